@@ -1,0 +1,45 @@
+//! What the loader tells the data plane, and what it writes beside the maps.
+
+use crate::{flow::Timeouts, wheel::Geometry};
+
+/// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
+/// pins, so that no version reads what another has written.
+pub const LAYOUT: u32 = 1;
+
+/// Clock of production: `bpf_jiffies64`, units of 1/HZ s.
+pub const CLOCK_JIFFIES: u32 = 0;
+/// Clock of the tests: a map that userspace writes.
+pub const CLOCK_VIRTUAL: u32 = 1;
+
+/// Read-only global of the eBPF object, set at load: the verifier knows these values and drops the
+/// code they rule out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Timeouts, in clock units.
+    pub timeouts: Timeouts,
+    /// Clock units in a tick of the wheel, at least 1.
+    pub tick: u32,
+    /// Shape of the wheel of each CPU.
+    pub geometry: Geometry,
+    /// [`CLOCK_JIFFIES`] or [`CLOCK_VIRTUAL`].
+    pub clock: u32,
+}
+
+/// What pinned maps were made for. A loader adopts them only if it means the same.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// [`LAYOUT`]; 0 in a map whose loader died before it had set all up.
+    pub layout: u32,
+    /// Clock units in a tick.
+    pub tick: u32,
+    /// Nanoseconds in a clock unit.
+    pub unit_ns: u32,
+    /// Levels of the wheel.
+    pub levels: u32,
+    /// log2 of the slots of a level.
+    pub bits: u32,
+    /// Capacity of the flow table.
+    pub max_flows: u32,
+}

@@ -1,0 +1,108 @@
+//! Counters of the data plane: one set per CPU, written by that CPU alone.
+
+macro_rules! counters {
+    ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal,)+) => {
+        /// A counter; its discriminant is its index in [`Counters`].
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Counter {
+            $($(#[doc = $meaning])+ $variant,)+
+        }
+
+        impl Counter {
+            /// All of them, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Stable name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// One line for a reader.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// packets of a flow in the table
+    Touched = "touched",
+    /// flows that entered the table
+    Created = "created",
+    /// flows that left it because their deadline had passed
+    Expired = "expired",
+    /// flows that left it early to make room for another
+    Evicted = "evicted",
+    /// flows that ended because a SYN began another with the same key
+    Superseded = "superseded",
+    /// packets that are neither IPv4 nor IPv6
+    NotIp = "not_ip",
+    /// IP packets that are not TCP
+    NotTcp = "not_tcp",
+    /// fragments other than the first
+    Fragment = "fragment",
+    /// packets that end before the TCP header does
+    Truncated = "truncated",
+    /// packets whose headers contradict themselves
+    Malformed = "malformed",
+    /// TCP packets with flags that no stack sends together
+    BadFlags = "bad_flags",
+    /// RST or FIN of a flow that is not in the table
+    NoFlow = "no_flow",
+    /// packets that would have begun a flow but found the table full
+    TableFull = "table_full",
+    /// events of the packet path that found the ring full
+    EventsLost = "events_lost",
+    /// visits of the wheel to a flow
+    Visits = "visits",
+    /// visits that found the deadline ahead and armed the flow again
+    Rearmed = "rearmed",
+    /// times the stepper stopped because the ring was full
+    RingFull = "ring_full",
+    /// times the packet path called a sleeping stepper
+    Wakes = "wakes",
+    /// links of the wheel that led nowhere: always 0, or the data plane has a defect
+    Orphans = "orphans",
+}
+
+/// Number of counters.
+pub const COUNT: usize = Counter::ALL.len();
+
+/// The counters of a CPU, indexed by [`Counter`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters(pub [u64; COUNT]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([0; COUNT])
+    }
+}
+
+impl Counters {
+    /// One counter.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+
+    /// Adds another CPU's.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, value) in self.0.iter_mut().zip(other.0) {
+            *sum += value;
+        }
+    }
+
+    /// Flows in the table.
+    pub fn live(&self) -> u64 {
+        // The CPUs are read one after the other: a flow may be counted out before it is counted in.
+        self.get(Counter::Created)
+            .saturating_sub(self.get(Counter::Expired))
+            .saturating_sub(self.get(Counter::Evicted))
+    }
+}

@@ -1,0 +1,78 @@
+//! What the data plane tells userspace about a flow that ended.
+
+use crate::flow::{FlowKey, Seen};
+
+/// Record of the ring buffer `EVENTS`: a flow has ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// The flow.
+    pub key: FlowKey,
+    /// Clock when it ended, units.
+    pub at: u64,
+    /// From its first packet to its end, units.
+    pub age: u64,
+    /// From its latest packet to its end, units.
+    pub idle: u32,
+    /// [`Seen`] at its end.
+    pub seen: u32,
+    /// [`Reason`].
+    pub reason: u32,
+    /// The CPU that ended it.
+    pub cpu: u32,
+}
+
+/// Why a flow ended.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// No packet for the whole timeout.
+    Idle = 1,
+    /// FIN from both sides, then the short timeout.
+    Closed = 2,
+    /// RST, then the short timeout.
+    Reset = 3,
+    /// A SYN began another flow with the same key.
+    Superseded = 4,
+    /// Evicted for lack of room.
+    Evicted = 5,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Idle,
+        Self::Closed,
+        Self::Reset,
+        Self::Superseded,
+        Self::Evicted,
+    ];
+
+    /// From an [`Event`]'s field; `None` for what no data plane writes.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| *reason as u32 == raw)
+    }
+
+    /// Why a flow of which this was seen has expired.
+    #[inline(always)]
+    pub fn of_expiry(seen: Seen) -> Self {
+        if !seen.is_closed() {
+            Self::Idle
+        } else if seen.is_reset() {
+            Self::Reset
+        } else {
+            Self::Closed
+        }
+    }
+
+    /// Stable name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::Superseded => "superseded",
+            Self::Evicted => "evicted",
+        }
+    }
+}

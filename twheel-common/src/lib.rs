@@ -1,0 +1,16 @@
+//! The logic of twheel: what a packet says, what a flow is, where a timer stands on the wheel.
+//!
+//! Everything here is pure: no I/O, no clock (`now` is an argument), no allocation. The eBPF
+//! programs are a thin layer that puts maps under this code; the host tests run the same code.
+//!
+//! Time is counted in the *units* of whatever clock the data plane reads (jiffies in production,
+//! whatever a test says under virtual time); a *tick* of the wheel is a whole number of units.
+#![cfg_attr(not(test), no_std)]
+
+pub mod config;
+pub mod counter;
+pub mod event;
+pub mod flow;
+pub mod packet;
+pub mod step;
+pub mod wheel;

@@ -1,0 +1,45 @@
+//! The call that steps a wheel.
+//!
+//! The stepper is an XDP program that is attached to nothing. Its "packet" is a [`Step`]: userspace
+//! fills in the budget and runs it with `BPF_PROG_TEST_RUN` on the CPU of the wheel; the program
+//! writes the rest.
+
+/// Argument and result of one call, in machine byte order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Visits at most in this call.
+    pub budget: u32,
+    /// [`Outcome`].
+    pub outcome: u32,
+    /// Clock during the call, units.
+    pub now: u64,
+    /// The tick at which the next slot has its turn, [`NEVER`](crate::wheel::NEVER) if all are
+    /// empty. Meaningful after [`Outcome::Done`].
+    pub next: u64,
+    /// Flows looked at.
+    pub visits: u32,
+    /// Flows evicted, each with an event in the ring.
+    pub expired: u32,
+}
+
+/// Why a call returned.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing more is due now.
+    Done = 1,
+    /// The budget is used up: call again.
+    Budget = 2,
+    /// The ring is full: drain it and call again. Nothing was evicted without its event.
+    RingFull = 3,
+}
+
+impl Outcome {
+    /// From a [`Step`]'s field; `None` for what no stepper writes.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        [Self::Done, Self::Budget, Self::RingFull]
+            .into_iter()
+            .find(|outcome| *outcome as u32 == raw)
+    }
+}

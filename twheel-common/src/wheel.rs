@@ -1,0 +1,255 @@
+//! The hierarchical timing wheel: arithmetic and occupancy, without the lists.
+//!
+//! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*, scheme 7. A wheel has `levels` levels
+//! of `2^bits` slots. A slot of level `k` spans `2^(k·bits)` ticks. With the default geometry of 3
+//! levels of 1,024 slots and a tick of 100 ms:
+//!
+//! | level | a slot spans      | the level reaches       |
+//! |-------|-------------------|-------------------------|
+//! | 0     | 1 tick, 100 ms    | 1,024 ticks, 102 s      |
+//! | 1     | 1,024 ticks, 102 s| 2^20 ticks, 29 hours    |
+//! | 2     | 2^20 ticks, 29 h  | 2^30 ticks, 3.4 years   |
+//!
+//! `elapsed` is the tick up to which everything has been handed out. A timer due at tick `when`
+//! stands in the level of the highest digit (base `2^bits`) in which `when` and `elapsed` differ, in
+//! the slot of that digit of `when`. Worked example, bits = 2 (4 slots), levels = 2, elapsed = 5
+//! (`11` in base 4):
+//!
+//! - due at 6 (`12`): the low digit differs: level 0, slot 2, handed out at tick 6.
+//! - due at 9 (`21`): the high digit differs: level 1, slot 2, handed out at tick 8 (`20`), put back
+//!   one level down: level 0, slot 1, handed out at tick 9.
+//! - due at 17 (`101`): beyond the top level, which turns: level 1, slot 0, handed out at 16.
+//! - due at 40 (`220`): beyond the range of 12 ticks: treated as due at 17, the farthest that can be
+//!   told apart, and put back from there.
+//!
+//! Whoever takes a timer out of a slot asks the timer for its true deadline and puts it back where
+//! that lies. So the cascade of the hierarchical wheel and the lazy re-arming of a flow whose packets
+//! have moved its deadline are one and the same operation.
+//!
+//! All timers of level `k` are due before the next boundary of level `k + 1`, and those of higher
+//! levels after it: the earliest slot is the first one of the lowest level that is not empty. Each
+//! level keeps a bitmap of its slots and a word that summarises the bitmap, so finding it is a
+//! constant amount of work, however far it lies ahead.
+//!
+//! A timer is handed out at the first tick that does not lie before its deadline: never early, and
+//! late by less than a tick, plus the delay of whoever drives the wheel.
+
+/// Levels at most.
+pub const MAX_LEVELS: usize = 4;
+/// log2 of slots a level, at most: a bitmap of 64 words and one word that summarises it.
+pub const MAX_BITS: u32 = 12;
+/// log2 of slots a level, at least.
+pub const MIN_BITS: u32 = 1;
+
+/// The tick of a slot that does not exist.
+pub const NEVER: u64 = u64::MAX;
+
+/// Shape of a wheel: `levels` (1 to [`MAX_LEVELS`]) of `2^bits` slots ([`MIN_BITS`] to [`MAX_BITS`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Levels.
+    pub levels: u32,
+    /// log2 of the slots of a level.
+    pub bits: u32,
+}
+
+impl Default for Geometry {
+    fn default() -> Self {
+        Self {
+            levels: 3,
+            bits: 10,
+        }
+    }
+}
+
+impl Geometry {
+    /// Slots of all levels.
+    #[inline(always)]
+    pub const fn slots(&self) -> u32 {
+        self.levels << self.bits
+    }
+
+    /// Ticks that the wheel reaches ahead of `elapsed`, whatever `elapsed` is.
+    #[inline(always)]
+    pub const fn range(&self) -> u64 {
+        // A turn of the top level, less the slot in which `elapsed` may stand already.
+        ((1 << self.bits) - 1) << ((self.levels - 1) * self.bits)
+    }
+
+    #[inline(always)]
+    const fn mask(&self) -> u64 {
+        (1 << self.bits) - 1
+    }
+}
+
+/// A slot, and when its turn comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Index over all levels: `level << bits | slot`.
+    pub index: u32,
+    /// The tick at which it is handed out.
+    pub starts: u64,
+}
+
+/// Which slots of a level hold timers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Occupancy {
+    /// Bit `i`: `words[i]` is not zero.
+    summary: u64,
+    /// Bit `i` of word `w`: slot `64·w + i` is not empty.
+    words: [u64; 1 << (MAX_BITS - 6)],
+}
+
+impl Occupancy {
+    #[inline(always)]
+    fn set(&mut self, slot: u32) {
+        let word = (slot >> 6) as usize & 63;
+        self.words[word] |= 1 << (slot & 63);
+        self.summary |= 1 << word;
+    }
+
+    #[inline(always)]
+    fn clear(&mut self, slot: u32) {
+        let word = (slot >> 6) as usize & 63;
+        self.words[word] &= !(1 << (slot & 63));
+        if self.words[word] == 0 {
+            self.summary &= !(1 << word);
+        }
+    }
+
+    /// The first slot that is not empty from `from` on.
+    #[inline(always)]
+    fn first_from(&self, from: u32) -> Option<u32> {
+        let word = (from >> 6) as usize;
+        if word > 63 {
+            return None;
+        }
+        let here = self.words[word & 63] & (u64::MAX << (from & 63));
+        if here != 0 {
+            return Some((word as u32) << 6 | here.trailing_zeros());
+        }
+        // Two shifts: a shift by 64 is not defined.
+        let later = self.summary & (u64::MAX << word << 1);
+        if later == 0 {
+            return None;
+        }
+        let word = later.trailing_zeros();
+        Some(word << 6 | self.words[word as usize & 63].trailing_zeros())
+    }
+}
+
+/// A wheel without its lists: how far it has turned, and which slots hold timers. All zero is a
+/// wheel that has not turned and is empty, so that a zeroed map needs no initialisation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Wheel {
+    /// Every slot that starts at or before this tick has been handed out.
+    pub elapsed: u64,
+    /// The tick at which the driver means to come back: 0 before it has come for the first time
+    /// (it comes at once), [`NEVER`] where it waits to be called.
+    pub wake: u64,
+    levels: [Occupancy; MAX_LEVELS],
+}
+
+impl Default for Wheel {
+    fn default() -> Self {
+        Self {
+            elapsed: 0,
+            wake: 0,
+            levels: [Occupancy {
+                summary: 0,
+                words: [0; 64],
+            }; MAX_LEVELS],
+        }
+    }
+}
+
+impl Wheel {
+    /// The slot of a timer due at tick `when`. A deadline already past has the next tick; one beyond
+    /// the range has the farthest slot.
+    #[inline(always)]
+    pub fn slot(&self, geometry: Geometry, when: u64) -> Slot {
+        let soonest = self.elapsed + 1;
+        let farthest = self.elapsed + geometry.range();
+        let when = if when < soonest {
+            soonest
+        } else if when > farthest {
+            farthest
+        } else {
+            when
+        };
+        let differs = self.elapsed ^ when;
+        let mut level = 0;
+        let mut shift = 0;
+        while level + 1 < geometry.levels && differs >> shift > geometry.mask() {
+            level += 1;
+            shift += geometry.bits;
+            // The geometry is checked where it comes in; this tells the verifier of the bound.
+            if level as usize >= MAX_LEVELS {
+                break;
+            }
+        }
+        Slot {
+            index: level << geometry.bits | ((when >> shift) & geometry.mask()) as u32,
+            starts: when >> shift << shift,
+        }
+    }
+
+    /// Notes that a slot holds timers.
+    #[inline(always)]
+    pub fn occupy(&mut self, geometry: Geometry, index: u32) {
+        let level = (index >> geometry.bits) as usize & (MAX_LEVELS - 1);
+        self.levels[level].set(index & geometry.mask() as u32);
+    }
+
+    /// The slot whose turn comes first.
+    #[inline(always)]
+    pub fn first(&self, geometry: Geometry) -> Option<Slot> {
+        let mut level = 0;
+        let mut shift = 0;
+        while level < geometry.levels && (level as usize) < MAX_LEVELS {
+            let occupancy = &self.levels[level as usize & (MAX_LEVELS - 1)];
+            if occupancy.summary != 0 {
+                let now = self.elapsed >> shift;
+                let digit = (now & geometry.mask()) as u32;
+                // Behind the hand first; then, in the top level alone, a turn further.
+                let (slot, turn) = match occupancy.first_from(digit + 1) {
+                    Some(slot) => (slot, 0),
+                    None => (occupancy.first_from(0)?, geometry.mask() + 1),
+                };
+                let starts = ((now & !geometry.mask()) + turn + u64::from(slot)) << shift;
+                return Some(Slot {
+                    index: level << geometry.bits | slot,
+                    starts,
+                });
+            }
+            level += 1;
+            shift += geometry.bits;
+        }
+        None
+    }
+
+    /// Notes that a slot is empty.
+    #[inline(always)]
+    pub fn vacate(&mut self, geometry: Geometry, index: u32) {
+        let level = (index >> geometry.bits) as usize & (MAX_LEVELS - 1);
+        self.levels[level].clear(index & geometry.mask() as u32);
+    }
+
+    /// Empties the slot whose turn it is: the hand stands on it now. The caller takes the timers.
+    #[inline(always)]
+    pub fn take(&mut self, geometry: Geometry, slot: Slot) {
+        self.vacate(geometry, slot.index);
+        self.advance(slot.starts);
+    }
+
+    /// Moves the hand to `tick`, over empty slots only: the caller has taken all that came before.
+    #[inline(always)]
+    pub fn advance(&mut self, tick: u64) {
+        if tick > self.elapsed {
+            self.elapsed = tick;
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! `now`, read once for each packet and each step.
+
+use aya_ebpf::helpers::generated::bpf_jiffies64;
+use twheel_common::config::CLOCK_VIRTUAL;
+
+use crate::maps::{CLOCK, CONFIG};
+
+/// The clock that the configuration names, in its units. The verifier drops the other one.
+#[inline(always)]
+pub fn now() -> u64 {
+    if CONFIG.load().clock == CLOCK_VIRTUAL {
+        return CLOCK.get(0).copied().unwrap_or(0);
+    }
+    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for 5.18.
+    unsafe { bpf_jiffies64() }
+}

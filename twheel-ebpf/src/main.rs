@@ -1,0 +1,70 @@
+//! Entry points of the data plane.
+// The macros of aya generate public functions without documentation.
+#![allow(missing_docs)]
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+
+use aya_ebpf::{
+    EbpfContext,
+    bindings::xdp_action,
+    macros::xdp,
+    programs::XdpContext,
+};
+use aya_log_ebpf::{debug, trace};
+use twheel_common::{
+    packet::parse,
+    step::Step,
+};
+use twheel_ebpf::{
+    clock,
+    count::count_skip,
+    frame::Frame,
+    step,
+    touch::{Touched, touch},
+};
+
+/// Ingress: touches the flow of every packet. Whatever it finds, the packet passes.
+#[xdp(frags)]
+pub fn twheel_xdp(ctx: XdpContext) -> u32 {
+    see(&ctx, Frame::new(ctx.data(), ctx.data_end()));
+    xdp_action::XDP_PASS
+}
+
+/// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
+#[xdp]
+pub fn twheel_step(ctx: XdpContext) -> u32 {
+    let call = ctx.data();
+    if call + size_of::<Step>() > ctx.data_end() {
+        return xdp_action::XDP_ABORTED;
+    }
+    // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
+    // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
+    let call = unsafe { &mut *(call as *mut Step) };
+    step::step(call);
+    debug!(&ctx, "step: {} visits, {} expired", call.visits, call.expired);
+    xdp_action::XDP_PASS
+}
+
+#[inline(always)]
+fn see<C: EbpfContext>(ctx: &C, frame: Frame) {
+    match parse(&frame) {
+        Ok(segment) => match touch(&segment, clock::now()) {
+            Touched::Known => trace!(ctx, "touched"),
+            Touched::Created => debug!(ctx, "new flow"),
+            Touched::NoFlow => trace!(ctx, "no flow"),
+            Touched::TableFull => debug!(ctx, "table full"),
+        },
+        Err(skip) => {
+            count_skip(skip);
+            trace!(ctx, "not a TCP segment");
+        }
+    }
+}
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}
+
+/// The kernel's helpers of the packet path are for programs under the GPL or compatible with it.
+#[cfg(target_arch = "bpf")]
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,171 @@
+//! Touch: what every packet does to its flow.
+//!
+//! A store of the time, if it has changed, and nothing else: no lock, no list, no timer moved. What
+//! the packet changed of the flow's deadline is found out when the wheel next visits the flow.
+
+use aya_ebpf::helpers::bpf_get_smp_processor_id;
+use twheel_common::{
+    counter::Counter,
+    event::Reason,
+    flow::{Change, Flow, FlowKey, Seen, Visit, visit},
+    packet::Segment,
+};
+
+use crate::{
+    atomic::compare_exchange,
+    count::count,
+    emit,
+    maps::CONFIG,
+    table::{self, Refused},
+    wheel::{self, Handled},
+};
+
+/// What became of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// Of a flow in the table.
+    Known,
+    /// It began a flow.
+    Created,
+    /// Of no flow, and no reason to begin one.
+    NoFlow,
+    /// It would have begun a flow, but there is no room.
+    TableFull,
+}
+
+/// Flows looked at, at most, to make room for a new one.
+const TRIES: u32 = 8;
+
+/// Touches the flow of a segment, or begins one.
+#[inline(always)]
+pub fn touch(segment: &Segment, now: u64) -> Touched {
+    match table::lookup(&segment.key) {
+        Some(flow) => {
+            update(flow, segment, now);
+            count(Counter::Touched);
+            Touched::Known
+        }
+        None => begin(segment, now),
+    }
+}
+
+/// The packet's part in a flow that is there.
+#[inline(always)]
+fn update(flow: *mut Flow, segment: &Segment, now: u64) {
+    // SAFETY: a pointer that the table gave is valid memory while the program runs; see `table` for
+    // what it means if the flow is removed meanwhile. Other CPUs store to the field, hence volatile.
+    // A store happens only where it makes the flow younger, and a flow that has a packet in every
+    // unit of the clock is written once a unit.
+    let word = unsafe {
+        let last_seen = &raw mut (*flow).last_seen;
+        if (now as u32).wrapping_sub(last_seen.read_volatile()) as i32 > 0 {
+            last_seen.write_volatile(now as u32);
+        }
+        (&raw const (*flow).word).read_volatile()
+    };
+    if Flow::seen(word).next(segment.direction, segment.flags) != Change::Nothing {
+        change(flow, segment, word, now);
+    }
+}
+
+/// A segment that changes the flow's state. Rare: a handful in a connection's life.
+#[inline(never)]
+fn change(flow: *mut Flow, segment: &Segment, mut word: u64, now: u64) {
+    let generation = Flow::generation(word);
+    // Another CPU may change the flow at the same time; that many do so is out of the question.
+    for _ in 0..4 {
+        let change = Flow::seen(word).next(segment.direction, segment.flags);
+        let changed = match change {
+            Change::Nothing => return,
+            Change::Add(seen) => Flow::word(generation, seen),
+            Change::NewGeneration(seen) => Flow::word(generation.wrapping_add(1), seen),
+        };
+        // SAFETY: as in `update`; nothing else changes `word`.
+        let current = unsafe { compare_exchange(&raw mut (*flow).word, word, changed) };
+        if current == word {
+            if let Change::NewGeneration(_) = change {
+                supersede(flow, segment, word, now);
+            }
+            return;
+        }
+        if Flow::generation(current) != generation {
+            // The place has another flow by now, or the same key a new life. What the segment says
+            // is of the old one.
+            return;
+        }
+        word = current;
+    }
+}
+
+/// Ends the old life of a key; `word` is its last. Only the CPU whose exchange has begun the new one
+/// comes here.
+#[inline(always)]
+fn supersede(flow: *mut Flow, segment: &Segment, word: u64, now: u64) {
+    // SAFETY: as in `update`.
+    let ended = unsafe { *flow };
+    let seen = Flow::seen(word);
+    emit::ended_in_packet_path(&segment.key, &ended, seen, Reason::Superseded, now);
+    count(Counter::Superseded);
+    // SAFETY: as in `update`.
+    unsafe { (&raw mut (*flow).created).write_volatile(now) }
+}
+
+/// A segment of no flow in the table.
+#[inline(never)]
+fn begin(segment: &Segment, now: u64) -> Touched {
+    let Some(seen) = Seen::first(segment.direction, segment.flags) else {
+        count(Counter::NoFlow);
+        return Touched::NoFlow;
+    };
+    let config = CONFIG.load();
+    let Some(wheel) = wheel::this_cpu() else {
+        return Touched::NoFlow;
+    };
+    let due = match visit(now, now as u32, seen, &config.timeouts) {
+        Visit::Rearm(due) => due,
+        Visit::Expire => now,
+    };
+    // SAFETY: the helper takes no argument.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let mut flow = Flow {
+        // Distinct from that of whatever flow had this place before, whichever CPU that came from:
+        // the clock moves on between a removal and the re-use of a stale pointer, which lives for
+        // one packet; the CPU tells apart flows of one unit.
+        word: Flow::word((now as u32) << 8 | cpu & 0xff, seen),
+        created: now,
+        last_seen: now as u32,
+        cpu,
+        next: FlowKey::NONE,
+    };
+    for attempt in 0..=TRIES {
+        // Anew each time: making room may have changed the slot.
+        let slot = wheel::slot(wheel, due);
+        match wheel::first_of(slot) {
+            Some(first) => flow.next = first,
+            None => return Touched::NoFlow,
+        }
+        match table::insert(&segment.key, &flow) {
+            Ok(()) => {
+                wheel::push(wheel, slot, &segment.key);
+                wheel::wake_for(wheel, slot);
+                count(Counter::Created);
+                return Touched::Created;
+            }
+            Err(Refused::Exists) => {
+                if let Some(flow) = table::lookup(&segment.key) {
+                    update(flow, segment, now);
+                }
+                count(Counter::Touched);
+                return Touched::Known;
+            }
+            Err(Refused::Full) if attempt < TRIES => {
+                if let Handled::Nothing(_) = wheel::make_room(wheel, now) {
+                    break;
+                }
+            }
+            Err(Refused::Full) => break,
+        }
+    }
+    count(Counter::TableFull);
+    Touched::TableFull
+}

@@ -1,0 +1,211 @@
+//! The lists under the wheel's arithmetic: singly linked through the flows themselves, so that a
+//! flow needs no node of its own and stands in exactly one slot.
+//!
+//! Everything here belongs to one CPU and runs with bottom halves off: in the packet path, or in the
+//! stepper, which is a test run on that CPU. So no two of these functions ever interleave, and no
+//! lock is needed.
+
+use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::bpf_get_smp_processor_id};
+use twheel_common::{
+    counter::Counter,
+    event::Reason,
+    flow::{Flow, FlowKey, Visit, visit},
+    wheel::{Slot, Wheel},
+};
+
+use crate::{
+    count::count,
+    emit::{self, Reader},
+    maps::{CONFIG, SLOTS, WAKES, WHEEL},
+    table,
+};
+
+/// What this CPU's wheel did with the flow at the head of the earliest slot.
+pub enum Handled {
+    /// Armed again.
+    Rearmed,
+    /// Removed, with its event.
+    Removed,
+    /// Left in place: the ring is full.
+    RingFull,
+    /// No flow is due by the tick asked for; the next slot's turn, if there is one.
+    Nothing(Option<Slot>),
+}
+
+/// This CPU's wheel.
+#[inline(always)]
+pub fn this_cpu() -> Option<&'static mut Wheel> {
+    let wheel = WHEEL.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, and see the module's comment: whoever calls this runs
+    // with bottom halves off and calls it once.
+    Some(unsafe { &mut *wheel })
+}
+
+/// The head of a list.
+#[inline(always)]
+fn head(index: u32) -> Option<&'static mut FlowKey> {
+    let head = SLOTS.get_ptr_mut(index)?;
+    // SAFETY: as for `this_cpu`; no two live references to one head: `push` and `handle` each use
+    // theirs up before they take another.
+    Some(unsafe { &mut *head })
+}
+
+/// The list of flows that were handed out and await their visit.
+#[inline(always)]
+fn pending() -> u32 {
+    CONFIG.load().geometry.slots()
+}
+
+/// The slot of a flow that is due at `due` (units).
+#[inline(always)]
+pub fn slot(wheel: &Wheel, due: u64) -> Slot {
+    let config = CONFIG.load();
+    wheel.slot(config.geometry, due.div_ceil(u64::from(config.tick)))
+}
+
+/// What a flow that is about to enter a slot must have as its `next`.
+#[inline(always)]
+pub fn first_of(slot: Slot) -> Option<FlowKey> {
+    head(slot.index).map(|head| *head)
+}
+
+/// Puts a flow, whose `next` is the slot's head, at the front of the slot.
+#[inline(always)]
+pub fn push(wheel: &mut Wheel, slot: Slot, key: &FlowKey) {
+    if let Some(head) = head(slot.index) {
+        *head = *key;
+        wheel.occupy(CONFIG.load().geometry, slot.index);
+    }
+}
+
+/// Calls this CPU's stepper if it means to sleep past the slot's turn.
+#[inline(always)]
+pub fn wake_for(wheel: &mut Wheel, slot: Slot) {
+    if slot.starts >= wheel.wake {
+        return;
+    }
+    // SAFETY: the helper takes no argument.
+    let cpu = u64::from(unsafe { bpf_get_smp_processor_id() });
+    // Where this fails the stepper still has calls to answer, and `wake` stays as it was: the next
+    // new flow calls again.
+    if WAKES
+        .output::<u64>(cpu, u64::from(BPF_RB_FORCE_WAKEUP))
+        .is_ok()
+    {
+        wheel.wake = slot.starts;
+        count(Counter::Wakes);
+    }
+}
+
+/// Visits one flow on behalf of the stepper: the first that has been handed out, or else the first
+/// of the next slot whose turn is not after `tick`.
+#[inline(always)]
+pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
+    let geometry = CONFIG.load().geometry;
+    let Some(waiting) = head(pending()) else {
+        return Handled::Nothing(None);
+    };
+    if waiting.is_none() {
+        match wheel.first(geometry) {
+            Some(slot) if slot.starts <= tick => {
+                // The whole list at once: flows armed again may come back to the same slot.
+                if let Some(list) = head(slot.index) {
+                    *waiting = *list;
+                    *list = FlowKey::NONE;
+                }
+                wheel.take(geometry, slot);
+            }
+            next => {
+                wheel.advance(tick);
+                return Handled::Nothing(next);
+            }
+        }
+    }
+    handle(wheel, pending(), now, false)
+}
+
+/// Visits one flow to make room for another: the one nearest its deadline, so the head of those
+/// that have been handed out or of the next slot. A flow that is not established goes.
+#[inline(always)]
+pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
+    let handed_out = head(pending()).is_some_and(|waiting| !waiting.is_none());
+    let index = if handed_out {
+        pending()
+    } else {
+        match wheel.first(CONFIG.load().geometry) {
+            Some(slot) => slot.index,
+            None => return Handled::Nothing(None),
+        }
+    };
+    handle(wheel, index, now, true)
+}
+
+/// Visits the flow at the head of a list that is not empty.
+#[inline(always)]
+fn handle(wheel: &mut Wheel, index: u32, now: u64, for_room: bool) -> Handled {
+    let config = CONFIG.load();
+    let Some(list) = head(index) else {
+        return Handled::Nothing(None);
+    };
+    let key = *list;
+    let Some(flow) = table::lookup(&key) else {
+        // Only `remove` below takes flows out of the table, and it unlinks them first.
+        if !key.is_none() {
+            count(Counter::Orphans);
+        }
+        *list = FlowKey::NONE;
+        unoccupy(wheel, index);
+        return Handled::Rearmed;
+    };
+    // SAFETY: the flow stands on this wheel, so no other CPU removes it: the place is its own.
+    // Volatile, because other CPUs store to `last_seen` and swap `word`.
+    let (word, last_seen, next) = unsafe {
+        (
+            (&raw const (*flow).word).read_volatile(),
+            (&raw const (*flow).last_seen).read_volatile(),
+            (*flow).next,
+        )
+    };
+    let seen = Flow::seen(word);
+    let (reason, counter) = match visit(now, last_seen, seen, &config.timeouts) {
+        Visit::Expire => (Reason::of_expiry(seen), Counter::Expired),
+        Visit::Rearm(_) if for_room && !seen.is_established() => {
+            (Reason::Evicted, Counter::Evicted)
+        }
+        Visit::Rearm(due) => {
+            *list = next;
+            if next.is_none() {
+                unoccupy(wheel, index);
+            }
+            let slot = slot(wheel, due);
+            if let Some(first) = first_of(slot) {
+                // SAFETY: as above; `next` belongs to this CPU.
+                unsafe { (*flow).next = first }
+                push(wheel, slot, &key);
+            }
+            return Handled::Rearmed;
+        }
+    };
+    // SAFETY: as above.
+    let flow = unsafe { &*flow };
+    if for_room {
+        emit::ended_in_packet_path(&key, flow, seen, reason, now);
+    } else if !emit::ended(&key, flow, seen, reason, now, Reader::Stepping) {
+        return Handled::RingFull;
+    }
+    *list = next;
+    if next.is_none() {
+        unoccupy(wheel, index);
+    }
+    table::remove(&key);
+    count(counter);
+    Handled::Removed
+}
+
+/// Notes that a list has become empty.
+#[inline(always)]
+fn unoccupy(wheel: &mut Wheel, index: u32) {
+    if index != pending() {
+        wheel.vacate(CONFIG.load().geometry, index);
+    }
+}

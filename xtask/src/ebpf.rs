@@ -1,0 +1,294 @@
+//! Builds the eBPF objects, and keeps the committed ones true.
+//!
+//! `twheel-ebpf/prebuilt` holds the objects, so that `cargo build` works without a compiler for the
+//! BPF target, and a manifest that says what made them. The same sources give the same bytes
+//! wherever they are built, so `--check` can build them again and compare.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    sh::{self, say},
+    toolchain::{self, Compiler, Toolchain},
+};
+
+const TARGET: &str = "bpfel-unknown-none";
+/// The binaries of twheel-ebpf.
+const NAMES: [&str; 2] = ["twheel", "bench"];
+const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
+
+/// Flags for rustc, next to those that keep paths out of the objects.
+const RUSTFLAGS: [&str; 3] = [
+    // Atomics with a used result (fetch-add, compare-and-swap) need v3.
+    "-Ctarget-cpu=v3",
+    // Nobody reads where a BPF program panicked, and line numbers would make every edit of a
+    // comment another object.
+    "-Zlocation-detail=none",
+    // aya's bindings follow the registers of the host. No program here looks at registers, and the
+    // objects are to be the same on any host.
+    "--cfg=bpf_target_arch=\"x86_64\"",
+];
+
+/// The objects to load: absolute paths.
+pub struct Objects {
+    /// The data plane.
+    pub twheel: PathBuf,
+    /// The programs that only benchmarks load.
+    pub bench: PathBuf,
+}
+
+impl Objects {
+    fn at(path: impl Fn(&str) -> PathBuf) -> Self {
+        let [twheel, bench] = NAMES.map(path);
+        Self { twheel, bench }
+    }
+
+    fn prebuilt() -> Self {
+        Self::at(|name| prebuilt(&format!("{name}.bpf.o")))
+    }
+
+    fn each(&self) -> [(&'static str, &Path); 2] {
+        [(NAMES[0], &self.twheel), (NAMES[1], &self.bench)]
+    }
+}
+
+/// What made the prebuilt objects.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    /// SHA-256 of each object.
+    objects: BTreeMap<String, String>,
+    compiler: Compiler,
+    sources: Sources,
+}
+
+/// What goes into the objects.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Sources {
+    /// Over the files, the crates they depend on, the profile and the flags.
+    sha256: String,
+    /// Relative to the workspace. A new file is not missed: it takes an edit in one of these to
+    /// make it part of the crate.
+    files: BTreeSet<String>,
+}
+
+/// Builds the objects: `cargo xtask build-ebpf`.
+pub fn build() -> Result<()> {
+    for (_, path) in objects()?.each() {
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Builds the objects, or falls back on the prebuilt ones where that is impossible.
+pub fn objects() -> Result<Objects> {
+    let manifest = Manifest::read().ok();
+    match toolchain::find(manifest.as_ref().map(|manifest| &manifest.compiler), false) {
+        Ok(toolchain) => compile(&toolchain),
+        Err(why) => {
+            say!("Using the prebuilt eBPF objects: {why:#}.");
+            Ok(Objects::prebuilt())
+        }
+    }
+}
+
+/// Replaces the prebuilt objects: `cargo xtask build-ebpf --update`.
+pub fn update() -> Result<()> {
+    let recorded = Manifest::read().ok().map(|manifest| manifest.compiler);
+    let toolchain = toolchain::find(recorded.as_ref(), false)?;
+    let built = recompile(&toolchain)?;
+    fs::create_dir_all(prebuilt("")).context("cannot create the directory of prebuilt objects")?;
+    let mut objects = BTreeMap::new();
+    for ((name, from), (_, to)) in built.each().into_iter().zip(Objects::prebuilt().each()) {
+        let object = read(from)?;
+        fs::write(to, &object).with_context(|| format!("cannot write {}", to.display()))?;
+        objects.insert(name.to_owned(), hex(Sha256::digest(object)));
+    }
+    let sources = Sources::new(source_files(&built)?)?;
+    let compiler = toolchain.compiler;
+    let manifest = toml::to_string(&Manifest {
+        objects,
+        compiler,
+        sources,
+    })?;
+    let origin = "# What made these objects. Written by `cargo xtask build-ebpf --update`.";
+    fs::write(Manifest::path(), format!("{origin}\n\n{manifest}"))
+        .context("cannot write the manifest")?;
+    say!("Updated twheel-ebpf/prebuilt.");
+    Ok(())
+}
+
+/// Compares the prebuilt objects with the sources: `cargo xtask build-ebpf --check`.
+pub fn check() -> Result<()> {
+    let manifest = Manifest::read()?;
+    for (name, path) in Objects::prebuilt().each() {
+        if manifest.objects.get(name) != Some(&hex(Sha256::digest(read(path)?))) {
+            bail!("the prebuilt object {name} is not the one in its manifest: {UPDATE}");
+        }
+    }
+    let (files, compared) = match toolchain::find(Some(&manifest.compiler), true) {
+        Ok(toolchain) => {
+            let built = recompile(&toolchain)?;
+            for ((name, fresh), (_, kept)) in
+                built.each().into_iter().zip(Objects::prebuilt().each())
+            {
+                if read(fresh)? != read(kept)? {
+                    bail!("the prebuilt object {name} is not what the sources build: {UPDATE}");
+                }
+            }
+            (source_files(&built)?, Ok(()))
+        }
+        Err(why) => (manifest.sources.files.clone(), Err(why)),
+    };
+    if Sources::new(files)? != manifest.sources {
+        bail!("the prebuilt objects are from other sources: {UPDATE}");
+    }
+    match compared {
+        Ok(()) => say!("The prebuilt objects are what the sources build, byte for byte."),
+        Err(why) => say!(
+            "The prebuilt objects are from these sources by their SHA-256; bytes were not compared: {why:#}."
+        ),
+    }
+    Ok(())
+}
+
+/// Compiles anew, as cargo does not notice another linker.
+fn recompile(toolchain: &Toolchain) -> Result<Objects> {
+    sh::run(&mut cargo(toolchain, "clean --quiet -p twheel-ebpf"))?;
+    compile(toolchain)
+}
+
+fn compile(toolchain: &Toolchain) -> Result<Objects> {
+    say!(
+        "Building the eBPF objects with rustc {}; this usually takes 35 s the first time.",
+        toolchain.compiler.rustc
+    );
+    let mut flags: Vec<_> = RUSTFLAGS.map(str::to_owned).into();
+    for (path, name) in machine_paths(toolchain)? {
+        flags.push(format!("--remap-path-prefix={path}={name}"));
+    }
+    let args = "build --quiet --locked -p twheel-ebpf --bins -Zbuild-std=core";
+    let mut build = cargo(toolchain, args);
+    sh::run(build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")))
+        .context("the eBPF objects do not build")?;
+    let release = sh::target("bpf").join(TARGET).join("release");
+    Ok(Objects::at(|name| release.join(name)))
+}
+
+/// The toolchain's cargo, for the BPF target and its own target directory: the host crates need not
+/// wait for its lock, nor rebuild for its flags.
+fn cargo(toolchain: &Toolchain, args: &str) -> Command {
+    let mut cargo = toolchain.cargo();
+    cargo.args(args.split(' '));
+    cargo.args(["--release", "--target", TARGET, "--target-dir"]);
+    cargo.arg(sh::target("bpf"));
+    cargo
+}
+
+/// The directories of this machine that source files lie in, and what objects call them.
+fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
+    let cargo_home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cargo")))
+        .context("there is no home directory")?;
+    let rust = toolchain.sysroot.join("lib/rustlib/src/rust");
+    // Debian's sources are behind a symbolic link.
+    let real = fs::canonicalize(&rust).context("core's sources are gone")?;
+    let paths = [
+        (sh::workspace(), "/twheel"),
+        (&cargo_home, "/cargo"),
+        (&rust, "/rust"),
+        (&real, "/rust"),
+    ];
+    Ok(paths
+        .map(|(path, name)| (path.display().to_string(), name))
+        .into())
+}
+
+/// The files of the workspace that went into the objects, as cargo noted them beside each, and the
+/// manifests of their crates.
+fn source_files(objects: &Objects) -> Result<BTreeSet<String>> {
+    let mut files = BTreeSet::new();
+    for (_, object) in objects.each() {
+        let dep_info = read_text(&object.with_extension("d"))?;
+        // make's syntax: `object: source source`, spaces in a path escaped.
+        let (_, sources) = dep_info
+            .split_once(": ")
+            .context("no sources in dep-info")?;
+        for source in sources.replace("\\ ", "\0").split_whitespace() {
+            let source = PathBuf::from(source.replace('\0', " "));
+            let Ok(file) = source.strip_prefix(sh::workspace()) else {
+                continue;
+            };
+            let package: PathBuf = file.components().take(1).collect();
+            for file in [file, &package.join("Cargo.toml")] {
+                files.insert(file.display().to_string());
+            }
+        }
+    }
+    Ok(files)
+}
+
+impl Sources {
+    fn new(files: BTreeSet<String>) -> Result<Self> {
+        let mut parts: Vec<String> = RUSTFLAGS.map(str::to_owned).into();
+        for file in &files {
+            parts.push(file.clone());
+            parts.push(read_text(&sh::workspace().join(file))?);
+        }
+        // Of Cargo.lock only what these crates use: a host crate may change without a rebuild here.
+        let args = "tree --locked -p twheel-ebpf -e normal --prefix none --format {p} --target";
+        let tree = sh::output(sh::cargo().args(args.split(' ')).arg(TARGET))?;
+        // `name version`, then perhaps a path or a mark.
+        let crates = tree
+            .lines()
+            .map(|line| line.splitn(3, ' ').take(2).collect());
+        parts.extend(crates.collect::<BTreeSet<String>>());
+        let workspace: toml::Table =
+            toml::from_str(&read_text(&sh::workspace().join("Cargo.toml"))?)?;
+        parts.extend(workspace.get("profile").map(toml::Value::to_string));
+
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update(part);
+            // Ends the part: text has no such byte.
+            hash.update([0]);
+        }
+        let sha256 = hex(hash.finalize());
+        Ok(Self { sha256, files })
+    }
+}
+
+impl Manifest {
+    fn path() -> PathBuf {
+        prebuilt("MANIFEST.toml")
+    }
+
+    fn read() -> Result<Self> {
+        toml::from_str(&read_text(&Self::path())?)
+            .context("the manifest of the prebuilt objects is not as expected")
+    }
+}
+
+fn prebuilt(file: &str) -> PathBuf {
+    sh::workspace().join("twheel-ebpf/prebuilt").join(file)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn hex(hash: impl IntoIterator<Item = u8>) -> String {
+    hash.into_iter().map(|byte| format!("{byte:02x}")).collect()
+}

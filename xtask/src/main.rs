@@ -1,0 +1,97 @@
+//! `cargo xtask`: builds, runs, tests and benches twheel.
+//!
+//! The host crates build with plain `cargo build` on stable, around the eBPF objects in
+//! `twheel-ebpf/prebuilt`. What needs more than that (the BPF target, root, a lab) is here.
+
+mod bench;
+mod ebpf;
+mod lint;
+mod run;
+mod setup;
+mod sh;
+mod test;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, runs, tests and benches twheel.
+///
+/// Each command first sets up what it needs, and says so: on Debian, missing packages are
+/// installed with apt-get; bpf-linker is built once and kept in ~/.cache/twheel/tools. Where the
+/// eBPF objects cannot be built, the ones in twheel-ebpf/prebuilt are used.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run twheel: on the interface given with --iface, else in a lab of network namespaces
+    ///
+    /// All arguments go to `twheel run`, or to `twheel-lab` when there is no --iface.
+    #[command(disable_help_flag = true)]
+    Run {
+        /// Passed on as they are
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+
+    /// Run all tests, those that need root included, and count them
+    Test {
+        /// Also run the long tests, else skipped: minutes instead of seconds
+        #[arg(long)]
+        exhaustive: bool,
+        /// A filter on test names, and other arguments for the test binaries
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+
+    /// Run a benchmark
+    Bench {
+        /// Which one
+        name: String,
+        /// Passed on as they are, such as --json
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+
+    /// Build the eBPF objects into target/bpf
+    BuildEbpf {
+        /// Compare them with the committed ones, and fail when they differ
+        #[arg(long, conflicts_with = "update")]
+        check: bool,
+        /// Replace the committed ones
+        #[arg(long)]
+        update: bool,
+    },
+
+    /// Check formatting, lints and documentation
+    Lint,
+
+    /// Do only the set-up that the other commands start with
+    Setup,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Run { args } => run::run(&args),
+        Task::Test { exhaustive, args } => test::test(exhaustive, &args),
+        Task::Bench { name, args } => bench::bench(&name, &args),
+        Task::BuildEbpf { check: true, .. } => ebpf::check(),
+        Task::BuildEbpf { update: true, .. } => ebpf::update(),
+        Task::BuildEbpf { .. } => ebpf::build(),
+        Task::Lint => lint::lint(),
+        Task::Setup => setup::setup(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `cargo xtask run`, and what the other commands that run twheel share.
+
+use std::{ffi::OsStr, path::PathBuf, process::Command};
+
+use anyhow::Result;
+
+use crate::{
+    ebpf::{self, Objects},
+    setup,
+    sh::{self, say},
+};
+
+/// The built programs, and where the programs of the tests find them.
+pub struct Built {
+    /// The command `twheel`.
+    pub twheel: PathBuf,
+    /// The eBPF objects.
+    pub objects: Objects,
+}
+
+impl Built {
+    /// The environment by which labs, tests and benchmarks find them.
+    pub fn env(&self) -> [(&str, &OsStr); 3] {
+        [
+            ("TWHEEL_BIN", self.twheel.as_os_str()),
+            ("TWHEEL_BPF_OBJECT", self.objects.twheel.as_os_str()),
+            ("TWHEEL_BENCH_OBJECT", self.objects.bench.as_os_str()),
+        ]
+    }
+}
+
+/// Builds twheel around a fresh eBPF object, and a binary of the tests if one is named.
+pub fn build(tests_bin: Option<&str>) -> Result<Built> {
+    let built = Built {
+        objects: ebpf::objects()?,
+        twheel: sh::target("release/twheel"),
+    };
+    say!("Building twheel; this usually takes 60 to 90 s the first time.");
+    let cargo = |args: &str| {
+        let mut cargo = sh::cargo();
+        cargo
+            .args(["build", "--quiet", "--release"])
+            .args(args.split(' '));
+        sh::run(cargo.env("TWHEEL_BPF_OBJECT", &built.objects.twheel))
+    };
+    cargo("-p twheel-user")?;
+    if let Some(bin) = tests_bin {
+        cargo(&format!("-p twheel-tests --bin {bin}"))?;
+    }
+    Ok(built)
+}
+
+/// Runs twheel, or its lab: `cargo xtask run`.
+pub fn run(args: &[String]) -> Result<()> {
+    let has = |name| args.iter().any(|arg| arg == name);
+    if has("--help") || has("-h") {
+        return sh::exec(Command::new(build(None)?.twheel).arg("run").args(args));
+    }
+    // Before minutes of building.
+    sh::require_root()?;
+    if has("--iface") || args.iter().any(|arg| arg.starts_with("--iface=")) {
+        setup::bpffs()?;
+        return sh::exec(sh::as_root(build(None)?.twheel, [])?.arg("run").args(args));
+    }
+    setup::lab()?;
+    let built = build(Some("twheel-lab"))?;
+    sh::exec(sh::as_root(sh::target("release/twheel-lab"), built.env())?.args(args))
+}

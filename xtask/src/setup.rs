@@ -1,0 +1,57 @@
+//! What a machine needs before anything can run.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    ebpf,
+    sh::{self, say},
+};
+
+/// Does the whole set-up: `cargo xtask setup`.
+pub fn setup() -> Result<()> {
+    ebpf::objects()?;
+    lab()?;
+    say!("Ready.");
+    Ok(())
+}
+
+/// What the lab and the tests need: root, `ip` and a bpffs.
+pub fn lab() -> Result<()> {
+    sh::require_root()?;
+    // A user's PATH may lack sbin, where some distributions keep `ip`.
+    if !Path::new("/usr/sbin/ip").exists() && sh::which("ip").is_empty() {
+        apt(&["iproute2"], "10 s")?;
+    }
+    bpffs()
+}
+
+/// Sees to it that a bpffs is mounted: programs and links are pinned there.
+pub fn bpffs() -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
+    if !mounts.contains(" /sys/fs/bpf bpf ") {
+        say!("Mounting bpffs on /sys/fs/bpf.");
+        let mut mount = sh::as_root("mount", [])?;
+        sh::run(mount.args(["-t", "bpf", "bpf", "/sys/fs/bpf"]))?;
+    }
+    Ok(())
+}
+
+/// Installs Debian packages, having said so.
+pub fn apt(packages: &[&str], usually: &str) -> Result<()> {
+    let list = packages.join(" ");
+    if sh::which("apt-get").is_empty() {
+        bail!("{list} must be installed, and there is no apt-get to do it");
+    }
+    let apt_get = || sh::as_root("apt-get", [("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
+    apt_get().with_context(|| format!("cannot install {list}"))?;
+    say!("Installing {list} with apt-get; this usually takes {usually}.");
+    // One repository out of reach fails the update, yet the packages may come from another.
+    if let Err(error) = sh::run(apt_get()?.args(["update", "-qq"])) {
+        say!("{error:#}; going on with the lists that are there.");
+    }
+    // What the machine has is not ours to replace.
+    let args = "install -qq -y --no-install-recommends --no-upgrade --no-remove";
+    sh::run(apt_get()?.args(args.split(' ')).args(packages))
+}

@@ -1,0 +1,138 @@
+//! Running other programs.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io::{IsTerminal, stdin},
+    os::unix::{fs::MetadataExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// Tells the user what is going on: on stderr, as stdout belongs to the program that is run.
+macro_rules! say {
+    ($($arg:tt)*) => { eprintln!("xtask: {}", format_args!($($arg)*)) };
+}
+pub(crate) use say;
+
+/// The directory of the workspace.
+pub fn workspace() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().expect("xtask is a member of a workspace")
+}
+
+/// A path below cargo's target directory.
+pub fn target(path: &str) -> PathBuf {
+    // Relative to the workspace like cargo's default, whatever the current directory is.
+    workspace()
+        .join(env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()))
+        .join(path)
+}
+
+/// The cargo that runs this xtask, for the host crates.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+    cargo.current_dir(workspace());
+    cargo
+}
+
+/// Runs a command to its end; its failure is an error.
+pub fn run(command: &mut Command) -> Result<()> {
+    let name = name(command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {name}"))?;
+    if !status.success() {
+        bail!("{name} failed ({status})");
+    }
+    Ok(())
+}
+
+/// Runs a command to its end and returns what it wrote to stdout.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = name(command);
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {name}"))?;
+    if !output.status.success() {
+        bail!("{name} failed ({})", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{name} wrote something not UTF-8"))
+}
+
+/// Becomes the command: signals and the exit code need no forwarding.
+pub fn exec(command: &mut Command) -> Result<()> {
+    let name = name(command);
+    Err(command.exec()).with_context(|| format!("cannot run {name}"))
+}
+
+/// What an error calls a command: the program, and the first arguments up to an option.
+pub fn name(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name();
+    let args = command.get_args();
+    program
+        .into_iter()
+        .chain(args.take_while(|arg| !arg.as_encoded_bytes().starts_with(b"-")))
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Where a program is, by `PATH`. There may be several.
+pub fn which(program: &str) -> Vec<PathBuf> {
+    env::split_paths(&env::var_os("PATH").unwrap_or_default())
+        .map(|dir| dir.join(program))
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+/// Whether this process is root's.
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Fails in one sentence when nothing can be run as root.
+pub fn require_root() -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    if which("sudo").is_empty() {
+        bail!("this needs root, and there is no sudo");
+    }
+    let asks = !Command::new("sudo")
+        .args(["-n", "true"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if asks && !stdin().is_terminal() {
+        bail!("this needs root, and sudo asks for a password, which nobody can type here");
+    }
+    Ok(())
+}
+
+/// A command that runs as root, with sudo where needed.
+pub fn as_root<'a>(
+    program: impl AsRef<OsStr>,
+    env: impl IntoIterator<Item = (&'a str, &'a OsStr)>,
+) -> Result<Command> {
+    require_root()?;
+    if is_root() {
+        let mut command = Command::new(program);
+        command.envs(env);
+        return Ok(command);
+    }
+    let mut command = Command::new("sudo");
+    // sudo drops the environment, but not that of a program it starts.
+    command.arg("env");
+    for (key, value) in env {
+        let mut pair = std::ffi::OsString::from(key);
+        pair.push("=");
+        pair.push(value);
+        command.arg(pair);
+    }
+    command.arg(program);
+    Ok(command)
+}

@@ -1,0 +1,283 @@
+//! Finds what builds the BPF target: a rustc with core's sources, and a bpf-linker.
+//!
+//! The target is tier 3, so core is built along with it, which stable refuses. In order:
+//!
+//! 1. a nightly of rustup's that has `rust-src`;
+//! 2. Debian's `rustc-web`, `cargo-web` and `rust-web-src`, told to act as a nightly for this build
+//!    alone: apt reaches it where rustup's servers are out of reach.
+//!
+//! rustc hands LLVM bitcode to bpf-linker, whose LLVM must therefore be of the same major version.
+
+use std::{
+    env, fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    setup,
+    sh::{self, say},
+};
+
+/// The one version of bpf-linker that is used.
+const BPF_LINKER: &str = "0.13.0";
+/// The LLVM versions it can be built against.
+const LINKER_LLVMS: [&str; 3] = ["21", "22", "23"];
+/// The sysroot of the distribution's rustc.
+const SYSTEM: &str = "/usr";
+/// The packages that bring it on Debian.
+const DEBIAN: [&str; 4] = ["rustc-web", "cargo-web", "rust-web-src", "libllvm22"];
+
+/// What decides the bytes of an object, next to the sources and the flags.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compiler {
+    /// The release of rustc.
+    pub rustc: String,
+    /// The commit it was built from.
+    pub commit: String,
+    /// rustc's LLVM.
+    pub llvm: String,
+    /// The version of bpf-linker.
+    pub bpf_linker: String,
+    /// bpf-linker's LLVM, which generates the code.
+    pub linker_llvm: String,
+}
+
+/// A toolchain that can build the BPF target.
+pub struct Toolchain {
+    /// Where rustc, cargo and core's sources are.
+    pub sysroot: PathBuf,
+    /// The directory of bpf-linker.
+    pub linker_dir: PathBuf,
+    /// What it is.
+    pub compiler: Compiler,
+}
+
+impl Toolchain {
+    /// The cargo of this toolchain, set to build with it.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = Command::new(self.sysroot.join("bin/cargo"));
+        cargo.current_dir(sh::workspace());
+        // The caller's settings are meant for the host; they must not change the bytes.
+        for (key, _) in env::vars_os() {
+            if key.as_encoded_bytes().starts_with(b"CARGO_PROFILE_") {
+                cargo.env_remove(key);
+            }
+        }
+        for key in ["CARGO_INCREMENTAL", "RUSTC_WRAPPER", "LD_LIBRARY_PATH"] {
+            cargo.env_remove(key);
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = [self.linker_dir.clone()]
+            .into_iter()
+            .chain(env::split_paths(&path));
+        cargo
+            .env("PATH", env::join_paths(path).expect("these were in PATH"))
+            .env("RUSTC", self.sysroot.join("bin/rustc"));
+        if !self.compiler.rustc.contains("nightly") {
+            cargo.env("RUSTC_BOOTSTRAP", "1");
+        }
+        cargo
+    }
+}
+
+/// Finds a toolchain, or says why there is none. One with the recorded rustc goes first; if
+/// `exact`, it and its linker must be the recorded ones.
+pub fn find(recorded: Option<&Compiler>, exact: bool) -> Result<Toolchain> {
+    let same = |rustc: &Rustc| {
+        recorded.is_some_and(|r| {
+            [&r.rustc, &r.commit, &r.llvm] == [&rustc.release, &rustc.commit, &rustc.llvm]
+        })
+    };
+    let complete = |rustc: Rustc| {
+        if exact && !same(&rustc) {
+            bail!("rustc {} is not the recorded one", rustc.release);
+        }
+        let recorded_llvm = recorded.filter(|_| exact).map(|r| r.linker_llvm.as_str());
+        let (linker_dir, linker_llvm) = linker(major(&rustc.llvm), recorded_llvm)
+            .with_context(|| format!("rustc {} has no linker", rustc.release))?;
+        Ok(rustc.with(linker_dir, linker_llvm))
+    };
+
+    let mut found: Vec<_> = rustups().into_iter().filter_map(Rustc::at).collect();
+    found.extend(Rustc::at(SYSTEM.into()));
+    found.sort_by_key(|rustc| !same(rustc));
+    let mut why = anyhow!("there is no compiler for the BPF target");
+    for rustc in found {
+        match complete(rustc) {
+            Ok(toolchain) => return Ok(toolchain),
+            Err(error) => why = error,
+        }
+    }
+    if Rustc::at(SYSTEM.into()).is_some() {
+        return Err(why);
+    }
+    if let Err(error) = setup::apt(&DEBIAN, "a minute or two") {
+        bail!("{why:#}; {error:#}");
+    }
+    complete(Rustc::at(SYSTEM.into()).context("rustc-web came without core's sources")?)
+}
+
+/// A rustc with core's sources.
+struct Rustc {
+    sysroot: PathBuf,
+    release: String,
+    commit: String,
+    llvm: String,
+}
+
+impl Rustc {
+    /// The one in `sysroot`, if it is there and has the sources.
+    fn at(sysroot: PathBuf) -> Option<Self> {
+        let core = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        if !core.exists() {
+            return None;
+        }
+        let version = sh::output(Command::new(sysroot.join("bin/rustc")).arg("-vV")).ok()?;
+        let field = |name| {
+            let mut lines = version.lines();
+            Some(lines.find_map(|line| line.strip_prefix(name))?.to_owned())
+        };
+        Some(Self {
+            release: field("release: ")?,
+            commit: field("commit-hash: ")?,
+            llvm: field("LLVM version: ")?,
+            sysroot,
+        })
+    }
+
+    fn with(self, linker_dir: PathBuf, linker_llvm: String) -> Toolchain {
+        Toolchain {
+            sysroot: self.sysroot,
+            linker_dir,
+            compiler: Compiler {
+                rustc: self.release,
+                commit: self.commit,
+                llvm: self.llvm,
+                bpf_linker: BPF_LINKER.to_owned(),
+                linker_llvm,
+            },
+        }
+    }
+}
+
+/// The sysroots of rustup's nightlies.
+fn rustups() -> Vec<PathBuf> {
+    let rustup = |args: &[&str]| sh::output(Command::new("rustup").args(args)).unwrap_or_default();
+    if sh::which("rustup").is_empty() {
+        return Vec::new();
+    }
+    rustup(&["toolchain", "list"])
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| name.contains("nightly"))
+        .map(|name| rustup(&["which", "rustc", "--toolchain", name]))
+        .filter_map(|rustc| Some(Path::new(rustc.trim()).parent()?.parent()?.to_owned()))
+        .collect()
+}
+
+/// The directory and the LLVM version of a bpf-linker for an LLVM major version, and for `exactly`
+/// a version if one is given; built here if need be.
+fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> {
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cache")))
+        .context("there is no home directory to keep bpf-linker in")?;
+    let tools = cache.join("twheel/tools");
+    let cached = tools.join("bin/bpf-linker");
+    for linker in sh::which("bpf-linker").into_iter().chain([cached.clone()]) {
+        let llvm = linker_llvm(&linker).filter(|llvm| major(llvm) == llvm_major);
+        if let (Some(llvm), Some(dir)) = (llvm, linker.parent())
+            && exactly.is_none_or(|exactly| llvm == exactly)
+        {
+            return Ok((dir.to_owned(), llvm));
+        }
+    }
+    // It follows the system's libLLVM, so that building it once more changes nothing.
+    if linker_llvm(&cached).is_none_or(|llvm| major(&llvm) != llvm_major) {
+        install_linker(&tools, llvm_major)?;
+    }
+    let llvm = linker_llvm(&cached).context("the bpf-linker built here does not run")?;
+    if exactly.is_some_and(|exactly| llvm != exactly) {
+        bail!("the LLVM of bpf-linker is {llvm}, not the recorded one");
+    }
+    Ok((tools.join("bin"), llvm))
+}
+
+/// The LLVM of a bpf-linker; `None` if it is of another version or does not start.
+fn linker_llvm(linker: &Path) -> Option<String> {
+    let ask = |args: &[&str]| {
+        let mut linker = Command::new(linker);
+        let output = linker.args(args).stderr(Stdio::null()).output().ok()?;
+        String::from_utf8(output.stdout).ok()
+    };
+    if ask(&["--version"])?.trim() != format!("bpf-linker {BPF_LINKER}") {
+        return None;
+    }
+    // bpf-linker does not tell, but passes the question on.
+    let answer = ask(&["--llvm-args=--version", "--output=/dev/null", "/dev/null"])?;
+    let (_, version) = answer.split_once("LLVM version ")?;
+    version.split_whitespace().next().map(str::to_owned)
+}
+
+/// Builds bpf-linker against the system's libLLVM, into `tools/bin`.
+fn install_linker(tools: &Path, major: &str) -> Result<()> {
+    if !LINKER_LLVMS.contains(&major) {
+        bail!("bpf-linker {BPF_LINKER} does not know LLVM {major}");
+    }
+    let libllvm = match libllvm(major) {
+        Some(path) => path,
+        None => {
+            setup::apt(&[&format!("libllvm{major}")], "20 s")?;
+            libllvm(major).with_context(|| format!("there is no libLLVM {major}"))?
+        }
+    };
+    // The build looks for the name that only the -dev package has; that one is large.
+    let prefix = tools.join("llvm");
+    let link = prefix.join("lib/libLLVM.so");
+    fs::create_dir_all(prefix.join("lib")).context("cannot create a directory for bpf-linker")?;
+    let _ = fs::remove_file(&link);
+    symlink(libllvm, &link).with_context(|| format!("cannot create {}", link.display()))?;
+
+    say!(
+        "Building bpf-linker {BPF_LINKER} into {}; this usually takes 45 s.",
+        tools.display()
+    );
+    let args = "install bpf-linker --quiet --locked --force --no-default-features";
+    sh::run(
+        sh::cargo()
+            .args(args.split(' '))
+            .args(["--version", BPF_LINKER])
+            .args(["--features", &format!("llvm-{major}"), "--root"])
+            .arg(tools)
+            .env("LLVM_PREFIX", &prefix),
+    )
+}
+
+/// The system's libLLVM of a major version.
+fn libllvm(major: &str) -> Option<PathBuf> {
+    let multiarch = format!("/usr/lib/{}-linux-gnu", env::consts::ARCH);
+    let llvm = format!("/usr/lib/llvm-{major}/lib");
+    let names = [
+        format!("libLLVM.so.{major}."),
+        format!("libLLVM-{major}.so"),
+    ];
+    [&multiarch, &llvm, "/usr/lib64", "/usr/lib"]
+        .into_iter()
+        .filter_map(|dir| fs::read_dir(dir).ok())
+        .flat_map(|entries| entries.flatten())
+        .find(|entry| {
+            names
+                .iter()
+                .any(|name| entry.file_name().to_string_lossy().starts_with(name))
+        })
+        .map(|entry| entry.path())
+}
+
+fn major(version: &str) -> &str {
+    version.split('.').next().unwrap_or_default()
+}
