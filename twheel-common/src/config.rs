@@ -43,3 +43,17 @@ pub struct Meta {
     /// Capacity of the flow table.
     pub max_flows: u32,
 }
+
+impl Config {
+    /// The tick that a time (units) lies in. (A tick of 0, which no loader sets, has no panic.)
+    #[inline(always)]
+    pub fn tick_of(&self, time: u64) -> u64 {
+        time.checked_div(u64::from(self.tick)).unwrap_or(time)
+    }
+
+    /// The first tick that begins no earlier than a time (units).
+    #[inline(always)]
+    pub fn tick_from(&self, time: u64) -> u64 {
+        self.tick_of(time.wrapping_add(u64::from(self.tick)).wrapping_sub(1))
+    }
+}

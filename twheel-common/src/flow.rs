@@ -78,6 +78,47 @@ impl FlowKey {
         self.ports == 0
     }
 
+    /// Writes the key, word by word: the BPF target has no `memmove`, to which the compiler would
+    /// turn an assignment between two places of memory.
+    ///
+    /// # Safety
+    ///
+    /// `place` is valid for writes and aligned, and no reference to it is used meanwhile.
+    #[inline(always)]
+    pub unsafe fn store(&self, place: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            (&raw mut (*place).low[0]).write_volatile(self.low[0]);
+            (&raw mut (*place).low[1]).write_volatile(self.low[1]);
+            (&raw mut (*place).high[0]).write_volatile(self.high[0]);
+            (&raw mut (*place).high[1]).write_volatile(self.high[1]);
+            (&raw mut (*place).ports).write_volatile(self.ports);
+        }
+    }
+
+    /// Reads a key, word by word, for the same reason.
+    ///
+    /// # Safety
+    ///
+    /// `place` is valid for reads and aligned, and nobody writes to it meanwhile.
+    #[inline(always)]
+    pub unsafe fn load(place: *const Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                low: [
+                    (&raw const (*place).low[0]).read_volatile(),
+                    (&raw const (*place).low[1]).read_volatile(),
+                ],
+                high: [
+                    (&raw const (*place).high[0]).read_volatile(),
+                    (&raw const (*place).high[1]).read_volatile(),
+                ],
+                ports: (&raw const (*place).ports).read_volatile(),
+            }
+        }
+    }
+
     /// IANA protocol number.
     pub fn proto(&self) -> u8 {
         self.ports.to_ne_bytes()[4]

@@ -6,6 +6,7 @@
 //! Time is counted in the *units* of whatever clock the data plane reads (jiffies in production,
 //! whatever a test says under virtual time); a *tick* of the wheel is a whole number of units.
 #![cfg_attr(not(test), no_std)]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod config;
 pub mod counter;
@@ -14,3 +15,22 @@ pub mod flow;
 pub mod packet;
 pub mod step;
 pub mod wheel;
+
+/// `aya::Pod` for what crosses the kernel boundary.
+#[cfg(feature = "user")]
+mod pod {
+    use crate::{config, counter, flow, wheel};
+
+    // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
+    unsafe impl aya::Pod for flow::FlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for flow::Flow {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for config::Config {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for config::Meta {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for counter::Counters {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for wheel::Wheel {}
+}

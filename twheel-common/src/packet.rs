@@ -6,16 +6,50 @@
 
 use crate::flow::{Direction, FlowKey};
 
-/// Reads bytes of a frame.
+/// The bytes of a frame.
 pub trait Bytes {
+    /// A header of this frame.
+    type Header<const N: usize>: Header;
+
     /// The `N` bytes at `offset`, or `None` where the frame (or what can be reached of it) ends
     /// before them.
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    fn header<const N: usize>(&self, offset: usize) -> Option<Self::Header<N>>;
+}
+
+/// A run of bytes that is there. Numbers are as they lie in memory: those of a packet are in network
+/// order. Reading beyond the run is a defect, which a slice answers with a panic and the verifier
+/// with a refusal.
+pub trait Header {
+    /// One byte.
+    fn u8(&self, at: usize) -> u8;
+    /// Two bytes.
+    fn u16(&self, at: usize) -> u16;
+    /// Four bytes.
+    fn u32(&self, at: usize) -> u32;
+    /// Eight bytes.
+    fn u64(&self, at: usize) -> u64;
 }
 
 impl Bytes for [u8] {
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    type Header<const N: usize> = [u8; N];
+
+    fn header<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.get(offset..)?.first_chunk().copied()
+    }
+}
+
+impl<const N: usize> Header for [u8; N] {
+    fn u8(&self, at: usize) -> u8 {
+        self[at]
+    }
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_ne_bytes(*self[at..].first_chunk().expect("inside the header"))
+    }
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(*self[at..].first_chunk().expect("inside the header"))
+    }
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(*self[at..].first_chunk().expect("inside the header"))
     }
 }
 
@@ -119,97 +153,93 @@ fn is_vlan(ether_type: u16) -> bool {
 
 #[inline(always)]
 fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, Skip> {
-    Ok(u16::from_be_bytes(
-        frame.read(offset).ok_or(Skip::Truncated)?,
-    ))
+    let field = frame.header::<2>(offset).ok_or(Skip::Truncated)?;
+    Ok(u16::from_be(field.u16(0)))
 }
 
 #[inline(always)]
 fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
-    let header: [u8; 20] = frame.read(offset).ok_or(Skip::Truncated)?;
-    let header_len = usize::from(header[0] & 0x0f) * 4;
-    if header[0] >> 4 != 4 || header_len < 20 {
+    let header = frame.header::<20>(offset).ok_or(Skip::Truncated)?;
+    let first = header.u8(0);
+    let header_len = usize::from(first & 0x0f) * 4;
+    if first >> 4 != 4 || header_len < 20 {
         return Err(Skip::Malformed);
     }
     // The low 13 bits of the fragment word: the offset. Only the first fragment has the ports.
-    if u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0 {
+    if u16::from_be(header.u16(6)) & 0x1fff != 0 {
         return Err(Skip::Fragment);
     }
-    if header[9] != PROTO_TCP {
+    if header.u8(9) != PROTO_TCP {
         return Err(Skip::NotTcp);
     }
     // A total length of 0 stands for "beyond 64 KiB" in the GSO packets that egress sees.
-    let total = match u16::from_be_bytes([header[2], header[3]]) {
+    let total = match u16::from_be(header.u16(2)) {
         0 => usize::MAX,
         total => usize::from(total),
     };
     let Some(room) = total.checked_sub(header_len) else {
         return Err(Skip::Malformed);
     };
-    let source = mapped([header[12], header[13], header[14], header[15]]);
-    let destination = mapped([header[16], header[17], header[18], header[19]]);
+    let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
     tcp_segment(frame, offset + header_len, room, source, destination)
 }
 
-/// The words of an IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2).
+/// The words of an IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2), from the four bytes as they
+/// lie in memory.
 #[inline(always)]
-fn mapped([a, b, c, d]: [u8; 4]) -> [u64; 2] {
-    [0, u64::from_ne_bytes([0, 0, 0xff, 0xff, a, b, c, d])]
+fn mapped(address: u32) -> [u64; 2] {
+    let address = u64::from(address);
+    // Bytes 8 to 15 of the address: 00 00 ff ff, and the four.
+    #[cfg(target_endian = "little")]
+    return [0, address << 32 | 0xffff_0000];
+    #[cfg(target_endian = "big")]
+    return [0, 0xffff_0000_0000 | address];
 }
 
 #[inline(always)]
 fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
-    let start: [u8; 8] = frame.read(offset).ok_or(Skip::Truncated)?;
-    if start[0] >> 4 != 6 {
+    let header = frame.header::<IPV6_HEADER>(offset).ok_or(Skip::Truncated)?;
+    if header.u8(0) >> 4 != 6 {
         return Err(Skip::Malformed);
     }
-    let source = words(frame.read(offset + 8).ok_or(Skip::Truncated)?);
-    let destination = words(frame.read(offset + 24).ok_or(Skip::Truncated)?);
-    let mut next = start[6];
-    let mut at = offset + IPV6_HEADER;
+    // A payload length of 0 stands for a jumbogram (RFC 2675).
+    let payload = match u16::from_be(header.u16(4)) {
+        0 => usize::MAX,
+        payload => usize::from(payload),
+    };
+    let mut next = header.u8(6);
+    let source = [header.u64(8), header.u64(16)];
+    let destination = [header.u64(24), header.u64(32)];
+    let start = offset + IPV6_HEADER;
+    let mut at = start;
     for _ in 0..=MAX_EXTENSION_HEADERS {
         if next == PROTO_TCP {
-            // A payload length of 0 stands for a jumbogram (RFC 2675).
-            let room = match u16::from_be_bytes([start[4], start[5]]) {
-                0 => usize::MAX,
-                payload => match usize::from(payload).checked_sub(at - offset - IPV6_HEADER) {
-                    Some(room) => room,
-                    None => return Err(Skip::Malformed),
-                },
+            let Some(room) = payload.checked_sub(at - start) else {
+                return Err(Skip::Malformed);
             };
             return tcp_segment(frame, at, room, source, destination);
         }
-        let header: [u8; 4] = match next {
-            // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP,
-            // shim6, and the two for experiments (RFC 3692).
-            0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254 => {
-                frame.read(at).ok_or(Skip::Truncated)?
-            }
-            _ => return Err(Skip::NotTcp),
-        };
+        // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6,
+        // and the two for experiments (RFC 3692).
+        if !matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254) {
+            return Err(Skip::NotTcp);
+        }
+        let header = frame.header::<4>(at).ok_or(Skip::Truncated)?;
+        let words = usize::from(header.u8(1));
         at += match next {
             44 => {
-                if u16::from_be_bytes([header[2], header[3]]) & 0xfff8 != 0 {
+                if u16::from_be(header.u16(2)) & 0xfff8 != 0 {
                     return Err(Skip::Fragment);
                 }
                 8
             }
             // RFC 4302, section 2.2: in words of four bytes, minus 2.
-            51 => (usize::from(header[1]) + 2) * 4,
-            _ => (usize::from(header[1]) + 1) * 8,
+            51 => (words + 2) * 4,
+            _ => (words + 1) * 8,
         };
-        next = header[0];
+        next = header.u8(0);
     }
     Err(Skip::Malformed)
-}
-
-#[inline(always)]
-fn words(address: [u8; 16]) -> [u64; 2] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address;
-    [
-        u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-        u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
-    ]
 }
 
 /// `room`: bytes from the TCP header to the end of the datagram, as the IP header says.
@@ -221,22 +251,17 @@ fn tcp_segment<B: Bytes + ?Sized>(
     source: [u64; 2],
     destination: [u64; 2],
 ) -> Result<Segment, Skip> {
-    let header: [u8; TCP_HEADER] = frame.read(offset).ok_or(Skip::Truncated)?;
-    let header_len = usize::from(header[12] >> 4) * 4;
+    let header = frame.header::<TCP_HEADER>(offset).ok_or(Skip::Truncated)?;
+    let header_len = usize::from(header.u8(12) >> 4) * 4;
     if header_len < TCP_HEADER || header_len > room {
         return Err(Skip::Malformed);
     }
-    let flags = header[13];
+    let flags = header.u8(13);
     if !tcp::valid(flags) {
         return Err(Skip::BadFlags);
     }
-    let (key, direction) = FlowKey::new(
-        source,
-        u16::from_ne_bytes([header[0], header[1]]),
-        destination,
-        u16::from_ne_bytes([header[2], header[3]]),
-        PROTO_TCP,
-    );
+    let (key, direction) =
+        FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_TCP);
     Ok(Segment {
         key,
         direction,

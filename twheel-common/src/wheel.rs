@@ -128,16 +128,34 @@ impl Occupancy {
         }
         let here = self.words[word & 63] & (u64::MAX << (from & 63));
         if here != 0 {
-            return Some((word as u32) << 6 | here.trailing_zeros());
+            return Some((word as u32) << 6 | lowest(here));
         }
         // Two shifts: a shift by 64 is not defined.
         let later = self.summary & (u64::MAX << word << 1);
         if later == 0 {
             return None;
         }
-        let word = later.trailing_zeros();
-        Some(word << 6 | self.words[word as usize & 63].trailing_zeros())
+        let word = lowest(later);
+        Some(word << 6 | lowest(self.words[word as usize & 63]))
     }
+}
+
+/// The number of the lowest bit that is set; `word` is not 0.
+#[inline(always)]
+fn lowest(word: u64) -> u32 {
+    let bit = word.trailing_zeros();
+    // The compiler knows the range, and drops any mask; the verifier, which sees a table being read,
+    // does not.
+    #[cfg(target_arch = "bpf")]
+    let bit = {
+        let mut bit = u64::from(bit);
+        // SAFETY: arithmetic on one register.
+        unsafe {
+            core::arch::asm!("{bit} &= 63", bit = inout(reg) bit, options(pure, nomem, nostack))
+        }
+        bit as u32
+    };
+    bit
 }
 
 /// A wheel without its lists: how far it has turned, and which slots hold timers. All zero is a

@@ -1,6 +1,6 @@
 //! Reading the bytes of a packet where they are.
 
-use twheel_common::packet::Bytes;
+use twheel_common::packet::{Bytes, Header};
 
 /// The directly accessible bytes of a packet.
 #[derive(Clone, Copy)]
@@ -22,17 +22,66 @@ impl Frame {
 }
 
 impl Bytes for Frame {
+    type Header<const N: usize> = At;
+
     #[inline(always)]
-    fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    fn header<const N: usize>(&self, offset: usize) -> Option<At> {
         if offset > MAX_OFFSET {
             return None;
         }
         let at = self.data + offset;
-        if at + N > self.end {
-            return None;
+        (at + N <= self.end).then_some(At(at))
+    }
+}
+
+/// A place in a packet behind which so many bytes as were asked for can be read.
+#[derive(Clone, Copy)]
+pub struct At(usize);
+
+/// A load of one instruction. The compiler may not assume that fields of a packet are aligned, and
+/// would read them byte by byte; the kernel takes such loads on every architecture that has
+/// efficient ones, x86-64 and arm64 among them.
+macro_rules! load {
+    ($at:expr, $type:ty, $instruction:literal) => {{
+        let at = $at;
+        #[cfg(target_arch = "bpf")]
+        {
+            let value: u64;
+            // SAFETY: reads packet memory that `Frame::header` has found to be there; the verifier
+            // checks as much.
+            unsafe {
+                core::arch::asm!(
+                    concat!("{value} = *(", $instruction, " *)({at} + 0)"),
+                    at = in(reg) at,
+                    value = lateout(reg) value,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+            }
+            value as $type
         }
-        // SAFETY: `at .. at + N` lies between `data` and `data_end`, which the kernel guarantees to
-        // be readable while the program runs; an array of bytes needs no alignment.
-        Some(unsafe { (at as *const [u8; N]).read() })
+        #[cfg(not(target_arch = "bpf"))]
+        // SAFETY: as above.
+        unsafe {
+            (at as *const $type).read_unaligned()
+        }
+    }};
+}
+
+impl Header for At {
+    #[inline(always)]
+    fn u8(&self, at: usize) -> u8 {
+        load!(self.0 + at, u8, "u8")
+    }
+    #[inline(always)]
+    fn u16(&self, at: usize) -> u16 {
+        load!(self.0 + at, u16, "u16")
+    }
+    #[inline(always)]
+    fn u32(&self, at: usize) -> u32 {
+        load!(self.0 + at, u32, "u32")
+    }
+    #[inline(always)]
+    fn u64(&self, at: usize) -> u64 {
+        load!(self.0 + at, u64, "u64")
     }
 }

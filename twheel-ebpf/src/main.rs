@@ -5,15 +5,12 @@
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::xdp_action,
-    macros::xdp,
-    programs::XdpContext,
+    bindings::{TC_ACT_UNSPEC, xdp_action},
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
 };
 use aya_log_ebpf::{debug, trace};
-use twheel_common::{
-    packet::parse,
-    step::Step,
-};
+use twheel_common::{packet::parse, step::Step};
 use twheel_ebpf::{
     clock,
     count::count_skip,
@@ -29,6 +26,23 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
+/// Egress: the same for what this host sends or forwards. Leaves the verdict to whoever comes next
+/// (`TCX_NEXT` has the same value).
+#[classifier]
+pub fn twheel_egress(ctx: TcContext) -> i32 {
+    // Only the linear part of a socket buffer can be read in place. Senders keep headers there;
+    // where they do not, this brings them there. It may move the data, so it comes first.
+    if ctx.data_end() - ctx.data() < HEADERS && ctx.len() as usize > ctx.data_end() - ctx.data() {
+        // A failure leaves the packet as it was, and the parser calls it truncated.
+        let _ = ctx.pull_data(HEADERS as u32);
+    }
+    see(&ctx, Frame::new(ctx.data(), ctx.data_end()));
+    TC_ACT_UNSPEC
+}
+
+/// Ethernet with two tags, IPv6 and TCP, and room for some options.
+const HEADERS: usize = 128;
+
 /// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
 pub fn twheel_step(ctx: XdpContext) -> u32 {
@@ -40,7 +54,10 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
     // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
     let call = unsafe { &mut *(call as *mut Step) };
     step::step(call);
-    debug!(&ctx, "step: {} visits, {} expired", call.visits, call.expired);
+    debug!(
+        &ctx,
+        "step: {} visits, {} expired", call.visits, call.expired
+    );
     xdp_action::XDP_PASS
 }
 

@@ -22,7 +22,7 @@ pub fn step(call: &mut Step) {
     let now = clock::now();
     let mut state = State {
         now,
-        tick: now / u64::from(CONFIG.load().tick),
+        tick: CONFIG.load().tick_of(now),
         next: NEVER,
         outcome: Outcome::Budget as u32,
         visits: 0,

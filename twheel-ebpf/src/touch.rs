@@ -14,7 +14,7 @@ use twheel_common::{
 use crate::{
     atomic::compare_exchange,
     count::count,
-    emit,
+    emit::{self, Ended},
     maps::CONFIG,
     table::{self, Refused},
     wheel::{self, Handled},
@@ -102,9 +102,20 @@ fn change(flow: *mut Flow, segment: &Segment, mut word: u64, now: u64) {
 #[inline(always)]
 fn supersede(flow: *mut Flow, segment: &Segment, word: u64, now: u64) {
     // SAFETY: as in `update`.
-    let ended = unsafe { *flow };
+    let (created, last_seen) = unsafe {
+        (
+            (&raw const (*flow).created).read_volatile(),
+            (&raw const (*flow).last_seen).read_volatile(),
+        )
+    };
     let seen = Flow::seen(word);
-    emit::ended_in_packet_path(&segment.key, &ended, seen, Reason::Superseded, now);
+    let ended = Ended {
+        created,
+        last_seen,
+        seen,
+        reason: Reason::Superseded,
+    };
+    emit::ended_in_packet_path(&segment.key, &ended, now);
     count(Counter::Superseded);
     // SAFETY: as in `update`.
     unsafe { (&raw mut (*flow).created).write_volatile(now) }

@@ -15,7 +15,7 @@ use twheel_common::{
 
 use crate::{
     count::count,
-    emit::{self, Reader},
+    emit::{self, Ended, Reader},
     maps::{CONFIG, SLOTS, WAKES, WHEEL},
     table,
 };
@@ -41,13 +41,27 @@ pub fn this_cpu() -> Option<&'static mut Wheel> {
     Some(unsafe { &mut *wheel })
 }
 
-/// The head of a list.
-#[inline(always)]
-fn head(index: u32) -> Option<&'static mut FlowKey> {
-    let head = SLOTS.get_ptr_mut(index)?;
-    // SAFETY: as for `this_cpu`; no two live references to one head: `push` and `handle` each use
-    // theirs up before they take another.
-    Some(unsafe { &mut *head })
+/// The head of a list. Belongs to this CPU, as `this_cpu` does.
+#[derive(Clone, Copy)]
+struct Head(*mut FlowKey);
+
+impl Head {
+    #[inline(always)]
+    fn of(index: u32) -> Option<Self> {
+        SLOTS.get_ptr_mut(index).map(Self)
+    }
+
+    #[inline(always)]
+    fn get(self) -> FlowKey {
+        // SAFETY: a place in a map, aligned to 8, that only this CPU reads and writes.
+        unsafe { FlowKey::load(self.0) }
+    }
+
+    #[inline(always)]
+    fn set(self, key: &FlowKey) {
+        // SAFETY: as above; no references are made of it.
+        unsafe { key.store(self.0) }
+    }
 }
 
 /// The list of flows that were handed out and await their visit.
@@ -60,20 +74,20 @@ fn pending() -> u32 {
 #[inline(always)]
 pub fn slot(wheel: &Wheel, due: u64) -> Slot {
     let config = CONFIG.load();
-    wheel.slot(config.geometry, due.div_ceil(u64::from(config.tick)))
+    wheel.slot(config.geometry, config.tick_from(due))
 }
 
 /// What a flow that is about to enter a slot must have as its `next`.
 #[inline(always)]
 pub fn first_of(slot: Slot) -> Option<FlowKey> {
-    head(slot.index).map(|head| *head)
+    Some(Head::of(slot.index)?.get())
 }
 
 /// Puts a flow, whose `next` is the slot's head, at the front of the slot.
 #[inline(always)]
 pub fn push(wheel: &mut Wheel, slot: Slot, key: &FlowKey) {
-    if let Some(head) = head(slot.index) {
-        *head = *key;
+    if let Some(head) = Head::of(slot.index) {
+        head.set(key);
         wheel.occupy(CONFIG.load().geometry, slot.index);
     }
 }
@@ -102,16 +116,16 @@ pub fn wake_for(wheel: &mut Wheel, slot: Slot) {
 #[inline(always)]
 pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
     let geometry = CONFIG.load().geometry;
-    let Some(waiting) = head(pending()) else {
+    let Some(waiting) = Head::of(pending()) else {
         return Handled::Nothing(None);
     };
-    if waiting.is_none() {
+    if waiting.get().is_none() {
         match wheel.first(geometry) {
             Some(slot) if slot.starts <= tick => {
                 // The whole list at once: flows armed again may come back to the same slot.
-                if let Some(list) = head(slot.index) {
-                    *waiting = *list;
-                    *list = FlowKey::NONE;
+                if let Some(list) = Head::of(slot.index) {
+                    waiting.set(&list.get());
+                    list.set(&FlowKey::NONE);
                 }
                 wheel.take(geometry, slot);
             }
@@ -128,7 +142,7 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
 /// that have been handed out or of the next slot. A flow that is not established goes.
 #[inline(always)]
 pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
-    let handed_out = head(pending()).is_some_and(|waiting| !waiting.is_none());
+    let handed_out = Head::of(pending()).is_some_and(|waiting| !waiting.get().is_none());
     let index = if handed_out {
         pending()
     } else {
@@ -144,26 +158,26 @@ pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
 #[inline(always)]
 fn handle(wheel: &mut Wheel, index: u32, now: u64, for_room: bool) -> Handled {
     let config = CONFIG.load();
-    let Some(list) = head(index) else {
+    let Some(list) = Head::of(index) else {
         return Handled::Nothing(None);
     };
-    let key = *list;
+    let key = list.get();
     let Some(flow) = table::lookup(&key) else {
         // Only `remove` below takes flows out of the table, and it unlinks them first.
         if !key.is_none() {
             count(Counter::Orphans);
         }
-        *list = FlowKey::NONE;
-        unoccupy(wheel, index);
+        unlink(wheel, index, list, &FlowKey::NONE);
         return Handled::Rearmed;
     };
-    // SAFETY: the flow stands on this wheel, so no other CPU removes it: the place is its own.
-    // Volatile, because other CPUs store to `last_seen` and swap `word`.
-    let (word, last_seen, next) = unsafe {
+    // SAFETY: the flow stands on this wheel, so no other CPU removes it: the place is its own, and
+    // `next` is this CPU's. Volatile, because other CPUs store to `last_seen` and swap `word`.
+    let (word, created, last_seen, next) = unsafe {
         (
             (&raw const (*flow).word).read_volatile(),
+            (&raw const (*flow).created).read_volatile(),
             (&raw const (*flow).last_seen).read_volatile(),
-            (*flow).next,
+            FlowKey::load(&raw const (*flow).next),
         )
     };
     let seen = Flow::seen(word);
@@ -173,39 +187,38 @@ fn handle(wheel: &mut Wheel, index: u32, now: u64, for_room: bool) -> Handled {
             (Reason::Evicted, Counter::Evicted)
         }
         Visit::Rearm(due) => {
-            *list = next;
-            if next.is_none() {
-                unoccupy(wheel, index);
-            }
+            unlink(wheel, index, list, &next);
             let slot = slot(wheel, due);
-            if let Some(first) = first_of(slot) {
-                // SAFETY: as above; `next` belongs to this CPU.
-                unsafe { (*flow).next = first }
+            if let Some(head) = Head::of(slot.index) {
+                // SAFETY: as above.
+                unsafe { head.get().store(&raw mut (*flow).next) }
                 push(wheel, slot, &key);
             }
             return Handled::Rearmed;
         }
     };
-    // SAFETY: as above.
-    let flow = unsafe { &*flow };
+    let ended = Ended {
+        created,
+        last_seen,
+        seen,
+        reason,
+    };
     if for_room {
-        emit::ended_in_packet_path(&key, flow, seen, reason, now);
-    } else if !emit::ended(&key, flow, seen, reason, now, Reader::Stepping) {
+        emit::ended_in_packet_path(&key, &ended, now);
+    } else if !emit::ended(&key, &ended, now, Reader::Stepping) {
         return Handled::RingFull;
     }
-    *list = next;
-    if next.is_none() {
-        unoccupy(wheel, index);
-    }
+    unlink(wheel, index, list, &next);
     table::remove(&key);
     count(counter);
     Handled::Removed
 }
 
-/// Notes that a list has become empty.
+/// Takes the first flow off a list, before whose `next` it stood.
 #[inline(always)]
-fn unoccupy(wheel: &mut Wheel, index: u32) {
-    if index != pending() {
+fn unlink(wheel: &mut Wheel, index: u32, list: Head, next: &FlowKey) {
+    list.set(next);
+    if next.is_none() && index != pending() {
         wheel.vacate(CONFIG.load().geometry, index);
     }
 }

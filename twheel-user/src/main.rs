@@ -1,2 +1,16 @@
-//! The program.
-fn main() {}
+//! `twheel`, the program: arguments in, exit code out.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use twheel::{cli::Cli, failure::exit_code};
+
+fn main() -> ExitCode {
+    match Cli::parse().execute() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("twheel: {error:#}");
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}

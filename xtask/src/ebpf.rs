@@ -26,7 +26,11 @@ const NAMES: [&str; 2] = ["twheel", "bench"];
 const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
 
 /// Flags for rustc, next to those that keep paths out of the objects.
-const RUSTFLAGS: [&str; 3] = [
+const RUSTFLAGS: [&str; 5] = [
+    // BTF: the kernel wants to know the callback of `bpf_loop` by its type, and the verifier's log
+    // quotes the source.
+    "-Cdebuginfo=2",
+    "-Clink-arg=--btf",
     // Atomics with a used result (fetch-add, compare-and-swap) need v3.
     "-Ctarget-cpu=v3",
     // Nobody reads where a BPF program panicked, and line numbers would make every edit of a

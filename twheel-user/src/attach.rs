@@ -1,0 +1,202 @@
+//! Getting the programs onto an interface, and every link pinned.
+
+use std::io;
+
+use anyhow::{Context, Result};
+use aya::programs::{
+    SchedClassifier, TcAttachType, Xdp, XdpMode,
+    links::{FdLink, LinkError, PinnedLink},
+    tc::SchedClassifierLink,
+    xdp::XdpLink,
+};
+use aya::sys::SyscallError;
+use nix::net::if_::if_nametoindex;
+
+use crate::{
+    data_plane::{DataPlane, errno},
+    failure::{Failure, Kind},
+    pins::{Hook, Instance},
+};
+
+/// Where in the receive path XDP runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Native, generic where the driver has no XDP
+    Auto,
+    /// In the driver
+    Native,
+    /// Behind the driver, in the network stack
+    Generic,
+}
+
+/// Whether packets that go out are seen too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Egress {
+    /// Where the kernel has TCX (6.6)
+    Auto,
+    /// Fail where it has not
+    On,
+    /// See incoming packets alone
+    Off,
+}
+
+/// How an interface ended up attached, for people.
+pub struct Attached {
+    /// `native`, `generic`, or `adopted`.
+    pub ingress: &'static str,
+    /// Why `native` was not possible, where it was asked for first.
+    pub refused: Option<String>,
+    /// Whether egress is seen.
+    pub egress: bool,
+}
+
+/// Fails unless the interface exists here.
+pub fn check_interface(interface: &str) -> Result<()> {
+    if_nametoindex(interface).map_err(|error| {
+        Failure::new(
+            Kind::Interface,
+            format!("no interface {interface} here ({error}): `ip link` lists them"),
+        )
+    })?;
+    Ok(())
+}
+
+/// Attaches to an interface. A link that an earlier loader left is taken over: the program behind
+/// it is replaced atomically, and no packet is missed.
+pub fn attach(
+    plane: &mut DataPlane,
+    instance: &Instance,
+    interface: &str,
+    mode: Mode,
+    egress: Egress,
+) -> Result<Attached> {
+    let (ingress, refused) = attach_xdp(plane.xdp("twheel_xdp")?, instance, interface, mode)?;
+    let egress = match egress {
+        Egress::Off => false,
+        _ => {
+            let program = plane.classifier("twheel_egress")?;
+            match attach_egress(program, instance, interface) {
+                Ok(()) => true,
+                Err(error) if egress == Egress::On => return Err(error),
+                Err(error) => {
+                    log::warn!("{interface}: only incoming packets are seen: {error:#}");
+                    false
+                }
+            }
+        }
+    };
+    Ok(Attached {
+        ingress,
+        refused,
+        egress,
+    })
+}
+
+fn attach_xdp(
+    program: &mut Xdp,
+    instance: &Instance,
+    interface: &str,
+    mode: Mode,
+) -> Result<(&'static str, Option<String>)> {
+    if let Some(link) = pinned(instance, Hook::Xdp, interface)? {
+        let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
+        if let Ok(id) = program.attach_to_link(link) {
+            // The pin holds the link; this handle may go.
+            drop(program.take_link(id)?);
+            return Ok(("adopted", None));
+        }
+        // The interface it belonged to is gone; one of the same name is here.
+        unpin(instance, Hook::Xdp, interface)?;
+    }
+    let (id, name, refused) = match mode {
+        Mode::Native => (program.attach(interface, XdpMode::Driver), "native", None),
+        Mode::Generic => (program.attach(interface, XdpMode::Skb), "generic", None),
+        Mode::Auto => match program.attach(interface, XdpMode::Driver) {
+            Err(error) if !is_taken(errno(&error)) => {
+                let why = format!("{:#}", anyhow::Error::new(error));
+                (
+                    program.attach(interface, XdpMode::Skb),
+                    "generic",
+                    Some(why),
+                )
+            }
+            result => (result, "native", None),
+        },
+    };
+    let id = id.map_err(|error| {
+        let errno = errno(&error);
+        let error = anyhow::Error::new(error);
+        if is_taken(errno) {
+            error.context(Failure::new(
+                Kind::Interface,
+                format!(
+                    "{interface} already carries another XDP program: see `ip link show {interface}`, \
+                     and detach that one first"
+                ),
+            ))
+        } else {
+            error.context(Failure::new(
+                Kind::Interface,
+                format!("cannot attach to {interface} in {name} mode: try --mode auto"),
+            ))
+        }
+    })?;
+    let link = FdLink::try_from(program.take_link(id)?)
+        .map_err(anyhow::Error::new)
+        .context("this kernel has no XDP links")?;
+    pin(link, instance, Hook::Xdp, interface)?;
+    Ok((name, refused))
+}
+
+fn attach_egress(
+    program: &mut SchedClassifier,
+    instance: &Instance,
+    interface: &str,
+) -> Result<()> {
+    if let Some(link) = pinned(instance, Hook::Egress, interface)? {
+        let link =
+            SchedClassifierLink::try_from(link).context("the pinned link is not one of TCX")?;
+        if let Ok(id) = program.attach_to_link(link) {
+            drop(program.take_link(id)?);
+            return Ok(());
+        }
+        unpin(instance, Hook::Egress, interface)?;
+    }
+    let id = program
+        .attach(interface, TcAttachType::Egress)
+        .context("cannot attach to outgoing packets: TCX needs kernel 6.6")?;
+    let link = FdLink::try_from(program.take_link(id)?)
+        .map_err(anyhow::Error::new)
+        .context("this kernel has no TCX links")?;
+    pin(link, instance, Hook::Egress, interface)
+}
+
+/// Another program has the hook: `EBUSY` for one in the same mode, `EEXIST` for one in another.
+fn is_taken(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn pin(link: FdLink, instance: &Instance, hook: Hook, interface: &str) -> Result<()> {
+    let path = instance.link(hook, interface);
+    // Where this fails the link is dropped, and with it the attachment.
+    link.pin(&path)
+        .with_context(|| format!("cannot pin the link at {}", path.display()))?;
+    Ok(())
+}
+
+fn pinned(instance: &Instance, hook: Hook, interface: &str) -> Result<Option<FdLink>> {
+    match PinnedLink::from_pin(instance.link(hook, interface)) {
+        Ok(link) => Ok(Some(FdLink::from(link))),
+        Err(LinkError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::NotFound =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error).context("cannot open the pinned link"),
+    }
+}
+
+fn unpin(instance: &Instance, hook: Hook, interface: &str) -> Result<()> {
+    let path = instance.link(hook, interface);
+    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+}

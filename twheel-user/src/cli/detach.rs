@@ -1,0 +1,41 @@
+//! `twheel detach`
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    failure::{Failure, Kind},
+    host, pins,
+};
+
+/// Remove everything that `run --keep`, or a `run` that was killed, has left on an interface
+#[derive(Args)]
+pub struct Detach {
+    /// The interface; may be given several times
+    #[arg(long = "iface", value_name = "NAME", required = true)]
+    interfaces: Vec<String>,
+}
+
+impl Detach {
+    pub(super) fn execute(self) -> Result<()> {
+        host::check()?;
+        let mut missing = Vec::new();
+        for interface in &self.interfaces {
+            match pins::detach(interface)? {
+                0 => missing.push(interface.as_str()),
+                links => eprintln!("{interface}: detached, {links} links removed"),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Kind::Pins,
+            format!(
+                "twheel is not attached to {}: nothing to remove",
+                missing.join(", ")
+            ),
+        )
+        .into())
+    }
+}

@@ -1,0 +1,322 @@
+//! `twheel run`
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufWriter, Write},
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use aya_log::EbpfLogger;
+use clap::Args;
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use twheel_common::{
+    counter::Counter,
+    event::{Event, Reason},
+    flow::State,
+};
+
+use crate::{
+    attach::{self, Egress, Mode},
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT},
+    host,
+    output::{Expired, Json, Output, Text},
+    pins::{Instance, PROGRAMS},
+    settings::Wanted,
+    stepper::{SharedEvents, Steppers},
+};
+
+/// Watch interfaces and print each flow that has expired
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel run --iface eth0
+  twheel run --iface eth0 --iface eth1 --timeout 5m --json
+  twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
+pub struct Run {
+    /// The interface; may be given several times, for a gateway
+    #[arg(long = "iface", value_name = "NAME", required = true)]
+    interfaces: Vec<String>,
+    /// Where XDP runs
+    #[arg(long, value_enum, default_value = "auto")]
+    mode: Mode,
+    /// Whether outgoing packets are seen too
+    #[arg(long, value_enum, default_value = "auto")]
+    egress: Egress,
+    /// Precision of expiry
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    tick: Duration,
+    /// A flow without a packet for so long has expired
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+    timeout: Duration,
+    /// The same after RST, or FIN from both sides [default: 10s, or --timeout where that is shorter]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    close_timeout: Option<Duration>,
+    /// Flows tracked at once, at most
+    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    max_flows: u32,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Leave everything attached and pinned at the end; the next run adopts it
+    #[arg(long)]
+    keep: bool,
+    /// Diagnostics of the data plane on standard error (the level of RUST_LOG, if set, limits them)
+    #[arg(long, value_name = "LEVEL", default_value = "off")]
+    log_level: log::LevelFilter,
+}
+
+/// Batches of events on their way to the output.
+const BATCHES: usize = 4;
+/// Room for about 11,000 events.
+const RING_BYTES: u32 = 1 << 20;
+
+impl Run {
+    pub(super) fn execute(mut self) -> Result<()> {
+        let mut seen = Vec::new();
+        self.interfaces.retain(|name| {
+            let new = !seen.contains(name);
+            seen.push(name.clone());
+            new
+        });
+        env_logger::Builder::new()
+            .filter_level(log::LevelFilter::Warn)
+            .filter_module("twheel", self.log_level.max(log::LevelFilter::Warn))
+            .parse_default_env()
+            .format_timestamp(None)
+            .init();
+
+        let clock = Clock::jiffies()?;
+        let wanted = Wanted {
+            tick: self.tick,
+            timeout: self.timeout,
+            close_timeout: self.close_timeout,
+            max_flows: self.max_flows,
+        };
+        let config = wanted.config(clock)?;
+        host::check()?;
+        for interface in &self.interfaces {
+            attach::check_interface(interface)?;
+        }
+        let instance = Instance::open(&self.interfaces)?;
+        let load = Load {
+            object: OBJECT,
+            config,
+            clock,
+            max_flows: self.max_flows,
+            ring_bytes: RING_BYTES,
+            log_level: self.log_level as u8,
+        };
+        let mut adopted = false;
+        let result = DataPlane::load(&load, &instance).and_then(|plane| {
+            adopted = plane.adopted();
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("cannot start tokio")?
+                .block_on(self.watch(plane, &instance))
+        });
+        // What was adopted and could not be run is not ours to remove.
+        if self.keep && result.is_ok() || adopted && result.is_err() {
+            return result;
+        }
+        result.and(instance.remove())
+    }
+
+    async fn watch(&self, mut plane: DataPlane, instance: &Instance) -> Result<()> {
+        // Before anything is attached: from here on a signal ends the run in good order.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+
+        let mut logger = match self.log_level {
+            log::LevelFilter::Off => None,
+            _ => Some(watched(
+                EbpfLogger::init(plane.bpf_mut()).context("cannot read the data plane's log")?,
+            )?),
+        };
+        pin_programs(&mut plane, instance)?;
+        let events: SharedEvents = Arc::new(Mutex::new(plane.take_events()?));
+        let ring = watched(
+            std::os::fd::AsFd::as_fd(&*events.lock().expect("no holder panics"))
+                .try_clone_to_owned()?,
+        )?;
+        let mut wakes = watched(plane.take_wakes()?)?;
+        let (batches, mut inbox) = mpsc::channel(BATCHES);
+        let steppers = Steppers::start(
+            instance.object("twheel_step"),
+            plane.clock(),
+            plane.config().tick,
+            events.clone(),
+            batches.clone(),
+        )?;
+
+        for interface in &self.interfaces {
+            let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
+            if let Some(why) = &attached.refused {
+                eprintln!("{interface}: the driver refuses native XDP ({why})");
+            }
+            let egress = if attached.egress {
+                "both directions"
+            } else {
+                "incoming only"
+            };
+            eprintln!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+        }
+        if plane.adopted() {
+            eprintln!("adopted {} flows", plane.counters()?.live());
+        }
+
+        let mut report = Report::new(self.json, plane.clock());
+        let result = loop {
+            if report.closed {
+                // `| head` has what it wanted: no failure, and nobody left to run for.
+                break Ok(());
+            }
+            tokio::select! {
+                batch = inbox.recv() => match batch {
+                    Some(batch) => if let Err(error) = report.print(&batch) { break Err(error) },
+                    None => break Ok(()),
+                },
+                // Events that the packet path raised: nobody is stepping.
+                ready = ring.readable() => {
+                    ready?.clear_ready();
+                    let mut batch = Vec::new();
+                    events.lock().expect("no holder panics").drain(&mut batch);
+                    if let Err(error) = report.print(&batch) { break Err(error) }
+                }
+                ready = wakes.readable_mut() => {
+                    let mut ready = ready?;
+                    while let Some(record) = ready.get_inner_mut().next() {
+                        if let Ok(cpu) = <[u8; 8]>::try_from(&*record) {
+                            steppers.call(u64::from_ne_bytes(cpu) as u32);
+                        }
+                    }
+                    ready.clear_ready();
+                }
+                ready = async { match &mut logger {
+                    Some(logger) => logger.readable_mut().await,
+                    None => std::future::pending().await,
+                } } => {
+                    let mut ready = ready?;
+                    ready.get_inner_mut().flush();
+                    ready.clear_ready();
+                }
+                _ = interrupt.recv() => break Ok(()),
+                _ = terminate.recv() => break Ok(()),
+                _ = hangup.recv() => break Ok(()),
+            }
+        };
+        // Steppers that wait for room in the inbox see it closed.
+        inbox.close();
+        let stopped = steppers.stop();
+        while let Ok(batch) = inbox.try_recv() {
+            report.print(&batch)?;
+        }
+        let mut batch = Vec::new();
+        events.lock().expect("no holder panics").drain(&mut batch);
+        report.print(&batch)?;
+        report.summary(&plane)?;
+        result.and(stopped)
+    }
+}
+
+/// Registers a descriptor with the runtime.
+fn watched<T: AsRawFd>(descriptor: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: what is passed here (a ring, the logger's ring, an owned descriptor) gives the same
+    // open descriptor for as long as it lives.
+    unsafe { AsyncFd::register(descriptor) }.map_err(io::Error::from)
+}
+
+/// Pins the programs, in place of those that an earlier loader pinned.
+fn pin_programs(plane: &mut DataPlane, instance: &Instance) -> Result<()> {
+    for name in PROGRAMS {
+        let path = instance.object(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+            }
+            _ => {}
+        }
+        let program = plane.bpf_mut().program_mut(name);
+        program
+            .with_context(|| format!("the object has no program {name}"))?
+            .pin(&path)
+            .with_context(|| format!("cannot pin {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Prints ended flows and counts them.
+struct Report {
+    output: Box<dyn Output>,
+    clock: Clock,
+    ended: BTreeMap<(Reason, State), u64>,
+    /// The reader of our output is gone.
+    closed: bool,
+}
+
+impl Report {
+    fn new(json: bool, clock: Clock) -> Self {
+        let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
+        Self {
+            output,
+            clock,
+            ended: BTreeMap::new(),
+            closed: false,
+        }
+    }
+
+    fn print(&mut self, batch: &[Event]) -> Result<()> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        for event in batch {
+            let Some(flow) = Expired::new(event, self.clock) else {
+                log::error!("an event that cannot be read: {event:?}");
+                continue;
+            };
+            *self.ended.entry((flow.reason, flow.state)).or_default() += 1;
+            if !self.closed {
+                self.written(|output| output.expired(&flow, &mut out))?;
+            }
+        }
+        if self.closed {
+            // Keeps the buffer from being written when it is dropped.
+            drop(out.into_parts());
+            return Ok(());
+        }
+        self.written(|_| out.flush())
+    }
+
+    /// Notes a reader that has gone away.
+    fn written(&mut self, write: impl FnOnce(&mut dyn Output) -> io::Result<()>) -> Result<()> {
+        match write(&mut *self.output) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(())
+            }
+            result => result.context("cannot write to standard output"),
+        }
+    }
+
+    fn summary(&self, plane: &DataPlane) -> Result<()> {
+        let counters = plane.counters()?;
+        let total: u64 = self.ended.values().sum();
+        eprintln!("{total} flows ended, {} live", counters.live());
+        for ((reason, state), count) in &self.ended {
+            eprintln!("  {count:>8}  {} in {}", reason.name(), state.name());
+        }
+        for counter in [Counter::TableFull, Counter::EventsLost, Counter::Orphans] {
+            if counters.get(counter) > 0 {
+                eprintln!("  {:>8}  {}", counters.get(counter), counter.meaning());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! The data plane's clock, as userspace sees it: units and durations.
+
+use std::{io, time::Duration};
+
+use anyhow::{Context, Result};
+use nix::time::{ClockId, clock_getres};
+use twheel_common::config::{CLOCK_JIFFIES, CLOCK_VIRTUAL};
+
+/// Which clock the data plane reads, and how long its unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// As in [`twheel_common::config::Config`].
+    pub source: u32,
+    unit: Duration,
+}
+
+impl Clock {
+    /// Jiffies. A jiffy is the resolution of the kernel's coarse clocks.
+    pub fn jiffies() -> Result<Self> {
+        let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
+            .map_err(io::Error::from)
+            .context("cannot read the length of a jiffy")?;
+        Ok(Self {
+            source: CLOCK_JIFFIES,
+            unit: Duration::from(resolution),
+        })
+    }
+
+    /// Virtual time in milliseconds, which moves when a test says so.
+    pub fn virtual_ms() -> Self {
+        Self {
+            source: CLOCK_VIRTUAL,
+            unit: Duration::from_millis(1),
+        }
+    }
+
+    /// A unit.
+    pub fn unit(&self) -> Duration {
+        self.unit
+    }
+
+    /// Units that are at least `duration`.
+    pub fn units_ceil(&self, duration: Duration) -> u64 {
+        let units = duration.as_nanos().div_ceil(self.unit.as_nanos());
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+
+    /// Units after which `duration` has passed for certain. A stamp of a clock that ticks is up to
+    /// one unit old when it is read, so one more is waited for; virtual time is exact.
+    pub fn timeout(&self, duration: Duration) -> u64 {
+        let slack = u64::from(self.source == CLOCK_JIFFIES);
+        self.units_ceil(duration).saturating_add(slack)
+    }
+
+    /// The length of so many units.
+    pub fn duration(&self, units: u64) -> Duration {
+        Duration::from_nanos_u128(self.unit.as_nanos().saturating_mul(u128::from(units)))
+    }
+}

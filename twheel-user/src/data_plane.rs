@@ -1,0 +1,388 @@
+//! The eBPF object, loaded: maps, programs, and what userspace does with them.
+
+use std::{collections::HashMap, io, os::fd::AsFd};
+
+use anyhow::{Context, Result, bail};
+use aya::{
+    Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
+    maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, RingBuf},
+    programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp},
+    sys::SyscallError,
+};
+use twheel_common::{
+    config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta},
+    counter::Counters,
+    event::Event,
+    step::Step,
+    wheel::Geometry,
+};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+    pins::Instance,
+};
+
+/// The object that this program carries.
+pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twheel.bpf.o"));
+
+/// Visits of a stepper's call: enough to make the cost of the call small, few enough to keep bottom
+/// halves off for no longer than a packet burst does.
+pub const STEP_BUDGET: u32 = 256;
+
+const PINNED_MAPS: [&str; 8] = [
+    "FLOWS", "WHEEL", "SLOTS", "EVENTS", "WAKES", "COUNTERS", "META", "CLOCK",
+];
+
+/// What to load.
+pub struct Load<'a> {
+    /// The object: [`OBJECT`], or that of the benches.
+    pub object: &'a [u8],
+    /// Configuration of the data plane.
+    pub config: Config,
+    /// Its clock.
+    pub clock: Clock,
+    /// Capacity of the table.
+    pub max_flows: u32,
+    /// Size of the ring of events, bytes, a power of two and at least a page.
+    pub ring_bytes: u32,
+    /// aya-log's level: 0 is off, 1 errors, … 5 traces.
+    pub log_level: u8,
+}
+
+/// The loaded data plane.
+pub struct DataPlane {
+    bpf: Ebpf,
+    config: Config,
+    clock: Clock,
+    adopted: bool,
+}
+
+impl DataPlane {
+    /// Loads the object over the maps that the instance has pinned, or over new ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`] if the pinned maps were made for something else; the verifier's log is in the
+    /// chain where it refuses a program.
+    pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
+        let Geometry { levels, bits } = load.config.geometry;
+        let wanted = Meta {
+            layout: LAYOUT,
+            tick: load.config.tick,
+            unit_ns: load.clock.unit().subsec_nanos(),
+            levels,
+            bits,
+            max_flows: load.max_flows,
+        };
+        let adopted = adoptable(instance, &wanted)?;
+        let mut loader = EbpfLoader::new();
+        loader
+            .default_map_pin_directory(instance.path())
+            .map_max_entries("FLOWS", load.max_flows)
+            .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
+            .map_max_entries("EVENTS", load.ring_bytes)
+            .override_global("CONFIG", &load.config, true)
+            .override_global("AYA_LOG_LEVEL", &load.log_level, false);
+        let bpf = loader.load(load.object).map_err(explain_load)?;
+        let mut plane = Self {
+            bpf,
+            config: load.config,
+            clock: load.clock,
+            adopted,
+        };
+        if !adopted {
+            // Last, so that maps with it are whole.
+            let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
+            meta.set(0, wanted, 0).context("cannot write META")?;
+        }
+        for (name, program) in plane.bpf.programs_mut() {
+            let loaded = match program {
+                aya::programs::Program::Xdp(program) => program.load(),
+                aya::programs::Program::SchedClassifier(program) => program.load(),
+                _ => bail!("the object has a program {name} of a type that is not expected"),
+            };
+            loaded.with_context(|| format!("the kernel refuses the program {name}"))?;
+        }
+        Ok(plane)
+    }
+
+    /// Whether the maps were there before.
+    pub fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The loaded object, for the logger.
+    pub fn bpf_mut(&mut self) -> &mut Ebpf {
+        &mut self.bpf
+    }
+
+    /// An XDP program by name.
+    pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
+        let program = self.bpf.program_mut(name);
+        Ok(program
+            .with_context(|| format!("the object has no program {name}"))?
+            .try_into()?)
+    }
+
+    /// A classifier by name.
+    pub fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        let program = self.bpf.program_mut(name);
+        Ok(program
+            .with_context(|| format!("the object has no program {name}"))?
+            .try_into()?)
+    }
+
+    /// One call of the stepper on the CPU of this thread, which must be pinned to it.
+    pub fn step(&mut self, budget: u32) -> Result<Step> {
+        step(self.xdp("twheel_step")?, budget)
+    }
+
+    /// Takes the ring of events; once.
+    pub fn take_events(&mut self) -> Result<Events> {
+        Ok(Events(RingBuf::try_from(self.take_map("EVENTS")?)?))
+    }
+
+    /// Takes the ring of calls to sleeping steppers; once.
+    pub fn take_wakes(&mut self) -> Result<RingBuf<MapData>> {
+        Ok(RingBuf::try_from(self.take_map("WAKES")?)?)
+    }
+
+    /// The counters, summed over all CPUs.
+    pub fn counters(&self) -> Result<Counters> {
+        let map = self
+            .bpf
+            .map("COUNTERS")
+            .context("the object has no map COUNTERS")?;
+        let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
+        let mut sum = Counters::default();
+        for counters in per_cpu
+            .get(&0, 0)
+            .context("cannot read the counters")?
+            .iter()
+        {
+            sum.add(counters);
+        }
+        Ok(sum)
+    }
+
+    /// Sets virtual time, units.
+    pub fn set_clock(&mut self, now: u64) -> Result<()> {
+        assert_eq!(
+            self.config.clock, CLOCK_VIRTUAL,
+            "the data plane reads another clock"
+        );
+        let mut clock = Array::<_, u64>::try_from(self.map_mut("CLOCK")?)?;
+        clock.set(0, now, 0).context("cannot set virtual time")
+    }
+
+    /// A map, for whoever reads it.
+    pub fn map(&self, name: &str) -> Result<&Map> {
+        self.bpf
+            .map(name)
+            .with_context(|| format!("the object has no map {name}"))
+    }
+
+    /// Memory that the kernel accounts for all maps, bytes: `memlock` of each map's `fdinfo`.
+    pub fn memory(&self) -> Result<HashMap<String, u64>> {
+        self.bpf
+            .maps()
+            .map(|(name, map)| Ok((name.to_owned(), memlock(map)?)))
+            .collect()
+    }
+
+    fn map_mut(&mut self, name: &str) -> Result<&mut Map> {
+        self.bpf
+            .map_mut(name)
+            .with_context(|| format!("the object has no map {name}"))
+    }
+
+    fn take_map(&mut self, name: &str) -> Result<Map> {
+        self.bpf
+            .take_map(name)
+            .with_context(|| format!("the map {name} is not there"))
+    }
+}
+
+/// The ring of ended flows, as its reader sees it.
+pub struct Events(RingBuf<MapData>);
+
+impl Events {
+    /// Takes all that is there, in order.
+    pub fn drain(&mut self, into: &mut Vec<Event>) {
+        while let Some(record) = self.0.next() {
+            if record.len() == size_of::<Event>() {
+                // SAFETY: the record is that long, and any bytes are a valid `Event`.
+                into.push(unsafe { record.as_ptr().cast::<Event>().read_unaligned() });
+            }
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
+pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
+    let call = Step {
+        budget,
+        ..Step::default()
+    };
+    // SAFETY: `Step` is `repr(C)`, integers alone, without padding.
+    let bytes: [u8; size_of::<Step>()] = unsafe { std::mem::transmute(call) };
+    let mut out = [0; size_of::<Step>()];
+    program
+        .test_run(TestRunOptions {
+            data_in: Some(&bytes),
+            data_out: Some(&mut out),
+            ..TestRunOptions::new()
+        })
+        .context("cannot run the stepper")?;
+    // SAFETY: as above, and any bytes are a valid `Step`.
+    Ok(unsafe { std::mem::transmute::<[u8; size_of::<Step>()], Step>(out) })
+}
+
+/// Whether the instance holds maps to adopt. Maps without a [`Meta`], whose loader died before it had
+/// set all up, are cleared away.
+fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
+    let meta = match MapData::from_pin(instance.object("META")) {
+        Ok(map) => {
+            check_pinned(instance, wanted)?;
+            Array::<_, Meta>::try_from(Map::Array(map))?
+                .get(&0, 0)
+                .context("cannot read META")?
+        }
+        Err(MapError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::NotFound =>
+        {
+            Meta::default()
+        }
+        Err(error) => return Err(error).context("cannot open the pinned META"),
+    };
+    if meta.layout == 0 {
+        instance.clear()?;
+        return Ok(false);
+    }
+    if meta != *wanted {
+        let tick = |meta: &Meta| {
+            std::time::Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns))
+        };
+        return Err(Failure::new(
+            Kind::Pins,
+            format!(
+                "the pins at {} were made with --max-flows {} --tick {}, not --max-flows {} --tick \
+                 {}: run with those, or run `twheel detach` first",
+                instance.path().display(),
+                meta.max_flows,
+                humantime::format_duration(tick(&meta)),
+                wanted.max_flows,
+                humantime::format_duration(tick(wanted)),
+            ),
+        )
+        .into());
+    }
+    Ok(true)
+}
+
+/// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
+fn check_pinned(instance: &Instance, wanted: &Meta) -> Result<()> {
+    use aya::maps::MapType;
+    use twheel_common::flow::{Flow, FlowKey};
+    use twheel_common::wheel::Wheel;
+    let size = |bytes: usize| bytes as u32;
+    let shapes = [
+        (
+            "FLOWS",
+            MapType::Hash,
+            size(size_of::<FlowKey>()),
+            size(size_of::<Flow>()),
+        ),
+        ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
+        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<FlowKey>())),
+        ("EVENTS", MapType::RingBuf, 0, 0),
+        ("WAKES", MapType::RingBuf, 0, 0),
+        (
+            "COUNTERS",
+            MapType::PerCpuArray,
+            4,
+            size(size_of::<Counters>()),
+        ),
+        ("META", MapType::Array, 4, size(size_of::<Meta>())),
+        ("CLOCK", MapType::Array, 4, 8),
+    ];
+    debug_assert_eq!(shapes.map(|(name, ..)| name), PINNED_MAPS);
+    for (name, kind, key_size, value_size) in shapes {
+        let info = MapInfo::from_pin(instance.object(name));
+        let matches = info.is_ok_and(|info| {
+            info.map_type().is_ok_and(|found| found == kind)
+                && info.key_size() == key_size
+                && info.value_size() == value_size
+                && (name != "FLOWS" || wanted.max_flows == 0 || info.max_entries() > 0)
+        });
+        if !matches {
+            return Err(Failure::new(
+                Kind::Pins,
+                format!(
+                    "{} is not the map that this version of twheel makes: run `twheel detach` first",
+                    instance.object(name).display()
+                ),
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn explain_load(error: EbpfError) -> anyhow::Error {
+    let no_memory = matches!(
+        &error,
+        EbpfError::MapError(MapError::CreateError { io_error, .. })
+            if matches!(io_error.raw_os_error(), Some(libc::ENOMEM | libc::E2BIG))
+    );
+    let error = anyhow::Error::new(error);
+    if no_memory {
+        return error.context("the kernel has no memory for the table: give a smaller --max-flows");
+    }
+    error.context("cannot load the eBPF object")
+}
+
+/// What the kernel charges for a map, bytes.
+fn memlock(map: &Map) -> Result<u64> {
+    use std::os::fd::AsRawFd;
+    let data = match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::RingBuf(data)
+        | Map::PerCpuHashMap(data)
+        | Map::LruHashMap(data) => data,
+        _ => bail!("a map of a type that is not expected"),
+    };
+    let path = format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd());
+    let info = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    info.lines()
+        .find_map(|line| line.strip_prefix("memlock:"))
+        .and_then(|bytes| bytes.trim().parse().ok())
+        .with_context(|| format!("{path} has no memlock"))
+}
+
+/// The errno of a program error, where the kernel gave one.
+pub fn errno(error: &ProgramError) -> Option<i32> {
+    match error {
+        ProgramError::SyscallError(SyscallError { io_error, .. }) => io_error.raw_os_error(),
+        _ => None,
+    }
+}

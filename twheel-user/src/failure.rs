@@ -1,0 +1,61 @@
+//! Failures that have an exit code of their own.
+
+use std::fmt;
+
+/// What kind of failure; the discriminant is the exit code of `twheel`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Anything not named below.
+    Other = 1,
+    /// Arguments that cannot be used (clap uses the same code).
+    Usage = 2,
+    /// The caller lacks capabilities.
+    Permission = 3,
+    /// The host lacks something: the kernel is too old, bpffs is not mounted.
+    Unsupported = 4,
+    /// The interface is unknown, or taken.
+    Interface = 5,
+    /// Pins that cannot be adopted, or none where some are needed.
+    Pins = 6,
+}
+
+/// A failure of a [`Kind`], in one sentence that says what to do.
+#[derive(Debug)]
+pub struct Failure {
+    kind: Kind,
+    message: String,
+}
+
+impl Failure {
+    /// Of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The exit code for an error: that of the outermost [`Failure`] in its chain.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    let kind = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<Failure>())
+        .map_or_else(
+            || {
+                error
+                    .downcast_ref::<Failure>()
+                    .map_or(Kind::Other, |failure| failure.kind)
+            },
+            |failure| failure.kind,
+        );
+    kind as u8
+}

@@ -1,0 +1,104 @@
+//! What this host offers: checked before anything is loaded, so that the answer is a sentence.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use nix::sys::statfs::{FsType, statfs};
+
+use crate::failure::{Failure, Kind};
+
+/// `BPF_FS_MAGIC`, `include/uapi/linux/magic.h`.
+const BPF_FS_MAGIC: FsType = FsType(0xcafe_4a11);
+/// `bpf_loop` came with 5.17, XDP programs that accept multi-buffer packets with 5.18.
+const OLDEST_KERNEL: (u32, u32) = (5, 18);
+
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
+/// The kernel is new enough, the caller may load programs, bpffs is there.
+///
+/// # Errors
+///
+/// [`Kind::Unsupported`] or [`Kind::Permission`].
+pub fn check() -> Result<()> {
+    check_kernel(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
+    check_capabilities()?;
+    check_bpffs(Path::new(crate::pins::BPFFS))
+}
+
+fn check_kernel(release: &str) -> Result<()> {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < OLDEST_KERNEL {
+        let (major, minor) = OLDEST_KERNEL;
+        return Err(Failure::new(
+            Kind::Unsupported,
+            format!(
+                "kernel {} is too old: twheel needs {major}.{minor} or newer",
+                release.trim()
+            ),
+        )
+        .into());
+    }
+    Ok(())
+}
+
+fn check_capabilities() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").context("cannot read own capabilities")?;
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .context("cannot read own capabilities")?;
+    let has = |capability: u32| effective >> capability & 1 == 1;
+    if has(CAP_NET_ADMIN) && (has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON)) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Permission,
+        "not permitted to load BPF programs: run as root, or with CAP_BPF, CAP_PERFMON and \
+         CAP_NET_ADMIN",
+    )
+    .into())
+}
+
+fn check_bpffs(path: &Path) -> Result<()> {
+    match statfs(path) {
+        Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
+        _ => Err(Failure::new(
+            Kind::Unsupported,
+            format!(
+                "no BPF file system at {0}: mount it with `mount -t bpf bpf {0}`",
+                path.display()
+            ),
+        )
+        .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::exit_code;
+
+    #[test]
+    fn kernels_are_told_apart_by_number() {
+        for release in ["5.18.0", "6.1.0-44-amd64", "6.18.44+\n", "10.0"] {
+            check_kernel(release).unwrap();
+        }
+        for release in ["5.17.9", "5.4.0-generic", "4.19", ""] {
+            let error = check_kernel(release).unwrap_err();
+            assert_eq!(exit_code(&error), Kind::Unsupported as u8, "{release}");
+        }
+    }
+
+    #[test]
+    fn another_file_system_is_not_bpffs() {
+        let error = check_bpffs(Path::new("/proc")).unwrap_err();
+        assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    }
+}

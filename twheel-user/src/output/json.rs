@@ -1,0 +1,43 @@
+//! One JSON object a flow and line; the field names are stable.
+
+use std::io;
+
+use serde::Serialize;
+
+use super::{Expired, Output};
+
+/// Lines of JSON.
+pub struct Json;
+
+#[derive(Serialize)]
+struct Line<'a> {
+    event: &'a str,
+    proto: &'a str,
+    src: std::net::IpAddr,
+    sport: u16,
+    dst: std::net::IpAddr,
+    dport: u16,
+    state: &'a str,
+    reason: &'a str,
+    age_ms: u64,
+    idle_ms: u64,
+}
+
+impl Output for Json {
+    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()> {
+        let line = Line {
+            event: "expired",
+            proto: "tcp",
+            src: flow.src.ip(),
+            sport: flow.src.port(),
+            dst: flow.dst.ip(),
+            dport: flow.dst.port(),
+            state: flow.state.name(),
+            reason: flow.reason.name(),
+            age_ms: flow.age.as_millis() as u64,
+            idle_ms: flow.idle.as_millis() as u64,
+        };
+        serde_json::to_writer(&mut *to, &line)?;
+        writeln!(to)
+    }
+}

@@ -1,0 +1,53 @@
+//! How an ended flow is written: one file a format.
+
+mod json;
+mod text;
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use twheel_common::{
+    event::{Event, Reason},
+    flow::{Seen, State},
+};
+
+pub use self::{json::Json, text::Text};
+use crate::clock::Clock;
+
+/// A flow that has ended, in the words of its readers.
+#[derive(Clone, Copy, Debug)]
+pub struct Expired {
+    /// The initiator, as far as that is known.
+    pub src: SocketAddr,
+    /// The responder.
+    pub dst: SocketAddr,
+    /// State at the end.
+    pub state: State,
+    /// Why it ended.
+    pub reason: Reason,
+    /// From the first packet to the end.
+    pub age: Duration,
+    /// From the latest packet to the end.
+    pub idle: Duration,
+}
+
+impl Expired {
+    /// From the data plane's record; `None` for a record that no data plane writes.
+    pub fn new(event: &Event, clock: Clock) -> Option<Self> {
+        let seen = Seen(event.seen);
+        let initiator = seen.initiator();
+        Some(Self {
+            src: event.key.sender(initiator),
+            dst: event.key.sender(initiator.reverse()),
+            state: seen.state(),
+            reason: Reason::from_raw(event.reason)?,
+            age: clock.duration(event.age),
+            idle: clock.duration(u64::from(event.idle)),
+        })
+    }
+}
+
+/// Writes ended flows.
+pub trait Output {
+    /// Writes one.
+    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()>;
+}

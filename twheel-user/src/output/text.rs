@@ -1,0 +1,27 @@
+//! One line a flow, for people.
+
+use std::{io, time::Duration};
+
+use super::{Expired, Output};
+
+/// Lines of text.
+pub struct Text;
+
+impl Output for Text {
+    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()> {
+        writeln!(
+            to,
+            "expired  tcp  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}",
+            flow.src.to_string(),
+            flow.dst.to_string(),
+            flow.state.name(),
+            seconds(flow.age),
+            seconds(flow.idle),
+            flow.reason.name(),
+        )
+    }
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1}s", duration.as_secs_f64())
+}

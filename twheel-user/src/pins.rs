@@ -1,0 +1,291 @@
+//! Where things are pinned: one directory an instance, below one for the layout's version.
+//!
+//! ```text
+//! /sys/fs/bpf/twheel/v1/4026531840-eth0/    network namespace (inode) and first interface
+//!     FLOWS WHEEL SLOTS EVENTS …            the maps
+//!     twheel_xdp twheel_egress twheel_step  the programs
+//!     xdp@eth0 egress@eth0                  the links
+//! ```
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use twheel_common::config::LAYOUT;
+
+use crate::failure::{Failure, Kind};
+
+/// The BPF file system.
+pub const BPFFS: &str = "/sys/fs/bpf";
+
+/// The programs that are pinned.
+pub const PROGRAMS: [&str; 3] = ["twheel_xdp", "twheel_egress", "twheel_step"];
+
+/// The directory of all instances.
+fn root() -> PathBuf {
+    Path::new(BPFFS).join("twheel")
+}
+
+/// The directory of all instances of this layout.
+fn version() -> PathBuf {
+    root().join(format!("v{LAYOUT}"))
+}
+
+/// An instance's directory, locked: one loader at a time. The lock ends with the process.
+pub struct Instance {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+/// A link's hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// XDP, packets that come in.
+    Xdp,
+    /// TCX, packets that go out.
+    Egress,
+}
+
+impl Hook {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+impl Instance {
+    /// Opens the instance that holds any of these interfaces, or makes a new one.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`]: it has interfaces other than these, is in use, or was made by a version with
+    /// another layout.
+    pub fn open(interfaces: &[String]) -> Result<Self> {
+        let mut found = Vec::new();
+        for interface in interfaces {
+            for directory in holding(interface)? {
+                if directory.parent() != Some(&version()) {
+                    return pins(format!(
+                        "{interface} carries pins of another version of twheel at {}: remove them \
+                         with `twheel detach --iface {interface}`",
+                        directory.display()
+                    ));
+                }
+                if !found.contains(&directory) {
+                    found.push(directory);
+                }
+            }
+        }
+        let path = match found.as_slice() {
+            [] => {
+                let first = interfaces.first().context("no interface")?;
+                version().join(format!("{}-{}", namespace()?, escape(first)))
+            }
+            [one] => one.clone(),
+            [one, two, ..] => {
+                return pins(format!(
+                    "the interfaces belong to two instances, {} and {}: run `twheel detach` on one",
+                    one.display(),
+                    two.display()
+                ));
+            }
+        };
+        for held in interfaces_of(&path)? {
+            if !interfaces.contains(&held) {
+                return pins(format!(
+                    "the instance at {} holds {held} as well: give --iface {held} too, or run \
+                     `twheel detach --iface {held}`",
+                    path.display()
+                ));
+            }
+        }
+        fs::create_dir_all(&path)
+            .with_context(|| format!("cannot create the pin directory {}", path.display()))?;
+        Self::lock(path)
+    }
+
+    /// Locks a directory that exists.
+    fn lock(path: PathBuf) -> Result<Self> {
+        let directory = File::open(&path)
+            .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self { path, _lock: lock }),
+            Err((_, nix::Error::EWOULDBLOCK)) => pins(format!(
+                "another twheel is using {}: stop it first",
+                path.display()
+            )),
+            Err((_, error)) => Err(io::Error::from(error))
+                .with_context(|| format!("cannot lock {}", path.display())),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where a map or a program is pinned.
+    pub fn object(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Where a link is pinned.
+    pub fn link(&self, hook: Hook, interface: &str) -> PathBuf {
+        self.path.join(link_name(hook, interface))
+    }
+
+    /// Removes all pins, links first: what is attached goes before what it needs.
+    pub fn remove(self) -> Result<()> {
+        remove_directory(&self.path)
+    }
+
+    /// Removes the pins of maps and programs of an instance that has no links: a loader died before
+    /// it had set all up.
+    pub fn clear(&self) -> Result<()> {
+        clear_directory(&self.path)
+    }
+}
+
+/// Detaches an interface: its links, and the whole instance when no link is left. Works for pins of
+/// any version. Returns the number of links removed.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: a loader is running on it.
+pub fn detach(interface: &str) -> Result<usize> {
+    let mut removed = 0;
+    for directory in holding(interface)? {
+        let instance = Instance::lock(directory)?;
+        for hook in [Hook::Xdp, Hook::Egress] {
+            let link = instance.link(hook, interface);
+            match fs::remove_file(&link) {
+                Ok(()) => removed += 1,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot remove {}", link.display()));
+                }
+            }
+        }
+        if interfaces_of(instance.path())?.is_empty() {
+            instance.remove()?;
+        }
+    }
+    Ok(removed)
+}
+
+/// The instances of any version that hold an interface of this network namespace.
+fn holding(interface: &str) -> Result<Vec<PathBuf>> {
+    let prefix = format!("{}-", namespace()?);
+    let mut found = Vec::new();
+    for version in entries(&root())? {
+        for instance in entries(&version)? {
+            let here = name(&instance).starts_with(&prefix);
+            if here
+                && interfaces_of(&instance)?
+                    .iter()
+                    .any(|held| held == interface)
+            {
+                found.push(instance);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The interfaces to which an instance has links, each once.
+fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
+    let mut interfaces = Vec::new();
+    for entry in entries(instance)? {
+        let name = name(&entry);
+        if let Some((_, interface)) = name.split_once('@') {
+            let interface = unescape(interface);
+            if !interfaces.contains(&interface) {
+                interfaces.push(interface);
+            }
+        }
+    }
+    Ok(interfaces)
+}
+
+fn clear_directory(path: &Path) -> Result<()> {
+    let mut entries = entries(path)?;
+    entries.sort_by_key(|entry| !name(entry).contains('@'));
+    for entry in entries {
+        fs::remove_file(&entry).with_context(|| format!("cannot remove {}", entry.display()))?;
+    }
+    Ok(())
+}
+
+fn remove_directory(path: &Path) -> Result<()> {
+    clear_directory(path)?;
+    fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))?;
+    // The directories above go with the last instance.
+    for parent in [path.parent(), path.parent().and_then(Path::parent)] {
+        if parent.is_none_or(|parent| fs::remove_dir(parent).is_err()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a directory holds; nothing if it does not exist.
+fn entries(path: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot list {}", path.display());
+    match fs::read_dir(path) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry.with_context(context)?.path()))
+            .collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(context),
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+fn link_name(hook: Hook, interface: &str) -> String {
+    format!("{}@{}", hook.name(), escape(interface))
+}
+
+/// bpffs reserves the dot, which names of VLAN interfaces have.
+fn escape(interface: &str) -> String {
+    interface.replace('%', "%25").replace('.', "%2E")
+}
+
+fn unescape(name: &str) -> String {
+    name.replace("%2E", ".").replace("%25", "%")
+}
+
+/// The inode of this network namespace: interfaces of other namespaces may have the same names.
+fn namespace() -> Result<u64> {
+    Ok(fs::metadata("/proc/self/ns/net")
+        .context("cannot tell the network namespace")?
+        .ino())
+}
+
+fn pins<T>(message: String) -> Result<T> {
+    Err(Failure::new(Kind::Pins, message).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_escaping() {
+        for name in ["eth0", "eth0.100", "a%2Eb", "a%.b"] {
+            assert!(!escape(name).contains('.'));
+            assert_eq!(unescape(&escape(name)), name);
+        }
+    }
+}
