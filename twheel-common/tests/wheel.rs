@@ -1,0 +1,201 @@
+//! The wheel against a sorted list of deadlines.
+#![allow(missing_docs)]
+
+use std::collections::{BTreeMap, HashMap};
+
+use twheel_common::wheel::{Geometry, MAX_BITS, MAX_LEVELS, Wheel};
+
+/// A wheel with lists, as the data plane has them.
+struct Lists {
+    geometry: Geometry,
+    wheel: Wheel,
+    slots: HashMap<u32, Vec<(u32, u64)>>,
+}
+
+impl Lists {
+    fn new(levels: u32, bits: u32, start: u64) -> Self {
+        let mut wheel = Wheel::default();
+        wheel.advance(start);
+        Self {
+            geometry: Geometry { levels, bits },
+            wheel,
+            slots: HashMap::new(),
+        }
+    }
+
+    fn start(&mut self, id: u32, when: u64) {
+        let slot = self.wheel.slot(self.geometry, when);
+        assert!(slot.starts > self.wheel.elapsed || slot.starts <= when);
+        self.wheel.occupy(self.geometry, slot.index);
+        self.slots.entry(slot.index).or_default().push((id, when));
+    }
+
+    /// Fires all that is due by `tick`; the number of visits.
+    fn step(&mut self, tick: u64, fired: &mut Vec<(u32, u64)>) -> usize {
+        let mut visits = 0;
+        while let Some(slot) = self.wheel.first(self.geometry) {
+            if slot.starts > tick {
+                break;
+            }
+            self.wheel.take(self.geometry, slot);
+            for (id, when) in self.slots.remove(&slot.index).unwrap() {
+                visits += 1;
+                if when <= self.wheel.elapsed {
+                    fired.push((id, self.wheel.elapsed.max(when)));
+                } else {
+                    self.start(id, when);
+                }
+            }
+        }
+        self.wheel.advance(tick);
+        visits
+    }
+}
+
+/// xorshift64*: the tests are the same each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
+    }
+}
+
+const GEOMETRIES: [(u32, u32); 8] = [
+    (1, 1),
+    (1, 4),
+    (1, 12),
+    (2, 2),
+    (3, 2),
+    (4, 3),
+    (3, 10),
+    (4, 12),
+];
+
+#[test]
+fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
+    for (levels, bits) in GEOMETRIES {
+        // The tick at which 32 bits wrap lies in the way.
+        for start in [0, 7, (1 << 32) - 500] {
+            let mut random = Random(0x9e37_79b9 + u64::from(levels * 100 + bits));
+            let mut lists = Lists::new(levels, bits, start);
+            let mut oracle: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+            let (mut now, mut id) = (start, 0);
+            for _ in 0..4_000 {
+                for _ in 0..random.below(4) {
+                    let reach = 1 << random.below(14);
+                    let when = now + 1 + random.below(reach);
+                    lists.start(id, when);
+                    oracle.entry(when).or_default().push(id);
+                    id += 1;
+                }
+                now += match random.below(10) {
+                    0 => 1 + random.below(3_000),
+                    _ => random.below(3),
+                };
+                let mut fired = Vec::new();
+                lists.step(now, &mut fired);
+                let later = oracle.split_off(&(now + 1));
+                let mut expected: Vec<(u32, u64)> = std::mem::replace(&mut oracle, later)
+                    .into_iter()
+                    .flat_map(|(when, ids)| ids.into_iter().map(move |id| (id, when)))
+                    .collect();
+                assert!(fired.is_sorted_by_key(|(_, when)| *when), "out of order");
+                fired.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(fired, expected, "levels {levels}, bits {bits}, tick {now}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_slot_edge_of_every_level() {
+    for (levels, bits) in GEOMETRIES {
+        for level in 0..levels {
+            let span = 1u64 << (level * bits);
+            for start in [0, span - 1, span, span + 1, 5 * span - 1] {
+                for when in [
+                    span - 1,
+                    span,
+                    span + 1,
+                    2 * span,
+                    (span << bits) - 1,
+                    span << bits,
+                ] {
+                    let mut lists = Lists::new(levels, bits, start);
+                    let due = when.max(start + 1);
+                    lists.start(1, due);
+                    let mut fired = Vec::new();
+                    lists.step(due - 1, &mut fired);
+                    assert_eq!(fired, [], "early: {levels}x{bits} {start} {when}");
+                    lists.step(due, &mut fired);
+                    assert_eq!(fired, [(1, due)], "{levels}x{bits} {start} {when}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_deadline_already_past_has_the_next_tick() {
+    let mut lists = Lists::new(3, 10, 1_000);
+    for when in [0, 999, 1_000] {
+        assert_eq!(lists.wheel.slot(lists.geometry, when).starts, 1_001);
+    }
+    lists.start(1, 5);
+    let mut fired = Vec::new();
+    lists.step(1_001, &mut fired);
+    assert_eq!(fired, [(1, 1_001)]);
+}
+
+#[test]
+fn a_deadline_beyond_the_range_goes_round_and_is_kept() {
+    let mut lists = Lists::new(2, 2, 3);
+    lists.start(1, 1_000);
+    let mut fired = Vec::new();
+    for tick in 4..1_000 {
+        lists.step(tick, &mut fired);
+    }
+    assert_eq!(fired, []);
+    lists.step(1_000, &mut fired);
+    assert_eq!(fired, [(1, 1_000)]);
+}
+
+#[test]
+fn a_stall_is_caught_up_in_one_turn() {
+    let mut lists = Lists::new(3, 10, 0);
+    lists.start(1, 10);
+    lists.start(2, 1 << 29);
+    let mut fired = Vec::new();
+    // Days of ticks later: one visit for the one that is due, at most one a level for the other.
+    let visits = lists.step(1 << 28, &mut fired);
+    assert_eq!(fired, [(1, 10)]);
+    assert!(visits <= 1 + 3, "{visits} visits");
+}
+
+#[test]
+fn first_sees_all_levels() {
+    let mut lists = Lists::new(3, 10, 0);
+    let when = (5 << 20) + 1;
+    lists.start(1, when);
+    let slot = lists.wheel.first(lists.geometry).unwrap();
+    assert_eq!(slot.starts, 5 << 20, "the slot of the top level");
+    lists.start(2, 2_000);
+    assert_eq!(lists.wheel.first(lists.geometry).unwrap().starts, 1 << 10);
+}
+
+#[test]
+fn the_largest_geometry_fits() {
+    let geometry = Geometry {
+        levels: MAX_LEVELS as u32,
+        bits: MAX_BITS,
+    };
+    let wheel = Wheel::default();
+    let slot = wheel.slot(geometry, u64::MAX);
+    assert!(slot.index < geometry.slots());
+    assert_eq!(slot.starts, geometry.range());
+}
