@@ -1,0 +1,239 @@
+//! The loaded data plane under virtual time, driven packet by packet with `BPF_PROG_TEST_RUN`.
+
+use std::{
+    os::fd::AsRawFd,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use aya::programs::{TestRun, TestRunOptions};
+use etherparse::PacketBuilder;
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Events, Load, STEP_BUDGET},
+    pins::Instance,
+    settings::Wanted,
+    stepper::pin_to,
+};
+use twheel_common::{
+    counter::{Counter, Counters},
+    event::Event,
+    step::Outcome,
+    wheel::NEVER,
+};
+
+/// XDP_PASS and TC_ACT_UNSPEC.
+pub const PASS: u32 = 2;
+/// As above.
+pub const UNSPEC: u32 = u32::MAX;
+
+/// A data plane of one test. Its pins are gone as soon as it is loaded: nothing to clean up.
+pub struct Plane {
+    plane: DataPlane,
+    events: Events,
+    ring: libc::c_int,
+    now: u64,
+}
+
+/// What a test may want otherwise.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    /// Milliseconds; so are all times of virtual time.
+    pub tick: u64,
+    /// Idle timeout.
+    pub timeout: u64,
+    /// Timeout after RST or FIN from both sides.
+    pub close: u64,
+    /// Capacity.
+    pub max_flows: u32,
+    /// Size of the ring.
+    pub ring_bytes: u32,
+    /// Virtual time at the beginning.
+    pub start: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            tick: 100,
+            timeout: 60_000,
+            close: 10_000,
+            max_flows: 4096,
+            ring_bytes: 1 << 20,
+            start: 1_000_000,
+        }
+    }
+}
+
+impl Setup {
+    /// Loads, with this thread on CPU 0.
+    pub fn load(self) -> Plane {
+        pin_to(0).unwrap();
+        let clock = Clock::virtual_ms();
+        let config = Wanted {
+            tick: Duration::from_millis(self.tick),
+            timeout: Duration::from_millis(self.timeout),
+            close_timeout: Some(Duration::from_millis(self.close)),
+            max_flows: self.max_flows,
+        }
+        .config(clock)
+        .unwrap();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "t{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        );
+        let instance = Instance::open(&[name]).expect("these tests need root and a mounted bpffs");
+        let load = Load {
+            object: twheel::data_plane::OBJECT,
+            config,
+            clock,
+            max_flows: self.max_flows,
+            ring_bytes: self.ring_bytes,
+            log_level: 0,
+        };
+        let plane = DataPlane::load(&load, &instance);
+        instance.remove().unwrap();
+        let mut plane = plane.unwrap();
+        let events = plane.take_events().unwrap();
+        let ring = std::os::fd::AsFd::as_fd(&events).as_raw_fd();
+        let mut plane = Plane {
+            plane,
+            events,
+            ring,
+            now: 0,
+        };
+        plane.at(self.start);
+        // As the loader does before it attaches.
+        assert!(plane.step().is_empty());
+        plane
+    }
+}
+
+impl Plane {
+    /// Sets virtual time.
+    pub fn at(&mut self, now: u64) {
+        self.now = now;
+        self.plane.set_clock(now).unwrap();
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Moves virtual time on.
+    pub fn pass(&mut self, milliseconds: u64) {
+        self.at(self.now + milliseconds);
+    }
+
+    /// A frame comes in. Every frame passes; this asserts it.
+    pub fn receive(&mut self, frame: &[u8]) {
+        let result = self
+            .plane
+            .xdp("twheel_xdp")
+            .unwrap()
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                ..TestRunOptions::new()
+            })
+            .unwrap();
+        assert_eq!(result.return_value, PASS);
+    }
+
+    /// A frame goes out.
+    pub fn send(&mut self, frame: &[u8]) {
+        let result = self
+            .plane
+            .classifier("twheel_egress")
+            .unwrap()
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                ..TestRunOptions::new()
+            })
+            .unwrap();
+        assert_eq!(result.return_value, UNSPEC);
+    }
+
+    /// One call of the stepper on this CPU, without draining the ring.
+    pub fn call(&mut self, budget: u32) -> (Outcome, twheel_common::step::Step) {
+        let step = self.plane.step(budget).unwrap();
+        (Outcome::from_raw(step.outcome).unwrap(), step)
+    }
+
+    /// Steps this CPU's wheel until nothing more is due; what has ended.
+    pub fn step(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        loop {
+            let (outcome, _) = self.call(STEP_BUDGET);
+            self.events.drain(&mut events);
+            if outcome == Outcome::Done {
+                return events;
+            }
+        }
+    }
+
+    /// The virtual time at which the stepper wants to come back.
+    pub fn next(&mut self) -> Option<u64> {
+        let (outcome, step) = self.call(STEP_BUDGET);
+        assert_eq!(outcome, Outcome::Done);
+        (step.next != NEVER).then(|| step.next * u64::from(self.plane.config().tick))
+    }
+
+    /// What is in the ring.
+    pub fn drain(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.events.drain(&mut events);
+        events
+    }
+
+    /// Whether the ring's reader would be woken: it polls readable.
+    pub fn ring_is_readable(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.ring,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one `pollfd`, as said; the descriptor belongs to `events`.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
+    /// A counter, over all CPUs.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.counters().get(counter)
+    }
+
+    /// All counters.
+    pub fn counters(&self) -> Counters {
+        self.plane.counters().unwrap()
+    }
+
+    /// The data plane itself.
+    pub fn plane(&mut self) -> &mut DataPlane {
+        &mut self.plane
+    }
+}
+
+/// TCP flags of a frame.
+pub use twheel_common::packet::tcp::{ACK, FIN, RST, SYN};
+
+/// A TCP frame over IPv4, from 10.0.0.0 + `client` to 192.0.2.1:80, or back.
+pub fn frame(client: u32, back: bool, flags: u8) -> Vec<u8> {
+    let client_ip = (0x0a00_0000 + client / 50_000).to_be_bytes();
+    let client_port = 1024 + (client % 50_000) as u16;
+    let server = ([192, 0, 2, 1], 80);
+    let ((source, sport), (destination, dport)) = if back {
+        (server, (client_ip, client_port))
+    } else {
+        ((client_ip, client_port), server)
+    };
+    let mut frame = Vec::with_capacity(54);
+    PacketBuilder::ethernet2([2; 6], [4; 6])
+        .ipv4(source, destination, 64)
+        .tcp(sport, dport, 1, 1024)
+        .write(&mut frame, &[])
+        .unwrap();
+    frame[47] = flags;
+    frame
+}

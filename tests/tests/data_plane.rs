@@ -1,0 +1,585 @@
+//! The loaded programs on crafted packets, under virtual time: hours pass in milliseconds, and
+//! nothing here reads a clock.
+#![allow(missing_docs)]
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::SocketAddr,
+};
+
+use twheel::{clock::Clock, output::Expired, stepper::pin_to};
+use twheel_common::{
+    counter::Counter,
+    event::{Event, Reason},
+    flow::{Direction, Seen, State},
+    packet::{Skip, parse},
+    step::Outcome,
+};
+use twheel_tests::plane::{ACK, FIN, Plane, RST, SYN, Setup, frame};
+
+fn ended(event: &Event) -> (Reason, State) {
+    (
+        Reason::from_raw(event.reason).unwrap(),
+        Seen(event.seen).state(),
+    )
+}
+
+fn all_ended(events: &[Event]) -> Vec<(Reason, State)> {
+    events.iter().map(ended).collect()
+}
+
+/// A connection that is established, seen from both sides.
+fn establish(plane: &mut Plane, client: u32) {
+    plane.receive(&frame(client, false, SYN));
+    plane.send(&frame(client, true, SYN | ACK));
+    plane.receive(&frame(client, false, ACK));
+}
+
+#[test]
+fn an_idle_flow_expires_at_the_first_tick_after_its_timeout() {
+    let mut plane = Setup::default().load();
+    plane.at(1_000_030);
+    establish(&mut plane, 7);
+    plane.at(1_060_029);
+    assert!(plane.step().is_empty(), "early");
+    plane.at(1_060_099);
+    assert!(plane.step().is_empty(), "before the tick");
+    plane.at(1_060_100);
+    let events = plane.step();
+    assert_eq!(events.len(), 1);
+    let flow = Expired::new(&events[0], Clock::virtual_ms()).unwrap();
+    assert_eq!(flow.src, "10.0.0.0:1031".parse::<SocketAddr>().unwrap());
+    assert_eq!(flow.dst, "192.0.2.1:80".parse::<SocketAddr>().unwrap());
+    assert_eq!(
+        (flow.reason, flow.state),
+        (Reason::Idle, State::Established)
+    );
+    assert_eq!(
+        (flow.age.as_millis(), flow.idle.as_millis()),
+        (60_070, 60_070)
+    );
+    assert_eq!(plane.counters().live(), 0);
+    plane.pass(1_000_000);
+    assert!(plane.step().is_empty(), "twice");
+}
+
+#[test]
+fn packets_of_either_direction_keep_a_flow() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    for round in 0..50 {
+        plane.pass(59_999);
+        match round % 2 {
+            0 => plane.receive(&frame(1, true, ACK)),
+            _ => plane.send(&frame(1, false, ACK)),
+        }
+        assert!(plane.step().is_empty());
+    }
+    assert_eq!(plane.counters().live(), 1);
+    assert_eq!(plane.count(Counter::Created), 1);
+    plane.pass(60_100);
+    assert_eq!(plane.step().len(), 1);
+}
+
+#[test]
+fn a_reset_flow_leaves_after_the_short_timeout() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    plane.receive(&frame(1, false, RST));
+    plane.pass(9_999);
+    assert!(plane.step().is_empty());
+    plane.pass(101);
+    assert_eq!(all_ended(&plane.step()), [(Reason::Reset, State::Close)]);
+}
+
+#[test]
+fn a_reset_in_the_middle_of_a_hop_is_honoured_within_a_tick() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    for reset_after in [1u64, 5_000, 9_999, 10_000, 10_001, 35_123, 49_000] {
+        establish(&mut plane, 2);
+        let start = plane.now();
+        let mut next = start;
+        while next < start + reset_after {
+            plane.at(next);
+            assert!(plane.step().is_empty());
+            plane.receive(&frame(1, false, ACK));
+            next += 1_000;
+        }
+        plane.at(start + reset_after);
+        plane.receive(&frame(2, false, RST));
+        let deadline = plane.now() + 10_000;
+        plane.at(deadline - 1);
+        assert!(plane.step().is_empty());
+        plane.at(deadline.next_multiple_of(100));
+        assert_eq!(plane.step().len(), 1, "reset after {reset_after}");
+        plane.receive(&frame(1, false, ACK));
+    }
+}
+
+#[test]
+fn fin_from_both_sides_closes_and_the_last_ack_begins_nothing() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    plane.receive(&frame(1, false, FIN | ACK));
+    plane.pass(20_000);
+    assert!(plane.step().is_empty(), "one FIN is half a close");
+    plane.send(&frame(1, true, FIN | ACK));
+    plane.receive(&frame(1, false, ACK));
+    assert_eq!(plane.count(Counter::Created), 1);
+    plane.pass(10_100);
+    assert_eq!(
+        all_ended(&plane.step()),
+        [(Reason::Closed, State::TimeWait)]
+    );
+    // A FIN or RST sent again, after all is over.
+    plane.receive(&frame(1, false, FIN | ACK));
+    plane.receive(&frame(1, false, RST));
+    assert_eq!(plane.count(Counter::NoFlow), 2);
+    assert_eq!(plane.counters().live(), 0);
+}
+
+#[test]
+fn a_syn_on_a_closed_flow_begins_a_new_one_and_reports_the_old() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    plane.receive(&frame(1, false, RST));
+    plane.pass(1_000);
+    assert!(!plane.ring_is_readable());
+    plane.receive(&frame(1, false, SYN));
+    assert!(plane.ring_is_readable(), "nobody is told");
+    let events = plane.drain();
+    assert_eq!(all_ended(&events), [(Reason::Superseded, State::Close)]);
+    assert_eq!(events[0].age, 1_000);
+    plane.receive(&frame(1, false, ACK));
+    plane.pass(59_999);
+    assert!(plane.step().is_empty(), "the new one has its own life");
+    plane.pass(101);
+    let events = plane.step();
+    assert_eq!(all_ended(&events), [(Reason::Idle, State::Established)]);
+    assert_eq!(events[0].age, 60_100);
+    assert_eq!(plane.counters().live(), 0);
+}
+
+#[test]
+fn a_stray_syn_does_not_end_a_live_flow() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    plane.receive(&frame(1, false, SYN));
+    assert_eq!(plane.count(Counter::Superseded), 0);
+    plane.pass(30_000);
+    assert!(plane.step().is_empty());
+    assert_eq!(plane.counters().live(), 1);
+}
+
+#[test]
+fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
+    for (tick, timeout, close, start) in [
+        (100, 60_000, 10_000, 1_000_000),
+        // Stamps wrap in here, and ticks too.
+        (1, 700, 50, (1 << 32) - 200_000),
+        (1_000, 86_400_000, 10_000, 0),
+    ] {
+        let setup = Setup {
+            tick,
+            timeout,
+            close,
+            start,
+            ..Setup::default()
+        };
+        let mut plane = setup.load();
+        let mut random = Random(tick);
+        // Client → (deadline, closed).
+        let mut oracle: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        let mut ends = 0;
+        for _ in 0..6_000 {
+            let client = random.below(60) as u32;
+            let flags = match random.below(20) {
+                0 => RST,
+                1 => SYN,
+                _ => ACK,
+            };
+            plane.receive(&frame(client, random.below(2) == 0, flags));
+            let now = plane.now();
+            match (oracle.get(&client).copied(), flags) {
+                (None, RST) => {}
+                (_, RST) => drop(oracle.insert(client, (now + close, true))),
+                (Some((_, true)), SYN) => drop(oracle.insert(client, (now + timeout, false))),
+                (known, _) => {
+                    let closed = known.is_some_and(|(_, closed)| closed);
+                    let wait = if closed { close } else { timeout };
+                    oracle.insert(client, (now + wait, closed));
+                }
+            }
+            plane.pass(match random.below(30) {
+                0 => random.below(timeout * 2),
+                1 => random.below(timeout / 4),
+                _ => random.below(close / 4),
+            });
+            // What must have ended: all that was due at the last tick. What may have: all that is
+            // due now, where a visit came by for another reason.
+            let due = |by: u64| -> HashSet<u16> {
+                let due = oracle.iter().filter(|(_, (deadline, _))| *deadline <= by);
+                due.map(|(client, _)| port(*client)).collect()
+            };
+            let must = due(plane.now() / tick * tick);
+            let may = due(plane.now());
+            let fired: HashSet<u16> = plane
+                .step()
+                .iter()
+                .filter(|event| ended(event).0 != Reason::Superseded)
+                .map(|event| {
+                    let low = event.key.sender(Direction::FromLow);
+                    let high = event.key.sender(Direction::FromHigh);
+                    if low.port() == 80 {
+                        high.port()
+                    } else {
+                        low.port()
+                    }
+                })
+                .collect();
+            let now = plane.now();
+            assert!(fired.is_superset(&must), "{tick} {now}: {must:?} {fired:?}");
+            assert!(fired.is_subset(&may), "{tick} {now}: {may:?} {fired:?}");
+            oracle.retain(|client, _| !fired.contains(&port(*client)));
+            ends += fired.len();
+            assert_eq!(plane.counters().live(), oracle.len() as u64);
+        }
+        assert!(ends > 300, "only {ends} flows ended: this compares nothing");
+    }
+}
+
+#[test]
+fn a_stall_of_hours_evicts_nobody_for_the_stalls_sake() {
+    let mut plane = Setup::default().load();
+    for client in 0..500 {
+        establish(&mut plane, client);
+    }
+    // Nobody steps for three hours; half of the flows are touched at the end of it.
+    plane.pass(3 * 3_600_000);
+    for client in 0..250 {
+        plane.receive(&frame(client, false, ACK));
+    }
+    let mut calls = 0;
+    let mut events = Vec::new();
+    loop {
+        let (outcome, _) = plane.call(256);
+        events.extend(plane.drain());
+        calls += 1;
+        if outcome == Outcome::Done {
+            break;
+        }
+    }
+    assert!(calls <= 4, "{calls} calls to catch up");
+    assert_eq!(events.len(), 250);
+    assert_eq!(plane.counters().live(), 250);
+    plane.pass(60_100);
+    assert_eq!(plane.step().len(), 250);
+}
+
+#[test]
+fn a_budget_makes_progress() {
+    let mut plane = Setup::default().load();
+    for client in 0..100 {
+        plane.receive(&frame(client, false, SYN));
+    }
+    plane.pass(60_100);
+    let mut seen = HashSet::new();
+    loop {
+        let (outcome, step) = plane.call(7);
+        assert!(step.visits <= 7);
+        seen.extend(plane.drain().iter().map(|event| event.key));
+        if outcome == Outcome::Done {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 100);
+}
+
+#[test]
+fn a_full_ring_delays_evictions_and_loses_none() {
+    let setup = Setup {
+        ring_bytes: 4096,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    for client in 0..1_000 {
+        plane.receive(&frame(client, false, SYN));
+    }
+    plane.pass(60_100);
+    let (outcome, step) = plane.call(1_000);
+    assert_eq!(outcome, Outcome::RingFull);
+    assert!(step.expired < 60 && step.expired > 40);
+    let before = plane.counters().live();
+    let (outcome, step) = plane.call(1_000);
+    assert_eq!(
+        (outcome, step.expired),
+        (Outcome::RingFull, 0),
+        "evicted without an event"
+    );
+    assert_eq!(plane.counters().live(), before);
+    let mut keys: Vec<_> = plane.drain().iter().map(|event| event.key).collect();
+    keys.extend(plane.step().iter().map(|event| event.key));
+    assert_eq!(keys.len(), 1_000);
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 1_000, "twice");
+    assert_eq!(plane.counters().live(), 0);
+    assert!(plane.count(Counter::RingFull) >= 2);
+}
+
+#[test]
+fn a_million_flows_due_at_once_are_all_reported() {
+    const FLOWS: u32 = 1_000_000;
+    let setup = Setup {
+        max_flows: FLOWS,
+        ring_bytes: 64 << 10,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    let mut bytes = frame(0, false, SYN);
+    for client in 0..FLOWS {
+        bytes[26..30].copy_from_slice(&(0x0a00_0000 + client).to_be_bytes());
+        plane.receive(&bytes);
+    }
+    assert_eq!(plane.counters().live(), u64::from(FLOWS));
+    plane.pass(60_100);
+    let mut seen = vec![false; FLOWS as usize];
+    for event in plane.step() {
+        let source = event.key.sender(Seen(event.seen).initiator()).ip();
+        let std::net::IpAddr::V4(source) = source else {
+            panic!("not IPv4")
+        };
+        let client = (source.to_bits() - 0x0a00_0000) as usize;
+        assert!(
+            !std::mem::replace(&mut seen[client], true),
+            "{client} twice"
+        );
+    }
+    assert!(seen.iter().all(|seen| *seen), "some were lost");
+    assert_eq!(plane.counters().live(), 0);
+    assert_eq!(plane.count(Counter::EventsLost), 0);
+}
+
+#[test]
+fn a_full_table_gives_up_half_open_flows_and_keeps_established_ones() {
+    let setup = Setup {
+        max_flows: 64,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    for client in 0..32 {
+        establish(&mut plane, client);
+    }
+    for client in 100..5_000 {
+        plane.receive(&frame(client, false, SYN));
+    }
+    assert_eq!(plane.counters().live(), 64);
+    let evicted = plane.count(Counter::Evicted);
+    assert_eq!(evicted + plane.count(Counter::TableFull), 4_900 - 32);
+    assert!(
+        evicted > 4_000,
+        "{evicted} evicted: the newcomers were refused instead"
+    );
+    let events = plane.drain();
+    assert_eq!(events.len() as u64, evicted);
+    for event in &events {
+        assert_eq!(ended(event), (Reason::Evicted, State::SynSent));
+    }
+    // All established ones are there: touched, not created.
+    let created = plane.count(Counter::Created);
+    for client in 0..32 {
+        plane.receive(&frame(client, false, ACK));
+    }
+    assert_eq!(plane.count(Counter::Created), created);
+}
+
+#[test]
+fn a_table_full_of_established_flows_refuses_and_counts() {
+    let setup = Setup {
+        max_flows: 16,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    for client in 0..16 {
+        establish(&mut plane, client);
+    }
+    for client in 100..110 {
+        plane.receive(&frame(client, false, SYN));
+    }
+    assert_eq!(plane.count(Counter::TableFull), 10);
+    assert_eq!(plane.count(Counter::Evicted), 0);
+    assert_eq!(plane.counters().live(), 16);
+    plane.pass(60_100);
+    assert_eq!(plane.step().len(), 16, "making room has broken a list");
+}
+
+#[test]
+fn every_skip_is_counted_by_its_reason() {
+    let mut plane = Setup::default().load();
+    let good = frame(1, false, ACK);
+    let with = |at: usize, value: u8| {
+        let mut frame = good.clone();
+        frame[at] = value;
+        frame
+    };
+    for (frame, counter) in [
+        (with(13, 6), Counter::NotIp),
+        (with(23, 17), Counter::NotTcp),
+        (with(21, 1), Counter::Fragment),
+        (good[..53].to_vec(), Counter::Truncated),
+        (with(46, 0x40), Counter::Malformed),
+        (with(47, 0), Counter::BadFlags),
+    ] {
+        let before = plane.count(counter);
+        plane.receive(&frame);
+        plane.send(&frame);
+        assert_eq!(plane.count(counter), before + 2, "{}", counter.name());
+    }
+    assert_eq!(plane.count(Counter::Created), 0);
+}
+
+#[test]
+fn the_kernel_parses_as_the_host_does() {
+    let setup = Setup {
+        max_flows: 1 << 17,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    let mut random = Random(42);
+    let mut expected: HashMap<u32, u64> = HashMap::new();
+    let mut keys = HashSet::new();
+    for round in 0..20_000u32 {
+        let mut bytes = frame(round, round % 2 == 0, ACK);
+        if round % 3 == 0 {
+            bytes.splice(12..12, [0x81, 0, 0, 1]);
+        }
+        if round % 5 == 0 {
+            bytes = ipv6(round);
+        }
+        for _ in 0..random.below(3) {
+            let at = 12 + random.below(bytes.len() as u64 - 12) as usize;
+            bytes[at] = random.below(256) as u8;
+        }
+        if random.below(10) == 0 {
+            bytes.truncate(14 + random.below(bytes.len() as u64 - 14) as usize);
+        }
+        let counter = match parse(bytes.as_slice()) {
+            Ok(segment) if keys.contains(&segment.key) => Counter::Touched,
+            Ok(segment) if Seen::first(segment.direction, segment.flags).is_some() => {
+                keys.insert(segment.key);
+                Counter::Created
+            }
+            Ok(_) => Counter::NoFlow,
+            Err(Skip::NotIp) => Counter::NotIp,
+            Err(Skip::NotTcp) => Counter::NotTcp,
+            Err(Skip::Fragment) => Counter::Fragment,
+            Err(Skip::Truncated) => Counter::Truncated,
+            Err(Skip::Malformed) => Counter::Malformed,
+            Err(Skip::BadFlags) => Counter::BadFlags,
+        };
+        *expected.entry(counter as u32).or_default() += 1;
+        plane.receive(&bytes);
+        assert_eq!(
+            plane.count(counter),
+            expected[&(counter as u32)],
+            "{} expected for {bytes:02x?}",
+            counter.name()
+        );
+    }
+    plane.pass(60_100);
+    let found: HashSet<_> = plane.step().iter().map(|event| event.key).collect();
+    assert_eq!(found, keys, "byte for byte");
+}
+
+#[test]
+fn a_flow_stands_on_the_wheel_of_the_cpu_that_saw_it_first() {
+    let mut plane = Setup::default().load();
+    establish(&mut plane, 1);
+    plane.pass(50_000);
+    pin_to(1).expect("this test needs two CPUs");
+    plane.step();
+    plane.receive(&frame(1, false, ACK));
+    establish(&mut plane, 2);
+    plane.receive(&frame(1, true, FIN | ACK));
+    plane.pass(59_000);
+    assert!(plane.step().is_empty());
+    plane.pass(1_100);
+    let on_one = plane.step();
+    pin_to(0).unwrap();
+    let on_zero = plane.step();
+    assert_eq!((on_zero.len(), on_one.len()), (1, 1));
+    assert_eq!((on_zero[0].cpu, on_one[0].cpu), (0, 1));
+    assert_eq!(ended(&on_zero[0]).1, State::FinWait, "what CPU 1 saw");
+    assert_eq!(plane.counters().live(), 0);
+}
+
+#[test]
+fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
+    let mut plane = Setup::default().load();
+    let mut wakes = plane.plane().take_wakes().unwrap();
+    assert_eq!(plane.next(), None, "an empty wheel is waited for");
+    plane.receive(&frame(1, false, SYN));
+    let cpu = wakes
+        .next()
+        .map(|record| u64::from_ne_bytes((*record).try_into().unwrap()));
+    assert_eq!(cpu, Some(0));
+    plane.receive(&frame(2, false, SYN));
+    assert!(wakes.next().is_none(), "called twice for the same time");
+    let next = plane.next().unwrap();
+    assert!(next > plane.now() && next <= plane.now() + 10_000);
+    plane.receive(&frame(3, false, SYN));
+    assert!(wakes.next().is_none(), "the stepper comes in time anyway");
+    // Stepped at the times it asks for, and at no other, it finds every end.
+    let mut ends = 0;
+    let mut steps = 0;
+    while let Some(next) = plane.next() {
+        plane.at(next);
+        ends += plane.step().len();
+        steps += 1;
+    }
+    assert_eq!(ends, 3);
+    assert!(steps < 20, "{steps} steps");
+}
+
+#[test]
+fn memory_a_flow() {
+    const FLOWS: u32 = 1 << 20;
+    let setup = Setup {
+        max_flows: FLOWS,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    let memory: u64 = plane.plane().memory().unwrap().values().sum();
+    let each = memory / u64::from(FLOWS);
+    assert!(each >= 104, "{each} bytes: less than a key and a value");
+    assert!(each <= 320, "{each} bytes a flow");
+}
+
+/// As in [`frame`].
+fn port(client: u32) -> u16 {
+    1024 + client as u16
+}
+
+fn ipv6(client: u32) -> Vec<u8> {
+    let mut source = [0xfd; 16];
+    source[12..].copy_from_slice(&client.to_be_bytes());
+    let mut frame = Vec::new();
+    etherparse::PacketBuilder::ethernet2([2; 6], [4; 6])
+        .ipv6(source, [0xfe; 16], 64)
+        .tcp(1024, 80, 1, 1024)
+        .ack(1)
+        .write(&mut frame, b"payload")
+        .unwrap();
+    frame
+}
+
+/// xorshift64*: the tests are the same each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
+    }
+}
