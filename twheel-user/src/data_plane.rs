@@ -8,6 +8,7 @@ use aya::{
     maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, RingBuf},
     programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp},
     sys::SyscallError,
+    util::nr_cpus,
 };
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta},
@@ -82,6 +83,7 @@ impl DataPlane {
             .map_max_entries("FLOWS", load.max_flows)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
+            .map_max_entries("WAKES", wakes_bytes()?)
             .override_global("CONFIG", &load.config, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
         let bpf = loader.load(load.object).map_err(explain_load)?;
@@ -344,6 +346,15 @@ fn check_pinned(instance: &Instance, wanted: &Meta) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Room for every CPU to call its stepper several times before anybody listens.
+fn wakes_bytes() -> Result<u32> {
+    let cpus = nr_cpus().map_err(|(path, error)| {
+        anyhow::Error::new(error).context(format!("cannot read {path}"))
+    })?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
+    Ok((cpus as u32 * 8 * 16).next_power_of_two().max(page))
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

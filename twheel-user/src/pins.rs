@@ -131,6 +131,11 @@ impl Instance {
         &self.path
     }
 
+    /// Whether a link is pinned here.
+    pub fn is_attached(&self) -> Result<bool> {
+        Ok(!interfaces_of(&self.path)?.is_empty())
+    }
+
     /// Where a map or a program is pinned.
     pub fn object(&self, name: &str) -> PathBuf {
         self.path.join(name)
@@ -154,19 +159,20 @@ impl Instance {
 }
 
 /// Detaches an interface: its links, and the whole instance when no link is left. Works for pins of
-/// any version. Returns the number of links removed.
+/// any version. Returns whether there was anything.
 ///
 /// # Errors
 ///
 /// [`Kind::Pins`]: a loader is running on it.
-pub fn detach(interface: &str) -> Result<usize> {
-    let mut removed = 0;
+pub fn detach(interface: &str) -> Result<bool> {
+    let mut found = false;
     for directory in holding(interface)? {
+        found = true;
         let instance = Instance::lock(directory)?;
         for hook in [Hook::Xdp, Hook::Egress] {
             let link = instance.link(hook, interface);
             match fs::remove_file(&link) {
-                Ok(()) => removed += 1,
+                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot remove {}", link.display()));
@@ -177,21 +183,23 @@ pub fn detach(interface: &str) -> Result<usize> {
             instance.remove()?;
         }
     }
-    Ok(removed)
+    Ok(found)
 }
 
-/// The instances of any version that hold an interface of this network namespace.
+/// The instances of any version that hold an interface of this network namespace, or were about to
+/// when their loader died.
 fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     let prefix = format!("{}-", namespace()?);
+    let own = format!("{prefix}{}", escape(interface));
     let mut found = Vec::new();
     for version in entries(&root())? {
         for instance in entries(&version)? {
-            let here = name(&instance).starts_with(&prefix);
-            if here
-                && interfaces_of(&instance)?
-                    .iter()
-                    .any(|held| held == interface)
-            {
+            let name = name(&instance);
+            if !name.starts_with(&prefix) {
+                continue;
+            }
+            let held = interfaces_of(&instance)?;
+            if held.iter().any(|held| held == interface) || held.is_empty() && name == own {
                 found.push(instance);
             }
         }

@@ -48,6 +48,7 @@ enum Call {
 pub struct Steppers {
     calls: Vec<(u32, Sender<Call>)>,
     threads: Vec<JoinHandle<Result<()>>>,
+    shared: Arc<Shared>,
 }
 
 /// What the threads have in common.
@@ -61,6 +62,8 @@ struct Shared {
     /// Bounded: a reader that falls behind stops the wheels, and the wheels stop evicting. Nothing
     /// is lost, and nothing grows.
     batches: tokio::sync::mpsc::Sender<Vec<Event>>,
+    /// A stepper has ended with an error.
+    failed: tokio::sync::Notify,
 }
 
 impl Steppers {
@@ -79,12 +82,14 @@ impl Steppers {
             tick,
             events,
             batches,
+            failed: tokio::sync::Notify::new(),
         });
         let cpus = online_cpus()
             .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
         let mut steppers = Self {
             calls: Vec::new(),
             threads: Vec::new(),
+            shared: shared.clone(),
         };
         let (ready, is_ready) = channel();
         for cpu in cpus {
@@ -92,7 +97,13 @@ impl Steppers {
             let (shared, ready) = (shared.clone(), ready.clone());
             let thread = thread::Builder::new()
                 .name(format!("twheel-step-{cpu}"))
-                .spawn(move || shared.run(cpu, &calls, &ready))
+                .spawn(move || {
+                    let result = shared.run(cpu, &calls, &ready);
+                    if result.is_err() {
+                        shared.failed.notify_one();
+                    }
+                    result
+                })
                 .context("cannot start a stepper's thread")?;
             steppers.calls.push((cpu, call));
             steppers.threads.push(thread);
@@ -114,9 +125,9 @@ impl Steppers {
         }
     }
 
-    /// Whether a stepper has ended by itself, which only an error makes it do.
-    pub fn failed(&self) -> bool {
-        self.threads.iter().any(JoinHandle::is_finished)
+    /// Waits until a stepper has ended with an error; [`Steppers::stop`] says which.
+    pub async fn failed(&self) {
+        self.shared.failed.notified().await;
     }
 
     /// Ends all steppers; the error of the first that had one.

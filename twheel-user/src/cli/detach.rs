@@ -21,9 +21,10 @@ impl Detach {
         host::check()?;
         let mut missing = Vec::new();
         for interface in &self.interfaces {
-            match pins::detach(interface)? {
-                0 => missing.push(interface.as_str()),
-                links => eprintln!("{interface}: detached, {links} links removed"),
+            if pins::detach(interface)? {
+                eprintln!("{interface}: detached");
+            } else {
+                missing.push(interface.as_str());
             }
         }
         if missing.is_empty() {

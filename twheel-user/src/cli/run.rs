@@ -13,7 +13,7 @@ use aya_log::EbpfLogger;
 use clap::Args;
 use tokio::{
     io::unix::AsyncFd,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
 };
 use twheel_common::{
@@ -68,7 +68,7 @@ pub struct Run {
     /// Leave everything attached and pinned at the end; the next run adopts it
     #[arg(long)]
     keep: bool,
-    /// Diagnostics of the data plane on standard error (the level of RUST_LOG, if set, limits them)
+    /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     log_level: log::LevelFilter,
 }
@@ -89,7 +89,6 @@ impl Run {
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
             .filter_module("twheel", self.log_level.max(log::LevelFilter::Warn))
-            .parse_default_env()
             .format_timestamp(None)
             .init();
 
@@ -114,28 +113,35 @@ impl Run {
             ring_bytes: RING_BYTES,
             log_level: self.log_level as u8,
         };
-        let mut adopted = false;
-        let result = DataPlane::load(&load, &instance).and_then(|plane| {
-            adopted = plane.adopted();
-            tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .context("cannot start tokio")?
-                .block_on(self.watch(plane, &instance))
-        });
-        // What was adopted and could not be run is not ours to remove.
-        if self.keep && result.is_ok() || adopted && result.is_err() {
+        // What another loader has left attached is not ours to remove if it cannot be adopted.
+        let attached = instance.is_attached()?;
+        let result = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start tokio")?
+            .block_on(async {
+                // Before anything is pinned or attached: from here on a signal ends the run in good
+                // order.
+                let mut stop = Stop::new()?;
+                let plane = DataPlane::load(&load, &instance)?;
+                self.watch(plane, &instance, &mut stop).await
+            });
+        let leave = match &result {
+            Ok(()) => self.keep,
+            Err(_) => attached,
+        };
+        if leave {
             return result;
         }
         result.and(instance.remove())
     }
 
-    async fn watch(&self, mut plane: DataPlane, instance: &Instance) -> Result<()> {
-        // Before anything is attached: from here on a signal ends the run in good order.
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hangup = signal(SignalKind::hangup())?;
-
+    async fn watch(
+        &self,
+        mut plane: DataPlane,
+        instance: &Instance,
+        stop: &mut Stop,
+    ) -> Result<()> {
         let mut logger = match self.log_level {
             log::LevelFilter::Off => None,
             _ => Some(watched(
@@ -209,9 +215,9 @@ impl Run {
                     ready.get_inner_mut().flush();
                     ready.clear_ready();
                 }
-                _ = interrupt.recv() => break Ok(()),
-                _ = terminate.recv() => break Ok(()),
-                _ = hangup.recv() => break Ok(()),
+                // Its error comes with the end of the steppers.
+                () = steppers.failed() => break Ok(()),
+                () = stop.signal() => break Ok(()),
             }
         };
         // Steppers that wait for room in the inbox see it closed.
@@ -225,6 +231,32 @@ impl Run {
         report.print(&batch)?;
         report.summary(&plane)?;
         result.and(stopped)
+    }
+}
+
+/// The signals that end a run.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let on = |kind| signal(kind).context("cannot wait for signals");
+        Ok(Self {
+            interrupt: on(SignalKind::interrupt())?,
+            terminate: on(SignalKind::terminate())?,
+            hangup: on(SignalKind::hangup())?,
+        })
+    }
+
+    async fn signal(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
     }
 }
 
