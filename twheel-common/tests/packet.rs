@@ -189,7 +189,7 @@ fn ipv4_fragments_but_the_first_have_no_ports() {
     assert!(parse(frame.as_slice()).is_ok());
     frame[20..22].copy_from_slice(&0x2001u16.to_be_bytes());
     assert_eq!(parse(frame.as_slice()), Err(Skip::Fragment));
-    frame[20..22].copy_from_slice(&0x1fffu16.to_be_bytes());
+    frame[20..22].copy_from_slice(&0x1000u16.to_be_bytes());
     assert_eq!(parse(frame.as_slice()), Err(Skip::Fragment));
 }
 
@@ -244,6 +244,8 @@ fn headers_that_contradict_themselves() {
         Err(Skip::Malformed),
         "a datagram shorter than its header"
     );
+    assert_eq!(broken(17, 39), Err(Skip::Malformed), "a byte short of TCP");
+    assert!(broken(17, 40).is_ok(), "no payload");
     let mut frame = v6();
     frame[14] = 0x40;
     assert_eq!(
