@@ -150,7 +150,7 @@ fn a_syn_on_a_closed_flow_begins_a_new_one_and_reports_the_old() {
     assert!(plane.ring_is_readable(), "nobody is told");
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Superseded, State::Close)]);
-    assert_eq!(events[0].age, 1_000);
+    assert_eq!((events[0].age, events[0].idle), (1_000, 1_000));
     plane.receive(&frame(1, false, ACK));
     plane.pass(59_999);
     assert!(plane.step().is_empty(), "the new one has its own life");

@@ -173,6 +173,9 @@ impl Seen {
     /// The initiator is the key's high endpoint.
     const INITIATOR_HIGH: u32 = 1 << 7;
 
+    /// The flow is being removed: nothing can be added to this.
+    pub const DEAD: Self = Self(u32::MAX);
+
     const FINS: u32 = Self::FIN_LOW | Self::FIN_HIGH;
 
     /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
@@ -209,7 +212,7 @@ impl Seen {
         } else if flags & tcp::SYN != 0 {
             if flags & tcp::ACK != 0 {
                 Self::SYN_ACK
-            } else if self.is_closed() {
+            } else if self.is_closed() && self != Self::DEAD {
                 // Port reuse: the old connection is over (RFC 9293, section 3.6.1).
                 return match Self::first(direction, flags) {
                     Some(seen) => Change::NewGeneration(seen),

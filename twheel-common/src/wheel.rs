@@ -168,6 +168,10 @@ pub struct Wheel {
     /// The tick at which the driver means to come back: 0 before it has come for the first time
     /// (it comes at once), [`NEVER`] where it waits to be called.
     pub wake: u64,
+    /// Lives of flows begun on this CPU, wrapping: where generations come from.
+    pub generation: u32,
+    /// Zero.
+    pub reserved: u32,
     levels: [Occupancy; MAX_LEVELS],
 }
 
@@ -176,6 +180,8 @@ impl Default for Wheel {
         Self {
             elapsed: 0,
             wake: 0,
+            generation: 0,
+            reserved: 0,
             levels: [Occupancy {
                 summary: 0,
                 words: [0; 64],

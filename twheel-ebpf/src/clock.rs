@@ -11,6 +11,6 @@ pub fn now() -> u64 {
     if CONFIG.load().clock == CLOCK_VIRTUAL {
         return CLOCK.get(0).copied().unwrap_or(0);
     }
-    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for 5.18.
+    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for 6.6.
     unsafe { bpf_jiffies64() }
 }

@@ -1,13 +1,14 @@
 //! Events to userspace.
 
-use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, helpers::bpf_get_smp_processor_id};
+use aya_ebpf::{
+    bindings::BPF_RB_NO_WAKEUP, helpers::bpf_get_smp_processor_id, maps::ring_buf::RingBufEntry,
+};
 use twheel_common::{
-    counter::Counter,
     event::{Event, Reason},
     flow::{FlowKey, Seen, idle},
 };
 
-use crate::{count::count, maps::EVENTS};
+use crate::maps::EVENTS;
 
 /// Who waits for an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,12 +31,22 @@ pub struct Ended {
     pub reason: Reason,
 }
 
-/// Puts the end of a flow into the ring; `false` if the ring is full.
+/// Room for an event. Taken before the flow is, so that no flow ends without one; given back by
+/// `submit` or `discard`, which the verifier sees to.
 #[inline(always)]
-pub fn ended(key: &FlowKey, ended: &Ended, now: u64, reader: Reader) -> bool {
-    let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
-        return false;
-    };
+pub fn reserve() -> Option<RingBufEntry<Event>> {
+    EVENTS.reserve::<Event>(0)
+}
+
+/// Fills in the end of a flow.
+#[inline(always)]
+pub fn submit(
+    mut entry: RingBufEntry<Event>,
+    key: &FlowKey,
+    ended: &Ended,
+    now: u64,
+    reader: Reader,
+) {
     let event = entry.as_mut_ptr();
     // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else; every field is set.
     unsafe {
@@ -51,13 +62,4 @@ pub fn ended(key: &FlowKey, ended: &Ended, now: u64, reader: Reader) -> bool {
         Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),
         Reader::Asleep => 0,
     });
-    true
-}
-
-/// The same from the packet path, which cannot wait: a loss is counted.
-#[inline(always)]
-pub fn ended_in_packet_path(key: &FlowKey, flow: &Ended, now: u64) {
-    if !ended(key, flow, now, Reader::Asleep) {
-        count(Counter::EventsLost);
-    }
 }

@@ -10,7 +10,10 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 use aya_log_ebpf::{debug, trace};
-use twheel_common::{packet::parse, step::Step};
+use twheel_common::{
+    packet::{Segment, Skip, parse},
+    step::Step,
+};
 use twheel_ebpf::{
     clock,
     count::count_skip,
@@ -22,7 +25,7 @@ use twheel_ebpf::{
 /// Ingress: touches the flow of every packet. Whatever it finds, the packet passes.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
-    see(&ctx, Frame::new(ctx.data(), ctx.data_end()));
+    see(&ctx, parse(&Frame::new(ctx.data(), ctx.data_end())));
     xdp_action::XDP_PASS
 }
 
@@ -30,18 +33,21 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
 /// (`TCX_NEXT` has the same value).
 #[classifier]
 pub fn twheel_egress(ctx: TcContext) -> i32 {
-    // Only the linear part of a socket buffer can be read in place. Senders keep headers there;
-    // where they do not, this brings them there. It may move the data, so it comes first.
-    if ctx.data_end() - ctx.data() < HEADERS && ctx.len() as usize > ctx.data_end() - ctx.data() {
-        // A failure leaves the packet as it was, and the parser calls it truncated.
-        let _ = ctx.pull_data(HEADERS as u32);
+    // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where
+    // they do not, they are brought there. That costs a copy, so only if it is needed.
+    let linear = ctx.data_end() - ctx.data();
+    let mut segment = parse(&Frame::new(ctx.data(), ctx.data_end()));
+    if segment == Err(Skip::Truncated) && (ctx.len() as usize) > linear {
+        // A failure leaves the packet as it was, and truncated.
+        let _ = ctx.pull_data(ctx.len().min(HEADERS));
+        segment = parse(&Frame::new(ctx.data(), ctx.data_end()));
     }
-    see(&ctx, Frame::new(ctx.data(), ctx.data_end()));
+    see(&ctx, segment);
     TC_ACT_UNSPEC
 }
 
 /// Ethernet with two tags, IPv6 and TCP, and room for some options.
-const HEADERS: usize = 128;
+const HEADERS: u32 = 128;
 
 /// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
@@ -62,8 +68,8 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
 }
 
 #[inline(always)]
-fn see<C: EbpfContext>(ctx: &C, frame: Frame) {
-    match parse(&frame) {
+fn see<C: EbpfContext>(ctx: &C, segment: Result<Segment, Skip>) {
+    match segment {
         Ok(segment) => match touch(&segment, clock::now()) {
             Touched::Known => trace!(ctx, "touched"),
             Touched::Created => debug!(ctx, "new flow"),

@@ -13,6 +13,7 @@ use crate::maps::FLOWS;
 
 const BPF_NOEXIST: u64 = 1;
 const EEXIST: i32 = -17;
+const ENOENT: i32 = -2;
 
 /// Why a flow could not enter.
 pub enum Refused {
@@ -38,10 +39,10 @@ pub fn insert(key: &FlowKey, flow: &Flow) -> Result<(), Refused> {
     }
 }
 
-/// Removes a flow. Only the wheel on which it stands may ask for this: the lists of its slots run
-/// through the flows.
+/// Removes a flow; `false` if it is still there, which the kernel's guard against deadlocks of the
+/// bucket's lock can cause. Only the wheel on which it stands may ask for this: the lists of its
+/// slots run through the flows.
 #[inline(always)]
-pub fn remove(key: &FlowKey) {
-    // The one error is "no such key": it is gone.
-    let _ = FLOWS.remove(key);
+pub fn remove(key: &FlowKey) -> bool {
+    matches!(FLOWS.remove(key), Ok(()) | Err(ENOENT))
 }

@@ -9,12 +9,13 @@ use twheel_common::{
     event::Reason,
     flow::{Change, Flow, FlowKey, Seen, Visit, visit},
     packet::Segment,
+    wheel::Wheel,
 };
 
 use crate::{
     atomic::compare_exchange,
     count::count,
-    emit::{self, Ended},
+    emit::{self, Ended, Reader},
     maps::CONFIG,
     table::{self, Refused},
     wheel::{self, Handled},
@@ -56,35 +57,39 @@ fn update(flow: *mut Flow, segment: &Segment, now: u64) {
     // what it means if the flow is removed meanwhile. Other CPUs store to the field, hence volatile.
     // A store happens only where it makes the flow younger, and a flow that has a packet in every
     // unit of the clock is written once a unit.
-    let word = unsafe {
-        let last_seen = &raw mut (*flow).last_seen;
-        if (now as u32).wrapping_sub(last_seen.read_volatile()) as i32 > 0 {
-            last_seen.write_volatile(now as u32);
+    let (last_seen, word) = unsafe {
+        let stamp = &raw mut (*flow).last_seen;
+        let last_seen = stamp.read_volatile();
+        if (now as u32).wrapping_sub(last_seen) as i32 > 0 {
+            stamp.write_volatile(now as u32);
         }
-        (&raw const (*flow).word).read_volatile()
+        (last_seen, (&raw const (*flow).word).read_volatile())
     };
     if Flow::seen(word).next(segment.direction, segment.flags) != Change::Nothing {
-        change(flow, segment, word, now);
+        change(flow, segment, word, last_seen, now);
     }
 }
 
 /// A segment that changes the flow's state. Rare: a handful in a connection's life.
 #[inline(never)]
-fn change(flow: *mut Flow, segment: &Segment, mut word: u64, now: u64) {
+fn change(flow: *mut Flow, segment: &Segment, mut word: u64, last_seen: u32, now: u64) {
     let generation = Flow::generation(word);
-    // Another CPU may change the flow at the same time; that many do so is out of the question.
-    for _ in 0..4 {
+    // Another CPU may change the flow at the same time, but each change adds one of eight bits.
+    for _ in 0..9 {
         let change = Flow::seen(word).next(segment.direction, segment.flags);
         let changed = match change {
             Change::Nothing => return,
             Change::Add(seen) => Flow::word(generation, seen),
-            Change::NewGeneration(seen) => Flow::word(generation.wrapping_add(1), seen),
+            Change::NewGeneration(seen) => match wheel::this_cpu() {
+                Some(wheel) => Flow::word(new_generation(wheel), seen),
+                None => return,
+            },
         };
         // SAFETY: as in `update`; nothing else changes `word`.
         let current = unsafe { compare_exchange(&raw mut (*flow).word, word, changed) };
         if current == word {
             if let Change::NewGeneration(_) = change {
-                supersede(flow, segment, word, now);
+                supersede(flow, segment, word, last_seen, now);
             }
             return;
         }
@@ -97,28 +102,35 @@ fn change(flow: *mut Flow, segment: &Segment, mut word: u64, now: u64) {
     }
 }
 
-/// Ends the old life of a key; `word` is its last. Only the CPU whose exchange has begun the new one
-/// comes here.
+/// Ends the old life of a key; `word` is its last, and `last_seen` that of its last packet. Only the
+/// CPU whose exchange has begun the new one comes here.
 #[inline(always)]
-fn supersede(flow: *mut Flow, segment: &Segment, word: u64, now: u64) {
+fn supersede(flow: *mut Flow, segment: &Segment, word: u64, last_seen: u32, now: u64) {
     // SAFETY: as in `update`.
-    let (created, last_seen) = unsafe {
-        (
-            (&raw const (*flow).created).read_volatile(),
-            (&raw const (*flow).last_seen).read_volatile(),
-        )
-    };
-    let seen = Flow::seen(word);
+    let created = unsafe { (&raw const (*flow).created).read_volatile() };
     let ended = Ended {
         created,
         last_seen,
-        seen,
+        seen: Flow::seen(word),
         reason: Reason::Superseded,
     };
-    emit::ended_in_packet_path(&segment.key, &ended, now);
+    match emit::reserve() {
+        Some(entry) => emit::submit(entry, &segment.key, &ended, now, Reader::Asleep),
+        None => count(Counter::EventsLost),
+    }
     count(Counter::Superseded);
     // SAFETY: as in `update`.
     unsafe { (&raw mut (*flow).created).write_volatile(now) }
+}
+
+/// A generation that no other life has in whose time a stale pointer can be around: a million flows
+/// of this CPU further on the number comes again, and a stale pointer lives for one packet.
+#[inline(always)]
+fn new_generation(wheel: &mut Wheel) -> u32 {
+    wheel.generation = wheel.generation.wrapping_add(1);
+    // SAFETY: the helper takes no argument.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    wheel.generation << 12 | cpu & 0xfff
 }
 
 /// A segment of no flow in the table.
@@ -139,10 +151,7 @@ fn begin(segment: &Segment, now: u64) -> Touched {
     // SAFETY: the helper takes no argument.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let mut flow = Flow {
-        // Distinct from that of whatever flow had this place before, whichever CPU that came from:
-        // the clock moves on between a removal and the re-use of a stale pointer, which lives for
-        // one packet; the CPU tells apart flows of one unit.
-        word: Flow::word((now as u32) << 8 | cpu & 0xff, seen),
+        word: Flow::word(new_generation(wheel), seen),
         created: now,
         last_seen: now as u32,
         cpu,

@@ -9,11 +9,12 @@ use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::bpf_get_smp_processor_id}
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Flow, FlowKey, Visit, visit},
+    flow::{Flow, FlowKey, Seen, Visit, visit},
     wheel::{Slot, Wheel},
 };
 
 use crate::{
+    atomic::compare_exchange,
     count::count,
     emit::{self, Ended, Reader},
     maps::{CONFIG, SLOTS, WAKES, WHEEL},
@@ -100,8 +101,8 @@ pub fn wake_for(wheel: &mut Wheel, slot: Slot) {
     }
     // SAFETY: the helper takes no argument.
     let cpu = u64::from(unsafe { bpf_get_smp_processor_id() });
-    // Where this fails the stepper still has calls to answer, and `wake` stays as it was: the next
-    // new flow calls again.
+    // The ring has room for several calls of every CPU, and this CPU calls again only for a slot that
+    // is earlier still. Were it full all the same, `wake` stays as it was: the next new flow calls.
     if WAKES
         .output::<u64>(cpu, u64::from(BPF_RB_FORCE_WAKEUP))
         .is_ok()
@@ -172,46 +173,133 @@ fn handle(wheel: &mut Wheel, index: u32, now: u64, for_room: bool) -> Handled {
     };
     // SAFETY: the flow stands on this wheel, so no other CPU removes it: the place is its own, and
     // `next` is this CPU's. Volatile, because other CPUs store to `last_seen` and swap `word`.
-    let (word, created, last_seen, next) = unsafe {
+    let (word, last_seen, next) = unsafe {
         (
             (&raw const (*flow).word).read_volatile(),
-            (&raw const (*flow).created).read_volatile(),
             (&raw const (*flow).last_seen).read_volatile(),
             FlowKey::load(&raw const (*flow).next),
         )
     };
     let seen = Flow::seen(word);
-    let (reason, counter) = match visit(now, last_seen, seen, &config.timeouts) {
-        Visit::Expire => (Reason::of_expiry(seen), Counter::Expired),
-        Visit::Rearm(_) if for_room && !seen.is_established() => {
-            (Reason::Evicted, Counter::Evicted)
-        }
+    let reason = match visit(now, last_seen, seen, &config.timeouts) {
+        Visit::Rearm(_) if for_room && !seen.is_established() => Some(Reason::Evicted),
         Visit::Rearm(due) => {
-            unlink(wheel, index, list, &next);
-            let slot = slot(wheel, due);
-            if let Some(head) = Head::of(slot.index) {
-                // SAFETY: as above.
-                unsafe { head.get().store(&raw mut (*flow).next) }
-                push(wheel, slot, &key);
+            rearm(wheel, index, list, flow, &key, &next, due);
+            if for_room {
+                // The stepper may sleep past the new slot: timeouts may have become shorter.
+                wake_for(wheel, slot(wheel, due));
             }
             return Handled::Rearmed;
         }
+        Visit::Expire => None,
     };
-    let ended = Ended {
-        created,
-        last_seen,
-        seen,
-        reason,
-    };
-    if for_room {
-        emit::ended_in_packet_path(&key, &ended, now);
-    } else if !emit::ended(&key, &ended, now, Reader::Stepping) {
-        return Handled::RingFull;
+    match end(flow, &key, word, reason, now, for_room) {
+        End::Done => {
+            unlink(wheel, index, list, &next);
+            count(match reason {
+                Some(_) => Counter::Evicted,
+                None => Counter::Expired,
+            });
+            Handled::Removed
+        }
+        End::Alive => {
+            // Decided anew at the next tick.
+            rearm(wheel, index, list, flow, &key, &next, now);
+            Handled::Rearmed
+        }
+        End::RingFull => Handled::RingFull,
     }
-    unlink(wheel, index, list, &next);
-    table::remove(&key);
-    count(counter);
-    Handled::Removed
+}
+
+/// How an attempt to end a flow went.
+enum End {
+    Done,
+    /// A packet has changed it meanwhile.
+    Alive,
+    RingFull,
+}
+
+/// Ends a flow whose `word` was seen: evicts it for a reason, or expires it if it is still due.
+///
+/// The swap of `word` decides against all other CPUs: whoever has changed the state since it was
+/// read wins, and whoever comes later finds a flow that takes no change. It also orders what
+/// follows: a stamp stored before a change of state that was seen is seen too, on every
+/// architecture, so a deadline that moved earlier is never computed from a stamp before it.
+#[inline(always)]
+fn end(
+    flow: *mut Flow,
+    key: &FlowKey,
+    word: u64,
+    evicted: Option<Reason>,
+    now: u64,
+    for_room: bool,
+) -> End {
+    let entry = emit::reserve();
+    if entry.is_none() && !for_room {
+        return End::RingFull;
+    }
+    let dead = Flow::word(Flow::generation(word), Seen::DEAD);
+    // SAFETY: as in `handle`; nothing but compare-and-swap changes `word`.
+    if unsafe { compare_exchange(&raw mut (*flow).word, word, dead) } == word {
+        // SAFETY: as in `handle`.
+        let (created, last_seen) = unsafe {
+            (
+                (&raw const (*flow).created).read_volatile(),
+                (&raw const (*flow).last_seen).read_volatile(),
+            )
+        };
+        let seen = Flow::seen(word);
+        let due = visit(now, last_seen, seen, &CONFIG.load().timeouts) == Visit::Expire;
+        if (due || evicted.is_some()) && table::remove(key) {
+            let reason = match evicted {
+                Some(reason) => reason,
+                None => Reason::of_expiry(seen),
+            };
+            let ended = Ended {
+                created,
+                last_seen,
+                seen,
+                reason,
+            };
+            let reader = if for_room {
+                Reader::Asleep
+            } else {
+                Reader::Stepping
+            };
+            match entry {
+                Some(entry) => emit::submit(entry, key, &ended, now, reader),
+                // The packet path cannot wait.
+                None => count(Counter::EventsLost),
+            }
+            return End::Done;
+        }
+        // SAFETY: as above. Nobody changes a dead word: this restores it.
+        unsafe { compare_exchange(&raw mut (*flow).word, dead, word) };
+    }
+    if let Some(entry) = entry {
+        entry.discard(0);
+    }
+    End::Alive
+}
+
+/// Moves the first flow of a list to the slot of the time at which it is due.
+#[inline(always)]
+fn rearm(
+    wheel: &mut Wheel,
+    index: u32,
+    list: Head,
+    flow: *mut Flow,
+    key: &FlowKey,
+    next: &FlowKey,
+    due: u64,
+) {
+    unlink(wheel, index, list, next);
+    let slot = slot(wheel, due);
+    if let Some(head) = Head::of(slot.index) {
+        // SAFETY: as in `handle`.
+        unsafe { head.get().store(&raw mut (*flow).next) }
+        push(wheel, slot, key);
+    }
 }
 
 /// Takes the first flow off a list, before whose `next` it stood.

@@ -10,7 +10,7 @@ use aya::programs::{
     xdp::XdpLink,
 };
 use aya::sys::SyscallError;
-use nix::net::if_::if_nametoindex;
+use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 
 use crate::{
     data_plane::{DataPlane, errno},
@@ -50,7 +50,7 @@ pub struct Attached {
     pub egress: bool,
 }
 
-/// Fails unless the interface exists here.
+/// Fails unless the interface exists here and its packets have Ethernet headers.
 pub fn check_interface(interface: &str) -> Result<()> {
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
@@ -58,7 +58,21 @@ pub fn check_interface(interface: &str) -> Result<()> {
             format!("no interface {interface} here ({error}): `ip link` lists them"),
         )
     })?;
-    Ok(())
+    let link_type = getifaddrs()
+        .context("cannot list the interfaces")?
+        .filter(|found| found.interface_name == interface)
+        .find_map(|found| Some(found.address?.as_link_addr()?.hatype()));
+    match link_type {
+        Some(libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK) => Ok(()),
+        _ => Err(Failure::new(
+            Kind::Interface,
+            format!(
+                "packets of {interface} have no Ethernet header: give the interface that carries \
+                 them on the wire"
+            ),
+        )
+        .into()),
+    }
 }
 
 /// Attaches to an interface. A link that an earlier loader left is taken over: the program behind

@@ -182,7 +182,7 @@ impl Shared {
                     .expect("no holder panics")
                     .drain(&mut batch);
                 if !batch.is_empty() && self.batches.blocking_send(batch).is_err() {
-                    // The reader is gone: the run is ending.
+                    // The reader is gone, which only a failure to print makes it.
                     return Ok(None);
                 }
             }

@@ -220,9 +220,14 @@ impl Run {
                 () = stop.signal() => break Ok(()),
             }
         };
-        // Steppers that wait for room in the inbox see it closed.
-        inbox.close();
-        let stopped = steppers.stop();
+        // A stepper may be waiting for room in the inbox, with flows that have ended: it is heard out.
+        let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
+        let stopped = loop {
+            tokio::select! {
+                Some(batch) = inbox.recv() => report.print(&batch)?,
+                stopped = &mut stopping => break stopped?,
+            }
+        };
         while let Ok(batch) = inbox.try_recv() {
             report.print(&batch)?;
         }
