@@ -175,7 +175,7 @@ impl Plane {
     }
 
     /// The virtual time at which the stepper wants to come back.
-    pub fn next(&mut self) -> Option<u64> {
+    pub fn next_turn(&mut self) -> Option<u64> {
         let (outcome, step) = self.call(STEP_BUDGET);
         assert_eq!(outcome, Outcome::Done);
         (step.next != NEVER).then(|| step.next * u64::from(self.plane.config().tick))

@@ -516,7 +516,7 @@ fn a_flow_stands_on_the_wheel_of_the_cpu_that_saw_it_first() {
 fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
     let mut plane = Setup::default().load();
     let mut wakes = plane.plane().take_wakes().unwrap();
-    assert_eq!(plane.next(), None, "an empty wheel is waited for");
+    assert_eq!(plane.next_turn(), None, "an empty wheel is waited for");
     plane.receive(&frame(1, false, SYN));
     let cpu = wakes
         .next()
@@ -524,14 +524,14 @@ fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
     assert_eq!(cpu, Some(0));
     plane.receive(&frame(2, false, SYN));
     assert!(wakes.next().is_none(), "called twice for the same time");
-    let next = plane.next().unwrap();
+    let next = plane.next_turn().unwrap();
     assert!(next > plane.now() && next <= plane.now() + 10_000);
     plane.receive(&frame(3, false, SYN));
     assert!(wakes.next().is_none(), "the stepper comes in time anyway");
     // Stepped at the times it asks for, and at no other, it finds every end.
     let mut ends = 0;
     let mut steps = 0;
-    while let Some(next) = plane.next() {
+    while let Some(next) = plane.next_turn() {
         plane.at(next);
         ends += plane.step().len();
         steps += 1;

@@ -99,6 +99,10 @@ pub struct Segment {
 }
 
 /// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
+///
+/// As wide as a word of a key, with which it may share memory in a `Result`: as one byte it would have
+/// the compiler for the BPF target write that word of the key byte by byte.
+#[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
     /// Neither IPv4 nor IPv6 behind at most two VLAN tags.

@@ -50,6 +50,10 @@ pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
 
+/// Where a flow is put together that is about to enter the table: it would be a fifth of the stack.
+#[map]
+pub static NEW_FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
+
 /// Counters per CPU.
 #[map]
 pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(1, 0);

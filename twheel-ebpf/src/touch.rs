@@ -3,11 +3,13 @@
 //! A store of the time, if it has changed, and nothing else: no lock, no list, no timer moved. What
 //! the packet changed of the flow's deadline is found out when the wheel next visits the flow.
 
-use aya_ebpf::helpers::bpf_get_smp_processor_id;
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_loop};
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Change, Flow, FlowKey, Seen, Visit, visit},
+    flow::{Change, Flow, Seen, Visit, visit},
     packet::Segment,
     wheel::Wheel,
 };
@@ -16,7 +18,7 @@ use crate::{
     atomic::compare_exchange,
     count::count,
     emit::{self, Ended, Reader},
-    maps::CONFIG,
+    maps::{CONFIG, NEW_FLOW},
     table::{self, Refused},
     wheel::{self, Handled},
 };
@@ -46,7 +48,17 @@ pub fn touch(segment: &Segment, now: u64) -> Touched {
             count(Counter::Touched);
             Touched::Known
         }
-        None => begin(segment, now),
+        None => match begin(segment, now) {
+            Touched::Known => {
+                // Another CPU was faster. (Here, and not in `begin`, for the stack's sake.)
+                if let Some(flow) = table::lookup(&segment.key) {
+                    update(flow, segment, now);
+                }
+                count(Counter::Touched);
+                Touched::Known
+            }
+            touched => touched,
+        },
     }
 }
 
@@ -150,42 +162,78 @@ fn begin(segment: &Segment, now: u64) -> Touched {
     };
     // SAFETY: the helper takes no argument.
     let cpu = unsafe { bpf_get_smp_processor_id() };
-    let mut flow = Flow {
-        word: Flow::word(new_generation(wheel), seen),
-        created: now,
-        last_seen: now as u32,
-        cpu,
-        next: FlowKey::NONE,
+    let word = Flow::word(new_generation(wheel), seen);
+    let Some(flow) = NEW_FLOW.get_ptr_mut(0) else {
+        return Touched::NoFlow;
     };
-    for attempt in 0..=TRIES {
+    // SAFETY: a place of this CPU's own, like the wheel; the rest of it stays zero.
+    unsafe {
+        (&raw mut (*flow).word).write(word);
+        (&raw mut (*flow).created).write(now);
+        (&raw mut (*flow).last_seen).write(now as u32);
+        (&raw mut (*flow).cpu).write(cpu);
+    }
+    for attempt in 0..2 {
         // Anew each time: making room may have changed the slot.
         let slot = wheel::slot(wheel, due);
         match wheel::first_of(slot) {
-            Some(first) => flow.next = first,
+            // SAFETY: as above.
+            Some(first) => unsafe { first.store(&raw mut (*flow).next) },
             None => return Touched::NoFlow,
         }
-        match table::insert(&segment.key, &flow) {
+        // SAFETY: as above.
+        match table::insert(&segment.key, unsafe { &*flow }) {
             Ok(()) => {
                 wheel::push(wheel, slot, &segment.key);
                 wheel::wake_for(wheel, slot);
                 count(Counter::Created);
                 return Touched::Created;
             }
-            Err(Refused::Exists) => {
-                if let Some(flow) = table::lookup(&segment.key) {
-                    update(flow, segment, now);
-                }
-                count(Counter::Touched);
-                return Touched::Known;
-            }
-            Err(Refused::Full) if attempt < TRIES => {
-                if let Handled::Nothing(_) = wheel::make_room(wheel, now) {
-                    break;
-                }
-            }
+            Err(Refused::Exists) => return Touched::Known,
+            Err(Refused::Full) if attempt == 0 && make_room(now) => {}
             Err(Refused::Full) => break,
         }
     }
     count(Counter::TableFull);
     Touched::TableFull
+}
+
+/// Removes one flow of this CPU that can go, if one of the first [`TRIES`] can.
+#[inline(always)]
+fn make_room(now: u64) -> bool {
+    let mut state = Room { now, removed: 0 };
+    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+    // (`bpf_loop`, so that the verifier goes through a try once.)
+    unsafe {
+        bpf_loop(
+            TRIES,
+            try_to_remove as *mut c_void,
+            (&raw mut state).cast(),
+            0,
+        );
+    }
+    state.removed == 1
+}
+
+#[repr(C)]
+struct Room {
+    now: u64,
+    removed: u64,
+}
+
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn try_to_remove(_index: u64, state: *mut c_void) -> i64 {
+    // SAFETY: `make_room` passes a `Room` that nobody else refers to meanwhile.
+    let state = unsafe { &mut *state.cast::<Room>() };
+    let Some(wheel) = wheel::this_cpu() else {
+        return 1;
+    };
+    match wheel::make_room(wheel, state.now) {
+        Handled::Rearmed => 0,
+        Handled::Removed => {
+            state.removed = 1;
+            1
+        }
+        Handled::RingFull | Handled::Nothing(_) => 1,
+    }
 }

@@ -38,7 +38,7 @@ pub enum Handled {
 pub fn this_cpu() -> Option<&'static mut Wheel> {
     let wheel = WHEEL.get_ptr_mut(0)?;
     // SAFETY: the value is this CPU's own, and see the module's comment: whoever calls this runs
-    // with bottom halves off and calls it once.
+    // with bottom halves off, and uses no earlier reference of its own again before its callee is done.
     Some(unsafe { &mut *wheel })
 }
 

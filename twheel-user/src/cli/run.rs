@@ -155,6 +155,7 @@ impl Run {
                 .try_clone_to_owned()?,
         )?;
         let mut wakes = watched(plane.take_wakes()?)?;
+        let adopted = plane.counters()?.live();
         let (batches, mut inbox) = mpsc::channel(BATCHES);
         let steppers = Steppers::start(
             instance.object("twheel_step"),
@@ -177,7 +178,7 @@ impl Run {
             eprintln!("{interface}: attached, {} XDP, {egress}", attached.ingress);
         }
         if plane.adopted() {
-            eprintln!("adopted {} flows", plane.counters()?.live());
+            eprintln!("adopted {adopted} flows");
         }
 
         let mut report = Report::new(self.json, plane.clock());

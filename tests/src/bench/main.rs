@@ -1,0 +1,69 @@
+//! `twheel-bench`, the benches of `cargo xtask bench`. Needs root; attaches nothing to anything.
+//!
+//! Times are the kernel's own, `duration` of `BPF_PROG_TEST_RUN`, never with `repeat`.
+
+mod machine;
+mod memory;
+mod plane;
+mod report;
+mod step;
+mod touch;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::report::Report;
+
+/// Measures twheel's data plane on this machine.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+
+    /// A JSON object a line instead of a table
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Nanoseconds a packet, beside the least that a flow table can cost
+    Touch {
+        /// Runs of each program at each number of flows
+        #[arg(long, default_value_t = 151, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        rounds: u32,
+    },
+    /// Nanoseconds of a visit and of an eviction with its event, all flows due at once
+    Step {
+        /// Lives of the whole table
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
+    /// Bytes a flow: what the kernel charges for all maps
+    Memory,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    twheel::host::check()?;
+    let mut report = Report::new(cli.json);
+    report.say(&machine::describe());
+    match cli.bench {
+        Bench::Touch { rounds } => touch::bench(rounds, &mut report),
+        Bench::Step { rounds } => step::bench(rounds, &mut report),
+        Bench::Memory => memory::bench(&mut report),
+    }
+}

@@ -1,0 +1,80 @@
+//! Figures, for people or for programs.
+
+use serde_json::json;
+
+/// What was measured over several rounds.
+#[derive(Clone, Copy)]
+pub struct Figure {
+    /// Of the rounds.
+    pub median: f64,
+    /// As above.
+    pub min: f64,
+    /// As above.
+    pub max: f64,
+    /// How many there were.
+    pub rounds: usize,
+}
+
+impl Figure {
+    /// Of samples, at least one.
+    pub fn of(samples: &[f64]) -> Self {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let rounds = sorted.len();
+        Self {
+            median: (sorted[(rounds - 1) / 2] + sorted[rounds / 2]) / 2.0,
+            min: sorted[0],
+            max: sorted[rounds - 1],
+            rounds,
+        }
+    }
+}
+
+/// Where figures go.
+pub struct Report {
+    json: bool,
+}
+
+impl Report {
+    /// On standard output, as JSON lines or as text.
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// A line for people.
+    pub fn say(&mut self, line: &str) {
+        if !self.json {
+            println!("{line}");
+        }
+    }
+
+    /// A figure in nanoseconds, for programs; people get it in a table.
+    pub fn nanoseconds(&mut self, bench: &str, variant: &str, n: u64, figure: &Figure) {
+        if self.json {
+            // Hundredths are already noise.
+            let round = |value: f64| (value * 100.0).round() / 100.0;
+            println!(
+                "{}",
+                json!({
+                    "bench": bench,
+                    "variant": variant,
+                    "n": n,
+                    "median_ns": round(figure.median),
+                    "min_ns": round(figure.min),
+                    "max_ns": round(figure.max),
+                    "rounds": figure.rounds,
+                })
+            );
+        }
+    }
+
+    /// Bytes, for programs.
+    pub fn bytes(&mut self, bench: &str, variant: &str, n: u64, bytes: u64) {
+        if self.json {
+            println!(
+                "{}",
+                json!({ "bench": bench, "variant": variant, "n": n, "bytes": bytes })
+            );
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What cannot be done is refused in one sentence, with the exit code of its kind, and leaves
+//! nothing half attached.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process,
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, unshare},
+    unistd::{Gid, Uid, setresgid, setresuid},
+};
+use twheel::failure::Kind;
+use twheel_tests::netns::{
+    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, remove_pins, require_root,
+    twheel_bin,
+};
+
+/// Fails unless twheel has refused with this code, in one sentence that has these words.
+fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
+    let stderr = &ended.stderr;
+    ensure!(
+        ended.code() == Some(kind as i32),
+        "not exit code {kind:?}: {ended:?}"
+    );
+    ensure!(
+        stderr.starts_with("twheel: "),
+        "no sentence of twheel's: {stderr}"
+    );
+    ensure!(stderr.lines().count() == 1, "not one line: {stderr}");
+    for word in words {
+        ensure!(stderr.contains(word), "no {word:?} in {stderr}");
+    }
+    ensure!(ended.lines.is_empty(), "output: {:?}", ended.lines);
+    Ok(())
+}
+
+/// A host with the interface [`SERVER`], and nobody at the other end.
+fn host() -> Result<Namespace> {
+    require_root();
+    let host = Namespace::new("host")?;
+    host.ip(&format!("link add {SERVER} type veth peer name other"))?;
+    host.ip(&format!("link set {SERVER} up"))?;
+    host.ip("link set other up")?;
+    Ok(host)
+}
+
+/// Has `twheel run --keep` leave its pins. Returns their directory.
+fn keep(host: &Namespace, more: &[&str]) -> Result<PathBuf> {
+    let args = [&["--iface", SERVER, "--keep"], more].concat();
+    let ended = Twheel::start(host, &args)?.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    host.instances()?.pop().context("nothing was kept")
+}
+
+/// Pins moved to where twheel does not look for them, or not as its own; removed when dropped.
+struct Moved(PathBuf);
+
+impl Moved {
+    fn new(from: &Path, to: PathBuf) -> Result<Self> {
+        let parent = to.parent().context("no directory")?;
+        fs::create_dir_all(parent)?;
+        fs::rename(from, &to).with_context(|| format!("cannot rename to {}", to.display()))?;
+        Ok(Self(to))
+    }
+}
+
+impl Drop for Moved {
+    fn drop(&mut self) {
+        remove_pins(&self.0);
+    }
+}
+
+#[test]
+fn unusable_arguments() -> Result<()> {
+    let host = host()?;
+    for (option, value) in [
+        ("--max-flows", "0"),
+        ("--max-flows", "4294967295"),
+        ("--tick", "0s"),
+        ("--tick", "2h"),
+        ("--timeout", "0s"),
+        ("--timeout", "1000days"),
+        ("--close-timeout", "0s"),
+    ] {
+        let ended = host.twheel_once(&["run", "--iface", SERVER, option, value])?;
+        check_refused(&ended, Kind::Usage, &[option, "give"]).context(value)?;
+        host.check_clean(SERVER)?;
+    }
+    // The words are clap's.
+    for args in [
+        &["run", "--iface", SERVER, "--nonsense"][..],
+        &["run", "--iface", SERVER, "--tick", "soon"],
+        &["run", "--iface", SERVER, "--max-flows", "-1"],
+        &["run", "--iface", SERVER, "--mode", "fast"],
+        &["run"],
+        &["detach"],
+        &["jump"],
+    ] {
+        let ended = host.twheel_once(args)?;
+        ensure!(
+            ended.code() == Some(Kind::Usage as i32),
+            "{args:?}: {ended:?}"
+        );
+        ensure!(ended.stderr.starts_with("error: "), "{args:?}: {ended:?}");
+        host.check_clean(SERVER)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn unknown_interface() -> Result<()> {
+    let host = host()?;
+    let ended = host.twheel_once(&["run", "--iface", "nowhere0"])?;
+    check_refused(&ended, Kind::Interface, &["nowhere0", "ip link"])?;
+    // None is attached if one cannot be.
+    let ended = host.twheel_once(&["run", "--iface", SERVER, "--iface", "nowhere0"])?;
+    check_refused(&ended, Kind::Interface, &["nowhere0"])?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn the_xdp_program_of_somebody_else() -> Result<()> {
+    for mode in ["native", "generic"] {
+        let host = host()?;
+        // Pinned elsewhere, it is no instance of twheel's.
+        let pins = keep(&host, &["--mode", mode, "--egress", "off"])?;
+        let elsewhere = format!("/sys/fs/bpf/twl-{}-{mode}/v0/pins", process::id());
+        let foreign = Moved::new(&pins, elsewhere.into())?;
+        let link = || host.ip(&format!("-d link show dev {SERVER}"));
+        let before = link()?;
+        ensure!(before.contains("xdp"), "{before}");
+
+        for wanted in ["auto", mode] {
+            let ended = host.twheel_once(&["run", "--iface", SERVER, "--mode", wanted])?;
+            check_refused(
+                &ended,
+                Kind::Interface,
+                &[SERVER, "already carries another XDP program", "detach"],
+            )
+            .with_context(|| format!("{mode}, then {wanted}"))?;
+            ensure!(host.instances()?.is_empty(), "left: {:?}", host.instances());
+            ensure!(host.attached(SERVER)? == ["xdp"], "egress is attached");
+            ensure!(link()? == before, "it was replaced: {}", link()?);
+        }
+        drop(foreign);
+        host.check_clean(SERVER)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn of_two_interfaces_neither_is_attached_if_the_second_is_taken() -> Result<()> {
+    let host = host()?;
+    let pins = keep(&host, &["--egress", "off"])?;
+    let elsewhere = format!("/sys/fs/bpf/twl-{}-second/v0/pins", process::id());
+    let foreign = Moved::new(&pins, elsewhere.into())?;
+    let ended = host.twheel_once(&["run", "--iface", "other", "--iface", SERVER])?;
+    ensure!(ended.code() == Some(Kind::Interface as i32), "{ended:?}");
+    ensure!(
+        ended.stderr.contains(&format!("{SERVER} already carries")),
+        "{ended:?}"
+    );
+    host.check_clean("other")?;
+    ensure!(host.attached(SERVER)? == ["xdp"]);
+    drop(foreign);
+    Ok(())
+}
+
+#[test]
+fn no_root() -> Result<()> {
+    let host = host()?;
+    // Where everybody may execute it.
+    let directory = std::env::temp_dir().join(format!("twl-{}", process::id()));
+    fs::create_dir(&directory)?;
+    let program = directory.join("twheel");
+    let nobody = || -> Result<()> {
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
+        fs::copy(twheel_bin()?, &program)?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        for args in [["run", "--iface", SERVER], ["detach", "--iface", SERVER]] {
+            let mut command = host.command(&program)?;
+            command.args(args);
+            // SAFETY: between fork and exec the closure makes two system calls and allocates
+            // nothing.
+            unsafe {
+                command.pre_exec(|| {
+                    let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
+                    setresgid(group, group, group)?;
+                    Ok(setresuid(user, user, user)?)
+                });
+            }
+            check_refused(&once(command)?, Kind::Permission, &["root", "CAP_BPF"])?;
+        }
+        Ok(())
+    };
+    let result = nobody();
+    fs::remove_dir_all(&directory)?;
+    result?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn no_bpffs() -> Result<()> {
+    let host = host()?;
+    for args in [["run", "--iface", SERVER], ["detach", "--iface", SERVER]] {
+        let mut command = host.twheel(&args)?;
+        // SAFETY: between fork and exec the closure makes system calls; paths this short are copied
+        // to the stack, so it allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                unshare(CloneFlags::CLONE_NEWNS)?;
+                let none = None::<&str>;
+                mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
+                // One may be mounted upon another.
+                while umount2("/sys/fs/bpf", MntFlags::MNT_DETACH).is_ok() {}
+                Ok(())
+            });
+        }
+        check_refused(&once(command)?, Kind::Unsupported, &["mount -t bpf"])?;
+        host.check_clean(SERVER)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn pins_of_another_layout() -> Result<()> {
+    let host = host()?;
+    let pins = keep(&host, &[])?;
+    let name = pins.file_name().context("no name")?;
+    let old = Moved::new(&pins, Path::new(PINS).join("v0").join(name))?;
+    let before = host.pins()?;
+    let path = old.0.to_string_lossy();
+    for more in [&[][..], &["--keep"]] {
+        let args = [&["run", "--iface", SERVER], more].concat();
+        let ended = host.twheel_once(&args)?;
+        let remedy = format!("twheel detach --iface {SERVER}");
+        check_refused(&ended, Kind::Pins, &["another version", &path, &remedy])?;
+        ensure!(host.pins()? == before, "{:?}", host.pins());
+        ensure!(host.attached(SERVER)? == ["xdp", "egress"]);
+    }
+    let ended = host.twheel_once(&["detach", "--iface", SERVER])?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn an_interface_in_use() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let twheel = Twheel::start(host, &["--iface", SERVER, "--timeout", "300ms", "--json"])?;
+    let before = host.pins()?;
+    for args in [["run", "--iface", SERVER], ["detach", "--iface", SERVER]] {
+        let ended = host.twheel_once(&args)?;
+        check_refused(&ended, Kind::Pins, &["another twheel is using"])?;
+        ensure!(host.pins()? == before, "{:?}", host.pins());
+    }
+    // The first one has not noticed.
+    let connection = pair.connect(Family::V4)?;
+    let line = twheel.line(std::time::Duration::from_secs(2))?;
+    ensure!(line.context("no expiry")?.expiry()?.src == connection.name);
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn pins_made_with_other_settings() -> Result<()> {
+    let host = host()?;
+    let made = ["--max-flows", "1000", "--tick", "100ms"];
+    keep(&host, &made)?;
+    let before = host.pins()?;
+    for other in [
+        ["--max-flows", "1001", "--tick", "100ms"],
+        ["--max-flows", "1000", "--tick", "200ms"],
+    ] {
+        for keep in [&[][..], &["--keep"]] {
+            let args = [&["run", "--iface", SERVER], &other[..], keep].concat();
+            let ended = host.twheel_once(&args)?;
+            check_refused(
+                &ended,
+                Kind::Pins,
+                &["--max-flows 1000", "--tick 100ms", "detach"],
+            )?;
+            ensure!(host.pins()? == before, "{:?}", host.pins());
+            ensure!(host.attached(SERVER)? == ["xdp", "egress"]);
+        }
+    }
+    // Those it was made with still adopt it.
+    let twheel = Twheel::start(&host, &[&["--iface", SERVER], &made[..]].concat())?;
+    twheel.await_stderr("adopted 0 flows")?;
+    twheel.stop()?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn nothing_to_detach() -> Result<()> {
+    let host = host()?;
+    for interface in [SERVER, "nowhere0"] {
+        let ended = host.twheel_once(&["detach", "--iface", interface])?;
+        check_refused(&ended, Kind::Pins, &[interface, "not attached"])?;
+    }
+    host.check_clean(SERVER)
+}

@@ -1,0 +1,366 @@
+//! Real connections between two hosts, and `twheel` beside them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    io::{BufRead, BufReader},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::time::{ClockId, clock_getres};
+use twheel_tests::netns::{
+    Busy, Connection, Expiry, Family, Namespace, Pair, SERVER, Twheel, require_root,
+};
+
+const TICK: Duration = Duration::from_millis(100);
+/// For the threads of this test and of twheel to be scheduled.
+const SCHEDULING: Duration = Duration::from_millis(100);
+
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+/// How late an expiry may be: a tick, scheduling, and what the clock cannot tell.
+fn lateness() -> Duration {
+    let jiffy = Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).unwrap());
+    TICK + SCHEDULING + 2 * jiffy
+}
+
+/// Expiries by flow; a flow that is reported twice is an error.
+fn by_name(expiries: &[Expiry]) -> Result<HashMap<SocketAddr, &Expiry>> {
+    let mut found = HashMap::new();
+    for expiry in expiries {
+        let twice = found.insert(expiry.src, expiry);
+        ensure!(twice.is_none(), "reported twice: {expiry:?}");
+    }
+    Ok(found)
+}
+
+/// Sorted, so that a failure shows what differs.
+fn names<'a>(names: impl IntoIterator<Item = &'a SocketAddr>) -> Vec<SocketAddr> {
+    let mut names: Vec<_> = names.into_iter().copied().collect();
+    names.sort();
+    names
+}
+
+fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
+    (0..count)
+        .map(|i| pair.connect(Family::alternate(i)))
+        .collect()
+}
+
+/// The test's own threads may stall: then nothing that twheel does would be wrong.
+fn check_pace(gap: Duration, timeout: Duration) {
+    assert!(
+        gap < timeout,
+        "this machine is too slow to test on: a busy connection was silent for {gap:?}"
+    );
+}
+
+#[test]
+fn exactly_the_idle_half_expires_and_on_time() -> Result<()> {
+    require_root();
+    let timeout = millis(2000);
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--timeout",
+            "2s",
+            "--tick",
+            "100ms",
+            "--json",
+        ],
+    )?;
+    let busy = connect(&pair, 100)?;
+    let busy_names = names(busy.iter().map(|it| &it.name));
+    let busy = Busy::start(busy, timeout / 10);
+    let mut idle = Vec::new();
+    for i in 0..100 {
+        // Not all within one tick.
+        thread::sleep(millis(7));
+        idle.push(pair.connect(Family::alternate(i))?);
+    }
+    // The busy ones see more than one timeout go by.
+    let expiries = twheel.expiries_until(Instant::now() + 2 * timeout)?;
+    let rest = busy.stop()?;
+    check_pace(rest.longest_gap, timeout);
+
+    let found = by_name(&expiries)?;
+    assert_eq!(
+        names(found.keys()),
+        names(idle.iter().map(|it| &it.name)),
+        "the idle ones and none but those"
+    );
+    for connection in &idle {
+        let expiry = found[&connection.name];
+        assert_eq!((&*expiry.reason, &*expiry.state), ("idle", "established"));
+        // The last packet lies between `before` and `after`.
+        for (early, late) in [
+            (expiry.idle, expiry.idle),
+            (expiry.at - connection.before, expiry.at - connection.after),
+        ] {
+            assert!(early >= timeout, "{early:?}, early: {expiry:?}");
+            assert!(late <= timeout + lateness(), "{late:?}, late: {expiry:?}");
+        }
+    }
+    // Had the busy ones not been seen at all, they would not have expired either.
+    let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
+    assert_eq!(names(by_name(&expiries)?.keys()), busy_names);
+
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("200 flows ended, 0 live"),
+        "{}",
+        ended.stderr
+    );
+    Ok(())
+}
+
+#[test]
+fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
+    require_root();
+    let timeout = millis(2000);
+    let args = ["--iface", SERVER, "--timeout", "2s", "--keep", "--json"];
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let idle = connect(&pair, 20)?;
+    let busy = Busy::start(connect(&pair, 20)?, timeout / 10);
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(300))?.len(),
+        0
+    );
+    let ended = twheel.kill()?;
+    assert_eq!(ended.signal(), Some(9));
+    assert_eq!(ended.lines.len(), 0);
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+
+    // Longer than the timeout: only packets that are seen now keep the busy ones.
+    thread::sleep(timeout + millis(500));
+    let twheel = Twheel::start(&pair.server, &args)?;
+    // Idle ones that are due may be gone before twheel counts.
+    let stderr = twheel.await_stderr(" flows\n")?;
+    let adopted: usize = stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("adopted ")?.strip_suffix(" flows"))
+        .with_context(|| format!("no count of flows: {stderr}"))?
+        .parse()?;
+    assert!((20..=40).contains(&adopted), "{adopted} adopted");
+    let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(names(found.keys()), names(idle.iter().map(|it| &it.name)));
+    for expiry in found.values() {
+        // Nobody stepped meanwhile.
+        assert!(expiry.idle >= timeout + millis(500), "{expiry:?}");
+        assert_eq!(expiry.reason, "idle");
+    }
+
+    let before = pair.server.pins()?;
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("20 flows ended, 20 live"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(ended.lines.len(), 0);
+    assert!(!before.is_empty());
+    assert_eq!(pair.server.pins()?, before, "--keep keeps all pins");
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+    check_pace(busy.stop()?.longest_gap, timeout);
+
+    let ended = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_behind() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let _connections = connect(&pair, 4)?;
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+    assert_eq!(pair.server.instances()?.len(), 1);
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("0 flows ended, 4 live"),
+        "{}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn lo_runs_generic_when_asked_and_when_native_is_refused() -> Result<()> {
+    require_root();
+    let host = Namespace::new("lo")?;
+    for (mode, refused) in [("generic", false), ("auto", true)] {
+        let twheel = Twheel::start(
+            &host,
+            &[
+                "--iface",
+                "lo",
+                "--mode",
+                mode,
+                "--timeout",
+                "500ms",
+                "--json",
+            ],
+        )?;
+        let stderr = twheel.stderr();
+        assert!(stderr.contains("lo: attached, generic XDP"), "{stderr}");
+        assert_eq!(
+            stderr.contains("the driver refuses native XDP"),
+            refused,
+            "{stderr}"
+        );
+        assert!(host.ip("-d link show dev lo")?.contains("xdpgeneric"));
+
+        let listener = host.enter(|| Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?))?;
+        let address = listener.local_addr()?;
+        let client = host.enter(|| Ok(TcpStream::connect(address)?))?;
+        let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+        assert_eq!(names(by_name(&expiries)?.keys()), [client.local_addr()?]);
+        let ended = twheel.stop()?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        host.check_clean("lo")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ipv4_and_ipv6_expire_by_their_addresses() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &["--iface", SERVER, "--timeout", "500ms", "--json"],
+    )?;
+    let connections = connect(&pair, 2)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(found.len(), 2, "{expiries:?}");
+    for (connection, family) in connections.iter().zip([Family::V4, Family::V6]) {
+        let expiry = found[&connection.name];
+        assert_eq!(expiry.src.ip(), family.client());
+        assert_eq!(expiry.dst.ip(), family.server());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_way_a_connection_ends_is_told() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--timeout",
+            "10s",
+            "--close-timeout",
+            "500ms",
+            "--json",
+        ],
+    )?;
+    let [closed, reset] = [pair.connect(Family::V4)?, pair.connect(Family::V6)?];
+    let (closed_name, reset_name) = (closed.name, reset.name);
+    closed.close()?;
+    reset.reset()?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(found.len(), 2, "{expiries:?}");
+    for (name, state, reason) in [
+        (closed_name, "time_wait", "closed"),
+        (reset_name, "close", "reset"),
+    ] {
+        let expiry = found[&name];
+        assert_eq!((&*expiry.state, &*expiry.reason), (state, reason));
+        assert!(expiry.idle >= millis(500), "{expiry:?}");
+    }
+    Ok(())
+}
+
+/// How often each thread of a process has given up a CPU, or lost it.
+fn switches(pid: u32) -> Result<BTreeMap<String, u64>> {
+    let mut switches = BTreeMap::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = fs::read_to_string(task?.path().join("status"))?;
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            value.map(str::trim).with_context(|| format!("no {name}"))
+        };
+        let count = |name| -> Result<u64> { Ok(field(name)?.parse()?) };
+        switches.insert(
+            format!("{} {}", field("Pid:")?, field("Name:")?),
+            count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?,
+        );
+    }
+    Ok(switches)
+}
+
+#[test]
+fn an_idle_host_is_left_alone() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &["--iface", SERVER, "--timeout", "500ms", "--json"],
+    )?;
+    let asleep = switches(twheel.pid())?;
+    let _connections = connect(&pair, 2)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
+    assert_eq!(expiries.len(), 2, "{expiries:?}");
+
+    let before = switches(twheel.pid())?;
+    assert_ne!(before, asleep, "with flows, twheel had something to do");
+    thread::sleep(millis(3000));
+    assert_eq!(switches(twheel.pid())?, before, "a thread has run");
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let mut command = pair
+        .server
+        .twheel(&["run", "--iface", SERVER, "--timeout", "300ms"])?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut stderr = BufReader::new(child.stderr.take().context("no stderr")?);
+    let mut text = String::new();
+    while !text.contains(": attached") && stderr.read_line(&mut text)? > 0 {}
+    drop(child.stdout.take());
+    let connections = connect(&pair, 2)?;
+
+    let end = Instant::now() + millis(5000);
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            panic!("twheel goes on without a reader: {text}");
+        }
+        thread::sleep(millis(5));
+    };
+    while stderr.read_line(&mut text)? > 0 {}
+    assert_eq!(status.code(), Some(0), "{text}");
+    drop(connections);
+    pair.server.check_clean(SERVER)
+}
