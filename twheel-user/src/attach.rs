@@ -86,7 +86,13 @@ pub fn attach(
 ) -> Result<Attached> {
     let (ingress, refused) = attach_xdp(plane.xdp("twheel_xdp")?, instance, interface, mode)?;
     let egress = match egress {
-        Egress::Off => false,
+        Egress::Off => {
+            // An earlier loader may have seen it.
+            if pinned(instance, Hook::Egress, interface)?.is_some() {
+                unpin(instance, Hook::Egress, interface)?;
+            }
+            false
+        }
         _ => {
             let program = plane.classifier("twheel_egress")?;
             match attach_egress(program, instance, interface) {
@@ -112,7 +118,13 @@ fn attach_xdp(
     interface: &str,
     mode: Mode,
 ) -> Result<(&'static str, Option<String>)> {
-    if let Some(link) = pinned(instance, Hook::Xdp, interface)? {
+    let adopted = pinned(instance, Hook::Xdp, interface)?;
+    if adopted.is_some() && mode != Mode::Auto {
+        // The kernel does not say in which mode a link is, and cannot change it.
+        log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
+        drop(adopted);
+        unpin(instance, Hook::Xdp, interface)?;
+    } else if let Some(link) = adopted {
         let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
         if let Ok(id) = program.attach_to_link(link) {
             // The pin holds the link; this handle may go.

@@ -95,7 +95,14 @@ pub fn build() -> Result<()> {
 pub fn objects() -> Result<Objects> {
     let manifest = Manifest::read().ok();
     match toolchain::find(manifest.as_ref().map(|manifest| &manifest.compiler), false) {
-        Ok(toolchain) => compile(&toolchain),
+        Ok(toolchain) => compile(&toolchain).or_else(|why| match manifest {
+            // Not where somebody has changed them: it may be their change that does not build.
+            Some(manifest) if manifest.is_of_these_sources() => {
+                say!("Using the prebuilt eBPF objects, which are from these sources: {why:#}.");
+                Ok(Objects::prebuilt())
+            }
+            _ => Err(why),
+        }),
         Err(why) => {
             say!("Using the prebuilt eBPF objects: {why:#}.");
             Ok(Objects::prebuilt())
@@ -271,6 +278,10 @@ impl Sources {
 }
 
 impl Manifest {
+    fn is_of_these_sources(&self) -> bool {
+        Sources::new(self.sources.files.clone()).is_ok_and(|sources| sources == self.sources)
+    }
+
     fn path() -> PathBuf {
         prebuilt("MANIFEST.toml")
     }

@@ -75,7 +75,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          run), its time the kernel's `duration`.\nEach packet is written by a generator; `empty` is that \
          and the loop, and is in all the others. `parse` adds the\nparser, `floor` to that a lookup and a \
          store, `touch` is what production does. Clock: jiffies. One CPU.\n\
-         touch/floor: whole programs, the median of the ratios of each round; beyond empty: of the medians.\n"
+         touch/floor: whole programs, the median of the ratios of each round; beyond empty: of the medians.\n\
+         The wheel has one level, for the verifier's sake: a touch of a flow that is there never looks at it.\n"
     ));
     report.say(&format!(
         "{:>8}  {:>20}  {:>20}  {:>20}  {:>20}  touch/floor         beyond empty",

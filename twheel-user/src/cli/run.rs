@@ -347,6 +347,8 @@ impl Report {
         let counters = plane.counters()?;
         let total: u64 = self.ended.values().sum();
         eprintln!("{total} flows ended, {} live", counters.live());
+        let touched = counters.get(Counter::Touched);
+        eprintln!("  {touched:>8}  {}", Counter::Touched.meaning());
         for ((reason, state), count) in &self.ended {
             eprintln!("  {count:>8}  {} in {}", reason.name(), state.name());
         }
