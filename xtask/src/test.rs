@@ -26,11 +26,19 @@ fn parse(line: &str) -> Option<[usize; 3]> {
     Some([count("passed")?, count("failed")?, count("ignored")?])
 }
 
+/// Reads the line of a test that was skipped, if it is one: its name, and the reason it gives.
+fn skip(line: &str) -> Option<String> {
+    let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = reason.strip_prefix(", ").unwrap_or("no reason given");
+    Some(format!("{name}: {reason}"))
+}
+
 /// Runs the tests of the host crates, then those that need root, whatever became of the former.
 pub fn test(exhaustive: bool, args: &[String]) -> Result<()> {
     setup::lab()?;
     let built = run::build(None)?;
     let mut total = [0; 3];
+    let mut skips = Vec::new();
     let mut ended_well = true;
     for (packages, flags) in [
         (HOST, None),
@@ -46,12 +54,15 @@ pub fn test(exhaustive: bool, args: &[String]) -> Result<()> {
         cargo.args(exhaustive.then_some("--release")).arg("--");
         cargo.args(exhaustive.then_some("--include-ignored"));
         cargo.args(flags).args(args);
-        ended_well &= run_counting(&mut cargo, &mut total)?;
+        ended_well &= run_counting(&mut cargo, &mut total, &mut skips)?;
     }
 
     let [passed, failed, skipped] = total;
     if failed == 0 && !ended_well {
         say!("Some tests did not build, or did not come to an end.");
+    }
+    for reason in &skips {
+        println!("skipped {reason}");
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if !ended_well {
@@ -62,7 +73,11 @@ pub fn test(exhaustive: bool, args: &[String]) -> Result<()> {
 }
 
 /// Passes the output of `cargo test` on, and adds up. Returns whether cargo was content.
-fn run_counting(cargo: &mut Command, total: &mut [usize; 3]) -> Result<bool> {
+fn run_counting(
+    cargo: &mut Command,
+    total: &mut [usize; 3],
+    skips: &mut Vec<String>,
+) -> Result<bool> {
     let mut child = cargo
         .stdout(Stdio::piped())
         .spawn()
@@ -72,6 +87,7 @@ fn run_counting(cargo: &mut Command, total: &mut [usize; 3]) -> Result<bool> {
         let line = line.context("cannot read from cargo test")?;
         let line = String::from_utf8_lossy(&line);
         println!("{line}");
+        skips.extend(skip(&line));
         for (sum, count) in total.iter_mut().zip(parse(&line).unwrap_or_default()) {
             *sum += count;
         }
@@ -84,7 +100,14 @@ fn run_counting(cargo: &mut Command, total: &mut [usize; 3]) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{parse, skip};
+
+    #[test]
+    fn reads_why_a_test_is_skipped() {
+        let line = "test long ... ignored, takes an hour";
+        assert_eq!(skip(line).as_deref(), Some("long: takes an hour"));
+        assert_eq!(skip("test wheel::fires ... ok"), None);
+    }
 
     #[test]
     fn reads_the_result_line() {
