@@ -50,6 +50,8 @@ pub struct Setup {
     pub ring_bytes: u32,
     /// Virtual time at the beginning.
     pub start: u64,
+    /// aya-log's level: 0 is off, 5 traces.
+    pub log_level: u8,
 }
 
 impl Default for Setup {
@@ -61,6 +63,7 @@ impl Default for Setup {
             max_flows: 4096,
             ring_bytes: 1 << 20,
             start: 1_000_000,
+            log_level: 0,
         }
     }
 }
@@ -91,7 +94,7 @@ impl Setup {
             clock,
             max_flows: self.max_flows,
             ring_bytes: self.ring_bytes,
-            log_level: 0,
+            log_level: self.log_level,
         };
         let plane = DataPlane::load(&load, &instance);
         instance.remove().unwrap();

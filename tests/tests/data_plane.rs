@@ -541,6 +541,30 @@ fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
 }
 
 #[test]
+fn diagnostics_come_by_level() {
+    let mut before = 0;
+    for log_level in 0..=5 {
+        let setup = Setup {
+            log_level,
+            ..Setup::default()
+        };
+        let mut plane = setup.load();
+        let map = plane.plane().bpf_mut().take_map("AYA_LOGS").unwrap();
+        let mut ring = aya::maps::RingBuf::try_from(map).unwrap();
+        plane.receive(&frame(1, false, SYN));
+        plane.receive(&frame(1, false, ACK));
+        plane.step();
+        let mut records = 0;
+        while ring.next().is_some() {
+            records += 1;
+        }
+        assert!(records >= before, "less at level {log_level}");
+        assert_eq!(records > 0, log_level >= 4, "{records} at {log_level}");
+        before = records;
+    }
+}
+
+#[test]
 fn memory_a_flow() {
     const FLOWS: u32 = 1 << 20;
     let setup = Setup {
