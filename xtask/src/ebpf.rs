@@ -218,9 +218,17 @@ fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
         (&rust, "/rust"),
         (&real, "/rust"),
     ];
-    Ok(paths
+    let mut paths: Vec<_> = paths
         .map(|(path, name)| (path.display().to_string(), name))
-        .into())
+        .into();
+    // The directory of a registry is named after its host, and there are mirrors. Of prefixes that
+    // match, rustc takes the last.
+    if let Ok(registries) = fs::read_dir(cargo_home.join("registry/src")) {
+        for registry in registries.flatten() {
+            paths.push((registry.path().display().to_string(), "/crates"));
+        }
+    }
+    Ok(paths)
 }
 
 /// The files of the workspace that went into the objects, as cargo noted them beside each, and the
