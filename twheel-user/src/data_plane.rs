@@ -31,10 +31,6 @@ pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twh
 /// halves off for no longer than a packet burst does.
 pub const STEP_BUDGET: u32 = 256;
 
-const PINNED_MAPS: [&str; 8] = [
-    "FLOWS", "WHEEL", "SLOTS", "EVENTS", "WAKES", "COUNTERS", "META", "CLOCK",
-];
-
 /// What to load.
 pub struct Load<'a> {
     /// The object: [`OBJECT`], or that of the benches.
@@ -262,7 +258,7 @@ pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
 fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
     let meta = match MapData::from_pin(instance.object("META")) {
         Ok(map) => {
-            check_pinned(instance, wanted)?;
+            check_pinned(instance)?;
             Array::<_, Meta>::try_from(Map::Array(map))?
                 .get(&0, 0)
                 .context("cannot read META")?
@@ -300,7 +296,7 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
 }
 
 /// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
-fn check_pinned(instance: &Instance, wanted: &Meta) -> Result<()> {
+fn check_pinned(instance: &Instance) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::flow::{Flow, FlowKey};
     use twheel_common::wheel::Wheel;
@@ -325,14 +321,12 @@ fn check_pinned(instance: &Instance, wanted: &Meta) -> Result<()> {
         ("META", MapType::Array, 4, size(size_of::<Meta>())),
         ("CLOCK", MapType::Array, 4, 8),
     ];
-    debug_assert_eq!(shapes.map(|(name, ..)| name), PINNED_MAPS);
     for (name, kind, key_size, value_size) in shapes {
         let info = MapInfo::from_pin(instance.object(name));
         let matches = info.is_ok_and(|info| {
             info.map_type().is_ok_and(|found| found == kind)
                 && info.key_size() == key_size
                 && info.value_size() == value_size
-                && (name != "FLOWS" || wanted.max_flows == 0 || info.max_entries() > 0)
         });
         if !matches {
             return Err(Failure::new(

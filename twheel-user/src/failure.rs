@@ -44,18 +44,29 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The exit code for an error: that of the outermost [`Failure`] in its chain.
+/// The exit code for an error: that of the outermost [`Failure`] in its chain of contexts.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let kind = error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<Failure>())
-        .map_or_else(
-            || {
-                error
-                    .downcast_ref::<Failure>()
-                    .map_or(Kind::Other, |failure| failure.kind)
-            },
-            |failure| failure.kind,
-        );
-    kind as u8
+    let failure = error.downcast_ref::<Failure>();
+    failure.map_or(Kind::Other, |failure| failure.kind) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_found_at_any_depth() {
+        let failure = || Failure::new(Kind::Pins, "pins in the way");
+        let cases = [
+            anyhow::Error::new(failure()),
+            anyhow::Error::new(failure())
+                .context("inner")
+                .context("outer"),
+            anyhow::anyhow!("cause").context(failure()).context("outer"),
+        ];
+        for error in cases {
+            assert_eq!(exit_code(&error), Kind::Pins as u8, "{error:#}");
+        }
+        assert_eq!(exit_code(&anyhow::anyhow!("other")), Kind::Other as u8);
+    }
 }
