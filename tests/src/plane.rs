@@ -92,7 +92,6 @@ impl Setup {
             object: twheel::data_plane::OBJECT,
             config,
             clock,
-            max_flows: self.max_flows,
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
         };

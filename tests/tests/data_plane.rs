@@ -13,14 +13,14 @@ use twheel_common::{
     event::{Event, Reason},
     flow::{Direction, Seen, State},
     packet::{Skip, parse},
-    step::Outcome,
+    step::{Deleted, Outcome},
 };
 use twheel_tests::plane::{ACK, FIN, Plane, RST, SYN, Setup, frame};
 
 fn ended(event: &Event) -> (Reason, State) {
     (
         Reason::from_raw(event.reason).unwrap(),
-        Seen(event.seen).state(),
+        event.seen().state(),
     )
 }
 
@@ -344,7 +344,7 @@ fn a_million_flows_due_at_once_are_all_reported() {
     plane.pass(60_100);
     let mut seen = vec![false; FLOWS as usize];
     for event in plane.step() {
-        let source = event.key.sender(Seen(event.seen).initiator()).ip();
+        let source = event.key.sender(event.seen().initiator()).ip();
         let std::net::IpAddr::V4(source) = source else {
             panic!("not IPv4")
         };
@@ -410,6 +410,126 @@ fn a_table_full_of_established_flows_refuses_and_counts() {
     assert_eq!(plane.counters().live(), 16);
     plane.pass(60_100);
     assert_eq!(plane.step().len(), 16, "making room has broken a list");
+}
+
+#[test]
+fn userspace_reads_the_table() {
+    let mut plane = Setup::default().load();
+    let flows = plane.plane().flows().unwrap();
+    assert_eq!(flows.iter().count(), 0);
+    for client in 0..1_000 {
+        plane.at(1_000_000 + u64::from(client));
+        plane.receive(&frame(client, false, SYN));
+    }
+    plane.at(1_002_000);
+    for client in 0..500 {
+        plane.receive(&frame(client, false, RST));
+    }
+    let mut seen: Vec<_> = flows.iter().collect();
+    seen.sort_by_key(|flow| flow.created);
+    assert_eq!(seen.len(), 1_000);
+    for (client, flow) in seen.iter().enumerate() {
+        let wanted = parse(frame(client as u32, false, SYN).as_slice()).unwrap();
+        assert_eq!(flow.key, wanted.key);
+        assert_eq!(flow.created, 1_000_000 + client as u32);
+        let (stamp, state) = match client {
+            0..500 => (1_002_000, State::Close),
+            _ => (flow.created, State::SynSent),
+        };
+        assert_eq!(
+            (flow.word.stamp(), flow.word.seen().state()),
+            (stamp, state)
+        );
+        assert_eq!(flows.get(flow.index), Some(*flow));
+    }
+    plane.pass(60_100);
+    plane.step();
+    assert_eq!(flows.iter().count(), 0);
+    assert_eq!(plane.plane().tracked().unwrap(), 0);
+}
+
+#[test]
+fn a_flow_that_had_a_packet_since_it_was_chosen_is_not_deleted() {
+    let mut plane = Setup::default().load();
+    for client in 0..1_000 {
+        establish(&mut plane, client);
+    }
+    plane.pass(1);
+    let flows = plane.plane().flows().unwrap();
+    let chosen: Vec<_> = flows.iter().collect();
+    let mut deletes: Vec<_> = chosen.iter().map(|flow| flow.delete()).collect();
+    let busy: HashSet<_> = (0..1_000).filter(|client| client % 3 == 0).collect();
+    for client in &busy {
+        plane.receive(&frame(*client, true, ACK));
+    }
+    // From another CPU than theirs: nothing happens.
+    pin_to(1).expect("this test needs two CPUs");
+    plane.plane().delete(&mut deletes).unwrap();
+    assert!(deletes.iter().all(|delete| matches!(
+        Deleted::from_raw(delete.outcome),
+        Some(Deleted::Elsewhere | Deleted::Changed)
+    )),);
+    assert_eq!(plane.counters().live(), 1_000);
+    pin_to(0).unwrap();
+    plane.plane().delete(&mut deletes).unwrap();
+    for (delete, flow) in deletes.iter().zip(&chosen) {
+        let low = flow.key.sender(Direction::FromLow).port();
+        let high = flow.key.sender(Direction::FromHigh).port();
+        let client = u32::from(if low == 80 { high } else { low } - 1024);
+        let wanted = if busy.contains(&client) {
+            Deleted::Changed
+        } else {
+            Deleted::Done
+        };
+        assert_eq!(Deleted::from_raw(delete.outcome), Some(wanted), "{client}");
+    }
+    let events = plane.drain();
+    assert_eq!(events.len(), 1_000 - busy.len());
+    assert!(
+        events
+            .iter()
+            .all(|event| ended(event) == (Reason::Deleted, State::Established))
+    );
+    // Twice is once.
+    plane.plane().delete(&mut deletes).unwrap();
+    assert!(plane.drain().is_empty());
+    assert_eq!(plane.plane().tracked().unwrap(), busy.len() as u64);
+    assert_eq!(plane.counters().live(), busy.len() as u64);
+    // The lists are whole: the others end in their time, and a deleted key can begin again.
+    establish(&mut plane, 1);
+    plane.pass(60_100);
+    assert_eq!(plane.step().len(), busy.len() + 1);
+    assert_eq!(plane.count(Counter::Orphans), 0);
+}
+
+#[test]
+fn a_full_ring_delays_deletions() {
+    let setup = Setup {
+        ring_bytes: 4096,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    for client in 0..200 {
+        plane.receive(&frame(client, false, SYN));
+    }
+    let flows = plane.plane().flows().unwrap();
+    let mut deletes: Vec<_> = flows.iter().map(|flow| flow.delete()).collect();
+    let mut deleted = 0;
+    while !deletes.is_empty() {
+        plane.plane().delete(&mut deletes).unwrap();
+        deletes.retain(|delete| {
+            assert!(matches!(
+                Deleted::from_raw(delete.outcome),
+                Some(Deleted::Done | Deleted::RingFull)
+            ));
+            delete.outcome == Deleted::RingFull as u32
+        });
+        let events = plane.drain().len();
+        assert!(events > 0 && events < 100, "{events}");
+        deleted += events;
+    }
+    assert_eq!(deleted, 200);
+    assert_eq!(plane.count(Counter::EventsLost), 0);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! What the loader tells the data plane, and what it writes beside the maps.
 
-use crate::{flow::Timeouts, wheel::Geometry};
+use crate::{flow::Timeouts, table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// Clock of production: `bpf_jiffies64`, units of 1/HZ s.
 pub const CLOCK_JIFFIES: u32 = 0;
@@ -24,6 +24,8 @@ pub struct Config {
     pub geometry: Geometry,
     /// [`CLOCK_JIFFIES`] or [`CLOCK_VIRTUAL`].
     pub clock: u32,
+    /// Capacity of the flow table.
+    pub max_flows: u32,
 }
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.
@@ -42,6 +44,8 @@ pub struct Meta {
     pub bits: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
+    /// Where the table keeps its flows.
+    pub hash: Hash,
 }
 
 impl Config {

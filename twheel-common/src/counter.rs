@@ -39,6 +39,8 @@ counters! {
     Expired = "expired",
     /// flows that left it early to make room for another
     Evicted = "evicted",
+    /// flows that userspace has deleted
+    Deleted = "deleted",
     /// flows that ended because a SYN began another with the same key
     Superseded = "superseded",
     /// packets that are neither IPv4 nor IPv6
@@ -57,6 +59,10 @@ counters! {
     NoFlow = "no_flow",
     /// packets that would have begun a flow but found the table full
     TableFull = "table_full",
+    /// packets that would have begun a flow but found no free record in its window
+    WindowFull = "window_full",
+    /// packets whose flow another CPU was just entering or ending: not tracked
+    Raced = "raced",
     /// events of the packet path that found the ring full
     EventsLost = "events_lost",
     /// visits of the wheel to a flow
@@ -67,7 +73,7 @@ counters! {
     RingFull = "ring_full",
     /// times the packet path called a sleeping stepper
     Wakes = "wakes",
-    /// links of the wheel that led nowhere: always 0, or the data plane has a defect
+    /// links of the wheel to what is no flow of it: always 0, or the data plane has a defect
     Orphans = "orphans",
 }
 
@@ -104,5 +110,6 @@ impl Counters {
         self.get(Counter::Created)
             .saturating_sub(self.get(Counter::Expired))
             .saturating_sub(self.get(Counter::Evicted))
+            .saturating_sub(self.get(Counter::Deleted))
     }
 }

@@ -10,8 +10,8 @@ pub struct Event {
     pub key: FlowKey,
     /// Clock when it ended, units.
     pub at: u64,
-    /// From its first packet to its end, units.
-    pub age: u64,
+    /// From its first packet to its end, units, at most [`MAX_AGE`](crate::flow::MAX_AGE) or little more.
+    pub age: u32,
     /// From its latest packet to its end, units.
     pub idle: u32,
     /// [`Seen`] at its end.
@@ -20,6 +20,15 @@ pub struct Event {
     pub reason: u32,
     /// The CPU that ended it.
     pub cpu: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Event {
+    /// What was seen of the flow.
+    pub fn seen(&self) -> Seen {
+        Seen(self.seen as u16)
+    }
 }
 
 /// Why a flow ended.
@@ -36,16 +45,19 @@ pub enum Reason {
     Superseded = 4,
     /// Evicted for lack of room.
     Evicted = 5,
+    /// Deleted by userspace.
+    Deleted = 6,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Idle,
         Self::Closed,
         Self::Reset,
         Self::Superseded,
         Self::Evicted,
+        Self::Deleted,
     ];
 
     /// From an [`Event`]'s field; `None` for what no data plane writes.
@@ -73,6 +85,7 @@ impl Reason {
             Self::Reset => "reset",
             Self::Superseded => "superseded",
             Self::Evicted => "evicted",
+            Self::Deleted => "deleted",
         }
     }
 }

@@ -14,8 +14,7 @@ pub enum Direction {
 }
 
 /// Names a flow: protocol and the two endpoints in order, so that both directions of a connection
-/// have the same key. IPv4 addresses are mapped into IPv6. All 40 bytes are set, always: the kernel
-/// hashes and compares them as bytes.
+/// have the same key. IPv4 addresses are mapped into IPv6. All 40 bytes are set, always.
 ///
 /// Addresses and ports are kept in network byte order; the order of the endpoints is that of the
 /// words as this machine reads them, and means nothing beyond "the same for both directions".
@@ -24,18 +23,11 @@ pub enum Direction {
 pub struct FlowKey {
     low: [u64; 2],
     high: [u64; 2],
-    /// From the lowest byte in memory: port of `low`, port of `high`, protocol, three zero bytes.
+    /// From the lowest byte: port of `low`, port of `high`, protocol, three zero bytes.
     ports: u64,
 }
 
 impl FlowKey {
-    /// The key of no flow: every flow has a protocol.
-    pub const NONE: Self = Self {
-        low: [0; 2],
-        high: [0; 2],
-        ports: 0,
-    };
-
     /// The key of the flow between two endpoints (addresses and ports in network byte order), and
     /// which of the two the source is.
     #[inline(always)]
@@ -68,14 +60,30 @@ impl FlowKey {
         };
         let [a, b] = low_port.to_ne_bytes();
         let [c, d] = high_port.to_ne_bytes();
-        let ports = u64::from_ne_bytes([a, b, c, d, proto, 0, 0, 0]);
+        let ports = u64::from_le_bytes([a, b, c, d, proto, 0, 0, 0]);
         (Self { low, high, ports }, direction)
     }
 
-    /// Whether this is [`FlowKey::NONE`].
+    /// From what [`addresses`](Self::addresses) and [`ports`](Self::ports) give.
     #[inline(always)]
-    pub fn is_none(&self) -> bool {
-        self.ports == 0
+    pub fn from_parts([a, b, c, d]: [u64; 4], ports: u64) -> Self {
+        Self {
+            low: [a, b],
+            high: [c, d],
+            ports,
+        }
+    }
+
+    /// The addresses of both endpoints, the low one's first.
+    #[inline(always)]
+    pub fn addresses(&self) -> [u64; 4] {
+        [self.low[0], self.low[1], self.high[0], self.high[1]]
+    }
+
+    /// The ports and the protocol, in the low 40 bits. Never 0.
+    #[inline(always)]
+    pub fn ports(&self) -> u64 {
+        self.ports
     }
 
     /// Writes the key, word by word: the BPF target has no `memmove`, to which the compiler would
@@ -96,37 +104,14 @@ impl FlowKey {
         }
     }
 
-    /// Reads a key, word by word, for the same reason.
-    ///
-    /// # Safety
-    ///
-    /// `place` is valid for reads and aligned, and nobody writes to it meanwhile.
-    #[inline(always)]
-    pub unsafe fn load(place: *const Self) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Self {
-                low: [
-                    (&raw const (*place).low[0]).read_volatile(),
-                    (&raw const (*place).low[1]).read_volatile(),
-                ],
-                high: [
-                    (&raw const (*place).high[0]).read_volatile(),
-                    (&raw const (*place).high[1]).read_volatile(),
-                ],
-                ports: (&raw const (*place).ports).read_volatile(),
-            }
-        }
-    }
-
     /// IANA protocol number.
     pub fn proto(&self) -> u8 {
-        self.ports.to_ne_bytes()[4]
+        self.ports.to_le_bytes()[4]
     }
 
     /// The endpoint that sends in this direction.
     pub fn sender(&self, direction: Direction) -> SocketAddr {
-        let [a, b, c, d, ..] = self.ports.to_ne_bytes();
+        let [a, b, c, d, ..] = self.ports.to_le_bytes();
         let (address, port) = match direction {
             Direction::FromLow => (self.low, [a, b]),
             Direction::FromHigh => (self.high, [c, d]),
@@ -153,30 +138,34 @@ impl Direction {
 /// CPUs that see its packets at once cannot undo one another.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen(pub u32);
+pub struct Seen(pub u16);
 
 impl Seen {
     /// A SYN of the initiator.
-    const SYN: u32 = 1 << 0;
+    const SYN: u16 = 1 << 0;
     /// A SYN/ACK of the responder.
-    const SYN_ACK: u32 = 1 << 1;
+    const SYN_ACK: u16 = 1 << 1;
     /// A segment after the handshake.
-    const ACK: u32 = 1 << 2;
+    const ACK: u16 = 1 << 2;
     /// A FIN of the key's low endpoint.
-    const FIN_LOW: u32 = 1 << 3;
+    const FIN_LOW: u16 = 1 << 3;
     /// A FIN of the key's high endpoint.
-    const FIN_HIGH: u32 = 1 << 4;
+    const FIN_HIGH: u16 = 1 << 4;
     /// A RST.
-    const RST: u32 = 1 << 5;
+    const RST: u16 = 1 << 5;
     /// The first segment was none of a handshake.
-    const PICKUP: u32 = 1 << 6;
+    const PICKUP: u16 = 1 << 6;
     /// The initiator is the key's high endpoint.
-    const INITIATOR_HIGH: u32 = 1 << 7;
+    const INITIATOR_HIGH: u16 = 1 << 7;
 
-    /// The flow is being removed: nothing can be added to this.
-    pub const DEAD: Self = Self(u32::MAX);
+    /// A new life of the flow has begun, and when is not yet noted.
+    const STARTING: u16 = 1 << 14;
 
-    const FINS: u32 = Self::FIN_LOW | Self::FIN_HIGH;
+    /// The flow has ended: nothing can be added to this. (No `ACK`, so that the test that nearly every
+    /// packet passes tells it apart.)
+    pub const DEAD: Self = Self(1 << 15);
+
+    const FINS: u16 = Self::FIN_LOW | Self::FIN_HIGH;
 
     /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
     /// or a FIN of a flow that is not known is the end of something, not its beginning.
@@ -211,12 +200,15 @@ impl Seen {
         if flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0 && self.0 & Self::ACK != 0 {
             return Change::Nothing;
         }
+        if self == Self::DEAD {
+            return Change::Ended;
+        }
         let added = if flags & tcp::RST != 0 {
             Self::RST
         } else if flags & tcp::SYN != 0 {
             if flags & tcp::ACK != 0 {
                 Self::SYN_ACK
-            } else if self.is_closed() && self != Self::DEAD {
+            } else if self.is_closed() {
                 // Port reuse: the old connection is over (RFC 9293, section 3.6.1).
                 return match Self::first(direction, flags) {
                     Some(seen) => Change::NewGeneration(seen),
@@ -247,6 +239,18 @@ impl Seen {
         } else {
             Change::Add(Self(self.0 | added))
         }
+    }
+
+    /// The same, but [`is_starting`](Self::is_starting).
+    #[inline(always)]
+    pub fn starting(self) -> Self {
+        Self(self.0 | Self::STARTING)
+    }
+
+    /// Whether `created` may still be that of the life before.
+    #[inline(always)]
+    pub fn is_starting(self) -> bool {
+        self.0 & Self::STARTING != 0
     }
 
     /// Reset, or ended from both sides.
@@ -308,6 +312,8 @@ pub enum Change {
     Add(Seen),
     /// The flow is over and another with the same key begins.
     NewGeneration(Seen),
+    /// The flow has ended already: it is about to leave the table.
+    Ended,
 }
 
 /// States of a TCP flow, with the names of `nf_conntrack`.
@@ -351,50 +357,65 @@ impl State {
     }
 }
 
-/// A flow as the table holds it.
+/// What CPUs share of a flow, in one word, so that whoever decides on it decides on all of it: from the
+/// lowest bit 32 of the clock at the latest packet (the *stamp*), 16 of the generation, 16 of [`Seen`].
 ///
-/// What CPUs share are [`word`](Flow::word), changed by compare-and-swap alone, and
-/// [`last_seen`](Flow::last_seen), to which a packet stores a younger stamp. `next` belongs to the
-/// CPU that created the flow: it links the flows of a slot of that CPU's wheel, and nobody else reads
-/// or writes it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Flow {
-    // What a packet reads comes first, next to the key: fewer cache lines a packet.
+/// It changes by compare-and-swap; only a younger stamp is stored without, into its half of the word.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// A word.
+    #[inline(always)]
+    pub fn new(now: u64, generation: u16, seen: Seen) -> Self {
+        Self(now & 0xffff_ffff | u64::from(generation) << 32 | u64::from(seen.0) << 48)
+    }
+
     /// Low 32 bits of the clock at the latest packet.
-    pub last_seen: u32,
-    /// The CPU on whose wheel the flow stands.
-    pub cpu: u32,
-    /// Generation in the high half, [`Seen`] in the low half. Two flows that follow one another in
-    /// the same place of memory have different generations.
-    pub word: u64,
-    /// Clock at the first packet, units.
-    pub created: u64,
-    /// The next flow in the same slot, or [`FlowKey::NONE`].
-    pub next: FlowKey,
-    /// Zero. Makes an element of the kernel's hash, with its header of 48 bytes and the key, three
-    /// cache lines: what a packet reads is then in the line of the key's end, and costs no miss of
-    /// its own.
-    pub reserved: [u64; 5],
-}
-
-impl Flow {
-    /// A word of this generation.
     #[inline(always)]
-    pub fn word(generation: u32, seen: Seen) -> u64 {
-        u64::from(generation) << 32 | u64::from(seen.0)
+    pub fn stamp(self) -> u32 {
+        self.0 as u32
     }
 
-    /// What a word says was seen.
+    /// Counts the flows that a place in the table has had, and the lives of a flow, wrapping.
     #[inline(always)]
-    pub fn seen(word: u64) -> Seen {
-        Seen(word as u32)
+    pub fn generation(self) -> u16 {
+        (self.0 >> 32) as u16
     }
 
-    /// A word's generation.
+    /// What was seen.
     #[inline(always)]
-    pub fn generation(word: u64) -> u32 {
-        (word >> 32) as u32
+    pub fn seen(self) -> Seen {
+        Seen((self.0 >> 48) as u16)
+    }
+
+    /// The bits of the word's high half that end [`Seen::is_starting`] when they alone are kept.
+    pub const STARTED: u32 = !((Seen::STARTING as u32) << 16);
+
+    /// Whether a packet at `now` is younger than the stamp.
+    #[inline(always)]
+    pub fn is_older_than(self, now: u64) -> bool {
+        (now as u32).wrapping_sub(self.stamp()) as i32 > 0
+    }
+
+    /// The same life with a packet at `now`, of which this has now been seen.
+    #[inline(always)]
+    pub fn with(self, now: u64, seen: Seen) -> Self {
+        let stamp = if self.is_older_than(now) { now } else { self.0 };
+        Self::new(stamp, self.generation(), seen)
+    }
+
+    /// The same flow, ended.
+    #[inline(always)]
+    pub fn dead(self) -> Self {
+        Self::new(self.0, self.generation(), Seen::DEAD)
+    }
+
+    /// Whether the flow has ended.
+    #[inline(always)]
+    pub fn is_dead(self) -> bool {
+        self.seen() == Seen::DEAD
     }
 }
 
@@ -451,9 +472,9 @@ pub enum Visit {
 /// Decides what becomes of a flow that the wheel visits. Never early: `Expire` only where the flow
 /// was idle for its whole timeout.
 #[inline(always)]
-pub fn visit(now: u64, last_seen: u32, seen: Seen, timeouts: &Timeouts) -> Visit {
-    let idle = idle(now, last_seen);
-    let timeout = timeouts.of(seen);
+pub fn visit(now: u64, word: Word, timeouts: &Timeouts) -> Visit {
+    let idle = idle(now, word.stamp());
+    let timeout = timeouts.of(word.seen());
     if idle >= timeout {
         return Visit::Expire;
     }
@@ -461,3 +482,13 @@ pub fn visit(now: u64, last_seen: u32, seen: Seen, timeouts: &Timeouts) -> Visit
     let hop = timeouts.longest_hop();
     Visit::Rearm(now + u64::from(if left < hop { left } else { hop }))
 }
+
+/// Units since a flow was created, of which the low 32 bits are kept.
+#[inline(always)]
+pub fn age(now: u64, created: u32) -> u32 {
+    (now as u32).wrapping_sub(created)
+}
+
+/// The oldest that a flow gets, units; who is older is kept at that. (Half of what 32 bits can tell:
+/// a visit that comes late still finds it.)
+pub const MAX_AGE: u32 = 1 << 31;

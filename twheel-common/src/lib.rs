@@ -8,23 +8,29 @@
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
+pub mod bits;
 pub mod config;
 pub mod counter;
 pub mod event;
 pub mod flow;
 pub mod packet;
 pub mod step;
+pub mod table;
 pub mod wheel;
 
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, flow, wheel};
+    use crate::{config, counter, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
-    unsafe impl aya::Pod for flow::FlowKey {}
+    unsafe impl aya::Pod for table::Record {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for flow::Flow {}
+    unsafe impl aya::Pod for table::Hash {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for wheel::Link {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for step::Delete {}
     // SAFETY: as above.
     unsafe impl aya::Pod for config::Config {}
     // SAFETY: as above.

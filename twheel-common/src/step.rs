@@ -43,3 +43,42 @@ impl Outcome {
             .find(|outcome| *outcome as u32 == raw)
     }
 }
+
+/// An entry of the "packet" that deletes flows: a program like the stepper, run on the CPU on whose
+/// wheel the flows stand, over as many of these as the packet holds, at most [`MAX_DELETES`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delete {
+    /// Index of the flow's record.
+    pub index: u32,
+    /// [`Deleted`], written by the program; 0 if it did not come to this entry.
+    pub outcome: u32,
+    /// [`Word`](crate::flow::Word) of the flow when it was chosen.
+    pub word: u64,
+}
+
+/// Entries of a packet at most.
+pub const MAX_DELETES: usize = 128;
+
+/// What became of a flow that was to be deleted.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// Deleted, with its event in the ring.
+    Done = 1,
+    /// It had a packet since it was chosen, or is gone: left as it is.
+    Changed = 2,
+    /// The ring is full: drain it and ask again.
+    RingFull = 3,
+    /// It stands on the wheel of another CPU.
+    Elsewhere = 4,
+}
+
+impl Deleted {
+    /// From a [`Delete`]'s field; `None` for what no program writes.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        [Self::Done, Self::Changed, Self::RingFull, Self::Elsewhere]
+            .into_iter()
+            .find(|outcome| *outcome as u32 == raw)
+    }
+}

@@ -34,6 +34,8 @@
 //! A timer is handed out at the first tick that does not lie before its deadline: never early, and
 //! late by less than a tick, plus the delay of whoever drives the wheel.
 
+use crate::bits::lowest;
+
 /// Levels at most.
 pub const MAX_LEVELS: usize = 4;
 /// log2 of slots a level, at most: a bitmap of 64 words and one word that summarises it.
@@ -92,6 +94,48 @@ pub struct Slot {
     pub starts: u64,
 }
 
+/// Links the flows of a slot, and the slot to the first of them: nothing, a flow by its index in the
+/// table, or a slot. All zero is nothing.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Link(u32);
+
+impl Link {
+    /// To nothing.
+    pub const NONE: Self = Self(0);
+    const SLOT: u32 = 1 << 31;
+
+    /// To a flow; indices are below 2^31 − 1.
+    #[inline(always)]
+    pub const fn flow(index: u32) -> Self {
+        Self(index + 1)
+    }
+
+    /// To a slot.
+    #[inline(always)]
+    pub const fn slot(index: u32) -> Self {
+        Self(Self::SLOT | index)
+    }
+
+    /// The flow's index, if this leads to one.
+    #[inline(always)]
+    pub const fn as_flow(self) -> Option<u32> {
+        match self.0 {
+            0 | Self::SLOT.. => None,
+            link => Some(link - 1),
+        }
+    }
+
+    /// The slot's index, if this leads to one.
+    #[inline(always)]
+    pub const fn as_slot(self) -> Option<u32> {
+        match self.0 {
+            Self::SLOT.. => Some(self.0 & !Self::SLOT),
+            _ => None,
+        }
+    }
+}
+
 /// Which slots of a level hold timers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -140,24 +184,6 @@ impl Occupancy {
     }
 }
 
-/// The number of the lowest bit that is set; `word` is not 0.
-#[inline(always)]
-fn lowest(word: u64) -> u32 {
-    let bit = word.trailing_zeros();
-    // The compiler knows the range, and drops any mask; the verifier, which sees a table being read,
-    // does not.
-    #[cfg(target_arch = "bpf")]
-    let bit = {
-        let mut bit = u64::from(bit);
-        // SAFETY: arithmetic on one register.
-        unsafe {
-            core::arch::asm!("{bit} &= 63", bit = inout(reg) bit, options(pure, nomem, nostack))
-        }
-        bit as u32
-    };
-    bit
-}
-
 /// A wheel without its lists: how far it has turned, and which slots hold timers. All zero is a
 /// wheel that has not turned and is empty, so that a zeroed map needs no initialisation.
 #[repr(C)]
@@ -168,10 +194,6 @@ pub struct Wheel {
     /// The tick at which the driver means to come back: 0 before it has come for the first time
     /// (it comes at once), [`NEVER`] where it waits to be called.
     pub wake: u64,
-    /// Lives of flows begun on this CPU, wrapping: where generations come from.
-    pub generation: u32,
-    /// Zero.
-    pub reserved: u32,
     levels: [Occupancy; MAX_LEVELS],
 }
 
@@ -180,8 +202,6 @@ impl Default for Wheel {
         Self {
             elapsed: 0,
             wake: 0,
-            generation: 0,
-            reserved: 0,
             levels: [Occupancy {
                 summary: 0,
                 words: [0; 64],

@@ -1,12 +1,72 @@
-//! Compare-and-swap. `core` has none on this target, whose instruction set got it with v3; the
-//! kernel orders it fully on every architecture (`Documentation/bpf/standardization`, atomic
-//! operations).
+//! Atomic access. `core` has none on this target, whose instruction set got it with v3. Every one of
+//! these is fully ordered on every architecture: the kernel asks that of those that give back what
+//! the place held (`Documentation/bpf/standardization`, atomic operations; a compare-and-swap that fails
+//! orders nothing).
+
+macro_rules! atomic {
+    ($(#[doc = $doc:literal])+ $name:ident, $type:ty, $instruction:literal, $host:ident) => {
+        $(#[doc = $doc])+
+        /// Returns what it held.
+        ///
+        /// # Safety
+        ///
+        /// `place` must be valid, aligned map memory.
+        #[inline(always)]
+        pub unsafe fn $name(place: *mut $type, value: $type) -> $type {
+            #[cfg(target_arch = "bpf")]
+            {
+                let held: u64;
+                // SAFETY: the caller's promise; the instruction reads and writes that place alone.
+                unsafe {
+                    core::arch::asm!(
+                        $instruction,
+                        place = in(reg) place,
+                        inout("r0") u64::from(value) => held,
+                    );
+                }
+                held as $type
+            }
+            #[cfg(not(target_arch = "bpf"))]
+            {
+                use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+                trait Atomic {
+                    type Of;
+                }
+                impl Atomic for u32 {
+                    type Of = AtomicU32;
+                }
+                impl Atomic for u64 {
+                    type Of = AtomicU64;
+                }
+                // SAFETY: the caller's promise.
+                unsafe { <$type as Atomic>::Of::from_ptr(place) }.$host(value, Ordering::SeqCst)
+            }
+        }
+    };
+}
+
+atomic!(
+    /// Stores a value.
+    swap, u64, "r0 = xchg_64({place} + 0, r0)", swap
+);
+atomic!(
+    /// Adds a value, wrapping.
+    add, u64, "r0 = atomic_fetch_add((u64 *)({place} + 0), r0)", fetch_add
+);
+atomic!(
+    /// Sets the bits of a value.
+    or, u32, "w0 = atomic_fetch_or((u32 *)({place} + 0), w0)", fetch_or
+);
+atomic!(
+    /// Clears the bits that a value has not.
+    and, u32, "w0 = atomic_fetch_and((u32 *)({place} + 0), w0)", fetch_and
+);
 
 /// Stores `new` at `place` if it holds `old`; returns what it held.
 ///
 /// # Safety
 ///
-/// `place` must be valid, 8-byte aligned map memory that is changed by this function alone.
+/// `place` must be valid, 8-byte aligned map memory.
 #[inline(always)]
 pub unsafe fn compare_exchange(place: *mut u64, old: u64, new: u64) -> u64 {
     #[cfg(target_arch = "bpf")]

@@ -18,17 +18,26 @@ use core::{ffi::c_void, hint::black_box};
 use aya_ebpf::{
     bindings::{xdp_action, xdp_md},
     helpers::generated::bpf_loop,
-    macros::xdp,
+    macros::{map, xdp},
+    maps::HashMap,
     programs::XdpContext,
 };
-use twheel_common::packet::parse;
+use twheel_common::{
+    flow::FlowKey,
+    packet::{Segment, parse},
+};
 use twheel_ebpf::{
     clock,
     count::count_skip,
     frame::Frame,
-    table,
     touch::{Touched, touch},
 };
+
+/// What every tracker in eBPF keeps its flows in: the kernel's hash, preallocated. The value is as
+/// large as a tracker's is, and makes an element two cache lines, the least that holds it: stamp,
+/// state, and what else there is.
+#[map]
+pub static FLOOR: HashMap<FlowKey, [u64; 5]> = HashMap::with_max_entries(1, 0);
 
 /// Ethernet, IPv4 and TCP without options.
 const SEGMENT: usize = 54;
@@ -76,7 +85,7 @@ pub fn bench_empty(ctx: XdpContext) -> u32 {
 /// And the parser.
 #[xdp]
 pub fn bench_parse(ctx: XdpContext) -> u32 {
-    run(&ctx, parsed)
+    run(&ctx, parse_alone)
 }
 
 /// And what no table of flows can do without: one lookup, one store.
@@ -91,15 +100,40 @@ pub fn bench_touch(ctx: XdpContext) -> u32 {
     run(&ctx, touched)
 }
 
-/// The same for one packet, the first of its flow. No loop: the verifier would look at how a flow
+/// What no table can do without for a packet of no flow that begins none: one lookup.
+#[xdp]
+pub fn bench_absent_floor(ctx: XdpContext) -> u32 {
+    run(&ctx, absent_floor)
+}
+
+/// What production does with it.
+#[xdp]
+pub fn bench_absent_touch(ctx: XdpContext) -> u32 {
+    run(&ctx, absent_touched)
+}
+
+/// One insertion, for one packet.
+#[xdp]
+pub fn bench_fill_floor(ctx: XdpContext) -> u32 {
+    match parsed(Frame::new(ctx.data(), ctx.data_end())) {
+        Some(segment) if FLOOR.insert(&segment.key, &[0; 5], BPF_NOEXIST).is_ok() => {
+            xdp_action::XDP_PASS
+        }
+        _ => xdp_action::XDP_ABORTED,
+    }
+}
+
+/// What production does with the first packet of a flow. No loop: the verifier would look at how a flow
 /// begins once more for every state that the turn before may have left.
 #[xdp]
-pub fn bench_fill(ctx: XdpContext) -> u32 {
+pub fn bench_fill_touch(ctx: XdpContext) -> u32 {
     match see(Frame::new(ctx.data(), ctx.data_end())) {
         Some(Touched::Created) => xdp_action::XDP_PASS,
         _ => xdp_action::XDP_ABORTED,
     }
 }
+
+const BPF_NOEXIST: u64 = 1;
 
 #[inline(always)]
 fn run(ctx: &XdpContext, callback: Callback) -> u32 {
@@ -140,69 +174,75 @@ unsafe extern "C" fn empty(_index: u64, state: *mut c_void) -> i64 {
     }
 }
 
-unsafe extern "C" fn parsed(_index: u64, state: *mut c_void) -> i64 {
+unsafe extern "C" fn parse_alone(_index: u64, state: *mut c_void) -> i64 {
     // SAFETY: as in `empty`.
     let state = unsafe { &mut *state.cast::<State>() };
-    let Some(frame) = next(state) else {
-        return abort(state);
-    };
-    match parse(&frame) {
-        Ok(segment) => {
+    match next(state).and_then(parsed) {
+        Some(segment) => {
             // In memory, as a lookup needs it; else the compiler drops the parser.
             black_box(&segment.key);
             0
         }
-        Err(skip) => {
-            count_skip(skip);
-            abort(state)
-        }
+        None => abort(state),
     }
 }
 
 unsafe extern "C" fn floor(_index: u64, state: *mut c_void) -> i64 {
     // SAFETY: as in `empty`.
     let state = unsafe { &mut *state.cast::<State>() };
-    let Some(frame) = next(state) else {
+    let Some(segment) = next(state).and_then(parsed) else {
         return abort(state);
     };
-    match parse(&frame) {
-        Ok(segment) => {
-            let Some(flow) = table::lookup(&segment.key) else {
-                return abort(state);
-            };
-            // SAFETY: a pointer that the table gave is valid memory while the program runs.
-            unsafe { (&raw mut (*flow).last_seen).write_volatile(state.now as u32) };
-            0
-        }
-        Err(skip) => {
-            count_skip(skip);
-            abort(state)
-        }
-    }
+    let Some(flow) = FLOOR.get_ptr_mut(&segment.key) else {
+        return abort(state);
+    };
+    // SAFETY: a pointer that the table gave is valid memory while the program runs.
+    unsafe { flow.cast::<u64>().write_volatile(state.now) };
+    0
 }
 
 unsafe extern "C" fn touched(_index: u64, state: *mut c_void) -> i64 {
     // SAFETY: as in `empty`.
     let state = unsafe { &mut *state.cast::<State>() };
-    let Some(frame) = next(state) else {
-        return abort(state);
-    };
-    match see(frame) {
+    match next(state).and_then(see) {
         Some(Touched::Known) => 0,
         _ => abort(state),
+    }
+}
+
+unsafe extern "C" fn absent_floor(_index: u64, state: *mut c_void) -> i64 {
+    // SAFETY: as in `empty`.
+    let state = unsafe { &mut *state.cast::<State>() };
+    match next(state).and_then(parsed) {
+        Some(segment) if FLOOR.get_ptr_mut(&segment.key).is_none() => 0,
+        _ => abort(state),
+    }
+}
+
+unsafe extern "C" fn absent_touched(_index: u64, state: *mut c_void) -> i64 {
+    // SAFETY: as in `empty`.
+    let state = unsafe { &mut *state.cast::<State>() };
+    match next(state).and_then(see) {
+        Some(Touched::NoFlow) => 0,
+        _ => abort(state),
+    }
+}
+
+#[inline(always)]
+fn parsed(frame: Frame) -> Option<Segment> {
+    match parse(&frame) {
+        Ok(segment) => Some(segment),
+        Err(skip) => {
+            count_skip(skip);
+            None
+        }
     }
 }
 
 /// What `see` of `main.rs` does, without its diagnostics, which the verifier drops when they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
-    match parse(&frame) {
-        Ok(segment) => Some(touch(&segment, clock::now())),
-        Err(skip) => {
-            count_skip(skip);
-            None
-        }
-    }
+    parsed(frame).map(|segment| touch(&segment, clock::now()))
 }
 
 /// Ends the loop.

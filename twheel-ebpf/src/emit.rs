@@ -5,7 +5,7 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::{Event, Reason},
-    flow::{FlowKey, Seen, idle},
+    flow::{FlowKey, Word, age, idle},
 };
 
 use crate::maps::EVENTS;
@@ -21,12 +21,10 @@ pub enum Reader {
 
 /// What there is to say of a flow that has ended.
 pub struct Ended {
-    /// As in [`twheel_common::flow::Flow`].
-    pub created: u64,
-    /// As in [`twheel_common::flow::Flow`].
-    pub last_seen: u32,
-    /// What was seen of it.
-    pub seen: Seen,
+    /// As in [`twheel_common::table::Record`].
+    pub created: u32,
+    /// The flow's last.
+    pub word: Word,
     /// Why it has ended.
     pub reason: Reason,
 }
@@ -52,11 +50,12 @@ pub fn submit(
     unsafe {
         key.store(&raw mut (*event).key);
         (&raw mut (*event).at).write(now);
-        (&raw mut (*event).age).write(now.saturating_sub(ended.created));
-        (&raw mut (*event).idle).write(idle(now, ended.last_seen));
-        (&raw mut (*event).seen).write(ended.seen.0);
+        (&raw mut (*event).age).write(age(now, ended.created));
+        (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
+        (&raw mut (*event).seen).write(ended.word.seen().0.into());
         (&raw mut (*event).reason).write(ended.reason as u32);
         (&raw mut (*event).cpu).write(bpf_get_smp_processor_id());
+        (&raw mut (*event).reserved).write(0);
     }
     entry.submit(match reader {
         Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),

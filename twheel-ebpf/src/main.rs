@@ -67,6 +67,13 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
+/// Unattached, like the stepper and run where it is: deletes flows.
+#[xdp]
+pub fn twheel_delete(ctx: XdpContext) -> u32 {
+    step::delete(&ctx);
+    xdp_action::XDP_PASS
+}
+
 #[inline(always)]
 fn see<C: EbpfContext>(ctx: &C, segment: Result<Segment, Skip>) {
     match segment {

@@ -3,14 +3,16 @@
 
 use aya_ebpf::{
     Global,
+    bindings::BPF_F_MMAPABLE,
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, PerCpuArray, RingBuf},
 };
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta},
     counter::Counters,
-    flow::{Flow, FlowKey, Timeouts},
-    wheel::{Geometry, Wheel},
+    flow::Timeouts,
+    table::{Hash, Record},
+    wheel::{Geometry, Link, Wheel},
 };
 
 /// Set by the loader; read-only to the verifier.
@@ -26,11 +28,24 @@ pub static CONFIG: Global<Config> = Global::new(Config {
         bits: 10,
     },
     clock: CLOCK_JIFFIES,
+    max_flows: 131_072,
 });
 
-/// The flow table: see `table`.
+/// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
+#[unsafe(no_mangle)]
+pub static HASH: Global<Hash> = Global::new(Hash {
+    keys: [0; 11],
+    homes: 64,
+});
+
+/// The flow table: see `table`. Mappable: its records then begin where cache lines do, and userspace
+/// reads it without a system call.
 #[map]
-pub static FLOWS: HashMap<FlowKey, Flow> = HashMap::pinned(65_536, 0);
+pub static FLOWS: Array<Record> = Array::pinned(95, BPF_F_MMAPABLE);
+
+/// Flows in the table, and such as are just entering it. A map of its own: all CPUs write there.
+#[map]
+pub static TRACKED: Array<u64> = Array::pinned(1, 0);
 
 /// A wheel per CPU, touched by that CPU alone, with bottom halves off.
 #[map]
@@ -39,7 +54,7 @@ pub static WHEEL: PerCpuArray<Wheel> = PerCpuArray::pinned(1, 0);
 /// Heads of the lists of flows, one for each slot of the wheel, and behind them one for the flows
 /// that have been handed out and await their visit. Same rule as [`WHEEL`].
 #[map]
-pub static SLOTS: PerCpuArray<FlowKey> = PerCpuArray::pinned((3 << 10) + 1, 0);
+pub static SLOTS: PerCpuArray<Link> = PerCpuArray::pinned((3 << 10) + 1, 0);
 
 /// Flows that have ended: `twheel_common::event::Event`.
 #[map]
@@ -49,10 +64,6 @@ pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 /// events keeps a stepper asleep.
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
-
-/// Where a flow is put together that is about to enter the table: it would be a fifth of the stack.
-#[map]
-pub static NEW_FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
 
 /// Counters per CPU.
 #[map]

@@ -2,10 +2,11 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::{bindings::xdp_md, helpers::generated::bpf_loop, programs::XdpContext};
 use twheel_common::{
     counter::Counter,
-    step::{Outcome, Step},
+    flow::Word,
+    step::{Delete, MAX_DELETES, Outcome, Step},
     wheel::{NEVER, Slot},
 };
 
@@ -93,4 +94,44 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             1
         }
     }
+}
+
+/// Deletes the flows of a packet of [`Delete`]s.
+#[inline(always)]
+pub fn delete(ctx: &XdpContext) {
+    let mut state = Deletes {
+        ctx: ctx.ctx,
+        now: clock::now(),
+    };
+    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+    unsafe {
+        bpf_loop(
+            MAX_DELETES as u32,
+            delete_one as *mut c_void,
+            (&raw mut state).cast(),
+            0,
+        );
+    }
+}
+
+#[repr(C)]
+struct Deletes {
+    ctx: *mut xdp_md,
+    now: u64,
+}
+
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
+    // SAFETY: `delete` passes a `Deletes` that nobody else refers to meanwhile.
+    let state = unsafe { &mut *state.cast::<Deletes>() };
+    let ctx = XdpContext::new(state.ctx);
+    let place = ctx.data() + (number as usize & (MAX_DELETES - 1)) * size_of::<Delete>();
+    if place + size_of::<Delete>() > ctx.data_end() {
+        return 1;
+    }
+    // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and nobody else
+    // has it.
+    let entry = unsafe { &mut *(place as *mut Delete) };
+    entry.outcome = wheel::delete(entry.index, Word(entry.word), state.now) as u32;
+    0
 }

@@ -1,48 +1,319 @@
-//! The flow table. Everything else reaches flows through this module alone, so that another table
-//! can take its place.
+//! The flow table: the protocol of `twheel_common::table` over a BPF array. Everything else reaches
+//! flows through this module alone, so that another table can take its place.
 //!
-//! This one is the kernel's preallocated `BPF_MAP_TYPE_HASH`, the state in the value: what touch
-//! costs is one lookup. A pointer into it stays valid memory for as long as the program runs, but
-//! once the flow is removed the place may be given to another flow at once. Hence the rules of
-//! [`Flow`]: a late stamp makes a stranger at most younger, and `word` changes by compare-and-swap
-//! against a generation that no stranger has.
+//! A reference into the table ([`At`]) stays valid memory for as long as the program runs, but once the
+//! flow is removed the record may be given to another flow at once. Hence the rules of
+//! `twheel_common::table`: a late stamp makes a stranger at most younger, and everything else that CPUs
+//! share changes by compare-and-swap against a generation that no stranger has.
 
-use twheel_common::flow::{Flow, FlowKey};
+use core::ffi::c_void;
 
-use crate::maps::FLOWS;
+use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_loop};
+pub use twheel_common::table::Inserted;
+use twheel_common::{
+    flow::{FlowKey, Seen, Word},
+    table::{self, Record, Records, cpu},
+    wheel::Link,
+};
 
-const BPF_NOEXIST: u64 = 1;
-const EEXIST: i32 = -17;
-const ENOENT: i32 = -2;
+use crate::{
+    atomic,
+    maps::{CONFIG, FLOWS, HASH, TRACKED},
+};
 
-/// Why a flow could not enter.
-pub enum Refused {
-    /// Another CPU was faster.
-    Exists,
-    /// No room.
-    Full,
+/// Which half of a word in memory is the low one.
+const LOW: usize = if cfg!(target_endian = "big") { 1 } else { 0 };
+
+/// A record of the table.
+#[derive(Clone, Copy)]
+pub struct At(*mut Record);
+
+/// Where to look for a key.
+#[inline(always)]
+pub fn home(key: &FlowKey) -> u32 {
+    HASH.load().home(key)
 }
 
 /// The flow of a key.
 #[inline(always)]
-pub fn lookup(key: &FlowKey) -> Option<*mut Flow> {
-    FLOWS.get_ptr_mut(key)
+pub fn find(home: u32, key: &FlowKey) -> Option<At> {
+    table::find(&Table, home, key)
 }
 
-/// Enters a flow.
+/// The record of an index, whatever it holds.
 #[inline(always)]
-pub fn insert(key: &FlowKey, flow: &Flow) -> Result<(), Refused> {
-    match FLOWS.insert(key, flow, BPF_NOEXIST) {
-        Ok(()) => Ok(()),
-        Err(EEXIST) => Err(Refused::Exists),
-        Err(_) => Err(Refused::Full),
+pub fn at(index: u32) -> Option<At> {
+    Table.at(index)
+}
+
+/// Counts a flow in, if there is room for it; [`uncount`] gives the room back.
+#[inline(always)]
+pub fn has_room() -> bool {
+    let Some(tracked) = TRACKED.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: a place in a map, aligned to 8; all access is atomic.
+    let before = unsafe { atomic::add(tracked, 1) };
+    if before < u64::from(CONFIG.load().max_flows) {
+        return true;
+    }
+    uncount();
+    false
+}
+
+/// Counts a flow out.
+#[inline(always)]
+pub fn uncount() {
+    if let Some(tracked) = TRACKED.get_ptr_mut(0) {
+        // SAFETY: as above.
+        unsafe { atomic::add(tracked, u64::MAX) };
     }
 }
 
-/// Removes a flow; `false` if it is still there, which the kernel's guard against deadlocks of the
-/// bucket's lock can cause. Only the wheel on which it stands may ask for this: the lists of its
-/// slots run through the flows.
+/// Enters a flow that was counted in, for this CPU's wheel.
 #[inline(always)]
-pub fn remove(key: &FlowKey) -> bool {
-    matches!(FLOWS.remove(key), Ok(()) | Err(ENOENT))
+pub fn insert(home: u32, key: &FlowKey, seen: Seen, now: u64) -> Inserted<At> {
+    // SAFETY: the helper takes no argument.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    table::insert(&Table, home, key, seen, now, cpu)
+}
+
+impl At {
+    /// Time, generation, and what was seen.
+    #[inline(always)]
+    pub fn word(self) -> Word {
+        Table.word(self)
+    }
+
+    /// Notes a packet at `now`, which is younger than the stamp that was read.
+    #[inline(always)]
+    pub fn touch(self, now: u64) {
+        // SAFETY: a record is valid memory while the program runs; see the module for what it means if the
+        // flow is removed meanwhile. Volatile, because other CPUs store there too.
+        unsafe {
+            let word = (&raw mut (*self.0).word).cast::<u32>();
+            word.add(LOW).write_volatile(now as u32);
+        }
+    }
+
+    /// Ends that the flow is [starting](Seen::is_starting), now that `created` is right.
+    #[inline(always)]
+    pub fn started(self) {
+        // SAFETY: as above.
+        unsafe {
+            let word = (&raw mut (*self.0).word).cast::<u32>();
+            atomic::and(word.add(1 - LOW), Word::STARTED);
+        }
+    }
+
+    /// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is now
+    /// another flow's.
+    ///
+    /// The key is compared after a swap that changes nothing, so after the word was read: a record gets
+    /// another word before it gets another key.
+    #[inline(always)]
+    pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<(), Word>> {
+        match table::change(&Table, self, old, old) {
+            Ok(()) if table::is_of(&Table, self, key) => {
+                Some(table::change(&Table, self, old, new))
+            }
+            Ok(()) => None,
+            Err(held) => Some(Err(held)),
+        }
+    }
+
+    /// Ends the flow, if it is as it was when this was decided on. Only for the CPU on whose wheel it
+    /// stands, which must then [`remove`](Self::remove) it.
+    #[inline(always)]
+    pub fn kill(self, decided_on: Word) -> bool {
+        table::kill(&Table, self, decided_on)
+    }
+
+    /// Frees the record of a flow that this CPU has killed.
+    #[inline(always)]
+    pub fn remove(self, index: u32) {
+        table::remove(&Table, self, index);
+        uncount();
+    }
+
+    /// The flow's key.
+    #[inline(always)]
+    pub fn key(self) -> FlowKey {
+        // SAFETY: as in `touch`.
+        let addresses = unsafe { (&raw const (*self.0).addresses).read_volatile() };
+        table::key(addresses, Table.tag(self))
+    }
+
+    /// Whether the record holds a flow that stands on this CPU's wheel.
+    #[inline(always)]
+    pub fn is_ours(self) -> bool {
+        let tag = Table.tag(self);
+        // SAFETY: the helper takes no argument.
+        table::holds_flow(tag) && cpu(tag) == unsafe { bpf_get_smp_processor_id() } & 0xfff
+    }
+
+    /// Low 32 bits of the clock at the flow's first packet.
+    #[inline(always)]
+    pub fn created(self) -> u32 {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.0).created).read_volatile() }
+    }
+
+    /// Sets [`created`](Self::created).
+    #[inline(always)]
+    pub fn set_created(self, created: u32) {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.0).created).write_volatile(created) }
+    }
+
+    /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
+    #[inline(always)]
+    pub fn next(self) -> Link {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.0).next).read_volatile() }
+    }
+
+    /// Sets [`next`](Self::next).
+    #[inline(always)]
+    pub fn set_next(self, link: Link) {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.0).next).write_volatile(link) }
+    }
+
+    /// What comes before in the slot.
+    #[inline(always)]
+    pub fn prev(self) -> Link {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.0).prev).read_volatile() }
+    }
+
+    /// Sets [`prev`](Self::prev).
+    #[inline(always)]
+    pub fn set_prev(self, link: Link) {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.0).prev).write_volatile(link) }
+    }
+}
+
+/// The array of records.
+struct Table;
+
+/// Every access is to a record: valid memory, aligned to its size, while the program runs. Loads and
+/// stores are volatile, because other CPUs store there too.
+impl Records for Table {
+    type At = At;
+
+    #[inline(always)]
+    fn at(&self, index: u32) -> Option<At> {
+        FLOWS.get_ptr_mut(index).map(At)
+    }
+
+    #[inline(always)]
+    fn tag(&self, at: At) -> u64 {
+        // SAFETY: see above.
+        unsafe { (&raw const (*at.0).tag).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn claim(&self, at: At, tag: u64) -> bool {
+        // SAFETY: see above.
+        unsafe { atomic::compare_exchange(&raw mut (*at.0).tag, 0, tag) == 0 }
+    }
+
+    #[inline(always)]
+    fn set_tag(&self, at: At, tag: u64) {
+        // SAFETY: see above.
+        unsafe { atomic::swap(&raw mut (*at.0).tag, tag) };
+    }
+
+    #[inline(always)]
+    fn word(&self, at: At) -> Word {
+        // SAFETY: see above.
+        unsafe { (&raw const (*at.0).word).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_word(&self, at: At, word: Word) {
+        // SAFETY: see above; a `Word` is a `u64`.
+        unsafe { atomic::swap((&raw mut (*at.0).word).cast(), word.0) };
+    }
+
+    #[inline(always)]
+    fn change(&self, at: At, old: Word, new: Word) -> Word {
+        // SAFETY: as above.
+        Word(unsafe { atomic::compare_exchange((&raw mut (*at.0).word).cast(), old.0, new.0) })
+    }
+
+    #[inline(always)]
+    fn hops(&self, at: At) -> u32 {
+        // SAFETY: see above.
+        unsafe { (&raw const (*at.0).hops).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn announce(&self, at: At, bits: u32) -> u32 {
+        // SAFETY: see above.
+        unsafe { atomic::or(&raw mut (*at.0).hops, bits) }
+    }
+
+    #[inline(always)]
+    fn renounce(&self, at: At, bits: u32) {
+        // SAFETY: see above.
+        unsafe { atomic::and(&raw mut (*at.0).hops, !bits) };
+    }
+
+    #[inline(always)]
+    fn has_addresses(&self, at: At, key: &FlowKey) -> bool {
+        let [a, b, c, d] = key.addresses();
+        // SAFETY: see above.
+        unsafe {
+            let addresses = (&raw const (*at.0).addresses).cast::<u64>();
+            addresses.read_volatile() == a
+                && addresses.add(1).read_volatile() == b
+                && addresses.add(2).read_volatile() == c
+                && addresses.add(3).read_volatile() == d
+        }
+    }
+
+    #[inline(always)]
+    fn fill(&self, at: At, key: &FlowKey, created: u32) {
+        let [a, b, c, d] = key.addresses();
+        // SAFETY: see above.
+        unsafe {
+            let addresses = (&raw mut (*at.0).addresses).cast::<u64>();
+            addresses.write_volatile(a);
+            addresses.add(1).write_volatile(b);
+            addresses.add(2).write_volatile(c);
+            addresses.add(3).write_volatile(d);
+        }
+        at.set_created(created);
+    }
+
+    #[inline(always)]
+    fn repeat(&self, turns: u32, mut turn: impl FnMut(u32) -> bool) {
+        unsafe extern "C" fn call<F: FnMut(u32) -> bool>(index: u64, turn: *mut c_void) -> i64 {
+            // SAFETY: `repeat` passes an `F` that nobody else refers to meanwhile.
+            let turn = unsafe { &mut *turn.cast::<F>() };
+            let stop = turn(index as u32).into();
+            // The compiler knows that a `bool` read from the stack is one, and drops any other mask; the
+            // verifier does not.
+            #[cfg(target_arch = "bpf")]
+            let stop: i64 = {
+                let mut stop: i64 = stop;
+                // SAFETY: arithmetic on one register.
+                unsafe {
+                    core::arch::asm!("{stop} &= 1", stop = inout(reg) stop, options(pure, nomem, nostack));
+                }
+                stop
+            };
+            stop
+        }
+        fn of<F: FnMut(u32) -> bool>(_: &F) -> unsafe extern "C" fn(u64, *mut c_void) -> i64 {
+            call::<F>
+        }
+        let callback = of(&turn) as *mut c_void;
+        // SAFETY: the callback has the signature that the helper calls, and `turn` outlives the loop.
+        // (`bpf_loop`, so that the verifier goes through a turn once.)
+        unsafe { bpf_loop(turns, callback, (&raw mut turn).cast(), 0) };
+    }
 }

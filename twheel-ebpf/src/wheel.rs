@@ -1,5 +1,6 @@
-//! The lists under the wheel's arithmetic: singly linked through the flows themselves, so that a
-//! flow needs no node of its own and stands in exactly one slot.
+//! The lists under the wheel's arithmetic: doubly linked through the flows themselves, by their index in
+//! the table, so that a flow needs no node of its own, stands in exactly one slot, and can be taken
+//! out of it wherever it stands.
 //!
 //! Everything here belongs to one CPU and runs with bottom halves off: in the packet path, or in the
 //! stepper, which is a test run on that CPU. So no two of these functions ever interleave, and no
@@ -9,16 +10,16 @@ use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::bpf_get_smp_processor_id}
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Flow, FlowKey, Seen, Visit, visit},
-    wheel::{Slot, Wheel},
+    flow::{MAX_AGE, Visit, Word, age, visit},
+    step::Deleted,
+    wheel::{Link, Slot, Wheel},
 };
 
 use crate::{
-    atomic::compare_exchange,
     count::count,
     emit::{self, Ended, Reader},
     maps::{CONFIG, SLOTS, WAKES, WHEEL},
-    table,
+    table::{self, At},
 };
 
 /// What this CPU's wheel did with the flow at the head of the earliest slot.
@@ -44,7 +45,7 @@ pub fn this_cpu() -> Option<&'static mut Wheel> {
 
 /// The head of a list. Belongs to this CPU, as `this_cpu` does.
 #[derive(Clone, Copy)]
-struct Head(*mut FlowKey);
+struct Head(*mut Link);
 
 impl Head {
     #[inline(always)]
@@ -53,15 +54,15 @@ impl Head {
     }
 
     #[inline(always)]
-    fn get(self) -> FlowKey {
-        // SAFETY: a place in a map, aligned to 8, that only this CPU reads and writes.
-        unsafe { FlowKey::load(self.0) }
+    fn get(self) -> Link {
+        // SAFETY: a place in a map, aligned to 4, that only this CPU reads and writes.
+        unsafe { self.0.read() }
     }
 
     #[inline(always)]
-    fn set(self, key: &FlowKey) {
+    fn set(self, link: Link) {
         // SAFETY: as above; no references are made of it.
-        unsafe { key.store(self.0) }
+        unsafe { self.0.write(link) }
     }
 }
 
@@ -73,29 +74,63 @@ fn pending() -> u32 {
 
 /// The slot of a flow that is due at `due` (units).
 #[inline(always)]
-pub fn slot(wheel: &Wheel, due: u64) -> Slot {
+fn slot(wheel: &Wheel, due: u64) -> Slot {
     let config = CONFIG.load();
     wheel.slot(config.geometry, config.tick_from(due))
 }
 
-/// What a flow that is about to enter a slot must have as its `next`.
+/// Puts a flow that has just entered the table on this CPU's wheel.
 #[inline(always)]
-pub fn first_of(slot: Slot) -> Option<FlowKey> {
-    Some(Head::of(slot.index)?.get())
+pub fn start(flow: At, index: u32, due: u64) {
+    let Some(wheel) = this_cpu() else { return };
+    let slot = slot(wheel, due);
+    push(wheel, flow, index, slot);
+    wake_for(wheel, slot);
 }
 
-/// Puts a flow, whose `next` is the slot's head, at the front of the slot.
+/// Puts a flow at the front of a slot.
 #[inline(always)]
-pub fn push(wheel: &mut Wheel, slot: Slot, key: &FlowKey) {
-    if let Some(head) = Head::of(slot.index) {
-        head.set(key);
-        wheel.occupy(CONFIG.load().geometry, slot.index);
+fn push(wheel: &mut Wheel, flow: At, index: u32, slot: Slot) {
+    let Some(head) = Head::of(slot.index) else {
+        return;
+    };
+    let first = head.get();
+    head.set(Link::flow(index));
+    flow.set_next(first);
+    flow.set_prev(Link::slot(slot.index));
+    match first.as_flow().and_then(table::at) {
+        Some(first) => first.set_prev(Link::flow(index)),
+        None => wheel.occupy(CONFIG.load().geometry, slot.index),
+    }
+}
+
+/// Takes a flow out of the list in which it stands.
+#[inline(always)]
+fn unlink(wheel: &mut Wheel, flow: At) {
+    let (next, prev) = (flow.next(), flow.prev());
+    if let Some(next) = next.as_flow().and_then(table::at) {
+        next.set_prev(prev);
+    }
+    match prev.as_slot() {
+        None => {
+            if let Some(prev) = prev.as_flow().and_then(table::at) {
+                prev.set_next(next);
+            }
+        }
+        Some(index) => {
+            if let Some(head) = Head::of(index) {
+                head.set(next);
+            }
+            if next == Link::NONE && index != pending() {
+                wheel.vacate(CONFIG.load().geometry, index);
+            }
+        }
     }
 }
 
 /// Calls this CPU's stepper if it means to sleep past the slot's turn.
 #[inline(always)]
-pub fn wake_for(wheel: &mut Wheel, slot: Slot) {
+fn wake_for(wheel: &mut Wheel, slot: Slot) {
     if slot.starts >= wheel.wake {
         return;
     }
@@ -120,13 +155,18 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
     let Some(waiting) = Head::of(pending()) else {
         return Handled::Nothing(None);
     };
-    if waiting.get().is_none() {
+    let mut first = waiting.get();
+    if first == Link::NONE {
         match wheel.first(geometry) {
             Some(slot) if slot.starts <= tick => {
                 // The whole list at once: flows armed again may come back to the same slot.
                 if let Some(list) = Head::of(slot.index) {
-                    waiting.set(&list.get());
-                    list.set(&FlowKey::NONE);
+                    first = list.get();
+                    list.set(Link::NONE);
+                    waiting.set(first);
+                    if let Some(flow) = first.as_flow().and_then(table::at) {
+                        flow.set_prev(Link::slot(pending()));
+                    }
                 }
                 wheel.take(geometry, slot);
             }
@@ -136,177 +176,165 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
             }
         }
     }
-    handle(wheel, pending(), now, false)
+    handle(wheel, first, now, false)
 }
 
 /// Visits one flow to make room for another: the one nearest its deadline, so the head of those
 /// that have been handed out or of the next slot. A flow that is not established goes.
 #[inline(always)]
 pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
-    let handed_out = Head::of(pending()).is_some_and(|waiting| !waiting.get().is_none());
-    let index = if handed_out {
-        pending()
-    } else {
-        match wheel.first(CONFIG.load().geometry) {
-            Some(slot) => slot.index,
-            None => return Handled::Nothing(None),
-        }
+    let mut first = match Head::of(pending()) {
+        Some(waiting) => waiting.get(),
+        None => Link::NONE,
     };
-    handle(wheel, index, now, true)
+    if first == Link::NONE {
+        let Some(slot) = wheel.first(CONFIG.load().geometry) else {
+            return Handled::Nothing(None);
+        };
+        if let Some(head) = Head::of(slot.index) {
+            first = head.get();
+        }
+    }
+    handle(wheel, first, now, true)
 }
 
-/// Visits the flow at the head of a list that is not empty.
+/// Visits the flow at the head of a list.
 #[inline(always)]
-fn handle(wheel: &mut Wheel, index: u32, now: u64, for_room: bool) -> Handled {
-    let config = CONFIG.load();
-    let Some(list) = Head::of(index) else {
+fn handle(wheel: &mut Wheel, first: Link, now: u64, for_room: bool) -> Handled {
+    let timeouts = CONFIG.load().timeouts;
+    let Some(index) = first.as_flow() else {
         return Handled::Nothing(None);
     };
-    let key = list.get();
-    let Some(flow) = table::lookup(&key) else {
-        // Only `remove` below takes flows out of the table, and it unlinks them first.
-        if !key.is_none() {
-            count(Counter::Orphans);
-        }
-        unlink(wheel, index, list, &FlowKey::NONE);
+    let Some(flow) = table::at(index) else {
+        return Handled::Nothing(None);
+    };
+    let word = flow.word();
+    if word.is_dead() || !flow.is_ours() {
+        // Only this CPU ends the flows of its wheel, and it unlinks them.
+        count(Counter::Orphans);
+        unlink(wheel, flow);
         return Handled::Rearmed;
-    };
-    // SAFETY: the flow stands on this wheel, so no other CPU removes it: the place is its own, and
-    // `next` is this CPU's. Volatile, because other CPUs store to `last_seen` and swap `word`.
-    let (word, last_seen, next) = unsafe {
-        (
-            (&raw const (*flow).word).read_volatile(),
-            (&raw const (*flow).last_seen).read_volatile(),
-            FlowKey::load(&raw const (*flow).next),
-        )
-    };
-    let seen = Flow::seen(word);
-    let reason = match visit(now, last_seen, seen, &config.timeouts) {
-        Visit::Rearm(_) if for_room && !seen.is_established() => Some(Reason::Evicted),
+    }
+    let (reason, counter) = match visit(now, word, &timeouts) {
+        Visit::Rearm(_) if for_room && !word.seen().is_established() => {
+            (Reason::Evicted, Counter::Evicted)
+        }
         Visit::Rearm(due) => {
-            rearm(wheel, index, list, flow, &key, &next, due);
-            if for_room {
-                // The stepper may sleep past the new slot: timeouts may have become shorter.
-                wake_for(wheel, slot(wheel, due));
-            }
+            rearm(wheel, flow, index, now, due, for_room);
             return Handled::Rearmed;
         }
-        Visit::Expire => None,
+        Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
     };
-    match end(flow, &key, word, reason, now, for_room) {
+    let by = if for_room { By::Packet } else { By::Stepper };
+    match end(wheel, flow, index, word, reason, now, by) {
         End::Done => {
-            unlink(wheel, index, list, &next);
-            count(match reason {
-                Some(_) => Counter::Evicted,
-                None => Counter::Expired,
-            });
+            count(counter);
             Handled::Removed
         }
         End::Alive => {
             // Decided anew at the next tick.
-            rearm(wheel, index, list, flow, &key, &next, now);
+            rearm(wheel, flow, index, now, now, for_room);
             Handled::Rearmed
         }
         End::RingFull => Handled::RingFull,
     }
 }
 
+/// Deletes a flow of this CPU's wheel, if it is as it was when it was chosen.
+#[inline(always)]
+pub fn delete(index: u32, word: Word, now: u64) -> Deleted {
+    let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
+        return Deleted::Changed;
+    };
+    if flow.word() != word || word.is_dead() {
+        return Deleted::Changed;
+    }
+    if !flow.is_ours() {
+        return Deleted::Elsewhere;
+    }
+    match end(wheel, flow, index, word, Reason::Deleted, now, By::User) {
+        End::Done => {
+            count(Counter::Deleted);
+            Deleted::Done
+        }
+        End::Alive => Deleted::Changed,
+        End::RingFull => Deleted::RingFull,
+    }
+}
+
+/// Who ends a flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// Can wait for room in the ring, and reads it.
+    Stepper,
+    /// Can wait, but does not read.
+    User,
+    /// Can do neither.
+    Packet,
+}
+
 /// How an attempt to end a flow went.
 enum End {
     Done,
-    /// A packet has changed it meanwhile.
+    /// A packet came meanwhile.
     Alive,
     RingFull,
 }
 
-/// Ends a flow whose `word` was seen: evicts it for a reason, or expires it if it is still due.
+/// Ends a flow that is as it was when that was decided on: `word`.
 ///
-/// The swap of `word` decides against all other CPUs: whoever has changed the state since it was
-/// read wins, and whoever comes later finds a flow that takes no change. It also orders what
-/// follows: a stamp stored before a change of state that was seen is seen too, on every
-/// architecture, so a deadline that moved earlier is never computed from a stamp before it.
+/// The swap decides against all other CPUs: a packet that came before it has changed the word, and the
+/// flow lives; one that comes after finds a flow that has ended.
 #[inline(always)]
 fn end(
-    flow: *mut Flow,
-    key: &FlowKey,
-    word: u64,
-    evicted: Option<Reason>,
+    wheel: &mut Wheel,
+    flow: At,
+    index: u32,
+    word: Word,
+    reason: Reason,
     now: u64,
-    for_room: bool,
+    by: By,
 ) -> End {
     let entry = emit::reserve();
-    if entry.is_none() && !for_room {
+    if entry.is_none() && by != By::Packet {
         return End::RingFull;
     }
-    let dead = Flow::word(Flow::generation(word), Seen::DEAD);
-    // SAFETY: as in `handle`; nothing but compare-and-swap changes `word`.
-    if unsafe { compare_exchange(&raw mut (*flow).word, word, dead) } == word {
-        // SAFETY: as in `handle`.
-        let (created, last_seen) = unsafe {
-            (
-                (&raw const (*flow).created).read_volatile(),
-                (&raw const (*flow).last_seen).read_volatile(),
-            )
-        };
-        let seen = Flow::seen(word);
-        let due = visit(now, last_seen, seen, &CONFIG.load().timeouts) == Visit::Expire;
-        if (due || evicted.is_some()) && table::remove(key) {
-            let reason = match evicted {
-                Some(reason) => reason,
-                None => Reason::of_expiry(seen),
-            };
-            let ended = Ended {
-                created,
-                last_seen,
-                seen,
-                reason,
-            };
-            let reader = if for_room {
-                Reader::Asleep
-            } else {
-                Reader::Stepping
-            };
-            match entry {
-                Some(entry) => emit::submit(entry, key, &ended, now, reader),
-                // The packet path cannot wait.
-                None => count(Counter::EventsLost),
-            }
-            return End::Done;
+    if !flow.kill(word) {
+        if let Some(entry) = entry {
+            entry.discard(0);
         }
-        // SAFETY: as above. Nobody changes a dead word: this restores it.
-        unsafe { compare_exchange(&raw mut (*flow).word, dead, word) };
+        return End::Alive;
     }
-    if let Some(entry) = entry {
-        entry.discard(0);
+    let ended = Ended {
+        created: flow.created(),
+        word,
+        reason,
+    };
+    let reader = if by == By::Stepper {
+        Reader::Stepping
+    } else {
+        Reader::Asleep
+    };
+    match entry {
+        Some(entry) => emit::submit(entry, &flow.key(), &ended, now, reader),
+        None => count(Counter::EventsLost),
     }
-    End::Alive
+    unlink(wheel, flow);
+    flow.remove(index);
+    End::Done
 }
 
-/// Moves the first flow of a list to the slot of the time at which it is due.
+/// Moves a flow to the slot of the time at which it is due.
 #[inline(always)]
-fn rearm(
-    wheel: &mut Wheel,
-    index: u32,
-    list: Head,
-    flow: *mut Flow,
-    key: &FlowKey,
-    next: &FlowKey,
-    due: u64,
-) {
-    unlink(wheel, index, list, next);
+fn rearm(wheel: &mut Wheel, flow: At, index: u32, now: u64, due: u64, for_room: bool) {
+    if age(now, flow.created()) > MAX_AGE {
+        flow.set_created((now as u32).wrapping_sub(MAX_AGE));
+    }
+    unlink(wheel, flow);
     let slot = slot(wheel, due);
-    if let Some(head) = Head::of(slot.index) {
-        // SAFETY: as in `handle`.
-        unsafe { head.get().store(&raw mut (*flow).next) }
-        push(wheel, slot, key);
-    }
-}
-
-/// Takes the first flow off a list, before whose `next` it stood.
-#[inline(always)]
-fn unlink(wheel: &mut Wheel, index: u32, list: Head, next: &FlowKey) {
-    list.set(next);
-    if next.is_none() && index != pending() {
-        wheel.vacate(CONFIG.load().geometry, index);
+    push(wheel, flow, index, slot);
+    if for_room {
+        // The stepper may sleep past the new slot: timeouts may have become shorter.
+        wake_for(wheel, slot);
     }
 }

@@ -14,13 +14,15 @@ use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta},
     counter::Counters,
     event::Event,
-    step::Step,
+    step::{Delete, MAX_DELETES, Step},
+    table::Hash,
     wheel::Geometry,
 };
 
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
+    flows::Flows,
     pins::Instance,
 };
 
@@ -39,8 +41,6 @@ pub struct Load<'a> {
     pub config: Config,
     /// Its clock.
     pub clock: Clock,
-    /// Capacity of the table.
-    pub max_flows: u32,
     /// Size of the ring of events, bytes, a power of two and at least a page.
     pub ring_bytes: u32,
     /// aya-log's level: 0 is off, 1 errors, … 5 traces.
@@ -70,17 +70,23 @@ impl DataPlane {
             unit_ns: load.clock.unit().subsec_nanos(),
             levels,
             bits,
-            max_flows: load.max_flows,
+            max_flows: load.config.max_flows,
+            hash: Hash::new(random_keys()?, load.config.max_flows),
         };
-        let adopted = adoptable(instance, &wanted)?;
+        let (wanted, adopted) = match adoptable(instance, &wanted)? {
+            Some(meta) => (meta, true),
+            None => (wanted, false),
+        };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
-            .map_max_entries("FLOWS", load.max_flows)
+            .map_max_entries("FLOWS", wanted.hash.records() as u32)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
+            .map_max_entries("FLOOR", load.config.max_flows)
             .map_max_entries("WAKES", wakes_bytes()?)
             .override_global("CONFIG", &load.config, true)
+            .override_global("HASH", &wanted.hash, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
         let bpf = loader.load(load.object).map_err(explain_load)?;
         let mut plane = Self {
@@ -144,6 +150,22 @@ impl DataPlane {
     /// One call of the stepper on the CPU of this thread, which must be pinned to it.
     pub fn step(&mut self, budget: u32) -> Result<Step> {
         step(self.xdp("twheel_step")?, budget)
+    }
+
+    /// Deletes flows of the wheel of this thread's CPU: see [`delete`].
+    pub fn delete(&mut self, entries: &mut [Delete]) -> Result<()> {
+        delete(self.xdp("twheel_delete")?, entries)
+    }
+
+    /// The flow table, for reading.
+    pub fn flows(&self) -> Result<Flows> {
+        Flows::map(self.map("FLOWS")?)
+    }
+
+    /// The room in the table that is taken: flows, and those that are just entering.
+    pub fn tracked(&self) -> Result<u64> {
+        let tracked = Array::<_, u64>::try_from(self.map("TRACKED")?)?;
+        tracked.get(&0, 0).context("cannot read TRACKED")
     }
 
     /// Takes the ring of events; once.
@@ -253,9 +275,36 @@ pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
     Ok(unsafe { std::mem::transmute::<[u8; size_of::<Step>()], Step>(out) })
 }
 
-/// Whether the instance holds maps to adopt. Maps without a [`Meta`], whose loader died before it had
-/// set all up, are cleared away.
-fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
+/// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome
+/// says how it went. A flow that had a packet since it was chosen stays.
+pub fn delete(program: &Xdp, entries: &mut [Delete]) -> Result<()> {
+    for entries in entries.chunks_mut(MAX_DELETES) {
+        // SAFETY: `Delete` is `repr(C)`, integers alone, without padding.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val::<[_]>(entries))
+        };
+        let mut out = bytes.to_vec();
+        program
+            .test_run(TestRunOptions {
+                data_in: Some(bytes),
+                data_out: Some(&mut out),
+                ..TestRunOptions::new()
+            })
+            .context("cannot run the program that deletes")?;
+        for (entry, bytes) in entries
+            .iter_mut()
+            .zip(out.chunks_exact(size_of::<Delete>()))
+        {
+            // SAFETY: that many bytes, and any are a valid `Delete`.
+            *entry = unsafe { bytes.as_ptr().cast::<Delete>().read_unaligned() };
+        }
+    }
+    Ok(())
+}
+
+/// What the maps that the instance holds were made for, if they can be adopted. Maps without a [`Meta`],
+/// whose loader died before it had set all up, are cleared away.
+fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
     let meta = match MapData::from_pin(instance.object("META")) {
         Ok(map) => {
             check_pinned(instance)?;
@@ -272,9 +321,14 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
     };
     if meta.layout == 0 {
         instance.clear()?;
-        return Ok(false);
+        return Ok(None);
     }
-    if meta != *wanted {
+    // The secret of the hash is the table's own.
+    let hash = Hash {
+        keys: meta.hash.keys,
+        ..wanted.hash
+    };
+    if meta != (Meta { hash, ..*wanted }) {
         let tick = |meta: &Meta| {
             std::time::Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns))
         };
@@ -292,24 +346,34 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<bool> {
         )
         .into());
     }
-    Ok(true)
+    Ok(Some(meta))
+}
+
+/// From the kernel's generator.
+fn random_keys() -> Result<[u64; 11]> {
+    let mut bytes = [0; 88];
+    io::Read::read_exact(
+        &mut std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?,
+        &mut bytes,
+    )
+    .context("cannot read /dev/urandom")?;
+    let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_ne_bytes);
+    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
 }
 
 /// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
 fn check_pinned(instance: &Instance) -> Result<()> {
     use aya::maps::MapType;
-    use twheel_common::flow::{Flow, FlowKey};
-    use twheel_common::wheel::Wheel;
+    use twheel_common::{
+        table::Record,
+        wheel::{Link, Wheel},
+    };
     let size = |bytes: usize| bytes as u32;
     let shapes = [
-        (
-            "FLOWS",
-            MapType::Hash,
-            size(size_of::<FlowKey>()),
-            size(size_of::<Flow>()),
-        ),
+        ("FLOWS", MapType::Array, 4, size(size_of::<Record>())),
+        ("TRACKED", MapType::Array, 4, 8),
         ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
-        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<FlowKey>())),
+        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Link>())),
         ("EVENTS", MapType::RingBuf, 0, 0),
         ("WAKES", MapType::RingBuf, 0, 0),
         (

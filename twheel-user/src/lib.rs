@@ -16,6 +16,7 @@ pub mod cli;
 pub mod clock;
 pub mod data_plane;
 pub mod failure;
+pub mod flows;
 pub mod host;
 pub mod output;
 pub mod pins;

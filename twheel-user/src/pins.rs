@@ -1,9 +1,9 @@
 //! Where things are pinned: one directory an instance, below one for the layout's version.
 //!
 //! ```text
-//! /sys/fs/bpf/twheel/v1/4026531840-eth0/    network namespace (inode) and first interface
+//! /sys/fs/bpf/twheel/v2/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
-//!     twheel_xdp twheel_egress twheel_step  the programs
+//!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links
 //! ```
 
@@ -24,7 +24,12 @@ use crate::failure::{Failure, Kind};
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// The programs that are pinned.
-pub const PROGRAMS: [&str; 3] = ["twheel_xdp", "twheel_egress", "twheel_step"];
+pub const PROGRAMS: [&str; 4] = [
+    "twheel_xdp",
+    "twheel_egress",
+    "twheel_step",
+    "twheel_delete",
+];
 
 /// The directory of all instances.
 fn root() -> PathBuf {

@@ -80,6 +80,7 @@ impl Wanted {
             tick: clock.units_ceil(tick) as u32,
             geometry: Geometry::default(),
             clock: clock.source,
+            max_flows,
         })
     }
 }

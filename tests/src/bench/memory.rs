@@ -16,7 +16,7 @@ const BOUND: f64 = 320.0;
 pub fn bench(report: &mut Report) -> Result<()> {
     let clock = Clock::jiffies()?;
     let config = plane::config(clock, Duration::from_secs(60), None, FLOWS)?;
-    let plane = plane::load(&plane::object("TWHEEL_BPF_OBJECT")?, config, clock, FLOWS)?;
+    let plane = plane::load(&plane::object("TWHEEL_BPF_OBJECT")?, config, clock)?;
     let mut maps: Vec<_> = plane.memory()?.into_iter().collect();
     maps.sort_by(|(a, x), (b, y)| y.cmp(x).then(a.cmp(b)));
     report.say(&format!(

@@ -54,7 +54,7 @@ pub fn config(
 }
 
 /// Loads an object, with this thread on [`CPU`]. Its pins are gone when this returns.
-pub fn load(object: &[u8], config: Config, clock: Clock, max_flows: u32) -> Result<DataPlane> {
+pub fn load(object: &[u8], config: Config, clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
     let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
     let plane = DataPlane::load(
@@ -62,7 +62,6 @@ pub fn load(object: &[u8], config: Config, clock: Clock, max_flows: u32) -> Resu
             object,
             config,
             clock,
-            max_flows,
             ring_bytes: 16 << 20,
             log_level: 0,
         },

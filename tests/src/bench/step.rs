@@ -41,7 +41,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     // One for all: the wheel comes to a flow as often as its shortest timeout asks, and how often
     // that is should be known here.
     let config = plane::config(clock, timeout, Some(timeout), FLOWS)?;
-    let mut plane = plane::load(&plane::object("TWHEEL_BPF_OBJECT")?, config, clock, FLOWS)?;
+    let mut plane = plane::load(&plane::object("TWHEEL_BPF_OBJECT")?, config, clock)?;
     let mut events = plane.take_events()?;
     report.say(&format!(
         "Nanoseconds each: median (least–most) of {rounds} rounds. {FLOWS} flows begin at once and are then \

@@ -19,7 +19,14 @@ const SIZES: [(u32, Option<f64>); 4] = [
     (1 << 17, Some(1.05)),
     (1 << 20, Some(1.05)),
 ];
-const VARIANTS: [&str; 4] = ["empty", "parse", "floor", "touch"];
+const VARIANTS: [&str; 6] = [
+    "empty",
+    "parse",
+    "floor",
+    "touch",
+    "absent_floor",
+    "absent_touch",
+];
 /// Packets of one run: long enough that its beginning and end do not count, short enough (4 ms) that
 /// the machine is the same for all the programs of a round.
 const PACKETS: u32 = 1 << 13;
@@ -51,8 +58,13 @@ impl Order {
     }
 
     /// A segment, and behind it the order, aligned.
-    fn packet(&self) -> Vec<u8> {
+    fn packet(&self, absent: bool) -> Vec<u8> {
         let mut packet = plane::segment(0).to_vec();
+        if absent {
+            // The end of a connection that nobody knows: begins no flow.
+            packet[37] = 188;
+            packet[47] = 0x04;
+        }
         packet.resize(packet.len().next_multiple_of(8), 0);
         let words = [
             u64::from(PACKETS),
@@ -90,7 +102,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             let spread = format!("{:.1}–{:.1}", figure.min, figure.max);
             row += &format!("  {:>6.1} {:>13}", figure.median, format!("({spread})"));
         }
-        let [empty, _, floor, touch] = figures.map(|figure| figure.median);
+        let [empty, _, floor, touch, ..] = figures.map(|figure| figure.median);
         let verdict = match bound {
             None => String::new(),
             Some(bound) if ratio <= bound => format!("(within {bound})"),
@@ -119,9 +131,10 @@ fn measure(object: &[u8], flows: u32, rounds: u32) -> Result<([Figure; VARIANTS.
         },
         ..plane::config(clock, Duration::from_secs(3600), None, capacity)?
     };
-    let mut plane = plane::load(object, config, clock, capacity)?;
+    let mut plane = plane::load(object, config, clock)?;
     for flow in 0..flows {
-        run(&mut plane, "fill", &plane::segment(flow))?;
+        run(&mut plane, "fill_floor", &plane::segment(flow))?;
+        run(&mut plane, "fill_touch", &plane::segment(flow))?;
     }
     let created = plane.counters()?.get(Counter::Created);
     ensure!(
@@ -136,7 +149,11 @@ fn measure(object: &[u8], flows: u32, rounds: u32) -> Result<([Figure; VARIANTS.
             let variant = (turn + round as usize) % VARIANTS.len();
             seed += 1;
             let order = Order::random(flows, seed);
-            let duration = run(&mut plane, VARIANTS[variant], &order.packet())?;
+            let duration = run(
+                &mut plane,
+                VARIANTS[variant],
+                &order.packet(VARIANTS[variant].starts_with("absent")),
+            )?;
             if round >= WARM_UP {
                 samples[variant].push(duration.as_nanos() as f64 / f64::from(PACKETS));
             }
@@ -146,7 +163,7 @@ fn measure(object: &[u8], flows: u32, rounds: u32) -> Result<([Figure; VARIANTS.
     let wanted = u64::from(PACKETS) * u64::from(WARM_UP + rounds);
     let touched = counters.get(Counter::Touched);
     ensure!(touched == wanted, "{touched} packets touched, not {wanted}");
-    let [.., floor, touch] = &samples;
+    let [_, _, floor, touch, ..] = &samples;
     let ratios: Vec<_> = touch
         .iter()
         .zip(floor)

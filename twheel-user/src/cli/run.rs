@@ -109,7 +109,6 @@ impl Run {
             object: OBJECT,
             config,
             clock,
-            max_flows: self.max_flows,
             ring_bytes: RING_BYTES,
             log_level: self.log_level as u8,
         };
@@ -352,7 +351,13 @@ impl Report {
         for ((reason, state), count) in &self.ended {
             eprintln!("  {count:>8}  {} in {}", reason.name(), state.name());
         }
-        for counter in [Counter::TableFull, Counter::EventsLost, Counter::Orphans] {
+        for counter in [
+            Counter::TableFull,
+            Counter::WindowFull,
+            Counter::Raced,
+            Counter::EventsLost,
+            Counter::Orphans,
+        ] {
             if counters.get(counter) > 0 {
                 eprintln!("  {:>8}  {}", counters.get(counter), counter.meaning());
             }

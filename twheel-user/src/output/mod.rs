@@ -7,7 +7,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use twheel_common::{
     event::{Event, Reason},
-    flow::{Seen, State},
+    flow::State,
 };
 
 pub use self::{json::Json, text::Text};
@@ -33,14 +33,14 @@ pub struct Expired {
 impl Expired {
     /// From the data plane's record; `None` for a record that no data plane writes.
     pub fn new(event: &Event, clock: Clock) -> Option<Self> {
-        let seen = Seen(event.seen);
+        let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
             src: event.key.sender(initiator),
             dst: event.key.sender(initiator.reverse()),
             state: seen.state(),
             reason: Reason::from_raw(event.reason)?,
-            age: clock.duration(event.age),
+            age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
         })
     }

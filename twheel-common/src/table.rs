@@ -1,0 +1,322 @@
+//! The flow table: a hash table of records of one cache line each, open to all CPUs without a lock.
+//!
+//! A flow's *home* is the record that its hash names; it stands there or in one of the [`WINDOW`] − 1
+//! records behind it, in the first that was free when it came. Each record keeps, beside its flow, a
+//! bitmap of its own as a home (`hops`): bit *d* says that the record *d* behind holds a flow whose home
+//! this is (Herlihy, Shavit & Tzafrir, *Hopscotch Hashing*, DISC 2008, without the moving: a record
+//! is pointed at). So a packet reads the home and, where its flow does not stand there, just the
+//! record where it does; and a packet of no flow mostly reads the home alone.
+//!
+//! # Protocol
+//!
+//! A record goes through these states; in brackets what says so:
+//!
+//! 1. *free* (`tag` = 0). Any CPU claims it by swapping `tag` from 0.
+//! 2. *busy* (`tag` has [`BUSY`]). The claimer alone writes: first a new generation into `word`, then
+//!    the key. Then it announces the flow with its bit in the home's `hops`, by an atomic OR that
+//!    returns the bits before. All CPUs that enter the same key meet in that one word, so for any two
+//!    of them one is second, and sees the first: it finds the key among the bits that were before its
+//!    own and withdraws.
+//! 3. *live* (`tag` is the key's ports). Packets find it. They store stamps, and change what was seen
+//!    by compare-and-swap of `word`.
+//! 4. *dead* (`word` says so). The CPU on whose wheel the flow stands swaps `word` from what it had
+//!    decided on; a flow that was touched or changed since lives on. Nothing comes back from here.
+//! 5. The same CPU takes the bit from the home's `hops`, then `tag` becomes 0.
+//!
+//! The generation is the record's own and counts its flows, so a compare-and-swap by somebody who
+//! still means an earlier flow fails.
+//!
+//! The memory is behind [`Records`], so that the programs in the kernel, the tests and a model checker
+//! run this same code.
+
+use crate::{
+    bits,
+    flow::{FlowKey, Seen, Word},
+    wheel::Link,
+};
+
+/// Records in which a flow may stand.
+pub const WINDOW: u32 = 32;
+
+/// A record is claimed and has no flow yet. (Bit of `tag`.)
+pub const BUSY: u64 = 1 << 40;
+/// The part of a `tag` that is the key's: ports and protocol.
+const PORTS: u64 = BUSY - 1;
+const DISTANCE: u32 = 41;
+const CPU: u32 = 48;
+
+/// A flow and its place in the table: one cache line.
+///
+/// `hops` belongs to the place. `next`, `prev` and `created` belong to the CPU on whose wheel the flow
+/// stands; the rest is as the module says.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Record {
+    /// The key's addresses.
+    pub addresses: [u64; 4],
+    /// 0; or the key's ports and protocol, [`BUSY`], the distance from home and the CPU.
+    pub tag: u64,
+    /// Time, generation, and what was seen.
+    pub word: Word,
+    /// Where the flows stand whose home this is.
+    pub hops: u32,
+    /// To the next flow of the slot.
+    pub next: Link,
+    /// And to the one before, or to the slot itself.
+    pub prev: Link,
+    /// Low 32 bits of the clock at the flow's first packet.
+    pub created: u32,
+}
+
+/// What makes the home of a key unpredictable, and the size of the table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hash {
+    /// Secret, random.
+    pub keys: [u64; 11],
+    /// Records that are homes; [`WINDOW`] − 1 more stand behind them.
+    pub homes: u64,
+}
+
+impl Hash {
+    /// For a table of this capacity: five records for two flows. At that load one insertion in three
+    /// million finds its window full, under steady churn of as many flows as that.
+    pub fn new(keys: [u64; 11], max_flows: u32) -> Self {
+        let homes = (u64::from(max_flows) * 5).div_ceil(2).max(64);
+        Self { keys, homes }
+    }
+
+    /// Records of the table.
+    pub const fn records(&self) -> u64 {
+        self.homes + WINDOW as u64 - 1
+    }
+
+    /// The home of a key.
+    ///
+    /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*, 2014):
+    /// whoever does not know the keys cannot build collisions, whatever the addresses and ports.
+    #[inline(always)]
+    pub fn home(&self, key: &FlowKey) -> u32 {
+        let [k, a, b, c, d, e, f, g, h, i, j] = self.keys;
+        let words = key.addresses();
+        let pair = |x: u64, k: u64, l: u64| {
+            k.wrapping_add(x & 0xffff_ffff)
+                .wrapping_mul(l.wrapping_add(x >> 32))
+        };
+        let sum = k
+            .wrapping_add(pair(words[0], a, b))
+            .wrapping_add(pair(words[1], c, d))
+            .wrapping_add(pair(words[2], e, f))
+            .wrapping_add(pair(words[3], g, h))
+            .wrapping_add(pair(key.ports(), i, j));
+        ((sum >> 32).wrapping_mul(self.homes) >> 32) as u32
+    }
+}
+
+/// The memory of a table.
+///
+/// What is called a load or a store here needs no order and is not torn. Every other access is atomic
+/// and fully ordered: whatever comes before it in the program is seen before whatever comes after it.
+pub trait Records {
+    /// A record.
+    type At: Copy;
+
+    /// The record of an index; `None` beyond the table.
+    fn at(&self, index: u32) -> Option<Self::At>;
+
+    /// Loads `tag`.
+    fn tag(&self, at: Self::At) -> u64;
+    /// Swaps `tag` from 0.
+    fn claim(&self, at: Self::At, tag: u64) -> bool;
+    /// Swaps `tag`.
+    fn set_tag(&self, at: Self::At, tag: u64);
+
+    /// Loads `word`.
+    fn word(&self, at: Self::At) -> Word;
+    /// Swaps `word`.
+    fn set_word(&self, at: Self::At, word: Word);
+    /// Swaps `word` if it is `old`; what it was.
+    fn change(&self, at: Self::At, old: Word, new: Word) -> Word;
+
+    /// Loads `hops`.
+    fn hops(&self, at: Self::At) -> u32;
+    /// Sets bits of `hops`; what it was.
+    fn announce(&self, at: Self::At, bits: u32) -> u32;
+    /// Clears bits of `hops`.
+    fn renounce(&self, at: Self::At, bits: u32);
+
+    /// Whether the addresses are the key's; loads.
+    fn has_addresses(&self, at: Self::At, key: &FlowKey) -> bool;
+    /// Stores the key's addresses and when the flow was created.
+    fn fill(&self, at: Self::At, key: &FlowKey, created: u32);
+
+    /// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+    fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
+}
+
+/// The record that a live flow of this key stands in.
+///
+/// May miss a flow that another CPU is entering or has just entered, and find one that is dead.
+#[inline(always)]
+pub fn find<R: Records>(records: &R, home: u32, key: &FlowKey) -> Option<R::At> {
+    let at = records.at(home)?;
+    if is_live(records, at, key) {
+        return Some(at);
+    }
+    let mut hops = records.hops(at) & !1;
+    for _ in 1..WINDOW {
+        if hops == 0 {
+            return None;
+        }
+        let at = records.at(home + lowest(hops))?;
+        if is_live(records, at, key) {
+            return Some(at);
+        }
+        hops &= hops - 1;
+    }
+    None
+}
+
+/// Whether the record holds a live flow of this key.
+///
+/// A record that changes hands meanwhile may be taken for the wrong flow. A packet then makes a stranger
+/// younger; before it changes more than that, it asks [`is_of`] at a time when that cannot be.
+#[inline(always)]
+fn is_live<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
+    records.tag(at) & (PORTS | BUSY) == key.ports() && records.has_addresses(at, key)
+}
+
+/// Whether the record is that of this key, be its flow live or about to be.
+#[inline(always)]
+pub fn is_of<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
+    records.tag(at) & PORTS == key.ports() && records.has_addresses(at, key)
+}
+
+/// What [`insert`] came to.
+pub enum Inserted<At> {
+    /// The flow stands in this record, of this index.
+    New(At, u32),
+    /// It was there: another CPU was faster.
+    Exists(At),
+    /// No record of its window is free.
+    Full,
+}
+
+/// Enters a flow.
+#[inline(always)]
+pub fn insert<R: Records>(
+    records: &R,
+    home: u32,
+    key: &FlowKey,
+    seen: Seen,
+    now: u64,
+    cpu: u32,
+) -> Inserted<R::At> {
+    let tag = key.ports() | u64::from(cpu & 0xfff) << CPU;
+    let mut claimed = None;
+    records.repeat(WINDOW, |distance| {
+        let Some(at) = records.at(home + distance) else {
+            return true;
+        };
+        let tag = tag | u64::from(distance & (WINDOW - 1)) << DISTANCE;
+        if records.tag(at) == 0 && records.claim(at, tag | BUSY) {
+            claimed = Some(distance & (WINDOW - 1));
+        }
+        claimed.is_some()
+    });
+    let Some(distance) = claimed else {
+        return Inserted::Full;
+    };
+    // Looked up again rather than carried out of the loop.
+    let (Some(place), Some(at)) = (records.at(home), records.at(home + distance)) else {
+        return Inserted::Full;
+    };
+    let generation = records.word(at).generation().wrapping_add(1);
+    records.set_word(at, Word::new(now, generation, seen));
+    records.fill(at, key, now as u32);
+    let mut before = records.announce(place, 1 << distance) & !(1 << distance);
+    let mut first = None;
+    if before != 0 {
+        records.repeat(WINDOW, |_| {
+            if before == 0 {
+                return true;
+            }
+            let index = home + lowest(before);
+            before &= before - 1;
+            let Some(other) = records.at(index) else {
+                return true;
+            };
+            // Entered but not yet live counts as well; dead does not: it will not come back.
+            let same = is_of(records, other, key) && !records.word(other).is_dead();
+            if same {
+                first = Some(index);
+            }
+            same
+        });
+    }
+    if let Some(first) = first {
+        records.set_word(at, Word::new(now, generation, Seen::DEAD));
+        records.renounce(place, 1 << distance);
+        records.set_tag(at, 0);
+        return match records.at(first) {
+            Some(first) => Inserted::Exists(first),
+            None => Inserted::Full,
+        };
+    }
+    records.set_tag(at, tag | u64::from(distance) << DISTANCE);
+    Inserted::New(at, home + distance)
+}
+
+/// Changes `word` from what it was when this was decided on; `Err` is what it is now.
+#[inline(always)]
+pub fn change<R: Records>(records: &R, at: R::At, old: Word, new: Word) -> Result<(), Word> {
+    let held = records.change(at, old, new);
+    if held == old { Ok(()) } else { Err(held) }
+}
+
+/// Ends a flow, if it is as it was when this was decided on. Only the CPU on whose wheel it stands may
+/// ask for this; it must then [`remove`] the flow.
+#[inline(always)]
+pub fn kill<R: Records>(records: &R, at: R::At, decided_on: Word) -> bool {
+    change(records, at, decided_on, decided_on.dead()).is_ok()
+}
+
+/// Frees the record of a flow that is dead, for the CPU that has killed it.
+#[inline(always)]
+pub fn remove<R: Records>(records: &R, at: R::At, index: u32) {
+    let distance = distance(records.tag(at));
+    if let Some(home) = records.at(index.wrapping_sub(distance)) {
+        records.renounce(home, 1 << distance);
+    }
+    records.set_tag(at, 0);
+}
+
+/// How far behind its home a flow stands.
+#[inline(always)]
+fn distance(tag: u64) -> u32 {
+    (tag >> DISTANCE) as u32 & (WINDOW - 1)
+}
+
+/// The CPU on whose wheel a flow stands.
+#[inline(always)]
+pub fn cpu(tag: u64) -> u32 {
+    (tag >> CPU) as u32 & 0xfff
+}
+
+/// Whether a record holds a live flow.
+#[inline(always)]
+pub fn holds_flow(tag: u64) -> bool {
+    tag != 0 && tag & BUSY == 0
+}
+
+/// The key of a record, from `tag` and the addresses.
+#[inline(always)]
+pub fn key(addresses: [u64; 4], tag: u64) -> FlowKey {
+    FlowKey::from_parts(addresses, tag & PORTS)
+}
+
+/// The number of the lowest bit that is set; `word` is not 0.
+#[inline(always)]
+fn lowest(word: u32) -> u32 {
+    bits::lowest(u64::from(word)) & (WINDOW - 1)
+}
