@@ -1,13 +1,13 @@
 //! Entry points of the benches: one test run is a loop over packets of many flows, around the very
-//! same inlined parser and touch as production has.
+//! same inlined code as production has, or around what a table in the kernel's hash cannot do without.
 //!
-//! The "packet" is a TCP segment and behind it, at [`ORDER`], the [`Order`] that says how many
-//! packets to see and of which flows. Each turn writes the next source address and port into the
-//! segment and then does what the program is named for. What the programs share (the loop and the
-//! generator) is all that `bench_empty` does.
+//! [`ORDER`] says which flows the packets are of. The "packet" of the run is a TCP segment, into which
+//! each turn writes the next flow's source address and port before it does what the program is named
+//! for. What the programs share (the loop and the writing) is all that `bench_empty` does.
 //!
 //! They return `XDP_PASS`, or `XDP_ABORTED` where a packet was not what the bench says it is: a
-//! figure of a program that found no flow would be worth nothing.
+//! figure of a program that found no flow would be worth nothing. `bench_touch` counts, as production
+//! does; whoever runs it looks at the counters.
 // The macros of aya generate public functions without documentation.
 #![allow(missing_docs)]
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
@@ -19,213 +19,349 @@ use aya_ebpf::{
     bindings::{xdp_action, xdp_md},
     helpers::generated::bpf_loop,
     macros::{map, xdp},
-    maps::HashMap,
+    maps::{Array, HashMap},
     programs::XdpContext,
 };
 use twheel_common::{
-    flow::FlowKey,
+    event::Reason,
+    flow::{FlowKey, Seen, Visit, Word, visit},
     packet::{Segment, parse},
+    step::Step,
 };
 use twheel_ebpf::{
-    clock,
+    atomic, clock,
     count::count_skip,
+    emit::{self, Ended, Reader},
     frame::Frame,
+    maps::CONFIG,
+    step,
     touch::{Touched, touch},
 };
 
-/// What every tracker in eBPF keeps its flows in: the kernel's hash, preallocated. The value is as
-/// large as a tracker's is, and makes an element two cache lines, the least that holds it: stamp,
-/// state, and what else there is.
+/// What every tracker in eBPF keeps its flows in: the kernel's hash, preallocated. The value makes an
+/// element two cache lines, and what a packet reads is then in the line of the key's end. The
+/// fastest: a value of 8 bytes makes elements that straddle lines, one of 104 makes three of them.
 #[map]
 pub static FLOOR: HashMap<FlowKey, [u64; 5]> = HashMap::with_max_entries(1, 0);
 
+/// The flows of a wheel over the kernel's hash: keys are its links.
+#[map]
+pub static LISTED: HashMap<FlowKey, Listed> = HashMap::with_max_entries(1 << 20, 0);
+
+/// The lists: first that of the flows to visit, then one for each slot.
+#[map]
+pub static LISTS: Array<FlowKey> = Array::with_max_entries(1 + SLOTS, 0);
+
+/// Slots of that wheel, a power of two. It has but one level, and no bitmap.
+const SLOTS: u32 = 512;
+
+/// The number of packets, and the flows that they are of: source addresses, as they stand in a packet; the
+/// low half is the port, too.
+#[map]
+pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(1, 0);
+
+/// Packets of a run at most, a power of two. `tests/src/bench/plane.rs` has the same.
+const PACKETS: usize = 1 << 13;
+
+/// What a table in the kernel's hash keeps of a flow: an element of three cache lines.
+#[repr(C)]
+pub struct Listed {
+    word: Word,
+    created: u32,
+    cpu: u32,
+    next: FlowKey,
+    reserved: [u64; 6],
+}
+
 /// Ethernet, IPv4 and TCP without options.
 const SEGMENT: usize = 54;
-/// Where the order stands: behind the segment, aligned.
-const ORDER: usize = 56;
 const SOURCE_ADDRESS: usize = 26;
 const SOURCE_PORT: usize = 34;
 
-/// What userspace asks of a run, in machine byte order. `tests/src/bench/touch.rs` has the same.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Order {
-    /// Packets of the run, at most 2^23 (what `bpf_loop` takes).
-    packets: u64,
-    /// Flows, a power of two, minus 1.
-    mask: u64,
-    /// Where the generator begins.
-    seed: u64,
-    /// The generator: `x * multiplier + increment`, of which bits 32 and up number the flow.
-    multiplier: u64,
-    increment: u64,
-}
+const BPF_NOEXIST: u64 = 1;
 
-/// What the loop carries from packet to packet.
-#[repr(C)]
-struct State {
-    ctx: *mut xdp_md,
-    random: u64,
-    multiplier: u64,
-    increment: u64,
-    mask: u64,
-    /// Clock at the beginning of the run, for the floor alone, which is not to pay for a clock.
-    now: u64,
-    verdict: u32,
-}
-
-type Callback = unsafe extern "C" fn(u64, *mut c_void) -> i64;
-
-/// The generator alone.
+/// The loop alone.
 #[xdp]
 pub fn bench_empty(ctx: XdpContext) -> u32 {
-    run(&ctx, empty)
+    run(&ctx, |_, _| true)
 }
 
 /// And the parser.
 #[xdp]
 pub fn bench_parse(ctx: XdpContext) -> u32 {
-    run(&ctx, parse_alone)
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => {
+            // In memory, as a lookup needs it; else the compiler drops the parser.
+            black_box(&segment.key);
+            true
+        }
+        None => false,
+    })
 }
 
 /// And what no table of flows can do without: one lookup, one store.
 #[xdp]
 pub fn bench_floor(ctx: XdpContext) -> u32 {
-    run(&ctx, floor)
-}
-
-/// What production does with a packet.
-#[xdp]
-pub fn bench_touch(ctx: XdpContext) -> u32 {
-    run(&ctx, touched)
+    run(&ctx, |frame, now| {
+        match parsed(frame).and_then(|segment| FLOOR.get_ptr_mut(segment.key)) {
+            Some(flow) => {
+                // SAFETY: a pointer that the table gave is valid memory while the program runs.
+                unsafe { flow.cast::<u64>().write_volatile(now) };
+                true
+            }
+            None => false,
+        }
+    })
 }
 
 /// What no table can do without for a packet of no flow that begins none: one lookup.
 #[xdp]
-pub fn bench_absent_floor(ctx: XdpContext) -> u32 {
-    run(&ctx, absent_floor)
+pub fn bench_floor_absent(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => FLOOR.get_ptr_mut(segment.key).is_none(),
+        None => false,
+    })
 }
 
-/// What production does with it.
+/// And for the first packet of a flow: one insertion.
 #[xdp]
-pub fn bench_absent_touch(ctx: XdpContext) -> u32 {
-    run(&ctx, absent_touched)
+pub fn bench_floor_insert(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => FLOOR.insert(segment.key, [0; 5], BPF_NOEXIST).is_ok(),
+        None => false,
+    })
 }
 
-/// One insertion, for one packet.
+/// Takes flows out of the floor's table.
 #[xdp]
-pub fn bench_fill_floor(ctx: XdpContext) -> u32 {
-    match parsed(Frame::new(ctx.data(), ctx.data_end())) {
-        Some(segment) if FLOOR.insert(&segment.key, &[0; 5], BPF_NOEXIST).is_ok() => {
-            xdp_action::XDP_PASS
+pub fn bench_floor_delete(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => FLOOR.remove(segment.key).is_ok(),
+        None => false,
+    })
+}
+
+/// What production does with a packet, be it of a flow that is there, of a new one, or of none.
+#[xdp]
+pub fn bench_touch(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| see(frame).is_some())
+}
+
+/// Production's stepper.
+#[xdp]
+pub fn twheel_step(ctx: XdpContext) -> u32 {
+    answer(&ctx, step::step)
+}
+
+/// Production's, too.
+#[xdp]
+pub fn twheel_delete(ctx: XdpContext) -> u32 {
+    step::delete(&ctx);
+    xdp_action::XDP_PASS
+}
+
+/// Enters flows into the list of those to visit.
+#[xdp]
+pub fn bench_listed_insert(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, now| {
+        let Some(segment) = parsed(frame) else {
+            return false;
+        };
+        let Some(first) = LISTS.get_ptr_mut(0) else {
+            return false;
+        };
+        let flow = Listed {
+            word: Word::new(now, 0, Seen(0)),
+            created: now as u32,
+            cpu: 0,
+            // SAFETY: a place in a map; the bench runs on one CPU.
+            next: unsafe { load(first) },
+            reserved: [0; 6],
+        };
+        // SAFETY: as above.
+        unsafe { segment.key.store(first) };
+        LISTED.insert(segment.key, &flow, BPF_NOEXIST).is_ok()
+    })
+}
+
+/// Touches flows.
+#[xdp]
+pub fn bench_listed_touch(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, now| {
+        match parsed(frame).and_then(|segment| LISTED.get_ptr_mut(segment.key)) {
+            Some(flow) => {
+                // SAFETY: as in the floor; the bench runs on one CPU.
+                unsafe { (&raw mut (*flow).word).write_volatile(Word::new(now, 0, Seen(0))) };
+                true
+            }
+            None => false,
         }
-        _ => xdp_action::XDP_ABORTED,
-    }
+    })
 }
 
-/// What production does with the first packet of a flow. No loop: the verifier would look at how a flow
-/// begins once more for every state that the turn before may have left.
+/// What a stepper over the kernel's hash cannot do without: a call like production's, which visits flows
+/// of the list that `next` numbers. No counters, no bitmaps, no levels; else what a visit is.
 #[xdp]
-pub fn bench_fill_touch(ctx: XdpContext) -> u32 {
-    match see(Frame::new(ctx.data(), ctx.data_end())) {
-        Some(Touched::Created) => xdp_action::XDP_PASS,
-        _ => xdp_action::XDP_ABORTED,
-    }
+pub fn bench_listed_step(ctx: XdpContext) -> u32 {
+    answer(&ctx, |call| {
+        let mut state = Walk {
+            now: clock::now(),
+            list: call.next as u32,
+            visits: 0,
+            expired: 0,
+        };
+        // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+        unsafe {
+            bpf_loop(
+                call.budget,
+                visit_one as *mut c_void,
+                (&raw mut state).cast(),
+                0,
+            );
+        }
+        call.visits = state.visits;
+        call.expired = state.expired;
+    })
 }
 
-const BPF_NOEXIST: u64 = 1;
+#[repr(C)]
+struct Walk {
+    now: u64,
+    list: u32,
+    visits: u32,
+    expired: u32,
+}
 
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
+    // SAFETY: `bench_listed_step` passes a `Walk` that nobody else refers to meanwhile.
+    let state = unsafe { &mut *state.cast::<Walk>() };
+    let config = CONFIG.load();
+    let Some(list) = LISTS.get_ptr_mut(state.list) else {
+        return 1;
+    };
+    // SAFETY: a place in a map; the bench runs on one CPU.
+    let key = unsafe { load(list) };
+    let Some(flow) = LISTED.get_ptr_mut(key) else {
+        return 1;
+    };
+    // SAFETY: as above.
+    let (word, created, next) = unsafe {
+        (
+            (&raw const (*flow).word).read_volatile(),
+            (&raw const (*flow).created).read_volatile(),
+            load(&raw const (*flow).next),
+        )
+    };
+    match visit(state.now, word, &config.timeouts) {
+        Visit::Rearm(due) => {
+            let slot = 1 + (config.tick_from(due) as u32 & (SLOTS - 1));
+            let Some(to) = LISTS.get_ptr_mut(slot) else {
+                return 1;
+            };
+            // SAFETY: as above.
+            unsafe {
+                next.store(list);
+                load(to).store(&raw mut (*flow).next);
+                key.store(to);
+            }
+        }
+        Visit::Expire => {
+            let Some(entry) = emit::reserve() else {
+                return 1;
+            };
+            // SAFETY: as above; a `Word` is a `u64`.
+            let held = unsafe {
+                atomic::compare_exchange((&raw mut (*flow).word).cast(), word.0, word.dead().0)
+            };
+            if held != word.0 || LISTED.remove(key).is_err() {
+                entry.discard(0);
+                return 1;
+            }
+            let ended = Ended {
+                created,
+                word,
+                reason: Reason::of_expiry(word.seen()),
+            };
+            emit::submit(entry, &key, &ended, state.now, Reader::Stepping);
+            // SAFETY: as above.
+            unsafe { next.store(list) };
+            state.expired += 1;
+        }
+    }
+    state.visits += 1;
+    0
+}
+
+/// A copy of a key, word by word, as `FlowKey::store` writes one.
+///
+/// # Safety
+///
+/// `place` is valid for reads and aligned.
 #[inline(always)]
-fn run(ctx: &XdpContext, callback: Callback) -> u32 {
-    let order = ctx.data() + ORDER;
-    if order + size_of::<Order>() > ctx.data_end() {
+unsafe fn load(place: *const FlowKey) -> FlowKey {
+    let words = place.cast::<u64>();
+    // SAFETY: the caller's promise; a key is five words.
+    let word = |at| unsafe { words.add(at).read_volatile() };
+    FlowKey::from_parts([word(0), word(1), word(2), word(3)], word(4))
+}
+
+/// Steps as the packet says, which takes the answer.
+#[inline(always)]
+fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
+    let call = ctx.data();
+    if call + size_of::<Step>() > ctx.data_end() {
         return xdp_action::XDP_ABORTED;
     }
     // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and nobody
     // else has it.
-    let order = unsafe { *(order as *const Order) };
+    step(unsafe { &mut *(call as *mut Step) });
+    xdp_action::XDP_PASS
+}
+
+/// What the loop carries from packet to packet.
+#[repr(C)]
+struct State<F> {
+    ctx: *mut xdp_md,
+    /// Clock at the beginning of the run, for the floor alone, which is not to pay for a clock.
+    now: u64,
+    verdict: u32,
+    packet: F,
+}
+
+/// Does `packet` with a packet of each flow that [`ORDER`] names, until it says `false`.
+#[inline(always)]
+fn run<F: Fn(Frame, u64) -> bool>(ctx: &XdpContext, packet: F) -> u32 {
+    unsafe extern "C" fn turn<F: Fn(Frame, u64) -> bool>(number: u64, state: *mut c_void) -> i64 {
+        // SAFETY: `run` passes a `State` that nobody else refers to meanwhile.
+        let state = unsafe { &mut *state.cast::<State<F>>() };
+        match next(state.ctx, number) {
+            Some(frame) if (state.packet)(frame, state.now) => 0,
+            _ => {
+                state.verdict = xdp_action::XDP_ABORTED;
+                1
+            }
+        }
+    }
+    let Some(order) = ORDER.get(0) else {
+        return xdp_action::XDP_ABORTED;
+    };
     let mut state = State {
         ctx: ctx.ctx,
-        random: order.seed,
-        multiplier: order.multiplier,
-        increment: order.increment,
-        mask: order.mask,
         now: clock::now(),
         verdict: xdp_action::XDP_PASS,
+        packet,
     };
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     unsafe {
         bpf_loop(
-            order.packets as u32,
-            callback as *mut c_void,
+            order[0],
+            turn::<F> as *mut c_void,
             (&raw mut state).cast(),
             0,
         );
     }
     state.verdict
-}
-
-unsafe extern "C" fn empty(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `run` passes a `State` that nobody else refers to meanwhile.
-    let state = unsafe { &mut *state.cast::<State>() };
-    match next(state) {
-        Some(_) => 0,
-        None => abort(state),
-    }
-}
-
-unsafe extern "C" fn parse_alone(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: as in `empty`.
-    let state = unsafe { &mut *state.cast::<State>() };
-    match next(state).and_then(parsed) {
-        Some(segment) => {
-            // In memory, as a lookup needs it; else the compiler drops the parser.
-            black_box(&segment.key);
-            0
-        }
-        None => abort(state),
-    }
-}
-
-unsafe extern "C" fn floor(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: as in `empty`.
-    let state = unsafe { &mut *state.cast::<State>() };
-    let Some(segment) = next(state).and_then(parsed) else {
-        return abort(state);
-    };
-    let Some(flow) = FLOOR.get_ptr_mut(&segment.key) else {
-        return abort(state);
-    };
-    // SAFETY: a pointer that the table gave is valid memory while the program runs.
-    unsafe { flow.cast::<u64>().write_volatile(state.now) };
-    0
-}
-
-unsafe extern "C" fn touched(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: as in `empty`.
-    let state = unsafe { &mut *state.cast::<State>() };
-    match next(state).and_then(see) {
-        Some(Touched::Known) => 0,
-        _ => abort(state),
-    }
-}
-
-unsafe extern "C" fn absent_floor(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: as in `empty`.
-    let state = unsafe { &mut *state.cast::<State>() };
-    match next(state).and_then(parsed) {
-        Some(segment) if FLOOR.get_ptr_mut(&segment.key).is_none() => 0,
-        _ => abort(state),
-    }
-}
-
-unsafe extern "C" fn absent_touched(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: as in `empty`.
-    let state = unsafe { &mut *state.cast::<State>() };
-    match next(state).and_then(see) {
-        Some(Touched::NoFlow) => 0,
-        _ => abort(state),
-    }
 }
 
 #[inline(always)]
@@ -245,30 +381,18 @@ fn see(frame: Frame) -> Option<Touched> {
     parsed(frame).map(|segment| touch(&segment, clock::now()))
 }
 
-/// Ends the loop.
-#[inline(always)]
-fn abort(state: &mut State) -> i64 {
-    state.verdict = xdp_action::XDP_ABORTED;
-    1
-}
-
 /// Makes the packet one of the next flow.
 #[inline(always)]
-fn next(state: &mut State) -> Option<Frame> {
-    let ctx = XdpContext::new(state.ctx);
+fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
+    let ctx = XdpContext::new(ctx);
     let (data, end) = (ctx.data(), ctx.data_end());
     if data + SEGMENT > end {
         return None;
     }
-    state.random = state
-        .random
-        .wrapping_mul(state.multiplier)
-        .wrapping_add(state.increment);
-    let flow = state.random >> 32 & state.mask;
+    let flow = u64::from(ORDER.get(0)?[1 + (number as usize & (PACKETS - 1))]);
     // SAFETY: the bounds were just checked, and the packet is this test run's own.
     unsafe {
-        // 10.0.0.0/8 on a little-endian machine; userspace does the same.
-        store_u32(data + SOURCE_ADDRESS, flow << 8 | 10);
+        store_u32(data + SOURCE_ADDRESS, flow);
         store_u16(data + SOURCE_PORT, flow);
     }
     Some(Frame::new(data, end))

@@ -2,6 +2,7 @@
 //!
 //! Times are the kernel's own, `duration` of `BPF_PROG_TEST_RUN`, never with `repeat`.
 
+mod insert;
 mod machine;
 mod memory;
 mod plane;
@@ -36,13 +37,19 @@ enum Bench {
         #[arg(long, default_value_t = 151, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         rounds: u32,
     },
-    /// Nanoseconds of a visit and of an eviction with its event, all flows due at once
-    Step {
-        /// Lives of the whole table
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    /// Nanoseconds of a new flow, beside a bare insertion into the kernel's hash
+    Insert {
+        /// Fillings of the table from half to full
+        #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
-    /// Bytes a flow: what the kernel charges for all maps
+    /// Nanoseconds of a visit and of an eviction with its event, beside the kernel's hash
+    Step {
+        /// Lives of the whole table
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
+    /// Bytes a flow: what the kernel charges for all maps; and how long a large table takes to load
     Memory,
 }
 
@@ -63,6 +70,7 @@ fn run(cli: &Cli) -> Result<()> {
     report.say(&machine::describe());
     match cli.bench {
         Bench::Touch { rounds } => touch::bench(rounds, &mut report),
+        Bench::Insert { rounds } => insert::bench(rounds, &mut report),
         Bench::Step { rounds } => step::bench(rounds, &mut report),
         Bench::Memory => memory::bench(&mut report),
     }

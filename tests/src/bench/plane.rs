@@ -1,33 +1,257 @@
-//! A data plane of the bench's own, loaded as production loads it and attached to nothing.
+//! A data plane of the bench's own, loaded as production loads it and attached to nothing, and beside it
+//! the tables in the kernel's hash that it is compared with.
 
-use std::{fs, time::Duration};
+use std::{array, fs, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use aya::{
+    maps::{Array, MapData},
+    programs::{TestRun, TestRunOptions},
+};
 use twheel::{
     clock::Clock,
-    data_plane::{DataPlane, Load},
+    data_plane::{DataPlane, Events, Load, RING_BYTES},
+    flows::Flows,
     pins::Instance,
     settings::Wanted,
     stepper::pin_to,
 };
-use twheel_common::config::Config;
+use twheel_common::{
+    config::{Config, Meta},
+    counter::Counter,
+    flow::{Direction, FlowKey},
+    step::{Deleted, MAX_DELETES},
+    table::Hash,
+};
 
 /// The CPU that everything is measured on.
 const CPU: u32 = 0;
-/// IPv4 and TCP without options, the flags ACK alone: a flow that is established when first seen.
+/// Packets of one run: long enough that its beginning and end do not count, short enough (4 ms) that
+/// the machine is the same for all the programs of a round. `twheel-ebpf/src/bench.rs` has the same.
+pub const PACKETS: usize = 1 << 13;
+/// A table is aged by removing one flow in so many at random and entering new ones instead, …
+const BATCHES: usize = 16;
+/// … until it has had so many times its flows.
+const LIVES: usize = 3;
+
+const XDP_PASS: u32 = 2;
+
+/// IPv4 and TCP without options or flags.
 const SEGMENT: [u8; 54] = [
     0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
     0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4
-    0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 0, 0, 0, 0, 0, 0, // TCP
+    0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, // TCP
 ];
 
-/// The segment of a flow, numbered below 2^24.
-pub fn segment(flow: u32) -> [u8; SEGMENT.len()] {
-    let mut segment = SEGMENT;
-    // As the generator of `twheel-ebpf/src/bench.rs` does.
-    segment[26..30].copy_from_slice(&(flow << 8 | 10).to_ne_bytes());
-    segment[34..36].copy_from_slice(&(flow as u16).to_ne_bytes());
-    segment
+/// What a segment is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Segment {
+    /// Of a flow that is established, or so when first seen.
+    Ack,
+    /// Of a flow that begins.
+    Syn,
+    /// The end of a connection that nobody knows: begins no flow.
+    Absent,
+}
+
+impl Segment {
+    /// Without its source, which the programs write.
+    fn bytes(self) -> [u8; SEGMENT.len()] {
+        let mut segment = SEGMENT;
+        match self {
+            Self::Ack => segment[47] = 0x10,
+            Self::Syn => segment[47] = 0x02,
+            Self::Absent => {
+                segment[37] = 188;
+                segment[47] = 0x04;
+            }
+        }
+        segment
+    }
+}
+
+/// A generator: SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    /// A number below another.
+    pub fn below(&mut self, end: u32) -> u32 {
+        (((self.word() >> 32) * u64::from(end)) >> 32) as u32
+    }
+
+    /// Puts numbers in another order.
+    pub fn shuffle(&mut self, numbers: &mut [u32]) {
+        for end in (1..numbers.len()).rev() {
+            numbers.swap(end, self.below(end as u32 + 1) as usize);
+        }
+    }
+}
+
+/// The data plane of the benches.
+pub struct Bench {
+    /// With production's stepper, and its program that deletes.
+    pub plane: DataPlane,
+    /// What it reports.
+    pub events: Events,
+    /// For all that is at random.
+    pub random: Random,
+    /// Flows that there have been.
+    begun: u32,
+    flows: Flows,
+    hash: Hash,
+    order: Array<MapData, [u32; 1 + PACKETS]>,
+}
+
+impl Bench {
+    /// Loads it.
+    pub fn load(config: Config, clock: Clock) -> Result<Self> {
+        let mut plane = load(&object("TWHEEL_BENCH_OBJECT")?, config, clock)?;
+        let order = plane.bpf_mut().take_map("ORDER");
+        let meta = Array::<_, Meta>::try_from(plane.map("META")?)?.get(&0, 0)?;
+        Ok(Self {
+            events: plane.take_events()?,
+            flows: plane.flows()?,
+            hash: meta.hash,
+            order: order.context("the object has no map ORDER")?.try_into()?,
+            random: Random(0),
+            begun: 0,
+            plane,
+        })
+    }
+
+    /// Runs a program over a packet of each of these flows; the kernel's time for it.
+    pub fn run(&mut self, program: &str, segment: Segment, flows: &[u32]) -> Result<Duration> {
+        let program = self.plane.xdp(&format!("bench_{program}"))?;
+        let mut duration = Duration::ZERO;
+        for flows in flows.chunks(PACKETS) {
+            let mut order = [0; 1 + PACKETS];
+            order[0] = flows.len() as u32;
+            order[1..=flows.len()].copy_from_slice(flows);
+            self.order.set(0, order, 0).context("cannot write ORDER")?;
+            let result = program
+                .test_run(TestRunOptions {
+                    data_in: Some(&segment.bytes()),
+                    ..TestRunOptions::new()
+                })
+                .context("cannot run a bench")?;
+            ensure!(
+                result.return_value == XDP_PASS,
+                "a bench met a packet that it should not have met"
+            );
+            duration += result.duration;
+        }
+        Ok(duration)
+    }
+
+    /// Deletes flows at random, from twheel's table alone.
+    pub fn delete(&mut self, count: usize) -> Result<Vec<u32>> {
+        let records = self.hash.records() as u32;
+        let mut deleted = Vec::with_capacity(count);
+        let mut chosen = Vec::with_capacity(MAX_DELETES);
+        let mut events = Vec::new();
+        while deleted.len() < count {
+            chosen.clear();
+            while chosen.len() < MAX_DELETES.min(count - deleted.len()) {
+                chosen.extend(self.flows.get(self.random.below(records)));
+            }
+            let mut entries: Vec<_> = chosen.iter().map(|flow| flow.delete()).collect();
+            self.plane.delete(&mut entries)?;
+            for (flow, entry) in chosen.iter().zip(&entries) {
+                match Deleted::from_raw(entry.outcome) {
+                    Some(Deleted::Done) => deleted.push(source(&flow.key)),
+                    // Chosen twice.
+                    Some(Deleted::Changed) => {}
+                    outcome => anyhow::bail!("a flow was not deleted: {outcome:?}"),
+                }
+            }
+            self.events.drain(&mut events);
+            events.clear();
+        }
+        Ok(deleted)
+    }
+
+    /// Flows that there were none of before.
+    pub fn fresh(&mut self, count: usize) -> Vec<u32> {
+        let begin = self.begun;
+        self.begun += count as u32;
+        (begin..self.begun).map(address).collect()
+    }
+
+    /// Fills twheel's table, which is empty, and brings it to the state that it has in long use: the
+    /// flows that stand there have come one by one to a table that was full. Gives the flows, in random
+    /// order. The floor's table, if it is wanted, holds the same, with the same past.
+    pub fn age(&mut self, flows: u32, with_floor: bool) -> Result<Vec<u32>> {
+        let batch = (flows as usize / BATCHES).max(1);
+        let mut come = self.fresh(flows as usize);
+        for life in 0..=LIVES * BATCHES {
+            if life > 0 {
+                let gone = self.delete(batch)?;
+                if with_floor {
+                    self.run("floor_delete", Segment::Ack, &gone)?;
+                }
+                come = self.fresh(batch);
+            }
+            self.run("touch", Segment::Ack, &come)?;
+            if with_floor {
+                self.run("floor_insert", Segment::Ack, &come)?;
+            }
+        }
+        let mut flows: Vec<_> = self.flows.iter().map(|flow| source(&flow.key)).collect();
+        self.random.shuffle(&mut flows);
+        Ok(flows)
+    }
+
+    /// The share of flows that stand in their home.
+    pub fn at_home(&self) -> f64 {
+        let (mut flows, mut at_home) = (0, 0);
+        for flow in self.flows.iter() {
+            flows += 1;
+            at_home += u32::from(self.hash.home(&flow.key) == flow.index);
+        }
+        f64::from(at_home) / f64::from(flows)
+    }
+
+    /// Checks that a counter has gone up by `wanted`, but for the one insertion in 100,000 that may
+    /// be refused.
+    pub fn check(&self, counter: Counter, wanted: u64) -> Result<()> {
+        let counted = self.plane.counters()?.get(counter);
+        ensure!(
+            counted.abs_diff(wanted) <= wanted / 100_000,
+            "{}: {counted}, not {wanted}",
+            counter.name()
+        );
+        Ok(())
+    }
+}
+
+/// The source address of the flow of a number, which the programs write, and of which they take the
+/// low half for the port. As good as random (MurmurHash3's finalizer, a bijection).
+fn address(number: u32) -> u32 {
+    let mut address = number;
+    address = (address ^ address >> 16).wrapping_mul(0x85eb_ca6b);
+    address = (address ^ address >> 13).wrapping_mul(0xc2b2_ae35);
+    address ^ address >> 16
+}
+
+/// And of a flow in the table: the endpoint that is not the one of [`SEGMENT`].
+fn source(key: &FlowKey) -> u32 {
+    let address = |direction| match key.sender(direction).ip() {
+        std::net::IpAddr::V4(address) => u32::from_ne_bytes(address.octets()),
+        std::net::IpAddr::V6(_) => 0,
+    };
+    let destination = u32::from_ne_bytes([192, 0, 2, 1]);
+    match [Direction::FromLow, Direction::FromHigh].map(address) {
+        [source, to] | [to, source] if to == destination => source,
+        _ => 0,
+    }
 }
 
 /// The object in the file that an environment variable names.
@@ -62,7 +286,7 @@ pub fn load(object: &[u8], config: Config, clock: Clock) -> Result<DataPlane> {
             object,
             config,
             clock,
-            ring_bytes: 16 << 20,
+            ring_bytes: RING_BYTES,
             log_level: 0,
         },
         &instance,
@@ -71,4 +295,15 @@ pub fn load(object: &[u8], config: Config, clock: Clock) -> Result<DataPlane> {
     let plane = plane?;
     removed.context("cannot remove the bench's pins")?;
     Ok(plane)
+}
+
+/// Each sample of one side over the same round's of the other.
+pub fn ratios<const N: usize>(samples: &[Vec<f64>; N], side: usize, other: usize) -> Vec<f64> {
+    let pairs = samples[side].iter().zip(&samples[other]);
+    pairs.map(|(side, other)| side / other).collect()
+}
+
+/// Empty lists of samples.
+pub fn no_samples<const N: usize>() -> [Vec<f64>; N] {
+    array::from_fn(|_| Vec::new())
 }

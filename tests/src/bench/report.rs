@@ -28,6 +28,25 @@ impl Figure {
             rounds,
         }
     }
+
+    /// Figures beside one another.
+    pub fn row(figures: &[Self]) -> String {
+        let cell = |figure: &Self| {
+            let spread = format!("({:.1}–{:.1})", figure.min, figure.max);
+            format!("{:>6.1} {spread:>13}", figure.median)
+        };
+        figures.iter().map(cell).collect::<Vec<_>>().join("  ")
+    }
+}
+
+/// A ratio, and whether it is within its bound.
+pub fn verdict(ratio: f64, bound: Option<f64>) -> String {
+    let verdict = match bound {
+        None => String::new(),
+        Some(bound) if ratio <= bound => format!("(within {bound})"),
+        Some(bound) => format!("(ABOVE {bound})"),
+    };
+    format!("{ratio:.3} {verdict}")
 }
 
 /// Where figures go.

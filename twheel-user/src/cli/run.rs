@@ -25,7 +25,7 @@ use twheel_common::{
 use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
-    data_plane::{DataPlane, Load, OBJECT},
+    data_plane::{DataPlane, Load, OBJECT, RING_BYTES},
     host,
     output::{Expired, Json, Output, Text},
     pins::{Instance, PROGRAMS},
@@ -75,8 +75,6 @@ pub struct Run {
 
 /// Batches of events on their way to the output.
 const BATCHES: usize = 4;
-/// Room for about 11,000 events.
-const RING_BYTES: u32 = 1 << 20;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
