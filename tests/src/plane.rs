@@ -211,6 +211,11 @@ impl Plane {
         self.plane.counters().unwrap()
     }
 
+    /// The data plane and its ring, for threads that drive it themselves.
+    pub fn parts(&mut self) -> (&mut DataPlane, &mut Events) {
+        (&mut self.plane, &mut self.events)
+    }
+
     /// The data plane itself.
     pub fn plane(&mut self) -> &mut DataPlane {
         &mut self.plane

@@ -12,11 +12,12 @@
 //! A record goes through these states; in brackets what says so:
 //!
 //! 1. *free* (`tag` = 0). Any CPU claims it by swapping `tag` from 0.
-//! 2. *busy* (`tag` has [`BUSY`]). The claimer alone writes: first a new generation into `word`, then
-//!    the key. Then it announces the flow with its bit in the home's `hops`, by an atomic OR that
-//!    returns the bits before. All CPUs that enter the same key meet in that one word, so for any two
-//!    of them one is second, and sees the first: it finds the key among the bits that were before its
-//!    own and withdraws.
+//! 2. *busy* (`tag` has [`BUSY`]). The claimer alone writes. If the key is in the table by now, it lets go.
+//!    Else it writes the key, then a new generation into `word`, which was dead until then: so a word that
+//!    is alive is always that of the key beside it. Then it announces the flow with its bit in the
+//!    home's `hops`, by an atomic OR that returns the bits before. All CPUs that enter the same key meet in
+//!    that one word, so for any two of them one is second, and sees the first: it finds the key among the
+//!    bits that were before its own and withdraws.
 //! 3. *live* (`tag` is the key's ports). Packets find it. They store stamps, and change what was seen
 //!    by compare-and-swap of `word`.
 //! 4. *dead* (`word` says so). The CPU on whose wheel the flow stands swaps `word` from what it had
@@ -194,7 +195,7 @@ fn is_live<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
 
 /// Whether the record is that of this key, be its flow live or about to be.
 #[inline(always)]
-pub fn is_of<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
+fn is_of<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
     records.tag(at) & PORTS == key.ports() && records.has_addresses(at, key)
 }
 
@@ -237,54 +238,96 @@ pub fn insert<R: Records>(
     let (Some(place), Some(at)) = (records.at(home), records.at(home + distance)) else {
         return Inserted::Full;
     };
-    let generation = records.word(at).generation().wrapping_add(1);
-    records.set_word(at, Word::new(now, generation, seen));
-    records.fill(at, key, now as u32);
-    let mut before = records.announce(place, 1 << distance) & !(1 << distance);
-    let mut first = None;
-    if before != 0 {
-        records.repeat(WINDOW, |_| {
-            if before == 0 {
-                return true;
-            }
-            let index = home + lowest(before);
-            before &= before - 1;
-            let Some(other) = records.at(index) else {
-                return true;
-            };
-            // Entered but not yet live counts as well; dead does not: it will not come back.
-            let same = is_of(records, other, key) && !records.word(other).is_dead();
-            if same {
-                first = Some(index);
-            }
-            same
-        });
+    // Before anybody can see the key here. A bit that another CPU saw before it set its own may have been
+    // that of this record's last flow; it would take this one for the first, and this one it.
+    if let Some(first) = present(records, home, records.hops(place), key) {
+        records.set_tag(at, 0);
+        return first;
     }
-    if let Some(first) = first {
+    let generation = records.word(at).generation().wrapping_add(1);
+    records.fill(at, key, now as u32);
+    records.set_word(at, Word::new(now, generation, seen));
+    let before = records.announce(place, 1 << distance) & !(1 << distance);
+    if let Some(first) = present(records, home, before, key) {
         records.set_word(at, Word::new(now, generation, Seen::DEAD));
         records.renounce(place, 1 << distance);
         records.set_tag(at, 0);
-        return match records.at(first) {
-            Some(first) => Inserted::Exists(first),
-            None => Inserted::Full,
-        };
+        return first;
     }
     records.set_tag(at, tag | u64::from(distance) << DISTANCE);
     Inserted::New(at, home + distance)
 }
 
-/// Changes `word` from what it was when this was decided on; `Err` is what it is now.
+/// The flow of a key, entered but not yet live perhaps, if it is at one of these distances from its home.
 #[inline(always)]
-pub fn change<R: Records>(records: &R, at: R::At, old: Word, new: Word) -> Result<(), Word> {
-    let held = records.change(at, old, new);
-    if held == old { Ok(()) } else { Err(held) }
+fn present<R: Records>(
+    records: &R,
+    home: u32,
+    mut hops: u32,
+    key: &FlowKey,
+) -> Option<Inserted<R::At>> {
+    let mut found = None;
+    if hops != 0 {
+        records.repeat(WINDOW, |_| {
+            if hops == 0 {
+                return true;
+            }
+            let index = home + lowest(hops);
+            hops &= hops - 1;
+            let Some(at) = records.at(index) else {
+                return true;
+            };
+            // Dead does not count: it will not come back.
+            let same = is_of(records, at, key) && is_alive(records, at);
+            if same {
+                found = Some(index);
+            }
+            same
+        });
+    }
+    // Looked up again rather than carried out of the loop.
+    records.at(found?).map(Inserted::Exists)
+}
+
+/// Whether the word is that of a flow that lives, later than all that was loaded before.
+#[inline(always)]
+fn is_alive<R: Records>(records: &R, at: R::At) -> bool {
+    let word = records.word(at);
+    !word.is_dead() && !records.change(at, word, word).is_dead()
+}
+
+/// Swaps the word of the flow of a key, which was found there; `Err` is what it is if it is not `old`,
+/// and `None` says that the record is now another flow's.
+///
+/// The key is compared after a swap that changes nothing, so after the word was read; and whoever gives
+/// the record to another flow lets the word die before, and sets the next one after the key.
+#[inline(always)]
+pub fn change<R: Records>(
+    records: &R,
+    at: R::At,
+    key: &FlowKey,
+    old: Word,
+    new: Word,
+) -> Option<Result<(), Word>> {
+    let swap = |new| match records.change(at, old, new) {
+        held if held == old => Ok(()),
+        held => Err(held),
+    };
+    match swap(old) {
+        Ok(()) if is_of(records, at, key) => Some(swap(new)),
+        Ok(()) => None,
+        changed => Some(changed),
+    }
 }
 
 /// Ends a flow, if it is as it was when this was decided on. Only the CPU on whose wheel it stands may
 /// ask for this; it must then [`remove`] the flow.
+///
+/// A life that is [starting](Seen::is_starting) does not end: whoever began it still writes to the record.
 #[inline(always)]
 pub fn kill<R: Records>(records: &R, at: R::At, decided_on: Word) -> bool {
-    change(records, at, decided_on, decided_on.dead()).is_ok()
+    !decided_on.seen().is_starting()
+        && records.change(at, decided_on, decided_on.dead()) == decided_on
 }
 
 /// Frees the record of a flow that is dead, for the CPU that has killed it.
@@ -295,6 +338,64 @@ pub fn remove<R: Records>(records: &R, at: R::At, index: u32) {
         records.renounce(home, 1 << distance);
     }
     records.set_tag(at, 0);
+}
+
+/// A record as a reader sees it that writes nothing. All of these are loads.
+pub trait Reads {
+    /// Loads `word`.
+    fn word(&self) -> Word;
+    /// Loads `tag`.
+    fn tag(&self) -> u64;
+    /// Loads the addresses, each word whole.
+    fn addresses(&self) -> [u64; 4];
+    /// Loads `created`.
+    fn created(&self) -> u32;
+    /// Whatever was loaded before is older than what is loaded after.
+    fn fence(&self);
+}
+
+/// A flow as it was at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whose it is.
+    pub key: FlowKey,
+    /// The CPU on whose wheel it stands.
+    pub cpu: u32,
+    /// Time, generation, and what was seen.
+    pub word: Word,
+    /// Low 32 bits of the clock at the flow's first packet.
+    pub created: u32,
+}
+
+/// The record changed while it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed;
+
+/// Reads the flow of a record that others write to, if it holds one.
+///
+/// The key changes, and `created` with it, only while the word is dead; a further life begins with a new
+/// generation, and is starting until `created` is its own. So what was loaded between two looks at a
+/// word that was alive, of the same generation and not starting, belongs to it.
+pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
+    let word = record.word();
+    record.fence();
+    let tag = record.tag();
+    if !holds_flow(tag) || word.is_dead() {
+        return Ok(None);
+    }
+    record.fence();
+    let (addresses, created) = (record.addresses(), record.created());
+    record.fence();
+    let after = record.word();
+    if after.generation() != word.generation() || after.is_dead() || word.seen().is_starting() {
+        return Err(Changed);
+    }
+    Ok(Some(Snapshot {
+        key: key(addresses, tag),
+        cpu: cpu(tag),
+        word,
+        created,
+    }))
 }
 
 /// How far behind its home a flow stands.

@@ -108,18 +108,9 @@ impl At {
 
     /// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is now
     /// another flow's.
-    ///
-    /// The key is compared after a swap that changes nothing, so after the word was read: a record gets
-    /// another word before it gets another key.
     #[inline(always)]
     pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<(), Word>> {
-        match table::change(&Table, self, old, old) {
-            Ok(()) if table::is_of(&Table, self, key) => {
-                Some(table::change(&Table, self, old, new))
-            }
-            Ok(()) => None,
-            Err(held) => Some(Err(held)),
-        }
+        table::change(&Table, self, key, old, new)
     }
 
     /// Ends the flow, if it is as it was when this was decided on. Only for the CPU on whose wheel it

@@ -129,6 +129,11 @@ impl DataPlane {
         self.clock
     }
 
+    /// The loaded object.
+    pub fn bpf(&self) -> &Ebpf {
+        &self.bpf
+    }
+
     /// The loaded object, for the logger.
     pub fn bpf_mut(&mut self) -> &mut Ebpf {
         &mut self.bpf

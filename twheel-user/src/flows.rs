@@ -2,8 +2,8 @@
 //! without holding anybody up.
 
 use std::{
+    marker::PhantomData,
     os::fd::AsFd,
-    ptr,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
@@ -13,7 +13,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
     flow::{FlowKey, Word},
     step::Delete,
-    table::{self, Record, cpu, holds_flow},
+    table::{self, Changed, Reads, Record},
 };
 
 /// The table, mapped for reading.
@@ -92,42 +92,47 @@ impl Flows {
         // SAFETY: within the mapping, which is as long as `self`; the kernel has it aligned to a page.
         // No reference to the record is made: others write there.
         let record = unsafe { self.map.as_mut_ptr().cast::<Record>().add(index as usize) };
-        // SAFETY: as above; aligned words, which are only read, and atomically.
-        let (tag, word, created) = unsafe {
-            (
-                AtomicU64::from_ptr(&raw mut (*record).tag),
-                AtomicU64::from_ptr((&raw mut (*record).word).cast()),
-                AtomicU32::from_ptr(&raw mut (*record).created),
-            )
-        };
-        // A record gets another generation before another key, and its key before it goes live. So if it
-        // is live after a generation was read, and the generation has not changed after the rest was, the
-        // rest is of that generation.
-        let before = Word(word.load(Ordering::Acquire));
-        let live = tag.load(Ordering::Acquire);
-        if !holds_flow(live) || before.is_dead() {
-            return Ok(None);
-        }
-        // SAFETY: as above. Others may write meanwhile, which the check below finds; hence volatile.
-        let addresses = unsafe { ptr::read_volatile(&raw const (*record).addresses) };
-        let created = created.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let after = Word(word.load(Ordering::Acquire));
-        if after.generation() != before.generation()
-            || tag.load(Ordering::Relaxed) != live
-            || before.seen().is_starting()
-        {
-            return Err(Changed);
-        }
-        Ok(Some(Flow {
+        let found = table::read(&Mapped(record, PhantomData))?;
+        Ok(found.map(|found| Flow {
             index,
-            key: table::key(addresses, live),
-            word: before,
-            created,
-            cpu: cpu(live),
+            key: found.key,
+            word: found.word,
+            created: found.created,
+            cpu: found.cpu,
         }))
     }
 }
 
-/// The record changed while it was read.
-struct Changed;
+/// A record of a mapping that lives as long as this.
+struct Mapped<'a>(*mut Record, PhantomData<&'a Flows>);
+
+/// Every access is to aligned words within the mapping, which are only read, and atomically.
+impl Reads for Mapped<'_> {
+    fn word(&self) -> Word {
+        // SAFETY: see above; a `Word` is a `u64`.
+        let word = unsafe { AtomicU64::from_ptr((&raw mut (*self.0).word).cast()) };
+        Word(word.load(Ordering::Relaxed))
+    }
+
+    fn tag(&self) -> u64 {
+        // SAFETY: see above.
+        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.0).tag) };
+        tag.load(Ordering::Relaxed)
+    }
+
+    fn addresses(&self) -> [u64; 4] {
+        // SAFETY: see above; an array of words, each at its place.
+        let words = unsafe { &*(&raw mut (*self.0).addresses).cast::<[AtomicU64; 4]>() };
+        words.each_ref().map(|word| word.load(Ordering::Relaxed))
+    }
+
+    fn created(&self) -> u32 {
+        // SAFETY: see above.
+        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.0).created) };
+        created.load(Ordering::Relaxed)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::Acquire);
+    }
+}

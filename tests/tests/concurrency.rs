@@ -1,0 +1,504 @@
+//! The loaded programs on two CPUs at once: packets of the same flows, steppers, deletions, and a reader
+//! that never stops anybody. Virtual time runs meanwhile.
+//!
+//! `TWHEEL_STRESS_SECONDS` says for how long, 10 by default.
+#![allow(missing_docs)]
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::{
+    maps::{Array, MapData, PerCpuArray},
+    programs::{SchedClassifier, TestRun, TestRunOptions, Xdp},
+};
+use twheel::{
+    data_plane::{DataPlane, Events, delete, step},
+    flows::{Flow, Flows},
+    stepper::pin_to,
+};
+use twheel_common::{
+    counter::Counter,
+    event::Event,
+    flow::{Direction, FlowKey, Timeouts},
+    step::{Deleted, Outcome},
+    table::{self, Hash, Record, holds_flow},
+    wheel::Link,
+};
+use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame};
+
+/// Packets of a CPU in a burst.
+const BURST: u64 = 4;
+
+/// Two CPUs drive the programs.
+const CPUS: [u32; 2] = [0, 1];
+
+/// What the threads do.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Keys, of which half of the packets are.
+    keys: u32,
+    /// And half of these.
+    hot: u32,
+    /// Both CPUs go through bursts of packets of the same keys side by side, and between
+    /// bursts the table is looked at.
+    in_step: bool,
+    setup: Setup,
+}
+
+/// Few records and few keys: both CPUs are at the same flows always, enter the same keys at once, and
+/// records change hands all the time.
+const NARROW: Load = Load {
+    keys: 64,
+    hot: 4,
+    in_step: true,
+    setup: Setup {
+        tick: 1,
+        timeout: 12,
+        close: 3,
+        max_flows: 24,
+        ring_bytes: 1 << 22,
+        // Stamps wrap on the way.
+        start: (1 << 32) - 20_000,
+        log_level: 0,
+    },
+};
+
+/// A million keys come, go and come again, and the table is full now and then.
+const WIDE: Load = Load {
+    keys: 1_000_000,
+    hot: 64,
+    in_step: false,
+    setup: Setup {
+        tick: 4,
+        timeout: 1_000,
+        close: 100,
+        max_flows: 4_096,
+        ..NARROW.setup
+    },
+};
+
+#[test]
+fn two_cpus_at_once() {
+    let seconds = std::env::var("TWHEEL_STRESS_SECONDS");
+    let seconds = seconds.map_or(10, |seconds| seconds.parse().unwrap());
+    run(Duration::from_secs(seconds));
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn two_cpus_for_a_minute() {
+    run(Duration::from_secs(60));
+}
+
+fn run(duration: Duration) {
+    for load in [NARROW, WIDE] {
+        Stress::of(load, |stress| {
+            let end = Instant::now() + duration / 2;
+            let mut round = 0;
+            while Instant::now() < end {
+                round += 1;
+                stress.round(round, Duration::from_millis(250));
+                stress.check();
+            }
+            stress.finish();
+        });
+    }
+}
+
+/// What the threads share.
+struct Stress<'a> {
+    load: Load,
+    plane: &'a DataPlane,
+    ring: &'a mut Events,
+    wakes: aya::maps::RingBuf<MapData>,
+    clock: Array<aya::maps::MapData, u64>,
+    now: u64,
+    flows: Flows,
+    /// Of the table.
+    records: u32,
+    ingress: &'a Xdp,
+    egress: &'a SchedClassifier,
+    stepper: &'a Xdp,
+    deleter: &'a Xdp,
+    timeouts: Timeouts,
+    /// Of the ring.
+    events: Vec<Event>,
+    ended: u64,
+    packets: AtomicU64,
+    reads: AtomicU64,
+    deleted: AtomicU64,
+}
+
+impl Stress<'_> {
+    fn of(load: Load, test: impl FnOnce(&mut Stress<'_>)) {
+        let mut plane = load.setup.load();
+        let (plane, ring) = plane.parts();
+        let timeouts = plane.config().timeouts;
+        let flows = plane.flows().unwrap();
+        let records = Hash::new([0; 11], load.setup.max_flows).records() as u32;
+        let wakes = plane.take_wakes().unwrap();
+        let clock = plane.bpf_mut().take_map("CLOCK").unwrap();
+        let plane = &*plane;
+        let program = |name| plane.bpf().program(name).unwrap();
+        let mut stress = Stress {
+            load,
+            plane,
+            ring,
+            wakes,
+            clock: Array::try_from(clock).unwrap(),
+            now: load.setup.start,
+            flows,
+            records,
+            ingress: program("twheel_xdp").try_into().unwrap(),
+            egress: program("twheel_egress").try_into().unwrap(),
+            stepper: program("twheel_step").try_into().unwrap(),
+            deleter: program("twheel_delete").try_into().unwrap(),
+            timeouts,
+            events: Vec::new(),
+            ended: 0,
+            packets: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            deleted: AtomicU64::new(0),
+        };
+        test(&mut stress);
+    }
+
+    /// Both CPUs for a while.
+    fn round(&mut self, number: u64, duration: Duration) {
+        let stop = AtomicBool::new(false);
+        let clock = &mut self.clock;
+        let (ring, wakes, events) = (&mut *self.ring, &mut self.wakes, &mut self.events);
+        let shared = Driver {
+            load: self.load,
+            flows: &self.flows,
+            records: self.records,
+            ingress: self.ingress,
+            egress: self.egress,
+            stepper: self.stepper,
+            deleter: self.deleter,
+            packets: &self.packets,
+            deleted: &self.deleted,
+            stop: &stop,
+            arrived: &AtomicU64::new(0),
+        };
+        let mut now = self.now;
+        thread::scope(|scope| {
+            let shared = &shared;
+            let reader = scope.spawn(|| {
+                let mut reads = 0;
+                while !shared.stop.load(Relaxed) {
+                    for flow in shared.flows.iter() {
+                        check_flow(&flow, shared.load.keys);
+                        reads += 1;
+                    }
+                    ring.drain(events);
+                    while wakes.next().is_some() {}
+                    // Who is pinned goes first.
+                    thread::sleep(Duration::from_micros(50));
+                }
+                reads
+            });
+            let other = scope.spawn(|| shared.drive(CPUS[1], number << 1 | 1, || {}));
+            let first = scope.spawn(|| {
+                let mut packets = 0;
+                shared.drive(CPUS[0], number << 1, || {
+                    packets += 1;
+                    if packets % 4 == 0 {
+                        now += 1;
+                        clock.set(0, now, 0).unwrap();
+                    }
+                });
+            });
+            thread::sleep(duration);
+            stop.store(true, Relaxed);
+            // A panic of any of them is the test's.
+            for result in [first.join(), other.join()] {
+                result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            }
+            match reader.join() {
+                Ok(reads) => self.reads.fetch_add(reads, Relaxed),
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+        });
+        self.now = now;
+    }
+
+    /// Nobody writes: everything fits together.
+    fn check(&mut self) -> usize {
+        self.ring.drain(&mut self.events);
+        for event in self.events.drain(..) {
+            client(&event.key, self.load.keys).expect("the end of a flow that was not");
+            assert_eq!(event.reserved, 0);
+            self.ended += 1;
+        }
+        let counters = self.plane.counters().unwrap();
+        let count = |counter| counters.get(counter);
+        assert_eq!(count(Counter::Orphans), 0);
+
+        let records: Vec<Record> = {
+            let map = self.plane.map("FLOWS").unwrap();
+            let map = Array::<_, Record>::try_from(map).unwrap();
+            assert_eq!(map.len(), self.records);
+            (0..self.records)
+                .map(|index| map.get(&index, 0).unwrap())
+                .collect()
+        };
+        // What the table holds.
+        let mut listed = HashSet::new();
+        let mut hops = vec![0; records.len()];
+        for (index, record) in (0..).zip(&records) {
+            if record.tag == 0 {
+                assert!(record.word.0 == 0 || record.word.is_dead(), "{record:?}");
+                continue;
+            }
+            assert!(holds_flow(record.tag), "left behind: {record:?}");
+            assert!(!record.word.is_dead(), "dead: {record:?}");
+            assert!(!record.word.seen().is_starting(), "starting: {record:?}");
+            let distance = (record.tag >> 41) as usize & 31;
+            hops[index as usize - distance] |= 1 << distance;
+            let flow = self.flows.get(index).expect("a flow");
+            check_flow(&flow, self.load.keys);
+            assert_eq!(flow.key, table::key(record.addresses, record.tag));
+            assert!(listed.insert(flow.key), "twice: {record:?}");
+        }
+        for (record, hops) in records.iter().zip(hops) {
+            assert_eq!(record.hops, hops, "{record:?}");
+        }
+        // Where the lists lead.
+        let slots = PerCpuArray::<_, Link>::try_from(self.plane.map("SLOTS").unwrap()).unwrap();
+        let mut linked = HashSet::new();
+        for slot in 0..self.plane.config().geometry.slots() + 1 {
+            for (cpu, head) in (0..).zip(slots.get(&slot, 0).unwrap().iter()) {
+                let (mut link, mut before) = (*head, Link::slot(slot));
+                while let Some(index) = link.as_flow() {
+                    let record = &records[index as usize];
+                    assert!(linked.insert(index), "in two lists: {record:?}");
+                    assert!(holds_flow(record.tag) && table::cpu(record.tag) == cpu);
+                    assert_eq!(record.prev, before, "{record:?}");
+                    (before, link) = (link, record.next);
+                }
+                assert_eq!(link, Link::NONE);
+            }
+        }
+        assert_eq!(linked.len(), listed.len(), "flows in no list");
+        let live = listed.len() as u64;
+        assert_eq!(self.plane.tracked().unwrap(), live);
+        assert_eq!(counters.live(), live);
+        assert_eq!(
+            count(Counter::Created) + count(Counter::Superseded),
+            self.ended + count(Counter::EventsLost) + live,
+            "lives and their ends"
+        );
+        assert_eq!(count(Counter::Deleted), self.deleted.load(Relaxed));
+        listed.len()
+    }
+
+    /// All flows end.
+    fn finish(&mut self) {
+        let live = self.check() as u64;
+        let ended = self.ended;
+        for _ in 0..4 {
+            self.now += u64::from(self.timeouts.idle);
+            self.clock.set(0, self.now, 0).unwrap();
+            for cpu in CPUS {
+                pin_to(cpu).unwrap();
+                while step(self.stepper, 256).unwrap().outcome != Outcome::Done as u32 {
+                    self.ring.drain(&mut self.events);
+                }
+            }
+        }
+        pin_to(CPUS[0]).unwrap();
+        assert_eq!(self.check(), 0);
+        assert_eq!(self.ended - ended, live);
+        let counters = self.plane.counters().unwrap();
+        println!(
+            "{} packets of {} keys, {} reads",
+            self.packets.load(Relaxed),
+            self.load.keys,
+            self.reads.load(Relaxed)
+        );
+        for counter in Counter::ALL {
+            println!("{:>12} {}", counters.get(*counter), counter.name());
+        }
+        // It was what it was meant to be. (With many keys CPUs seldom meet.)
+        let meet = (self.load.keys < 1_000).then_some(Counter::Raced);
+        for counter in [
+            Counter::Touched,
+            Counter::Created,
+            Counter::Expired,
+            Counter::Evicted,
+            Counter::Deleted,
+            Counter::Superseded,
+        ]
+        .into_iter()
+        .chain(meet)
+        {
+            assert!(counters.get(counter) > 0, "nothing {}", counter.name());
+        }
+    }
+}
+
+/// What a thread that drives a CPU needs.
+struct Driver<'a> {
+    load: Load,
+    flows: &'a Flows,
+    records: u32,
+    ingress: &'a Xdp,
+    egress: &'a SchedClassifier,
+    stepper: &'a Xdp,
+    deleter: &'a Xdp,
+    packets: &'a AtomicU64,
+    deleted: &'a AtomicU64,
+    stop: &'a AtomicBool,
+    /// Of both CPUs, at the ends of bursts.
+    arrived: &'a AtomicU64,
+}
+
+impl Driver<'_> {
+    /// Packets, steps and deletions on a CPU; calls `turn` before each packet.
+    fn drive(&self, cpu: u32, seed: u64, mut turn: impl FnMut()) {
+        pin_to(cpu).expect("this test needs two CPUs");
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut frames = [frame(0, false, ACK), frame(0, true, ACK)];
+        let (mut packets, mut burst) = (0, 0);
+        loop {
+            if self.load.in_step && packets % BURST == 0 {
+                burst += 1;
+                self.meet(cpu, burst);
+            }
+            if self.stop.load(Relaxed) {
+                break;
+            }
+            turn();
+            let client = match self.load.in_step {
+                // Keys that were not there for a while, and both CPUs at once.
+                true if random.below(4) != 0 => {
+                    (burst as u32 * 2 + random.below(2)) % self.load.keys
+                }
+                _ if random.below(2) == 0 => random.below(self.load.keys),
+                _ => random.below(self.load.hot),
+            };
+            let back = random.below(2) == 1;
+            let frame = &mut frames[usize::from(back)];
+            let address = if back { 30 } else { 26 };
+            let port = if back { 36 } else { 34 };
+            frame[address..address + 4]
+                .copy_from_slice(&(0x0a00_0000 + client / 50_000).to_be_bytes());
+            frame[port..port + 2].copy_from_slice(&(1024 + (client % 50_000) as u16).to_be_bytes());
+            frame[47] = match random.below(8) {
+                0..3 => SYN,
+                3 => SYN | ACK,
+                4..6 => ACK,
+                6 => FIN | ACK,
+                _ => RST,
+            };
+            let options = TestRunOptions {
+                data_in: Some(frame),
+                ..TestRunOptions::new()
+            };
+            if random.below(2) == 0 {
+                assert_eq!(self.ingress.test_run(options).unwrap().return_value, PASS);
+            } else {
+                assert_eq!(self.egress.test_run(options).unwrap().return_value, UNSPEC);
+            }
+            packets += 1;
+            if random.below(8) == 0 {
+                step(self.stepper, 8).unwrap();
+            }
+            if random.below(64) == 0 {
+                self.delete(cpu, &mut random);
+            }
+        }
+        self.packets.fetch_add(packets, Relaxed);
+    }
+
+    /// Waits for the other CPU, or for the end; then, while it waits, looks at the table.
+    fn meet(&self, cpu: u32, burst: u64) {
+        let wait = |arrivals| {
+            let mut turns = 0;
+            while self.arrived.load(SeqCst) < arrivals && !self.stop.load(Relaxed) {
+                turns += 1;
+                match turns % 1_000 {
+                    0 => thread::yield_now(),
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        };
+        self.arrived.fetch_add(1, SeqCst);
+        wait(burst * 4 - 2);
+        if cpu == CPUS[0] && burst.is_multiple_of(4) && !self.stop.load(Relaxed) {
+            let mut keys = HashSet::new();
+            for flow in self.flows.iter() {
+                assert!(keys.insert(flow.key), "twice: {flow:?}");
+            }
+        }
+        self.arrived.fetch_add(1, SeqCst);
+        wait(burst * 4);
+    }
+
+    /// Deletes a few flows of this CPU's wheel, some of which will have changed since.
+    fn delete(&self, cpu: u32, random: &mut Random) {
+        let some = (0..64).filter_map(|_| self.flows.get(random.below(self.records)));
+        let ours = some.filter(|flow| flow.cpu == cpu);
+        let mut entries: Vec<_> = ours.map(|flow| flow.delete()).take(4).collect();
+        if entries.is_empty() {
+            return;
+        }
+        delete(self.deleter, &mut entries).unwrap();
+        for entry in &entries {
+            match Deleted::from_raw(entry.outcome).expect("an outcome") {
+                Deleted::Done => drop(self.deleted.fetch_add(1, Relaxed)),
+                Deleted::Changed | Deleted::RingFull => {}
+                Deleted::Elsewhere => panic!("read as ours"),
+            }
+        }
+    }
+}
+
+/// The client of a key, if it is one of a frame.
+fn client(key: &FlowKey, keys: u32) -> Option<u32> {
+    let ends = [Direction::FromLow, Direction::FromHigh].map(|end| key.sender(end));
+    let server = SocketAddr::from(([192, 0, 2, 1], 80));
+    let client = match ends {
+        [client, end] | [end, client] if end == server => client,
+        _ => return None,
+    };
+    let IpAddr::V4(address) = client.ip() else {
+        return None;
+    };
+    let high = Ipv4Addr::to_bits(address).checked_sub(0x0a00_0000)?;
+    let low = u32::from(client.port()).checked_sub(1024)?;
+    let client = high.checked_mul(50_000)?.checked_add(low)?;
+    (low < 50_000 && client < keys && key.proto() == 6).then_some(client)
+}
+
+/// A flow that was read is whole.
+fn check_flow(flow: &Flow, keys: u32) {
+    assert!(client(&flow.key, keys).is_some(), "{flow:?}");
+    assert!(CPUS.contains(&flow.cpu), "{flow:?}");
+    assert!(!flow.word.is_dead() && !flow.word.seen().is_starting());
+    // A CPU may be held up between the clock and its stamp, by another machine's guest for example.
+    let lived = flow.word.stamp().wrapping_sub(flow.created) as i32;
+    assert!(lived >= -2, "{flow:?}");
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        ((high * u64::from(bound)) >> 32) as u32
+    }
+}

@@ -1,0 +1,743 @@
+//! The flow table's protocol under a model checker: every interleaving of a few CPUs, and every value
+//! that a load may give on a machine with weak ordering.
+//!
+//! What runs is the code of `twheel_common::table`; the memory is loom's. Loads and stores are relaxed,
+//! so that they may give anything that coherence allows. What [`Records`] calls atomic is acquire and
+//! release at once, which is less than the data plane has: on x86-64 these are locked instructions, on
+//! arm64 `casal`, `swpal`, `ldsetal` (or exclusive pairs and a `dmb ish`), full barriers all of them where
+//! they write. A swap that fails orders nothing there, and is relaxed here. The reader that only
+//! maps the table depends on the barrier, so here a release fence stands behind every access that writes.
+//!
+//! A packet's stamp is a store of 32 bits into the half of a word. Loom has no such store; a relaxed
+//! read-modify-write of the word is the same to everybody else.
+//!
+//! Most scenarios are bounded to the preemptions that they name: threads are switched where they end, and
+//! at that many points besides.
+#![allow(missing_docs)]
+
+use std::{
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use loom::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+            fence,
+        },
+    },
+    thread,
+};
+use twheel_common::{
+    flow::{FlowKey, Seen, Word},
+    table::{self, BUSY, Changed, Inserted, Reads, Records, Snapshot},
+};
+
+/// SYN, of an initiator that is the key's low endpoint.
+const SYN: Seen = Seen(1);
+/// The same, and a RST.
+const RESET: Seen = Seen(1 | 1 << 5);
+
+/// What is wrong with the memory, for the tests of the model itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Broken {
+    #[default]
+    Nothing,
+    /// Records are claimed by a load and a store.
+    Claim,
+    /// Who was first is looked up before the flow is announced.
+    Announce,
+    /// The tag becomes 0 before the bit in the home's bitmap does.
+    FreeFirst,
+    /// Flows are killed by a store.
+    Kill,
+    /// A record that is used again has its old generation.
+    Generation,
+    /// A record gets its word before it gets its key.
+    WordFirst,
+    /// A life may end while it is starting.
+    Starting,
+    /// Who enters is not seen before it is live.
+    Alone,
+    /// The reader's loads are in no order.
+    Unfenced,
+    /// The key is not looked for before it shows. (Packets that look for their flow find it at home.)
+    NoSecondLook,
+}
+
+/// A word of memory. Loom goes through the orders of two accesses only where it takes them for dependent,
+/// and forgets a load of one thread when another loads there as well. So each is preceded by one to a
+/// counter, which is dependent on all others, and means nothing else.
+struct Cell(AtomicU64, AtomicU64);
+
+impl Cell {
+    fn new() -> Self {
+        Self(AtomicU64::new(0), AtomicU64::new(0))
+    }
+
+    fn turn(&self) -> &AtomicU64 {
+        self.1.fetch_add(1, Relaxed);
+        &self.0
+    }
+
+    fn load(&self) -> u64 {
+        self.turn().load(Relaxed)
+    }
+
+    fn store(&self, value: u64) {
+        self.turn().store(value, Relaxed);
+    }
+
+    fn swap(&self, value: u64) {
+        self.turn().swap(value, AcqRel);
+        fence(Release);
+    }
+
+    /// What it held.
+    fn compare_exchange(&self, old: u64, new: u64) -> u64 {
+        match self.turn().compare_exchange(old, new, AcqRel, Relaxed) {
+            Ok(held) => {
+                fence(Release);
+                held
+            }
+            Err(held) => held,
+        }
+    }
+
+    fn or(&self, bits: u64) -> u64 {
+        let held = self.turn().fetch_or(bits, AcqRel);
+        fence(Release);
+        held
+    }
+
+    fn and(&self, bits: u64) {
+        self.turn().fetch_and(bits, AcqRel);
+        fence(Release);
+    }
+}
+
+struct Place {
+    address: Cell,
+    tag: Cell,
+    word: Cell,
+    hops: Cell,
+    created: Cell,
+}
+
+struct Table {
+    places: Vec<Place>,
+    broken: Broken,
+}
+
+/// A key: of two with the same ports the addresses differ.
+fn key(address: u64, port: u16) -> FlowKey {
+    FlowKey::new([0, address], port, [1, 0], 80, 6).0
+}
+
+fn address(key: &FlowKey) -> u64 {
+    key.addresses()[1]
+}
+
+impl Table {
+    fn new(records: usize, broken: Broken) -> Self {
+        let place = |_| Place {
+            address: Cell::new(),
+            tag: Cell::new(),
+            word: Cell::new(),
+            hops: Cell::new(),
+            created: Cell::new(),
+        };
+        Self {
+            places: (0..records).map(place).collect(),
+            broken,
+        }
+    }
+
+    fn insert(&self, home: u32, key: &FlowKey, now: u64, cpu: u32) -> Inserted<usize> {
+        table::insert(self, home, key, SYN, now, cpu)
+    }
+
+    /// Enters a flow where nobody can be in the way.
+    fn enter(&self, home: u32, key: &FlowKey, now: u64) -> usize {
+        match self.insert(home, key, now, 0) {
+            Inserted::New(at, _) => at,
+            _ => panic!("no room"),
+        }
+    }
+
+    /// Kills and removes a flow of this CPU; its last word, if it was not changed meanwhile.
+    fn evict(&self, at: usize) -> Option<Word> {
+        let word = self.word(at);
+        self.kill(at, word).then(|| {
+            table::remove(self, at, at as u32);
+            word
+        })
+    }
+
+    fn kill(&self, at: usize, word: Word) -> bool {
+        if self.broken == Broken::Starting {
+            return self.change(at, word, word.dead()) == word;
+        }
+        table::kill(self, at, word)
+    }
+
+    /// A SYN on a closed flow, as the data plane has it: the old life's `created` and last word.
+    fn supersede(&self, at: usize, key: &FlowKey, now: u32) -> Option<(u32, Word)> {
+        let old = self.word(at);
+        if !old.seen().is_closed() {
+            return None;
+        }
+        let generation = old.generation().wrapping_add(1);
+        let new = Word::new(now.into(), generation, SYN.starting());
+        match table::change(self, at, key, old, new) {
+            Some(Ok(())) => {}
+            _ => return None,
+        }
+        let place = &self.places[at];
+        let created = place.created.load() as u32;
+        place.created.store(now.into());
+        place.word.and(u64::from(Word::STARTED) << 32 | 0xffff_ffff);
+        Some((created, old))
+    }
+
+    fn created(&self, at: usize) -> u32 {
+        self.places[at].created.load() as u32
+    }
+
+    /// A packet's stamp.
+    fn touch(&self, at: usize, now: u32) {
+        let stamp = |word| Some(word & !0xffff_ffff | u64::from(now));
+        let _ = self.places[at]
+            .word
+            .turn()
+            .fetch_update(Relaxed, Relaxed, stamp);
+    }
+
+    /// A packet that says something new of its flow; whether that was noted.
+    fn reset(&self, at: usize, key: &FlowKey, now: u64) -> bool {
+        let mut word = self.word(at);
+        let generation = word.generation();
+        for _ in 0..3 {
+            if word.is_dead() {
+                return false;
+            }
+            let seen = Seen(word.seen().0 | RESET.0);
+            match table::change(self, at, key, word, word.with(now, seen)) {
+                Some(Ok(())) => return true,
+                Some(Err(held)) if held.generation() == generation => word = held,
+                _ => return false,
+            }
+        }
+        panic!("too many turns");
+    }
+
+    /// When nobody writes: every record is free or live, no key is there twice, and the bitmaps say
+    /// where the flows are. Returns the words by key.
+    fn at_rest(&self, homes: &[(FlowKey, u32)]) -> Vec<(FlowKey, Word)> {
+        let mut flows = Vec::new();
+        let mut hops = vec![0; self.places.len()];
+        for (index, place) in self.places.iter().enumerate() {
+            let tag = place.tag.load();
+            if tag == 0 {
+                continue;
+            }
+            assert!(tag & BUSY == 0, "record {index} was not let go");
+            let ports = key(0, 0).ports() & 0xff_0000_0000 | tag & 0xffff_ffff;
+            let address = place.address.load();
+            let (key, home) = homes
+                .iter()
+                .find(|(key, _)| key.ports() == ports && self::address(key) == address)
+                .expect("a flow of nobody");
+            hops[*home as usize] |= 1 << (index as u32 - home);
+            let word = Word(place.word.load());
+            assert!(!word.is_dead(), "dead in record {index}");
+            flows.push((*key, word));
+        }
+        for (place, hops) in self.places.iter().zip(hops) {
+            assert_eq!(place.hops.load() as u32, hops, "bitmap");
+        }
+        let keys: HashSet<_> = flows.iter().map(|(key, _)| *key).collect();
+        assert_eq!(keys.len(), flows.len(), "a key twice");
+        flows
+    }
+}
+
+impl Records for Table {
+    type At = usize;
+
+    fn at(&self, index: u32) -> Option<usize> {
+        ((index as usize) < self.places.len()).then_some(index as usize)
+    }
+
+    fn tag(&self, at: usize) -> u64 {
+        self.places[at].tag.load()
+    }
+
+    fn claim(&self, at: usize, tag: u64) -> bool {
+        let place = &self.places[at].tag;
+        if self.broken == Broken::Claim {
+            let free = place.load() == 0;
+            if free {
+                place.swap(tag);
+            }
+            return free;
+        }
+        place.compare_exchange(0, tag) == 0
+    }
+
+    fn set_tag(&self, at: usize, tag: u64) {
+        self.places[at].tag.swap(tag);
+    }
+
+    fn word(&self, at: usize) -> Word {
+        Word(self.places[at].word.load())
+    }
+
+    fn set_word(&self, at: usize, word: Word) {
+        let word = match self.broken {
+            Broken::WordFirst if !word.is_dead() => return,
+            Broken::Generation => Word::new(word.0, 0, word.seen()),
+            _ => word,
+        };
+        self.places[at].word.swap(word.0);
+    }
+
+    fn change(&self, at: usize, old: Word, new: Word) -> Word {
+        let place = &self.places[at].word;
+        if self.broken == Broken::Kill && new.is_dead() {
+            let held = Word(place.load());
+            if held == old {
+                place.swap(new.0);
+            }
+            return held;
+        }
+        Word(place.compare_exchange(old.0, new.0))
+    }
+
+    fn hops(&self, at: usize) -> u32 {
+        match self.broken {
+            Broken::NoSecondLook => 0,
+            _ => self.places[at].hops.load() as u32,
+        }
+    }
+
+    fn announce(&self, at: usize, bits: u32) -> u32 {
+        let place = &self.places[at].hops;
+        let earlier = match self.broken {
+            Broken::Announce => Some(place.load()),
+            _ => None,
+        };
+        let before = place.or(bits.into());
+        earlier.unwrap_or(before) as u32
+    }
+
+    fn renounce(&self, at: usize, bits: u32) {
+        if self.broken == Broken::FreeFirst {
+            for place in &self.places {
+                if place.tag.load() != 0 && Word(place.word.load()).is_dead() {
+                    place.tag.swap(0);
+                }
+            }
+        }
+        self.places[at].hops.and(!u64::from(bits));
+    }
+
+    fn has_addresses(&self, at: usize, key: &FlowKey) -> bool {
+        if self.broken == Broken::Alone && self.tag(at) & BUSY != 0 {
+            return false;
+        }
+        self.places[at].address.load() == address(key)
+    }
+
+    fn fill(&self, at: usize, key: &FlowKey, created: u32) {
+        let place = &self.places[at];
+        if self.broken == Broken::WordFirst {
+            let generation = self.word(at).generation().wrapping_add(1);
+            place
+                .word
+                .swap(Word::new(created.into(), generation, SYN).0);
+        }
+        place.address.store(address(key));
+        place.created.store(created.into());
+    }
+
+    fn repeat(&self, turns: u32, mut turn: impl FnMut(u32) -> bool) {
+        for number in 0..turns {
+            if turn(number) {
+                break;
+            }
+        }
+    }
+}
+
+/// A record as a reader sees it that only maps the table.
+struct Mapped<'a>(&'a Place, Broken);
+
+impl Reads for Mapped<'_> {
+    fn word(&self) -> Word {
+        Word(self.0.word.load())
+    }
+
+    fn tag(&self) -> u64 {
+        self.0.tag.load()
+    }
+
+    fn addresses(&self) -> [u64; 4] {
+        [0, self.0.address.load(), 1, 0]
+    }
+
+    fn created(&self) -> u32 {
+        self.0.created.load() as u32
+    }
+
+    fn fence(&self) {
+        if self.1 != Broken::Unfenced {
+            fence(Acquire);
+        }
+    }
+}
+
+/// Runs a scenario in every way; the error is what it came to, in one of them.
+fn explore(preemptions: Option<usize>, scenario: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.check(scenario);
+}
+
+fn finds(scenario: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(scenario)).is_err()
+}
+
+/// What an insertion came to: the record, and whether it is new.
+fn entered(inserted: &Inserted<usize>) -> Option<(usize, bool)> {
+    match *inserted {
+        Inserted::New(at, index) => {
+            assert_eq!(at as u32, index);
+            Some((at, true))
+        }
+        Inserted::Exists(at) => Some((at, false)),
+        Inserted::Full => None,
+    }
+}
+
+/// Two CPUs enter the same key.
+fn two_insert(broken: Broken) {
+    explore(Some(3), move || {
+        let table = Arc::new(Table::new(3, broken));
+        let wanted = key(1, 1);
+        let other = table.clone();
+        let second = thread::spawn(move || entered(&other.insert(0, &wanted, 2, 1)));
+        let first = entered(&table.insert(0, &wanted, 1, 0)).unwrap();
+        let second = second.join().unwrap().unwrap();
+        assert!(first.1 != second.1, "one is new");
+        assert_eq!(first.0, second.0, "the other gives way to it");
+        assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
+    });
+}
+
+/// Three do.
+fn three_insert(broken: Broken) {
+    explore(Some(1), move || {
+        let table = Arc::new(Table::new(4, broken));
+        let wanted = key(1, 1);
+        let threads = [1, 2].map(|cpu| {
+            let table = table.clone();
+            thread::spawn(move || entered(&table.insert(0, &wanted, 2, cpu)))
+        });
+        let mut results = vec![entered(&table.insert(0, &wanted, 1, 0))];
+        results.extend(threads.map(|thread| thread.join().unwrap()));
+        let new = results.iter().flatten().filter(|(_, new)| *new).count();
+        assert_eq!(new, 1, "one is new");
+        assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
+    });
+}
+
+/// Two CPUs enter the same key while a third frees a record in front.
+fn two_insert_behind_an_eviction(broken: Broken) {
+    explore(Some(2), move || {
+        let table = Arc::new(Table::new(3, broken));
+        let (leaving, wanted) = (key(9, 9), key(1, 1));
+        let at = table.enter(0, &leaving, 1);
+        let threads = [1, 2].map(|cpu| {
+            let table = table.clone();
+            thread::spawn(move || entered(&table.insert(0, &wanted, 2, cpu)))
+        });
+        assert!(table.evict(at).is_some());
+        let results = threads.map(|thread| thread.join().unwrap().unwrap());
+        let new = results.iter().filter(|(_, new)| *new).count();
+        assert_eq!(new, 1, "one is new");
+        assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
+    });
+}
+
+/// A CPU enters the same key as another, after it has freed a record in front.
+fn two_insert_one_in_front(broken: Broken) {
+    explore(Some(3), move || {
+        let table = Arc::new(Table::new(2, broken));
+        let (leaving, wanted) = (key(9, 9), key(1, 1));
+        let at = table.enter(0, &leaving, 1);
+        let other = table.clone();
+        let second = thread::spawn(move || entered(&other.insert(0, &wanted, 2, 1)));
+        assert!(table.evict(at).is_some());
+        let results = [
+            entered(&table.insert(0, &wanted, 2, 0)),
+            second.join().unwrap(),
+        ];
+        let new = results.iter().flatten().filter(|(_, new)| *new).count();
+        assert_eq!(new, 1, "one is new");
+        assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
+    });
+}
+
+/// A packet resets a flow, or stamps it, while its wheel ends it.
+fn eviction_against_a_packet(broken: Broken) {
+    for resets in [false, true] {
+        explore(None, move || {
+            let table = Arc::new(Table::new(1, broken));
+            let flow = key(1, 1);
+            let at = table.enter(0, &flow, 1);
+            let other = table.clone();
+            let packet = thread::spawn(move || match table::find(&*other, 0, &flow) {
+                Some(at) if resets => other.reset(at, &flow, 2),
+                Some(at) => {
+                    other.touch(at, 2);
+                    false
+                }
+                None => false,
+            });
+            let ended = table.evict(at);
+            let noted = packet.join().unwrap();
+            let flows = table.at_rest(&[(flow, 0)]);
+            match ended {
+                // What was noted has been reported.
+                Some(word) => {
+                    assert!(flows.is_empty());
+                    assert_eq!(word.seen() == RESET, noted);
+                }
+                None => {
+                    assert_eq!(flows.len(), 1);
+                    assert_eq!(flows[0].1.stamp(), 2);
+                    assert_eq!(flows[0].1.seen() == RESET, resets);
+                    assert_eq!(noted, resets);
+                }
+            }
+        });
+    }
+}
+
+/// A packet resets a flow whose record is freed meanwhile, and given to another flow with the same ports.
+fn reuse_under_a_packet(broken: Broken) {
+    explore(Some(3), move || {
+        let table = Arc::new(Table::new(1, broken));
+        let (old, new) = (key(1, 1), key(2, 1));
+        let at = table.enter(0, &old, 1);
+        let late = table.clone();
+        let packet = thread::spawn(move || {
+            table::find(&*late, 0, &old).is_some_and(|at| late.reset(at, &old, 1))
+        });
+        let other = table.clone();
+        let insert = thread::spawn(move || entered(&other.insert(0, &new, 1, 1)));
+        let ended = table.evict(at);
+        let noted = packet.join().unwrap();
+        let inserted = insert.join().unwrap();
+        let flows = table.at_rest(&[(old, 0), (new, 0)]);
+        assert_eq!(
+            flows.len(),
+            usize::from(ended.is_none()) + usize::from(inserted.is_some())
+        );
+        for (key, word) in flows {
+            assert_eq!(
+                word.seen(),
+                if key == old && noted { RESET } else { SYN },
+                "a stranger's packet"
+            );
+        }
+    });
+}
+
+/// Two CPUs enter different keys where there is one free record, or two.
+fn different_keys(broken: Broken) {
+    for records in [1, 2] {
+        explore(Some(3), move || {
+            let table = Arc::new(Table::new(records, broken));
+            let (a, b) = (key(1, 1), key(2, 1));
+            let other = table.clone();
+            let second = thread::spawn(move || entered(&other.insert(0, &b, 2, 1)));
+            let results = [entered(&table.insert(0, &a, 1, 0)), second.join().unwrap()];
+            let new = results.iter().flatten().filter(|(_, new)| *new).count();
+            let flows = table.at_rest(&[(a, 0), (b, 0)]);
+            assert_eq!(flows.len(), new);
+            assert_eq!(flows.len(), records);
+        });
+    }
+}
+
+/// A SYN begins a new life while the wheel ends the flow, and its record goes to another flow.
+fn eviction_against_a_new_life(broken: Broken) {
+    explore(Some(2), move || {
+        let table = Arc::new(Table::new(1, broken));
+        let (flow, stranger) = (key(1, 1), key(2, 1));
+        let at = table.enter(0, &flow, 1);
+        assert!(table.reset(at, &flow, 1));
+        let other = table.clone();
+        let packet = thread::spawn(move || {
+            table::find(&*other, 0, &flow).and_then(|at| other.supersede(at, &flow, 2))
+        });
+        let word = table.word(at);
+        let ended = table.kill(at, word).then(|| {
+            let created = table.created(at);
+            table::remove(&*table, at, 0);
+            (created, word)
+        });
+        let inserted = entered(&table.insert(0, &stranger, 3, 0));
+        let superseded = packet.join().unwrap();
+        // Each life ends once, with its own beginning.
+        let mut lives: Vec<_> = superseded.into_iter().chain(ended).collect();
+        lives.sort_unstable_by_key(|(_, word)| word.generation());
+        for (created, word) in &lives {
+            assert_eq!(*created, word.stamp(), "another life's beginning");
+            assert!(!word.seen().is_starting());
+        }
+        lives.dedup_by_key(|(_, word)| word.generation());
+        let lived = 1 + usize::from(superseded.is_some());
+        let flows = table.at_rest(&[(flow, 0), (stranger, 0)]);
+        assert_eq!(flows.len(), 1);
+        let stands = flows[0].0 == flow;
+        assert_eq!(lives.len() + usize::from(stands), lived, "a life twice");
+        assert_eq!(inserted.is_some(), !stands);
+        assert!(!flows[0].1.seen().is_starting());
+        let created = match (stands, superseded) {
+            (false, _) => 3,
+            (true, Some(_)) => 2,
+            (true, None) => 1,
+        };
+        assert_eq!(table.created(at), created);
+    });
+}
+
+/// A reader looks at a record that passes from one flow to another, or whose flow begins a new life.
+fn reading(broken: Broken) {
+    for supersedes in [false, true] {
+        explore(Some(3), move || {
+            let table = Arc::new(Table::new(1, broken));
+            let (old, new) = (key(1, 1), key(2, 1));
+            let at = table.enter(0, &old, 1);
+            if supersedes {
+                assert!(table.reset(at, &old, 1));
+            }
+            let other = table.clone();
+            let writer = thread::spawn(move || {
+                if supersedes {
+                    assert!(other.supersede(at, &old, 2).is_some());
+                } else {
+                    assert!(other.evict(at).is_some());
+                    assert!(entered(&other.insert(0, &new, 2, 1)).is_some());
+                }
+            });
+            let read = table::read(&Mapped(&table.places[0], broken));
+            writer.join().unwrap();
+            let second = if supersedes { (old, 0) } else { (new, 1) };
+            match read {
+                Ok(Some(flow)) => {
+                    let Snapshot {
+                        key,
+                        cpu,
+                        word,
+                        created,
+                    } = flow;
+                    let whole = match created {
+                        1 => (key, cpu) == (old, 0) && word.seen().is_closed() == supersedes,
+                        _ => (key, cpu) == second && word.seen() == SYN,
+                    };
+                    assert!(whole && word.stamp() == created, "torn: {flow:?}");
+                }
+                Ok(None) => assert!(!supersedes, "a flow that stands is missed"),
+                Err(Changed) => {}
+            }
+            assert!(matches!(
+                table::read(&Mapped(&table.places[0], broken)),
+                Ok(Some(flow)) if flow.created == 2
+            ));
+        });
+    }
+}
+
+#[test]
+fn a_new_life_and_its_end_do_not_mix() {
+    eviction_against_a_new_life(Broken::Nothing);
+}
+
+#[test]
+fn a_reader_sees_a_flow_whole() {
+    reading(Broken::Nothing);
+}
+
+#[test]
+fn of_two_that_enter_a_key_one_does() {
+    two_insert(Broken::Nothing);
+}
+
+#[test]
+fn of_three_that_enter_a_key_one_does() {
+    three_insert(Broken::Nothing);
+}
+
+#[test]
+fn a_record_freed_in_front_brings_no_duplicate() {
+    two_insert_behind_an_eviction(Broken::Nothing);
+}
+
+#[test]
+fn no_two_give_way_to_one_another() {
+    two_insert_one_in_front(Broken::Nothing);
+}
+
+#[test]
+fn a_flow_lives_with_its_packet_or_ends_without() {
+    eviction_against_a_packet(Broken::Nothing);
+}
+
+#[test]
+fn a_late_packet_changes_no_stranger() {
+    reuse_under_a_packet(Broken::Nothing);
+}
+
+#[test]
+fn a_record_has_one_flow() {
+    different_keys(Broken::Nothing);
+}
+
+#[test]
+fn a_claim_without_a_swap_is_found() {
+    assert!(finds(|| two_insert(Broken::Claim)));
+    assert!(finds(|| different_keys(Broken::Claim)));
+}
+
+#[test]
+fn a_look_before_the_announcement_alone_is_found() {
+    assert!(finds(|| two_insert(Broken::Announce)));
+    assert!(finds(|| two_insert_behind_an_eviction(Broken::Announce)));
+}
+
+#[test]
+fn other_defects_are_found() {
+    type Scenario = fn(Broken);
+    let defects: [(Broken, Scenario); 10] = [
+        (Broken::NoSecondLook, two_insert_one_in_front),
+        (Broken::Alone, two_insert),
+        (Broken::FreeFirst, reuse_under_a_packet),
+        (Broken::Kill, eviction_against_a_packet),
+        (Broken::Generation, reuse_under_a_packet),
+        (Broken::Generation, reading),
+        (Broken::WordFirst, reuse_under_a_packet),
+        (Broken::Starting, eviction_against_a_new_life),
+        (Broken::Unfenced, reading),
+        (Broken::Claim, two_insert_behind_an_eviction),
+    ];
+    for (broken, scenario) in defects {
+        assert!(finds(|| scenario(broken)), "{broken:?}");
+    }
+}
