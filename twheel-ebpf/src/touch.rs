@@ -79,6 +79,8 @@ fn change(flow: At, segment: &Segment, now: u64) {
                 }
                 return;
             }
+            // Whoever begins the last life still has to note when.
+            Change::NewGeneration(_) if word.seen().is_starting() => break,
             Change::Ended => break,
             Change::Add(seen) => word.with(now, seen),
             Change::NewGeneration(seen) => {
