@@ -19,7 +19,7 @@ use twheel_common::{
     counter::{Counter, Counters},
     event::Event,
     step::Outcome,
-    wheel::NEVER,
+    wheel::{NEVER, Scheme},
 };
 
 /// XDP_PASS and TC_ACT_UNSPEC.
@@ -50,6 +50,10 @@ pub struct Setup {
     pub ring_bytes: u32,
     /// Virtual time at the beginning.
     pub start: u64,
+    /// How the wheel turns.
+    pub scheme: Scheme,
+    /// Slots of its level.
+    pub slots: Option<u32>,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
 }
@@ -63,6 +67,8 @@ impl Default for Setup {
             max_flows: 4096,
             ring_bytes: 1 << 20,
             start: 1_000_000,
+            scheme: Scheme::Hierarchical,
+            slots: None,
             log_level: 0,
         }
     }
@@ -78,6 +84,9 @@ impl Setup {
             timeout: Duration::from_millis(self.timeout),
             close_timeout: Some(Duration::from_millis(self.close)),
             max_flows: self.max_flows,
+            scheme: self.scheme,
+            slots: self.slots,
+            levels: None,
         }
         .config(clock)
         .unwrap();

@@ -14,6 +14,7 @@ use twheel_common::{
     flow::{Direction, Seen, State},
     packet::{Skip, parse},
     step::{Deleted, Outcome},
+    wheel::Scheme,
 };
 use twheel_tests::plane::{ACK, FIN, Plane, RST, SYN, Setup, frame};
 
@@ -174,13 +175,23 @@ fn a_stray_syn_does_not_end_a_live_flow() {
 
 #[test]
 fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
-    for (tick, timeout, close, start) in [
-        (100, 60_000, 10_000, 1_000_000),
+    use Scheme::*;
+    for (scheme, slots, tick, timeout, close, start) in [
+        (Hierarchical, None, 100, 60_000, 10_000, 1_000_000),
         // Stamps wrap in here, and ticks too.
-        (1, 700, 50, (1 << 32) - 200_000),
-        (1_000, 86_400_000, 10_000, 0),
+        (Hierarchical, None, 1, 700, 50, (1 << 32) - 200_000),
+        (Hierarchical, None, 1_000, 86_400_000, 10_000, 0),
+        (Hierarchical, Some(4), 1, 700, 700, (1 << 32) - 200_000),
+        (Hashed, None, 100, 60_000, 10_000, 1_000_000),
+        // Dozens of rounds.
+        (Hashed, Some(8), 1, 700, 500, (1 << 32) - 200_000),
+        (Hashed, Some(256), 1_000, 86_400_000, 600_000, 0),
+        (Simple, None, 100, 60_000, 10_000, 1_000_000),
+        (Simple, None, 1, 700, 700, (1 << 32) - 200_000),
     ] {
         let setup = Setup {
+            scheme,
+            slots,
             tick,
             timeout,
             close,
@@ -239,8 +250,14 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                 })
                 .collect();
             let now = plane.now();
-            assert!(fired.is_superset(&must), "{tick} {now}: {must:?} {fired:?}");
-            assert!(fired.is_subset(&may), "{tick} {now}: {may:?} {fired:?}");
+            assert!(
+                fired.is_superset(&must),
+                "{scheme:?} {tick} {now}: {must:?} {fired:?}"
+            );
+            assert!(
+                fired.is_subset(&may),
+                "{scheme:?} {tick} {now}: {may:?} {fired:?}"
+            );
             oracle.retain(|client, _| !fired.contains(&port(*client)));
             ends += fired.len();
             assert_eq!(plane.counters().live(), oracle.len() as u64);

@@ -38,12 +38,12 @@ pub struct Meta {
     pub tick: u32,
     /// Nanoseconds in a clock unit.
     pub unit_ns: u32,
-    /// Levels of the wheel.
-    pub levels: u32,
-    /// log2 of the slots of a level.
-    pub bits: u32,
+    /// Shape of the wheels.
+    pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,
 }

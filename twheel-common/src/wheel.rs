@@ -1,6 +1,7 @@
-//! The hierarchical timing wheel: arithmetic and occupancy, without the lists.
+//! The timing wheel: arithmetic and occupancy, without the lists.
 //!
-//! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*, scheme 7. A wheel has `levels` levels
+//! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*, scheme 7; schemes 4 and 6 are the same with one
+//! level ([`Scheme`]). A wheel has `levels` levels
 //! of `2^bits` slots. A slot of level `k` spans `2^(k·bits)` ticks. With the default geometry of 3
 //! levels of 1,024 slots and a tick of 100 ms:
 //!
@@ -46,6 +47,40 @@ pub const MIN_BITS: u32 = 1;
 /// The tick of a slot that does not exist.
 pub const NEVER: u64 = u64::MAX;
 
+/// The paper's schemes that a [`Wheel`] can turn by. They differ in the levels they have, and in what
+/// becomes of a timer that is due beyond the wheel's range.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scheme {
+    /// Scheme 4: one level, and no timer is due beyond its range.
+    Simple = 4,
+    /// Scheme 6: one level; a timer that is due beyond its range stands in the slot of its deadline, and
+    /// is put back there in each round before its own.
+    Hashed = 6,
+    /// Scheme 7: several levels; a timer that is due beyond their range stands in the farthest slot, and is
+    /// put back from there.
+    #[default]
+    Hierarchical = 7,
+}
+
+impl Scheme {
+    /// Stable name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simple => "simple",
+            Self::Hashed => "hashed",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+
+    /// From [`Geometry::scheme`]; `None` for what nobody writes.
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        [Self::Simple, Self::Hashed, Self::Hierarchical]
+            .into_iter()
+            .find(|scheme| *scheme as u32 == raw)
+    }
+}
+
 /// Shape of a wheel: `levels` (1 to [`MAX_LEVELS`]) of `2^bits` slots ([`MIN_BITS`] to [`MAX_BITS`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +89,41 @@ pub struct Geometry {
     pub levels: u32,
     /// log2 of the slots of a level.
     pub bits: u32,
+    /// [`Scheme`].
+    pub scheme: u32,
 }
 
 impl Default for Geometry {
     fn default() -> Self {
+        Self::hierarchical(3, 10)
+    }
+}
+
+impl Geometry {
+    /// Of scheme 7.
+    pub const fn hierarchical(levels: u32, bits: u32) -> Self {
         Self {
-            levels: 3,
-            bits: 10,
+            levels,
+            bits,
+            scheme: Scheme::Hierarchical as u32,
+        }
+    }
+
+    /// Of scheme 6.
+    pub const fn hashed(bits: u32) -> Self {
+        Self {
+            levels: 1,
+            bits,
+            scheme: Scheme::Hashed as u32,
+        }
+    }
+
+    /// Of scheme 4.
+    pub const fn simple(bits: u32) -> Self {
+        Self {
+            levels: 1,
+            bits,
+            scheme: Scheme::Simple as u32,
         }
     }
 }
@@ -211,12 +274,20 @@ impl Default for Wheel {
 }
 
 impl Wheel {
-    /// The slot of a timer due at tick `when`. A deadline already past has the next tick; one beyond
-    /// the range has the farthest slot.
+    /// The slot of a timer due at tick `when`. A deadline already past has the next tick; for one beyond
+    /// the range see [`Scheme`].
     #[inline(always)]
     pub fn slot(&self, geometry: Geometry, when: u64) -> Slot {
         let soonest = self.elapsed + 1;
         let farthest = self.elapsed + geometry.range();
+        if geometry.scheme == Scheme::Hashed as u32 && when > farthest {
+            // The first turn of its slot: 1 to a whole turn ahead.
+            let ahead = (when - soonest & geometry.mask()) + 1;
+            return Slot {
+                index: (when & geometry.mask()) as u32,
+                starts: self.elapsed + ahead,
+            };
+        }
         let when = if when < soonest {
             soonest
         } else if when > farthest {

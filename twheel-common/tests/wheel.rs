@@ -13,11 +13,11 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(levels: u32, bits: u32, start: u64) -> Self {
+    fn new(geometry: Geometry, start: u64) -> Self {
         let mut wheel = Wheel::default();
         wheel.advance(start);
         Self {
-            geometry: Geometry { levels, bits },
+            geometry,
             wheel,
             slots: HashMap::new(),
         }
@@ -64,24 +64,30 @@ impl Random {
     }
 }
 
-const GEOMETRIES: [(u32, u32); 8] = [
-    (1, 1),
-    (1, 4),
-    (1, 12),
-    (2, 2),
-    (3, 2),
-    (4, 3),
-    (3, 10),
-    (4, 12),
+const GEOMETRIES: [Geometry; 12] = [
+    Geometry::hierarchical(1, 1),
+    Geometry::hierarchical(1, 4),
+    Geometry::hierarchical(1, 12),
+    Geometry::hierarchical(2, 2),
+    Geometry::hierarchical(3, 2),
+    Geometry::hierarchical(4, 3),
+    Geometry::hierarchical(3, 10),
+    Geometry::hierarchical(4, 12),
+    Geometry::hashed(3),
+    Geometry::hashed(4),
+    Geometry::hashed(12),
+    // The reach of the tests is 2^14: what lies beyond a simple wheel's range is kept as well.
+    Geometry::simple(12),
 ];
 
 #[test]
 fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
-    for (levels, bits) in GEOMETRIES {
+    for geometry in GEOMETRIES {
+        let Geometry { levels, bits, .. } = geometry;
         // The tick at which 32 bits wrap lies in the way.
         for start in [0, 7, (1 << 32) - 500] {
             let mut random = Random(0x9e37_79b9 + u64::from(levels * 100 + bits));
-            let mut lists = Lists::new(levels, bits, start);
+            let mut lists = Lists::new(geometry, start);
             let mut oracle: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
             let (mut now, mut id) = (start, 0);
             for _ in 0..4_000 {
@@ -106,7 +112,7 @@ fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
                 assert!(fired.is_sorted_by_key(|(_, when)| *when), "out of order");
                 fired.sort_unstable();
                 expected.sort_unstable();
-                assert_eq!(fired, expected, "levels {levels}, bits {bits}, tick {now}");
+                assert_eq!(fired, expected, "{geometry:?}, tick {now}");
             }
         }
     }
@@ -114,7 +120,8 @@ fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
 
 #[test]
 fn every_slot_edge_of_every_level() {
-    for (levels, bits) in GEOMETRIES {
+    for geometry in GEOMETRIES {
+        let Geometry { levels, bits, .. } = geometry;
         for level in 0..levels {
             let span = 1u64 << (level * bits);
             for start in [0, span - 1, span, span + 1, 5 * span - 1] {
@@ -126,14 +133,14 @@ fn every_slot_edge_of_every_level() {
                     (span << bits) - 1,
                     span << bits,
                 ] {
-                    let mut lists = Lists::new(levels, bits, start);
+                    let mut lists = Lists::new(geometry, start);
                     let due = when.max(start + 1);
                     lists.start(1, due);
                     let mut fired = Vec::new();
                     lists.step(due - 1, &mut fired);
-                    assert_eq!(fired, [], "early: {levels}x{bits} {start} {when}");
+                    assert_eq!(fired, [], "early: {geometry:?} {start} {when}");
                     lists.step(due, &mut fired);
-                    assert_eq!(fired, [(1, due)], "{levels}x{bits} {start} {when}");
+                    assert_eq!(fired, [(1, due)], "{geometry:?} {start} {when}");
                 }
             }
         }
@@ -142,7 +149,7 @@ fn every_slot_edge_of_every_level() {
 
 #[test]
 fn a_deadline_already_past_has_the_next_tick() {
-    let mut lists = Lists::new(3, 10, 1_000);
+    let mut lists = Lists::new(Geometry::hierarchical(3, 10), 1_000);
     for when in [0, 999, 1_000] {
         assert_eq!(lists.wheel.slot(lists.geometry, when).starts, 1_001);
     }
@@ -154,20 +161,42 @@ fn a_deadline_already_past_has_the_next_tick() {
 
 #[test]
 fn a_deadline_beyond_the_range_goes_round_and_is_kept() {
-    let mut lists = Lists::new(2, 2, 3);
-    lists.start(1, 1_000);
-    let mut fired = Vec::new();
-    for tick in 4..1_000 {
-        lists.step(tick, &mut fired);
+    for geometry in [Geometry::hierarchical(2, 2), Geometry::hashed(2)] {
+        let mut lists = Lists::new(geometry, 3);
+        lists.start(1, 1_000);
+        let mut fired = Vec::new();
+        for tick in 4..1_000 {
+            lists.step(tick, &mut fired);
+        }
+        assert_eq!(fired, []);
+        lists.step(1_000, &mut fired);
+        assert_eq!(fired, [(1, 1_000)]);
     }
-    assert_eq!(fired, []);
-    lists.step(1_000, &mut fired);
-    assert_eq!(fired, [(1, 1_000)]);
+}
+
+#[test]
+fn a_hashed_wheel_visits_a_timer_once_a_round_in_the_slot_of_its_deadline() {
+    for when in [16, 17, 31, 32, 33, 1_000] {
+        let mut lists = Lists::new(Geometry::hashed(4), 0);
+        lists.start(1, when);
+        let mut fired = Vec::new();
+        let mut visits = 0;
+        for tick in 1..=when {
+            let visited = lists.step(tick, &mut fired);
+            assert!(
+                visited == 0 || tick % 16 == when % 16,
+                "{when}: visited at {tick}"
+            );
+            visits += visited;
+        }
+        assert_eq!(fired, [(1, when)]);
+        assert_eq!(visits as u64, when.div_ceil(16), "{when}");
+    }
 }
 
 #[test]
 fn a_stall_is_caught_up_in_one_turn() {
-    let mut lists = Lists::new(3, 10, 0);
+    let mut lists = Lists::new(Geometry::hierarchical(3, 10), 0);
     lists.start(1, 10);
     lists.start(2, 1 << 29);
     let mut fired = Vec::new();
@@ -179,7 +208,7 @@ fn a_stall_is_caught_up_in_one_turn() {
 
 #[test]
 fn first_sees_all_levels() {
-    let mut lists = Lists::new(3, 10, 0);
+    let mut lists = Lists::new(Geometry::hierarchical(3, 10), 0);
     let when = (5 << 20) + 1;
     lists.start(1, when);
     let slot = lists.wheel.first(lists.geometry).unwrap();
@@ -190,10 +219,7 @@ fn first_sees_all_levels() {
 
 #[test]
 fn the_largest_geometry_fits() {
-    let geometry = Geometry {
-        levels: MAX_LEVELS as u32,
-        bits: MAX_BITS,
-    };
+    let geometry = Geometry::hierarchical(MAX_LEVELS as u32, MAX_BITS);
     let wheel = Wheel::default();
     let slot = wheel.slot(geometry, u64::MAX);
     assert!(slot.index < geometry.slots());

@@ -23,10 +23,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
         close: 2_500,
     },
     tick: 25,
-    geometry: Geometry {
-        levels: 3,
-        bits: 10,
-    },
+    geometry: Geometry::hierarchical(3, 10),
     clock: CLOCK_JIFFIES,
     max_flows: 131_072,
 });

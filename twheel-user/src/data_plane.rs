@@ -1,6 +1,6 @@
 //! The eBPF object, loaded: maps, programs, and what userspace does with them.
 
-use std::{collections::HashMap, io, os::fd::AsFd};
+use std::{collections::HashMap, io, os::fd::AsFd, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use aya::{
@@ -16,7 +16,7 @@ use twheel_common::{
     event::Event,
     step::{Delete, MAX_DELETES, Step},
     table::Hash,
-    wheel::Geometry,
+    wheel::{Geometry, Scheme},
 };
 
 use crate::{
@@ -66,14 +66,13 @@ impl DataPlane {
     /// [`Kind::Pins`] if the pinned maps were made for something else; the verifier's log is in the
     /// chain where it refuses a program.
     pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
-        let Geometry { levels, bits } = load.config.geometry;
         let wanted = Meta {
             layout: LAYOUT,
             tick: load.config.tick,
             unit_ns: load.clock.unit().subsec_nanos(),
-            levels,
-            bits,
+            geometry: load.config.geometry,
             max_flows: load.config.max_flows,
+            reserved: 0,
             hash: Hash::new(random_keys()?, load.config.max_flows),
         };
         let (wanted, adopted) = match adoptable(instance, &wanted)? {
@@ -337,19 +336,28 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
         ..wanted.hash
     };
     if meta != (Meta { hash, ..*wanted }) {
-        let tick = |meta: &Meta| {
-            std::time::Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns))
+        let options = |meta: &Meta| {
+            let tick = Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns));
+            let Geometry {
+                levels,
+                bits,
+                scheme,
+            } = meta.geometry;
+            let scheme = Scheme::from_raw(scheme).map_or("unknown", Scheme::name);
+            format!(
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}",
+                meta.max_flows,
+                humantime::format_duration(tick),
+                1u64 << bits,
+            )
         };
         return Err(Failure::new(
             Kind::Pins,
             format!(
-                "the pins at {} were made with --max-flows {} --tick {}, not --max-flows {} --tick \
-                 {}: run with those, or run `twheel detach` first",
+                "the pins at {} were made with {}, not {}: run with those, or run `twheel detach` first",
                 instance.path().display(),
-                meta.max_flows,
-                humantime::format_duration(tick(&meta)),
-                wanted.max_flows,
-                humantime::format_duration(tick(wanted)),
+                options(&meta),
+                options(wanted),
             ),
         )
         .into());

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use humantime::format_duration;
-use twheel_common::{config::Config, flow::Timeouts, wheel::Geometry};
+use twheel_common::{
+    config::Config,
+    flow::Timeouts,
+    wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
+};
 
 use crate::{
     clock::Clock,
@@ -30,6 +34,12 @@ pub struct Wanted {
     pub close_timeout: Option<Duration>,
     /// Capacity of the table.
     pub max_flows: u32,
+    /// How the wheels turn.
+    pub scheme: Scheme,
+    /// Slots of a level, rounded up to a power of two; `None`: what suits the scheme.
+    pub slots: Option<u32>,
+    /// Levels; `None`: what suits the scheme.
+    pub levels: Option<u32>,
 }
 
 /// conntrack's `nf_conntrack_tcp_timeout_close`.
@@ -47,6 +57,7 @@ impl Wanted {
             timeout,
             close_timeout,
             max_flows,
+            ..
         } = *self;
         if !(1..=MAX_FLOWS).contains(&max_flows) {
             return usage(format!("--max-flows {max_flows}: give 1 to {MAX_FLOWS}"));
@@ -72,15 +83,73 @@ impl Wanted {
             }
             Ok(units as u32)
         };
+        let timeouts = Timeouts {
+            idle: units("--timeout", timeout)?,
+            close: units("--close-timeout", close_timeout)?,
+        };
+        let tick = clock.units_ceil(tick) as u32;
+        let longest = timeouts.idle.max(timeouts.close);
         Ok(Config {
-            timeouts: Timeouts {
-                idle: units("--timeout", timeout)?,
-                close: units("--close-timeout", close_timeout)?,
-            },
-            tick: clock.units_ceil(tick) as u32,
-            geometry: Geometry::default(),
+            timeouts,
+            tick,
+            // A deadline may lie anywhere within a tick: one more than the timeout.
+            geometry: self.geometry(clock, tick, u64::from(longest.div_ceil(tick)) + 1)?,
             clock: clock.source,
             max_flows,
+        })
+    }
+}
+
+impl Wanted {
+    /// The shape of a wheel that must tell timers apart that are due up to so many ticks ahead.
+    fn geometry(&self, clock: Clock, tick: u32, reach: u64) -> Result<Geometry> {
+        const SLOTS: std::ops::RangeInclusive<u32> = 1 << MIN_BITS..=1 << MAX_BITS;
+        if let Some(slots) = self.slots
+            && !SLOTS.contains(&slots)
+        {
+            return usage(format!(
+                "--slots {slots}: give {} to {}",
+                SLOTS.start(),
+                SLOTS.end()
+            ));
+        }
+        let levels = match self.scheme {
+            Scheme::Simple | Scheme::Hashed => 1..=1,
+            Scheme::Hierarchical => 1..=MAX_LEVELS as u32,
+        };
+        if let Some(given) = self.levels
+            && !levels.contains(&given)
+        {
+            return usage(format!(
+                "--levels {given}: a {} wheel has {} to {}",
+                self.scheme.name(),
+                levels.start(),
+                levels.end()
+            ));
+        }
+        let bits = |slots: u32| slots.next_power_of_two().ilog2();
+        Ok(match self.scheme {
+            Scheme::Hierarchical => {
+                Geometry::hierarchical(self.levels.unwrap_or(3), bits(self.slots.unwrap_or(1024)))
+            }
+            Scheme::Hashed => Geometry::hashed(bits(self.slots.unwrap_or(1024))),
+            Scheme::Simple => {
+                // The slot that the hand is on is none to stand in.
+                let least = reach.saturating_add(1).min(u64::from(*SLOTS.end())) as u32;
+                let geometry = Geometry::simple(bits(self.slots.unwrap_or(least.max(1024))));
+                if geometry.range() < reach {
+                    let range = (geometry.range() - 1) * u64::from(tick);
+                    return usage(format!(
+                        "--scheme simple: {} slots of {} reach {} ahead, which must be as long as every \
+                         timeout: give a longer --tick, more --slots (up to {}), or another --scheme",
+                        geometry.slots(),
+                        format_duration(clock.duration(tick.into())),
+                        format_duration(clock.duration(range)),
+                        SLOTS.end(),
+                    ));
+                }
+                geometry
+            }
         })
     }
 }
@@ -100,6 +169,9 @@ mod tests {
             timeout: Duration::from_secs(60),
             close_timeout: None,
             max_flows: 1,
+            scheme: Scheme::Hierarchical,
+            slots: None,
+            levels: None,
         }
     }
 
@@ -126,6 +198,46 @@ mod tests {
         .config(Clock::virtual_ms())
         .unwrap();
         assert_eq!(config.timeouts.close, 2_000);
+    }
+
+    #[test]
+    fn each_scheme_has_a_geometry() {
+        let geometry = |wanted: Wanted| wanted.config(Clock::virtual_ms()).unwrap().geometry;
+        assert_eq!(geometry(wanted()), Geometry::hierarchical(3, 10));
+        let hashed = Wanted {
+            scheme: Scheme::Hashed,
+            slots: Some(500),
+            ..wanted()
+        };
+        assert_eq!(geometry(hashed), Geometry::hashed(9));
+        // 60 s are 600 ticks; where they end in the middle of one, 601.
+        let simple = Wanted {
+            scheme: Scheme::Simple,
+            slots: Some(601),
+            ..wanted()
+        };
+        assert_eq!(geometry(simple), Geometry::simple(10));
+        let longer = Wanted {
+            timeout: Duration::from_secs(300),
+            slots: None,
+            ..simple
+        };
+        assert_eq!(geometry(longer), Geometry::simple(12));
+    }
+
+    #[test]
+    fn a_simple_wheel_says_how_far_it_reaches() {
+        let simple = |timeout_ms| Wanted {
+            scheme: Scheme::Simple,
+            slots: Some(512),
+            timeout: Duration::from_millis(timeout_ms),
+            ..wanted()
+        };
+        // 511 slots ahead, of which a deadline in the middle of a tick needs one more than its timeout.
+        assert!(simple(51_000).config(Clock::virtual_ms()).is_ok());
+        let error = simple(51_001).config(Clock::virtual_ms()).unwrap_err();
+        assert!(error.to_string().contains("reach 51s ahead"), "{error}");
+        assert_eq!(exit_code(&error), Kind::Usage as u8);
     }
 
     #[test]
@@ -179,6 +291,42 @@ mod tests {
                 "--timeout",
                 Wanted {
                     timeout: Duration::MAX,
+                    ..wanted()
+                },
+            ),
+            (
+                "--slots 0:",
+                Wanted {
+                    slots: Some(0),
+                    ..wanted()
+                },
+            ),
+            (
+                "--slots 8192:",
+                Wanted {
+                    slots: Some(8192),
+                    ..wanted()
+                },
+            ),
+            (
+                "--levels 0:",
+                Wanted {
+                    levels: Some(0),
+                    ..wanted()
+                },
+            ),
+            (
+                "--levels 5:",
+                Wanted {
+                    levels: Some(5),
+                    ..wanted()
+                },
+            ),
+            (
+                "--levels 2: a hashed wheel",
+                Wanted {
+                    levels: Some(2),
+                    scheme: Scheme::Hashed,
                     ..wanted()
                 },
             ),

@@ -22,6 +22,7 @@ use twheel_common::{
     flow::{Direction, FlowKey},
     step::{Deleted, MAX_DELETES},
     table::Hash,
+    wheel::Scheme,
 };
 
 /// The CPU that everything is measured on.
@@ -273,6 +274,9 @@ pub fn config(
         timeout,
         close_timeout,
         max_flows,
+        scheme: Scheme::Hierarchical,
+        slots: None,
+        levels: None,
     }
     .config(clock)
 }

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::{
     io::unix::AsyncFd,
     signal::unix::{Signal, SignalKind, signal},
@@ -20,6 +20,7 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::State,
+    wheel,
 };
 
 use crate::{
@@ -62,6 +63,16 @@ pub struct Run {
     /// Flows tracked at once, at most
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     max_flows: u32,
+    /// How the wheels turn
+    #[arg(long, value_enum, default_value = "hierarchical")]
+    scheme: Scheme,
+    /// Slots of a wheel's level, rounded up to a power of two [default: 1024; for a simple wheel as many
+    /// as the timeouts need]
+    #[arg(long, value_name = "N")]
+    slots: Option<u32>,
+    /// Levels of a hierarchical wheel [default: 3]
+    #[arg(long, value_name = "N")]
+    levels: Option<u32>,
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
@@ -71,6 +82,27 @@ pub struct Run {
     /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     log_level: log::LevelFilter,
+}
+
+/// [`wheel::Scheme`](twheel_common::wheel::Scheme), as an argument.
+#[derive(Clone, Copy, ValueEnum)]
+enum Scheme {
+    /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
+    Simple,
+    /// One level; who is due later goes round several times (scheme 6)
+    Hashed,
+    /// Several levels, each slot of one as long as the level below (scheme 7)
+    Hierarchical,
+}
+
+impl From<Scheme> for wheel::Scheme {
+    fn from(scheme: Scheme) -> Self {
+        match scheme {
+            Scheme::Simple => Self::Simple,
+            Scheme::Hashed => Self::Hashed,
+            Scheme::Hierarchical => Self::Hierarchical,
+        }
+    }
 }
 
 /// Batches of events on their way to the output.
@@ -96,6 +128,9 @@ impl Run {
             timeout: self.timeout,
             close_timeout: self.close_timeout,
             max_flows: self.max_flows,
+            scheme: self.scheme.into(),
+            slots: self.slots,
+            levels: self.levels,
         };
         let config = wanted.config(clock)?;
         host::check()?;
