@@ -312,6 +312,21 @@ impl Wheel {
         }
     }
 
+    /// The slot of a timer that has just been handed out and is now due at tick `when`. As
+    /// [`slot`](Self::slot), but in a hashed wheel a timer that has whole rounds left stays where it is.
+    /// (Were it put into the slot of a deadline that its packets move, it could be met every tick.)
+    #[inline(always)]
+    pub fn again(&self, geometry: Geometry, when: u64) -> Slot {
+        let round = geometry.mask() + 1;
+        if geometry.scheme == Scheme::Hashed as u32 && when >= self.elapsed + round {
+            return Slot {
+                index: (self.elapsed & geometry.mask()) as u32,
+                starts: self.elapsed + round,
+            };
+        }
+        self.slot(geometry, when)
+    }
+
     /// Notes that a slot holds timers.
     #[inline(always)]
     pub fn occupy(&mut self, geometry: Geometry, index: u32) {

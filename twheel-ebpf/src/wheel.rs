@@ -72,18 +72,12 @@ fn pending() -> u32 {
     CONFIG.load().geometry.slots()
 }
 
-/// The slot of a flow that is due at `due` (units).
-#[inline(always)]
-fn slot(wheel: &Wheel, due: u64) -> Slot {
-    let config = CONFIG.load();
-    wheel.slot(config.geometry, config.tick_from(due))
-}
-
 /// Puts a flow that has just entered the table on this CPU's wheel.
 #[inline(always)]
 pub fn start(flow: At, index: u32, due: u64) {
     let Some(wheel) = this_cpu() else { return };
-    let slot = slot(wheel, due);
+    let config = CONFIG.load();
+    let slot = wheel.slot(config.geometry, config.tick_from(due));
     push(wheel, flow, index, slot);
     wake_for(wheel, slot);
 }
@@ -331,7 +325,8 @@ fn rearm(wheel: &mut Wheel, flow: At, index: u32, now: u64, due: u64, for_room: 
         flow.set_created((now as u32).wrapping_sub(MAX_AGE));
     }
     unlink(wheel, flow);
-    let slot = slot(wheel, due);
+    let config = CONFIG.load();
+    let slot = wheel.again(config.geometry, config.tick_from(due));
     push(wheel, flow, index, slot);
     if for_room {
         // The stepper may sleep past the new slot: timeouts may have become shorter.

@@ -20,5 +20,6 @@ pub mod flows;
 pub mod host;
 pub mod output;
 pub mod pins;
+pub mod plan;
 pub mod settings;
 pub mod stepper;

@@ -42,6 +42,21 @@ pub struct Wanted {
     pub levels: Option<u32>,
 }
 
+impl Default for Wanted {
+    /// What `twheel run` does when nothing else is asked for.
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_millis(100),
+            timeout: Duration::from_secs(60),
+            close_timeout: None,
+            max_flows: 131_072,
+            scheme: Scheme::Hierarchical,
+            slots: None,
+            levels: None,
+        }
+    }
+}
+
 /// conntrack's `nf_conntrack_tcp_timeout_close`.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -165,13 +180,8 @@ mod tests {
 
     fn wanted() -> Wanted {
         Wanted {
-            tick: Duration::from_millis(100),
-            timeout: Duration::from_secs(60),
-            close_timeout: None,
             max_flows: 1,
-            scheme: Scheme::Hierarchical,
-            slots: None,
-            levels: None,
+            ..Wanted::default()
         }
     }
 

@@ -1,10 +1,12 @@
 //! The commands: a file each.
 
 mod detach;
+mod plan;
 mod run;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use twheel_common::wheel;
 
 /// Watches the TCP flows of network interfaces from inside the kernel and says when one has expired.
 #[derive(Parser)]
@@ -18,6 +20,7 @@ pub struct Cli {
 enum Command {
     Run(run::Run),
     Detach(detach::Detach),
+    Plan(plan::Plan),
 }
 
 const EXIT_CODES: &str = "\
@@ -30,6 +33,28 @@ impl Cli {
         match self.command {
             Command::Run(run) => run.execute(),
             Command::Detach(detach) => detach.execute(),
+            Command::Plan(plan) => plan.execute(),
+        }
+    }
+}
+
+/// [`wheel::Scheme`](twheel_common::wheel::Scheme), as an argument.
+#[derive(Clone, Copy, ValueEnum)]
+enum Scheme {
+    /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
+    Simple,
+    /// One level; who is due later goes round several times (scheme 6)
+    Hashed,
+    /// Several levels, each slot of one as long as the level below (scheme 7)
+    Hierarchical,
+}
+
+impl From<Scheme> for wheel::Scheme {
+    fn from(scheme: Scheme) -> Self {
+        match scheme {
+            Scheme::Simple => Self::Simple,
+            Scheme::Hashed => Self::Hashed,
+            Scheme::Hierarchical => Self::Hierarchical,
         }
     }
 }

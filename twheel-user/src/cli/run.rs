@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::{
     io::unix::AsyncFd,
     signal::unix::{Signal, SignalKind, signal},
@@ -20,9 +20,9 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::State,
-    wheel,
 };
 
+use super::Scheme;
 use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
@@ -82,27 +82,6 @@ pub struct Run {
     /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     log_level: log::LevelFilter,
-}
-
-/// [`wheel::Scheme`](twheel_common::wheel::Scheme), as an argument.
-#[derive(Clone, Copy, ValueEnum)]
-enum Scheme {
-    /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
-    Simple,
-    /// One level; who is due later goes round several times (scheme 6)
-    Hashed,
-    /// Several levels, each slot of one as long as the level below (scheme 7)
-    Hierarchical,
-}
-
-impl From<Scheme> for wheel::Scheme {
-    fn from(scheme: Scheme) -> Self {
-        match scheme {
-            Scheme::Simple => Self::Simple,
-            Scheme::Hashed => Self::Hashed,
-            Scheme::Hierarchical => Self::Hierarchical,
-        }
-    }
 }
 
 /// Batches of events on their way to the output.

@@ -1,0 +1,204 @@
+//! `twheel plan`
+
+use std::{io::Write, time::Duration};
+
+use anyhow::{Context, Result};
+use aya::util::nr_cpus;
+use clap::Args;
+use humantime::format_duration;
+use serde_json::json;
+use twheel_common::wheel::Scheme;
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+    host,
+    plan::{Costs, Demand, Plan as Prediction, calibrate},
+    settings::Wanted,
+};
+
+/// Say which wheel suits a number of flows and a timeout, and what it will cost
+///
+/// The cost model is that of Varghese and Lauck: visits a second times what a visit costs.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel plan --flows 1000000 --timeout 60s --tick 100ms
+  sudo twheel plan --flows 1000000 --timeout 60s --tick 10ms --calibrate
+  twheel plan --flows 5000000 --timeout 1h --tick 1s --memory 1GiB")]
+pub struct Plan {
+    /// Flows tracked at once
+    #[arg(long, value_name = "N")]
+    flows: u32,
+    /// As of `twheel run`
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+    timeout: Duration,
+    /// As of `twheel run`
+    #[arg(long, value_parser = humantime::parse_duration)]
+    close_timeout: Option<Duration>,
+    /// As of `twheel run`
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    tick: Duration,
+    /// What it may take: 500MB, 2GiB, …
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<bytesize::ByteSize>,
+    /// Measure this machine instead of taking the figures of another (root; a few seconds)
+    #[arg(long)]
+    calibrate: bool,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Plan {
+    pub(super) fn execute(self) -> Result<()> {
+        let clock = Clock::jiffies()?;
+        let config = Wanted {
+            tick: self.tick,
+            timeout: self.timeout,
+            close_timeout: self.close_timeout,
+            max_flows: self.flows,
+            ..Wanted::default()
+        }
+        .config(clock)?;
+        let cpus = nr_cpus().map_err(|(path, error)| {
+            anyhow::Error::new(error).context(format!("cannot read {path}"))
+        })?;
+        let demand = Demand {
+            flows: self.flows.into(),
+            ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
+            tick: clock.duration(config.tick.into()),
+            cpus: cpus as u64,
+        };
+        let costs = if self.calibrate {
+            host::check()?;
+            calibrate(demand.flows)?
+        } else {
+            Costs::typical(demand.flows)
+        };
+        let mut plans = Prediction::all(&demand, &costs);
+        if let Some(memory) = self.memory {
+            let least = plans.iter().map(|plan| plan.memory).min().unwrap_or(0);
+            plans.retain(|plan| plan.memory <= memory.as_u64());
+            if plans.is_empty() {
+                return Err(Failure::new(
+                    Kind::Usage,
+                    format!(
+                        "--memory {memory}: {} flows take {} at least: give more, or track fewer",
+                        self.flows,
+                        bytesize::ByteSize(least)
+                    ),
+                )
+                .into());
+            }
+        }
+        let best = plans.iter().copied().reduce(Prediction::better);
+        let best = best.context("no wheel can do this")?.geometry;
+        let result = if self.json {
+            self.print_json(&plans, best, &costs)
+        } else {
+            self.print(&plans, best, &demand, &costs)
+        };
+        match result {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            result => result.context("cannot write to standard output"),
+        }
+    }
+
+    fn print(
+        &self,
+        plans: &[Prediction],
+        best: twheel_common::wheel::Geometry,
+        demand: &Demand,
+        costs: &Costs,
+    ) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "{} flows, each armed {} ahead at most, tick {}, {} CPUs.\nA visit {:.0} ns, a wake-up {:.1} µs: {}.\n",
+            demand.flows,
+            format_duration(demand.tick * u32::try_from(demand.ahead).unwrap_or(u32::MAX)),
+            format_duration(demand.tick),
+            demand.cpus,
+            costs.visit,
+            costs.wake / 1000.0,
+            if self.calibrate {
+                "measured here just now"
+            } else {
+                "of another machine; --calibrate measures this one"
+            }
+        )?;
+        writeln!(
+            out,
+            "{:<13} {:>6} {:>6} {:>12} {:>12} {:>12}",
+            "scheme", "levels", "slots", "visits/s", "of one CPU", "memory"
+        )?;
+        for plan in plans {
+            let geometry = plan.geometry;
+            writeln!(
+                out,
+                "{:<13} {:>6} {:>6} {:>12.0} {:>10.3} % {:>12}{}",
+                scheme(plan).name(),
+                geometry.levels,
+                1u64 << geometry.bits,
+                plan.visits,
+                plan.share * 100.0,
+                bytesize::ByteSize(plan.memory).to_string(),
+                if geometry == best {
+                    "  <- take this"
+                } else {
+                    ""
+                }
+            )?;
+        }
+        if let Some(plan) = plans.iter().find(|plan| plan.geometry == best) {
+            writeln!(
+                out,
+                "\ntwheel run --max-flows {} --timeout {} --tick {} --scheme {} --slots {}{}",
+                self.flows,
+                format_duration(self.timeout),
+                format_duration(self.tick),
+                scheme(plan).name(),
+                1u64 << best.bits,
+                match scheme(plan) {
+                    Scheme::Hierarchical => format!(" --levels {}", best.levels),
+                    _ => String::new(),
+                }
+            )?;
+        }
+        Ok(())
+    }
+
+    fn print_json(
+        &self,
+        plans: &[Prediction],
+        best: twheel_common::wheel::Geometry,
+        costs: &Costs,
+    ) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        for plan in plans {
+            let geometry = plan.geometry;
+            writeln!(
+                out,
+                "{}",
+                json!({
+                    "scheme": scheme(plan).name(),
+                    "levels": geometry.levels,
+                    "slots": 1u64 << geometry.bits,
+                    "visits_per_second": plan.visits,
+                    "cpu_share": plan.share,
+                    "memory_bytes": plan.memory,
+                    "recommended": geometry == best,
+                    "visit_ns": costs.visit,
+                    "wake_ns": costs.wake,
+                    "calibrated": self.calibrate,
+                })
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn scheme(plan: &Prediction) -> Scheme {
+    Scheme::from_raw(plan.geometry.scheme).unwrap_or_default()
+}

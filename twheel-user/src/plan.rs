@@ -1,0 +1,381 @@
+//! What stepping a wheel costs: the cost model of Varghese & Lauck (section 7 of the ToN paper: scheme 6
+//! n·c/M a tick, scheme 7 n·m·c/T), for timers that are re-armed lazily.
+//!
+//! A busy flow is not moved by its packets. The wheel comes to it, finds the deadline moved, and arms it
+//! again, so how often it comes is all that matters. In ticks, for a flow that is armed `d` ahead:
+//!
+//! - scheme 4: once in `d`;
+//! - scheme 6, `M` slots: once in `d`, or once a round where `d` is longer;
+//! - scheme 7, levels of `M` slots: where `M^l <= d < M^(l+1)`, the flow stands in a slot of level `l` and
+//!   is met where that begins: every `⌊d / M^l⌋` slots of the level, and where a slot of the level above
+//!   begins. That is `⌈M / ⌊d / M^l⌋⌉` times in `M^(l+1)` ticks.
+
+use std::{
+    hint::black_box,
+    sync::mpsc::channel,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::{TestRun, TestRunOptions};
+use nix::time::{ClockId, clock_gettime};
+use twheel_common::{
+    counter::Counters,
+    step::Outcome,
+    table::{Hash, Record},
+    wheel::{Geometry, Link, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
+};
+
+use crate::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT, RING_BYTES, STEP_BUDGET},
+    pins::Instance,
+    settings::Wanted,
+    stepper::pin_to,
+};
+
+/// What things cost on a machine, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    /// A visit that arms a flow again.
+    pub visit: f64,
+    /// A stepper that wakes up, finds nothing due, and sleeps again.
+    pub wake: f64,
+}
+
+impl Costs {
+    /// Of the machine that twheel was developed on, in a table of so many flows: a visit is a cache miss
+    /// or two where the table is larger than the caches.
+    pub fn typical(flows: u64) -> Self {
+        let visit = match flows {
+            0..=16_384 => 45.0,
+            16_385..=262_144 => 90.0,
+            _ => 170.0,
+        };
+        Self {
+            visit,
+            wake: 9_000.0,
+        }
+    }
+}
+
+/// What a host has to track.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    /// Live flows.
+    pub flows: u64,
+    /// How far ahead a flow is armed, ticks.
+    pub ahead: u64,
+    /// Length of a tick.
+    pub tick: Duration,
+    /// CPUs, a wheel each.
+    pub cpus: u64,
+}
+
+/// What a geometry makes of a demand.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The wheel.
+    pub geometry: Geometry,
+    /// Visits a second, all CPUs together.
+    pub visits: f64,
+    /// Share of one CPU that all steppers take together.
+    pub share: f64,
+    /// Bytes, of table, wheels and rings.
+    pub memory: u64,
+}
+
+impl Plan {
+    /// Of a wheel; `None` where it cannot do it: a simple wheel that does not reach.
+    pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
+        let simple = geometry.scheme == Scheme::Simple as u32;
+        if simple && geometry.range() < demand.ahead + 1 {
+            return None;
+        }
+        let ticks = 1.0 / demand.tick.as_secs_f64();
+        let visits = demand.flows as f64 * visits_a_tick(geometry, demand.ahead) * ticks;
+        // Steppers wake up for ticks at which something is due.
+        let each = visits / ticks / demand.cpus as f64;
+        let wakes = demand.cpus as f64 * ticks * (1.0 - (-each).exp());
+        let share = (visits * costs.visit + wakes * costs.wake) / 1e9;
+        Some(Self {
+            geometry,
+            visits,
+            share,
+            memory: memory(geometry, demand.flows, demand.cpus),
+        })
+    }
+
+    /// The best of each scheme, in their order: who takes the least of a CPU and, where that is the same
+    /// to a fiftieth, the least memory.
+    pub fn all(demand: &Demand, costs: &Costs) -> Vec<Self> {
+        [Scheme::Simple, Scheme::Hashed, Scheme::Hierarchical]
+            .into_iter()
+            .filter_map(|scheme| {
+                let plans = (MIN_BITS..=MAX_BITS).flat_map(|bits| shapes(scheme, bits));
+                plans
+                    .filter_map(|geometry| Self::of(geometry, demand, costs))
+                    .reduce(Self::better)
+            })
+            .collect()
+    }
+
+    /// The better of two; the second where they are alike.
+    pub fn better(self, other: Self) -> Self {
+        let alike = (self.share - other.share).abs() <= 0.02 * self.share.min(other.share);
+        let first = if alike {
+            self.memory < other.memory
+        } else {
+            self.share < other.share
+        };
+        if first { self } else { other }
+    }
+}
+
+fn shapes(scheme: Scheme, bits: u32) -> Vec<Geometry> {
+    match scheme {
+        Scheme::Simple => vec![Geometry::simple(bits)],
+        Scheme::Hashed => vec![Geometry::hashed(bits)],
+        Scheme::Hierarchical => (2..=MAX_LEVELS as u32)
+            .map(|levels| Geometry::hierarchical(levels, bits))
+            .collect(),
+    }
+}
+
+/// How often a busy flow is visited that is armed so many ticks ahead.
+fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
+    let slots = 1u64 << geometry.bits;
+    let ahead = ahead.clamp(1, geometry.range().max(1));
+    match Scheme::from_raw(geometry.scheme) {
+        Some(Scheme::Hierarchical) => {
+            let mut unit = 1;
+            let mut level = 1;
+            while level < geometry.levels && ahead / unit >= slots {
+                unit *= slots;
+                level += 1;
+            }
+            if level == geometry.levels {
+                // No level above in whose slots it could stand.
+                return 1.0 / (ahead / unit * unit) as f64;
+            }
+            slots.div_ceil(ahead / unit) as f64 / (unit * slots) as f64
+        }
+        _ => 1.0 / ahead as f64,
+    }
+}
+
+/// Bytes of the maps that grow with flows, slots and CPUs, and of the ring.
+fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
+    let records = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).records();
+    let wheel = u64::from(geometry.slots() + 1) * (size_of::<Link>() as u64).next_multiple_of(8)
+        + (size_of::<Wheel>() + size_of::<Counters>()) as u64;
+    records * size_of::<Record>() as u64 + cpus * wheel + u64::from(RING_BYTES)
+}
+
+/// Flows that a machine is measured with, at most: what they cost grows no more beyond.
+const MOST: u64 = 1 << 20;
+
+/// Measures this machine, with a table of so many flows: takes a second or two, attaches nothing.
+pub fn calibrate(flows: u64) -> Result<Costs> {
+    let flows = flows.clamp(1_024, MOST).next_power_of_two() as u32;
+    pin_to(0)?;
+    let clock = Clock::virtual_ms();
+    let timeout = Duration::from_secs(60);
+    let config = Wanted {
+        tick: Duration::from_millis(100),
+        timeout,
+        close_timeout: Some(timeout),
+        max_flows: flows,
+        ..Wanted::default()
+    }
+    .config(clock)?;
+    let instance = Instance::open(&[format!("calibrate-{}", std::process::id())])?;
+    let plane = DataPlane::load(
+        &Load {
+            object: OBJECT,
+            config,
+            clock,
+            ring_bytes: RING_BYTES,
+            log_level: 0,
+        },
+        &instance,
+    );
+    let removed = instance.remove();
+    let mut plane = plane?;
+    removed.context("cannot remove the pins of the measurement")?;
+
+    let timeout = timeout.as_millis() as u64;
+    let mut now = timeout;
+    plane.set_clock(now)?;
+    for flow in 0..flows {
+        see(&mut plane, flow)?;
+    }
+    let mut visits = Vec::new();
+    for _ in 0..3 {
+        // Odd, so that every flow has its turn, and neighbours in the wheel are none in the table.
+        for number in 0..flows {
+            if number % (flows / 256) == 0 {
+                plane.set_clock(now + 200 + timeout / 2 * u64::from(number) / u64::from(flows))?;
+            }
+            see(&mut plane, number.wrapping_mul(0x9e37_79b1) % flows)?;
+        }
+        now += timeout + 100;
+        plane.set_clock(now)?;
+        let mut met = 0;
+        let begun = cpu_time()?;
+        loop {
+            let step = plane.step(STEP_BUDGET)?;
+            met += u64::from(step.visits);
+            ensure!(step.expired == 0, "a busy flow expired");
+            if step.outcome == Outcome::Done as u32 {
+                break;
+            }
+        }
+        let taken = cpu_time()? - begun;
+        ensure!(met >= u64::from(flows), "{met} visits to {flows} flows");
+        visits.push(taken.as_nanos() as f64 / met as f64);
+    }
+    Ok(Costs {
+        visit: median(&mut visits),
+        wake: wake(&mut plane)?,
+    })
+}
+
+/// What a stepper takes of the CPU that sleeps and finds nothing to do.
+fn wake(plane: &mut DataPlane) -> Result<f64> {
+    const TIMES: u32 = 200;
+    let (_keep, calls) = channel::<()>();
+    let begun = cpu_time()?;
+    for _ in 0..TIMES {
+        let deadline = Instant::now() + Duration::from_micros(500);
+        let _ = black_box(calls.recv_timeout(deadline.saturating_duration_since(Instant::now())));
+        plane.step(STEP_BUDGET)?;
+    }
+    Ok((cpu_time()? - begun).as_nanos() as f64 / f64::from(TIMES))
+}
+
+/// A packet of a flow, numbered below 2^24.
+fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
+    let mut segment = [
+        0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
+        0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4
+        0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 0, 0, 0, 0, 0, 0, // TCP, ACK
+    ];
+    segment[27..30].copy_from_slice(&flow.to_be_bytes()[1..]);
+    segment[34..36].copy_from_slice(&(flow as u16).to_be_bytes());
+    plane
+        .xdp("twheel_xdp")?
+        .test_run(TestRunOptions {
+            data_in: Some(&segment),
+            ..TestRunOptions::new()
+        })
+        .context("cannot run twheel_xdp")?;
+    Ok(())
+}
+
+/// This thread's.
+fn cpu_time() -> Result<Duration> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map_err(std::io::Error::from)
+        .context("cannot read the CPU time of a thread")?;
+    Ok(time.into())
+}
+
+fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Counts the visits to a busy flow by turning the wheel itself.
+    fn visits(geometry: Geometry, ahead: u64, ticks: u64) -> f64 {
+        let mut wheel = Wheel::default();
+        let mut slots = BTreeMap::new();
+        let mut visits = 0;
+        let slot = wheel.slot(geometry, ahead);
+        wheel.occupy(geometry, slot.index);
+        slots.insert(slot.index, ());
+        while let Some(slot) = wheel.first(geometry) {
+            if slot.starts > ticks {
+                break;
+            }
+            wheel.take(geometry, slot);
+            visits += 1;
+            // It had a packet just now.
+            let next = wheel.again(geometry, wheel.elapsed + ahead);
+            wheel.occupy(geometry, next.index);
+        }
+        visits as f64 / ticks as f64
+    }
+
+    #[test]
+    fn the_model_is_what_the_wheel_does() {
+        for geometry in [
+            Geometry::simple(12),
+            Geometry::hashed(6),
+            Geometry::hashed(12),
+            Geometry::hierarchical(2, 4),
+            Geometry::hierarchical(3, 6),
+            Geometry::hierarchical(3, 10),
+            Geometry::hierarchical(4, 12),
+        ] {
+            for ahead in [1, 2, 15, 16, 17, 63, 64, 65, 100, 601, 1023, 1025, 3001] {
+                if geometry.scheme == Scheme::Simple as u32 && geometry.range() < ahead {
+                    continue;
+                }
+                let counted = visits(geometry, ahead, 2_000_000);
+                let modelled = visits_a_tick(geometry, ahead);
+                let ratio = modelled / counted;
+                assert!(
+                    (0.9..1.1).contains(&ratio),
+                    "{geometry:?}, {ahead} ahead: {modelled} a tick, counted {counted}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_share_grows_with_flows_over_timeout_and_not_with_precision() {
+        let costs = Costs {
+            visit: 100.0,
+            wake: 0.0,
+        };
+        let share = |flows, ahead, tick| {
+            let demand = Demand {
+                flows,
+                ahead,
+                tick: Duration::from_millis(tick),
+                cpus: 2,
+            };
+            Plan::of(Geometry::hashed(12), &demand, &costs)
+                .unwrap()
+                .share
+        };
+        let base = share(1_000_000, 600, 100);
+        assert!((base - 1_000_000.0 / 60.0 * 100e-9).abs() < 1e-9);
+        assert!((share(2_000_000, 600, 100) / base - 2.0).abs() < 1e-9);
+        assert!((share(1_000_000, 1200, 100) / base - 0.5).abs() < 1e-9);
+        assert!((share(1_000_000, 1200, 50) / base - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_simple_wheel_that_does_not_reach_is_no_plan() {
+        let demand = Demand {
+            flows: 1,
+            ahead: 5_000,
+            tick: Duration::from_millis(100),
+            cpus: 1,
+        };
+        let plans = Plan::all(&demand, &Costs::typical(1));
+        let schemes: Vec<_> = plans.iter().map(|plan| plan.geometry.scheme).collect();
+        assert_eq!(
+            schemes,
+            [Scheme::Hashed as u32, Scheme::Hierarchical as u32]
+        );
+    }
+}
