@@ -182,6 +182,49 @@ pub trait Scheme<T> {
     fn stop_all(&mut self) -> Vec<T>;
 }
 
+/// A scheme that is chosen when the program runs.
+impl<T, S: Scheme<T> + ?Sized> Scheme<T> for Box<S> {
+    fn start_timer(&mut self, now: u64, interval: u64, value: T) -> Result<Handle, Error> {
+        (**self).start_timer(now, interval, value)
+    }
+
+    fn restart_timer(&mut self, timer: Handle, now: u64, interval: u64) -> Result<bool, Error> {
+        (**self).restart_timer(timer, now, interval)
+    }
+
+    fn stop_timer(&mut self, timer: Handle) -> Option<T> {
+        (**self).stop_timer(timer)
+    }
+
+    fn per_tick_bookkeeping(&mut self, now: u64, budget: usize) -> bool {
+        (**self).per_tick_bookkeeping(now, budget)
+    }
+
+    fn expiry_processing(&mut self) -> Option<Expired<T>> {
+        (**self).expiry_processing()
+    }
+
+    fn next_tick(&self) -> Option<u64> {
+        (**self).next_tick()
+    }
+
+    fn elapsed(&self) -> u64 {
+        (**self).elapsed()
+    }
+
+    fn deadline(&self, timer: Handle) -> Option<u64> {
+        (**self).deadline(timer)
+    }
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn stop_all(&mut self) -> Vec<T> {
+        (**self).stop_all()
+    }
+}
+
 /// Ticks of a timeout, rounded up, so that nothing fires early.
 ///
 /// # Errors

@@ -197,6 +197,11 @@ impl<T> NettyWheel<T> {
         done && target == now
     }
 
+    /// The tick that it has come to.
+    pub fn elapsed(&self) -> u64 {
+        self.wheel.elapsed()
+    }
+
     /// Hands out a timer that is due and was not cancelled.
     pub fn expired(&mut self) -> Option<Expired<T>> {
         loop {
