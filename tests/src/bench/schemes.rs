@@ -1,0 +1,289 @@
+//! Nanoseconds and bytes of the schemes of `twheel_common::schemes`, and the tables of the paper.
+//!
+//! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*: figures 4 (scheme 2), 8 and 9 (what
+//! the schemes cost), section 6.
+
+mod alloc;
+mod contender;
+mod document;
+mod paper;
+mod plot;
+mod workload;
+
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use self::workload::{Intervals, Workload};
+use crate::{
+    machine,
+    report::{Figure, Report},
+};
+
+/// What is measured, and where to.
+#[derive(Args)]
+pub struct Options {
+    /// Rounds; each measures every scheme once, in turn
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: u32,
+    /// Numbers of timers
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000])]
+    sizes: Vec<u32>,
+    /// Where the table and the plots are written to
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench"))]
+    out: PathBuf,
+}
+
+/// An operation that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Start,
+    Stop,
+    Rearm,
+    Tick,
+    Expiry,
+}
+
+impl Operation {
+    const ALL: [Self; 5] = [
+        Self::Start,
+        Self::Stop,
+        Self::Rearm,
+        Self::Tick,
+        Self::Expiry,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Rearm => "re-arm",
+            Self::Tick => "empty tick",
+            Self::Expiry => "expiry",
+        }
+    }
+
+    /// How many times slower than the wheels, with the most timers, the peer is to be at least.
+    fn target(self) -> Option<f64> {
+        match self {
+            Self::Start | Self::Stop | Self::Rearm => Some(3.0),
+            Self::Expiry => Some(2.0),
+            Self::Tick => None,
+        }
+    }
+}
+
+/// Which figure: intervals, a place in [`contender::ALL`], what is measured, and the timers.
+type Key = (&'static str, usize, Operation, u32);
+
+/// All that was measured.
+#[derive(Default)]
+struct Results {
+    sizes: Vec<u32>,
+    samples: BTreeMap<Key, Vec<f64>>,
+    /// Bytes a timer, when started and after many re-arms, by contender and timers.
+    bytes: BTreeMap<(usize, u32), (f64, f64)>,
+    /// Nanoseconds of a read of memory, by bytes.
+    misses: Vec<(f64, f64)>,
+}
+
+impl Results {
+    fn figure(
+        &self,
+        intervals: Intervals,
+        contender: usize,
+        operation: Operation,
+        n: u32,
+    ) -> Option<Figure> {
+        let samples = self
+            .samples
+            .get(&(intervals.name(), contender, operation, n))?;
+        Some(Figure::of(samples))
+    }
+
+    /// Medians by number of timers.
+    fn curve(
+        &self,
+        intervals: Intervals,
+        contender: usize,
+        operation: Operation,
+    ) -> Vec<(f64, f64)> {
+        let point = |n: &u32| {
+            let figure = self.figure(intervals, contender, operation, *n)?;
+            Some((f64::from(*n), figure.median))
+        };
+        self.sizes.iter().filter_map(point).collect()
+    }
+}
+
+/// Steps in which all timers expire.
+const STEPS: u32 = 64;
+/// Empty ticks of a round.
+const TICKS: u32 = 4096;
+
+/// All schemes, all sizes.
+pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
+    let mut results = Results {
+        sizes: options.sizes.clone(),
+        ..Results::default()
+    };
+    results.sizes.sort_unstable();
+    results.sizes.dedup();
+    let how = how(options.rounds);
+    report.say("Measuring; this usually takes two minutes.");
+    for round in 0..=options.rounds {
+        for n in results.sizes.clone() {
+            for intervals in Intervals::ALL {
+                let workload = Workload::new(n as usize, intervals);
+                for contender in 0..contender::ALL.len() {
+                    // The first round warms up; it needs not be long.
+                    if n as usize <= contender::ALL[contender].most && (round > 0 || n <= 100_000) {
+                        measure(&mut results, round > 0, contender, intervals, &workload)?;
+                    }
+                }
+            }
+        }
+    }
+    for n in results.sizes.clone() {
+        let workload = Workload::new(n as usize, Intervals::Uniform);
+        for contender in 0..contender::ALL.len() {
+            if n as usize <= contender::ALL[contender].most {
+                let bytes = bytes(contender, &workload);
+                results.bytes.insert((contender, n), bytes);
+            }
+        }
+    }
+    results.misses = (12..=27)
+        .map(|log| (f64::from(1 << log), paper::miss(1 << log)))
+        .collect();
+    emit(&results, report);
+    let text = document::write(&machine::describe(), &how, &results);
+    report.say(&text);
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot make {}", options.out.display()))?;
+    let path = options.out.join("schemes.md");
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    plot::all(&options.out, &results)?;
+    report.say(&format!(
+        "Written to {}, with plots beside it.",
+        path.display()
+    ));
+    Ok(())
+}
+
+fn how(rounds: u32) -> String {
+    format!(
+        "Nanoseconds each: medians of {rounds} rounds in one run. A round measures all schemes at all numbers of \
+         timers, in turn.\nOne thread; the clock is an argument, or tokio's, paused. The wheels of one level \
+         have {} slots, scheme 7 has 3 levels of\n1024, the growing ones levels of 256; scheme 2 searches from \
+         the rear. Ids are `u64`.\n\n\
+         - start: n timers into an empty structure that has no space reserved.\n\
+         - re-arm: each timer, in random order, to a new random interval from now, earlier or later.\n\
+         - expiry: all timers, after the re-arm (so what a lazy re-arm has put off is paid here), in {STEPS} \
+         jumps of the clock.\n\
+         - empty tick: one of {TICKS} ticks while n timers are armed that are due much later.\n\
+         - stop: each timer, in random order.\n\n\
+         Intervals are uniform in 1 to 65,535 ticks, or exponential of mean 16,384 and cut at 65,535. Handles \
+         are kept in a vector\nby the driver, in all but hierarchical_hash_wheel_timer, which has ids alone, and \
+         whose re-arm is a cancel and an insert.\nSchemes 1 and 2 are measured up to 10,000 timers: beyond \
+         that, a tick of the one and a start of the other take too long.\n",
+        contender::SLOTS
+    )
+}
+
+/// One round of one contender.
+fn measure(
+    results: &mut Results,
+    counts: bool,
+    contender: usize,
+    intervals: Intervals,
+    workload: &Workload,
+) -> Result<()> {
+    let n = workload.first.len();
+    let entry = &contender::ALL[contender];
+    // A list that is counted down takes its time, n after n.
+    let ticks = if entry.most < usize::MAX {
+        TICKS / 64
+    } else {
+        TICKS
+    };
+    let repeats = (20_000 / n).clamp(1, 10);
+    let mut totals = [0.0; Operation::ALL.len()];
+    for _ in 0..repeats {
+        let mut timed = |operation: Operation, work: &mut dyn FnMut()| {
+            let begin = Instant::now();
+            work();
+            totals[operation as usize] += begin.elapsed().as_nanos() as f64;
+        };
+        let mut timers = (entry.make)(n);
+        timed(Operation::Start, &mut || timers.start(&workload.first));
+        timed(Operation::Rearm, &mut || {
+            timers.rearm(&workload.order, &workload.again)
+        });
+        let mut fired = 0;
+        for _ in 0..STEPS {
+            timers.pass(workload::LONGEST.div_ceil(STEPS));
+            timed(Operation::Expiry, &mut || fired += timers.expire());
+        }
+        ensure!(
+            fired == n,
+            "{}: {fired} of {n} timers have fired",
+            entry.name
+        );
+        timers.start(&workload.far);
+        let (fired, took) = timers.tick(ticks);
+        ensure!(fired == 0, "{}: {fired} timers were early", entry.name);
+        timed(Operation::Stop, &mut || timers.stop(&workload.order));
+        totals[Operation::Tick as usize] += took.as_nanos() as f64;
+    }
+    for operation in Operation::ALL {
+        let count = match operation {
+            Operation::Tick => ticks as usize,
+            _ => n,
+        };
+        let each = totals[operation as usize] / (count * repeats) as f64;
+        if counts {
+            let key = (intervals.name(), contender, operation, n as u32);
+            results.samples.entry(key).or_default().push(each);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes a timer beside the driver's handles: when started, and after 16 re-arms while time passes.
+fn bytes(contender: usize, workload: &Workload) -> (f64, f64) {
+    let n = workload.first.len();
+    let before = alloc::live();
+    let mut timers = (contender::ALL[contender].make)(n);
+    // The driver's own.
+    let handles = n * size_of::<u64>();
+    let each = |timers: &dyn contender::Contender| {
+        // It is there still.
+        std::hint::black_box(timers);
+        alloc::live().saturating_sub(before + handles) as f64 / n as f64
+    };
+    timers.start(&workload.first);
+    let started = each(&*timers);
+    for _ in 0..16 {
+        timers.pass(100);
+        timers.rearm(&workload.order, &workload.far);
+        timers.expire();
+    }
+    (started, each(&*timers))
+}
+
+fn emit(results: &Results, report: &mut Report) {
+    for (&(intervals, contender, operation, n), samples) in &results.samples {
+        let name = contender::ALL[contender].name;
+        let variant = format!("{name}/{}/{intervals}", operation.name());
+        report.nanoseconds("schemes", &variant, n.into(), &Figure::of(samples));
+    }
+    for (&(contender, n), &(started, rearmed)) in &results.bytes {
+        let name = contender::ALL[contender].name;
+        for (what, each) in [("started", started), ("re-armed", rearmed)] {
+            let total = (each * f64::from(n)) as u64;
+            report.bytes("schemes", &format!("{name}/{what}"), n.into(), total);
+        }
+    }
+}
