@@ -583,6 +583,28 @@ fn a_hint_sees_all_levels() {
 }
 
 #[test]
+fn a_hint_within_the_first_level_is_the_deadline() {
+    for case in cases() {
+        let mut scheme = case.scheme;
+        if case.name.contains("unordered") || case.name.contains("ticked") {
+            // They are to come every tick.
+            continue;
+        }
+        for interval in 1..1 << case.bits.min(10) {
+            let now = scheme.elapsed();
+            // Of two slots, another level may begin in between.
+            let timer = scheme.start_timer(now, interval, ()).unwrap();
+            let level = case.name.starts_with('7') && (now ^ (now + interval)) >> case.bits > 0;
+            if !level && case.range >= interval && !case.name.ends_with(", 1 slot") {
+                assert_eq!(scheme.next_tick(), Some(now + interval), "{}", case.name);
+            }
+            scheme.stop_timer(timer);
+            drive(&mut scheme, now + 1);
+        }
+    }
+}
+
+#[test]
 fn an_idle_skipping_wheel_is_not_woken() {
     let mut scheme = Timers::new(Growing::skipping(16).unwrap());
     assert_eq!(scheme.next_tick(), None);

@@ -15,7 +15,10 @@ use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use self::workload::{Intervals, Workload};
+use self::{
+    contender::Contender,
+    workload::{Intervals, Workload},
+};
 use crate::{
     machine,
     report::{Figure, Report},
@@ -25,11 +28,14 @@ use crate::{
 #[derive(Args)]
 pub struct Options {
     /// Rounds; each measures every scheme once, in turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
     /// Numbers of timers
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000])]
     sizes: Vec<u32>,
+    /// How long timers run
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Intervals::ALL)]
+    intervals: Vec<Intervals>,
     /// Where the table and the plots are written to
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench"))]
     out: PathBuf,
@@ -82,8 +88,10 @@ type Key = (&'static str, usize, Operation, u32);
 struct Results {
     sizes: Vec<u32>,
     samples: BTreeMap<Key, Vec<f64>>,
-    /// Bytes a timer, when started and after many re-arms, by contender and timers.
-    bytes: BTreeMap<(usize, u32), (f64, f64)>,
+    /// Bytes a timer, by contender and timers.
+    bytes: BTreeMap<(usize, u32), f64>,
+    /// The same after some re-arms.
+    rearmed: BTreeMap<(usize, u32), f64>,
     /// Nanoseconds of a read of memory, by bytes.
     misses: Vec<(f64, f64)>,
 }
@@ -134,7 +142,7 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
     report.say("Measuring; this usually takes two minutes.");
     for round in 0..=options.rounds {
         for n in results.sizes.clone() {
-            for intervals in Intervals::ALL {
+            for &intervals in &options.intervals {
                 let workload = Workload::new(n as usize, intervals);
                 for contender in 0..contender::ALL.len() {
                     // The first round warms up; it needs not be long.
@@ -146,11 +154,14 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
         }
     }
     for n in results.sizes.clone() {
-        let workload = Workload::new(n as usize, Intervals::Uniform);
-        for contender in 0..contender::ALL.len() {
-            if n as usize <= contender::ALL[contender].most {
-                let bytes = bytes(contender, &workload);
-                results.bytes.insert((contender, n), bytes);
+        // What grows takes a gigabyte otherwise.
+        if n <= 100_000 {
+            let workload = Workload::new(n as usize, Intervals::Uniform);
+            for contender in 0..contender::ALL.len() {
+                if n as usize <= contender::ALL[contender].most {
+                    let bytes = rearmed(contender, &workload);
+                    results.rearmed.insert((contender, n), bytes);
+                }
             }
         }
     }
@@ -216,8 +227,11 @@ fn measure(
             work();
             totals[operation as usize] += begin.elapsed().as_nanos() as f64;
         };
+        let before = alloc::live();
         let mut timers = (entry.make)(n);
         timed(Operation::Start, &mut || timers.start(&workload.first));
+        let bytes = each(before, &*timers, n);
+        results.bytes.insert((contender, n as u32), bytes);
         timed(Operation::Rearm, &mut || {
             timers.rearm(&workload.order, &workload.again)
         });
@@ -251,26 +265,25 @@ fn measure(
     Ok(())
 }
 
-/// Bytes a timer beside the driver's handles: when started, and after 16 re-arms while time passes.
-fn bytes(contender: usize, workload: &Workload) -> (f64, f64) {
+/// Bytes a timer, beside the driver's handles, of a structure made when so many were allocated.
+fn each(before: usize, timers: &dyn Contender, n: usize) -> f64 {
+    // It is there still.
+    std::hint::black_box(timers);
+    alloc::live().saturating_sub(before + timers.handles()) as f64 / n as f64
+}
+
+/// Bytes a timer after 4 re-arms of each while time passes.
+fn rearmed(contender: usize, workload: &Workload) -> f64 {
     let n = workload.first.len();
     let before = alloc::live();
     let mut timers = (contender::ALL[contender].make)(n);
-    // The driver's own.
-    let handles = n * size_of::<u64>();
-    let each = |timers: &dyn contender::Contender| {
-        // It is there still.
-        std::hint::black_box(timers);
-        alloc::live().saturating_sub(before + handles) as f64 / n as f64
-    };
     timers.start(&workload.first);
-    let started = each(&*timers);
-    for _ in 0..16 {
+    for _ in 0..4 {
         timers.pass(100);
         timers.rearm(&workload.order, &workload.far);
         timers.expire();
     }
-    (started, each(&*timers))
+    each(before, &*timers, n)
 }
 
 fn emit(results: &Results, report: &mut Report) {
@@ -279,11 +292,10 @@ fn emit(results: &Results, report: &mut Report) {
         let variant = format!("{name}/{}/{intervals}", operation.name());
         report.nanoseconds("schemes", &variant, n.into(), &Figure::of(samples));
     }
-    for (&(contender, n), &(started, rearmed)) in &results.bytes {
-        let name = contender::ALL[contender].name;
-        for (what, each) in [("started", started), ("re-armed", rearmed)] {
-            let total = (each * f64::from(n)) as u64;
-            report.bytes("schemes", &format!("{name}/{what}"), n.into(), total);
+    for (what, bytes) in [("started", &results.bytes), ("re-armed", &results.rearmed)] {
+        for (&(contender, n), each) in bytes {
+            let variant = format!("{}/{what}", contender::ALL[contender].name);
+            report.bytes("schemes", &variant, n.into(), (each * f64::from(n)) as u64);
         }
     }
 }

@@ -68,10 +68,14 @@ enum Entry<T> {
     Vacant { next: u32, generation: u32 },
 }
 
-/// Timers in one vector, linked by their indices into doubly linked lists, each timer in at most one.
+/// Entries of a chunk.
+const CHUNK: usize = 512;
+
+/// Timers, linked by their indices into doubly linked lists, each timer in at most one.
 #[derive(Debug)]
 pub struct Slab<T> {
-    entries: Vec<Entry<T>>,
+    /// Not one vector: that would be copied as it grows, and be longer than needed.
+    chunks: Vec<Box<[Entry<T>; CHUNK]>>,
     lists: Vec<List>,
     /// The first vacant entry; each names the next.
     vacant: u32,
@@ -84,7 +88,7 @@ impl<T> Slab<T> {
     /// Without timers, with the lists of so many slots.
     pub fn new(slots: u32) -> Self {
         Self {
-            entries: Vec::new(),
+            chunks: Vec::new(),
             lists: vec![List::EMPTY; slots as usize + 1],
             vacant: NIL,
             len: 0,
@@ -103,15 +107,19 @@ impl<T> Slab<T> {
         self.len as usize
     }
 
+    fn entry_mut(&mut self, timer: u32) -> &mut Entry<T> {
+        &mut self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
+    }
+
     fn node(&self, timer: u32) -> &Node<T> {
-        match &self.entries[timer as usize] {
+        match &self.chunks[timer as usize / CHUNK][timer as usize % CHUNK] {
             Entry::Armed(node) => node,
             Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
         }
     }
 
     fn node_mut(&mut self, timer: u32) -> &mut Node<T> {
-        match &mut self.entries[timer as usize] {
+        match self.entry_mut(timer) {
             Entry::Armed(node) => node,
             Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
         }
@@ -119,34 +127,49 @@ impl<T> Slab<T> {
 
     /// Adds a timer, which stands in no list yet.
     pub fn insert(&mut self, when: u64, value: T) -> Result<u32, Error> {
-        let mut node = Node {
+        if self.vacant == NIL {
+            self.grow()?;
+        }
+        let timer = self.vacant;
+        let entry = self.entry_mut(timer);
+        let Entry::Vacant { next, generation } = *entry else {
+            unreachable!("vacant entries lead to vacant ones alone");
+        };
+        *entry = Entry::Armed(Node {
             when,
             next: NIL,
             prev: NIL,
-            generation: 0,
+            generation,
             list: ListId::DUE,
             value,
-        };
-        let timer = self.vacant;
-        if let Some(entry) = self.entries.get_mut(timer as usize) {
-            if let Entry::Vacant { next, generation } = *entry {
-                self.vacant = next;
-                node.generation = generation;
-            }
-            *entry = Entry::Armed(node);
-            self.len += 1;
-            return Ok(timer);
-        }
-        let most = u64::from(NIL);
-        let count = self.entries.len();
-        Error::check("the number of timers", count as u64 + 1, 1, most)?;
-        if count == self.entries.capacity() {
-            // Not twice as many: this is to be memory well used at any number of timers.
-            self.entries.reserve_exact(count / 4 + 16);
-        }
-        self.entries.push(Entry::Armed(node));
+        });
+        self.vacant = next;
         self.len += 1;
-        Ok(count as u32)
+        Ok(timer)
+    }
+
+    /// Adds a chunk of vacant entries.
+    #[cold]
+    fn grow(&mut self) -> Result<(), Error> {
+        const MOST: usize = NIL as usize / CHUNK * CHUNK;
+        let count = self.chunks.len() * CHUNK;
+        let what = "the number of timers";
+        Error::check(what, count as u64 + 1, 1, MOST as u64)?;
+        let vacant = |at: usize| Entry::Vacant {
+            next: if at + 1 < CHUNK {
+                (count + at + 1) as u32
+            } else {
+                NIL
+            },
+            generation: 0,
+        };
+        let chunk: Vec<_> = (0..CHUNK).map(vacant).collect();
+        let Ok(chunk) = chunk.try_into() else {
+            unreachable!("it has the length of a chunk");
+        };
+        self.chunks.push(chunk);
+        self.vacant = count as u32;
+        Ok(())
     }
 
     /// Removes a timer that stands in no list.
@@ -155,7 +178,7 @@ impl<T> Slab<T> {
             next: self.vacant,
             generation: self.node(timer).generation.wrapping_add(1),
         };
-        match std::mem::replace(&mut self.entries[timer as usize], vacant) {
+        match std::mem::replace(self.entry_mut(timer), vacant) {
             Entry::Armed(node) => {
                 self.vacant = timer;
                 self.len -= 1;
@@ -169,8 +192,12 @@ impl<T> Slab<T> {
     pub fn remove_all(&mut self) -> Vec<T> {
         self.lists.fill(List::EMPTY);
         self.cursor = NIL;
-        let armed = |timer: &u32| matches!(self.entries[*timer as usize], Entry::Armed(_));
-        let all: Vec<u32> = (0..self.entries.len() as u32).filter(armed).collect();
+        let armed = |(timer, entry): (u32, &Entry<T>)| match entry {
+            Entry::Armed(_) => Some(timer),
+            Entry::Vacant { .. } => None,
+        };
+        let entries = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let all: Vec<u32> = (0..).zip(entries).filter_map(armed).collect();
         all.into_iter().map(|timer| self.remove(timer)).collect()
     }
 
@@ -184,7 +211,8 @@ impl<T> Slab<T> {
 
     /// The timer of a handle that is not stale.
     pub fn find(&self, handle: Handle) -> Option<u32> {
-        match self.entries.get(handle.index as usize)? {
+        let chunk = self.chunks.get(handle.index as usize / CHUNK)?;
+        match &chunk[handle.index as usize % CHUNK] {
             Entry::Armed(node) if node.generation == handle.generation => Some(handle.index),
             _ => None,
         }
@@ -315,7 +343,7 @@ fn some(timer: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Entry, ListId, Slab};
+    use super::{CHUNK, Entry, ListId, Slab};
 
     #[test]
     fn a_timer_takes_24_bytes_beside_its_value() {
@@ -340,6 +368,20 @@ mod tests {
             let expected: Vec<u32> = [1, 2].into_iter().filter(|it| *it != gone).collect();
             assert_eq!(rest, expected);
         }
+    }
+
+    #[test]
+    fn it_does_not_grow_while_timers_come_and_go() {
+        let mut slab = Slab::new(0);
+        let mut timers: Vec<u32> = (0..1_000).map(|_| slab.insert(1, ()).unwrap()).collect();
+        let chunks = slab.chunks.len();
+        assert_eq!(chunks, 1_000usize.div_ceil(CHUNK));
+        for round in 0..10_000 {
+            let at = round % timers.len();
+            slab.remove(timers[at]);
+            timers[at] = slab.insert(1, ()).unwrap();
+        }
+        assert_eq!((slab.len(), slab.chunks.len()), (1_000, chunks));
     }
 
     #[test]

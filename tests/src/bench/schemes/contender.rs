@@ -33,6 +33,11 @@ pub trait Contender {
     /// Hands out all that is due; how many.
     fn expire(&mut self) -> usize;
 
+    /// Bytes of the vector of handles.
+    fn handles(&self) -> usize {
+        0
+    }
+
     /// Does both, tick by tick. How many were due, and how long that took.
     fn tick(&mut self, ticks: u32) -> (usize, Duration) {
         let begin = std::time::Instant::now();
@@ -167,6 +172,10 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
         self.now += u64::from(ticks);
     }
 
+    fn handles(&self) -> usize {
+        self.timers.capacity() * size_of::<Handle>()
+    }
+
     fn expire(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -243,6 +252,10 @@ impl Contender for Queue {
             // The runtime's own wheel turns.
             tokio::task::yield_now().await;
         });
+    }
+
+    fn handles(&self) -> usize {
+        self.keys.capacity() * size_of::<Key>()
     }
 
     fn expire(&mut self) -> usize {

@@ -25,24 +25,13 @@ pub fn write(machine: &str, how: &str, results: &Results) -> String {
         let file = operation.name().replace(' ', "-");
         let _ = writeln!(text, "\n![{}](schemes-{file}.svg)", operation.name());
     }
-    table(
-        &mut text,
-        "Bytes a timer, the id included",
-        results,
-        |contender, n| {
-            let (started, _) = results.bytes.get(&(contender, n))?;
-            Some(format!("{started:.0}"))
-        },
-    );
-    table(
-        &mut text,
-        "Bytes a timer after 16 re-arms of each",
-        results,
-        |contender, n| {
-            let (_, rearmed) = results.bytes.get(&(contender, n))?;
-            Some(format!("{rearmed:.0}"))
-        },
-    );
+    for (title, bytes) in [
+        ("bytes a timer, the id included", &results.bytes),
+        ("bytes a timer after 4 re-arms of each", &results.rearmed),
+    ] {
+        let cell = |contender, n| Some(format!("{:.0}", bytes.get(&(contender, n))?));
+        table(&mut text, title, results, cell);
+    }
     peers(&mut text, results);
     working_set(&mut text, results);
     slopes(&mut text, results);
@@ -145,7 +134,7 @@ fn working_set(text: &mut String, results: &Results) {
     );
     for (contender, entry) in contender::ALL.iter().enumerate() {
         let bytes = |n: u32| {
-            let (each, _) = results.bytes.get(&(contender, n))?;
+            let each = results.bytes.get(&(contender, n))?;
             Some((each + 8.0) * f64::from(n))
         };
         let (true, Some(few), Some(many)) = (entry.most == usize::MAX, bytes(least), bytes(most))

@@ -31,7 +31,7 @@ pub fn all(out: &Path, results: &Results) -> Result<()> {
                 .curve(Intervals::Uniform, contender, operation)
                 .into_iter();
             let curve = curve.filter_map(|(n, each)| {
-                let (bytes, _) = results.bytes.get(&(contender, n as u32))?;
+                let bytes = results.bytes.get(&(contender, n as u32))?;
                 // The driver's handles are read too.
                 Some(((bytes + 8.0) * n, each))
             });

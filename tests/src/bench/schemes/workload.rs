@@ -1,7 +1,7 @@
 //! Intervals and orders, the same in each round.
 
 /// How long timers run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Intervals {
     /// Any number of ticks below 2^16 alike.
     Uniform,
