@@ -8,9 +8,10 @@ mod contender;
 mod document;
 mod paper;
 mod plot;
+mod stopwatch;
 mod workload;
 
-use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -36,6 +37,9 @@ pub struct Options {
     /// How long timers run
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Intervals::ALL)]
     intervals: Vec<Intervals>,
+    /// Schemes whose names contain one of these
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
     /// Where the table and the plots are written to
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench"))]
     out: PathBuf,
@@ -49,15 +53,17 @@ enum Operation {
     Rearm,
     Tick,
     Expiry,
+    ExpiryRearmed,
 }
 
 impl Operation {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Start,
         Self::Stop,
         Self::Rearm,
         Self::Tick,
         Self::Expiry,
+        Self::ExpiryRearmed,
     ];
 
     fn name(self) -> &'static str {
@@ -67,6 +73,7 @@ impl Operation {
             Self::Rearm => "re-arm",
             Self::Tick => "empty tick",
             Self::Expiry => "expiry",
+            Self::ExpiryRearmed => "expiry after re-arm",
         }
     }
 
@@ -75,7 +82,7 @@ impl Operation {
         match self {
             Self::Start | Self::Stop | Self::Rearm => Some(3.0),
             Self::Expiry => Some(2.0),
-            Self::Tick => None,
+            Self::Tick | Self::ExpiryRearmed => None,
         }
     }
 }
@@ -140,15 +147,21 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
     results.sizes.dedup();
     let how = how(options.rounds);
     report.say("Measuring; this usually takes two minutes.");
+    let wanted = |contender: &usize, n: u32| {
+        let contender::Entry { name, most, .. } = contender::ALL[*contender];
+        let named = options.only.is_empty() || options.only.iter().any(|it| name.contains(it));
+        named && n as usize <= most
+    };
     for round in 0..=options.rounds {
         for n in results.sizes.clone() {
             for &intervals in &options.intervals {
                 let workload = Workload::new(n as usize, intervals);
-                for contender in 0..contender::ALL.len() {
-                    // The first round warms up; it needs not be long.
-                    if n as usize <= contender::ALL[contender].most && (round > 0 || n <= 100_000) {
-                        measure(&mut results, round > 0, contender, intervals, &workload)?;
-                    }
+                // The first round warms up; it needs not be long.
+                if round == 0 && n > 100_000 {
+                    continue;
+                }
+                for contender in (0..contender::ALL.len()).filter(|it| wanted(it, n)) {
+                    measure(&mut results, round > 0, contender, intervals, &workload)?;
                 }
             }
         }
@@ -157,11 +170,9 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
         // What grows takes a gigabyte otherwise.
         if n <= 100_000 {
             let workload = Workload::new(n as usize, Intervals::Uniform);
-            for contender in 0..contender::ALL.len() {
-                if n as usize <= contender::ALL[contender].most {
-                    let bytes = rearmed(contender, &workload);
-                    results.rearmed.insert((contender, n), bytes);
-                }
+            for contender in (0..contender::ALL.len()).filter(|it| wanted(it, n)) {
+                let bytes = rearmed(contender, &workload);
+                results.rearmed.insert((contender, n), bytes);
             }
         }
     }
@@ -186,13 +197,14 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
 fn how(rounds: u32) -> String {
     format!(
         "Nanoseconds each: medians of {rounds} rounds in one run. A round measures all schemes at all numbers of \
-         timers, in turn.\nOne thread; the clock is an argument, or tokio's, paused. The wheels of one level \
+         timers, in turn.\nTime is what one \
+         thread has had of its CPU: others do not count, but for what they do to the caches. The clock is an argument, or tokio's, paused. The wheels of one level \
          have {} slots, scheme 7 has 3 levels of\n1024, the growing ones levels of 256; scheme 2 searches from \
          the rear. Ids are `u64`.\n\n\
          - start: n timers into an empty structure that has no space reserved.\n\
          - re-arm: each timer, in random order, to a new random interval from now, earlier or later.\n\
-         - expiry: all timers, after the re-arm (so what a lazy re-arm has put off is paid here), in {STEPS} \
-         jumps of the clock.\n\
+         - expiry: all timers, as they were started, in {STEPS} jumps of the clock. After re-arm: all, when each \
+         has been\nre-armed in random order; what a lazy re-arm has put off is paid here.\n\
          - empty tick: one of {TICKS} ticks while n timers are armed that are due much later.\n\
          - stop: each timer, in random order.\n\n\
          Intervals are uniform in 1 to 65,535 ticks, or exponential of mean 16,384 and cut at 65,535. Handles \
@@ -223,9 +235,9 @@ fn measure(
     let mut totals = [0.0; Operation::ALL.len()];
     for _ in 0..repeats {
         let mut timed = |operation: Operation, work: &mut dyn FnMut()| {
-            let begin = Instant::now();
+            let begin = stopwatch::start();
             work();
-            totals[operation as usize] += begin.elapsed().as_nanos() as f64;
+            totals[operation as usize] += begin.read().as_nanos() as f64;
         };
         let before = alloc::live();
         let mut timers = (entry.make)(n);
@@ -235,16 +247,23 @@ fn measure(
         timed(Operation::Rearm, &mut || {
             timers.rearm(&workload.order, &workload.again)
         });
-        let mut fired = 0;
-        for _ in 0..STEPS {
-            timers.pass(workload::LONGEST.div_ceil(STEPS));
-            timed(Operation::Expiry, &mut || fired += timers.expire());
-        }
-        ensure!(
-            fired == n,
-            "{}: {fired} of {n} timers have fired",
-            entry.name
-        );
+        let mut expire = |timers: &mut dyn Contender, operation| {
+            let mut fired = 0;
+            for _ in 0..STEPS {
+                timers.pass(workload::LONGEST.div_ceil(STEPS));
+                timed(operation, &mut || fired += timers.expire());
+            }
+            ensure!(
+                fired == n,
+                "{}: {fired} of {n} timers have fired",
+                entry.name
+            );
+            Ok(())
+        };
+        expire(&mut *timers, Operation::ExpiryRearmed)?;
+        let mut timers = (entry.make)(n);
+        timers.start(&workload.first);
+        expire(&mut *timers, Operation::Expiry)?;
         timers.start(&workload.far);
         let (fired, took) = timers.tick(ticks);
         ensure!(fired == 0, "{}: {fired} timers were early", entry.name);

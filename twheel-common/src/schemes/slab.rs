@@ -268,8 +268,15 @@ impl<T> Slab<T> {
 
     /// Appends a timer, which stands in no list, to one.
     pub fn push(&mut self, list: ListId, timer: u32) {
-        let tail = self.lists[list.index()].tail;
-        self.link(list, some(tail), timer);
+        let ends = &mut self.lists[list.index()];
+        let prev = std::mem::replace(&mut ends.tail, timer);
+        if prev == NIL {
+            ends.head = timer;
+        } else {
+            self.node_mut(prev).next = timer;
+        }
+        let node = self.node_mut(timer);
+        (node.list, node.prev, node.next) = (list, prev, NIL);
     }
 
     /// Links a timer, which stands in no list, behind another one, or in front of all.

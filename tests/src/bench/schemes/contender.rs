@@ -13,6 +13,8 @@ use twheel_common::schemes::{
     Timers, Unordered,
 };
 
+use super::stopwatch;
+
 /// Slots of the wheels that have one level: more than the longest interval, as scheme 4 demands.
 pub const SLOTS: u32 = 1 << 16;
 /// Looks at a time, and what is found is handed out while it is in the cache.
@@ -40,13 +42,13 @@ pub trait Contender {
 
     /// Does both, tick by tick. How many were due, and how long that took.
     fn tick(&mut self, ticks: u32) -> (usize, Duration) {
-        let begin = std::time::Instant::now();
+        let begin = stopwatch::start();
         let mut count = 0;
         for _ in 0..ticks {
             self.pass(1);
             count += self.expire();
         }
-        (count, begin.elapsed())
+        (count, begin.read())
     }
 }
 

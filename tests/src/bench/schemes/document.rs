@@ -76,8 +76,8 @@ fn peers(text: &mut String, results: &Results) {
     let _ = writeln!(
         text,
         "\n## {} beside the wheels, {n} timers, uniform intervals\n\n\
-         | it takes as many times what it takes | start | stop | re-arm | empty tick | expiry |\n\
-         |---|--:|--:|--:|--:|--:|",
+         | it takes as many times what it takes | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
+         |---|--:|--:|--:|--:|--:|--:|",
         contender::DELAY_QUEUE
     );
     for name in ["4 simple", "6 hashed", "7 hierarchical"] {
@@ -177,10 +177,10 @@ fn slopes(text: &mut String, results: &Results) {
         text,
         "\n## Exponents\n\n\
          The k of cost ~ n^k, fitted over all sizes, uniform intervals: 0 for O(1) and O(log n), 1 for O(n). \
-         What is O(1) and reads memory\nat random rises by what a cache miss costs; the left table of each \
+         What is O(1) and reads memory\nat random rises by what a cache miss costs; the left one of each \
          pair is of the sizes up to 10,000, which the caches hold.\n\n\
-         | scheme | start | stop | re-arm | empty tick | expiry | the paper: start, stop, tick |\n\
-         |---|--:|--:|--:|--:|--:|---|"
+         | scheme | start | stop | re-arm | empty tick | expiry | after re-arm | the paper: start, stop, tick |\n\
+         |---|--:|--:|--:|--:|--:|--:|---|"
     );
     for (contender, entry) in contender::ALL.iter().enumerate() {
         let _ = write!(text, "| {} |", entry.name);

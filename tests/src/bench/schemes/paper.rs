@@ -1,10 +1,8 @@
 //! The figures of the paper that are not nanoseconds an operation.
 
-use std::time::Instant;
-
 use twheel_common::schemes::{End, Hashed, Ordered, Scheme, Timers};
 
-use super::{contender::must, workload::Random};
+use super::{contender::must, stopwatch, workload::Random};
 
 /// A straight line through points, by least squares: what it is at 0, and its slope.
 pub fn line(points: &[(f64, f64)]) -> (f64, f64) {
@@ -69,12 +67,12 @@ pub fn hashed_tick() -> Vec<(f64, f64)> {
         }
         let mut best = f64::INFINITY;
         for round in 0..5 {
-            let begin = Instant::now();
+            let begin = stopwatch::start();
             let ticks = TURNS * u64::from(SLOTS);
             for tick in 1..=ticks {
                 timers.per_tick_bookkeeping(round * ticks + tick, usize::MAX);
             }
-            best = best.min(begin.elapsed().as_nanos() as f64 / ticks as f64);
+            best = best.min(begin.read().as_nanos() as f64 / ticks as f64);
         }
         (f64::from(load), best)
     };
@@ -99,11 +97,11 @@ pub fn miss(bytes: usize) -> f64 {
     drop(next);
     let mut at = 0;
     let mut walk = |reads: usize| {
-        let begin = Instant::now();
+        let begin = stopwatch::start();
         for _ in 0..reads {
             at = memory[at as usize];
         }
-        begin.elapsed().as_nanos() as f64 / reads as f64
+        begin.read().as_nanos() as f64 / reads as f64
     };
     walk(READS);
     let each = walk(READS);
