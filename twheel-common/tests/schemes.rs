@@ -271,7 +271,7 @@ impl Oracle {
 /// Operations on each scheme in a test.
 fn operations() -> u64 {
     let exhaustive = std::env::var_os("TWHEEL_EXHAUSTIVE").is_some();
-    if exhaustive { 10_000_000 } else { 120_000 }
+    if exhaustive { 3_000_000 } else { 120_000 }
 }
 
 /// Random starts, re-starts, stops, ticks and jumps, from tick `begin` on. Each timer is to fire at
