@@ -7,6 +7,11 @@ use plotters::prelude::*;
 
 use super::{Operation, Results, contender, workload::Intervals};
 
+/// Of a plot, in pixels.
+const SIZE: (u32, u32) = (960, 600);
+/// Width of the key to its curves.
+const KEY: i32 = 250;
+
 type Curve = (String, Vec<(f64, f64)>);
 
 /// A plot of each operation, and one against the working set.
@@ -64,13 +69,13 @@ fn draw(path: &Path, title: &str, across: &str, curves: &[Curve]) -> Result<()> 
     if points().next().is_none() {
         return Ok(());
     }
-    let area = SVGBackend::new(path, (960, 600)).into_drawing_area();
+    let area = SVGBackend::new(path, SIZE).into_drawing_area();
     let plot = || -> Result<(), Box<dyn std::error::Error>> {
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 20))
             .margin(12)
-            .right_y_label_area_size(260)
+            .margin_right(KEY)
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(
@@ -88,17 +93,13 @@ fn draw(path: &Path, title: &str, across: &str, curves: &[Curve]) -> Result<()> 
             // Eleven hues, far apart one after the other.
             let hue = (number * 4 % 11) as f64 / 11.0;
             let style = HSLColor(hue, 0.8, 0.38).stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(curve.iter().copied(), style).point_size(3))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+            chart.draw_series(LineSeries::new(curve.iter().copied(), style).point_size(3))?;
+            // Beside the chart, where it hides nothing.
+            let (x, y) = (SIZE.0 as i32 - KEY + 12, 40 + 18 * number as i32);
+            area.draw(&PathElement::new([(x, y), (x + 18, y)], style))?;
+            let label = ("sans-serif", 13).into_font();
+            area.draw(&Text::new(name.as_str(), (x + 24, y - 7), label))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::Coordinate(640, 20))
-            .background_style(WHITE)
-            .label_font(("sans-serif", 13))
-            .draw()?;
         area.present()?;
         Ok(())
     };
