@@ -7,9 +7,8 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 6: a wheel that goes round as often as an interval takes, with unordered lists. Section
-/// 6.1.2. Netty's HashedWheelTimer counts the rounds of each timer down; here the deadline tells
-/// them.
+/// Scheme 6: a wheel that goes round as often as an interval takes, with unordered lists. Netty's
+/// HashedWheelTimer counts the rounds of each timer down; here the deadline tells them.
 ///
 /// A timer stands in the slot of its deadline, or in that of an earlier deadline it had: when the
 /// hand comes to a slot, each timer is asked whether it is due and where it belongs. So moving a

@@ -7,7 +7,7 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 5: a hashed wheel with ordered lists; only their heads are looked at. Section 6.1.1.
+/// Scheme 5: a hashed wheel with ordered lists; only their heads are looked at.
 #[derive(Clone, Debug)]
 pub struct HashedOrdered {
     ring: Ring,

@@ -6,7 +6,7 @@ use super::{
 };
 
 /// Scheme 3: a binary heap of deadlines, as in java.util.Timer and ScheduledThreadPoolExecutor, the
-/// baseline of all wheels. Section 4.1.1. Each timer knows its place in it, so that stopping one
+/// baseline of all wheels. Each timer knows its place in it, so that stopping one
 /// needs no search.
 #[derive(Clone, Debug, Default)]
 pub struct Heap {

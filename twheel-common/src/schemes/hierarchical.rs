@@ -8,7 +8,7 @@ use super::{
 use crate::wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Wheel};
 
 /// Scheme 7: wheels of ever longer slots, one above the other, with the arithmetic of
-/// [`crate::wheel`]. Section 6.2.
+/// [`crate::wheel`].
 ///
 /// As there, a timer that is taken out of a slot is asked for its deadline and put where that lies.
 /// So moving a deadline to a later tick is one store.

@@ -126,7 +126,7 @@ pub struct Expired<T> {
     pub deadline: u64,
 }
 
-/// The model of Varghese & Lauck, section 2: the client calls the first operations, the clock the
+/// The model of Varghese & Lauck: the client calls the first operations, the clock the
 /// last two.
 ///
 /// `T` is what the client knows a timer by, and gets back.

@@ -14,7 +14,7 @@ pub enum End {
     Rear,
 }
 
-/// Scheme 2: one list in the order of deadlines; only its head is looked at. Section 3.2.
+/// Scheme 2: one list in the order of deadlines; only its head is looked at.
 #[derive(Clone, Debug)]
 pub struct Ordered {
     end: End,

@@ -8,7 +8,6 @@ use super::{
 };
 
 /// Scheme 4: a wheel whose range covers all intervals, so that whatever the hand comes to is due.
-/// Section 5.
 ///
 /// It is the hashed wheel that never goes round twice. That timers are asked all the same is what
 /// makes moving a deadline one store, and keeps them right when the driver lags behind its clock.

@@ -5,7 +5,7 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 1: an unordered list, and every tick counts each timer's remaining time down. Section 3.1.
+/// Scheme 1: an unordered list, and every tick counts each timer's remaining time down.
 #[derive(Clone, Debug, Default)]
 pub struct Unordered {
     /// Ticks that remain, of each timer of the slab.

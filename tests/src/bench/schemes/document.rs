@@ -219,7 +219,7 @@ fn scheme_2(text: &mut String) {
         text,
         "\n## Scheme 2: element reads of an insertion\n\n\
          Timers come at random and all run out; n are armed in the mean. Fitted: a + b·n.\n\n\
-         | intervals | search from | a | b | theory | the paper's constants |\n|---|---|--:|--:|--:|---|"
+         | intervals | search from | a | b | theory | constants as cited |\n|---|---|--:|--:|--:|---|"
     );
     let exponential: fn(&mut Random) -> f64 = Random::exponential;
     let uniform: fn(&mut Random) -> f64 = |random| 2.0 * random.unit();
