@@ -30,7 +30,7 @@ use twheel_common::{
     flow::{Direction, FlowKey, Timeouts},
     step::{Deleted, Outcome},
     table::{self, Hash, Record, holds_flow},
-    wheel::Link,
+    wheel::{Link, Scheme},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame};
 
@@ -67,6 +67,8 @@ const NARROW: Load = Load {
         ring_bytes: 1 << 22,
         // Stamps wrap on the way.
         start: (1 << 32) - 20_000,
+        scheme: Scheme::Hierarchical,
+        slots: None,
         log_level: 0,
     },
 };

@@ -5,7 +5,7 @@
 //!
 //! Time is counted in the *units* of whatever clock the data plane reads (jiffies in production,
 //! whatever a test says under virtual time); a *tick* of the wheel is a whole number of units.
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod bits;
@@ -14,6 +14,8 @@ pub mod counter;
 pub mod event;
 pub mod flow;
 pub mod packet;
+#[cfg(feature = "std")]
+pub mod schemes;
 pub mod step;
 pub mod table;
 pub mod wheel;

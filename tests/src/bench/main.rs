@@ -1,12 +1,14 @@
-//! `twheel-bench`, the benches of `cargo xtask bench`. Needs root; attaches nothing to anything.
+//! `twheel-bench`, the benches of `cargo xtask bench`. They attach nothing to anything.
 //!
-//! Times are the kernel's own, `duration` of `BPF_PROG_TEST_RUN`, never with `repeat`.
+//! Those of the data plane need root; their times are the kernel's own, `duration` of
+//! `BPF_PROG_TEST_RUN`, never with `repeat`.
 
 mod insert;
 mod machine;
 mod memory;
 mod plane;
 mod report;
+mod schemes;
 mod step;
 mod touch;
 
@@ -51,6 +53,8 @@ enum Bench {
     },
     /// Bytes a flow: what the kernel charges for all maps; and how long a large table takes to load
     Memory,
+    /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
+    Schemes(schemes::Options),
 }
 
 fn main() -> ExitCode {
@@ -65,10 +69,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    twheel::host::check()?;
+    if !matches!(cli.bench, Bench::Schemes(_)) {
+        twheel::host::check()?;
+    }
     let mut report = Report::new(cli.json);
     report.say(&machine::describe());
     match cli.bench {
+        Bench::Schemes(ref options) => schemes::bench(options, &mut report),
         Bench::Touch { rounds } => touch::bench(rounds, &mut report),
         Bench::Insert { rounds } => insert::bench(rounds, &mut report),
         Bench::Step { rounds } => step::bench(rounds, &mut report),

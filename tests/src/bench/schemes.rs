@@ -1,0 +1,324 @@
+//! Nanoseconds and bytes of the schemes of `twheel_common::schemes`, and the tables of the paper.
+//!
+//! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*.
+
+mod alloc;
+mod contender;
+mod document;
+mod paper;
+mod plot;
+mod stopwatch;
+mod workload;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use self::{
+    contender::Contender,
+    workload::{Intervals, Workload},
+};
+use crate::{
+    machine,
+    report::{Figure, Report},
+};
+
+/// What is measured, and where to.
+#[derive(Args)]
+pub struct Options {
+    /// Rounds; each measures every scheme once, in turn
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: u32,
+    /// Numbers of timers
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16_000_000),
+        default_values_t = [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000])]
+    sizes: Vec<u32>,
+    /// How long timers run
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Intervals::ALL)]
+    intervals: Vec<Intervals>,
+    /// Schemes whose names contain one of these
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Where the table and the plots are written to
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench"))]
+    out: PathBuf,
+}
+
+/// An operation that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Start,
+    Stop,
+    Rearm,
+    Tick,
+    Expiry,
+    ExpiryRearmed,
+}
+
+impl Operation {
+    const ALL: [Self; 6] = [
+        Self::Start,
+        Self::Stop,
+        Self::Rearm,
+        Self::Tick,
+        Self::Expiry,
+        Self::ExpiryRearmed,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Rearm => "re-arm",
+            Self::Tick => "empty tick",
+            Self::Expiry => "expiry",
+            Self::ExpiryRearmed => "expiry after re-arm",
+        }
+    }
+
+    /// How many times slower than the wheels, with the most timers, the peer is to be at least.
+    fn target(self) -> Option<f64> {
+        match self {
+            Self::Start | Self::Stop | Self::Rearm => Some(3.0),
+            Self::Expiry => Some(2.0),
+            Self::Tick | Self::ExpiryRearmed => None,
+        }
+    }
+}
+
+/// Which figure: intervals, a place in [`contender::ALL`], what is measured, and the timers.
+type Key = (&'static str, usize, Operation, u32);
+
+/// All that was measured.
+#[derive(Default)]
+struct Results {
+    sizes: Vec<u32>,
+    samples: BTreeMap<Key, Vec<f64>>,
+    /// Bytes a timer, by contender and timers.
+    bytes: BTreeMap<(usize, u32), f64>,
+    /// The same after some re-arms.
+    rearmed: BTreeMap<(usize, u32), f64>,
+    /// Nanoseconds of a read of memory, by bytes.
+    misses: Vec<(f64, f64)>,
+}
+
+impl Results {
+    fn figure(
+        &self,
+        intervals: Intervals,
+        contender: usize,
+        operation: Operation,
+        n: u32,
+    ) -> Option<Figure> {
+        let samples = self
+            .samples
+            .get(&(intervals.name(), contender, operation, n))?;
+        Some(Figure::of(samples))
+    }
+
+    /// Medians by number of timers.
+    fn curve(
+        &self,
+        intervals: Intervals,
+        contender: usize,
+        operation: Operation,
+    ) -> Vec<(f64, f64)> {
+        let point = |n: &u32| {
+            let figure = self.figure(intervals, contender, operation, *n)?;
+            Some((f64::from(*n), figure.median))
+        };
+        self.sizes.iter().filter_map(point).collect()
+    }
+}
+
+/// Steps in which all timers expire.
+const STEPS: u32 = 64;
+/// Empty ticks of a round.
+const TICKS: u32 = 4096;
+
+/// All schemes, all sizes.
+pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
+    let mut results = Results {
+        sizes: options.sizes.clone(),
+        ..Results::default()
+    };
+    results.sizes.sort_unstable();
+    results.sizes.dedup();
+    let how = how(options.rounds);
+    report.say("Measuring; this usually takes two minutes.");
+    let wanted = |contender: &usize, n: u32| {
+        let contender::Entry { name, most, .. } = contender::ALL[*contender];
+        let named = options.only.is_empty() || options.only.iter().any(|it| name.contains(it));
+        named && n as usize <= most
+    };
+    for round in 0..=options.rounds {
+        for n in results.sizes.clone() {
+            for &intervals in &options.intervals {
+                let workload = Workload::new(n as usize, intervals);
+                // The first round warms up; it needs not be long.
+                if round == 0 && n > 100_000 {
+                    continue;
+                }
+                for contender in (0..contender::ALL.len()).filter(|it| wanted(it, n)) {
+                    measure(&mut results, round > 0, contender, intervals, &workload)?;
+                }
+            }
+        }
+    }
+    for n in results.sizes.clone() {
+        // What grows takes a gigabyte otherwise.
+        if n <= 100_000 {
+            let workload = Workload::new(n as usize, Intervals::Uniform);
+            for contender in (0..contender::ALL.len()).filter(|it| wanted(it, n)) {
+                let bytes = rearmed(contender, &workload);
+                results.rearmed.insert((contender, n), bytes);
+            }
+        }
+    }
+    results.misses = (12..=27)
+        .map(|log| (f64::from(1 << log), paper::miss(1 << log)))
+        .collect();
+    emit(&results, report);
+    let text = document::write(&machine::describe(), &how, &results);
+    report.say(&text);
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot make {}", options.out.display()))?;
+    let path = options.out.join("schemes.md");
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    plot::all(&options.out, &results)?;
+    report.say(&format!(
+        "Written to {}, with plots beside it.",
+        path.display()
+    ));
+    Ok(())
+}
+
+fn how(rounds: u32) -> String {
+    format!(
+        "Nanoseconds each: medians of {rounds} rounds in one run. A round measures all schemes at all numbers of \
+         timers, in turn.\nTime is what one \
+         thread has had of its CPU: others do not count, but for what they do to the caches. The clock is an argument, or tokio's, paused. The wheels of one level \
+         have {} slots, scheme 7 has 3 levels of\n1024, the growing ones levels of 256; scheme 2 searches from \
+         the rear. Ids are `u64`.\n\n\
+         - start: n timers into an empty structure that has no space reserved. Schemes 4 and 6 queue them, as Netty \
+         does, and place\nthem at the next tick: that is in expiry.\n\
+         - re-arm: each timer, in random order, to a new random interval from now, earlier or later.\n\
+         - expiry: all timers, as they were started, in {STEPS} jumps of the clock. After re-arm: all, when each \
+         has been\nre-armed in random order; what a lazy re-arm has put off is paid here. With few timers, much of either is reading our \
+         own clock.\n\
+         - empty tick: one of {TICKS} ticks while n timers are armed that are due much later.\n\
+         - stop: each timer, in random order.\n\n\
+         Intervals are uniform in 1 to 65,535 ticks, or exponential of mean 16,384 and cut at 65,535. Handles \
+         are kept in a vector\nby the driver, in all but hierarchical_hash_wheel_timer, which has ids alone, and \
+         whose re-arm is a cancel and an insert.\nSchemes 1 and 2 are measured up to 10,000 timers: beyond \
+         that, a tick of the one and a start of the other take too long.\n",
+        contender::SLOTS
+    )
+}
+
+/// One round of one contender.
+fn measure(
+    results: &mut Results,
+    counts: bool,
+    contender: usize,
+    intervals: Intervals,
+    workload: &Workload,
+) -> Result<()> {
+    let n = workload.first.len();
+    let entry = &contender::ALL[contender];
+    // A list that is counted down takes its time, n after n.
+    let ticks = if entry.most < usize::MAX {
+        TICKS / 64
+    } else {
+        TICKS
+    };
+    let repeats = (20_000 / n).clamp(1, 10);
+    let mut totals = [0.0; Operation::ALL.len()];
+    for _ in 0..repeats {
+        let mut timed = |operation: Operation, work: &mut dyn FnMut()| {
+            let begin = stopwatch::start();
+            work();
+            totals[operation as usize] += begin.read().as_nanos() as f64;
+        };
+        let before = alloc::live();
+        let mut timers = (entry.make)(n);
+        timed(Operation::Start, &mut || timers.start(&workload.first));
+        let bytes = each(before, &*timers, n);
+        results.bytes.insert((contender, n as u32), bytes);
+        timed(Operation::Rearm, &mut || {
+            timers.rearm(&workload.order, &workload.again)
+        });
+        let mut expire = |timers: &mut dyn Contender, operation| {
+            let mut fired = 0;
+            for _ in 0..STEPS {
+                timers.pass(workload::LONGEST.div_ceil(STEPS));
+                timed(operation, &mut || fired += timers.expire());
+            }
+            ensure!(
+                fired == n,
+                "{}: {fired} of {n} timers have fired",
+                entry.name
+            );
+            Ok(())
+        };
+        expire(&mut *timers, Operation::ExpiryRearmed)?;
+        let mut timers = (entry.make)(n);
+        timers.start(&workload.first);
+        expire(&mut *timers, Operation::Expiry)?;
+        timers.start(&workload.far);
+        // What queues its starts places them; that is in expiry, not in an empty tick.
+        timers.expire();
+        let (fired, took) = timers.tick(ticks);
+        ensure!(fired == 0, "{}: {fired} timers were early", entry.name);
+        timed(Operation::Stop, &mut || timers.stop(&workload.order));
+        totals[Operation::Tick as usize] += took.as_nanos() as f64;
+    }
+    for operation in Operation::ALL {
+        let count = match operation {
+            Operation::Tick => ticks as usize,
+            _ => n,
+        };
+        let each = totals[operation as usize] / (count * repeats) as f64;
+        if counts {
+            let key = (intervals.name(), contender, operation, n as u32);
+            results.samples.entry(key).or_default().push(each);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes a timer, beside the driver's handles, of a structure made when so many were allocated.
+fn each(before: usize, timers: &dyn Contender, n: usize) -> f64 {
+    // It is there still.
+    std::hint::black_box(timers);
+    alloc::live().saturating_sub(before + timers.handles()) as f64 / n as f64
+}
+
+/// Bytes a timer after 4 re-arms of each while time passes.
+fn rearmed(contender: usize, workload: &Workload) -> f64 {
+    let n = workload.first.len();
+    let before = alloc::live();
+    let mut timers = (contender::ALL[contender].make)(n);
+    timers.start(&workload.first);
+    for _ in 0..4 {
+        timers.pass(100);
+        timers.rearm(&workload.order, &workload.far);
+        timers.expire();
+    }
+    each(before, &*timers, n)
+}
+
+fn emit(results: &Results, report: &mut Report) {
+    for (&(intervals, contender, operation, n), samples) in &results.samples {
+        let name = contender::ALL[contender].name;
+        let variant = format!("{name}/{}/{intervals}", operation.name());
+        report.nanoseconds("schemes", &variant, n.into(), &Figure::of(samples));
+    }
+    for (what, bytes) in [("started", &results.bytes), ("re-armed", &results.rearmed)] {
+        for (&(contender, n), each) in bytes {
+            let variant = format!("{}/{what}", contender::ALL[contender].name);
+            report.bytes("schemes", &variant, n.into(), (each * f64::from(n)) as u64);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! What is compared: the schemes, and two crates that people use.
+
+use std::{rc::Rc, task::Context, task::Poll, task::Waker, time::Duration};
+
+use hierarchical_hash_wheel_timer::{
+    IdOnlyTimerEntry,
+    wheels::{Skip, cancellable::QuadWheelWithOverflow},
+};
+use tokio::{runtime::Runtime, time::Instant};
+use tokio_util::time::{DelayQueue, delay_queue::Key};
+use twheel_common::schemes::{
+    End, Growing, Handle, Hashed, HashedOrdered, Heap, Hierarchical, Ordered, Scheme, Simple,
+    Timers, Unordered,
+};
+
+use super::stopwatch;
+
+/// Slots of the wheels that have one level: more than the longest interval, as scheme 4 demands.
+pub const SLOTS: u32 = 1 << 16;
+/// Looks at a time, and what is found is handed out while it is in the cache.
+const BUDGET: usize = 256;
+
+/// A tick is 1 ms where it has a meaning. Each call is a batch, so that what it takes to get there
+/// does not count. All know their timers by what they are numbered in a vector of handles, except
+/// where ids are all there is.
+pub trait Contender {
+    /// Starts a timer for each interval.
+    fn start(&mut self, intervals: &[u32]);
+    /// Moves the timers, in an order, to new intervals from now.
+    fn rearm(&mut self, order: &[u32], intervals: &[u32]);
+    /// Stops the timers, in an order.
+    fn stop(&mut self, order: &[u32]);
+    /// Lets time pass; not measured.
+    fn pass(&mut self, ticks: u32);
+    /// Hands out all that is due; how many.
+    fn expire(&mut self) -> usize;
+
+    /// Bytes of the vector of handles.
+    fn handles(&self) -> usize {
+        0
+    }
+
+    /// Does both, tick by tick. How many were due, and how long that took.
+    fn tick(&mut self, ticks: u32) -> (usize, Duration) {
+        let begin = stopwatch::start();
+        let mut count = 0;
+        for _ in 0..ticks {
+            self.pass(1);
+            count += self.expire();
+        }
+        (count, begin.read())
+    }
+}
+
+/// A contender's name, how to make one for so many timers, and up to how many it is measured.
+pub struct Entry {
+    /// As in the tables.
+    pub name: &'static str,
+    /// With space for the handles of so many timers, and none for the timers.
+    pub make: fn(usize) -> Box<dyn Contender>,
+    /// What is beyond takes minutes.
+    pub most: usize,
+}
+
+/// All of them.
+pub const ALL: [Entry; 11] = {
+    const fn entry(
+        name: &'static str,
+        make: fn(usize) -> Box<dyn Contender>,
+        most: usize,
+    ) -> Entry {
+        Entry { name, make, most }
+    }
+    const ANY: usize = usize::MAX;
+    [
+        entry(
+            "1 unordered",
+            |n| ours(n, Timers::new(Unordered::new())),
+            10_000,
+        ),
+        entry(
+            "2 ordered",
+            |n| ours(n, Timers::new(Ordered::new(End::Rear))),
+            10_000,
+        ),
+        entry("3 heap", |n| ours(n, Timers::new(Heap::new())), ANY),
+        entry(
+            "4 simple",
+            |n| ours(n, Timers::new(must(Simple::new(SLOTS)))),
+            ANY,
+        ),
+        entry(
+            "5 hashed ordered",
+            |n| ours(n, Timers::new(must(HashedOrdered::new(SLOTS)))),
+            ANY,
+        ),
+        entry(
+            "6 hashed",
+            |n| ours(n, Timers::new(must(Hashed::new(SLOTS)))),
+            ANY,
+        ),
+        entry(
+            "7 hierarchical",
+            |n| ours(n, Timers::new(must(Hierarchical::new(3, 1024)))),
+            ANY,
+        ),
+        entry(
+            "7 growing, ticked",
+            |n| ours(n, Timers::new(must(Growing::ticked(256)))),
+            ANY,
+        ),
+        entry(
+            "7 growing, skipping",
+            |n| ours(n, Timers::new(must(Growing::skipping(256)))),
+            ANY,
+        ),
+        entry(DELAY_QUEUE, |n| Box::new(Queue::new(n)), ANY),
+        entry(
+            "hierarchical_hash_wheel_timer",
+            |_| Box::new(Quad::default()),
+            ANY,
+        ),
+    ]
+};
+
+/// The one to beat.
+pub const DELAY_QUEUE: &str = "tokio-util DelayQueue";
+
+/// What the bench asks for is possible.
+pub fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("the bench asks for the impossible: {error}"))
+}
+
+fn ours<S: Scheme<u64> + 'static>(n: usize, scheme: S) -> Box<dyn Contender> {
+    Box::new(Ours {
+        scheme,
+        timers: Vec::with_capacity(n),
+        now: 0,
+    })
+}
+
+struct Ours<S> {
+    scheme: S,
+    timers: Vec<Handle>,
+    now: u64,
+}
+
+impl<S: Scheme<u64>> Contender for Ours<S> {
+    fn start(&mut self, intervals: &[u32]) {
+        self.timers.clear();
+        for (id, interval) in (0..).zip(intervals) {
+            let timer = self.scheme.start_timer(self.now, (*interval).into(), id);
+            self.timers.push(must(timer));
+        }
+    }
+
+    fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
+        for (id, interval) in order.iter().zip(intervals) {
+            let timer = self.timers[*id as usize];
+            must(
+                self.scheme
+                    .restart_timer(timer, self.now, (*interval).into()),
+            );
+        }
+    }
+
+    fn stop(&mut self, order: &[u32]) {
+        for id in order {
+            self.scheme.stop_timer(self.timers[*id as usize]);
+        }
+    }
+
+    fn pass(&mut self, ticks: u32) {
+        self.now += u64::from(ticks);
+    }
+
+    fn handles(&self) -> usize {
+        self.timers.capacity() * size_of::<Handle>()
+    }
+
+    fn expire(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            let done = self.scheme.per_tick_bookkeeping(self.now, BUDGET);
+            while self.scheme.expiry_processing().is_some() {
+                count += 1;
+            }
+            if done {
+                return count;
+            }
+        }
+    }
+}
+
+/// On tokio's paused clock, so that time passes when it is told to.
+struct Queue {
+    queue: DelayQueue<u64>,
+    keys: Vec<Key>,
+    runtime: Runtime,
+    now: Instant,
+}
+
+impl Queue {
+    fn new(n: usize) -> Self {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = must(builder.enable_time().start_paused(true).build());
+        let guard = runtime.enter();
+        let now = Instant::now();
+        let queue = DelayQueue::new();
+        drop(guard);
+        Self {
+            queue,
+            keys: Vec::with_capacity(n),
+            runtime,
+            now,
+        }
+    }
+}
+
+fn ms(ticks: u32) -> Duration {
+    Duration::from_millis(ticks.into())
+}
+
+impl Contender for Queue {
+    fn start(&mut self, intervals: &[u32]) {
+        let _guard = self.runtime.enter();
+        self.keys.clear();
+        for (id, interval) in (0..).zip(intervals) {
+            // Not `insert`, which would read the clock each time.
+            let key = self.queue.insert_at(id, self.now + ms(*interval));
+            self.keys.push(key);
+        }
+    }
+
+    fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
+        let _guard = self.runtime.enter();
+        for (id, interval) in order.iter().zip(intervals) {
+            let key = &self.keys[*id as usize];
+            self.queue.reset_at(key, self.now + ms(*interval));
+        }
+    }
+
+    fn stop(&mut self, order: &[u32]) {
+        let _guard = self.runtime.enter();
+        for id in order {
+            self.queue.remove(&self.keys[*id as usize]);
+        }
+    }
+
+    fn pass(&mut self, ticks: u32) {
+        self.now += ms(ticks);
+        self.runtime.block_on(async {
+            tokio::time::advance(ms(ticks)).await;
+            // The runtime's own wheel turns.
+            tokio::task::yield_now().await;
+        });
+    }
+
+    fn handles(&self) -> usize {
+        self.keys.capacity() * size_of::<Key>()
+    }
+
+    fn expire(&mut self) -> usize {
+        let _guard = self.runtime.enter();
+        let mut context = Context::from_waker(Waker::noop());
+        let mut count = 0;
+        while let Poll::Ready(Some(_)) = self.queue.poll_expired(&mut context) {
+            count += 1;
+        }
+        count
+    }
+
+    fn tick(&mut self, ticks: u32) -> (usize, Duration) {
+        let (mut count, mut total) = (0, Duration::ZERO);
+        // Moving tokio's clock is not the queue's doing; nor is reading ours.
+        let mut reading = Duration::ZERO;
+        for _ in 0..ticks {
+            let begin = std::time::Instant::now();
+            reading += begin.elapsed();
+            self.pass(1);
+            let begin = std::time::Instant::now();
+            count += self.expire();
+            total += begin.elapsed();
+        }
+        (count, total.saturating_sub(reading))
+    }
+}
+
+/// Its timers are known by ids, through a hash map of its own. There is no moving one: it is
+/// cancelled and inserted.
+#[derive(Default)]
+struct Quad {
+    wheel: QuadWheelWithOverflow<IdOnlyTimerEntry<u64>>,
+    behind: u32,
+}
+
+impl Quad {
+    fn insert(&mut self, id: u64, interval: u32) {
+        let delay = ms(interval);
+        let entry = Rc::new(IdOnlyTimerEntry { id, delay });
+        assert!(self.wheel.insert_ref_with_delay(entry, delay).is_ok());
+    }
+}
+
+impl Contender for Quad {
+    fn start(&mut self, intervals: &[u32]) {
+        for (id, interval) in (0..).zip(intervals) {
+            self.insert(id, *interval);
+        }
+    }
+
+    fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
+        for (id, interval) in order.iter().zip(intervals) {
+            let id = u64::from(*id);
+            // It was not there if it has fired.
+            let _ = self.wheel.cancel(&id);
+            self.insert(id, *interval);
+        }
+    }
+
+    fn stop(&mut self, order: &[u32]) {
+        for id in order {
+            let _ = self.wheel.cancel(&u64::from(*id));
+        }
+    }
+
+    fn pass(&mut self, ticks: u32) {
+        self.behind += ticks;
+    }
+
+    fn expire(&mut self) -> usize {
+        let mut count = 0;
+        while self.behind > 0 {
+            let skip = match self.wheel.can_skip() {
+                Skip::None => 0,
+                Skip::Millis(ms) => ms.min(self.behind - 1),
+                Skip::Empty => self.behind - 1,
+            };
+            self.wheel.skip(skip);
+            count += self.wheel.tick().len();
+            self.behind -= skip + 1;
+        }
+        count
+    }
+}

@@ -1,0 +1,114 @@
+//! Scheme 2.
+
+use super::{
+    slab::{ListId, Slab},
+    timers::{Budget, Structure},
+};
+
+/// The end of an ordered list at which the search for a place begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The earliest deadline.
+    Front,
+    /// The latest deadline: better where intervals are much alike.
+    Rear,
+}
+
+/// Scheme 2: one list in the order of deadlines; only its head is looked at.
+#[derive(Clone, Debug)]
+pub struct Ordered {
+    end: End,
+    reads: u64,
+}
+
+impl Ordered {
+    /// Without timers, to be searched from that end.
+    pub fn new(end: End) -> Self {
+        Self { end, reads: 0 }
+    }
+
+    /// Timers that have been looked at in search of a place, so far. The paper counts two accesses
+    /// more for each insertion, those that link it.
+    pub fn reads(&self) -> u64 {
+        self.reads
+    }
+}
+
+/// Links a timer into a list in the order of deadlines, behind those of the same. Returns how many
+/// others were looked at.
+pub fn insert<T>(slab: &mut Slab<T>, list: ListId, end: End, timer: u32) -> u64 {
+    let when = slab.when(timer);
+    let mut reads = 0;
+    let mut belongs = |other: &u32, later: bool| {
+        reads += 1;
+        (slab.when(*other) > when) == later
+    };
+    let behind = match end {
+        End::Front => {
+            let mut behind = None;
+            let mut at = slab.first(list);
+            while let Some(other) = at.filter(|other| belongs(other, false)) {
+                behind = at;
+                at = slab.next(other);
+            }
+            behind
+        }
+        End::Rear => {
+            let mut at = slab.last(list);
+            while let Some(other) = at.filter(|other| belongs(other, true)) {
+                at = slab.prev(other);
+            }
+            at
+        }
+    };
+    slab.link(list, behind, timer);
+    reads
+}
+
+const ALL: u32 = 0;
+
+impl Structure for Ordered {
+    const LAZY: bool = false;
+
+    fn slots(&self) -> u32 {
+        1
+    }
+
+    fn place<T>(&mut self, slab: &mut Slab<T>, _elapsed: u64, timer: u32) {
+        self.reads += insert(slab, ListId::of_slot(ALL), self.end, timer);
+    }
+
+    fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32) {
+        slab.unlink(timer);
+    }
+
+    fn advance<T>(
+        &mut self,
+        slab: &mut Slab<T>,
+        elapsed: &mut u64,
+        now: u64,
+        budget: &mut Budget,
+    ) -> bool {
+        while let Some(timer) = slab.first(ListId::of_slot(ALL)) {
+            let when = slab.when(timer);
+            if when > now {
+                break;
+            }
+            if !budget.spend() {
+                return false;
+            }
+            *elapsed = when.max(*elapsed);
+            slab.unlink(timer);
+            slab.push(ListId::DUE, timer);
+        }
+        *elapsed = now.max(*elapsed);
+        true
+    }
+
+    fn next<T>(&self, slab: &Slab<T>, _elapsed: u64) -> Option<u64> {
+        slab.first(ListId::of_slot(ALL))
+            .map(|timer| slab.when(timer))
+    }
+
+    fn clear(&mut self) {}
+}

@@ -1,0 +1,409 @@
+//! Where timers are kept, and the lists they stand in.
+
+use std::num::NonZeroU32;
+
+use super::Error;
+
+/// The index of nothing.
+const NIL: u32 = u32::MAX;
+
+/// What a timer is known by. One that has fired or was stopped is never taken for another that has
+/// its place by now, until that place has been used 2^32 times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle {
+    index: u32,
+    generation: u32,
+}
+
+/// A list of timers; never 0, so that an [`Entry`] needs no tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListId(NonZeroU32);
+
+impl ListId {
+    /// Timers that were found due and not yet handed out.
+    pub const DUE: Self = Self(NonZeroU32::MIN);
+
+    /// Timers that were started and not yet placed.
+    pub const STARTED: Self = Self(NonZeroU32::MIN.saturating_add(1));
+
+    /// The list of a slot.
+    pub fn of_slot(slot: u32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(slot.saturating_add(2)))
+    }
+
+    /// The slot of a list that is one's.
+    pub fn slot(self) -> u32 {
+        self.0.get() - 3
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        head: NIL,
+        tail: NIL,
+    };
+}
+
+/// An armed timer: 24 bytes, and the value.
+#[derive(Debug)]
+struct Node<T> {
+    when: u64,
+    next: u32,
+    prev: u32,
+    generation: u32,
+    list: ListId,
+    value: T,
+}
+
+#[derive(Debug)]
+enum Entry<T> {
+    Armed(Node<T>),
+    Vacant { next: u32, generation: u32 },
+}
+
+/// Entries of a chunk.
+const CHUNK: usize = 512;
+
+/// Timers, linked by their indices into doubly linked lists, each timer in at most one.
+#[derive(Debug)]
+pub struct Slab<T> {
+    /// Not one vector: that would be copied as it grows, and be longer than needed.
+    chunks: Vec<Box<[Entry<T>; CHUNK]>>,
+    lists: Vec<List>,
+    /// The first vacant entry; each names the next.
+    vacant: u32,
+    len: u32,
+    /// The timer that a walk through a list comes to next. Unlinking it moves the walk on.
+    cursor: u32,
+}
+
+impl<T> Slab<T> {
+    /// Without timers, with the lists of so many slots.
+    pub fn new(slots: u32) -> Self {
+        Self {
+            chunks: Vec::new(),
+            lists: vec![List::EMPTY; slots as usize + 2],
+            vacant: NIL,
+            len: 0,
+            cursor: NIL,
+        }
+    }
+
+    /// Adds the lists of more slots.
+    pub fn add_slots(&mut self, slots: u32) {
+        let lists = self.lists.len() + slots as usize;
+        self.lists.resize(lists, List::EMPTY);
+    }
+
+    /// Timers in here.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn entry_mut(&mut self, timer: u32) -> &mut Entry<T> {
+        &mut self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
+    }
+
+    fn node(&self, timer: u32) -> &Node<T> {
+        match &self.chunks[timer as usize / CHUNK][timer as usize % CHUNK] {
+            Entry::Armed(node) => node,
+            Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
+        }
+    }
+
+    fn node_mut(&mut self, timer: u32) -> &mut Node<T> {
+        match self.entry_mut(timer) {
+            Entry::Armed(node) => node,
+            Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
+        }
+    }
+
+    /// Adds a timer, which stands in no list yet.
+    pub fn insert(&mut self, when: u64, value: T) -> Result<u32, Error> {
+        if self.vacant == NIL {
+            self.grow()?;
+        }
+        let timer = self.vacant;
+        let entry = self.entry_mut(timer);
+        let Entry::Vacant { next, generation } = *entry else {
+            unreachable!("vacant entries lead to vacant ones alone");
+        };
+        *entry = Entry::Armed(Node {
+            when,
+            next: NIL,
+            prev: NIL,
+            generation,
+            list: ListId::DUE,
+            value,
+        });
+        self.vacant = next;
+        self.len += 1;
+        Ok(timer)
+    }
+
+    /// Adds a chunk of vacant entries.
+    #[cold]
+    fn grow(&mut self) -> Result<(), Error> {
+        const MOST: usize = NIL as usize / CHUNK * CHUNK;
+        let count = self.chunks.len() * CHUNK;
+        let what = "the number of timers";
+        Error::check(what, count as u64 + 1, 1, MOST as u64)?;
+        let vacant = |at: usize| Entry::Vacant {
+            next: if at + 1 < CHUNK {
+                (count + at + 1) as u32
+            } else {
+                NIL
+            },
+            generation: 0,
+        };
+        let chunk: Vec<_> = (0..CHUNK).map(vacant).collect();
+        let Ok(chunk) = chunk.try_into() else {
+            unreachable!("it has the length of a chunk");
+        };
+        self.chunks.push(chunk);
+        self.vacant = count as u32;
+        Ok(())
+    }
+
+    /// Removes a timer that stands in no list.
+    pub fn remove(&mut self, timer: u32) -> T {
+        let vacant = Entry::Vacant {
+            next: self.vacant,
+            generation: self.node(timer).generation.wrapping_add(1),
+        };
+        match std::mem::replace(self.entry_mut(timer), vacant) {
+            Entry::Armed(node) => {
+                self.vacant = timer;
+                self.len -= 1;
+                node.value
+            }
+            Entry::Vacant { .. } => unreachable!("it was armed a line above"),
+        }
+    }
+
+    /// Removes all.
+    pub fn remove_all(&mut self) -> Vec<T> {
+        self.lists.fill(List::EMPTY);
+        self.cursor = NIL;
+        let armed = |(timer, entry): (u32, &Entry<T>)| match entry {
+            Entry::Armed(_) => Some(timer),
+            Entry::Vacant { .. } => None,
+        };
+        let entries = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let all: Vec<u32> = (0..).zip(entries).filter_map(armed).collect();
+        all.into_iter().map(|timer| self.remove(timer)).collect()
+    }
+
+    /// What a timer is known by outside.
+    pub fn handle(&self, timer: u32) -> Handle {
+        Handle {
+            index: timer,
+            generation: self.node(timer).generation,
+        }
+    }
+
+    /// The timer of a handle that is not stale.
+    pub fn find(&self, handle: Handle) -> Option<u32> {
+        let chunk = self.chunks.get(handle.index as usize / CHUNK)?;
+        match &chunk[handle.index as usize % CHUNK] {
+            Entry::Armed(node) if node.generation == handle.generation => Some(handle.index),
+            _ => None,
+        }
+    }
+
+    /// The tick at which it is due.
+    pub fn when(&self, timer: u32) -> u64 {
+        self.node(timer).when
+    }
+
+    /// Sets the tick at which it is due; where it stands is up to the caller.
+    pub fn set_when(&mut self, timer: u32, when: u64) {
+        self.node_mut(timer).when = when;
+    }
+
+    /// Whether it stands in a list.
+    pub fn is_in(&self, list: ListId, timer: u32) -> bool {
+        self.node(timer).list == list
+    }
+
+    /// Where it stands in an array, for a scheme that has one instead of lists.
+    pub fn position(&self, timer: u32) -> u32 {
+        self.node(timer).next
+    }
+
+    /// Notes where it stands in an array.
+    pub fn set_position(&mut self, timer: u32, position: u32) {
+        let node = self.node_mut(timer);
+        node.next = position;
+        // Anything but due.
+        node.list = ListId::of_slot(0);
+    }
+
+    /// The first of a list.
+    pub fn first(&self, list: ListId) -> Option<u32> {
+        some(self.lists[list.index()].head)
+    }
+
+    /// The last of a list.
+    pub fn last(&self, list: ListId) -> Option<u32> {
+        some(self.lists[list.index()].tail)
+    }
+
+    /// Its successor.
+    pub fn next(&self, timer: u32) -> Option<u32> {
+        some(self.node(timer).next)
+    }
+
+    /// Its predecessor.
+    pub fn prev(&self, timer: u32) -> Option<u32> {
+        some(self.node(timer).prev)
+    }
+
+    /// Appends a timer, which stands in no list, to one.
+    pub fn push(&mut self, list: ListId, timer: u32) {
+        let ends = &mut self.lists[list.index()];
+        let prev = std::mem::replace(&mut ends.tail, timer);
+        if prev == NIL {
+            ends.head = timer;
+        } else {
+            self.node_mut(prev).next = timer;
+        }
+        let node = self.node_mut(timer);
+        (node.list, node.prev, node.next) = (list, prev, NIL);
+    }
+
+    /// Links a timer, which stands in no list, behind another one, or in front of all.
+    pub fn link(&mut self, list: ListId, behind: Option<u32>, timer: u32) {
+        let ends = &mut self.lists[list.index()];
+        let next = match behind {
+            Some(prev) => {
+                if ends.tail == prev {
+                    ends.tail = timer;
+                }
+                std::mem::replace(&mut self.node_mut(prev).next, timer)
+            }
+            None => {
+                if ends.tail == NIL {
+                    ends.tail = timer;
+                }
+                std::mem::replace(&mut ends.head, timer)
+            }
+        };
+        if next != NIL {
+            self.node_mut(next).prev = timer;
+        }
+        let node = self.node_mut(timer);
+        node.list = list;
+        node.prev = behind.unwrap_or(NIL);
+        node.next = next;
+    }
+
+    /// Takes a timer out of its list. Returns the list if it is empty now.
+    pub fn unlink(&mut self, timer: u32) -> Option<ListId> {
+        let &Node {
+            prev, next, list, ..
+        } = self.node(timer);
+        if self.cursor == timer {
+            self.cursor = next;
+        }
+        if prev == NIL {
+            self.lists[list.index()].head = next;
+        } else {
+            self.node_mut(prev).next = next;
+        }
+        if next == NIL {
+            self.lists[list.index()].tail = prev;
+        } else {
+            self.node_mut(next).prev = prev;
+        }
+        (prev == NIL && next == NIL).then_some(list)
+    }
+
+    /// Begins a walk through a list; one at a time.
+    pub fn walk(&mut self, list: ListId) {
+        self.cursor = self.lists[list.index()].head;
+    }
+
+    /// The next timer of the walk; it may be unlinked, as may any other.
+    pub fn step(&mut self) -> Option<u32> {
+        let timer = some(self.cursor)?;
+        self.cursor = self.node(timer).next;
+        Some(timer)
+    }
+
+    /// Whether the walk is at its end.
+    pub fn at_end(&self) -> bool {
+        self.cursor == NIL
+    }
+}
+
+fn some(timer: u32) -> Option<u32> {
+    (timer != NIL).then_some(timer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK, Entry, ListId, Slab};
+
+    #[test]
+    fn a_timer_takes_24_bytes_beside_its_value() {
+        assert_eq!(size_of::<Entry<u64>>(), 24 + 8);
+        assert_eq!(size_of::<Entry<()>>(), 24);
+    }
+
+    #[test]
+    fn a_walk_survives_that_any_timer_is_unlinked() {
+        let list = ListId::of_slot(0);
+        for gone in 0..3 {
+            let mut slab = Slab::new(1);
+            for value in 0..3 {
+                let timer = slab.insert(0, value).unwrap();
+                slab.push(list, timer);
+            }
+            slab.walk(list);
+            assert_eq!(slab.step(), Some(0));
+            slab.unlink(gone);
+            slab.remove(gone);
+            let rest: Vec<u32> = std::iter::from_fn(|| slab.step()).collect();
+            let expected: Vec<u32> = [1, 2].into_iter().filter(|it| *it != gone).collect();
+            assert_eq!(rest, expected);
+        }
+    }
+
+    #[test]
+    fn it_does_not_grow_while_timers_come_and_go() {
+        let mut slab = Slab::new(0);
+        let mut timers: Vec<u32> = (0..1_000).map(|_| slab.insert(1, ()).unwrap()).collect();
+        let chunks = slab.chunks.len();
+        assert_eq!(chunks, 1_000usize.div_ceil(CHUNK));
+        for round in 0..10_000 {
+            let at = round % timers.len();
+            slab.remove(timers[at]);
+            timers[at] = slab.insert(1, ()).unwrap();
+        }
+        assert_eq!((slab.len(), slab.chunks.len()), (1_000, chunks));
+    }
+
+    #[test]
+    fn a_stale_handle_finds_nothing() {
+        let mut slab = Slab::new(0);
+        let first = slab.insert(1, 'a').unwrap();
+        let stale = slab.handle(first);
+        assert_eq!(slab.find(stale), Some(first));
+        slab.remove(first);
+        assert_eq!(slab.find(stale), None);
+        let second = slab.insert(1, 'b').unwrap();
+        assert_eq!(second, first, "its place is used again");
+        assert_eq!(slab.find(stale), None);
+    }
+}

@@ -1,0 +1,206 @@
+//! What all schemes have in common.
+
+use super::{Error, Expired, Handle, LAST_TICK, Scheme, slab::ListId, slab::Slab};
+
+/// Timers with values `T` in a structure `S`: one of the types of this module's table.
+///
+/// A timer takes 24 bytes beside its value, a slot takes 8. Memory comes in chunks of 512 timers; it
+/// is used again, and kept until all is dropped.
+#[derive(Debug)]
+pub struct Timers<T, S> {
+    slab: Slab<T>,
+    structure: S,
+    elapsed: u64,
+    /// No timer in [`ListId::STARTED`] is due before this tick.
+    started: u64,
+}
+
+/// How timers are found when they are due: what tells one scheme from another. Of use to this crate
+/// alone, since the slab is not public.
+pub trait Structure {
+    /// Whether a timer may stay where it is while its deadline moves to a later tick: whoever comes
+    /// to it asks it when it is due. Then moving it is one store.
+    const LAZY: bool;
+
+    /// Whether timers that were started wait for the next bookkeeping to place them, as Netty's do: where
+    /// there are so many slots that each start meets another one, which is not in the caches. A timer
+    /// that is stopped before then never sees a slot.
+    const QUEUED: bool = false;
+
+    /// Lists that it wants at first.
+    fn slots(&self) -> u32;
+
+    /// Refuses an interval.
+    fn check(&self, _interval: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Puts a timer that stands nowhere, and is due later than `elapsed`, where it belongs.
+    fn place<T>(&mut self, slab: &mut Slab<T>, elapsed: u64, timer: u32);
+
+    /// Takes a timer out that was placed.
+    fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32);
+
+    /// Moves `elapsed` on to `now`, and what is due by then to [`ListId::DUE`], in order. Says
+    /// whether the budget was enough.
+    fn advance<T>(
+        &mut self,
+        slab: &mut Slab<T>,
+        elapsed: &mut u64,
+        now: u64,
+        budget: &mut Budget,
+    ) -> bool;
+
+    /// The tick at which there is something to do next.
+    fn next<T>(&self, slab: &Slab<T>, elapsed: u64) -> Option<u64>;
+
+    /// Forgets all timers.
+    fn clear(&mut self);
+}
+
+/// How many looks are left.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget(usize);
+
+impl Budget {
+    /// Spends one, if there is one.
+    pub fn spend(&mut self) -> bool {
+        let some = self.0 > 0;
+        self.0 = self.0.saturating_sub(1);
+        some
+    }
+}
+
+impl<T, S: Structure> Timers<T, S> {
+    /// Without timers, at tick 0. The first bookkeeping moves it to any other at once.
+    pub fn new(structure: S) -> Self {
+        Self {
+            slab: Slab::new(structure.slots()),
+            structure,
+            elapsed: 0,
+            started: LAST_TICK,
+        }
+    }
+
+    /// The structure, for what it has to say about itself.
+    pub fn structure(&self) -> &S {
+        &self.structure
+    }
+
+    /// Puts a timer that stands nowhere where it is to wait.
+    fn put(&mut self, timer: u32) {
+        if S::QUEUED {
+            self.started = self.started.min(self.slab.when(timer));
+            self.slab.push(ListId::STARTED, timer);
+        } else {
+            self.structure.place(&mut self.slab, self.elapsed, timer);
+        }
+    }
+
+    /// Takes a timer out of wherever it stands.
+    fn take(&mut self, timer: u32) {
+        let queued = [ListId::DUE, ListId::STARTED];
+        if queued.iter().any(|list| self.slab.is_in(*list, timer)) {
+            self.slab.unlink(timer);
+        } else {
+            self.structure.displace(&mut self.slab, timer);
+        }
+    }
+
+    fn when(&self, now: u64, interval: u64) -> u64 {
+        let when = now.saturating_add(interval).min(LAST_TICK);
+        when.max(self.elapsed + 1)
+    }
+}
+
+impl<T, S: Structure> Scheme<T> for Timers<T, S> {
+    fn start_timer(&mut self, now: u64, interval: u64, value: T) -> Result<Handle, Error> {
+        self.structure.check(interval)?;
+        let timer = self.slab.insert(self.when(now, interval), value)?;
+        self.put(timer);
+        Ok(self.slab.handle(timer))
+    }
+
+    fn restart_timer(&mut self, timer: Handle, now: u64, interval: u64) -> Result<bool, Error> {
+        self.structure.check(interval)?;
+        let Some(timer) = self.slab.find(timer) else {
+            return Ok(false);
+        };
+        let when = self.when(now, interval);
+        let stays =
+            S::LAZY && when >= self.slab.when(timer) && !self.slab.is_in(ListId::DUE, timer);
+        if !stays {
+            self.take(timer);
+        }
+        self.slab.set_when(timer, when);
+        if !stays {
+            self.put(timer);
+        }
+        Ok(true)
+    }
+
+    fn stop_timer(&mut self, timer: Handle) -> Option<T> {
+        let timer = self.slab.find(timer)?;
+        self.take(timer);
+        Some(self.slab.remove(timer))
+    }
+
+    fn per_tick_bookkeeping(&mut self, now: u64, budget: usize) -> bool {
+        let now = now.min(LAST_TICK);
+        let Self {
+            slab,
+            structure,
+            elapsed,
+            started,
+        } = self;
+        let mut budget = Budget(budget.max(1));
+        while let Some(timer) = slab.first(ListId::STARTED) {
+            if !budget.spend() {
+                return false;
+            }
+            slab.unlink(timer);
+            structure.place(slab, *elapsed, timer);
+        }
+        *started = LAST_TICK;
+        structure.advance(slab, elapsed, now, &mut budget)
+    }
+
+    fn expiry_processing(&mut self) -> Option<Expired<T>> {
+        let index = self.slab.first(ListId::DUE)?;
+        let (timer, deadline) = (self.slab.handle(index), self.slab.when(index));
+        self.slab.unlink(index);
+        Some(Expired {
+            timer,
+            value: self.slab.remove(index),
+            deadline,
+        })
+    }
+
+    fn next_tick(&self) -> Option<u64> {
+        if self.slab.first(ListId::DUE).is_some() {
+            return Some(self.elapsed);
+        }
+        let next = self.structure.next(&self.slab, self.elapsed);
+        match self.slab.first(ListId::STARTED) {
+            Some(_) => Some(next.unwrap_or(LAST_TICK).min(self.started)),
+            None => next,
+        }
+    }
+
+    fn elapsed(&self) -> u64 {
+        self.elapsed
+    }
+
+    fn deadline(&self, timer: Handle) -> Option<u64> {
+        self.slab.find(timer).map(|timer| self.slab.when(timer))
+    }
+
+    fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    fn stop_all(&mut self) -> Vec<T> {
+        self.structure.clear();
+        self.slab.remove_all()
+    }
+}
