@@ -254,8 +254,8 @@ fn wake(plane: &mut DataPlane) -> Result<f64> {
     Ok((cpu_time()? - begun).as_nanos() as f64 / f64::from(TIMES))
 }
 
-/// A packet of a flow, numbered below 2^24.
-fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
+/// A packet of a flow, numbered below 2^24, comes in.
+pub fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
     let mut segment = [
         0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
         0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4

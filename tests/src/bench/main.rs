@@ -6,6 +6,7 @@
 mod insert;
 mod machine;
 mod memory;
+mod plan;
 mod plane;
 mod report;
 mod schemes;
@@ -53,6 +54,8 @@ enum Bench {
     },
     /// Bytes a flow: what the kernel charges for all maps; and how long a large table takes to load
     Memory,
+    /// What `twheel plan` predicts, beside what steppers then take
+    Plan,
     /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
     Schemes(schemes::Options),
 }
@@ -80,5 +83,6 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Insert { rounds } => insert::bench(rounds, &mut report),
         Bench::Step { rounds } => step::bench(rounds, &mut report),
         Bench::Memory => memory::bench(&mut report),
+        Bench::Plan => plan::bench(&mut report),
     }
 }

@@ -87,6 +87,13 @@ impl Report {
         }
     }
 
+    /// Any figures, for programs.
+    pub fn object(&mut self, figures: &serde_json::Value) {
+        if self.json {
+            println!("{figures}");
+        }
+    }
+
     /// Bytes, for programs.
     pub fn bytes(&mut self, bench: &str, variant: &str, n: u64, bytes: u64) {
         if self.json {

@@ -1,0 +1,181 @@
+//! What `twheel plan` predicts, beside what steppers then take.
+
+use std::{
+    collections::HashMap,
+    fs,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT, RING_BYTES},
+    pins::Instance,
+    plan::{Demand, Plan, calibrate, see},
+    settings::Wanted,
+    stepper::{Steppers, pin_to},
+};
+use twheel_common::{counter::Counter, wheel::Scheme};
+
+use crate::report::Report;
+
+const FLOWS: u32 = 1 << 17;
+const TIMEOUT: Duration = Duration::from_secs(4);
+const TICK: Duration = Duration::from_millis(20);
+/// How long steppers are watched, after the first visit of all flows.
+const WATCHED: Duration = Duration::from_secs(8);
+/// Every flow has a packet this often.
+const TOUCHED: Duration = Duration::from_millis(500);
+/// What the prediction may be wrong by, either way.
+const FACTOR: f64 = 1.5;
+
+/// A wheel for each scheme; the hashed one goes round three times in a timeout.
+const SHAPES: [(Scheme, u32); 3] = [
+    (Scheme::Simple, 256),
+    (Scheme::Hashed, 64),
+    (Scheme::Hierarchical, 64),
+];
+
+/// All schemes: real time, real steppers.
+pub fn bench(report: &mut Report) -> Result<()> {
+    let costs = calibrate(FLOWS.into())?;
+    report.say(&format!(
+        "{FLOWS} busy flows, timeout {} s, tick {} ms. Predicted: `twheel plan --calibrate`, a visit {:.0} ns, a wake-up \
+         {:.1} µs.\nMeasured: the CPU time (schedstat) that the steppers' threads take in {} s while each flow has a \
+         packet every {} ms.\n",
+        TIMEOUT.as_secs(),
+        TICK.as_millis(),
+        costs.visit,
+        costs.wake / 1000.0,
+        WATCHED.as_secs(),
+        TOUCHED.as_millis(),
+    ));
+    report.say(&format!(
+        "{:<13} {:>6} {:>6}  {:>10} {:>10}  {:>10} {:>10}  measured/predicted",
+        "scheme", "levels", "slots", "visits/s", "predicted", "of one CPU", "predicted"
+    ));
+    for (scheme, slots) in SHAPES {
+        let clock = Clock::jiffies()?;
+        let config = Wanted {
+            tick: TICK,
+            timeout: TIMEOUT,
+            close_timeout: Some(TIMEOUT),
+            max_flows: FLOWS,
+            scheme,
+            slots: Some(slots),
+            levels: None,
+        }
+        .config(clock)?;
+        let demand = Demand {
+            flows: FLOWS.into(),
+            ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
+            tick: clock.duration(config.tick.into()),
+            // All flows begin on one.
+            cpus: 1,
+        };
+        let predicted = Plan::of(config.geometry, &demand, &costs).context("no plan")?;
+        let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
+        let result = DataPlane::load(
+            &Load {
+                object: OBJECT,
+                config,
+                clock,
+                ring_bytes: RING_BYTES,
+                log_level: 0,
+            },
+            &instance,
+        )
+        .and_then(|plane| watch(plane, &instance));
+        instance.remove()?;
+        let (visits, share) = result?;
+        let ratio = share / predicted.share;
+        let verdict = if (1.0 / FACTOR..=FACTOR).contains(&ratio) {
+            "within"
+        } else {
+            "BEYOND"
+        };
+        report.say(&format!(
+            "{:<13} {:>6} {slots:>6}  {visits:>10.0} {:>10.0}  {:>8.3} % {:>8.3} %  {ratio:.2} ({verdict} a factor of {FACTOR})",
+            scheme.name(),
+            config.geometry.levels,
+            predicted.visits,
+            share * 100.0,
+            predicted.share * 100.0,
+        ));
+        report.object(&json!({
+            "bench": "plan",
+            "variant": scheme.name(),
+            "n": FLOWS,
+            "visits_per_second": visits,
+            "visits_per_second_predicted": predicted.visits,
+            "cpu_share": share,
+            "cpu_share_predicted": predicted.share,
+        }));
+    }
+    Ok(())
+}
+
+/// Visits a second, and the share of a CPU that steppers take.
+fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
+    let program = instance.object("twheel_step");
+    plane.xdp("twheel_step")?.pin(&program)?;
+    let events = Arc::new(Mutex::new(plane.take_events()?));
+    let (batches, mut ended) = tokio::sync::mpsc::channel(1);
+    let steppers = Steppers::start(program, plane.clock(), plane.config().tick, events, batches)?;
+    // The flows stand on the wheel of CPU 1, where nobody touches them.
+    pin_to(1)?;
+    for flow in 0..FLOWS {
+        see(&mut plane, flow)?;
+    }
+    steppers.call(1);
+    pin_to(0)?;
+    let turn = |plane: &mut DataPlane, until: Instant| -> Result<()> {
+        let mut flow = 0u32;
+        let begun = Instant::now();
+        while Instant::now() < until {
+            for _ in 0..FLOWS / 200 {
+                see(plane, flow.wrapping_mul(0x9e37_79b1) % FLOWS)?;
+                flow = flow.wrapping_add(1);
+            }
+            let due = begun + TOUCHED * (flow / (FLOWS / 200)) / 200;
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    };
+    let begun = Instant::now();
+    turn(&mut plane, begun + TIMEOUT + Duration::from_secs(1))?;
+    let (visits, cpu, since) = (visits(&plane)?, stepper_time()?, Instant::now());
+    turn(&mut plane, since + WATCHED)?;
+    let (visits, cpu, seconds) = (
+        self::visits(&plane)? - visits,
+        stepper_time()? - cpu,
+        since.elapsed().as_secs_f64(),
+    );
+    steppers.stop()?;
+    ensure!(
+        ended.try_recv().is_err(),
+        "a busy flow expired: this machine is too slow for this"
+    );
+    Ok((visits as f64 / seconds, cpu.as_secs_f64() / seconds))
+}
+
+fn visits(plane: &DataPlane) -> Result<u64> {
+    Ok(plane.counters()?.get(Counter::Visits))
+}
+
+/// CPU time of the steppers' threads of this process.
+fn stepper_time() -> Result<Duration> {
+    let mut times = HashMap::new();
+    for task in fs::read_dir("/proc/self/task")? {
+        let task = task?.path();
+        if fs::read_to_string(task.join("comm"))?.starts_with("twheel-step") {
+            let schedstat = fs::read_to_string(task.join("schedstat"))?;
+            let nanoseconds = schedstat.split_whitespace().next().context("schedstat")?;
+            times.insert(task, Duration::from_nanos(nanoseconds.parse()?));
+        }
+    }
+    Ok(times.values().sum())
+}
