@@ -56,25 +56,31 @@ pub struct Setup {
     pub slots: Option<u32>,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
+    /// Of the table's hash; `None`: random.
+    pub secret: Option<[u64; 11]>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self {
-            tick: 100,
-            timeout: 60_000,
-            close: 10_000,
-            max_flows: 4096,
-            ring_bytes: 1 << 20,
-            start: 1_000_000,
-            scheme: Scheme::Hierarchical,
-            slots: None,
-            log_level: 0,
-        }
+        Self::DEFAULT
     }
 }
 
 impl Setup {
+    /// What a test has that wants nothing else.
+    pub const DEFAULT: Self = Self {
+        tick: 100,
+        timeout: 60_000,
+        close: 10_000,
+        max_flows: 4096,
+        ring_bytes: 1 << 20,
+        start: 1_000_000,
+        scheme: Scheme::Hierarchical,
+        slots: None,
+        log_level: 0,
+        secret: None,
+    };
+
     /// Loads, with this thread on CPU 0.
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
@@ -103,6 +109,7 @@ impl Setup {
             clock,
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
+            secret: self.secret,
         };
         let plane = DataPlane::load(&load, &instance);
         instance.remove().unwrap();

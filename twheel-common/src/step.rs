@@ -70,7 +70,8 @@ pub enum Deleted {
     Changed = 2,
     /// The ring is full: drain it and ask again.
     RingFull = 3,
-    /// It stands on the wheel of another CPU.
+    /// Not on this CPU's wheel: on that of another, or on none, where the record is free or its flow just
+    /// entering.
     Elsewhere = 4,
 }
 

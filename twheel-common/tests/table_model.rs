@@ -438,6 +438,30 @@ fn two_insert(broken: Broken) {
     });
 }
 
+/// A CPU enters a key whose flow another one ends and, perhaps, enters again.
+fn insert_against_an_eviction_of_the_key(broken: Broken) {
+    for again in [false, true] {
+        explore(Some(2), move || {
+            let table = Arc::new(Table::new(3, broken));
+            let wanted = key(1, 1);
+            let at = table.enter(0, &wanted, 1);
+            let other = table.clone();
+            let second = thread::spawn(move || entered(&other.insert(0, &wanted, 3, 1)));
+            assert!(table.evict(at).is_some(), "nobody touched it");
+            let mine = again.then(|| entered(&table.insert(0, &wanted, 2, 0)).unwrap());
+            let second = second.join().unwrap().unwrap();
+            let new = [mine, Some(second)]
+                .iter()
+                .flatten()
+                .filter(|(_, new)| *new)
+                .count();
+            assert!(new <= 1, "the key is there twice");
+            assert!(!again || new == 1, "nobody has entered the key");
+            assert_eq!(table.at_rest(&[(wanted, 0)]).len(), new);
+        });
+    }
+}
+
 /// Three do.
 fn three_insert(broken: Broken) {
     explore(Some(1), move || {
@@ -678,6 +702,11 @@ fn a_reader_sees_a_flow_whole() {
 #[test]
 fn of_two_that_enter_a_key_one_does() {
     two_insert(Broken::Nothing);
+}
+
+#[test]
+fn a_key_that_ends_and_is_entered_at_once_stands_once_at_most() {
+    insert_against_an_eviction_of_the_key(Broken::Nothing);
 }
 
 #[test]

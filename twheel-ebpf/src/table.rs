@@ -46,6 +46,12 @@ pub fn at(index: u32) -> Option<At> {
     Table.at(index)
 }
 
+/// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+#[inline(always)]
+pub fn repeat(turns: u32, turn: impl FnMut(u32) -> bool) {
+    Table.repeat(turns, turn);
+}
+
 /// Counts a flow in, if there is room for it; [`uncount`] gives the room back.
 #[inline(always)]
 pub fn has_room() -> bool {

@@ -133,7 +133,13 @@ fn begin(segment: &Segment, home: u32, now: u64) -> Touched {
         count(Counter::TableFull);
         return Touched::TableFull;
     }
-    match table::insert(home, &segment.key, seen, now) {
+    let mut inserted = table::insert(home, &segment.key, seen, now);
+    if let Inserted::Full = inserted
+        && wheel::make_room_at(home, now)
+    {
+        inserted = table::insert(home, &segment.key, seen, now);
+    }
+    match inserted {
         Inserted::New(flow, index) => {
             let due = match visit(now, Word::new(now, 0, seen), &CONFIG.load().timeouts) {
                 Visit::Rearm(due) => due,

@@ -10,8 +10,9 @@ use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::bpf_get_smp_processor_id}
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{MAX_AGE, Visit, Word, age, visit},
+    flow::{MAX_AGE, Visit, Word, age, idle, visit},
     step::Deleted,
+    table::WINDOW,
     wheel::{Link, Slot, Wheel},
 };
 
@@ -192,6 +193,49 @@ pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
     handle(wheel, first, now, true)
 }
 
+/// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
+/// and are due or not established, the one nearest its deadline goes. Says whether one went.
+#[inline(always)]
+pub fn make_room_at(home: u32, now: u64) -> bool {
+    let timeouts = CONFIG.load().timeouts;
+    let (mut nearest, mut left) = (None, u64::MAX);
+    table::repeat(WINDOW, |distance| {
+        let Some(flow) = table::at(home + distance) else {
+            return true;
+        };
+        let word = flow.word();
+        let idle = idle(now, word.stamp());
+        let timeout = timeouts.of(word.seen());
+        let can_go = idle >= timeout || !word.seen().is_established();
+        let wait = u64::from(timeout.saturating_sub(idle));
+        if can_go && wait < left && !word.is_dead() && flow.is_ours() {
+            left = wait;
+            nearest = Some(distance & (WINDOW - 1));
+        }
+        false
+    });
+    let (Some(distance), Some(wheel)) = (nearest, this_cpu()) else {
+        return false;
+    };
+    let index = home + distance;
+    let Some(flow) = table::at(index) else {
+        return false;
+    };
+    let word = flow.word();
+    let (reason, counter) = match visit(now, word, &timeouts) {
+        Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
+        Visit::Rearm(_) => (Reason::Evicted, Counter::Evicted),
+    };
+    let gone = matches!(
+        end(wheel, flow, index, word, reason, now, By::Packet),
+        End::Done
+    );
+    if gone {
+        count(counter);
+    }
+    gone
+}
+
 /// Visits the flow at the head of a list.
 #[inline(always)]
 fn handle(wheel: &mut Wheel, first: Link, now: u64, for_room: bool) -> Handled {
@@ -226,8 +270,9 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, for_room: bool) -> Handled {
             Handled::Removed
         }
         End::Alive => {
-            // Decided anew at the next tick.
-            rearm(wheel, flow, index, now, now, for_room);
+            // Decided anew at the next tick, and not in this step: it may be late, and what keeps the flow
+            // alive may last.
+            rearm(wheel, flow, index, now, now + 1, for_room);
             Handled::Rearmed
         }
         End::RingFull => Handled::RingFull,

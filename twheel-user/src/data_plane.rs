@@ -48,6 +48,8 @@ pub struct Load<'a> {
     pub ring_bytes: u32,
     /// aya-log's level: 0 is off, 1 errors, … 5 traces.
     pub log_level: u8,
+    /// Secret of the hash, for tests; `None`: random.
+    pub secret: Option<[u64; 11]>,
 }
 
 /// The loaded data plane.
@@ -73,7 +75,10 @@ impl DataPlane {
             geometry: load.config.geometry,
             max_flows: load.config.max_flows,
             reserved: 0,
-            hash: Hash::new(random_keys()?, load.config.max_flows),
+            hash: Hash::new(
+                load.secret.map_or_else(random_keys, Ok)?,
+                load.config.max_flows,
+            ),
         };
         let (wanted, adopted) = match adoptable(instance, &wanted)? {
             Some(meta) => (meta, true),
@@ -422,11 +427,21 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
+/// CPUs that a record of the flow table can name.
+const MAX_CPUS: usize = 1 << 12;
+
 /// Room for every CPU to call its stepper several times before anybody listens.
 fn wakes_bytes() -> Result<u32> {
     let cpus = nr_cpus().map_err(|(path, error)| {
         anyhow::Error::new(error).context(format!("cannot read {path}"))
     })?;
+    if cpus > MAX_CPUS {
+        return Err(Failure::new(
+            Kind::Unsupported,
+            format!("this host may have {cpus} CPUs: twheel can tell {MAX_CPUS} apart"),
+        )
+        .into());
+    }
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
     Ok((cpus as u32 * 8 * 16).next_power_of_two().max(page))
 }

@@ -74,15 +74,18 @@ impl Flows {
         (0..self.records).filter_map(|index| self.get(index))
     }
 
-    /// The flow in a record.
+    /// The flow in a record. One that changes all the time while it is looked at so often that its CPU
+    /// must have been stopped half way is passed over.
     pub fn get(&self, index: u32) -> Option<Flow> {
-        loop {
+        const TRIES: u32 = 1 << 20;
+        for _ in 0..TRIES {
             match self.try_get(index) {
                 Ok(flow) => return flow,
-                // It changed meanwhile: a matter of nanoseconds.
+                // A matter of nanoseconds.
                 Err(Changed) => std::hint::spin_loop(),
             }
         }
+        None
     }
 
     fn try_get(&self, index: u32) -> Result<Option<Flow>, Changed> {

@@ -197,6 +197,7 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
             clock,
             ring_bytes: RING_BYTES,
             log_level: 0,
+            secret: None,
         },
         &instance,
     );

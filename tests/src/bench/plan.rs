@@ -85,6 +85,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
                 clock,
                 ring_bytes: RING_BYTES,
                 log_level: 0,
+                secret: None,
             },
             &instance,
         )

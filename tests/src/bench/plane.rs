@@ -292,6 +292,7 @@ pub fn load(object: &[u8], config: Config, clock: Clock) -> Result<DataPlane> {
             clock,
             ring_bytes: RING_BYTES,
             log_level: 0,
+            secret: None,
         },
         &instance,
     );

@@ -123,6 +123,7 @@ impl Run {
             clock,
             ring_bytes: RING_BYTES,
             log_level: self.log_level as u8,
+            secret: None,
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.
         let attached = instance.is_attached()?;
