@@ -282,7 +282,7 @@ impl Wheel {
         let farthest = self.elapsed + geometry.range();
         if geometry.scheme == Scheme::Hashed as u32 && when > farthest {
             // The first turn of its slot: 1 to a whole turn ahead.
-            let ahead = (when - soonest & geometry.mask()) + 1;
+            let ahead = ((when - soonest) & geometry.mask()) + 1;
             return Slot {
                 index: (when & geometry.mask()) as u32,
                 starts: self.elapsed + ahead,

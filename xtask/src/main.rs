@@ -42,7 +42,7 @@ enum Task {
 
     /// Run all tests, those that need root included, and count them
     Test {
-        /// In release mode, and with the tests that are marked as ignored
+        /// In release mode, many more random operations, and the tests that are marked as ignored
         #[arg(long)]
         exhaustive: bool,
         /// A filter on test names, and other arguments for the test binaries

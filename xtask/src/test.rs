@@ -52,6 +52,7 @@ pub fn test(exhaustive: bool, args: &[String]) -> Result<()> {
             cargo.args(["--config", "target.'cfg(unix)'.runner = ['sudo', '-E']"]);
         }
         cargo.args(exhaustive.then_some("--release")).arg("--");
+        cargo.envs(exhaustive.then_some(("TWHEEL_EXHAUSTIVE", "1")));
         cargo.args(exhaustive.then_some("--include-ignored"));
         cargo.args(flags).args(args);
         ended_well &= run_counting(&mut cargo, &mut total, &mut skips)?;

@@ -17,7 +17,7 @@
 //! Each is the `S` of [`Timers<T, S>`](Timers), which does what all have in common, and all are used
 //! through the trait [`Scheme`]. On top of them stand [`ById`] (an id is armed at most once),
 //! [`Expiring`] (a fixed timeout, with listeners), [`Netty`] (starts and stops from any thread) and,
-//! with feature `tokio`, [`TimerService`].
+//! with feature `tokio`, `TimerService`.
 //!
 //! There is no clock in here: `now` is an argument, a number of ticks. What all promise: a timer is
 //! handed out by the first bookkeeping of a tick that does not lie before its deadline. So it never
