@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use twheel_common::wheel::{Geometry, MAX_BITS, MAX_LEVELS, Wheel};
+use twheel_common::wheel::{Geometry, MAX_BITS, MAX_LEVELS, Slot, Wheel};
 
 /// A wheel with lists, as the data plane has them.
 struct Lists {
@@ -24,7 +24,10 @@ impl Lists {
     }
 
     fn start(&mut self, id: u32, when: u64) {
-        let slot = self.wheel.slot(self.geometry, when);
+        self.put(id, when, self.wheel.slot(self.geometry, when));
+    }
+
+    fn put(&mut self, id: u32, when: u64, slot: Slot) {
         assert!(slot.starts > self.wheel.elapsed || slot.starts <= when);
         self.wheel.occupy(self.geometry, slot.index);
         self.slots.entry(slot.index).or_default().push((id, when));
@@ -43,7 +46,7 @@ impl Lists {
                 if when <= self.wheel.elapsed {
                     fired.push((id, self.wheel.elapsed.max(when)));
                 } else {
-                    self.start(id, when);
+                    self.put(id, when, self.wheel.again(self.geometry, when));
                 }
             }
         }
@@ -142,6 +145,26 @@ fn every_slot_edge_of_every_level() {
                     lists.step(due, &mut fired);
                     assert_eq!(fired, [(1, due)], "{geometry:?} {start} {when}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slot_has_its_turn_when_it_is_said_to() {
+    for geometry in GEOMETRIES {
+        let mut random = Random(7);
+        for _ in 0..2_000 {
+            let mut lists = Lists::new(geometry, random.below(1 << 20));
+            let reach = 1 << random.below(20);
+            let when = lists.wheel.elapsed + random.below(reach);
+            for slot in [
+                lists.wheel.slot(geometry, when),
+                lists.wheel.again(geometry, when),
+            ] {
+                lists.wheel.occupy(geometry, slot.index);
+                assert_eq!(lists.wheel.first(geometry), Some(slot), "{geometry:?}");
+                lists.wheel.vacate(geometry, slot.index);
             }
         }
     }
