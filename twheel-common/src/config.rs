@@ -4,7 +4,7 @@ use crate::{flow::Timeouts, table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// Clock of production: `bpf_jiffies64`, units of 1/HZ s.
 pub const CLOCK_JIFFIES: u32 = 0;
