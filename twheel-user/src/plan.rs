@@ -48,13 +48,13 @@ impl Costs {
     /// or two where the table is larger than the caches.
     pub fn typical(flows: u64) -> Self {
         let visit = match flows {
-            0..=16_384 => 45.0,
-            16_385..=262_144 => 90.0,
+            0..=4_096 => 40.0,
+            4_097..=524_288 => 140.0,
             _ => 170.0,
         };
         Self {
             visit,
-            wake: 9_000.0,
+            wake: 22_000.0,
         }
     }
 }

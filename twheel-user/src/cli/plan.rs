@@ -14,7 +14,7 @@ use crate::{
     failure::{Failure, Kind},
     host,
     plan::{Costs, Demand, Plan as Prediction, calibrate},
-    settings::Wanted,
+    settings::{MAX_FLOWS, Wanted},
 };
 
 /// Say which wheel suits a number of flows and a timeout, and what it will cost
@@ -28,7 +28,7 @@ Examples:
   twheel plan --flows 5000000 --timeout 1h --tick 1s --memory 1GiB")]
 pub struct Plan {
     /// Flows tracked at once
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     flows: u32,
     /// As of `twheel run`
     #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
