@@ -66,6 +66,8 @@ pub struct Demand {
     pub flows: u64,
     /// How far ahead a flow is armed, ticks.
     pub ahead: u64,
+    /// The longest timeout, ticks: what a simple wheel must reach.
+    pub longest: u64,
     /// Length of a tick.
     pub tick: Duration,
     /// CPUs, a wheel each.
@@ -89,7 +91,8 @@ impl Plan {
     /// Of a wheel; `None` where it cannot do it: a simple wheel that does not reach.
     pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
         let simple = geometry.scheme == Scheme::Simple as u32;
-        if simple && geometry.range() < demand.ahead + 1 {
+        // A deadline may lie anywhere within a tick: one more than the timeout.
+        if simple && geometry.range() < demand.longest + 1 {
             return None;
         }
         let ticks = 1.0 / demand.tick.as_secs_f64();
@@ -145,7 +148,10 @@ fn shapes(scheme: Scheme, bits: u32) -> Vec<Geometry> {
 /// How often a busy flow is visited that is armed so many ticks ahead.
 fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
     let slots = 1u64 << geometry.bits;
-    let ahead = ahead.clamp(1, geometry.range().max(1));
+    if geometry.scheme == Scheme::Hashed as u32 {
+        return 1.0 / ahead.clamp(1, slots) as f64;
+    }
+    let ahead = ahead.clamp(1, geometry.range());
     match Scheme::from_raw(geometry.scheme) {
         Some(Scheme::Hierarchical) => {
             let mut unit = 1;
@@ -318,6 +324,8 @@ mod tests {
     fn the_model_is_what_the_wheel_does() {
         for geometry in [
             Geometry::simple(12),
+            Geometry::hashed(1),
+            Geometry::hashed(2),
             Geometry::hashed(6),
             Geometry::hashed(12),
             Geometry::hierarchical(2, 4),
@@ -350,6 +358,7 @@ mod tests {
             let demand = Demand {
                 flows,
                 ahead,
+                longest: ahead,
                 tick: Duration::from_millis(tick),
                 cpus: 2,
             };
@@ -365,10 +374,39 @@ mod tests {
     }
 
     #[test]
+    fn wake_ups_cost_and_every_cpu_has_a_wheel() {
+        let costs = Costs {
+            visit: 0.0,
+            wake: 1e6,
+        };
+        let plan = |flows, cpus| {
+            let demand = Demand {
+                flows,
+                ahead: 10,
+                longest: 10,
+                tick: Duration::from_millis(100),
+                cpus,
+            };
+            Plan::of(Geometry::hashed(10), &demand, &costs).unwrap()
+        };
+        // Ten ticks a second, at all of which something is due; a millisecond each.
+        assert!((plan(1_000_000, 2).share - 0.02).abs() < 1e-6);
+        assert!(plan(1, 1).share < 0.002, "an idle wheel is not woken up");
+        let wheel = plan(1_000, 3).memory - plan(1_000, 2).memory;
+        let least = (1 << 10) * size_of::<Link>() + size_of::<Wheel>();
+        assert!(wheel >= least as u64, "{wheel} bytes a wheel");
+        assert_eq!(
+            plan(2_000, 2).memory - plan(1_000, 2).memory,
+            2_500 * size_of::<Record>() as u64
+        );
+    }
+
+    #[test]
     fn a_simple_wheel_that_does_not_reach_is_no_plan() {
         let demand = Demand {
             flows: 1,
-            ahead: 5_000,
+            ahead: 100,
+            longest: 5_000,
             tick: Duration::from_millis(100),
             cpus: 1,
         };

@@ -72,6 +72,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         let demand = Demand {
             flows: FLOWS.into(),
             ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
+            longest: u64::from(config.timeouts.idle.div_ceil(config.tick)),
             tick: clock.duration(config.tick.into()),
             // All flows begin on one.
             cpus: 1,

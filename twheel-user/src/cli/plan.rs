@@ -67,6 +67,13 @@ impl Plan {
         let demand = Demand {
             flows: self.flows.into(),
             ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
+            longest: u64::from(
+                config
+                    .timeouts
+                    .idle
+                    .max(config.timeouts.close)
+                    .div_ceil(config.tick),
+            ),
             tick: clock.duration(config.tick.into()),
             cpus: cpus as u64,
         };
@@ -154,9 +161,13 @@ impl Plan {
         if let Some(plan) = plans.iter().find(|plan| plan.geometry == best) {
             writeln!(
                 out,
-                "\ntwheel run --max-flows {} --timeout {} --tick {} --scheme {} --slots {}{}",
+                "\ntwheel run --max-flows {} --timeout {}{} --tick {} --scheme {} --slots {}{}",
                 self.flows,
                 format_duration(self.timeout),
+                match self.close_timeout {
+                    Some(timeout) => format!(" --close-timeout {}", format_duration(timeout)),
+                    None => String::new(),
+                },
                 format_duration(self.tick),
                 scheme(plan).name(),
                 1u64 << best.bits,
