@@ -137,6 +137,8 @@ pub trait Records {
     fn claim(&self, at: Self::At, tag: u64) -> bool;
     /// Swaps `tag`.
     fn set_tag(&self, at: Self::At, tag: u64);
+    /// Stores `tag` of a record that was claimed and announced: nothing later depends on who sees it when.
+    fn publish(&self, at: Self::At, tag: u64);
 
     /// Loads `word`.
     fn word(&self, at: Self::At) -> Word;
@@ -220,22 +222,31 @@ pub fn insert<R: Records>(
     cpu: u32,
 ) -> Inserted<R::At> {
     let tag = key.ports() | u64::from(cpu & 0xfff) << CPU;
+    let Some(place) = records.at(home) else {
+        return Inserted::Full;
+    };
+    // Mostly the home itself is free, and it is at hand.
     let mut claimed = None;
-    records.repeat(WINDOW, |distance| {
-        let Some(at) = records.at(home + distance) else {
-            return true;
-        };
-        let tag = tag | u64::from(distance & (WINDOW - 1)) << DISTANCE;
-        if records.tag(at) == 0 && records.claim(at, tag | BUSY) {
-            claimed = Some(distance & (WINDOW - 1));
-        }
-        claimed.is_some()
-    });
+    if records.tag(place) == 0 && records.claim(place, tag | BUSY) {
+        claimed = Some(0);
+    } else {
+        records.repeat(WINDOW - 1, |number| {
+            let distance = (number + 1) & (WINDOW - 1);
+            let Some(at) = records.at(home + distance) else {
+                return true;
+            };
+            let tag = tag | u64::from(distance) << DISTANCE;
+            if records.tag(at) == 0 && records.claim(at, tag | BUSY) {
+                claimed = Some(distance);
+            }
+            claimed.is_some()
+        });
+    }
     let Some(distance) = claimed else {
         return Inserted::Full;
     };
     // Looked up again rather than carried out of the loop.
-    let (Some(place), Some(at)) = (records.at(home), records.at(home + distance)) else {
+    let Some(at) = records.at(home + distance) else {
         return Inserted::Full;
     };
     // Before anybody can see the key here. A bit that another CPU saw before it set its own may have been
@@ -254,7 +265,7 @@ pub fn insert<R: Records>(
         records.set_tag(at, 0);
         return first;
     }
-    records.set_tag(at, tag | u64::from(distance) << DISTANCE);
+    records.publish(at, tag | u64::from(distance) << DISTANCE);
     Inserted::New(at, home + distance)
 }
 

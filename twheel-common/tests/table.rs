@@ -106,6 +106,10 @@ impl Records for Table {
         self.with(at, |record| record.tag = tag);
     }
 
+    fn publish(&self, at: usize, tag: u64) {
+        self.set_tag(at, tag);
+    }
+
     fn word(&self, at: usize) -> Word {
         self.records[at].get().word
     }

@@ -292,6 +292,10 @@ impl Records for Table {
         self.places[at].tag.swap(tag);
     }
 
+    fn publish(&self, at: usize, tag: u64) {
+        self.places[at].tag.store(tag);
+    }
+
     fn word(&self, at: usize) -> Word {
         Word(self.places[at].word.load())
     }

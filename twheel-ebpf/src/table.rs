@@ -224,6 +224,12 @@ impl Records for Table {
     }
 
     #[inline(always)]
+    fn publish(&self, at: At, tag: u64) {
+        // SAFETY: see above.
+        unsafe { (&raw mut (*at.0).tag).write_volatile(tag) };
+    }
+
+    #[inline(always)]
     fn word(&self, at: At) -> Word {
         // SAFETY: see above.
         unsafe { (&raw const (*at.0).word).read_volatile() }
