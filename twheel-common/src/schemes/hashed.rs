@@ -44,8 +44,9 @@ impl Structure for Hashed {
 
     fn place<T>(&mut self, slab: &mut Slab<T>, _elapsed: u64, timer: u32) {
         let slot = self.ring.slot(slab.when(timer));
-        slab.push(ListId::of_slot(slot), timer);
-        self.ring.occupy(slot);
+        if slab.push(ListId::of_slot(slot), timer) {
+            self.ring.occupy(slot);
+        }
     }
 
     fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32) {

@@ -1,6 +1,6 @@
 //! Where timers are kept, and the lists they stand in.
 
-use std::num::NonZeroU32;
+use std::{mem::MaybeUninit, num::NonZeroU32};
 
 use super::Error;
 
@@ -23,17 +23,23 @@ impl ListId {
     /// Timers that were found due and not yet handed out.
     pub const DUE: Self = Self(NonZeroU32::MIN);
 
-    /// Timers that were started and not yet placed.
-    pub const STARTED: Self = Self(NonZeroU32::MIN.saturating_add(1));
+    /// Timers that were started and not yet placed: one list is filled while the other is emptied.
+    pub const QUEUES: [Self; 2] = [
+        Self(NonZeroU32::MIN.saturating_add(1)),
+        Self(NonZeroU32::MIN.saturating_add(2)),
+    ];
+
+    /// Lists that are not of slots.
+    const OTHERS: u32 = 3;
 
     /// The list of a slot.
     pub fn of_slot(slot: u32) -> Self {
-        Self(NonZeroU32::MIN.saturating_add(slot.saturating_add(2)))
+        Self(NonZeroU32::MIN.saturating_add(slot.saturating_add(Self::OTHERS)))
     }
 
     /// The slot of a list that is one's.
     pub fn slot(self) -> u32 {
-        self.0.get() - 3
+        self.0.get() - 1 - Self::OTHERS
     }
 
     fn index(self) -> usize {
@@ -54,21 +60,21 @@ impl List {
     };
 }
 
-/// An armed timer: 24 bytes, and the value.
+/// An armed timer or a vacant place: 24 bytes, and the value.
+///
+/// Links are written without a look at what they are written to: that would be a cache miss to wait for, where
+/// a store is not.
 #[derive(Debug)]
 struct Node<T> {
     when: u64,
+    /// Of a vacant place, the next one.
     next: u32,
     prev: u32,
     generation: u32,
-    list: ListId,
-    value: T,
-}
-
-#[derive(Debug)]
-enum Entry<T> {
-    Armed(Node<T>),
-    Vacant { next: u32, generation: u32 },
+    /// None says that the place is vacant.
+    list: Option<ListId>,
+    /// There if the place is not vacant.
+    value: MaybeUninit<T>,
 }
 
 /// Entries of a chunk.
@@ -78,7 +84,7 @@ const CHUNK: usize = 512;
 #[derive(Debug)]
 pub struct Slab<T> {
     /// Not one vector: that would be copied as it grows, and be longer than needed.
-    chunks: Vec<Box<[Entry<T>; CHUNK]>>,
+    chunks: Vec<Box<[Node<T>; CHUNK]>>,
     lists: Vec<List>,
     /// The first vacant entry; each names the next.
     vacant: u32,
@@ -92,7 +98,7 @@ impl<T> Slab<T> {
     pub fn new(slots: u32) -> Self {
         Self {
             chunks: Vec::new(),
-            lists: vec![List::EMPTY; slots as usize + 2],
+            lists: vec![List::EMPTY; slots as usize + ListId::OTHERS as usize],
             vacant: NIL,
             len: 0,
             cursor: NIL,
@@ -110,22 +116,12 @@ impl<T> Slab<T> {
         self.len as usize
     }
 
-    fn entry_mut(&mut self, timer: u32) -> &mut Entry<T> {
-        &mut self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
-    }
-
     fn node(&self, timer: u32) -> &Node<T> {
-        match &self.chunks[timer as usize / CHUNK][timer as usize % CHUNK] {
-            Entry::Armed(node) => node,
-            Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
-        }
+        &self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
     }
 
     fn node_mut(&mut self, timer: u32) -> &mut Node<T> {
-        match self.entry_mut(timer) {
-            Entry::Armed(node) => node,
-            Entry::Vacant { .. } => unreachable!("links lead to armed timers alone"),
-        }
+        &mut self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
     }
 
     /// Adds a timer, which stands in no list yet.
@@ -134,37 +130,34 @@ impl<T> Slab<T> {
             self.grow()?;
         }
         let timer = self.vacant;
-        let entry = self.entry_mut(timer);
-        let Entry::Vacant { next, generation } = *entry else {
-            unreachable!("vacant entries lead to vacant ones alone");
-        };
-        *entry = Entry::Armed(Node {
-            when,
-            next: NIL,
-            prev: NIL,
-            generation,
-            list: ListId::DUE,
-            value,
-        });
-        self.vacant = next;
+        let node = self.node_mut(timer);
+        let vacant = node.next;
+        node.when = when;
+        node.list = Some(ListId::DUE);
+        node.value.write(value);
+        self.vacant = vacant;
         self.len += 1;
         Ok(timer)
     }
 
-    /// Adds a chunk of vacant entries.
+    /// Adds a chunk of vacant places.
     #[cold]
     fn grow(&mut self) -> Result<(), Error> {
         const MOST: usize = NIL as usize / CHUNK * CHUNK;
         let count = self.chunks.len() * CHUNK;
         let what = "the number of timers";
         Error::check(what, count as u64 + 1, 1, MOST as u64)?;
-        let vacant = |at: usize| Entry::Vacant {
+        let vacant = |at: usize| Node {
+            when: 0,
             next: if at + 1 < CHUNK {
                 (count + at + 1) as u32
             } else {
                 NIL
             },
+            prev: NIL,
             generation: 0,
+            list: None,
+            value: MaybeUninit::uninit(),
         };
         let chunk: Vec<_> = (0..CHUNK).map(vacant).collect();
         let Ok(chunk) = chunk.try_into() else {
@@ -177,30 +170,23 @@ impl<T> Slab<T> {
 
     /// Removes a timer that stands in no list.
     pub fn remove(&mut self, timer: u32) -> T {
-        let vacant = Entry::Vacant {
-            next: self.vacant,
-            generation: self.node(timer).generation.wrapping_add(1),
-        };
-        match std::mem::replace(self.entry_mut(timer), vacant) {
-            Entry::Armed(node) => {
-                self.vacant = timer;
-                self.len -= 1;
-                node.value
-            }
-            Entry::Vacant { .. } => unreachable!("it was armed a line above"),
-        }
+        let vacant = std::mem::replace(&mut self.vacant, timer);
+        self.len -= 1;
+        let node = self.node_mut(timer);
+        assert!(node.list.take().is_some(), "a vacant place has no timer");
+        node.next = vacant;
+        node.generation = node.generation.wrapping_add(1);
+        // SAFETY: the place was not vacant, so `insert` has written a value; now it is, so nobody reads it again.
+        unsafe { node.value.assume_init_read() }
     }
 
     /// Removes all.
     pub fn remove_all(&mut self) -> Vec<T> {
         self.lists.fill(List::EMPTY);
         self.cursor = NIL;
-        let armed = |(timer, entry): (u32, &Entry<T>)| match entry {
-            Entry::Armed(_) => Some(timer),
-            Entry::Vacant { .. } => None,
-        };
-        let entries = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        let all: Vec<u32> = (0..).zip(entries).filter_map(armed).collect();
+        let nodes = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        let armed = |(timer, node): (u32, &Node<T>)| node.list.map(|_| timer);
+        let all: Vec<u32> = (0..).zip(nodes).filter_map(armed).collect();
         all.into_iter().map(|timer| self.remove(timer)).collect()
     }
 
@@ -215,10 +201,8 @@ impl<T> Slab<T> {
     /// The timer of a handle that is not stale.
     pub fn find(&self, handle: Handle) -> Option<u32> {
         let chunk = self.chunks.get(handle.index as usize / CHUNK)?;
-        match &chunk[handle.index as usize % CHUNK] {
-            Entry::Armed(node) if node.generation == handle.generation => Some(handle.index),
-            _ => None,
-        }
+        let node = &chunk[handle.index as usize % CHUNK];
+        (node.list.is_some() && node.generation == handle.generation).then_some(handle.index)
     }
 
     /// The tick at which it is due.
@@ -231,9 +215,9 @@ impl<T> Slab<T> {
         self.node_mut(timer).when = when;
     }
 
-    /// Whether it stands in a list.
-    pub fn is_in(&self, list: ListId, timer: u32) -> bool {
-        self.node(timer).list == list
+    /// The list that it stands in, or stood in last.
+    pub fn list(&self, timer: u32) -> Option<ListId> {
+        self.node(timer).list
     }
 
     /// Where it stands in an array, for a scheme that has one instead of lists.
@@ -246,7 +230,7 @@ impl<T> Slab<T> {
         let node = self.node_mut(timer);
         node.next = position;
         // Anything but due.
-        node.list = ListId::of_slot(0);
+        node.list = Some(ListId::of_slot(0));
     }
 
     /// The first of a list.
@@ -269,8 +253,8 @@ impl<T> Slab<T> {
         some(self.node(timer).prev)
     }
 
-    /// Appends a timer, which stands in no list, to one.
-    pub fn push(&mut self, list: ListId, timer: u32) {
+    /// Appends a timer, which stands in no list, to one. Says whether that was empty.
+    pub fn push(&mut self, list: ListId, timer: u32) -> bool {
         let ends = &mut self.lists[list.index()];
         let prev = std::mem::replace(&mut ends.tail, timer);
         if prev == NIL {
@@ -279,7 +263,8 @@ impl<T> Slab<T> {
             self.node_mut(prev).next = timer;
         }
         let node = self.node_mut(timer);
-        (node.list, node.prev, node.next) = (list, prev, NIL);
+        (node.list, node.prev, node.next) = (Some(list), prev, NIL);
+        prev == NIL
     }
 
     /// Links a timer, which stands in no list, behind another one, or in front of all.
@@ -303,7 +288,7 @@ impl<T> Slab<T> {
             self.node_mut(next).prev = timer;
         }
         let node = self.node_mut(timer);
-        node.list = list;
+        node.list = Some(list);
         node.prev = behind.unwrap_or(NIL);
         node.next = next;
     }
@@ -313,6 +298,7 @@ impl<T> Slab<T> {
         let &Node {
             prev, next, list, ..
         } = self.node(timer);
+        let list = list?;
         if self.cursor == timer {
             self.cursor = next;
         }
@@ -347,18 +333,24 @@ impl<T> Slab<T> {
     }
 }
 
+impl<T> Drop for Slab<T> {
+    fn drop(&mut self) {
+        drop(self.remove_all());
+    }
+}
+
 fn some(timer: u32) -> Option<u32> {
     (timer != NIL).then_some(timer)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK, Entry, ListId, Slab};
+    use super::{CHUNK, ListId, Node, Slab};
 
     #[test]
     fn a_timer_takes_24_bytes_beside_its_value() {
-        assert_eq!(size_of::<Entry<u64>>(), 24 + 8);
-        assert_eq!(size_of::<Entry<()>>(), 24);
+        assert_eq!(size_of::<Node<u64>>(), 24 + 8);
+        assert_eq!(size_of::<Node<()>>(), 24);
     }
 
     #[test]

@@ -11,8 +11,61 @@ pub struct Timers<T, S> {
     slab: Slab<T>,
     structure: S,
     elapsed: u64,
-    /// No timer in [`ListId::STARTED`] is due before this tick.
-    started: u64,
+    queue: Queue,
+}
+
+/// Timers that were started and wait to be placed, in two lists, so that however many are started
+/// meanwhile, it comes to an end to place those that were there.
+#[derive(Debug)]
+struct Queue {
+    /// Which of [`ListId::QUEUES`] new ones come to.
+    filling: usize,
+    /// No timer in the list of that number is due before this tick; [`EMPTY`](Self::EMPTY)'s if it is empty.
+    due: [u64; 2],
+}
+
+impl Queue {
+    const EMPTY: Self = Self {
+        filling: 0,
+        due: [u64::MAX; 2],
+    };
+
+    fn push<T>(&mut self, slab: &mut Slab<T>, timer: u32) {
+        let due = &mut self.due[self.filling];
+        *due = slab.when(timer).min(*due);
+        slab.push(ListId::QUEUES[self.filling], timer);
+    }
+
+    /// Takes a timer out if it is in here.
+    fn take<T>(&mut self, slab: &mut Slab<T>, timer: u32) -> bool {
+        let list = slab.list(timer);
+        let Some(queue) = ListId::QUEUES.iter().position(|it| Some(*it) == list) else {
+            return false;
+        };
+        if slab.unlink(timer).is_some() {
+            self.due[queue] = u64::MAX;
+        }
+        true
+    }
+
+    /// The timer to place next.
+    fn first<T>(&mut self, slab: &Slab<T>) -> Option<u32> {
+        let first = slab.first(ListId::QUEUES[1 - self.filling]);
+        if first.is_some() || slab.first(ListId::QUEUES[self.filling]).is_none() {
+            return first;
+        }
+        self.filling = 1 - self.filling;
+        slab.first(ListId::QUEUES[1 - self.filling])
+    }
+
+    /// None of them is due before this tick.
+    fn due(&self) -> u64 {
+        self.due[0].min(self.due[1])
+    }
+
+    fn is_empty<T>(&self, slab: &Slab<T>) -> bool {
+        ListId::QUEUES.iter().all(|it| slab.first(*it).is_none())
+    }
 }
 
 /// How timers are found when they are due: what tells one scheme from another. Of use to this crate
@@ -78,7 +131,7 @@ impl<T, S: Structure> Timers<T, S> {
             slab: Slab::new(structure.slots()),
             structure,
             elapsed: 0,
-            started: LAST_TICK,
+            queue: Queue::EMPTY,
         }
     }
 
@@ -90,8 +143,7 @@ impl<T, S: Structure> Timers<T, S> {
     /// Puts a timer that stands nowhere where it is to wait.
     fn put(&mut self, timer: u32) {
         if S::QUEUED {
-            self.started = self.started.min(self.slab.when(timer));
-            self.slab.push(ListId::STARTED, timer);
+            self.queue.push(&mut self.slab, timer);
         } else {
             self.structure.place(&mut self.slab, self.elapsed, timer);
         }
@@ -99,10 +151,9 @@ impl<T, S: Structure> Timers<T, S> {
 
     /// Takes a timer out of wherever it stands.
     fn take(&mut self, timer: u32) {
-        let queued = [ListId::DUE, ListId::STARTED];
-        if queued.iter().any(|list| self.slab.is_in(*list, timer)) {
+        if self.slab.list(timer) == Some(ListId::DUE) {
             self.slab.unlink(timer);
-        } else {
+        } else if !(S::QUEUED && self.queue.take(&mut self.slab, timer)) {
             self.structure.displace(&mut self.slab, timer);
         }
     }
@@ -127,8 +178,8 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
             return Ok(false);
         };
         let when = self.when(now, interval);
-        let stays =
-            S::LAZY && when >= self.slab.when(timer) && !self.slab.is_in(ListId::DUE, timer);
+        let is_due = self.slab.list(timer) == Some(ListId::DUE);
+        let stays = S::LAZY && when >= self.slab.when(timer) && !is_due;
         if !stays {
             self.take(timer);
         }
@@ -151,18 +202,33 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
             slab,
             structure,
             elapsed,
-            started,
+            queue,
         } = self;
-        let mut budget = Budget(budget.max(1));
-        while let Some(timer) = slab.first(ListId::STARTED) {
-            if !budget.spend() {
+        // One to place a timer and one to turn the wheel, so that neither has to wait for the other.
+        let mut budget = Budget(budget.max(2));
+        let mut half = Budget(budget.0 / 2);
+        loop {
+            while let Some(timer) = queue.first(slab) {
+                if !half.spend() {
+                    break;
+                }
+                budget.spend();
+                queue.take(slab, timer);
+                structure.place(slab, *elapsed, timer);
+            }
+            // What waits to be placed is not passed by.
+            let until = now.min(queue.due() - 1);
+            if !structure.advance(slab, elapsed, until, &mut budget) {
                 return false;
             }
-            slab.unlink(timer);
-            structure.place(slab, *elapsed, timer);
+            if queue.is_empty(slab) && *elapsed >= now {
+                return true;
+            }
+            if budget.0 == 0 {
+                return false;
+            }
+            half = budget;
         }
-        *started = LAST_TICK;
-        structure.advance(slab, elapsed, now, &mut budget)
     }
 
     fn expiry_processing(&mut self) -> Option<Expired<T>> {
@@ -181,10 +247,10 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
             return Some(self.elapsed);
         }
         let next = self.structure.next(&self.slab, self.elapsed);
-        match self.slab.first(ListId::STARTED) {
-            Some(_) => Some(next.unwrap_or(LAST_TICK).min(self.started)),
-            None => next,
+        if self.queue.is_empty(&self.slab) {
+            return next;
         }
+        Some(next.unwrap_or(LAST_TICK).min(self.queue.due()))
     }
 
     fn elapsed(&self) -> u64 {
@@ -201,6 +267,7 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
 
     fn stop_all(&mut self) -> Vec<T> {
         self.structure.clear();
+        self.queue = Queue::EMPTY;
         self.slab.remove_all()
     }
 }
