@@ -1,0 +1,48 @@
+//! The longest call of the bookkeeping while very many timers are due at once.
+
+use twheel_common::schemes::{Hashed, Hierarchical, Scheme, Simple, Timers};
+
+use super::{
+    contender::{SLOTS, must},
+    stopwatch,
+    workload::Workload,
+};
+
+/// Looks that a call may have.
+pub const BUDGETS: [usize; 4] = [100, 1_000, 10_000, usize::MAX];
+
+/// The schemes that are drained.
+pub const SCHEMES: [&str; 3] = ["4 simple", "6 hashed", "7 hierarchical"];
+
+fn make(name: &str) -> Box<dyn Scheme<u64>> {
+    match name {
+        "4 simple" => Box::new(Timers::new(must(Simple::new(SLOTS)))),
+        "6 hashed" => Box::new(Timers::new(must(Hashed::new(SLOTS)))),
+        _ => Box::new(Timers::new(must(Hierarchical::new(3, 1024)))),
+    }
+}
+
+/// Microseconds of the longest call, each with the handing out of what it has found: the median of three
+/// drains, since one interrupt makes a call longer.
+pub fn longest(name: &str, workload: &Workload, budget: usize) -> f64 {
+    let drain = |_| {
+        let mut timers = make(name);
+        for (id, interval) in (0..).zip(&workload.first) {
+            must(timers.start_timer(0, (*interval).into(), id));
+        }
+        let mut longest = 0.0f64;
+        loop {
+            let begin = stopwatch::start();
+            let done = timers.per_tick_bookkeeping(1 << 17, budget);
+            while timers.expiry_processing().is_some() {}
+            longest = longest.max(begin.read().as_nanos() as f64 / 1e3);
+            if done {
+                assert!(timers.is_empty(), "{name}: not all have fired");
+                return longest;
+            }
+        }
+    };
+    let mut drains: Vec<f64> = (0..3).map(drain).collect();
+    drains.sort_by(f64::total_cmp);
+    drains[1]
+}
