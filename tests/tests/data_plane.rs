@@ -281,6 +281,63 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
 }
 
 #[test]
+fn a_flow_after_hours_without_any_is_visited_no_more_often() {
+    for (scheme, slots) in [
+        (Scheme::Hierarchical, None),
+        (Scheme::Hashed, None),
+        (Scheme::Simple, None),
+    ] {
+        let setup = Setup {
+            scheme,
+            slots,
+            ..Setup::default()
+        };
+        let mut plane = setup.load();
+        for hour in 1..=2 {
+            plane.pass(3_600_000);
+            plane.receive(&frame(1, false, SYN));
+            let visits = plane.count(Counter::Visits);
+            plane.pass(60_100);
+            assert_eq!(all_ended(&plane.step()), [(Reason::Idle, State::SynSent)]);
+            let visits = plane.count(Counter::Visits) - visits;
+            // A cascade is a visit too, and hops are no longer than the shortest timeout.
+            assert!(visits <= 8, "{scheme:?}, hour {hour}: {visits} visits");
+        }
+    }
+}
+
+#[test]
+fn a_hashed_wheel_gives_up_the_half_open_flow_nearest_its_deadline() {
+    let setup = Setup {
+        scheme: Scheme::Hashed,
+        slots: Some(8),
+        close: 60_000,
+        max_flows: 5,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    plane.receive(&frame(0, false, SYN));
+    // Its deadline is near, and the others have dozens of rounds left.
+    for _ in 0..595 {
+        plane.pass(100);
+        assert!(plane.step().is_empty());
+    }
+    for client in 1..5 {
+        plane.receive(&frame(client, false, SYN));
+        plane.pass(100);
+        assert!(plane.step().is_empty());
+    }
+    plane.receive(&frame(9, false, SYN));
+    let events = plane.drain();
+    assert_eq!(all_ended(&events), [(Reason::Evicted, State::SynSent)]);
+    assert_eq!(events[0].key.sender(Direction::FromLow).port(), port(0));
+    // And where all have rounds left, one of them.
+    plane.receive(&frame(10, false, SYN));
+    assert_eq!(plane.drain().len(), 1);
+    assert_eq!(plane.count(Counter::TableFull), 0);
+}
+
+#[test]
 fn a_stall_of_hours_evicts_nobody_for_the_stalls_sake() {
     let mut plane = Setup::default().load();
     for client in 0..500 {

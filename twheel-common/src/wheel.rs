@@ -375,6 +375,23 @@ impl Wheel {
         self.advance(slot.starts);
     }
 
+    /// Moves the hand of an empty wheel whose driver sleeps to `tick`. Timers are placed as seen from the hand:
+    /// from one that stands hours back they would be met again and again until it has caught up.
+    #[inline(always)]
+    pub fn catch_up(&mut self, tick: u64) {
+        let sleeps = self.wake == NEVER || self.wake == 0;
+        if sleeps && self.levels.iter().all(|level| level.summary == 0) {
+            self.advance(tick);
+        }
+    }
+
+    /// Whether a timer that is due at tick `when` has its own slot ahead: in a hashed wheel one may have whole
+    /// rounds left.
+    #[inline(always)]
+    pub fn reaches(&self, geometry: Geometry, when: u64) -> bool {
+        geometry.scheme != Scheme::Hashed as u32 || when <= self.elapsed + geometry.mask() + 1
+    }
+
     /// Moves the hand to `tick`, over empty slots only: the caller has taken all that came before.
     #[inline(always)]
     pub fn advance(&mut self, tick: u64) {

@@ -145,7 +145,7 @@ fn begin(segment: &Segment, home: u32, now: u64) -> Touched {
                 Visit::Rearm(due) => due,
                 Visit::Expire => now,
             };
-            wheel::start(flow, index, due);
+            wheel::start(flow, index, now, due);
             count(Counter::Created);
             Touched::Created
         }
@@ -187,13 +187,13 @@ struct Room {
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
-unsafe extern "C" fn try_to_remove(_index: u64, state: *mut c_void) -> i64 {
+unsafe extern "C" fn try_to_remove(index: u64, state: *mut c_void) -> i64 {
     // SAFETY: `make_room` passes a `Room` that nobody else refers to meanwhile.
     let state = unsafe { &mut *state.cast::<Room>() };
     let Some(wheel) = wheel::this_cpu() else {
         return 1;
     };
-    match wheel::make_room(wheel, state.now) {
+    match wheel::make_room(wheel, state.now, index + 1 == u64::from(TRIES)) {
         Handled::Rearmed => 0,
         Handled::Removed => {
             state.removed = 1;

@@ -75,9 +75,10 @@ fn pending() -> u32 {
 
 /// Puts a flow that has just entered the table on this CPU's wheel.
 #[inline(always)]
-pub fn start(flow: At, index: u32, due: u64) {
+pub fn start(flow: At, index: u32, now: u64, due: u64) {
     let Some(wheel) = this_cpu() else { return };
     let config = CONFIG.load();
+    wheel.catch_up(config.tick_of(now));
     let slot = wheel.slot(config.geometry, config.tick_from(due));
     push(wheel, flow, index, slot);
     wake_for(wheel, slot);
@@ -171,13 +172,14 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
             }
         }
     }
-    handle(wheel, first, now, false)
+    handle(wheel, first, now, For::Stepper)
 }
 
 /// Visits one flow to make room for another: the one nearest its deadline, so the head of those
-/// that have been handed out or of the next slot. A flow that is not established goes.
+/// that have been handed out or of the next slot. A flow that is not established goes, unless it has whole
+/// rounds left and this is not the `last` try.
 #[inline(always)]
-pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
+pub fn make_room(wheel: &mut Wheel, now: u64, last: bool) -> Handled {
     let mut first = match Head::of(pending()) {
         Some(waiting) => waiting.get(),
         None => Link::NONE,
@@ -190,7 +192,8 @@ pub fn make_room(wheel: &mut Wheel, now: u64) -> Handled {
             first = head.get();
         }
     }
-    handle(wheel, first, now, true)
+    let purpose = if last { For::RoomAtAll } else { For::Room };
+    handle(wheel, first, now, purpose)
 }
 
 /// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
@@ -236,10 +239,22 @@ pub fn make_room_at(home: u32, now: u64) -> bool {
     gone
 }
 
+/// What a visit is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    Stepper,
+    /// A packet wants room, and can go on to another flow.
+    Room,
+    /// It cannot.
+    RoomAtAll,
+}
+
 /// Visits the flow at the head of a list.
 #[inline(always)]
-fn handle(wheel: &mut Wheel, first: Link, now: u64, for_room: bool) -> Handled {
-    let timeouts = CONFIG.load().timeouts;
+fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
+    let config = CONFIG.load();
+    let timeouts = config.timeouts;
+    let for_room = purpose != For::Stepper;
     let Some(index) = first.as_flow() else {
         return Handled::Nothing(None);
     };
@@ -254,7 +269,12 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, for_room: bool) -> Handled {
         return Handled::Rearmed;
     }
     let (reason, counter) = match visit(now, word, &timeouts) {
-        Visit::Rearm(_) if for_room && !word.seen().is_established() => {
+        Visit::Rearm(due)
+            if for_room
+                && !word.seen().is_established()
+                && (purpose == For::RoomAtAll
+                    || wheel.reaches(config.geometry, config.tick_from(due))) =>
+        {
             (Reason::Evicted, Counter::Evicted)
         }
         Visit::Rearm(due) => {

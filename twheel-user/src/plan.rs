@@ -30,7 +30,7 @@ use crate::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT, RING_BYTES, STEP_BUDGET},
     pins::Instance,
-    settings::Wanted,
+    settings::{Wanted, most_levels},
     stepper::pin_to,
 };
 
@@ -70,6 +70,8 @@ pub struct Demand {
     pub longest: u64,
     /// Length of a tick.
     pub tick: Duration,
+    /// The same in units of the data plane's clock.
+    pub units: u32,
     /// CPUs, a wheel each.
     pub cpus: u64,
 }
@@ -88,11 +90,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Of a wheel; `None` where it cannot do it: a simple wheel that does not reach.
+    /// Of a wheel; `None` where it cannot do it: a simple wheel that does not reach, and more levels than the
+    /// clock has a use for.
     pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
         let simple = geometry.scheme == Scheme::Simple as u32;
         // A deadline may lie anywhere within a tick: one more than the timeout.
         if simple && geometry.range() < demand.longest + 1 {
+            return None;
+        }
+        if geometry.levels > most_levels(geometry.bits, demand.units) {
             return None;
         }
         let ticks = 1.0 / demand.tick.as_secs_f64();
@@ -360,6 +366,7 @@ mod tests {
                 ahead,
                 longest: ahead,
                 tick: Duration::from_millis(tick),
+                units: tick as u32,
                 cpus: 2,
             };
             Plan::of(Geometry::hashed(12), &demand, &costs)
@@ -385,6 +392,7 @@ mod tests {
                 ahead: 10,
                 longest: 10,
                 tick: Duration::from_millis(100),
+                units: 100,
                 cpus,
             };
             Plan::of(Geometry::hashed(10), &demand, &costs).unwrap()
@@ -408,6 +416,7 @@ mod tests {
             ahead: 100,
             longest: 5_000,
             tick: Duration::from_millis(100),
+            units: 100,
             cpus: 1,
         };
         let plans = Plan::all(&demand, &Costs::typical(1));

@@ -85,7 +85,16 @@ impl Wanted {
                 format_duration(MAX_TICK)
             ));
         }
-        let close_timeout = close_timeout.unwrap_or(CLOSE_TIMEOUT.min(timeout));
+        // Of the two that do not go together, the one that somebody chose.
+        if timeout < tick && timeout >= clock.unit() && tick != Self::default().tick {
+            return usage(format!(
+                "--tick {}: give {} (the resolution of this kernel's clock) to {} (the timeout)",
+                format_duration(tick),
+                format_duration(clock.unit()),
+                format_duration(timeout)
+            ));
+        }
+        let close_timeout = close_timeout.unwrap_or(CLOSE_TIMEOUT.min(timeout).max(tick));
         let units = |name: &str, timeout: Duration| -> Result<u32> {
             let units = clock.timeout(timeout);
             if timeout < tick || units > MAX_TIMEOUT_UNITS {
@@ -135,17 +144,33 @@ impl Wanted {
         if let Some(given) = self.levels
             && !levels.contains(&given)
         {
+            let has = match (*levels.start(), *levels.end()) {
+                (1, 1) => "1".to_owned(),
+                (least, most) => format!("{least} to {most}"),
+            };
             return usage(format!(
-                "--levels {given}: a {} wheel has {} to {}",
-                self.scheme.name(),
-                levels.start(),
-                levels.end()
+                "--levels {given}: a {} wheel has {has}",
+                self.scheme.name()
             ));
         }
         let bits = |slots: u32| slots.next_power_of_two().ilog2();
         Ok(match self.scheme {
             Scheme::Hierarchical => {
-                Geometry::hierarchical(self.levels.unwrap_or(3), bits(self.slots.unwrap_or(1024)))
+                let bits = bits(self.slots.unwrap_or(1024));
+                let most = most_levels(bits, tick);
+                let levels = self.levels.unwrap_or(most.min(3));
+                if levels > most {
+                    let reach = Geometry::hierarchical(levels - 1, bits).range();
+                    return usage(format!(
+                        "--levels {levels}: {} of {} slots of {} reach {} days ahead, the clock {}: give 1 to {most}",
+                        levels - 1,
+                        1 << bits,
+                        format_duration(clock.duration(tick.into())),
+                        clock.duration(reach * u64::from(tick)).as_secs() / 86_400,
+                        clock.duration(MAX_TIMEOUT_UNITS).as_secs() / 86_400,
+                    ));
+                }
+                Geometry::hierarchical(levels, bits)
             }
             Scheme::Hashed => Geometry::hashed(bits(self.slots.unwrap_or(1024))),
             Scheme::Simple => {
@@ -167,6 +192,15 @@ impl Wanted {
             }
         })
     }
+}
+
+/// Levels of so many slots, of which the highest is not beyond what the clock can tell apart.
+pub fn most_levels(bits: u32, tick: u32) -> u32 {
+    let reaches = |levels: &u32| {
+        u128::from(Geometry::hierarchical(*levels, bits).range()) * u128::from(tick)
+            < u128::from(MAX_TIMEOUT_UNITS)
+    };
+    1 + (1..MAX_LEVELS as u32).take_while(reaches).count() as u32
 }
 
 fn usage<T>(message: String) -> Result<T> {
@@ -208,6 +242,25 @@ mod tests {
         .config(Clock::virtual_ms())
         .unwrap();
         assert_eq!(config.timeouts.close, 2_000);
+    }
+
+    #[test]
+    fn defaults_follow_the_tick() {
+        let config = Wanted {
+            tick: Duration::from_secs(20),
+            ..wanted()
+        }
+        .config(Clock::virtual_ms())
+        .unwrap();
+        assert_eq!(config.timeouts.close, 20_000);
+        let config = Wanted {
+            tick: Duration::from_secs(3_600),
+            timeout: Duration::from_secs(86_400),
+            ..wanted()
+        }
+        .config(Clock::virtual_ms())
+        .unwrap();
+        assert_eq!(config.geometry, Geometry::hierarchical(1, 10));
     }
 
     #[test]
@@ -337,6 +390,36 @@ mod tests {
                 Wanted {
                     levels: Some(2),
                     scheme: Scheme::Hashed,
+                    ..wanted()
+                },
+            ),
+            (
+                "--levels 4: 3 of 4096 slots of 100ms reach 79517 days ahead, the clock 12: give 1 to 2",
+                Wanted {
+                    levels: Some(4),
+                    slots: Some(4096),
+                    ..wanted()
+                },
+            ),
+            (
+                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 1m (the timeout)",
+                Wanted {
+                    tick: Duration::from_secs(61),
+                    ..wanted()
+                },
+            ),
+            (
+                "--timeout 99ms: give 100ms (the tick)",
+                Wanted {
+                    timeout: Duration::from_millis(99),
+                    ..wanted()
+                },
+            ),
+            (
+                "--levels 3: a simple wheel has 1",
+                Wanted {
+                    levels: Some(3),
+                    scheme: Scheme::Simple,
                     ..wanted()
                 },
             ),

@@ -74,6 +74,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
             ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
             longest: u64::from(config.timeouts.idle.div_ceil(config.tick)),
             tick: clock.duration(config.tick.into()),
+            units: config.tick,
             // All flows begin on one.
             cpus: 1,
         };

@@ -41,13 +41,32 @@ pub struct Plan {
     tick: Duration,
     /// What it may take: 500MB, 2GiB, …
     #[arg(long, value_name = "SIZE")]
-    memory: Option<bytesize::ByteSize>,
+    memory: Option<Memory>,
     /// Measure this machine instead of taking the figures of another (root; a few seconds)
     #[arg(long)]
     calibrate: bool,
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+/// A number of bytes, and how it was said.
+#[derive(Clone)]
+struct Memory {
+    given: String,
+    bytes: u64,
+}
+
+impl std::str::FromStr for Memory {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let size: bytesize::ByteSize = given.parse()?;
+        Ok(Self {
+            given: given.to_owned(),
+            bytes: size.as_u64(),
+        })
+    }
 }
 
 impl Plan {
@@ -75,6 +94,7 @@ impl Plan {
                     .div_ceil(config.tick),
             ),
             tick: clock.duration(config.tick.into()),
+            units: config.tick,
             cpus: cpus as u64,
         };
         let costs = if self.calibrate {
@@ -84,14 +104,15 @@ impl Plan {
             Costs::typical(demand.flows)
         };
         let mut plans = Prediction::all(&demand, &costs);
-        if let Some(memory) = self.memory {
+        if let Some(memory) = &self.memory {
             let least = plans.iter().map(|plan| plan.memory).min().unwrap_or(0);
-            plans.retain(|plan| plan.memory <= memory.as_u64());
+            plans.retain(|plan| plan.memory <= memory.bytes);
             if plans.is_empty() {
                 return Err(Failure::new(
                     Kind::Usage,
                     format!(
-                        "--memory {memory}: {} flows take {} at least: give more, or track fewer",
+                        "--memory {}: {} flows take {} at least: give more, or track fewer",
+                        memory.given,
                         self.flows,
                         bytesize::ByteSize(least)
                     ),
