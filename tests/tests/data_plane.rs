@@ -281,6 +281,53 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
 }
 
 #[test]
+fn three_schemes_report_the_same_flows_at_the_same_steps() {
+    let mut planes = [
+        (Scheme::Simple, None),
+        (Scheme::Hashed, Some(8)),
+        (Scheme::Hierarchical, Some(4)),
+    ]
+    .map(|(scheme, slots)| {
+        Setup {
+            scheme,
+            slots,
+            tick: 1_000,
+            timeout: 17_300,
+            close: 5_100,
+            ..Setup::default()
+        }
+        .load()
+    });
+    let mut random = Random(3);
+    let mut ends = 0;
+    for _ in 0..10_000 {
+        let client = random.below(40) as u32;
+        let back = random.below(2) == 0;
+        let flags = [SYN, ACK, ACK, ACK, FIN | ACK, RST][random.below(6) as usize];
+        // Steps come whenever they come, not where ticks begin.
+        let pass = match random.below(30) {
+            0 => random.below(30_000),
+            _ => random.below(700),
+        };
+        let reports = planes.each_mut().map(|plane| {
+            plane.receive(&frame(client, back, flags));
+            plane.pass(pass);
+            let mut report: Vec<_> = plane
+                .step()
+                .iter()
+                .map(|event| (event.key, ended(event).0, ended(event).1, event.age))
+                .collect();
+            report.sort();
+            report
+        });
+        assert_eq!(reports[0], reports[1], "at {}", planes[0].now());
+        assert_eq!(reports[0], reports[2], "at {}", planes[0].now());
+        ends += reports[0].len();
+    }
+    assert!(ends > 1_000, "only {ends} flows ended");
+}
+
+#[test]
 fn a_flow_after_hours_without_any_is_visited_no_more_often() {
     for (scheme, slots) in [
         (Scheme::Hierarchical, None),

@@ -55,6 +55,12 @@ impl Config {
         time.checked_div(u64::from(self.tick)).unwrap_or(time)
     }
 
+    /// When the tick began that a time lies in (units).
+    #[inline(always)]
+    pub fn tick_begin(&self, time: u64) -> u64 {
+        self.tick_of(time).wrapping_mul(u64::from(self.tick))
+    }
+
     /// The first tick that begins no earlier than a time (units).
     #[inline(always)]
     pub fn tick_from(&self, time: u64) -> u64 {

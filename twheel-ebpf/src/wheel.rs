@@ -175,7 +175,7 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
     handle(wheel, first, now, For::Stepper)
 }
 
-/// Visits one flow to make room for another: the one nearest its deadline, so the head of those
+/// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so the head of those
 /// that have been handed out or of the next slot. A flow that is not established goes, unless it has whole
 /// rounds left and this is not the `last` try.
 #[inline(always)]
@@ -268,7 +268,14 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
         unlink(wheel, flow);
         return Handled::Rearmed;
     }
-    let (reason, counter) = match visit(now, word, &timeouts) {
+    // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
+    // schemes report it at the same tick.
+    let decided = if for_room {
+        now
+    } else {
+        config.tick_begin(now)
+    };
+    let (reason, counter) = match visit(decided, word, &timeouts) {
         Visit::Rearm(due)
             if for_room
                 && !word.seen().is_established()

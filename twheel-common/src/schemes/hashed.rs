@@ -36,7 +36,6 @@ impl Hashed {
 
 impl Structure for Hashed {
     const LAZY: bool = true;
-    const QUEUED: bool = true;
 
     fn slots(&self) -> u32 {
         self.ring.slots()
@@ -44,7 +43,12 @@ impl Structure for Hashed {
 
     fn place<T>(&mut self, slab: &mut Slab<T>, _elapsed: u64, timer: u32) {
         let slot = self.ring.slot(slab.when(timer));
-        if slab.push(ListId::of_slot(slot), timer) {
+        let list = ListId::of_slot(slot);
+        if self.visiting == Some(slot) {
+            // In front: the walk that is under way is not to come to it, or it need not end.
+            slab.link(list, None, timer);
+            self.ring.occupy(slot);
+        } else if slab.push(list, timer) {
             self.ring.occupy(slot);
         }
     }

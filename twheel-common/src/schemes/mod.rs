@@ -152,7 +152,7 @@ pub trait Scheme<T> {
     fn stop_timer(&mut self, timer: Handle) -> Option<T>;
 
     /// PER_TICK_BOOKKEEPING: finds what is due at the ticks up to `now`, tick by tick, after at most
-    /// `budget` looks at timers or slots; one of less than 2 is as good as 2. Says whether it came to an
+    /// `budget` looks at timers or slots; a budget of 0 is as good as 1. Says whether it came to an
     /// end: if not, call it again.
     fn per_tick_bookkeeping(&mut self, now: u64, budget: usize) -> bool;
 

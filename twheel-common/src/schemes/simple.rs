@@ -33,7 +33,6 @@ impl Simple {
 
 impl Structure for Simple {
     const LAZY: bool = true;
-    const QUEUED: bool = true;
 
     fn slots(&self) -> u32 {
         self.0.slots()

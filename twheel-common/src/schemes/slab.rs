@@ -11,7 +11,7 @@ const NIL: u32 = u32::MAX;
 /// its place by now, until that place has been used 2^32 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
-    index: u32,
+    pub(super) index: u32,
     generation: u32,
 }
 
@@ -23,14 +23,8 @@ impl ListId {
     /// Timers that were found due and not yet handed out.
     pub const DUE: Self = Self(NonZeroU32::MIN);
 
-    /// Timers that were started and not yet placed: one list is filled while the other is emptied.
-    pub const QUEUES: [Self; 2] = [
-        Self(NonZeroU32::MIN.saturating_add(1)),
-        Self(NonZeroU32::MIN.saturating_add(2)),
-    ];
-
     /// Lists that are not of slots.
-    const OTHERS: u32 = 3;
+    const OTHERS: u32 = 1;
 
     /// The list of a slot.
     pub fn of_slot(slot: u32) -> Self {
@@ -67,7 +61,6 @@ impl List {
 #[derive(Debug)]
 struct Node<T> {
     when: u64,
-    /// Of a vacant place, the next one.
     next: u32,
     prev: u32,
     generation: u32,
@@ -75,6 +68,21 @@ struct Node<T> {
     list: Option<ListId>,
     /// There if the place is not vacant.
     value: MaybeUninit<T>,
+}
+
+/// A place is called into the cache when so many others will be used before it.
+const AHEAD: usize = 8;
+
+/// Calls a place into the cache, where there is an instruction for that.
+fn prefetch<T>(place: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which may name any address and changes nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
 }
 
 /// Entries of a chunk.
@@ -86,8 +94,9 @@ pub struct Slab<T> {
     /// Not one vector: that would be copied as it grows, and be longer than needed.
     chunks: Vec<Box<[Node<T>; CHUNK]>>,
     lists: Vec<List>,
-    /// The first vacant entry; each names the next.
-    vacant: u32,
+    /// Vacant places, what is used next at the end, and the generations they are in. Not linked through the places:
+    /// to take one would be to wait for it to come into the cache.
+    vacant: Vec<Handle>,
     len: u32,
     /// The timer that a walk through a list comes to next. Unlinking it moves the walk on.
     cursor: u32,
@@ -99,7 +108,7 @@ impl<T> Slab<T> {
         Self {
             chunks: Vec::new(),
             lists: vec![List::EMPTY; slots as usize + ListId::OTHERS as usize],
-            vacant: NIL,
+            vacant: Vec::new(),
             len: 0,
             cursor: NIL,
         }
@@ -125,19 +134,22 @@ impl<T> Slab<T> {
     }
 
     /// Adds a timer, which stands in no list yet.
-    pub fn insert(&mut self, when: u64, value: T) -> Result<u32, Error> {
-        if self.vacant == NIL {
+    pub fn insert(&mut self, when: u64, value: T) -> Result<Handle, Error> {
+        if self.vacant.is_empty() {
             self.grow()?;
         }
-        let timer = self.vacant;
-        let node = self.node_mut(timer);
-        let vacant = node.next;
+        let Some(handle) = self.vacant.pop() else {
+            unreachable!("there is one now");
+        };
+        if let Some(later) = self.vacant.len().checked_sub(AHEAD) {
+            prefetch(self.node(self.vacant[later].index));
+        }
+        let node = self.node_mut(handle.index);
         node.when = when;
         node.list = Some(ListId::DUE);
         node.value.write(value);
-        self.vacant = vacant;
         self.len += 1;
-        Ok(timer)
+        Ok(handle)
     }
 
     /// Adds a chunk of vacant places.
@@ -147,13 +159,9 @@ impl<T> Slab<T> {
         let count = self.chunks.len() * CHUNK;
         let what = "the number of timers";
         Error::check(what, count as u64 + 1, 1, MOST as u64)?;
-        let vacant = |at: usize| Node {
+        let vacant = |_| Node {
             when: 0,
-            next: if at + 1 < CHUNK {
-                (count + at + 1) as u32
-            } else {
-                NIL
-            },
+            next: NIL,
             prev: NIL,
             generation: 0,
             list: None,
@@ -164,20 +172,28 @@ impl<T> Slab<T> {
             unreachable!("it has the length of a chunk");
         };
         self.chunks.push(chunk);
-        self.vacant = count as u32;
+        let places = count as u32..(count + CHUNK) as u32;
+        self.vacant.extend(places.rev().map(|index| Handle {
+            index,
+            generation: 0,
+        }));
         Ok(())
     }
 
     /// Removes a timer that stands in no list.
     pub fn remove(&mut self, timer: u32) -> T {
-        let vacant = std::mem::replace(&mut self.vacant, timer);
         self.len -= 1;
         let node = self.node_mut(timer);
         assert!(node.list.take().is_some(), "a vacant place has no timer");
-        node.next = vacant;
         node.generation = node.generation.wrapping_add(1);
         // SAFETY: the place was not vacant, so `insert` has written a value; now it is, so nobody reads it again.
-        unsafe { node.value.assume_init_read() }
+        let value = unsafe { node.value.assume_init_read() };
+        let generation = node.generation;
+        self.vacant.push(Handle {
+            index: timer,
+            generation,
+        });
+        value
     }
 
     /// Removes all.
@@ -359,7 +375,7 @@ mod tests {
         for gone in 0..3 {
             let mut slab = Slab::new(1);
             for value in 0..3 {
-                let timer = slab.insert(0, value).unwrap();
+                let timer = slab.insert(0, value).unwrap().index;
                 slab.push(list, timer);
             }
             slab.walk(list);
@@ -375,26 +391,52 @@ mod tests {
     #[test]
     fn it_does_not_grow_while_timers_come_and_go() {
         let mut slab = Slab::new(0);
-        let mut timers: Vec<u32> = (0..1_000).map(|_| slab.insert(1, ()).unwrap()).collect();
+        let mut timers: Vec<u32> = (0..1_000)
+            .map(|_| slab.insert(1, ()).unwrap().index)
+            .collect();
         let chunks = slab.chunks.len();
         assert_eq!(chunks, 1_000usize.div_ceil(CHUNK));
         for round in 0..10_000 {
             let at = round % timers.len();
             slab.remove(timers[at]);
-            timers[at] = slab.insert(1, ()).unwrap();
+            timers[at] = slab.insert(1, ()).unwrap().index;
         }
         assert_eq!((slab.len(), slab.chunks.len()), (1_000, chunks));
     }
 
     #[test]
+    fn each_value_is_dropped_once() {
+        use std::rc::Rc;
+        let value = Rc::new(());
+        let mut slab = Slab::new(1);
+        let timers: Vec<u32> = (0..CHUNK as u32 + 10)
+            .map(|_| slab.insert(0, Rc::clone(&value)).unwrap().index)
+            .collect();
+        let count = timers.len() + 1;
+        assert_eq!(Rc::strong_count(&value), count);
+        for (gone, timer) in timers.iter().step_by(3).enumerate() {
+            assert_eq!(Rc::strong_count(&value), count - gone);
+            drop(slab.remove(*timer));
+        }
+        let gone = timers.len().div_ceil(3);
+        // Used again.
+        for _ in 0..5 {
+            slab.insert(0, Rc::clone(&value)).unwrap();
+        }
+        assert_eq!(Rc::strong_count(&value), count - gone + 5);
+        drop(slab);
+        assert_eq!(Rc::strong_count(&value), 1);
+    }
+
+    #[test]
     fn a_stale_handle_finds_nothing() {
         let mut slab = Slab::new(0);
-        let first = slab.insert(1, 'a').unwrap();
-        let stale = slab.handle(first);
+        let stale = slab.insert(1, 'a').unwrap();
+        let first = stale.index;
         assert_eq!(slab.find(stale), Some(first));
         slab.remove(first);
         assert_eq!(slab.find(stale), None);
-        let second = slab.insert(1, 'b').unwrap();
+        let second = slab.insert(1, 'b').unwrap().index;
         assert_eq!(second, first, "its place is used again");
         assert_eq!(slab.find(stale), None);
     }

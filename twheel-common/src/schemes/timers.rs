@@ -4,68 +4,13 @@ use super::{Error, Expired, Handle, LAST_TICK, Scheme, slab::ListId, slab::Slab}
 
 /// Timers with values `T` in a structure `S`: one of the types of this module's table.
 ///
-/// A timer takes 24 bytes beside its value, a slot takes 8. Memory comes in chunks of 512 timers; it
+/// A timer takes 24 bytes beside its value, 8 when it is gone until its place is used again; a slot takes 8. Memory comes in chunks of 512 timers; it
 /// is used again, and kept until all is dropped.
 #[derive(Debug)]
 pub struct Timers<T, S> {
     slab: Slab<T>,
     structure: S,
     elapsed: u64,
-    queue: Queue,
-}
-
-/// Timers that were started and wait to be placed, in two lists, so that however many are started
-/// meanwhile, it comes to an end to place those that were there.
-#[derive(Debug)]
-struct Queue {
-    /// Which of [`ListId::QUEUES`] new ones come to.
-    filling: usize,
-    /// No timer in the list of that number is due before this tick; [`EMPTY`](Self::EMPTY)'s if it is empty.
-    due: [u64; 2],
-}
-
-impl Queue {
-    const EMPTY: Self = Self {
-        filling: 0,
-        due: [u64::MAX; 2],
-    };
-
-    fn push<T>(&mut self, slab: &mut Slab<T>, timer: u32) {
-        let due = &mut self.due[self.filling];
-        *due = slab.when(timer).min(*due);
-        slab.push(ListId::QUEUES[self.filling], timer);
-    }
-
-    /// Takes a timer out if it is in here.
-    fn take<T>(&mut self, slab: &mut Slab<T>, timer: u32) -> bool {
-        let list = slab.list(timer);
-        let Some(queue) = ListId::QUEUES.iter().position(|it| Some(*it) == list) else {
-            return false;
-        };
-        if slab.unlink(timer).is_some() {
-            self.due[queue] = u64::MAX;
-        }
-        true
-    }
-
-    /// The timer to place next.
-    fn first<T>(&mut self, slab: &Slab<T>) -> Option<u32> {
-        let first = slab.first(ListId::QUEUES[1 - self.filling]);
-        if first.is_some() || slab.first(ListId::QUEUES[self.filling]).is_none() {
-            return first;
-        }
-        self.filling = 1 - self.filling;
-        slab.first(ListId::QUEUES[1 - self.filling])
-    }
-
-    /// None of them is due before this tick.
-    fn due(&self) -> u64 {
-        self.due[0].min(self.due[1])
-    }
-
-    fn is_empty<T>(&self, slab: &Slab<T>) -> bool {
-        ListId::QUEUES.iter().all(|it| slab.first(*it).is_none())
-    }
 }
 
 /// How timers are found when they are due: what tells one scheme from another. Of use to this crate
@@ -74,11 +19,6 @@ pub trait Structure {
     /// Whether a timer may stay where it is while its deadline moves to a later tick: whoever comes
     /// to it asks it when it is due. Then moving it is one store.
     const LAZY: bool;
-
-    /// Whether timers that were started wait for the next bookkeeping to place them, as Netty's do: where
-    /// there are so many slots that each start meets another one, which is not in the caches. A timer
-    /// that is stopped before then never sees a slot.
-    const QUEUED: bool = false;
 
     /// Lists that it wants at first.
     fn slots(&self) -> u32;
@@ -131,7 +71,6 @@ impl<T, S: Structure> Timers<T, S> {
             slab: Slab::new(structure.slots()),
             structure,
             elapsed: 0,
-            queue: Queue::EMPTY,
         }
     }
 
@@ -142,18 +81,14 @@ impl<T, S: Structure> Timers<T, S> {
 
     /// Puts a timer that stands nowhere where it is to wait.
     fn put(&mut self, timer: u32) {
-        if S::QUEUED {
-            self.queue.push(&mut self.slab, timer);
-        } else {
-            self.structure.place(&mut self.slab, self.elapsed, timer);
-        }
+        self.structure.place(&mut self.slab, self.elapsed, timer);
     }
 
     /// Takes a timer out of wherever it stands.
     fn take(&mut self, timer: u32) {
         if self.slab.list(timer) == Some(ListId::DUE) {
             self.slab.unlink(timer);
-        } else if !(S::QUEUED && self.queue.take(&mut self.slab, timer)) {
+        } else {
             self.structure.displace(&mut self.slab, timer);
         }
     }
@@ -168,8 +103,8 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
     fn start_timer(&mut self, now: u64, interval: u64, value: T) -> Result<Handle, Error> {
         self.structure.check(interval)?;
         let timer = self.slab.insert(self.when(now, interval), value)?;
-        self.put(timer);
-        Ok(self.slab.handle(timer))
+        self.put(timer.index);
+        Ok(timer)
     }
 
     fn restart_timer(&mut self, timer: Handle, now: u64, interval: u64) -> Result<bool, Error> {
@@ -202,33 +137,8 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
             slab,
             structure,
             elapsed,
-            queue,
         } = self;
-        // One to place a timer and one to turn the wheel, so that neither has to wait for the other.
-        let mut budget = Budget(budget.max(2));
-        let mut half = Budget(budget.0 / 2);
-        loop {
-            while let Some(timer) = queue.first(slab) {
-                if !half.spend() {
-                    break;
-                }
-                budget.spend();
-                queue.take(slab, timer);
-                structure.place(slab, *elapsed, timer);
-            }
-            // What waits to be placed is not passed by.
-            let until = now.min(queue.due() - 1);
-            if !structure.advance(slab, elapsed, until, &mut budget) {
-                return false;
-            }
-            if queue.is_empty(slab) && *elapsed >= now {
-                return true;
-            }
-            if budget.0 == 0 {
-                return false;
-            }
-            half = budget;
-        }
+        structure.advance(slab, elapsed, now, &mut Budget(budget.max(1)))
     }
 
     fn expiry_processing(&mut self) -> Option<Expired<T>> {
@@ -246,11 +156,10 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
         if self.slab.first(ListId::DUE).is_some() {
             return Some(self.elapsed);
         }
-        let next = self.structure.next(&self.slab, self.elapsed);
-        if self.queue.is_empty(&self.slab) {
-            return next;
+        if self.is_empty() {
+            return None;
         }
-        Some(next.unwrap_or(LAST_TICK).min(self.queue.due()))
+        self.structure.next(&self.slab, self.elapsed)
     }
 
     fn elapsed(&self) -> u64 {
@@ -267,7 +176,6 @@ impl<T, S: Structure> Scheme<T> for Timers<T, S> {
 
     fn stop_all(&mut self) -> Vec<T> {
         self.structure.clear();
-        self.queue = Queue::EMPTY;
         self.slab.remove_all()
     }
 }

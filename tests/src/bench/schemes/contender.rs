@@ -26,6 +26,8 @@ const BUDGET: usize = 256;
 pub trait Contender {
     /// Starts a timer for each interval.
     fn start(&mut self, intervals: &[u32]);
+    /// Starts timers of these numbers again, which were stopped.
+    fn start_again(&mut self, order: &[u32], intervals: &[u32]);
     /// Moves the timers, in an order, to new intervals from now.
     fn rearm(&mut self, order: &[u32], intervals: &[u32]);
     /// Stops the timers, in an order.
@@ -154,6 +156,15 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
         }
     }
 
+    fn start_again(&mut self, order: &[u32], intervals: &[u32]) {
+        for (id, interval) in order.iter().zip(intervals) {
+            let timer = self
+                .scheme
+                .start_timer(self.now, (*interval).into(), (*id).into());
+            self.timers[*id as usize] = must(timer);
+        }
+    }
+
     fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
         for (id, interval) in order.iter().zip(intervals) {
             let timer = self.timers[*id as usize];
@@ -232,6 +243,14 @@ impl Contender for Queue {
         }
     }
 
+    fn start_again(&mut self, order: &[u32], intervals: &[u32]) {
+        let _guard = self.runtime.enter();
+        for (id, interval) in order.iter().zip(intervals) {
+            let key = self.queue.insert_at((*id).into(), self.now + ms(*interval));
+            self.keys[*id as usize] = key;
+        }
+    }
+
     fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
         let _guard = self.runtime.enter();
         for (id, interval) in order.iter().zip(intervals) {
@@ -306,6 +325,12 @@ impl Contender for Quad {
     fn start(&mut self, intervals: &[u32]) {
         for (id, interval) in (0..).zip(intervals) {
             self.insert(id, *interval);
+        }
+    }
+
+    fn start_again(&mut self, order: &[u32], intervals: &[u32]) {
+        for (id, interval) in order.iter().zip(intervals) {
+            self.insert((*id).into(), *interval);
         }
     }
 

@@ -81,8 +81,8 @@ fn peers(text: &mut String, results: &Results) {
     let _ = writeln!(
         text,
         "\n## {} beside the wheels, {n} timers, uniform intervals\n\n\
-         | it takes as many times what it takes | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
-         |---|--:|--:|--:|--:|--:|--:|",
+         | it takes as many times what it takes | fill | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|",
         contender::DELAY_QUEUE
     );
     for name in ["4 simple", "6 hashed", "7 hierarchical"] {
@@ -107,8 +107,7 @@ fn peers(text: &mut String, results: &Results) {
     }
     let _ = writeln!(
         text,
-        "\nA start of schemes 4 and 6 is a push to a queue; to place it is part of expiry here, and in a program of the next \
-         tick.\nAfter re-arm has no target: what a peer does at the re-arm is done then."
+        "\nFill and after re-arm have no target: the one is mostly page faults, and in the other a lazy re-arm pays what a peer has done at once."
     );
 }
 
@@ -218,8 +217,8 @@ fn slopes(text: &mut String, results: &Results) {
          The k of cost ~ n^k, fitted over all sizes, uniform intervals: 0 for O(1) and O(log n), 1 for O(n). \
          What is O(1) and reads memory\nat random rises by what a cache miss costs; the left one of each \
          pair is of the sizes up to 10,000, which the caches hold.\n\n\
-         | scheme | start | stop | re-arm | empty tick | expiry | after re-arm | the paper: start, stop, tick |\n\
-         |---|--:|--:|--:|--:|--:|--:|---|"
+         | scheme | fill | start | stop | re-arm | empty tick | expiry | after re-arm | the paper: start, stop, tick |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|---|"
     );
     for (contender, entry) in contender::ALL.iter().enumerate() {
         let _ = write!(text, "| {} |", entry.name);
