@@ -1007,20 +1007,27 @@ fn of_a_cancel_and_an_expiry_at_once_one_has_its_way() {
 
 #[test]
 fn starts_from_many_threads_are_all_returned_by_stop() {
-    let (front, mut wheel) = Netty::pair(64, u32::MAX.into()).unwrap();
+    // Without a cap the starters would outrun the wheel, as long as the machine has memory.
+    let (front, mut wheel) = Netty::pair(64, 100_000).unwrap();
+    let start = |front: Netty<u64>| {
+        let mut started = 0;
+        loop {
+            match front.start(0, started % 50, started) {
+                Ok(_) => started += 1,
+                Err(stopped) if stopped.most == 0 => return started as usize,
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    };
     let starters: Vec<_> = (0..4)
         .map(|_| {
             let front = front.clone();
-            std::thread::spawn(move || {
-                (0..)
-                    .take_while(|id| front.start(0, id % 50, *id).is_ok())
-                    .count()
-            })
+            std::thread::spawn(move || start(front))
         })
         .collect();
     let mut fired = 0;
     for now in 1..200 {
-        while !wheel.tick(now, 100) {}
+        while !wheel.tick(now, 1_000) {}
         fired += std::iter::from_fn(|| wheel.expired()).count();
     }
     let left = wheel.stop().len();

@@ -149,7 +149,7 @@ impl Wanted {
                 (least, most) => format!("{least} to {most}"),
             };
             return usage(format!(
-                "--levels {given}: a {} wheel has {has}",
+                "--levels {given}: give {has}, as many as a {} wheel has",
                 self.scheme.name()
             ));
         }
@@ -386,7 +386,7 @@ mod tests {
                 },
             ),
             (
-                "--levels 2: a hashed wheel",
+                "--levels 2: give 1, as many as a hashed wheel has",
                 Wanted {
                     levels: Some(2),
                     scheme: Scheme::Hashed,
@@ -416,7 +416,7 @@ mod tests {
                 },
             ),
             (
-                "--levels 3: a simple wheel has 1",
+                "--levels 3: give 1, as many as a simple wheel has",
                 Wanted {
                     levels: Some(3),
                     scheme: Scheme::Simple,
