@@ -2,4 +2,6 @@
 //! under virtual time.
 pub mod plane;
 
+pub mod ctnetlink;
+
 pub mod netns;

@@ -6,14 +6,19 @@ use std::{
     time::Duration,
 };
 
-use aya::programs::{TestRun, TestRunOptions};
+use aya::{
+    maps::Map,
+    programs::{TestRun, TestRunOptions},
+};
 use etherparse::PacketBuilder;
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load, STEP_BUDGET},
     pins::Instance,
+    policy::{Policy, install},
     settings::Wanted,
     stepper::pin_to,
+    timeouts::Timeouts,
 };
 use twheel_common::{
     counter::{Counter, Counters},
@@ -22,6 +27,8 @@ use twheel_common::{
     wheel::{NEVER, Scheme},
 };
 
+/// The interface of a test run: `lo`.
+pub const INTERFACE: u32 = 1;
 /// XDP_PASS and TC_ACT_UNSPEC.
 pub const PASS: u32 = 2;
 /// As above.
@@ -54,6 +61,10 @@ pub struct Setup {
     pub scheme: Scheme,
     /// Slots of its level.
     pub slots: Option<u32>,
+    /// Whether one direction counts as both.
+    pub one_way: bool,
+    /// Whether flows must begin with a SYN.
+    pub strict: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -77,6 +88,8 @@ impl Setup {
         start: 1_000_000,
         scheme: Scheme::Hierarchical,
         slots: None,
+        one_way: true,
+        strict: false,
         log_level: 0,
         secret: None,
     };
@@ -85,10 +98,14 @@ impl Setup {
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
         let clock = Clock::virtual_ms();
-        let config = Wanted {
+        let (config, timeouts) = Wanted {
             tick: Duration::from_millis(self.tick),
-            timeout: Duration::from_millis(self.timeout),
-            close_timeout: Some(Duration::from_millis(self.close)),
+            timeouts: Timeouts::new(
+                Duration::from_millis(self.timeout),
+                Duration::from_millis(self.close),
+            ),
+            one_way: self.one_way,
+            strict: self.strict,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,
@@ -106,6 +123,7 @@ impl Setup {
         let load = Load {
             object: twheel::data_plane::OBJECT,
             config,
+            timeouts,
             clock,
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
@@ -230,6 +248,31 @@ impl Plane {
     /// The data plane and its ring, for threads that drive it themselves.
     pub fn parts(&mut self) -> (&mut DataPlane, &mut Events) {
         (&mut self.plane, &mut self.events)
+    }
+
+    /// Puts a policy into force; the interface of every name is that of [`INTERFACE`].
+    pub fn policy(&mut self, text: &str) {
+        let policy = Policy::parse(
+            "test",
+            text.as_bytes(),
+            Duration::from_millis(1)..=Duration::from_secs(1 << 20),
+        );
+        let policy = policy.unwrap();
+        let compiled = policy.compile(|_| Some(INTERFACE)).unwrap();
+        let clock = self.plane.clock();
+        let open = |name: &str| self.plane.open(name);
+        install::install(&open, Some((&policy, &compiled)), clock).unwrap();
+    }
+
+    /// Arms this CPU's flows as timeouts are now; how many.
+    pub fn sweep(&mut self) -> u64 {
+        let records = match self.plane.map("FLOWS").unwrap() {
+            Map::Array(data) => data.info().unwrap().max_entries(),
+            _ => panic!("no array"),
+        };
+        let armed = install::sweep(self.plane.xdp("twheel_sweep").unwrap(), records).unwrap();
+        install::forget(&|name: &str| self.plane.open(name)).unwrap();
+        armed
     }
 
     /// The data plane itself.

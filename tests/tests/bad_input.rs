@@ -90,7 +90,9 @@ fn unusable_arguments() -> Result<()> {
         ("--levels", "5"),
         ("--timeout", "0s"),
         ("--timeout", "1000days"),
-        ("--close-timeout", "0s"),
+        ("--timeout", "close=0s"),
+        ("--timeout", "closed=2s"),
+        ("--timeout", "soon"),
     ] {
         let ended = host.twheel_once(&["run", "--iface", SERVER, option, value])?;
         check_refused(&ended, Kind::Usage, &[option, "give"]).context(value)?;

@@ -27,9 +27,10 @@ use twheel::{
 use twheel_common::{
     counter::Counter,
     event::Event,
-    flow::{Direction, FlowKey, Timeouts},
+    flow::{Direction, FlowKey},
+    state::State,
     step::{Deleted, Outcome},
-    table::{self, Hash, Record, holds_flow},
+    table::{self, Hash, NODES, Nodes, Record, holds_flow},
     wheel::{Link, Scheme},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame};
@@ -69,6 +70,8 @@ const NARROW: Load = Load {
         start: (1 << 32) - 20_000,
         scheme: Scheme::Hierarchical,
         slots: None,
+        one_way: true,
+        strict: false,
         log_level: 0,
         secret: None,
     },
@@ -125,7 +128,7 @@ struct Stress<'a> {
     egress: &'a SchedClassifier,
     stepper: &'a Xdp,
     deleter: &'a Xdp,
-    timeouts: Timeouts,
+    idle: u32,
     /// Of the ring.
     events: Vec<Event>,
     ended: u64,
@@ -138,7 +141,7 @@ impl Stress<'_> {
     fn of(load: Load, test: impl FnOnce(&mut Stress<'_>)) {
         let mut plane = load.setup.load();
         let (plane, ring) = plane.parts();
-        let timeouts = plane.config().timeouts;
+        let idle = plane.timeouts(0).expect("timeouts").0[State::Established as usize];
         let flows = plane.flows().unwrap();
         let records = Hash::new([0; 11], load.setup.max_flows).records() as u32;
         let wakes = plane.take_wakes().unwrap();
@@ -158,7 +161,7 @@ impl Stress<'_> {
             egress: program("twheel_egress").try_into().unwrap(),
             stepper: program("twheel_step").try_into().unwrap(),
             deleter: program("twheel_delete").try_into().unwrap(),
-            timeouts,
+            idle,
             events: Vec::new(),
             ended: 0,
             packets: AtomicU64::new(0),
@@ -233,7 +236,7 @@ impl Stress<'_> {
         self.ring.drain(&mut self.events);
         for event in self.events.drain(..) {
             client(&event.key, self.load.keys).expect("the end of a flow that was not");
-            assert_eq!(event.reserved, 0);
+            assert_eq!(event.rule, 0);
             self.ended += 1;
         }
         let counters = self.plane.counters().unwrap();
@@ -248,6 +251,12 @@ impl Stress<'_> {
                 .map(|index| map.get(&index, 0).unwrap())
                 .collect()
         };
+        let nodes = {
+            let map = self.plane.map("NODES").unwrap();
+            let map = Array::<_, Nodes>::try_from(map).unwrap();
+            let value = |index| map.get(&index, 0).unwrap().0;
+            Vec::from_iter((0..self.records.div_ceil(NODES as u32)).flat_map(value))
+        };
         // What the table holds.
         let mut listed = HashSet::new();
         let mut hops = vec![0; records.len()];
@@ -259,7 +268,7 @@ impl Stress<'_> {
             assert!(holds_flow(record.tag), "left behind: {record:?}");
             assert!(!record.word.is_dead(), "dead: {record:?}");
             assert!(!record.word.seen().is_starting(), "starting: {record:?}");
-            let distance = (record.tag >> 41) as usize & 31;
+            let distance = table::distance(record.tag) as usize;
             hops[index as usize - distance] |= 1 << distance;
             let flow = self.flows.get(index).expect("a flow");
             check_flow(&flow, self.load.keys);
@@ -279,7 +288,7 @@ impl Stress<'_> {
                     let record = &records[index as usize];
                     assert!(linked.insert(index), "in two lists: {record:?}");
                     assert!(holds_flow(record.tag) && table::cpu(record.tag) == cpu);
-                    assert_eq!(record.prev, before, "{record:?}");
+                    assert_eq!(nodes[index as usize].prev, before, "{record:?}");
                     (before, link) = (link, record.next);
                 }
                 assert_eq!(link, Link::NONE);
@@ -303,7 +312,7 @@ impl Stress<'_> {
         let live = self.check() as u64;
         let ended = self.ended;
         for _ in 0..4 {
-            self.now += u64::from(self.timeouts.idle);
+            self.now += u64::from(self.idle);
             self.clock.set(0, self.now, 0).unwrap();
             for cpu in CPUS {
                 pin_to(cpu).unwrap();

@@ -267,9 +267,7 @@ fn the_way_a_connection_ends_is_told() -> Result<()> {
             "--iface",
             SERVER,
             "--timeout",
-            "10s",
-            "--close-timeout",
-            "500ms",
+            "10s,time_wait=500ms,close=500ms",
             "--json",
         ],
     )?;

@@ -1,10 +1,18 @@
 //! What the loader tells the data plane, and what it writes beside the maps.
 
-use crate::{flow::Timeouts, table::Hash, wheel::Geometry};
+use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 3;
+pub const LAYOUT: u32 = 4;
+
+/// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
+/// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
+pub const RULES: usize = 512;
+/// See [`RULES`].
+pub const UNRULED: u16 = RULES as u16 - 1;
+/// Bytes of a rule's name, padded with zeros.
+pub const NAME_BYTES: usize = 64;
 
 /// Clock of production: `bpf_jiffies64`, units of 1/HZ s.
 pub const CLOCK_JIFFIES: u32 = 0;
@@ -16,8 +24,6 @@ pub const CLOCK_VIRTUAL: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Timeouts, in clock units.
-    pub timeouts: Timeouts,
     /// Clock units in a tick of the wheel, at least 1.
     pub tick: u32,
     /// Shape of the wheel of each CPU.
@@ -26,6 +32,10 @@ pub struct Config {
     pub clock: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
+    /// 1: one direction is all that is seen here.
+    pub one_way: u32,
+    /// 1: a flow begins with a SYN, or is none.
+    pub strict: u32,
 }
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.

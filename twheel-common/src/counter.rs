@@ -55,6 +55,8 @@ counters! {
     Malformed = "malformed",
     /// TCP packets with flags that no stack sends together
     BadFlags = "bad_flags",
+    /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
+    Ignored = "ignored",
     /// RST or FIN of a flow that is not in the table
     NoFlow = "no_flow",
     /// packets that would have begun a flow but found the table full
@@ -69,6 +71,8 @@ counters! {
     Visits = "visits",
     /// visits that found the deadline ahead and armed the flow again
     Rearmed = "rearmed",
+    /// flows whose deadline a packet has brought forward on another CPU than that of their wheel
+    Posted = "posted",
     /// times the stepper stopped because the ring was full
     RingFull = "ring_full",
     /// times the packet path called a sleeping stepper

@@ -1,6 +1,6 @@
 //! What the data plane tells userspace about a flow that ended.
 
-use crate::flow::{FlowKey, Seen};
+use crate::{flow::FlowKey, state::Seen};
 
 /// Record of the ring buffer `EVENTS`: a flow has ended.
 #[repr(C)]
@@ -20,8 +20,8 @@ pub struct Event {
     pub reason: u32,
     /// The CPU that ended it.
     pub cpu: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The rule that the flow has met; 0 for none.
+    pub rule: u32,
 }
 
 impl Event {

@@ -14,8 +14,10 @@ pub mod counter;
 pub mod event;
 pub mod flow;
 pub mod packet;
+pub mod policy;
 #[cfg(feature = "std")]
 pub mod schemes;
+pub mod state;
 pub mod step;
 pub mod table;
 pub mod wheel;
@@ -23,12 +25,16 @@ pub mod wheel;
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, step, table, wheel};
+    use crate::{config, counter, policy, state, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
     unsafe impl aya::Pod for table::Record {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for table::Nodes {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for table::Hash {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for state::Timeouts {}
     // SAFETY: as above.
     unsafe impl aya::Pod for wheel::Link {}
     // SAFETY: as above.
@@ -41,4 +47,12 @@ mod pod {
     unsafe impl aya::Pod for counter::Counters {}
     // SAFETY: as above.
     unsafe impl aya::Pod for wheel::Wheel {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for policy::Header {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for policy::Rules {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for policy::Ends {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for policy::Prefix {}
 }

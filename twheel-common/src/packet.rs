@@ -96,6 +96,12 @@ pub struct Segment {
     pub direction: Direction,
     /// TCP flags, see [`tcp`].
     pub flags: u8,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgment number; means nothing without that flag.
+    pub ack: u32,
+    /// The sequence number behind the segment: SYN and FIN count one each.
+    pub end: u32,
 }
 
 /// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
@@ -266,9 +272,21 @@ fn tcp_segment<B: Bytes + ?Sized>(
     }
     let (key, direction) =
         FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_TCP);
+    let seq = u32::from_be(header.u32(4));
+    // What the IP header says, not what the frame holds: that may be padded, or cut. Beyond 64 KiB nobody
+    // says.
+    let data = if room <= 0xffff {
+        (room - header_len) as u32
+    } else {
+        0
+    };
+    let counted = u32::from(flags & tcp::SYN != 0) + u32::from(flags & tcp::FIN != 0);
     Ok(Segment {
         key,
         direction,
         flags,
+        seq,
+        ack: u32::from_be(header.u32(8)),
+        end: seq.wrapping_add(data).wrapping_add(counted),
     })
 }

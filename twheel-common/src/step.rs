@@ -83,3 +83,21 @@ impl Deleted {
             .find(|outcome| *outcome as u32 == raw)
     }
 }
+
+/// The "packet" of the program that sweeps: run on every CPU, it looks at the flows of that CPU's wheel in a range of
+/// the table and arms them as timeouts and rules are now.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Index of the first record.
+    pub from: u32,
+    /// How many; at most [`MAX_SWEEP`].
+    pub count: u32,
+    /// Flows armed again; written by the program.
+    pub armed: u32,
+    /// Flows that could not be, since another CPU is at them: ask again.
+    pub busy: u32,
+}
+
+/// Records of a call that sweeps, at most.
+pub const MAX_SWEEP: u32 = 4096;

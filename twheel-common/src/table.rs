@@ -32,30 +32,34 @@
 
 use crate::{
     bits,
-    flow::{FlowKey, Seen, Word},
+    flow::{FlowKey, Word},
+    state::{Positions, Seen},
     wheel::Link,
 };
 
 /// Records in which a flow may stand.
 pub const WINDOW: u32 = 32;
 
+/// The part of a `tag` that is the key's: ports, and as much of the protocol's number as tells those apart that
+/// are tracked.
+const PORTS: u64 = (1 << 37) - 1;
 /// A record is claimed and has no flow yet. (Bit of `tag`.)
-pub const BUSY: u64 = 1 << 40;
-/// The part of a `tag` that is the key's: ports and protocol.
-const PORTS: u64 = BUSY - 1;
-const DISTANCE: u32 = 41;
-const CPU: u32 = 48;
+pub const BUSY: u64 = 1 << 37;
+const DISTANCE: u32 = 38;
+const CPU: u32 = 43;
+const CPUS: u64 = 0xfff;
+const RULE: u32 = 55;
 
 /// A flow and its place in the table: one cache line.
 ///
-/// `hops` belongs to the place. `next`, `prev` and `created` belong to the CPU on whose wheel the flow
-/// stands; the rest is as the module says.
+/// `hops` belongs to the place. `next` belongs to the CPU on whose wheel the flow
+/// stands, and `positions` to whoever brings a segment: one that is lost is made good by the next. The rest is as the module says.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
     /// The key's addresses.
     pub addresses: [u64; 4],
-    /// 0; or the key's ports and protocol, [`BUSY`], the distance from home and the CPU.
+    /// 0; or the key's ports and protocol, [`BUSY`], the distance from home, the CPU and the rule.
     pub tag: u64,
     /// Time, generation, and what was seen.
     pub word: Word,
@@ -63,11 +67,30 @@ pub struct Record {
     pub hops: u32,
     /// To the next flow of the slot.
     pub next: Link,
-    /// And to the one before, or to the slot itself.
+    /// How far each side has sent.
+    pub positions: Positions,
+}
+
+/// What no packet of a known flow needs of it. Belongs to the CPU on whose wheel the flow stands, but for `inbox`, which
+/// belongs to whoever has posted the flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Node {
+    /// To the flow before this one in its slot, or to the slot itself.
     pub prev: Link,
     /// Low 32 bits of the clock at the flow's first packet.
     pub created: u32,
+    /// To the next flow of the inbox that this one is in.
+    pub inbox: Link,
 }
+
+/// Nodes of so many records are a value of their map: the kernel would round each of them up to 16 bytes.
+pub const NODES: usize = 16;
+
+/// The nodes of [`NODES`] records.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nodes(pub [Node; NODES]);
 
 /// What makes the home of a key unpredictable, and the size of the table.
 #[repr(C)]
@@ -156,8 +179,8 @@ pub trait Records {
 
     /// Whether the addresses are the key's; loads.
     fn has_addresses(&self, at: Self::At, key: &FlowKey) -> bool;
-    /// Stores the key's addresses and when the flow was created.
-    fn fill(&self, at: Self::At, key: &FlowKey, created: u32);
+    /// Stores the key's addresses and what else is the flow's at its beginning.
+    fn fill(&self, at: Self::At, key: &FlowKey, begins: &Begins);
 
     /// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
     fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
@@ -192,13 +215,13 @@ pub fn find<R: Records>(records: &R, home: u32, key: &FlowKey) -> Option<R::At> 
 /// younger; before it changes more than that, it asks [`is_of`] at a time when that cannot be.
 #[inline(always)]
 fn is_live<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
-    records.tag(at) & (PORTS | BUSY) == key.ports() && records.has_addresses(at, key)
+    records.tag(at) & (PORTS | BUSY) == key.ports() & PORTS && records.has_addresses(at, key)
 }
 
 /// Whether the record is that of this key, be its flow live or about to be.
 #[inline(always)]
 fn is_of<R: Records>(records: &R, at: R::At, key: &FlowKey) -> bool {
-    records.tag(at) & PORTS == key.ports() && records.has_addresses(at, key)
+    records.tag(at) & PORTS == key.ports() & PORTS && records.has_addresses(at, key)
 }
 
 /// What [`insert`] came to.
@@ -211,17 +234,33 @@ pub enum Inserted<At> {
     Full,
 }
 
+/// How a flow begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Begins {
+    /// What its first packet says.
+    pub seen: Seen,
+    /// When.
+    pub now: u64,
+    /// On which CPU.
+    pub cpu: u32,
+    /// The rule it meets.
+    pub rule: u16,
+    /// How far its sides have come.
+    pub positions: Positions,
+}
+
 /// Enters a flow.
 #[inline(always)]
 pub fn insert<R: Records>(
     records: &R,
     home: u32,
     key: &FlowKey,
-    seen: Seen,
-    now: u64,
-    cpu: u32,
+    begins: &Begins,
 ) -> Inserted<R::At> {
-    let tag = key.ports() | u64::from(cpu & 0xfff) << CPU;
+    let (seen, now) = (begins.seen, begins.now);
+    let tag = key.ports() & PORTS
+        | (u64::from(begins.cpu) & CPUS) << CPU
+        | u64::from(begins.rule) << RULE;
     let Some(place) = records.at(home) else {
         return Inserted::Full;
     };
@@ -256,7 +295,7 @@ pub fn insert<R: Records>(
         return first;
     }
     let generation = records.word(at).generation().wrapping_add(1);
-    records.fill(at, key, now as u32);
+    records.fill(at, key, begins);
     records.set_word(at, Word::new(now, generation, seen));
     let before = records.announce(place, 1 << distance) & !(1 << distance);
     if let Some(first) = present(records, home, before, key) {
@@ -307,11 +346,13 @@ fn is_alive<R: Records>(records: &R, at: R::At) -> bool {
     !word.is_dead() && !records.change(at, word, word).is_dead()
 }
 
-/// Swaps the word of the flow of a key, which was found there; `Err` is what it is if it is not `old`,
-/// and `None` says that the record is now another flow's.
+/// Swaps the word of the flow of a key, which was found there; what it is now, or `Err` with what it is if it is not
+/// `old`, and `None` says that the record is now another flow's.
 ///
 /// The key is compared after a swap that changes nothing, so after the word was read; and whoever gives
 /// the record to another flow lets the word die before, and sets the next one after the key.
+///
+/// A flow that is just being entered is not posted, whatever `new` says: it may yet be withdrawn.
 #[inline(always)]
 pub fn change<R: Records>(
     records: &R,
@@ -319,14 +360,23 @@ pub fn change<R: Records>(
     key: &FlowKey,
     old: Word,
     new: Word,
-) -> Option<Result<(), Word>> {
+) -> Option<Result<Word, Word>> {
     let swap = |new| match records.change(at, old, new) {
-        held if held == old => Ok(()),
+        held if held == old => Ok(new),
         held => Err(held),
     };
     match swap(old) {
-        Ok(()) if is_of(records, at, key) => Some(swap(new)),
-        Ok(()) => None,
+        Ok(_) if is_of(records, at, key) => {
+            let posts = !old.seen().is_posted() && records.tag(at) & BUSY == 0;
+            let seen = new.seen();
+            let new = if old.seen().is_posted() || posts {
+                new
+            } else {
+                Word::new(new.0, new.generation(), seen.delivered())
+            };
+            Some(swap(new))
+        }
+        Ok(_) => None,
         changed => Some(changed),
     }
 }
@@ -334,10 +384,12 @@ pub fn change<R: Records>(
 /// Ends a flow, if it is as it was when this was decided on. Only the CPU on whose wheel it stands may
 /// ask for this; it must then [`remove`] the flow.
 ///
-/// A life that is [starting](Seen::is_starting) does not end: whoever began it still writes to the record.
+/// A life that is [starting](Seen::is_starting) does not end: whoever began it still writes to the record. Nor does one
+/// that is [posted](Seen::is_posted): its link to the inbox is in use.
 #[inline(always)]
 pub fn kill<R: Records>(records: &R, at: R::At, decided_on: Word) -> bool {
     !decided_on.seen().is_starting()
+        && !decided_on.seen().is_posted()
         && records.change(at, decided_on, decided_on.dead()) == decided_on
 }
 
@@ -372,6 +424,8 @@ pub struct Snapshot {
     pub key: FlowKey,
     /// The CPU on whose wheel it stands.
     pub cpu: u32,
+    /// The rule it has met; 0 for none.
+    pub rule: u16,
     /// Time, generation, and what was seen.
     pub word: Word,
     /// Low 32 bits of the clock at the flow's first packet.
@@ -404,6 +458,7 @@ pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
     Ok(Some(Snapshot {
         key: key(addresses, tag),
         cpu: cpu(tag),
+        rule: rule(tag),
         word,
         created,
     }))
@@ -411,14 +466,20 @@ pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
 
 /// How far behind its home a flow stands.
 #[inline(always)]
-fn distance(tag: u64) -> u32 {
+pub fn distance(tag: u64) -> u32 {
     (tag >> DISTANCE) as u32 & (WINDOW - 1)
 }
 
 /// The CPU on whose wheel a flow stands.
 #[inline(always)]
 pub fn cpu(tag: u64) -> u32 {
-    (tag >> CPU) as u32 & 0xfff
+    (tag >> CPU) as u32 & CPUS as u32
+}
+
+/// The rule that a flow has met; 0 for none.
+#[inline(always)]
+pub fn rule(tag: u64) -> u16 {
+    (tag >> RULE) as u16
 }
 
 /// Whether a record holds a live flow.
@@ -427,10 +488,19 @@ pub fn holds_flow(tag: u64) -> bool {
     tag != 0 && tag & BUSY == 0
 }
 
+/// The tag of the same flow, as one of no rule. A live flow's tag is written by its wheel's CPU alone.
+#[inline(always)]
+pub fn without_rule(tag: u64) -> u64 {
+    tag & ((1 << RULE) - 1)
+}
+
 /// The key of a record, from `tag` and the addresses.
 #[inline(always)]
 pub fn key(addresses: [u64; 4], tag: u64) -> FlowKey {
-    FlowKey::from_parts(addresses, tag & PORTS)
+    // ICMPv6 is 58; its low five bits are 26.
+    let icmp6 = tag & 0x1f_0000_0000 == 26 << 32;
+    let proto = if icmp6 { 0x20_0000_0000 } else { 0 };
+    FlowKey::from_parts(addresses, tag & PORTS | proto)
 }
 
 /// The number of the lowest bit that is set; `word` is not 0.

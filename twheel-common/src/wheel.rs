@@ -167,11 +167,25 @@ impl Link {
     /// To nothing.
     pub const NONE: Self = Self(0);
     const SLOT: u32 = 1 << 31;
+    /// Not yet written, by whoever is about to.
+    pub const PENDING: Self = Self(u32::MAX);
 
     /// To a flow; indices are below 2^31 − 1.
     #[inline(always)]
     pub const fn flow(index: u32) -> Self {
         Self(index + 1)
+    }
+
+    /// As a number.
+    #[inline(always)]
+    pub const fn raw(self) -> u32 {
+        self.0
+    }
+
+    /// From a number.
+    #[inline(always)]
+    pub const fn from_raw(raw: u32) -> Self {
+        Self(raw)
     }
 
     /// To a slot.
@@ -257,6 +271,10 @@ pub struct Wheel {
     /// The tick at which the driver means to come back: 0 before it has come for the first time
     /// (it comes at once), [`NEVER`] where it waits to be called.
     pub wake: u64,
+    /// Timers that others have asked for and that have not been looked at.
+    pub inbox: Link,
+    /// Zero.
+    pub reserved: u32,
     levels: [Occupancy; MAX_LEVELS],
 }
 
@@ -265,6 +283,8 @@ impl Default for Wheel {
         Self {
             elapsed: 0,
             wake: 0,
+            inbox: Link::NONE,
+            reserved: 0,
             levels: [Occupancy {
                 summary: 0,
                 words: [0; 64],

@@ -8,11 +8,22 @@ use std::{
 };
 
 use twheel_common::{
-    flow::{FlowKey, Seen, Word},
-    table::{self, Hash, Inserted, Record, Records, WINDOW, find, insert},
+    flow::{FlowKey, Word},
+    state::Seen,
+    table::{self, Begins, Hash, Inserted, Record, Records, WINDOW, find, insert},
 };
 
-const SYN: Seen = Seen(1);
+const SYN: Seen = Seen(0);
+
+fn syn(now: u64) -> Begins {
+    Begins {
+        seen: SYN,
+        now,
+        cpu: 0,
+        rule: 0,
+        positions: [0; 2],
+    }
+}
 
 /// The records, without anybody else.
 struct Table {
@@ -43,7 +54,7 @@ impl Table {
 
     /// The record; `None` where its window is full.
     fn insert(&self, key: &FlowKey, now: u64) -> Option<usize> {
-        match insert(self, self.hash.home(key), key, SYN, now, 0) {
+        match insert(self, self.hash.home(key), key, &syn(now)) {
             Inserted::New(at, index) => {
                 assert_eq!(at, index as usize);
                 Some(at)
@@ -148,10 +159,10 @@ impl Records for Table {
         self.records[at].get().addresses == key.addresses()
     }
 
-    fn fill(&self, at: usize, key: &FlowKey, created: u32) {
+    fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
         self.with(at, |record| {
             record.addresses = key.addresses();
-            record.created = created;
+            record.positions = begins.positions;
         });
     }
 
@@ -343,7 +354,7 @@ fn it_agrees_with_a_map() {
                 (Some(at), _) => {
                     assert_eq!(map.get(&key), Some(&at));
                     // A second time it is there.
-                    let again = insert(&table, table.hash.home(&key), &key, SYN, now, 0);
+                    let again = insert(&table, table.hash.home(&key), &key, &syn(now));
                     assert!(
                         matches!(again, Inserted::Exists(first) if first == at) || map.len() > 64
                     );
@@ -373,12 +384,12 @@ fn a_full_window_refuses_and_a_free_record_is_found() {
     let keys: Vec<_> = (0..u64::from(WINDOW)).map(any).collect();
     for key in &keys {
         assert!(matches!(
-            insert(&table, home, key, SYN, 1, 0),
+            insert(&table, home, key, &syn(1)),
             Inserted::New(..)
         ));
     }
     assert!(matches!(
-        insert(&table, home, &any(99), SYN, 1, 0),
+        insert(&table, home, &any(99), &syn(1)),
         Inserted::Full
     ));
     for (distance, key) in keys.iter().enumerate() {
@@ -388,7 +399,7 @@ fn a_full_window_refuses_and_a_free_record_is_found() {
     let last = table.hash.homes as u32 - 1;
     assert!(table.at(last + WINDOW - 1).is_some() && table.at(last + WINDOW).is_none());
     table.remove(home as usize + 7);
-    let again = insert(&table, home, &any(99), SYN, 2, 0);
+    let again = insert(&table, home, &any(99), &syn(2));
     assert!(matches!(again, Inserted::New(12, 12)));
     assert_eq!(table.word(12).generation(), 2);
 }

@@ -32,14 +32,15 @@ use loom::{
     thread,
 };
 use twheel_common::{
-    flow::{FlowKey, Seen, Word},
-    table::{self, BUSY, Changed, Inserted, Reads, Records, Snapshot},
+    flow::{FlowKey, Word},
+    state::Seen,
+    table::{self, BUSY, Begins, Changed, Inserted, Reads, Records, Snapshot},
 };
 
 /// SYN, of an initiator that is the key's low endpoint.
-const SYN: Seen = Seen(1);
+const SYN: Seen = Seen(1 << 5);
 /// The same, and a RST.
-const RESET: Seen = Seen(1 | 1 << 5);
+const RESET: Seen = Seen(1 << 5 | 7);
 
 /// What is wrong with the memory, for the tests of the model itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -157,7 +158,14 @@ impl Table {
     }
 
     fn insert(&self, home: u32, key: &FlowKey, now: u64, cpu: u32) -> Inserted<usize> {
-        table::insert(self, home, key, SYN, now, cpu)
+        let begins = Begins {
+            seen: SYN,
+            now,
+            cpu,
+            rule: 0,
+            positions: [0; 2],
+        };
+        table::insert(self, home, key, &begins)
     }
 
     /// Enters a flow where nobody can be in the way.
@@ -193,7 +201,7 @@ impl Table {
         let generation = old.generation().wrapping_add(1);
         let new = Word::new(now.into(), generation, SYN.starting());
         match table::change(self, at, key, old, new) {
-            Some(Ok(())) => {}
+            Some(Ok(_)) => {}
             _ => return None,
         }
         let place = &self.places[at];
@@ -226,7 +234,7 @@ impl Table {
             }
             let seen = Seen(word.seen().0 | RESET.0);
             match table::change(self, at, key, word, word.with(now, seen)) {
-                Some(Ok(())) => return true,
+                Some(Ok(_)) => return true,
                 Some(Err(held)) if held.generation() == generation => word = held,
                 _ => return false,
             }
@@ -356,7 +364,8 @@ impl Records for Table {
         self.places[at].address.load() == address(key)
     }
 
-    fn fill(&self, at: usize, key: &FlowKey, created: u32) {
+    fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
+        let created = begins.now as u32;
         let place = &self.places[at];
         if self.broken == Broken::WordFirst {
             let generation = self.word(at).generation().wrapping_add(1);
@@ -673,6 +682,7 @@ fn reading(broken: Broken) {
                     let Snapshot {
                         key,
                         cpu,
+                        rule: _,
                         word,
                         created,
                     } = flow;

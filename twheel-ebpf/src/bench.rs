@@ -24,8 +24,10 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::Reason,
-    flow::{FlowKey, Seen, Visit, Word, visit},
+    flow::{FlowKey, Visit, Word, visit},
     packet::{Segment, parse},
+    policy::Hook,
+    state::Seen,
     step::Step,
 };
 use twheel_ebpf::{
@@ -34,7 +36,8 @@ use twheel_ebpf::{
     emit::{self, Ended, Reader},
     frame::Frame,
     maps::CONFIG,
-    step,
+    policy::Place,
+    step, table,
     touch::{Touched, touch},
 };
 
@@ -253,7 +256,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             load(&raw const (*flow).next),
         )
     };
-    match visit(state.now, word, &config.timeouts) {
+    match visit(state.now, word, table::timeout(0, word.seen())) {
         Visit::Rearm(due) => {
             let slot = 1 + (config.tick_from(due) as u32 & (SLOTS - 1));
             let Some(to) = LISTS.get_ptr_mut(slot) else {
@@ -281,6 +284,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             let ended = Ended {
                 created,
                 word,
+                rule: 0,
                 reason: Reason::of_expiry(word.seen()),
             };
             emit::submit(entry, &key, &ended, state.now, Reader::Stepping);
@@ -378,7 +382,11 @@ fn parsed(frame: Frame) -> Option<Segment> {
 /// What `see` of `main.rs` does, without its diagnostics, which the verifier drops when they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
-    parsed(frame).map(|segment| touch(&segment, clock::now()))
+    let place = Place {
+        interface: 1,
+        hook: Hook::Ingress,
+    };
+    parsed(frame).map(|mut segment| touch(&mut segment, clock::now(), place))
 }
 
 /// Makes the packet one of the next flow.

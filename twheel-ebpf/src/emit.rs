@@ -25,6 +25,8 @@ pub struct Ended {
     pub created: u32,
     /// The flow's last.
     pub word: Word,
+    /// The rule it has met.
+    pub rule: u16,
     /// Why it has ended.
     pub reason: Reason,
 }
@@ -55,7 +57,7 @@ pub fn submit(
         (&raw mut (*event).seen).write(ended.word.seen().0.into());
         (&raw mut (*event).reason).write(ended.reason as u32);
         (&raw mut (*event).cpu).write(bpf_get_smp_processor_id());
-        (&raw mut (*event).reserved).write(0);
+        (&raw mut (*event).rule).write(ended.rule.into());
     }
     entry.submit(match reader {
         Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),

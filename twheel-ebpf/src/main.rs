@@ -12,12 +12,14 @@ use aya_ebpf::{
 use aya_log_ebpf::{debug, trace};
 use twheel_common::{
     packet::{Segment, Skip, parse},
-    step::Step,
+    policy::Hook,
+    step::{Step, Sweep},
 };
 use twheel_ebpf::{
     clock,
     count::count_skip,
     frame::Frame,
+    policy::Place,
     step,
     touch::{Touched, touch},
 };
@@ -25,7 +27,11 @@ use twheel_ebpf::{
 /// Ingress: touches the flow of every packet. Whatever it finds, the packet passes.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
-    see(&ctx, parse(&Frame::new(ctx.data(), ctx.data_end())));
+    let place = Place {
+        interface: ctx.ingress_ifindex() as u32,
+        hook: Hook::Ingress,
+    };
+    see(&ctx, parse(&Frame::new(ctx.data(), ctx.data_end())), place);
     xdp_action::XDP_PASS
 }
 
@@ -42,7 +48,12 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
         let _ = ctx.pull_data(ctx.len().min(HEADERS));
         segment = parse(&Frame::new(ctx.data(), ctx.data_end()));
     }
-    see(&ctx, segment);
+    let place = Place {
+        // SAFETY: the context of this program, which the kernel fills in.
+        interface: unsafe { (*ctx.skb.skb).ifindex },
+        hook: Hook::Egress,
+    };
+    see(&ctx, segment, place);
     TC_ACT_UNSPEC
 }
 
@@ -74,10 +85,22 @@ pub fn twheel_delete(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
+/// Unattached, likewise: arms flows as timeouts and rules are now.
+#[xdp]
+pub fn twheel_sweep(ctx: XdpContext) -> u32 {
+    let call = ctx.data();
+    if call + size_of::<Sweep>() > ctx.data_end() {
+        return xdp_action::XDP_ABORTED;
+    }
+    // SAFETY: as in `twheel_step`.
+    step::sweep(unsafe { &mut *(call as *mut Sweep) });
+    xdp_action::XDP_PASS
+}
+
 #[inline(always)]
-fn see<C: EbpfContext>(ctx: &C, segment: Result<Segment, Skip>) {
+fn see<C: EbpfContext>(ctx: &C, segment: Result<Segment, Skip>, place: Place) {
     match segment {
-        Ok(segment) => match touch(&segment, clock::now()) {
+        Ok(mut segment) => match touch(&mut segment, clock::now(), place) {
             Touched::Known => trace!(ctx, "touched"),
             Touched::Created => debug!(ctx, "new flow"),
             Touched::NoFlow => trace!(ctx, "no flow"),

@@ -3,29 +3,28 @@
 
 use aya_ebpf::{
     Global,
-    bindings::BPF_F_MMAPABLE,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta},
+    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES},
     counter::Counters,
-    flow::Timeouts,
-    table::{Hash, Record},
+    policy::{Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
+    state::Timeouts,
+    table::{Hash, Nodes, Record},
     wheel::{Geometry, Link, Wheel},
 };
 
 /// Set by the loader; read-only to the verifier.
 #[unsafe(no_mangle)]
 pub static CONFIG: Global<Config> = Global::new(Config {
-    timeouts: Timeouts {
-        idle: 15_000,
-        close: 2_500,
-    },
     tick: 25,
     geometry: Geometry::hierarchical(3, 10),
     clock: CLOCK_JIFFIES,
     max_flows: 131_072,
+    one_way: 0,
+    strict: 0,
 });
 
 /// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
@@ -39,6 +38,65 @@ pub static HASH: Global<Hash> = Global::new(Hash {
 /// reads it without a system call.
 #[map]
 pub static FLOWS: Array<Record> = Array::pinned(95, BPF_F_MMAPABLE);
+
+/// What of a flow no packet needs that finds it: a value for sixteen records.
+#[map]
+pub static NODES: Array<Nodes> = Array::pinned(6, BPF_F_MMAPABLE);
+
+/// Timeouts: those of no rule, and those of each rule. Userspace changes them while packets come.
+#[map]
+pub static TIMEOUTS: Array<Timeouts> = Array::pinned(RULES as u32, 0);
+
+/// Two policies, of which one counts: a new one is written beside the old and then takes over.
+#[map]
+pub static ACTIVE: Array<u32> = Array::pinned(1, 0);
+
+/// Of each of the two: `twheel_common::policy` has what these five maps are.
+#[map]
+pub static POLICIES: Array<Header> = Array::pinned(2, 0);
+
+/// See [`POLICIES`].
+#[map]
+pub static PORTS: Array<PortClasses> = Array::pinned(2, 0);
+
+/// See [`POLICIES`]; the second policy's behind the first's.
+#[map]
+pub static CLASSES: Array<Rules> = Array::pinned(2 * MAX_CLASSES as u32, 0);
+
+/// See [`POLICIES`]. The policy's number and the interface's.
+#[map]
+pub static INTERFACES: HashMap<[u32; 2], Rules> = HashMap::pinned(2 * MAX_INTERFACES as u32, 0);
+
+/// See [`POLICIES`]. The policy's number, four bytes, and the address.
+#[map]
+pub static SOURCES: LpmTrie<[u32; 5], Ends> =
+    LpmTrie::pinned(2 * MAX_PREFIXES as u32, BPF_F_NO_PREALLOC);
+
+/// See [`SOURCES`].
+#[map]
+pub static DESTINATIONS: LpmTrie<[u32; 5], Ends> =
+    LpmTrie::pinned(2 * MAX_PREFIXES as u32, BPF_F_NO_PREALLOC);
+
+/// What flows bear, of each rule of each of the two policies, by the rule's place in its file.
+#[map]
+pub static NUMBERS: Array<[u16; 256]> = Array::pinned(2, 0);
+
+/// Names of rules by the numbers that flows bear; for readers.
+#[map]
+pub static NAMES: Array<[u8; NAME_BYTES]> = Array::pinned(RULES as u32, 0);
+
+/// Flows that a packet on another CPU wants looked at: the inbox of each CPU.
+#[map]
+pub static INBOXES: Array<Inbox> = Array::pinned(1, 0);
+
+/// The head of an inbox, in a cache line of its own: [`twheel_common::wheel::Link`] in the low half.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub struct Inbox {
+    /// All CPUs write here.
+    pub head: u64,
+    reserved: [u64; 7],
+}
 
 /// Flows in the table, and such as are just entering it. A map of its own: all CPUs write there.
 #[map]

@@ -2,18 +2,24 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{bindings::xdp_md, helpers::generated::bpf_loop, programs::XdpContext};
+use aya_ebpf::{
+    bindings::xdp_md,
+    helpers::{bpf_get_smp_processor_id, generated::bpf_loop},
+    programs::XdpContext,
+};
 use twheel_common::{
     counter::Counter,
     flow::Word,
-    step::{Delete, MAX_DELETES, Outcome, Step},
-    wheel::{NEVER, Slot},
+    step::{Delete, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    wheel::{Link, NEVER, Slot},
 };
 
 use crate::{
     clock,
     count::count,
+    inbox,
     maps::CONFIG,
+    table,
     wheel::{self, Handled},
 };
 
@@ -59,12 +65,25 @@ struct State {
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
-unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
+unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
     // SAFETY: `step` passes a `State` that nobody else refers to meanwhile.
     let state = unsafe { &mut *state.cast::<State>() };
     let Some(wheel) = wheel::this_cpu() else {
         return 1;
     };
+    // SAFETY: the helper takes no argument.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let posted = if number == 0 {
+        inbox::take(wheel, cpu)
+    } else {
+        wheel.inbox != Link::NONE
+    };
+    if posted && inbox::deliver(wheel, state.now) {
+        count(Counter::Visits);
+        count(Counter::Rearmed);
+        state.visits += 1;
+        return 0;
+    }
     match wheel::step(wheel, state.now, state.tick) {
         Handled::Rearmed => {
             count(Counter::Visits);
@@ -88,8 +107,16 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 Some(Slot { starts, .. }) => starts,
                 None => NEVER,
             };
+            if wheel.inbox != Link::NONE {
+                // Somebody is half way through posting: a matter of nanoseconds, or of a hypervisor.
+                state.next = state.tick + 1;
+            }
             // From here on a flow due before this must call.
             wheel.wake = state.next;
+            if wheel.inbox == Link::NONE && inbox::take(wheel, cpu) {
+                // Posted before that was to be seen.
+                return 0;
+            }
             state.outcome = Outcome::Done as u32;
             1
         }
@@ -133,5 +160,52 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
     // has it.
     let entry = unsafe { &mut *(place as *mut Delete) };
     entry.outcome = wheel::delete(entry.index, Word(entry.word), state.now) as u32;
+    0
+}
+
+/// Arms the flows of this CPU's wheel in a range of the table as timeouts and rules are now.
+#[inline(always)]
+pub fn sweep(call: &mut Sweep) {
+    let mut state = Sweeps {
+        now: clock::now(),
+        from: call.from,
+        armed: 0,
+        busy: 0,
+    };
+    let count = if call.count < MAX_SWEEP {
+        call.count
+    } else {
+        MAX_SWEEP
+    };
+    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+    unsafe {
+        bpf_loop(count, sweep_one as *mut c_void, (&raw mut state).cast(), 0);
+    }
+    call.armed = state.armed;
+    call.busy = state.busy;
+}
+
+#[repr(C)]
+struct Sweeps {
+    now: u64,
+    from: u32,
+    armed: u32,
+    busy: u32,
+}
+
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn sweep_one(number: u64, state: *mut c_void) -> i64 {
+    // SAFETY: `sweep` passes a `Sweeps` that nobody else refers to meanwhile.
+    let state = unsafe { &mut *state.cast::<Sweeps>() };
+    let Some(flow) = table::at(state.from + number as u32) else {
+        return 1;
+    };
+    if flow.is_ours() && !flow.word().is_dead() {
+        if flow.has_lost_its_rule() {
+            flow.clear_rule();
+        }
+        wheel::look(flow, state.now);
+        state.armed += 1;
+    }
     0
 }

@@ -11,22 +11,24 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_loop};
 pub use twheel_common::table::Inserted;
 use twheel_common::{
-    flow::{FlowKey, Seen, Word},
-    table::{self, Record, Records, cpu},
+    flow::{Direction, FlowKey, Word},
+    state::{Positions, Seen, Timeouts},
+    table::{self, Begins, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
     wheel::Link,
 };
 
 use crate::{
     atomic,
-    maps::{CONFIG, FLOWS, HASH, TRACKED},
+    forget::forget,
+    maps::{CONFIG, FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
 };
 
 /// Which half of a word in memory is the low one.
 const LOW: usize = if cfg!(target_endian = "big") { 1 } else { 0 };
 
-/// A record of the table.
+/// A record of the table, and its index.
 #[derive(Clone, Copy)]
-pub struct At(*mut Record);
+pub struct At(*mut Record, u32);
 
 /// Where to look for a key.
 #[inline(always)]
@@ -78,10 +80,34 @@ pub fn uncount() {
 
 /// Enters a flow that was counted in, for this CPU's wheel.
 #[inline(always)]
-pub fn insert(home: u32, key: &FlowKey, seen: Seen, now: u64) -> Inserted<At> {
-    // SAFETY: the helper takes no argument.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    table::insert(&Table, home, key, seen, now, cpu)
+pub fn insert(
+    home: u32,
+    key: &FlowKey,
+    seen: Seen,
+    now: u64,
+    rule: u16,
+    positions: Positions,
+) -> Inserted<At> {
+    let begins = Begins {
+        seen,
+        now,
+        // SAFETY: the helper takes no argument.
+        cpu: unsafe { bpf_get_smp_processor_id() },
+        rule,
+        positions,
+    };
+    table::insert(&Table, home, key, &begins)
+}
+
+/// How long a flow of this rule may be idle of which this was seen, units.
+#[inline(always)]
+pub fn timeout(rule: u16, seen: Seen) -> u32 {
+    let Some(timeouts) = TIMEOUTS.get_ptr(rule.into()) else {
+        return u32::MAX >> 2;
+    };
+    let number = forget(Timeouts::number(seen) as u32) as usize & 15;
+    // SAFETY: a place in a map, one of 16 aligned numbers. Volatile, because userspace changes them.
+    unsafe { timeouts.cast::<u32>().add(number).read_volatile() }
 }
 
 impl At {
@@ -115,7 +141,7 @@ impl At {
     /// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is now
     /// another flow's.
     #[inline(always)]
-    pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<(), Word>> {
+    pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<Word, Word>> {
         table::change(&Table, self, key, old, new)
     }
 
@@ -126,11 +152,93 @@ impl At {
         table::kill(&Table, self, decided_on)
     }
 
+    /// Ends that the flow is [posted](Seen::is_posted): it has been taken out of the inbox.
+    #[inline(always)]
+    pub fn delivered(self) {
+        // SAFETY: as above.
+        unsafe {
+            let word = (&raw mut (*self.0).word).cast::<u32>();
+            atomic::and(word.add(1 - LOW), Word::DELIVERED);
+        }
+    }
+
+    /// How long the flow may be idle, units.
+    #[inline(always)]
+    pub fn timeout(self, seen: Seen) -> u32 {
+        timeout(self.rule(), seen)
+    }
+
+    /// The rule that the flow has met.
+    #[inline(always)]
+    pub fn rule(self) -> u16 {
+        table::rule(Table.tag(self))
+    }
+
+    /// Whether the rule is one that the policy has no more.
+    #[inline(always)]
+    pub fn has_lost_its_rule(self) -> bool {
+        let Some(timeouts) = TIMEOUTS.get_ptr(self.rule().into()) else {
+            return false;
+        };
+        // SAFETY: as in `timeout`.
+        unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
+    }
+
+    /// Makes the flow one of no rule. For the CPU on whose wheel it stands.
+    #[inline(always)]
+    pub fn clear_rule(self) {
+        let tag = Table.tag(self);
+        Table.publish(self, table::without_rule(tag));
+    }
+
+    /// The CPU on whose wheel the flow stands.
+    #[inline(always)]
+    pub fn cpu(self) -> u32 {
+        cpu(Table.tag(self))
+    }
+
+    /// Where the record stands.
+    #[inline(always)]
+    pub fn index(self) -> u32 {
+        self.1
+    }
+
+    /// How far each side has sent.
+    #[inline(always)]
+    pub fn positions(self) -> Positions {
+        // SAFETY: as in `touch`.
+        unsafe {
+            let place = (&raw const (*self.0).positions).cast::<u32>();
+            [place.read_volatile(), place.add(1).read_volatile()]
+        }
+    }
+
+    /// Notes how far one side has sent.
+    #[inline(always)]
+    pub fn set_position(self, direction: Direction, position: u32) {
+        // SAFETY: as in `touch`.
+        unsafe {
+            let place = (&raw mut (*self.0).positions).cast::<u32>();
+            match direction {
+                Direction::FromLow => place.write_volatile(position),
+                Direction::FromHigh => place.add(1).write_volatile(position),
+            }
+        }
+    }
+
     /// Frees the record of a flow that this CPU has killed.
     #[inline(always)]
-    pub fn remove(self, index: u32) {
-        table::remove(&Table, self, index);
+    pub fn remove(self) {
+        table::remove(&Table, self, self.1);
         uncount();
+    }
+
+    #[inline(always)]
+    fn node(self) -> Option<*mut Node> {
+        let nodes = NODES.get_ptr_mut(self.1 / NODES_A_VALUE as u32)?;
+        let number = self.1 as usize & (NODES_A_VALUE - 1);
+        // SAFETY: a value has so many nodes.
+        Some(unsafe { nodes.cast::<Node>().add(number) })
     }
 
     /// The flow's key.
@@ -152,15 +260,39 @@ impl At {
     /// Low 32 bits of the clock at the flow's first packet.
     #[inline(always)]
     pub fn created(self) -> u32 {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.0).created).read_volatile() }
+        match self.node() {
+            // SAFETY: as in `touch`.
+            Some(node) => unsafe { (&raw const (*node).created).read_volatile() },
+            None => 0,
+        }
     }
 
     /// Sets [`created`](Self::created).
     #[inline(always)]
     pub fn set_created(self, created: u32) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.0).created).write_volatile(created) }
+        if let Some(node) = self.node() {
+            // SAFETY: as in `touch`.
+            unsafe { (&raw mut (*node).created).write_volatile(created) }
+        }
+    }
+
+    /// What follows in the inbox.
+    #[inline(always)]
+    pub fn inbox(self) -> Link {
+        match self.node() {
+            // SAFETY: as in `touch`.
+            Some(node) => unsafe { (&raw const (*node).inbox).read_volatile() },
+            None => Link::NONE,
+        }
+    }
+
+    /// Sets [`inbox`](Self::inbox). For whoever has posted the flow.
+    #[inline(always)]
+    pub fn set_inbox(self, link: Link) {
+        if let Some(node) = self.node() {
+            // SAFETY: as in `touch`.
+            unsafe { (&raw mut (*node).inbox).write_volatile(link) }
+        }
     }
 
     /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
@@ -180,15 +312,20 @@ impl At {
     /// What comes before in the slot.
     #[inline(always)]
     pub fn prev(self) -> Link {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.0).prev).read_volatile() }
+        match self.node() {
+            // SAFETY: as in `touch`.
+            Some(node) => unsafe { (&raw const (*node).prev).read_volatile() },
+            None => Link::NONE,
+        }
     }
 
     /// Sets [`prev`](Self::prev).
     #[inline(always)]
     pub fn set_prev(self, link: Link) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.0).prev).write_volatile(link) }
+        if let Some(node) = self.node() {
+            // SAFETY: as in `touch`.
+            unsafe { (&raw mut (*node).prev).write_volatile(link) }
+        }
     }
 }
 
@@ -202,7 +339,7 @@ impl Records for Table {
 
     #[inline(always)]
     fn at(&self, index: u32) -> Option<At> {
-        FLOWS.get_ptr_mut(index).map(At)
+        FLOWS.get_ptr_mut(index).map(|record| At(record, index))
     }
 
     #[inline(always)]
@@ -279,7 +416,7 @@ impl Records for Table {
     }
 
     #[inline(always)]
-    fn fill(&self, at: At, key: &FlowKey, created: u32) {
+    fn fill(&self, at: At, key: &FlowKey, begins: &Begins) {
         let [a, b, c, d] = key.addresses();
         // SAFETY: see above.
         unsafe {
@@ -289,7 +426,9 @@ impl Records for Table {
             addresses.add(2).write_volatile(c);
             addresses.add(3).write_volatile(d);
         }
-        at.set_created(created);
+        at.set_position(Direction::FromLow, begins.positions[0]);
+        at.set_position(Direction::FromHigh, begins.positions[1]);
+        at.set_created(begins.now as u32);
     }
 
     #[inline(always)]

@@ -9,20 +9,25 @@ use aya_ebpf::helpers::generated::bpf_loop;
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Change, Seen, Visit, Word, visit},
-    packet::Segment,
+    flow::{Direction, FlowKey, Word},
+    packet::{Segment, tcp},
+    state::{Change, Positions, Seen, View, accepts_reset, advance},
 };
 
 use crate::{
     count::count,
     emit::{self, Ended, Reader},
+    forget::{forget, forget_segment},
+    inbox,
     maps::CONFIG,
+    policy::{self, Place},
     table::{self, At, Inserted},
     wheel::{self, Handled},
 };
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
 pub enum Touched {
     /// Of a flow in the table.
     Known,
@@ -34,12 +39,28 @@ pub enum Touched {
     TableFull,
 }
 
+impl Touched {
+    #[inline(always)]
+    fn of(number: u64) -> Self {
+        const NO_FLOW: u64 = Touched::NoFlow as u64;
+        const CREATED: u64 = Touched::Created as u64;
+        match number {
+            NO_FLOW => Self::NoFlow,
+            CREATED => Self::Created,
+            _ => Self::TableFull,
+        }
+    }
+}
+
+/// What [`begin`] says of a flow that another CPU was faster to enter: this, and the flow's index.
+const EXISTS: u64 = 1 << 32;
+
 /// Flows looked at, at most, to make room for a new one.
 const TRIES: u32 = 8;
 
 /// Touches the flow of a segment, or begins one.
 #[inline(always)]
-pub fn touch(segment: &Segment, now: u64) -> Touched {
+pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
     let home = table::home(&segment.key);
     match table::find(home, &segment.key) {
         Some(flow) => {
@@ -47,19 +68,51 @@ pub fn touch(segment: &Segment, now: u64) -> Touched {
             count(Counter::Touched);
             Touched::Known
         }
-        None => begin(segment, home, now),
+        None => {
+            forget_segment(segment);
+            let begun = begin(segment, forget(home), now, &place);
+            if begun < EXISTS {
+                return Touched::of(begun);
+            }
+            // Here and not in `begin`: the verifier adds up what callers and callees have on the stack.
+            if let Some(flow) = table::at(begun as u32) {
+                update(flow, segment, now);
+            }
+            count(Counter::Touched);
+            Touched::Known
+        }
+    }
+}
+
+#[inline(always)]
+fn view() -> View {
+    let config = CONFIG.load();
+    View {
+        one_way: config.one_way != 0,
+        strict: config.strict != 0,
     }
 }
 
 /// The packet's part in a flow that is there.
 #[inline(always)]
-fn update(flow: At, segment: &Segment, now: u64) {
+fn update(flow: At, segment: &mut Segment, now: u64) {
     let word = flow.word();
-    if word.seen().next(segment.direction, segment.flags) != Change::Nothing {
-        change(flow, segment, now);
-    } else if word.is_older_than(now) {
+    if word.seen().next(segment.direction, segment.flags, view()) != Change::Nothing {
+        forget_segment(segment);
+        return change(flow, segment, now);
+    }
+    if word.is_older_than(now) {
         // So a flow that has a packet in every unit of the clock is written once a unit.
         flow.touch(now);
+    }
+    follow(flow, word.seen(), segment);
+}
+
+/// Notes how far the sender has come.
+#[inline(always)]
+fn follow(flow: At, seen: Seen, segment: &Segment) {
+    if let Some(position) = advance(flow.positions(), seen, segment) {
+        flow.set_position(segment.direction, position);
     }
 }
 
@@ -68,39 +121,116 @@ fn update(flow: At, segment: &Segment, now: u64) {
 fn change(flow: At, segment: &Segment, now: u64) {
     let mut word = flow.word();
     let generation = word.generation();
-    // Another CPU may change the flow at the same time, but each change adds one of eight bits, and the
+    if segment.flags & tcp::RST != 0 && !accepts_reset(flow.positions(), word.seen(), segment) {
+        return count(Counter::Ignored);
+    }
+    // Another CPU may change the flow at the same time, but states lead forward, and the
     // stamp changes once a unit of the clock.
-    for _ in 0..12 {
-        let change = word.seen().next(segment.direction, segment.flags);
+    let mut outcome = Outcome::Raced;
+    table::repeat(12, |_| {
+        let change = word.seen().next(segment.direction, segment.flags, view());
         let changed = match change {
             Change::Nothing => {
-                if word.is_older_than(now) {
-                    flow.touch(now);
-                }
-                return;
+                outcome = Outcome::Nothing;
+                return true;
+            }
+            Change::Ignored => {
+                outcome = Outcome::Ignored;
+                return true;
             }
             // Whoever begins the last life still has to note when.
-            Change::NewGeneration(_) if word.seen().is_starting() => break,
-            Change::Ended => break,
-            Change::Add(seen) => word.with(now, seen),
+            Change::NewGeneration(_) if word.seen().is_starting() => return true,
+            Change::Ended => return true,
+            Change::Add(seen) => word.with(now, Seen(forget(seen.0.into()) as u16)),
             Change::NewGeneration(seen) => {
-                Word::new(now, generation.wrapping_add(1), seen.starting())
+                let seen = Seen(forget(seen.starting().0.into()) as u16);
+                Word::new(now, generation.wrapping_add(1), seen)
             }
         };
-        match flow.change(&segment.key, word, changed) {
-            Some(Ok(())) => {
-                if let Change::NewGeneration(_) = change {
-                    supersede(flow, segment, word, now);
-                }
-                return;
+        // A deadline that moves to a later time is found out at the next visit. One that comes forward is
+        // not to wait for that.
+        let posted = if flow.is_ours() || !comes_forward(flow, word, changed) {
+            changed
+        } else {
+            changed.with(now, changed.seen().posted())
+        };
+        match flow.change(&segment.key, word, posted) {
+            Some(Ok(changed)) => {
+                outcome = Outcome::Changed(changed);
+                true
             }
-            Some(Err(held)) if held.generation() == generation => word = held,
+            Some(Err(held)) if held.generation() == generation => {
+                word = held;
+                false
+            }
             // The place has another flow by now, or the same key a new life. What the segment says
             // is of the old one.
-            _ => break,
+            _ => true,
+        }
+    });
+    match outcome {
+        Outcome::Raced => count(Counter::Raced),
+        Outcome::Ignored => {
+            count(Counter::Ignored);
+            if word.seen().is_opening() {
+                // A SYN with another sequence number: the answer will be to that.
+                follow(flow, word.seen(), segment);
+            }
+        }
+        Outcome::Nothing => {
+            if word.is_older_than(now) {
+                flow.touch(now);
+            }
+            follow(flow, word.seen(), segment);
+        }
+        Outcome::Changed(changed) => {
+            if changed.generation() == generation {
+                follow(flow, word.seen(), segment);
+            } else {
+                supersede(flow, segment, word, now);
+            }
+            if !comes_forward(flow, word, changed) {
+                return;
+            }
+            let due = now + u64::from(flow.timeout(changed.seen()));
+            if flow.is_ours() {
+                wheel::hasten(flow, due);
+            } else if changed.seen().is_posted() && !word.seen().is_posted() {
+                inbox::post(flow, due);
+            }
         }
     }
-    count(Counter::Raced);
+}
+
+/// What became of a segment that changes a flow.
+#[derive(Clone, Copy)]
+enum Outcome {
+    /// It says nothing new after all.
+    Nothing,
+    Ignored,
+    Raced,
+    /// To this.
+    Changed(Word),
+}
+
+/// Whether the flow's timeout has become shorter.
+#[inline(always)]
+fn comes_forward(flow: At, old: Word, new: Word) -> bool {
+    flow.timeout(new.seen()) < flow.timeout(old.seen())
+}
+
+/// How far the sides have come, as a first segment has it.
+#[inline(always)]
+fn positions(segment: &Segment) -> Positions {
+    let ack = if segment.flags & tcp::ACK != 0 {
+        segment.ack
+    } else {
+        0
+    };
+    match segment.direction {
+        Direction::FromLow => [segment.end, ack],
+        Direction::FromHigh => [ack, segment.end],
+    }
 }
 
 /// Ends the old life of a key; `word` was its last. Only the CPU whose exchange has begun the new one
@@ -110,6 +240,7 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
     let ended = Ended {
         created: flow.created(),
         word,
+        rule: flow.rule(),
         reason: Reason::Superseded,
     };
     match emit::reserve() {
@@ -118,48 +249,80 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
     }
     count(Counter::Superseded);
     flow.set_created(now as u32);
+    let [low, high] = positions(segment);
+    flow.set_position(Direction::FromLow, low);
+    flow.set_position(Direction::FromHigh, high);
     flow.started();
 }
 
-/// A segment of no flow in the table.
+/// A segment of no flow in the table: [`Touched`], or [`EXISTS`].
 #[inline(never)]
-fn begin(segment: &Segment, home: u32, now: u64) -> Touched {
-    let Some(seen) = Seen::first(segment.direction, segment.flags) else {
+fn begin(segment: &Segment, home: u32, now: u64, place: &Place) -> u64 {
+    let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
         count(Counter::NoFlow);
-        return Touched::NoFlow;
+        return Touched::NoFlow as u64;
     };
+    let seen = Seen(forget(seen.0.into()) as u16);
     let room = table::has_room() || make_room(now) && table::has_room();
     if !room {
         count(Counter::TableFull);
-        return Touched::TableFull;
+        return Touched::TableFull as u64;
     }
-    let mut inserted = table::insert(home, &segment.key, seen, now);
-    if let Inserted::Full = inserted
-        && wheel::make_room_at(home, now)
-    {
-        inserted = table::insert(home, &segment.key, seen, now);
+    let entry = Entry {
+        key: &segment.key,
+        home,
+        seen,
+        now,
+        rule: policy::rule(&segment.key, seen, place) as u16,
+        positions: positions(segment),
+    };
+    let mut entered = enter(&entry);
+    if entered == FULL && wheel::make_room_at(home, now) {
+        entered = enter(&entry);
     }
-    match inserted {
-        Inserted::New(flow, index) => {
-            let due = match visit(now, Word::new(now, 0, seen), &CONFIG.load().timeouts) {
-                Visit::Rearm(due) => due,
-                Visit::Expire => now,
-            };
-            wheel::start(flow, index, now, due);
-            count(Counter::Created);
-            Touched::Created
+    if entered == NEW {
+        count(Counter::Created);
+        return Touched::Created as u64;
+    }
+    table::uncount();
+    if entered == FULL {
+        count(Counter::WindowFull);
+        return Touched::TableFull as u64;
+    }
+    entered
+}
+
+/// A flow that is to be entered.
+struct Entry<'a> {
+    key: &'a FlowKey,
+    home: u32,
+    seen: Seen,
+    now: u64,
+    rule: u16,
+    positions: Positions,
+}
+
+const NEW: u64 = 0;
+const FULL: u64 = 1;
+
+/// Enters a flow and puts it on the wheel: [`NEW`], [`FULL`] or [`EXISTS`].
+#[inline(never)]
+fn enter(entry: &Entry) -> u64 {
+    let &Entry {
+        key,
+        home,
+        seen,
+        now,
+        rule,
+        positions,
+    } = entry;
+    match table::insert(home, key, seen, now, rule, positions) {
+        Inserted::New(flow, _) => {
+            wheel::start(flow, now, now + u64::from(table::timeout(rule, seen)));
+            NEW
         }
-        Inserted::Exists(flow) => {
-            table::uncount();
-            update(flow, segment, now);
-            count(Counter::Touched);
-            Touched::Known
-        }
-        Inserted::Full => {
-            table::uncount();
-            count(Counter::WindowFull);
-            Touched::TableFull
-        }
+        Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
+        Inserted::Full => FULL,
     }
 }
 

@@ -75,18 +75,53 @@ fn pending() -> u32 {
 
 /// Puts a flow that has just entered the table on this CPU's wheel.
 #[inline(always)]
-pub fn start(flow: At, index: u32, now: u64, due: u64) {
+pub fn start(flow: At, now: u64, due: u64) {
     let Some(wheel) = this_cpu() else { return };
+    wheel.catch_up(CONFIG.load().tick_of(now));
+    place(flow, due);
+}
+
+/// Puts a flow into the slot of its deadline, and calls the stepper if it means to sleep past that.
+#[inline(never)]
+fn place(flow: At, due: u64) -> u32 {
+    let Some(wheel) = this_cpu() else { return 0 };
     let config = CONFIG.load();
-    wheel.catch_up(config.tick_of(now));
     let slot = wheel.slot(config.geometry, config.tick_from(due));
-    push(wheel, flow, index, slot);
+    push(wheel, flow, slot);
     wake_for(wheel, slot);
+    0
+}
+
+/// Moves a flow of this CPU's wheel to an earlier slot, or wherever its deadline has got to.
+#[inline(always)]
+pub fn hasten(flow: At, due: u64) {
+    let Some(wheel) = this_cpu() else { return };
+    unlink(wheel, flow);
+    place(flow, due);
+}
+
+/// Looks at a flow that was taken out of this CPU's inbox.
+#[inline(always)]
+pub fn deliver(flow: At, now: u64) {
+    flow.delivered();
+    // After that: whoever changes the flow from here on posts it again.
+    look(flow, now);
+}
+
+/// Moves a flow of this CPU's wheel to the slot of the deadline that it has by now.
+#[inline(always)]
+pub fn look(flow: At, now: u64) {
+    let word = flow.word();
+    match visit(now, word, flow.timeout(word.seen())) {
+        Visit::Rearm(due) => hasten(flow, due),
+        Visit::Expire => hasten(flow, now),
+    }
 }
 
 /// Puts a flow at the front of a slot.
 #[inline(always)]
-fn push(wheel: &mut Wheel, flow: At, index: u32, slot: Slot) {
+fn push(wheel: &mut Wheel, flow: At, slot: Slot) {
+    let index = flow.index();
     let Some(head) = Head::of(slot.index) else {
         return;
     };
@@ -198,9 +233,9 @@ pub fn make_room(wheel: &mut Wheel, now: u64, last: bool) -> Handled {
 
 /// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
 /// and are due or not established, the one nearest its deadline goes. Says whether one went.
-#[inline(always)]
+#[inline(never)]
 pub fn make_room_at(home: u32, now: u64) -> bool {
-    let timeouts = CONFIG.load().timeouts;
+    let one_way = CONFIG.load().one_way != 0;
     let (mut nearest, mut left) = (None, u64::MAX);
     table::repeat(WINDOW, |distance| {
         let Some(flow) = table::at(home + distance) else {
@@ -208,8 +243,8 @@ pub fn make_room_at(home: u32, now: u64) -> bool {
         };
         let word = flow.word();
         let idle = idle(now, word.stamp());
-        let timeout = timeouts.of(word.seen());
-        let can_go = idle >= timeout || !word.seen().is_established();
+        let timeout = flow.timeout(word.seen());
+        let can_go = idle >= timeout || !word.seen().is_established(one_way);
         let wait = u64::from(timeout.saturating_sub(idle));
         if can_go && wait < left && !word.is_dead() && flow.is_ours() {
             left = wait;
@@ -225,14 +260,11 @@ pub fn make_room_at(home: u32, now: u64) -> bool {
         return false;
     };
     let word = flow.word();
-    let (reason, counter) = match visit(now, word, &timeouts) {
+    let (reason, counter) = match visit(now, word, flow.timeout(word.seen())) {
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
         Visit::Rearm(_) => (Reason::Evicted, Counter::Evicted),
     };
-    let gone = matches!(
-        end(wheel, flow, index, word, reason, now, By::Packet),
-        End::Done
-    );
+    let gone = matches!(end(wheel, flow, word, reason, now, By::Packet), End::Done);
     if gone {
         count(counter);
     }
@@ -253,7 +285,6 @@ enum For {
 #[inline(always)]
 fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
     let config = CONFIG.load();
-    let timeouts = config.timeouts;
     let for_room = purpose != For::Stepper;
     let Some(index) = first.as_flow() else {
         return Handled::Nothing(None);
@@ -275,23 +306,23 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
     } else {
         config.tick_begin(now)
     };
-    let (reason, counter) = match visit(decided, word, &timeouts) {
+    let (reason, counter) = match visit(decided, word, flow.timeout(word.seen())) {
         Visit::Rearm(due)
             if for_room
-                && !word.seen().is_established()
+                && !word.seen().is_established(config.one_way != 0)
                 && (purpose == For::RoomAtAll
                     || wheel.reaches(config.geometry, config.tick_from(due))) =>
         {
             (Reason::Evicted, Counter::Evicted)
         }
         Visit::Rearm(due) => {
-            rearm(wheel, flow, index, now, due, for_room);
+            rearm(wheel, flow, now, due, for_room);
             return Handled::Rearmed;
         }
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
     };
     let by = if for_room { By::Packet } else { By::Stepper };
-    match end(wheel, flow, index, word, reason, now, by) {
+    match end(wheel, flow, word, reason, now, by) {
         End::Done => {
             count(counter);
             Handled::Removed
@@ -299,7 +330,7 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
         End::Alive => {
             // Decided anew at the next tick, and not in this step: it may be late, and what keeps the flow
             // alive may last.
-            rearm(wheel, flow, index, now, now + 1, for_room);
+            rearm(wheel, flow, now, now + 1, for_room);
             Handled::Rearmed
         }
         End::RingFull => Handled::RingFull,
@@ -318,7 +349,7 @@ pub fn delete(index: u32, word: Word, now: u64) -> Deleted {
     if !flow.is_ours() {
         return Deleted::Elsewhere;
     }
-    match end(wheel, flow, index, word, Reason::Deleted, now, By::User) {
+    match end(wheel, flow, word, Reason::Deleted, now, By::User) {
         End::Done => {
             count(Counter::Deleted);
             Deleted::Done
@@ -352,15 +383,7 @@ enum End {
 /// The swap decides against all other CPUs: a packet that came before it has changed the word, and the
 /// flow lives; one that comes after finds a flow that has ended.
 #[inline(always)]
-fn end(
-    wheel: &mut Wheel,
-    flow: At,
-    index: u32,
-    word: Word,
-    reason: Reason,
-    now: u64,
-    by: By,
-) -> End {
+fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By) -> End {
     let entry = emit::reserve();
     if entry.is_none() && by != By::Packet {
         return End::RingFull;
@@ -374,6 +397,7 @@ fn end(
     let ended = Ended {
         created: flow.created(),
         word,
+        rule: flow.rule(),
         reason,
     };
     let reader = if by == By::Stepper {
@@ -386,20 +410,20 @@ fn end(
         None => count(Counter::EventsLost),
     }
     unlink(wheel, flow);
-    flow.remove(index);
+    flow.remove();
     End::Done
 }
 
 /// Moves a flow to the slot of the time at which it is due.
 #[inline(always)]
-fn rearm(wheel: &mut Wheel, flow: At, index: u32, now: u64, due: u64, for_room: bool) {
+fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
     if age(now, flow.created()) > MAX_AGE {
         flow.set_created((now as u32).wrapping_sub(MAX_AGE));
     }
     unlink(wheel, flow);
     let config = CONFIG.load();
     let slot = wheel.again(config.geometry, config.tick_from(due));
-    push(wheel, flow, index, slot);
+    push(wheel, flow, slot);
     if for_room {
         // The stepper may sleep past the new slot: timeouts may have become shorter.
         wake_for(wheel, slot);

@@ -11,11 +11,12 @@ use aya::{
     util::nr_cpus,
 };
 use twheel_common::{
-    config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta},
+    config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta, UNRULED},
     counter::Counters,
     event::Event,
-    step::{Delete, MAX_DELETES, Step},
-    table::Hash,
+    state::Timeouts,
+    step::{Delete, MAX_DELETES, Step, Sweep},
+    table::{Hash, NODES},
     wheel::{Geometry, Scheme},
 };
 
@@ -42,6 +43,8 @@ pub struct Load<'a> {
     pub object: &'a [u8],
     /// Configuration of the data plane.
     pub config: Config,
+    /// How long flows of no rule may be idle.
+    pub timeouts: Timeouts,
     /// Its clock.
     pub clock: Clock,
     /// Size of the ring of events, bytes, a power of two and at least a page.
@@ -88,6 +91,8 @@ impl DataPlane {
         loader
             .default_map_pin_directory(instance.path())
             .map_max_entries("FLOWS", wanted.hash.records() as u32)
+            .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
+            .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("FLOOR", load.config.max_flows)
@@ -102,6 +107,8 @@ impl DataPlane {
             clock: load.clock,
             adopted,
         };
+        plane.set_timeouts(0, &load.timeouts)?;
+        plane.set_timeouts(UNRULED, &load.timeouts)?;
         if !adopted {
             // Last, so that maps with it are whole.
             let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
@@ -171,7 +178,7 @@ impl DataPlane {
 
     /// The flow table, for reading.
     pub fn flows(&self) -> Result<Flows> {
-        Flows::map(self.map("FLOWS")?)
+        Flows::map(self.map("FLOWS")?, self.map("NODES")?)
     }
 
     /// The room in the table that is taken: flows, and those that are just entering.
@@ -216,6 +223,28 @@ impl DataPlane {
         );
         let mut clock = Array::<_, u64>::try_from(self.map_mut("CLOCK")?)?;
         clock.set(0, now, 0).context("cannot set virtual time")
+    }
+
+    /// Sets how long flows of a rule may be idle; 0 is no rule. Flows follow when they are next visited.
+    pub fn set_timeouts(&mut self, rule: u16, timeouts: &Timeouts) -> Result<()> {
+        let mut map = Array::<_, Timeouts>::try_from(self.map_mut("TIMEOUTS")?)?;
+        map.set(rule.into(), *timeouts, 0)
+            .context("cannot set timeouts")
+    }
+
+    /// How long flows of a rule may be idle.
+    pub fn timeouts(&self, rule: u16) -> Result<Timeouts> {
+        let map = Array::<_, Timeouts>::try_from(self.map("TIMEOUTS")?)?;
+        map.get(&rule.into(), 0).context("cannot read timeouts")
+    }
+
+    /// Opens a map again, for whoever writes there.
+    pub fn open(&self, name: &str) -> Result<MapData> {
+        let id = match self.map(name)? {
+            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) => data.info()?.id(),
+            _ => bail!("{name} is a map of a type that is not expected"),
+        };
+        MapData::from_id(id).with_context(|| format!("cannot open {name}"))
     }
 
     /// A map, for whoever reads it.
@@ -285,6 +314,22 @@ pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
         .context("cannot run the stepper")?;
     // SAFETY: as above, and any bytes are a valid `Step`.
     Ok(unsafe { std::mem::transmute::<[u8; size_of::<Step>()], Step>(out) })
+}
+
+/// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
+pub fn sweep(program: &Xdp, call: Sweep) -> Result<Sweep> {
+    // SAFETY: `Sweep` is `repr(C)`, integers alone, without padding.
+    let bytes: [u8; size_of::<Sweep>()] = unsafe { std::mem::transmute(call) };
+    let mut out = [0; size_of::<Sweep>()];
+    program
+        .test_run(TestRunOptions {
+            data_in: Some(&bytes),
+            data_out: Some(&mut out),
+            ..TestRunOptions::new()
+        })
+        .context("cannot run the program that sweeps")?;
+    // SAFETY: as above, and any bytes are a valid `Sweep`.
+    Ok(unsafe { std::mem::transmute::<[u8; size_of::<Sweep>()], Sweep>(out) })
 }
 
 /// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome
@@ -386,12 +431,31 @@ fn random_keys() -> Result<[u64; 11]> {
 fn check_pinned(instance: &Instance) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::{
-        table::Record,
+        config::NAME_BYTES,
+        policy::{Ends, Header, PortClasses, Rules},
+        table::{Nodes, Record},
         wheel::{Link, Wheel},
     };
     let size = |bytes: usize| bytes as u32;
     let shapes = [
         ("FLOWS", MapType::Array, 4, size(size_of::<Record>())),
+        ("NODES", MapType::Array, 4, size(size_of::<Nodes>())),
+        ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
+        ("INBOXES", MapType::Array, 4, 64),
+        ("ACTIVE", MapType::Array, 4, 4),
+        ("POLICIES", MapType::Array, 4, size(size_of::<Header>())),
+        ("PORTS", MapType::Array, 4, size(size_of::<PortClasses>())),
+        ("CLASSES", MapType::Array, 4, size(size_of::<Rules>())),
+        ("INTERFACES", MapType::Hash, 8, size(size_of::<Rules>())),
+        ("SOURCES", MapType::LpmTrie, 24, size(size_of::<Ends>())),
+        (
+            "DESTINATIONS",
+            MapType::LpmTrie,
+            24,
+            size(size_of::<Ends>()),
+        ),
+        ("NUMBERS", MapType::Array, 4, 512),
+        ("NAMES", MapType::Array, 4, NAME_BYTES as u32),
         ("TRACKED", MapType::Array, 4, 8),
         ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
         ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Link>())),
@@ -430,8 +494,8 @@ fn check_pinned(instance: &Instance) -> Result<()> {
 /// CPUs that a record of the flow table can name.
 const MAX_CPUS: usize = 1 << 12;
 
-/// Room for every CPU to call its stepper several times before anybody listens.
-fn wakes_bytes() -> Result<u32> {
+/// CPUs that this host may have.
+fn cpus() -> Result<u32> {
     let cpus = nr_cpus().map_err(|(path, error)| {
         anyhow::Error::new(error).context(format!("cannot read {path}"))
     })?;
@@ -442,8 +506,13 @@ fn wakes_bytes() -> Result<u32> {
         )
         .into());
     }
+    Ok(cpus as u32)
+}
+
+/// Room for every CPU to call its stepper several times before anybody listens.
+fn wakes_bytes() -> Result<u32> {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
-    Ok((cpus as u32 * 8 * 16).next_power_of_two().max(page))
+    Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {
@@ -468,7 +537,8 @@ fn memlock(map: &Map) -> Result<u64> {
         | Map::PerCpuArray(data)
         | Map::RingBuf(data)
         | Map::PerCpuHashMap(data)
-        | Map::LruHashMap(data) => data,
+        | Map::LruHashMap(data)
+        | Map::LpmTrie(data) => data,
         _ => bail!("a map of a type that is not expected"),
     };
     let path = format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd());

@@ -13,13 +13,14 @@ use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
     flow::{FlowKey, Word},
     step::Delete,
-    table::{self, Changed, Reads, Record},
+    table::{self, Changed, NODES, Node, Nodes, Reads, Record},
 };
 
 /// The table, mapped for reading.
 pub struct Flows {
-    map: MmapRaw,
-    records: u32,
+    records: MmapRaw,
+    nodes: MmapRaw,
+    count: u32,
 }
 
 /// A flow, as it was at one moment.
@@ -35,6 +36,8 @@ pub struct Flow {
     pub created: u32,
     /// The CPU on whose wheel it stands.
     pub cpu: u32,
+    /// The rule it has met; 0 for none.
+    pub rule: u16,
 }
 
 impl Flow {
@@ -50,28 +53,24 @@ impl Flow {
 }
 
 impl Flows {
-    /// Maps a table: the map `FLOWS`.
-    pub fn map(map: &Map) -> Result<Self> {
-        let Map::Array(data) = map else {
-            anyhow::bail!("FLOWS is not an array");
-        };
-        let info: MapInfo = data.info()?;
+    /// Maps a table: the maps `FLOWS` and `NODES`.
+    pub fn map(flows: &Map, nodes: &Map) -> Result<Self> {
+        let (records, count) = mapping::<Record>(flows).context("cannot map FLOWS")?;
+        let (nodes, values) = mapping::<Nodes>(nodes).context("cannot map NODES")?;
         ensure!(
-            info.value_size() as usize == size_of::<Record>(),
-            "FLOWS has values of {} bytes",
-            info.value_size()
+            values as usize * NODES >= count as usize,
+            "NODES has {values} values for {count} records"
         );
-        let records = info.max_entries();
-        let map = MmapOptions::new()
-            .len(records as usize * size_of::<Record>())
-            .map_raw_read_only(&data.fd().as_fd())
-            .context("cannot map the flow table")?;
-        Ok(Self { map, records })
+        Ok(Self {
+            records,
+            nodes,
+            count,
+        })
     }
 
     /// All flows: each that is in the table from beginning to end of this, once; others perhaps.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
-        (0..self.records).filter_map(|index| self.get(index))
+        (0..self.count).filter_map(|index| self.get(index))
     }
 
     /// The flow in a record. One that changes all the time while it is looked at so often that its CPU
@@ -89,25 +88,52 @@ impl Flows {
     }
 
     fn try_get(&self, index: u32) -> Result<Option<Flow>, Changed> {
-        if index >= self.records {
+        if index >= self.count {
             return Ok(None);
         }
         // SAFETY: within the mapping, which is as long as `self`; the kernel has it aligned to a page.
         // No reference to the record is made: others write there.
-        let record = unsafe { self.map.as_mut_ptr().cast::<Record>().add(index as usize) };
-        let found = table::read(&Mapped(record, PhantomData))?;
+        let record = unsafe {
+            self.records
+                .as_mut_ptr()
+                .cast::<Record>()
+                .add(index as usize)
+        };
+        // SAFETY: as above; there are as many nodes as records, or more.
+        let node = unsafe { self.nodes.as_mut_ptr().cast::<Node>().add(index as usize) };
+        let found = table::read(&Mapped(record, node, PhantomData))?;
         Ok(found.map(|found| Flow {
             index,
             key: found.key,
             word: found.word,
             created: found.created,
             cpu: found.cpu,
+            rule: found.rule,
         }))
     }
 }
 
-/// A record of a mapping that lives as long as this.
-struct Mapped<'a>(*mut Record, PhantomData<&'a Flows>);
+/// An array, mapped for reading, and how many values it has.
+fn mapping<T>(map: &Map) -> Result<(MmapRaw, u32)> {
+    let Map::Array(data) = map else {
+        anyhow::bail!("it is no array");
+    };
+    let info: MapInfo = data.info()?;
+    ensure!(
+        info.value_size() as usize == size_of::<T>(),
+        "it has values of {} bytes",
+        info.value_size()
+    );
+    let count = info.max_entries();
+    let map = MmapOptions::new()
+        .len(count as usize * size_of::<T>())
+        .map_raw_read_only(&data.fd().as_fd())
+        .context("cannot map it")?;
+    Ok((map, count))
+}
+
+/// A record and its node, of mappings that live as long as this.
+struct Mapped<'a>(*mut Record, *mut Node, PhantomData<&'a Flows>);
 
 /// Every access is to aligned words within the mapping, which are only read, and atomically.
 impl Reads for Mapped<'_> {
@@ -131,7 +157,7 @@ impl Reads for Mapped<'_> {
 
     fn created(&self) -> u32 {
         // SAFETY: see above.
-        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.0).created) };
+        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.1).created) };
         created.load(Ordering::Relaxed)
     }
 

@@ -7,6 +7,7 @@
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
+//! | timeouts per service | `policy/` |
 //! | exit codes | `failure.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
@@ -21,5 +22,7 @@ pub mod host;
 pub mod output;
 pub mod pins;
 pub mod plan;
+pub mod policy;
 pub mod settings;
 pub mod stepper;
+pub mod timeouts;

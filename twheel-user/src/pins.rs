@@ -1,7 +1,7 @@
 //! Where things are pinned: one directory an instance, below one for the layout's version.
 //!
 //! ```text
-//! /sys/fs/bpf/twheel/v3/4026531840-eth0/    network namespace (inode) and first interface
+//! /sys/fs/bpf/twheel/v4/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links
@@ -24,11 +24,12 @@ use crate::failure::{Failure, Kind};
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// The programs that are pinned.
-pub const PROGRAMS: [&str; 4] = [
+pub const PROGRAMS: [&str; 5] = [
     "twheel_xdp",
     "twheel_egress",
     "twheel_step",
     "twheel_delete",
+    "twheel_sweep",
 ];
 
 /// The directory of all instances.
@@ -45,6 +46,31 @@ fn version() -> PathBuf {
 pub struct Instance {
     path: PathBuf,
     _lock: Flock<File>,
+}
+
+/// Where an instance's maps and programs are, for those who use them beside a loader.
+#[derive(Clone, Debug)]
+pub struct Pins(PathBuf);
+
+impl Pins {
+    /// Where a map or a program is pinned.
+    pub fn object(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A lock among those who change the policy.
+    ///
+    /// # Errors
+    ///
+    /// It is held.
+    pub fn lock_policy(&self) -> Result<Flock<File>> {
+        // The instance's own lock is the loader's, for as long as it runs.
+        let path = self.0.parent().unwrap_or(&self.0);
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, error)| io::Error::from(error))
+            .context("another twheel is changing a policy just now: try again")
+    }
 }
 
 /// A link's hook.
@@ -114,6 +140,27 @@ impl Instance {
         fs::create_dir_all(&path)
             .with_context(|| format!("cannot create the pin directory {}", path.display()))?;
         Self::lock(path)
+    }
+
+    /// Runs something on the instance that holds an interface, be a loader running or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`]: there is none of this layout.
+    pub fn of(interface: &str) -> Result<Pins> {
+        let found = holding(interface)?;
+        match found.iter().find(|it| it.parent() == Some(&version())) {
+            Some(path) => Ok(Pins(path.clone())),
+            None => pins(format!(
+                "twheel is not running on {interface}, and has left nothing there: start it with \
+                 `twheel run --iface {interface}`"
+            )),
+        }
+    }
+
+    /// Where everything is.
+    pub fn pins(&self) -> Pins {
+        Pins(self.path.clone())
     }
 
     /// Locks a directory that exists.

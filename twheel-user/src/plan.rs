@@ -32,6 +32,7 @@ use crate::{
     pins::Instance,
     settings::{Wanted, most_levels},
     stepper::pin_to,
+    timeouts::Timeouts,
 };
 
 /// What things cost on a machine, nanoseconds.
@@ -66,8 +67,6 @@ pub struct Demand {
     pub flows: u64,
     /// How far ahead a flow is armed, ticks.
     pub ahead: u64,
-    /// The longest timeout, ticks: what a simple wheel must reach.
-    pub longest: u64,
     /// Length of a tick.
     pub tick: Duration,
     /// The same in units of the data plane's clock.
@@ -95,7 +94,7 @@ impl Plan {
     pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
         let simple = geometry.scheme == Scheme::Simple as u32;
         // A deadline may lie anywhere within a tick: one more than the timeout.
-        if simple && geometry.range() < demand.longest + 1 {
+        if simple && geometry.range() < demand.ahead + 1 {
             return None;
         }
         if geometry.levels > most_levels(geometry.bits, demand.units) {
@@ -193,10 +192,9 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
     pin_to(0)?;
     let clock = Clock::virtual_ms();
     let timeout = Duration::from_secs(60);
-    let config = Wanted {
+    let (config, timeouts) = Wanted {
         tick: Duration::from_millis(100),
-        timeout,
-        close_timeout: Some(timeout),
+        timeouts: Timeouts::new(timeout, timeout),
         max_flows: flows,
         ..Wanted::default()
     }
@@ -206,6 +204,7 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
         &Load {
             object: OBJECT,
             config,
+            timeouts,
             clock,
             ring_bytes: RING_BYTES,
             log_level: 0,
@@ -364,7 +363,6 @@ mod tests {
             let demand = Demand {
                 flows,
                 ahead,
-                longest: ahead,
                 tick: Duration::from_millis(tick),
                 units: tick as u32,
                 cpus: 2,
@@ -390,7 +388,6 @@ mod tests {
             let demand = Demand {
                 flows,
                 ahead: 10,
-                longest: 10,
                 tick: Duration::from_millis(100),
                 units: 100,
                 cpus,
@@ -413,8 +410,7 @@ mod tests {
     fn a_simple_wheel_that_does_not_reach_is_no_plan() {
         let demand = Demand {
             flows: 1,
-            ahead: 100,
-            longest: 5_000,
+            ahead: 4_095,
             tick: Duration::from_millis(100),
             units: 100,
             cpus: 1,

@@ -6,20 +6,21 @@ use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
     config::Config,
-    flow::Timeouts,
+    state,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
 };
 
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
+    timeouts::Timeouts,
 };
 
 /// Flows a table may be made for: what the kernel can number, and the memory of a large host.
 pub const MAX_FLOWS: u32 = 1 << 26;
 /// Stamps are 32 bits wide and compared by their distance: a quarter of the circle is safe against
 /// any stall of userspace up to another quarter.
-const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
+pub(crate) const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
 /// A wheel that turns once an hour is as slow as anybody wants.
 const MAX_TICK: Duration = Duration::from_secs(3600);
 
@@ -28,10 +29,12 @@ const MAX_TICK: Duration = Duration::from_secs(3600);
 pub struct Wanted {
     /// Precision of expiry.
     pub tick: Duration,
-    /// Idle timeout of a flow.
-    pub timeout: Duration,
-    /// Idle timeout of a flow that is closed; `None`: the default, but not more than `timeout`.
-    pub close_timeout: Option<Duration>,
+    /// How long flows of no rule may be idle.
+    pub timeouts: Timeouts,
+    /// Whether one direction is all that will be seen.
+    pub one_way: bool,
+    /// Whether a flow must begin with a SYN.
+    pub strict: bool,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -47,8 +50,9 @@ impl Default for Wanted {
     fn default() -> Self {
         Self {
             tick: Duration::from_millis(100),
-            timeout: Duration::from_secs(60),
-            close_timeout: None,
+            timeouts: Timeouts::default(),
+            one_way: false,
+            strict: false,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -57,22 +61,15 @@ impl Default for Wanted {
     }
 }
 
-/// conntrack's `nf_conntrack_tcp_timeout_close`.
-pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-
 impl Wanted {
-    /// The data plane's configuration.
+    /// The data plane's configuration, and the timeouts of flows of no rule.
     ///
     /// # Errors
     ///
     /// [`Kind::Usage`], with the value and what is allowed.
-    pub fn config(&self, clock: Clock) -> Result<Config> {
+    pub fn config(&self, clock: Clock) -> Result<(Config, state::Timeouts)> {
         let Self {
-            tick,
-            timeout,
-            close_timeout,
-            max_flows,
-            ..
+            tick, max_flows, ..
         } = *self;
         if !(1..=MAX_FLOWS).contains(&max_flows) {
             return usage(format!("--max-flows {max_flows}: give 1 to {MAX_FLOWS}"));
@@ -86,42 +83,37 @@ impl Wanted {
             ));
         }
         // Of the two that do not go together, the one that somebody chose.
-        if timeout < tick && timeout >= clock.unit() && tick != Self::default().tick {
+        let shortest = self.timeouts.of.into_iter().min().unwrap_or_default();
+        if shortest < tick && shortest >= clock.unit() && tick != Self::default().tick {
             return usage(format!(
-                "--tick {}: give {} (the resolution of this kernel's clock) to {} (the timeout)",
+                "--tick {}: give {} (the resolution of this kernel's clock) to {} (the shortest timeout)",
                 format_duration(tick),
                 format_duration(clock.unit()),
-                format_duration(timeout)
+                format_duration(shortest)
             ));
         }
-        let close_timeout = close_timeout.unwrap_or(CLOSE_TIMEOUT.min(timeout).max(tick));
-        let units = |name: &str, timeout: Duration| -> Result<u32> {
-            let units = clock.timeout(timeout);
-            if timeout < tick || units > MAX_TIMEOUT_UNITS {
-                let longest = clock.duration(MAX_TIMEOUT_UNITS - 1).as_secs() / 86_400;
-                return usage(format!(
-                    "{name} {}: give {} (the tick) to {longest} days",
-                    format_duration(timeout),
-                    format_duration(tick),
-                ));
-            }
-            Ok(units as u32)
-        };
-        let timeouts = Timeouts {
-            idle: units("--timeout", timeout)?,
-            close: units("--close-timeout", close_timeout)?,
-        };
+        let timeouts = self
+            .timeouts
+            .units(clock, tick, longest_timeout(clock), self.one_way)?;
         let tick = clock.units_ceil(tick) as u32;
-        let longest = timeouts.idle.max(timeouts.close);
-        Ok(Config {
-            timeouts,
+        let longest = timeouts.0.into_iter().max().unwrap_or(0);
+        let config = Config {
             tick,
             // A deadline may lie anywhere within a tick: one more than the timeout.
             geometry: self.geometry(clock, tick, u64::from(longest.div_ceil(tick)) + 1)?,
             clock: clock.source,
             max_flows,
-        })
+            one_way: self.one_way.into(),
+            strict: self.strict.into(),
+        };
+        Ok((config, timeouts))
     }
+}
+
+/// The longest timeout that the clock can tell, whole days.
+pub fn longest_timeout(clock: Clock) -> Duration {
+    const DAY: u64 = 86_400;
+    Duration::from_secs(clock.duration(MAX_TIMEOUT_UNITS - 1).as_secs() / DAY * DAY)
 }
 
 impl Wanted {
@@ -219,43 +211,34 @@ mod tests {
         }
     }
 
+    fn timeouts(list: &str) -> Timeouts {
+        Timeouts::parse(list).unwrap()
+    }
+
     #[test]
     fn durations_become_units() {
-        let config = wanted().config(Clock::virtual_ms()).unwrap();
+        let (config, timeouts) = wanted().config(Clock::virtual_ms()).unwrap();
         assert_eq!(config.tick, 100);
         assert_eq!(
-            config.timeouts,
-            Timeouts {
-                idle: 60_000,
-                close: 10_000
-            }
+            timeouts.0[..8],
+            [
+                120_000,
+                60_000,
+                432_000_000,
+                120_000,
+                60_000,
+                30_000,
+                120_000,
+                10_000
+            ]
         );
     }
 
     #[test]
-    fn a_close_timeout_by_default_is_no_longer_than_the_timeout() {
-        let timeout = Duration::from_secs(2);
-        let config = Wanted {
-            timeout,
-            ..wanted()
-        }
-        .config(Clock::virtual_ms())
-        .unwrap();
-        assert_eq!(config.timeouts.close, 2_000);
-    }
-
-    #[test]
-    fn defaults_follow_the_tick() {
-        let config = Wanted {
-            tick: Duration::from_secs(20),
-            ..wanted()
-        }
-        .config(Clock::virtual_ms())
-        .unwrap();
-        assert_eq!(config.timeouts.close, 20_000);
-        let config = Wanted {
+    fn levels_by_default_follow_the_tick() {
+        let (config, _) = Wanted {
             tick: Duration::from_secs(3_600),
-            timeout: Duration::from_secs(86_400),
+            timeouts: Timeouts::new(Duration::from_secs(86_400), Duration::from_secs(86_400)),
             ..wanted()
         }
         .config(Clock::virtual_ms())
@@ -265,7 +248,7 @@ mod tests {
 
     #[test]
     fn each_scheme_has_a_geometry() {
-        let geometry = |wanted: Wanted| wanted.config(Clock::virtual_ms()).unwrap().geometry;
+        let geometry = |wanted: Wanted| wanted.config(Clock::virtual_ms()).unwrap().0.geometry;
         assert_eq!(geometry(wanted()), Geometry::hierarchical(3, 10));
         let hashed = Wanted {
             scheme: Scheme::Hashed,
@@ -277,11 +260,12 @@ mod tests {
         let simple = Wanted {
             scheme: Scheme::Simple,
             slots: Some(601),
+            timeouts: timeouts("60s"),
             ..wanted()
         };
         assert_eq!(geometry(simple), Geometry::simple(10));
         let longer = Wanted {
-            timeout: Duration::from_secs(300),
+            timeouts: timeouts("300s"),
             slots: None,
             ..simple
         };
@@ -293,7 +277,7 @@ mod tests {
         let simple = |timeout_ms| Wanted {
             scheme: Scheme::Simple,
             slots: Some(512),
-            timeout: Duration::from_millis(timeout_ms),
+            timeouts: Timeouts::new(Duration::from_millis(timeout_ms), Duration::from_secs(1)),
             ..wanted()
         };
         // 511 slots ahead, of which a deadline in the middle of a tick needs one more than its timeout.
@@ -337,23 +321,23 @@ mod tests {
                 },
             ),
             (
-                "--timeout 0s:",
+                "--timeout syn_sent=0s:",
                 Wanted {
-                    timeout: zero,
+                    timeouts: Timeouts::new(zero, zero),
                     ..wanted()
                 },
             ),
             (
                 "--timeout",
                 Wanted {
-                    timeout: day * 13,
+                    timeouts: Timeouts::new(day * 13, day),
                     ..wanted()
                 },
             ),
             (
                 "--timeout",
                 Wanted {
-                    timeout: Duration::MAX,
+                    timeouts: Timeouts::new(Duration::MAX, day),
                     ..wanted()
                 },
             ),
@@ -402,16 +386,16 @@ mod tests {
                 },
             ),
             (
-                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 1m (the timeout)",
+                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 10s (the shortest timeout)",
                 Wanted {
                     tick: Duration::from_secs(61),
                     ..wanted()
                 },
             ),
             (
-                "--timeout 99ms: give 100ms (the tick)",
+                "--timeout close=99ms: give 100ms (the tick) to 12 days",
                 Wanted {
-                    timeout: Duration::from_millis(99),
+                    timeouts: timeouts("close=99ms"),
                     ..wanted()
                 },
             ),
@@ -420,13 +404,6 @@ mod tests {
                 Wanted {
                     levels: Some(3),
                     scheme: Scheme::Simple,
-                    ..wanted()
-                },
-            ),
-            (
-                "--close-timeout 0s:",
-                Wanted {
-                    close_timeout: Some(zero),
                     ..wanted()
                 },
             ),

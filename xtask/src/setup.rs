@@ -12,12 +12,21 @@ use crate::{
 /// Does the whole set-up: `cargo xtask setup`.
 pub fn setup() -> Result<()> {
     ebpf::objects()?;
-    lab()?;
+    tests()?;
     say!("Ready.");
     Ok(())
 }
 
-/// What the lab and the tests need: root, `ip` and a bpffs.
+/// What the tests need: what the lab does, and `nft`, for the kernel's own connection tracking beside ours.
+pub fn tests() -> Result<()> {
+    lab()?;
+    if !Path::new("/usr/sbin/nft").exists() && sh::which("nft").is_empty() {
+        apt(&["nftables"], "10 s")?;
+    }
+    Ok(())
+}
+
+/// What the lab needs: root, `ip` and a bpffs.
 pub fn lab() -> Result<()> {
     sh::require_root()?;
     // A user's PATH may lack sbin, where some distributions keep `ip`.

@@ -35,7 +35,7 @@ fn skip(line: &str) -> Option<String> {
 
 /// Runs the tests of the host crates, then those that need root, whatever became of the former.
 pub fn test(exhaustive: bool, args: &[String]) -> Result<()> {
-    setup::lab()?;
+    setup::tests()?;
     let built = run::build(None)?;
     let mut total = [0; 3];
     let mut skips = Vec::new();

@@ -27,7 +27,7 @@ const LOADS: usize = 3;
 pub fn bench(report: &mut Report) -> Result<()> {
     let clock = Clock::jiffies()?;
     let object = plane::object("TWHEEL_BPF_OBJECT")?;
-    let config = |flows| plane::config(clock, Duration::from_secs(60), None, flows);
+    let config = |flows| plane::config(clock, Duration::from_secs(60), flows);
     let plane = plane::load(&object, config(FLOWS)?, clock)?;
     let mut maps: Vec<_> = plane.memory()?.into_iter().collect();
     drop(plane);

@@ -17,8 +17,9 @@ use twheel::{
     plan::{Demand, Plan, calibrate, see},
     settings::Wanted,
     stepper::{Steppers, pin_to},
+    timeouts::Timeouts,
 };
-use twheel_common::{counter::Counter, wheel::Scheme};
+use twheel_common::{counter::Counter, state::State, wheel::Scheme};
 
 use crate::report::Report;
 
@@ -59,20 +60,19 @@ pub fn bench(report: &mut Report) -> Result<()> {
     ));
     for (scheme, slots) in SHAPES {
         let clock = Clock::jiffies()?;
-        let config = Wanted {
+        let (config, timeouts) = Wanted {
             tick: TICK,
-            timeout: TIMEOUT,
-            close_timeout: Some(TIMEOUT),
+            timeouts: Timeouts::new(TIMEOUT, TIMEOUT),
             max_flows: FLOWS,
             scheme,
             slots: Some(slots),
             levels: None,
+            ..Wanted::default()
         }
         .config(clock)?;
         let demand = Demand {
             flows: FLOWS.into(),
-            ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
-            longest: u64::from(config.timeouts.idle.div_ceil(config.tick)),
+            ahead: u64::from(timeouts.0[State::Established as usize].div_ceil(config.tick)),
             tick: clock.duration(config.tick.into()),
             units: config.tick,
             // All flows begin on one.
@@ -84,6 +84,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
             &Load {
                 object: OBJECT,
                 config,
+                timeouts,
                 clock,
                 ring_bytes: RING_BYTES,
                 log_level: 0,

@@ -15,14 +15,15 @@ use twheel::{
     pins::Instance,
     settings::Wanted,
     stepper::pin_to,
+    timeouts::Timeouts,
 };
 use twheel_common::{
     config::{Config, Meta},
     counter::Counter,
     flow::{Direction, FlowKey},
+    state,
     step::{Deleted, MAX_DELETES},
     table::Hash,
-    wheel::Scheme,
 };
 
 /// The CPU that everything is measured on.
@@ -113,7 +114,7 @@ pub struct Bench {
 
 impl Bench {
     /// Loads it.
-    pub fn load(config: Config, clock: Clock) -> Result<Self> {
+    pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
         let mut plane = load(&object("TWHEEL_BENCH_OBJECT")?, config, clock)?;
         let order = plane.bpf_mut().take_map("ORDER");
         let meta = Array::<_, Meta>::try_from(plane.map("META")?)?.get(&0, 0)?;
@@ -262,33 +263,33 @@ pub fn object(variable: &str) -> Result<Vec<u8>> {
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Configuration with these timeouts, else as production has it by default.
+/// Configuration and timeouts, with this one for all; else as production has it by default.
 pub fn config(
     clock: Clock,
     timeout: Duration,
-    close_timeout: Option<Duration>,
     max_flows: u32,
-) -> Result<Config> {
+) -> Result<(Config, state::Timeouts)> {
     Wanted {
-        tick: Duration::from_millis(100),
-        timeout,
-        close_timeout,
+        timeouts: Timeouts::new(timeout, timeout),
         max_flows,
-        scheme: Scheme::Hierarchical,
-        slots: None,
-        levels: None,
+        ..Wanted::default()
     }
     .config(clock)
 }
 
 /// Loads an object, with this thread on [`CPU`]. Its pins are gone when this returns.
-pub fn load(object: &[u8], config: Config, clock: Clock) -> Result<DataPlane> {
+pub fn load(
+    object: &[u8],
+    (config, timeouts): (Config, state::Timeouts),
+    clock: Clock,
+) -> Result<DataPlane> {
     pin_to(CPU)?;
     let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
     let plane = DataPlane::load(
         &Load {
             object,
             config,
+            timeouts,
             clock,
             ring_bytes: RING_BYTES,
             log_level: 0,

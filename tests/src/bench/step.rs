@@ -96,7 +96,7 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     let timeout = Duration::from_millis(TIMEOUT);
     // One for all: the wheel comes to a flow as often as its shortest timeout asks, and how often
     // that is should be known here.
-    let config = plane::config(clock, timeout, Some(timeout), FLOWS)?;
+    let config = plane::config(clock, timeout, FLOWS)?;
     let mut bench = Bench::load(config, clock)?;
     let mut samples = plane::no_samples();
     let mut start = 1_000_000;

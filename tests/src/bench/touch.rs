@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
-const SIZES: [(u32, f64); 4] = [(1, 0.65), (1 << 10, 0.65), (1 << 17, 0.65), (1 << 20, 0.55)];
+const SIZES: [(u32, f64); 4] = [(1, 0.75), (1 << 10, 0.75), (1 << 17, 0.75), (1 << 20, 0.75)];
 /// The number of flows at which a packet of none is bound, and by how much.
 const ABSENT: (u32, f64) = (1 << 20, 1.0);
 /// Programs, and what they are given.
@@ -92,7 +92,7 @@ fn measure(flows: u32, rounds: u32) -> Result<Measured> {
     let clock = Clock::jiffies()?;
     // Nothing is due while this runs.
     let timeout = Duration::from_secs(3600);
-    let config = plane::config(clock, timeout, None, flows.max(SMALLEST_TABLE))?;
+    let config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
     let mut bench = Bench::load(config, clock)?;
     let all = bench.age(flows, true)?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];

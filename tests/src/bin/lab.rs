@@ -19,6 +19,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::signal::unix::{SignalKind, signal};
+use twheel::timeouts::Timeouts;
+use twheel_common::state::State;
 use twheel_tests::netns::{Busy, Connection, Family, Pair, SERVER, Twheel};
 
 /// Connections of each habit.
@@ -105,17 +107,17 @@ impl Options {
             })
         };
         let mut args = vec!["--iface".to_owned(), SERVER.to_owned()];
-        let mut duration = |name: &str, default: &str| {
-            let text = given(name).unwrap_or_else(|| {
+        let mut text = |name: &str, default: &str| {
+            given(name).unwrap_or_else(|| {
                 args.extend([name.to_owned(), default.to_owned()]);
                 default.to_owned()
-            });
-            // What twheel cannot read, it will say.
-            humantime::parse_duration(&text).unwrap_or_default()
+            })
         };
-        let timeout = duration("--timeout", "3s");
-        let close_timeout = duration("--close-timeout", "1s");
-        duration("--tick", "100ms");
+        let list = text("--timeout", "3s,time_wait=1s,close=1s");
+        text("--tick", "100ms");
+        // What twheel cannot read, it will say.
+        let timeouts = Timeouts::parse(&list).unwrap_or_default();
+        let of = |state: State| timeouts.of[state as usize];
         let json = user.iter().any(|arg| arg == "--json");
         if !json {
             args.push("--json".to_owned());
@@ -124,8 +126,8 @@ impl Options {
         Self {
             args,
             json,
-            timeout,
-            close_timeout,
+            timeout: of(State::Established).max(of(State::SynSent)),
+            close_timeout: of(State::TimeWait).max(of(State::Close)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod detach;
 mod plan;
+mod policy;
 mod run;
 
 use anyhow::Result;
@@ -21,6 +22,7 @@ enum Command {
     Run(run::Run),
     Detach(detach::Detach),
     Plan(plan::Plan),
+    Policy(policy::Policy),
 }
 
 const EXIT_CODES: &str = "\
@@ -34,6 +36,7 @@ impl Cli {
             Command::Run(run) => run.execute(),
             Command::Detach(detach) => detach.execute(),
             Command::Plan(plan) => plan.execute(),
+            Command::Policy(policy) => policy.execute(),
         }
     }
 }

@@ -7,7 +7,7 @@ use aya::util::nr_cpus;
 use clap::Args;
 use humantime::format_duration;
 use serde_json::json;
-use twheel_common::wheel::Scheme;
+use twheel_common::{state::State, wheel::Scheme};
 
 use crate::{
     clock::Clock,
@@ -15,6 +15,7 @@ use crate::{
     host,
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Wanted},
+    timeouts::Timeouts,
 };
 
 /// Say which wheel suits a number of flows and a timeout, and what it will cost
@@ -30,12 +31,9 @@ pub struct Plan {
     /// Flows tracked at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     flows: u32,
-    /// As of `twheel run`
+    /// Timeout of established flows
     #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
-    /// As of `twheel run`
-    #[arg(long, value_parser = humantime::parse_duration)]
-    close_timeout: Option<Duration>,
     /// As of `twheel run`
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
@@ -72,10 +70,9 @@ impl std::str::FromStr for Memory {
 impl Plan {
     pub(super) fn execute(self) -> Result<()> {
         let clock = Clock::jiffies()?;
-        let config = Wanted {
+        let (config, timeouts) = Wanted {
             tick: self.tick,
-            timeout: self.timeout,
-            close_timeout: self.close_timeout,
+            timeouts: Timeouts::new(self.timeout, self.timeout),
             max_flows: self.flows,
             ..Wanted::default()
         }
@@ -85,14 +82,7 @@ impl Plan {
         })?;
         let demand = Demand {
             flows: self.flows.into(),
-            ahead: u64::from(config.timeouts.longest_hop().div_ceil(config.tick)),
-            longest: u64::from(
-                config
-                    .timeouts
-                    .idle
-                    .max(config.timeouts.close)
-                    .div_ceil(config.tick),
-            ),
+            ahead: u64::from(timeouts.0[State::Established as usize].div_ceil(config.tick)),
             tick: clock.duration(config.tick.into()),
             units: config.tick,
             cpus: cpus as u64,
@@ -182,13 +172,9 @@ impl Plan {
         if let Some(plan) = plans.iter().find(|plan| plan.geometry == best) {
             writeln!(
                 out,
-                "\ntwheel run --max-flows {} --timeout {}{} --tick {} --scheme {} --slots {}{}",
+                "\ntwheel run --max-flows {} --timeout {} --tick {} --scheme {} --slots {}{}",
                 self.flows,
                 format_duration(self.timeout),
-                match self.close_timeout {
-                    Some(timeout) => format!(" --close-timeout {}", format_duration(timeout)),
-                    None => String::new(),
-                },
                 format_duration(self.tick),
                 scheme(plan).name(),
                 1u64 << best.bits,

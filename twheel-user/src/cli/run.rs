@@ -4,13 +4,14 @@ use std::{
     collections::BTreeMap,
     io::{self, BufWriter, Write},
     os::fd::AsRawFd,
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::{
     io::unix::AsyncFd,
     signal::unix::{Signal, SignalKind, signal},
@@ -19,7 +20,7 @@ use tokio::{
 use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
-    flow::State,
+    state::State,
 };
 
 use super::Scheme;
@@ -30,8 +31,10 @@ use crate::{
     host,
     output::{Expired, Json, Output, Text},
     pins::{Instance, PROGRAMS},
+    policy::install::{self, Names},
     settings::Wanted,
     stepper::{SharedEvents, Steppers},
+    timeouts::Timeouts,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -40,6 +43,7 @@ use crate::{
 Examples:
   twheel run --iface eth0
   twheel run --iface eth0 --iface eth1 --timeout 5m --json
+  twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
 pub struct Run {
     /// The interface; may be given several times, for a gateway
@@ -54,12 +58,16 @@ pub struct Run {
     /// Precision of expiry
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
-    /// A flow without a packet for so long has expired
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
-    timeout: Duration,
-    /// The same after RST, or FIN from both sides [default: 10s, or --timeout where that is shorter]
-    #[arg(long, value_parser = humantime::parse_duration)]
-    close_timeout: Option<Duration>,
+    /// How long a flow may be idle: NAME=DURATION by conntrack's names of states; a duration alone is that of
+    /// established flows, and the most for all others; `inherit` takes this host's conntrack's [default: conntrack's]
+    #[arg(long, value_name = "LIST")]
+    timeout: Option<String>,
+    /// Whether flows are tracked whose beginning was not seen
+    #[arg(long, value_enum, default_value = "loose")]
+    pickup: Pickup,
+    /// Timeouts per service: a policy file; SIGHUP makes it be read again
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Flows tracked at once, at most
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     max_flows: u32,
@@ -84,6 +92,15 @@ pub struct Run {
     log_level: log::LevelFilter,
 }
 
+/// What may begin a flow.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Pickup {
+    /// Any segment but a FIN or a RST
+    Loose,
+    /// A SYN
+    Strict,
+}
+
 /// Batches of events on their way to the output.
 const BATCHES: usize = 4;
 
@@ -104,14 +121,18 @@ impl Run {
         let clock = Clock::jiffies()?;
         let wanted = Wanted {
             tick: self.tick,
-            timeout: self.timeout,
-            close_timeout: self.close_timeout,
+            timeouts: match &self.timeout {
+                Some(list) => Timeouts::parse(list)?,
+                None => Timeouts::default(),
+            },
+            one_way: self.egress == Egress::Off,
+            strict: self.pickup == Pickup::Strict,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
             levels: self.levels,
         };
-        let config = wanted.config(clock)?;
+        let (config, timeouts) = wanted.config(clock)?;
         host::check()?;
         for interface in &self.interfaces {
             attach::check_interface(interface)?;
@@ -120,6 +141,7 @@ impl Run {
         let load = Load {
             object: OBJECT,
             config,
+            timeouts,
             clock,
             ring_bytes: RING_BYTES,
             log_level: self.log_level as u8,
@@ -161,6 +183,9 @@ impl Run {
             )?),
         };
         pin_programs(&mut plane, instance)?;
+        // A policy that earlier runs have left does not outlive them.
+        let pins = instance.pins();
+        install::load(&pins, self.policy.as_deref(), plane.clock())?;
         let events: SharedEvents = Arc::new(Mutex::new(plane.take_events()?));
         let ring = watched(
             std::os::fd::AsFd::as_fd(&*events.lock().expect("no holder panics"))
@@ -193,7 +218,11 @@ impl Run {
             eprintln!("adopted {adopted} flows");
         }
 
-        let mut report = Report::new(self.json, plane.clock());
+        let mut report = Report::new(
+            self.json,
+            plane.clock(),
+            Names::open(&install::pinned(&pins))?,
+        );
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -230,7 +259,21 @@ impl Run {
                 }
                 // Its error comes with the end of the steppers.
                 () = steppers.failed() => break Ok(()),
-                () = stop.signal() => break Ok(()),
+                _ = stop.interrupt.recv() => break Ok(()),
+                _ = stop.terminate.recv() => break Ok(()),
+                _ = stop.hangup.recv() => {
+                    if self.policy.is_none() {
+                        break Ok(());
+                    }
+                    let (pins, file, clock) = (pins.clone(), self.policy.clone(), plane.clock());
+                    // Not here: it takes a while, and the steppers' calls must not wait.
+                    tokio::task::spawn_blocking(move || {
+                        match install::load(&pins, file.as_deref(), clock) {
+                            Ok(armed) => eprintln!("the policy was read again, {armed} flows follow"),
+                            Err(error) => eprintln!("twheel: {error:#}: the policy stays as it was"),
+                        }
+                    });
+                }
             }
         };
         // A stepper may be waiting for room in the inbox, with flows that have ended: it is heard out.
@@ -268,14 +311,6 @@ impl Stop {
             hangup: on(SignalKind::hangup())?,
         })
     }
-
-    async fn signal(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
-    }
 }
 
 /// Registers a descriptor with the runtime.
@@ -309,17 +344,19 @@ struct Report {
     output: Box<dyn Output>,
     clock: Clock,
     ended: BTreeMap<(Reason, State), u64>,
+    names: Names,
     /// The reader of our output is gone.
     closed: bool,
 }
 
 impl Report {
-    fn new(json: bool, clock: Clock) -> Self {
+    fn new(json: bool, clock: Clock, names: Names) -> Self {
         let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
         Self {
             output,
             clock,
             ended: BTreeMap::new(),
+            names,
             closed: false,
         }
     }
@@ -333,7 +370,8 @@ impl Report {
             };
             *self.ended.entry((flow.reason, flow.state)).or_default() += 1;
             if !self.closed {
-                self.written(|output| output.expired(&flow, &mut out))?;
+                let rule = self.names.of(flow.rule)?;
+                self.written(|output| output.expired(&flow, rule.as_deref(), &mut out))?;
             }
         }
         if self.closed {

@@ -19,12 +19,18 @@ struct Line<'a> {
     dport: u16,
     state: &'a str,
     reason: &'a str,
+    rule: Option<&'a str>,
     age_ms: u64,
     idle_ms: u64,
 }
 
 impl Output for Json {
-    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()> {
+    fn expired(
+        &mut self,
+        flow: &Expired,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
         let line = Line {
             event: "expired",
             proto: "tcp",
@@ -34,6 +40,7 @@ impl Output for Json {
             dport: flow.dst.port(),
             state: flow.state.name(),
             reason: flow.reason.name(),
+            rule,
             age_ms: flow.age.as_millis() as u64,
             idle_ms: flow.idle.as_millis() as u64,
         };

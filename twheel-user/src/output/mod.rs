@@ -7,7 +7,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use twheel_common::{
     event::{Event, Reason},
-    flow::State,
+    state::State,
 };
 
 pub use self::{json::Json, text::Text};
@@ -24,6 +24,8 @@ pub struct Expired {
     pub state: State,
     /// Why it ended.
     pub reason: Reason,
+    /// Number of the rule that it had met; 0 for none.
+    pub rule: u16,
     /// From the first packet to the end.
     pub age: Duration,
     /// From the latest packet to the end.
@@ -40,6 +42,7 @@ impl Expired {
             dst: event.key.sender(initiator.reverse()),
             state: seen.state(),
             reason: Reason::from_raw(event.reason)?,
+            rule: event.rule as u16,
             age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
         })
@@ -48,6 +51,11 @@ impl Expired {
 
 /// Writes ended flows.
 pub trait Output {
-    /// Writes one.
-    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()>;
+    /// Writes one, with the name of its rule.
+    fn expired(
+        &mut self,
+        flow: &Expired,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()>;
 }

@@ -8,16 +8,23 @@ use super::{Expired, Output};
 pub struct Text;
 
 impl Output for Text {
-    fn expired(&mut self, flow: &Expired, to: &mut dyn io::Write) -> io::Result<()> {
+    fn expired(
+        &mut self,
+        flow: &Expired,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
         writeln!(
             to,
-            "expired  tcp  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}",
+            "expired  tcp  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
             flow.src.to_string(),
             flow.dst.to_string(),
             flow.state.name(),
             seconds(flow.age),
             seconds(flow.idle),
             flow.reason.name(),
+            if rule.is_some() { "  rule " } else { "" },
+            rule.unwrap_or_default(),
         )
     }
 }

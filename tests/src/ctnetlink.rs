@@ -1,0 +1,227 @@
+//! What `nf_conntrack` knows of the TCP connections of a namespace, and when it forgot them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsRawFd, OwnedFd},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result, bail};
+use netlink_packet_core::{
+    NLA_TYPE_MASK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, Nla,
+    NlasIterator,
+};
+use netlink_packet_netfilter::{
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+    conntrack::{
+        ConntrackAttribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP, ProtoTuple,
+        Protocol, Tuple,
+    },
+};
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+        setsockopt, socket, sockopt,
+    },
+};
+use twheel_common::state::State;
+
+use crate::netns::Namespace;
+
+/// The multicast group of entries that were removed, as a bit.
+const DESTROYED: u32 = 1 << 2;
+/// `CTA_TIMESTAMP`, and what is nested in it.
+const TIMESTAMP: u16 = 20;
+const START: u16 = 1;
+const STOP: u16 = 2;
+/// Larger than any datagram of netlink's.
+const BUFFER: usize = 1 << 16;
+
+/// Conntrack's entry of a TCP connection.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Who sent the first packet.
+    pub src: SocketAddr,
+    /// To whom.
+    pub dst: SocketAddr,
+    /// Its state.
+    pub state: State,
+    /// When it began.
+    pub start: SystemTime,
+    /// When it was removed, or should have been: conntrack looks at its table now and then, and dates back.
+    pub stop: Option<SystemTime>,
+}
+
+/// Netlink sockets to the conntrack of a namespace.
+pub struct Conntrack {
+    requests: OwnedFd,
+    destroyed: OwnedFd,
+}
+
+impl Conntrack {
+    /// Opens them. Entries that are made before this, or without `nf_conntrack_timestamp`, have no time.
+    pub fn open(namespace: &Namespace) -> Result<Self> {
+        let open = |flags, groups| -> Result<OwnedFd> {
+            let fd = socket(
+                AddressFamily::Netlink,
+                SockType::Raw,
+                flags,
+                SockProtocol::NetlinkNetFilter,
+            )?;
+            bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+            Ok(fd)
+        };
+        namespace.enter(|| {
+            let requests = open(SockFlag::SOCK_CLOEXEC, 0)?;
+            let destroyed = open(SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, DESTROYED)?;
+            setsockopt(&destroyed, sockopt::RcvBuf, &(1 << 20))?;
+            Ok(Self {
+                requests,
+                destroyed,
+            })
+        })
+    }
+
+    /// All entries. Those that are due are removed on the way, which is sooner than conntrack would by itself.
+    pub fn dump(&self) -> Result<Vec<Entry>> {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        let mut request = NetlinkMessage::new(
+            header,
+            NetlinkPayload::from(NetfilterMessage::new(
+                NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, 0),
+                ConntrackMessage::Get(vec![]),
+            )),
+        );
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        send(self.requests.as_raw_fd(), &bytes, MsgFlags::empty())
+            .context("cannot ask conntrack")?;
+        let mut found = Vec::new();
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let length = recv(self.requests.as_raw_fd(), &mut buffer, MsgFlags::empty())
+                .context("conntrack does not answer")?;
+            if entries(&buffer[..length], &mut found)? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The entries that were removed since this was last called.
+    pub fn destroyed(&self) -> Result<Vec<Entry>> {
+        let mut found = Vec::new();
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            match recv(self.destroyed.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(length) => entries(&buffer[..length], &mut found)?,
+                Err(Errno::EAGAIN) => return Ok(found),
+                // Such as ENOBUFS: events were lost.
+                Err(error) => return Err(error).context("cannot read conntrack's events"),
+            };
+        }
+    }
+}
+
+/// Reads a datagram. Whether it has the last message of a dump.
+fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
+    while !datagram.is_empty() {
+        let message = NetlinkMessage::<NetfilterMessage>::deserialize(datagram)?;
+        let length = (message.header.length as usize).next_multiple_of(4);
+        datagram = datagram.get(length..).unwrap_or_default();
+        match message.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) => bail!("conntrack refuses: {error}"),
+            NetlinkPayload::InnerMessage(NetfilterMessage {
+                inner:
+                    NetfilterMessageInner::Conntrack(
+                        ConntrackMessage::New(attributes) | ConntrackMessage::Delete(attributes),
+                    ),
+                ..
+            }) => into.extend(entry(&attributes)?),
+            other => bail!("conntrack says {other:?}"),
+        }
+    }
+    Ok(false)
+}
+
+/// `None` where it is not about TCP.
+fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
+    let (mut ends, mut state, mut start, mut stop) = (None, None, None, None);
+    for attribute in attributes {
+        match attribute {
+            ConntrackAttribute::CtaTupleOrig(tuple) => ends = tcp(tuple),
+            ConntrackAttribute::CtaProtoInfo(infos) => {
+                state = infos.iter().find_map(|info| match info {
+                    ProtoInfo::TCP(infos) => infos.iter().find_map(|info| match info {
+                        ProtoInfoTCP::State(number) => Some(*number),
+                        _ => None,
+                    }),
+                    _ => None,
+                });
+            }
+            ConntrackAttribute::Other(other) if other.kind() & NLA_TYPE_MASK == TIMESTAMP => {
+                let mut value = vec![0; other.value_len()];
+                other.emit_value(&mut value);
+                for stamp in NlasIterator::new(&value) {
+                    let stamp = stamp.context("no timestamp")?;
+                    let since = u64::from_be_bytes(stamp.value().try_into()?);
+                    let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(since);
+                    match stamp.kind() {
+                        START => start = Some(time),
+                        STOP => stop = Some(time),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let Some((src, dst)) = ends else {
+        return Ok(None);
+    };
+    // Conntrack counts from 1: 0 is `none`.
+    let number = state.context("no state")?;
+    let state = State::ALL.get(usize::from(number).wrapping_sub(1));
+    Ok(Some(Entry {
+        src,
+        dst,
+        state: *state.with_context(|| format!("conntrack has a state {number}"))?,
+        start: start.context("no time: nf_conntrack_timestamp is off")?,
+        stop,
+    }))
+}
+
+fn tcp(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
+    let mut addresses: [Option<IpAddr>; 2] = [None; 2];
+    let mut ports: [Option<u16>; 2] = [None; 2];
+    let mut is_tcp = false;
+    for part in tuple {
+        match part {
+            Tuple::Ip(parts) => {
+                for part in parts {
+                    match part {
+                        IPTuple::SourceAddress(address) => addresses[0] = Some(*address),
+                        IPTuple::DestinationAddress(address) => addresses[1] = Some(*address),
+                        _ => {}
+                    }
+                }
+            }
+            Tuple::Proto(parts) => {
+                for part in parts {
+                    match part {
+                        ProtoTuple::Protocol(protocol) => is_tcp = *protocol == Protocol::Tcp,
+                        ProtoTuple::SourcePort(port) => ports[0] = Some(*port),
+                        ProtoTuple::DestinationPort(port) => ports[1] = Some(*port),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let end = |i: usize| Some(SocketAddr::new(addresses[i]?, ports[i]?));
+    is_tcp.then_some((end(0)?, end(1)?))
+}

@@ -1,0 +1,35 @@
+//! A help to the verifier, which goes through all that follows once for each value that it can tell apart.
+
+use core::mem::MaybeUninit;
+
+use twheel_common::packet::Segment;
+
+/// The same value, of which the verifier no longer knows what branches led to it. It keeps track of what is stored to the
+/// stack in whole words, not in the second half of one.
+#[inline(always)]
+pub fn forget(value: u32) -> u32 {
+    #[repr(C, align(8))]
+    struct Word([u32; 2]);
+    let mut word = Word([0, 0]);
+    let place = &raw mut word.0[1];
+    // SAFETY: a place on the stack that is this function's own.
+    unsafe {
+        place.write_volatile(value);
+        place.read_volatile()
+    }
+}
+
+/// The same for a segment, where it is: what is done with it is gone through once, and not for each way through
+/// the parser. The second half of each word makes the verifier give up what it knows of the first.
+#[inline(always)]
+pub fn forget_segment(segment: &mut Segment) {
+    const { assert!(size_of::<Segment>() == 56 && align_of::<Segment>() == 8) };
+    let halves = (&raw mut *segment).cast::<MaybeUninit<u32>>();
+    for half in 0..size_of::<Segment>() / 4 {
+        // SAFETY: within the segment, and what is written is what was there, padding or not.
+        unsafe {
+            let half = halves.add(half);
+            half.write_volatile(half.read_volatile());
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Which rule a new flow meets: `twheel_common::policy` over maps.
+
+use aya_ebpf::maps::lpm_trie::Key;
+use twheel_common::{
+    flow::{Direction, FlowKey},
+    policy::{
+        Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
+    },
+    state::Seen,
+};
+
+use crate::maps::{ACTIVE, CLASSES, DESTINATIONS, INTERFACES, NUMBERS, POLICIES, PORTS, SOURCES};
+
+/// Where a packet was seen.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Index of the interface.
+    pub interface: u32,
+    /// Which way it went.
+    pub hook: Hook,
+}
+
+/// The number of the rule that a new flow meets, by its first packet; 0 if none.
+#[inline(never)]
+pub fn rule(key: &FlowKey, seen: Seen, place: &Place) -> u32 {
+    let set = match ACTIVE.get(0) {
+        Some(set) => *set & 1,
+        None => 0,
+    };
+    let policy = Policy { set };
+    if !policy.dimensions().has(Dimensions::RULES) {
+        return 0;
+    }
+    let Some(protocol) = Protocol::from_iana(key.proto()) else {
+        return 0;
+    };
+    let [a, b, c, d] = key.addresses();
+    let ports = key.ports();
+    let (source, destination, port) = match seen.initiator() {
+        Direction::FromLow => ([a, b], [c, d], ports >> 16),
+        Direction::FromHigh => ([c, d], [a, b], ports),
+    };
+    let tuple = Tuple {
+        source,
+        destination,
+        // The bytes of a key's ports are those of the packet, whatever this machine's order.
+        port: u16::from_ne_bytes((port as u16).to_le_bytes()),
+        interface: place.interface,
+        hook: place.hook,
+        protocol,
+    };
+    let first = usize::from(first_match(&policy, &tuple));
+    if first == 0 {
+        return 0;
+    }
+    match NUMBERS.get(set) {
+        Some(numbers) => u32::from(numbers[first & 255]),
+        None => 0,
+    }
+}
+
+struct Policy {
+    set: u32,
+}
+
+impl Policy {
+    #[inline(always)]
+    fn key(&self, address: [u64; 2]) -> Key<[u32; 5]> {
+        let [a, b, c, d] = words(address);
+        Key::new(32 + Prefix::host(address).bits, [self.set, a, b, c, d])
+    }
+}
+
+/// As they lie in memory.
+#[inline(always)]
+fn words([high, low]: [u64; 2]) -> [u32; 4] {
+    let halves = |word: u64| {
+        let [a, b] = [word as u32, (word >> 32) as u32];
+        if cfg!(target_endian = "big") {
+            [b, a]
+        } else {
+            [a, b]
+        }
+    };
+    let ([a, b], [c, d]) = (halves(high), halves(low));
+    [a, b, c, d]
+}
+
+impl Tables for Policy {
+    #[inline(always)]
+    fn dimensions(&self) -> Dimensions {
+        match POLICIES.get(self.set) {
+            Some(header) => header.dimensions,
+            None => Dimensions::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn protocol(&self, protocol: Protocol) -> Rules {
+        match POLICIES.get(self.set) {
+            Some(header) => header.protocol(protocol),
+            None => Rules::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn hook(&self, hook: Hook) -> Rules {
+        match POLICIES.get(self.set) {
+            Some(header) => header.hook(hook),
+            None => Rules::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn port(&self, port: u16) -> Rules {
+        let Some(classes) = PORTS.get(self.set) else {
+            return Rules::NONE;
+        };
+        let class = u32::from(classes[usize::from(port)]);
+        match CLASSES.get(self.set * MAX_CLASSES as u32 + class) {
+            Some(rules) => *rules,
+            None => Rules::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn interface(&self, index: u32) -> Rules {
+        // SAFETY: entries of the policy that counts are not written.
+        match unsafe { INTERFACES.get([self.set, index]) } {
+            Some(rules) => *rules,
+            None => match POLICIES.get(self.set) {
+                Some(header) => header.other_interfaces,
+                None => Rules::NONE,
+            },
+        }
+    }
+
+    #[inline(always)]
+    fn source(&self, address: [u64; 2]) -> Ends {
+        match SOURCES.get(self.key(address)) {
+            Some(ends) => *ends,
+            None => Ends::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn destination(&self, address: [u64; 2]) -> Ends {
+        match DESTINATIONS.get(self.key(address)) {
+            Some(ends) => *ends,
+            None => Ends::NONE,
+        }
+    }
+}

@@ -1,0 +1,597 @@
+//! `twheel policy`
+
+use std::{
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueEnum};
+use humantime::format_duration;
+use serde_json::{Map, Value, json};
+use twheel_common::policy::{Hook, Protocol, TimeoutName, Tuple, first_match};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+    host,
+    pins::Instance,
+    policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
+    settings::MAX_TIMEOUT_UNITS,
+};
+
+/// Timeouts per service: policy files
+#[derive(Args)]
+pub struct Policy {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(Check),
+    Load(Load),
+}
+
+impl Policy {
+    pub(super) fn execute(self) -> Result<()> {
+        match self.command {
+            Command::Check(check) => check.execute(),
+            Command::Load(load) => load.execute(),
+        }
+    }
+}
+
+/// Give a policy to an instance that is running, or that `run --keep` has left
+///
+/// Flows follow at once. A file that is refused changes nothing. The next `run` has the policy that it is
+/// given itself.
+#[derive(Args)]
+struct Load {
+    /// The policy file
+    file: PathBuf,
+    /// An interface of the instance
+    #[arg(long = "iface", value_name = "NAME")]
+    interface: String,
+}
+
+impl Load {
+    fn execute(self) -> Result<()> {
+        host::check()?;
+        let pins = Instance::of(&self.interface)?;
+        let armed = install::load(&pins, Some(&self.file), Clock::jiffies()?)?;
+        eprintln!(
+            "{}: {} is in force, {armed} flows follow",
+            self.interface,
+            self.file.display()
+        );
+        Ok(())
+    }
+}
+
+/// Say whether a policy file is right, and which rule a flow would meet
+///
+/// With any of the options that describe a flow: which rule it meets, and why none before.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel policy check policy.toml
+  twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:22
+  twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in")]
+struct Check {
+    /// The policy file
+    file: PathBuf,
+    /// Protocol of the flow
+    #[arg(long, value_enum)]
+    proto: Option<Proto>,
+    /// The flow's initiator; its port is of no account
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
+    src: Option<End>,
+    /// The flow's responder
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
+    dst: Option<End>,
+    /// Interface on which the flow's first packet is seen
+    #[arg(long, value_name = "NAME")]
+    iface: Option<String>,
+    /// The way of that packet, as this host sees it
+    #[arg(long, value_enum)]
+    direction: Option<Way>,
+    /// As of `twheel run`: no timeout may be shorter
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
+    tick: Duration,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Proto {
+    Tcp,
+    Udp,
+    Icmp,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Way {
+    In,
+    Out,
+}
+
+/// An address, and a port if there is one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct End(IpAddr, Option<u16>);
+
+fn end(text: &str) -> Result<End, String> {
+    let address = || {
+        let inner = text
+            .strip_prefix('[')
+            .and_then(|text| text.strip_suffix(']'));
+        inner
+            .unwrap_or(text)
+            .parse()
+            .map(|address| End(address, None))
+    };
+    let with_port = text
+        .parse::<SocketAddr>()
+        .map(|end| End(end.ip(), Some(end.port())));
+    with_port.or_else(|_| address()).map_err(|_| {
+        "give an address, or one with a port: 192.0.2.1, 192.0.2.1:22, [2001:db8::1]:22".to_owned()
+    })
+}
+
+impl Check {
+    fn execute(self) -> Result<()> {
+        let longest = Clock::jiffies()?.duration(MAX_TIMEOUT_UNITS - 1);
+        let policy = Rules::load(
+            &self.file,
+            self.tick..=Duration::from_secs(longest.as_secs()),
+        )?;
+        let mut text = Vec::new();
+        self.report(&policy, &mut text)?;
+        match io::stdout().lock().write_all(&text) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result.context("cannot write to standard output"),
+        }
+    }
+
+    fn report(&self, policy: &Rules, out: &mut impl Write) -> Result<()> {
+        let describes_flow = self.proto.is_some()
+            || self.src.is_some()
+            || self.dst.is_some()
+            || self.iface.is_some()
+            || self.direction.is_some();
+        if !describes_flow {
+            let result = if self.json {
+                print_rules_json(policy, out)
+            } else {
+                print_rules(policy, out)
+            };
+            return result.context("cannot write the report");
+        }
+        let met = Met::find(policy, &self.query()?)?;
+        let result = if self.json {
+            met.print_json(policy, out)
+        } else {
+            met.print(policy, out)
+        };
+        result.context("cannot write the report")
+    }
+
+    fn query(&self) -> Result<Query> {
+        let usage = |what: String| Err(Failure::new(Kind::Usage, what).into());
+        if let (Some(End(src, _)), Some(End(dst, _))) = (self.src, self.dst)
+            && src.to_canonical().is_ipv4() != dst.to_canonical().is_ipv4()
+        {
+            return usage(format!(
+                "--src {src} --dst {dst}: both ends of a flow are of one family: give two of IPv4 or two of IPv6"
+            ));
+        }
+        let port = self.dst.and_then(|End(_, port)| port);
+        if let (Some(Proto::Icmp), Some(port)) = (self.proto, port) {
+            return usage(format!(
+                "--dst …:{port}: icmp has no ports: leave it out, or give --proto tcp or udp"
+            ));
+        }
+        Ok(Query {
+            protocol: self.proto.map(|proto| match proto {
+                Proto::Tcp => Protocol::Tcp,
+                Proto::Udp => Protocol::Udp,
+                Proto::Icmp => Protocol::Icmp,
+            }),
+            source: self.src.map(|End(address, _)| mapped(address)),
+            destination: self.dst.map(|End(address, _)| mapped(address)),
+            port,
+            interface: self.iface.clone(),
+            hook: self.direction.map(|way| match way {
+                Way::In => Hook::Ingress,
+                Way::Out => Hook::Egress,
+            }),
+        })
+    }
+}
+
+/// Which rule a flow meets.
+struct Met {
+    /// Its number; 0: none.
+    number: usize,
+    /// Of each rule before it, the condition that fails.
+    failed: Vec<String>,
+}
+
+impl Met {
+    fn find(policy: &Rules, query: &Query) -> Result<Self> {
+        let mut failed = Vec::new();
+        let mut number = 0;
+        for (place, rule) in policy.rules.iter().enumerate() {
+            match rule.judge(query) {
+                Verdict::Failed(why) => failed.push(why),
+                Verdict::Met => {
+                    number = place + 1;
+                    break;
+                }
+                Verdict::Unknown(key) => {
+                    let option = match key {
+                        "dport" => "--dst with a port".to_owned(),
+                        key => format!("--{key}"),
+                    };
+                    let what = format!(
+                        "whether the flow meets rule `{}` of {}:{} depends on {key}: give {option} too",
+                        rule.name, policy.file, rule.place
+                    );
+                    return Err(Failure::new(Kind::Usage, what).into());
+                }
+            }
+        }
+        // What was found in words is what the data plane finds by its sets, or there is a bug. Of
+        // what is not known, any value will do: no rule so far has depended on it.
+        let looked_up = usize::from(lookup(policy, query)?);
+        anyhow::ensure!(
+            looked_up == number,
+            "a bug in twheel: the rules say rule {number}, the tables {looked_up}; please report it with the file"
+        );
+        Ok(Self { number, failed })
+    }
+
+    fn rule<'p>(&self, policy: &'p Rules) -> Option<&'p Rule> {
+        policy.rules.get(self.number.checked_sub(1)?)
+    }
+
+    fn print(&self, policy: &Rules, out: &mut impl Write) -> io::Result<()> {
+        let timeouts = match self.rule(policy) {
+            Some(rule) => {
+                writeln!(
+                    out,
+                    "rule {} `{}`, {}:{}",
+                    self.number, rule.name, policy.file, rule.place.line
+                )?;
+                &rule.timeouts
+            }
+            None => {
+                writeln!(out, "no rule")?;
+                &policy.timeouts
+            }
+        };
+        for (name, timeout) in named(timeouts) {
+            writeln!(out, "  {:<12} {}", name.name(), format_duration(timeout))?;
+        }
+        writeln!(
+            out,
+            "  {:<12} as without a policy",
+            if named(timeouts).next().is_some() {
+                "others"
+            } else {
+                "all"
+            }
+        )?;
+        for ((number, rule), why) in (1..).zip(&policy.rules).zip(&self.failed) {
+            writeln!(
+                out,
+                "not rule {number} `{}` (line {}): {why}",
+                rule.name, rule.place.line
+            )?;
+        }
+        Ok(())
+    }
+
+    fn print_json(&self, policy: &Rules, out: &mut impl Write) -> io::Result<()> {
+        let rule = self.rule(policy);
+        let failed = (1..).zip(&policy.rules).zip(&self.failed).map(|((number, rule), why): ((usize, _), _)| {
+            json!({ "number": number, "name": rule.name, "line": rule.place.line, "failed": why })
+        });
+        let report = json!({
+            "file": policy.file,
+            "rule": rule.map(|rule| json!({
+                "number": self.number,
+                "name": rule.name,
+                "line": rule.place.line,
+            })),
+            "timeouts_seconds": seconds(rule.map_or(&policy.timeouts, |rule| &rule.timeouts)),
+            "not": failed.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{report}")
+    }
+}
+
+/// The number of the rule, by the tables of the data plane.
+fn lookup(policy: &Rules, query: &Query) -> Result<u16> {
+    // The interfaces of a policy need not exist where it is checked: a number for each name will do.
+    let mut names: Vec<String> = query.interface.iter().cloned().collect();
+    let tables: Compiled = policy.compile(|name| {
+        let place = names
+            .iter()
+            .position(|known| known == name)
+            .unwrap_or_else(|| {
+                names.push(name.to_owned());
+                names.len() - 1
+            });
+        u32::try_from(place + 1).ok()
+    })?;
+    let known = |address: Option<_>| words(address.unwrap_or(std::net::Ipv6Addr::UNSPECIFIED));
+    let tuple = Tuple {
+        source: known(query.source),
+        destination: known(query.destination),
+        port: query.port.unwrap_or(0).to_be(),
+        interface: u32::from(query.interface.is_some()),
+        hook: query.hook.unwrap_or(Hook::Ingress),
+        protocol: query.protocol.unwrap_or(Protocol::Tcp),
+    };
+    Ok(first_match(&tables, &tuple))
+}
+
+fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
+    let count = policy.rules.len();
+    writeln!(
+        out,
+        "{}: {count} {}, ok",
+        policy.file,
+        if count == 1 { "rule" } else { "rules" }
+    )?;
+    let width = policy
+        .rules
+        .iter()
+        .map(|rule| rule.name.len())
+        .max()
+        .unwrap_or(0)
+        .max(4);
+    writeln!(
+        out,
+        "\n{:>4} {:>5}  {:<width$}  conditions; timeouts",
+        "rule", "line", "name"
+    )?;
+    let line = |out: &mut dyn Write,
+                number: String,
+                place: String,
+                name: &str,
+                conditions: String,
+                all: &Timeouts| {
+        let timeouts: Vec<_> = named(all)
+            .map(|(name, timeout)| {
+                format!(
+                    "{} {}",
+                    name.name(),
+                    format_duration(timeout).to_string().replace(' ', "")
+                )
+            })
+            .collect();
+        let timeouts = if timeouts.is_empty() {
+            "as without a policy".to_owned()
+        } else {
+            timeouts.join(" ")
+        };
+        writeln!(
+            out,
+            "{number:>4} {place:>5}  {name:<width$}  {conditions}; {timeouts}"
+        )
+    };
+    for (number, rule) in (1..).zip(&policy.rules) {
+        let number: usize = number;
+        let conditions = match rule.conditions() {
+            none if none.is_empty() => "every flow".to_owned(),
+            some => some.join(" "),
+        };
+        line(
+            out,
+            number.to_string(),
+            rule.place.line.to_string(),
+            &rule.name,
+            conditions,
+            &rule.timeouts,
+        )?;
+    }
+    line(
+        out,
+        "-".into(),
+        "-".into(),
+        "-",
+        "no rule".into(),
+        &policy.timeouts,
+    )
+}
+
+fn print_rules_json(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
+    let rules = (1..).zip(&policy.rules).map(|(number, rule): (usize, _)| {
+        json!({
+            "number": number,
+            "name": rule.name,
+            "line": rule.place.line,
+            "conditions": rule.conditions(),
+            "timeouts_seconds": seconds(&rule.timeouts),
+        })
+    });
+    let report = json!({
+        "file": policy.file,
+        "rules": rules.collect::<Vec<_>>(),
+        "timeouts_seconds": seconds(&policy.timeouts),
+    });
+    writeln!(out, "{report}")
+}
+
+/// The timeouts that are set.
+fn named(timeouts: &Timeouts) -> impl Iterator<Item = (TimeoutName, Duration)> {
+    let all = TimeoutName::ALL.into_iter().zip(timeouts);
+    all.filter_map(|(name, timeout)| timeout.map(|timeout| (name, timeout)))
+}
+
+fn seconds(timeouts: &Timeouts) -> Value {
+    let pairs = named(timeouts)
+        .map(|(name, timeout)| (name.name().to_owned(), json!(timeout.as_secs_f64())));
+    Value::Object(pairs.collect::<Map<_, _>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::failure::exit_code;
+
+    const POLICY: &str = r#"
+[timeouts]
+syn_sent = "20s"
+
+[[rule]]
+name = "ssh"
+dport = 22
+src = "10.0.0.0/8"
+timeouts = { established = "5d" }
+
+[[rule]]
+name = "dns"
+dport = 53
+proto = "udp"
+iface = "eth0"
+"#;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        check: Check,
+    }
+
+    fn report(arguments: &[&str]) -> Result<String> {
+        let policy = Rules::parse(
+            "p.toml",
+            POLICY.as_bytes(),
+            Duration::from_millis(100)..=Duration::from_secs(1 << 20),
+        )?;
+        let line = ["check", "p.toml"].iter().chain(arguments);
+        let mut out = Vec::new();
+        Line::try_parse_from(line)?
+            .check
+            .report(&policy, &mut out)?;
+        Ok(String::from_utf8(out)?)
+    }
+
+    #[test]
+    fn a_file_is_listed() {
+        assert_eq!(
+            report(&[]).unwrap(),
+            "\
+p.toml: 2 rules, ok
+
+rule  line  name  conditions; timeouts
+   1     5  ssh   dport 22 src 10.0.0.0/8; syn_sent 20s established 5days
+   2    11  dns   proto udp iface eth0 dport 53; syn_sent 20s
+   -     -  -     no rule; syn_sent 20s
+"
+        );
+        let json: Value = serde_json::from_str(&report(&["--json"]).unwrap()).unwrap();
+        assert_eq!(
+            json["rules"][0]["timeouts_seconds"]["established"],
+            432_000.0
+        );
+        assert_eq!(json["rules"][1]["conditions"][0], "proto udp");
+    }
+
+    #[test]
+    fn a_flow_is_told_its_rule_and_why_none_before() {
+        let flow = [
+            "--proto",
+            "tcp",
+            "--src",
+            "10.1.2.3:999",
+            "--dst",
+            "192.0.2.1:22",
+        ];
+        assert_eq!(
+            report(&flow).unwrap(),
+            "\
+rule 1 `ssh`, p.toml:5
+  syn_sent     20s
+  established  5days
+  others       as without a policy
+"
+        );
+        let flow = [
+            "--proto",
+            "udp",
+            "--dst",
+            "[2001:db8::1]:53",
+            "--iface",
+            "eth0",
+        ];
+        let text = report(&flow).unwrap();
+        assert!(text.starts_with("rule 2 `dns`, p.toml:11\n"), "{text}");
+        assert!(
+            text.ends_with("not rule 1 `ssh` (line 5): dport: not 53\n"),
+            "{text}"
+        );
+        let flow = ["--proto", "icmp", "--json"];
+        let json: Value = serde_json::from_str(&report(&flow).unwrap()).unwrap();
+        assert_eq!(json["rule"], Value::Null);
+        assert_eq!(json["not"][0]["failed"], "dport: icmp has no ports");
+        assert_eq!(json["not"][1]["failed"], "proto: not icmp");
+        assert_eq!(json["timeouts_seconds"], json!({ "syn_sent": 20.0 }));
+    }
+
+    #[test]
+    fn what_the_answer_depends_on_is_asked_for() {
+        let cases: [(&[&str], &str); 5] = [
+            (
+                &["--dst", "192.0.2.1:22", "--proto", "tcp"],
+                "depends on src: give --src too",
+            ),
+            (
+                &["--src", "10.0.0.1", "--proto", "tcp"],
+                "depends on dport: give --dst with a port too",
+            ),
+            (
+                &["--src", "10.0.0.1", "--dst", "192.0.2.1:22"],
+                "depends on proto: give --proto too",
+            ),
+            (&["--src", "10.0.0.1", "--dst", "::1"], "one family"),
+            (
+                &["--proto", "icmp", "--dst", "10.0.0.1:1"],
+                "icmp has no ports",
+            ),
+        ];
+        for (arguments, part) in cases {
+            let error = report(arguments).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            assert_eq!(exit_code(&error), Kind::Usage as u8);
+        }
+    }
+
+    #[test]
+    fn ends_have_a_port_or_none() {
+        let v6 = "2001:db8::1".parse().unwrap();
+        assert_eq!(end("2001:db8::1"), Ok(End(v6, None)));
+        assert_eq!(end("[2001:db8::1]"), Ok(End(v6, None)));
+        assert_eq!(end("[2001:db8::1]:22"), Ok(End(v6, Some(22))));
+        assert_eq!(
+            end("10.0.0.1:22"),
+            Ok(End("10.0.0.1".parse().unwrap(), Some(22)))
+        );
+        for text in [
+            "",
+            "10.0.0.1:",
+            "10.0.0.1:65536",
+            "a.example:22",
+            "[10.0.0.1",
+        ] {
+            assert!(end(text).is_err(), "{text}");
+        }
+    }
+}

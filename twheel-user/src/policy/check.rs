@@ -1,0 +1,210 @@
+//! What is wrong with rules only together: some that no flow can meet, and limits.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use twheel_common::policy::{Hook, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, Protocol};
+
+use super::{Policy, Rule, compile, network::Ranges, refuse};
+
+/// Refuses what cannot be meant, or cannot be done.
+pub(super) fn check(policy: &Policy) -> Result<()> {
+    let rules = &policy.rules;
+    let extents: Vec<_> = rules.iter().map(Extent::new).collect();
+    let last = rules.len().saturating_sub(1);
+    let everything = Extent::everything();
+    for (number, (rule, extent)) in rules.iter().zip(&extents).enumerate() {
+        let error = |what: String| Err(refuse(&policy.file, rule.place, what));
+        let name = &rule.name;
+        if extent.is_empty() {
+            return error(format!(
+                "no flow can meet rule `{name}`: src, dst and any rule each other out (both ends \
+                 of a flow are of one family): widen one of them"
+            ));
+        }
+        if number != last && extent.covers(&everything) {
+            return error(format!(
+                "rule `{name}` restricts nothing and hides all that follow: make it the last, or restrict it"
+            ));
+        }
+        let hides = |(_, earlier): &(&Rule, &Extent)| earlier.covers(extent);
+        if let Some((earlier, _)) = rules.iter().zip(&extents).take(number).find(hides) {
+            return error(format!(
+                "no flow can meet rule `{name}`: rule `{}` of line {} comes first and admits all that it does: \
+                 move `{name}` before it, or remove one",
+                earlier.name, earlier.place.line
+            ));
+        }
+    }
+    limits(policy)
+}
+
+/// What the tables of the kernel have room for. The rule that is named is the first that is too much.
+fn limits(policy: &Policy) -> Result<()> {
+    let rules = &policy.rules;
+    let check = |fits: &dyn Fn(&[Rule]) -> bool, what: String| {
+        if fits(rules) {
+            return Ok(());
+        }
+        let numbers: Vec<_> = (0..rules.len()).collect();
+        let fitting = numbers.partition_point(|&number| fits(&rules[..=number]));
+        match rules.get(fitting) {
+            Some(rule) => Err(refuse(
+                &policy.file,
+                rule.place,
+                format!("rule `{}`: {what}", rule.name),
+            )),
+            None => Ok(()),
+        }
+    };
+    check(
+        &|rules| compile::port_classes(rules).is_some(),
+        format!(
+            "the ports of the rules so far make more than {MAX_CLASSES} different sets of rules, which is what is \
+             allowed: name fewer ports, or ranges that overlap less"
+        ),
+    )?;
+    check(
+        &|rules| {
+            let tries = [compile::SOURCE, compile::DESTINATION];
+            tries
+                .iter()
+                .all(|end| compile::trie(rules, *end).len() <= MAX_PREFIXES)
+        },
+        format!(
+            "the rules so far name too many networks: {} are allowed for either end",
+            MAX_PREFIXES - 2
+        ),
+    )?;
+    check(
+        &|rules| {
+            let named = rules
+                .iter()
+                .filter_map(|rule| rule.interfaces.as_ref())
+                .flatten();
+            named.map(|(name, _)| name).collect::<BTreeSet<_>>().len() <= MAX_INTERFACES
+        },
+        format!("the rules so far name too many interfaces: {MAX_INTERFACES} are allowed"),
+    )
+}
+
+/// The flows that a rule admits.
+struct Extent {
+    protocols: Vec<Protocol>,
+    hooks: Vec<Hook>,
+    /// `None`: all.
+    interfaces: Option<BTreeSet<String>>,
+    ports: Ranges,
+    /// For each family.
+    addresses: [Addresses; 2],
+}
+
+/// The pairs of addresses, of one family, that a rule admits: of which the first is in `source`, the
+/// second in `destination`, and one of them at least in `either`.
+struct Addresses {
+    source: Ranges,
+    destination: Ranges,
+    either: Ranges,
+}
+
+impl Extent {
+    fn new(rule: &Rule) -> Self {
+        let ranges = |networks: &Option<Vec<_>>| match networks {
+            Some(networks) => Ranges::of(networks),
+            None => Ranges::all(),
+        };
+        let (source, destination) = (ranges(&rule.source), ranges(&rule.destination));
+        let either = ranges(&rule.either);
+        let named = rule.protocols.clone().unwrap_or(Protocol::ALL.to_vec());
+        // What has no ports meets no condition on them.
+        let with_ports = |protocol: &Protocol| rule.ports.is_none() || *protocol != Protocol::Icmp;
+        Self {
+            protocols: named.into_iter().filter(with_ports).collect(),
+            hooks: rule
+                .hook
+                .map_or(vec![Hook::Ingress, Hook::Egress], |hook| vec![hook]),
+            interfaces: rule
+                .interfaces
+                .as_ref()
+                .map(|all| all.iter().map(|(name, _)| name.clone()).collect()),
+            ports: match &rule.ports {
+                Some(ports) => Ranges::new(
+                    ports
+                        .iter()
+                        .map(|range| (u128::from(*range.start()), u128::from(*range.end()))),
+                ),
+                None => Ranges::all(),
+            },
+            addresses: Ranges::families().map(|family| Addresses {
+                source: source.and(&family),
+                destination: destination.and(&family),
+                either: either.and(&family),
+            }),
+        }
+    }
+
+    fn everything() -> Self {
+        Self {
+            protocols: Protocol::ALL.to_vec(),
+            hooks: vec![Hook::Ingress, Hook::Egress],
+            interfaces: None,
+            ports: Ranges::all(),
+            addresses: Ranges::families().map(|family| Addresses {
+                source: family.clone(),
+                destination: family.clone(),
+                either: family,
+            }),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let none = |addresses: &Addresses| {
+            addresses
+                .rectangles()
+                .iter()
+                .all(|(a, b)| a.is_empty() || b.is_empty())
+        };
+        self.protocols.is_empty() || self.addresses.iter().all(none)
+    }
+
+    /// Whether each flow that the other admits is one that this admits. Exact: both are products of
+    /// what they admit in each dimension, but for `either`, which [`Addresses::covers`] takes apart.
+    fn covers(&self, other: &Self) -> bool {
+        other
+            .protocols
+            .iter()
+            .all(|protocol| self.protocols.contains(protocol))
+            && other.hooks.iter().all(|hook| self.hooks.contains(hook))
+            && match (&self.interfaces, &other.interfaces) {
+                (None, _) => true,
+                (Some(_), None) => false,
+                (Some(these), Some(those)) => those.is_subset(these),
+            }
+            && self.ports.covers(&other.ports)
+            && self
+                .addresses
+                .iter()
+                .zip(&other.addresses)
+                .all(|(these, those)| these.covers(those))
+    }
+}
+
+impl Addresses {
+    /// The same pairs, as two products: with the first in `either`, and with the second.
+    fn rectangles(&self) -> [(Ranges, Ranges); 2] {
+        [
+            (self.source.and(&self.either), self.destination.clone()),
+            (self.source.clone(), self.destination.and(&self.either)),
+        ]
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        other.rectangles().iter().all(|(first, second)| {
+            let none = first.is_empty() || second.is_empty();
+            // If there is one outside `either` on each side, the pair of these two is not admitted.
+            none || self.source.covers(first)
+                && self.destination.covers(second)
+                && (self.either.covers(first) || self.either.covers(second))
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! A policy on its way into a data plane that runs.
+//!
+//! Two policies have room in the maps. The new one is written beside the one that counts, one store makes it count, and
+//! whatever fails before that leaves the old one in force. Flows bear the number of the rule that they met; a rule keeps its
+//! number from one policy to the next by its name. Last of all the table is swept: each flow is armed as timeouts are now, and those
+//! whose rule is gone become flows of no rule.
+
+use std::{path::Path, thread};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use aya::{
+    maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key},
+    programs::Xdp,
+    util::online_cpus,
+};
+use aya_obj::programs::XdpAttachType;
+use nix::net::if_::if_nametoindex;
+use twheel_common::{
+    config::{Meta, NAME_BYTES, RULES, UNRULED},
+    policy::{Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules},
+    state::{self, State},
+    step::{MAX_SWEEP, Sweep},
+};
+
+use super::{Compiled, Policy, Timeouts};
+use crate::{clock::Clock, data_plane, pins::Pins, settings::longest_timeout, stepper::pin_to};
+
+/// Opens a map of the data plane by its name.
+pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
+
+/// The maps of an instance, by their pins.
+pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> {
+    let pins = pins.clone();
+    move |name| {
+        let path = pins.object(name);
+        MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
+    }
+}
+
+/// Reads a policy file and puts it into force in an instance, or, with none, what is without one; then sweeps the table.
+/// Returns how many flows were armed anew.
+///
+/// # Errors
+///
+/// What is wrong with the file, as `FILE:LINE:COLUMN: …`; the policy in force stays.
+pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<u64> {
+    let open = pinned(pins);
+    let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
+    let tick = clock.duration(meta.tick.into());
+    let policy = file
+        .map(|file| {
+            let policy = Policy::load(file, tick..=longest_timeout(clock))?;
+            let compiled = policy.compile(|name| if_nametoindex(name).ok())?;
+            anyhow::Ok((policy, compiled))
+        })
+        .transpose()?;
+    let _lock = pins.lock_policy()?;
+    let policy = policy.as_ref().map(|(policy, compiled)| (policy, compiled));
+    install(&open, policy, clock)?;
+    sweep_all(pins)
+}
+
+/// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
+/// [swept](sweep).
+pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
+    let mut active = array::<u32>(open, "ACTIVE")?;
+    let set = 1 - (active.get(&0, 0)? & 1);
+    let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
+    let mut timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
+    let base = timeouts.get(&UNRULED.into(), 0)?;
+    let unruled = match policy {
+        Some((policy, _)) => with(base, &policy.timeouts, clock),
+        None => base,
+    };
+
+    // What is not in force yet.
+    clear(open, set)?;
+    let known: Vec<[u8; NAME_BYTES]> = (0..RULES as u32)
+        .map(|number| names.get(&number, 0))
+        .collect::<Result<_, _>>()?;
+    let mut numbers = [0u16; 256];
+    let mut taken = [false; RULES];
+    let mut rules = Vec::new();
+    if let Some((policy, compiled)) = policy {
+        for (rule, number) in policy.rules.iter().zip(&mut numbers[1..]) {
+            let name = padded(&rule.name)?;
+            if let Some(old) = (1..UNRULED).find(|at| known[usize::from(*at)] == name) {
+                *number = old;
+                taken[usize::from(old)] = true;
+            }
+        }
+        for (rule, number) in policy.rules.iter().zip(&mut numbers[1..]) {
+            if *number == 0 {
+                let free = (1..UNRULED).find(|at| {
+                    !taken[usize::from(*at)] && known[usize::from(*at)] == [0; NAME_BYTES]
+                });
+                *number = free.context(
+                    "no number is free for a rule: sweeping the table has failed before",
+                )?;
+                taken[usize::from(*number)] = true;
+                // No flow bears it yet.
+                timeouts.set(u32::from(*number), with(unruled, &rule.timeouts, clock), 0)?;
+                names.set(u32::from(*number), padded(&rule.name)?, 0)?;
+            }
+            rules.push((*number, with(unruled, &rule.timeouts, clock)));
+        }
+        write(open, set, compiled)?;
+    }
+    array::<[u16; 256]>(open, "NUMBERS")?.set(set, numbers, 0)?;
+
+    active
+        .set(0, set, 0)
+        .context("cannot put the policy into force")?;
+
+    timeouts.set(0, unruled, 0)?;
+    for (number, of) in rules {
+        timeouts.set(u32::from(number), of, 0)?;
+    }
+    for number in 1..UNRULED {
+        let at = usize::from(number);
+        if !taken[at] && known[at] != [0; NAME_BYTES] {
+            let mut gone = unruled;
+            gone.0[state::Timeouts::GONE] = 1;
+            timeouts.set(u32::from(number), gone, 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forgets the names of rules that are gone. For when the table has been swept: no flow bears their numbers.
+pub fn forget(open: Open<'_>) -> Result<()> {
+    let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
+    let timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
+    for number in 1..u32::from(UNRULED) {
+        if timeouts.get(&number, 0)?.0[state::Timeouts::GONE] != 0 {
+            names.set(number, [0; NAME_BYTES], 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// The names of rules.
+pub struct Names(Array<MapData, [u8; NAME_BYTES]>);
+
+impl Names {
+    /// Of an instance.
+    pub fn open(open: Open<'_>) -> Result<Self> {
+        array(open, "NAMES").map(Self)
+    }
+
+    /// The name of a rule by the number that flows bear; none for 0.
+    pub fn of(&self, number: u16) -> Result<Option<String>> {
+        if number == 0 {
+            return Ok(None);
+        }
+        let name = self.0.get(&number.into(), 0)?;
+        let name = String::from_utf8_lossy(&name);
+        let name = name.trim_end_matches('\0');
+        Ok((!name.is_empty()).then(|| name.to_owned()))
+    }
+}
+
+/// Arms all flows of an instance as timeouts and rules are now, each on its own CPU. Returns how many.
+pub fn sweep_all(pins: &Pins) -> Result<u64> {
+    let open = pinned(pins);
+    let records = open("FLOWS")?.info()?.max_entries();
+    let path = pins.object("twheel_sweep");
+    let cpus = online_cpus()
+        .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
+    let mut armed = 0;
+    for cpu in cpus {
+        // A thread of its own: this one stays where it may run.
+        let swept = thread::scope(|scope| {
+            let sweep = || {
+                pin_to(cpu)?;
+                let program = Xdp::from_pin(&path, XdpAttachType::Interface)
+                    .with_context(|| format!("cannot open {}", path.display()))?;
+                sweep(&program, records)
+            };
+            scope
+                .spawn(sweep)
+                .join()
+                .unwrap_or_else(|_| Err(anyhow!("the thread that sweeps panicked")))
+        });
+        armed += swept?;
+    }
+    forget(&open)?;
+    Ok(armed)
+}
+
+/// Arms the flows of the wheel of one CPU, to which this thread is pinned, in a table of so many records.
+pub fn sweep(program: &Xdp, records: u32) -> Result<u64> {
+    let mut armed = 0;
+    for from in (0..records).step_by(MAX_SWEEP as usize) {
+        let call = Sweep {
+            from,
+            count: MAX_SWEEP.min(records - from),
+            ..Sweep::default()
+        };
+        armed += u64::from(data_plane::sweep(program, call)?.armed);
+    }
+    Ok(armed)
+}
+
+/// The timeouts of a rule in units: the given ones, and those without it.
+fn with(mut base: state::Timeouts, given: &Timeouts, clock: Clock) -> state::Timeouts {
+    use state::Timeouts as T;
+    for (units, given) in base.0.iter_mut().zip(given) {
+        if let Some(given) = given {
+            *units = clock.timeout(*given) as u32;
+        }
+    }
+    // Where one direction is all that is seen, a reset flow is not refused, and one that is established is as good as
+    // replied to.
+    if base.0[T::REFUSED] != 0 {
+        base.0[T::REFUSED] = base.0[State::Close as usize];
+        if given[T::UNREPLIED].is_none() && given[State::Established as usize].is_some() {
+            base.0[T::UNREPLIED] = base.0[State::Established as usize];
+        }
+    }
+    base
+}
+
+fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
+    Array::try_from(Map::Array(open(name)?)).with_context(|| format!("{name} is no such array"))
+}
+
+fn trie(open: Open<'_>, name: &str) -> Result<LpmTrie<MapData, [u32; 5], Ends>> {
+    LpmTrie::try_from(Map::LpmTrie(open(name)?)).with_context(|| format!("{name} is no such trie"))
+}
+
+fn interfaces(open: Open<'_>) -> Result<HashMap<MapData, [u32; 2], Rules>> {
+    HashMap::try_from(Map::HashMap(open("INTERFACES")?)).context("INTERFACES is no such hash")
+}
+
+/// Empties one of the two policies.
+fn clear(open: Open<'_>, set: u32) -> Result<()> {
+    array::<Header>(open, "POLICIES")?.set(set, Header::default(), 0)?;
+    let mut interfaces = interfaces(open)?;
+    let old: Vec<_> = interfaces.keys().collect::<Result<_, _>>()?;
+    for key in old.into_iter().filter(|[of, _]| *of == set) {
+        interfaces.remove(&key)?;
+    }
+    for name in ["SOURCES", "DESTINATIONS"] {
+        let mut trie = trie(open, name)?;
+        let old: Vec<Key<[u32; 5]>> = trie.keys().collect::<Result<_, _>>()?;
+        for key in old.into_iter().filter(|key| key.data()[0] == set) {
+            trie.remove(&key)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a policy into one of the two.
+fn write(open: Open<'_>, set: u32, compiled: &Compiled) -> Result<()> {
+    let mut classes = array::<Rules>(open, "CLASSES")?;
+    for (class, rules) in (0..).zip(compiled.classes()) {
+        classes.set(set * MAX_CLASSES as u32 + class, rules, 0)?;
+    }
+    array::<PortClasses>(open, "PORTS")?.set(set, compiled.port_classes(), 0)?;
+    let mut interfaces = interfaces(open)?;
+    for (index, rules) in compiled.interfaces() {
+        interfaces.insert([set, index], rules, 0)?;
+    }
+    let key = |prefix: Prefix| {
+        let mut data = [set, 0, 0, 0, 0];
+        for (word, bytes) in data[1..].iter_mut().zip(prefix.address.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
+        Key::new(32 + prefix.bits, data)
+    };
+    for (name, prefixes) in [
+        ("SOURCES", compiled.source_prefixes().collect::<Vec<_>>()),
+        ("DESTINATIONS", compiled.destination_prefixes().collect()),
+    ] {
+        let mut trie = trie(open, name)?;
+        for (prefix, ends) in prefixes {
+            trie.insert(&key(prefix), ends, 0)?;
+        }
+    }
+    // Last: it says what else is looked up.
+    array::<Header>(open, "POLICIES")?.set(set, compiled.header(), 0)?;
+    Ok(())
+}
+
+fn padded(name: &str) -> Result<[u8; NAME_BYTES]> {
+    let mut padded = [0; NAME_BYTES];
+    ensure!(
+        name.len() <= NAME_BYTES,
+        "the name {name} is longer than {NAME_BYTES} bytes"
+    );
+    padded[..name.len()].copy_from_slice(name.as_bytes());
+    Ok(padded)
+}

@@ -1,0 +1,377 @@
+//! From the text of a policy file to rules, each on its own.
+
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+
+use anyhow::Result;
+use humantime::{format_duration, parse_duration};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+use twheel_common::policy::{Hook, MAX_RULES, Protocol, TIMEOUTS, TimeoutName};
+
+use super::{Network, Place, Policy, Rule, Timeouts, network::number, refuse};
+
+const KEYS: &str = "name, dport, src, dst, any, iface, direction, proto, timeouts";
+/// As long as a name may be, in characters: a table of rules stays one.
+const MAX_NAME: usize = 64;
+/// The kernel's IFNAMSIZ, less the terminator.
+const MAX_INTERFACE_NAME: usize = 15;
+
+type Value<'a> = Spanned<DeValue<'a>>;
+
+/// Rules that are right as far as each can be on its own.
+pub(super) fn parse(file: &str, bytes: &[u8], allowed: RangeInclusive<Duration>) -> Result<Policy> {
+    let text = str::from_utf8(bytes).map_err(|error| {
+        let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        let place = place(&before, before.len());
+        refuse(
+            file,
+            place,
+            "this byte is not UTF-8: a policy is TOML, which is UTF-8",
+        )
+    })?;
+    Parser {
+        file,
+        text,
+        allowed,
+    }
+    .policy()
+}
+
+struct Parser<'a> {
+    file: &'a str,
+    text: &'a str,
+    allowed: RangeInclusive<Duration>,
+}
+
+impl Parser<'_> {
+    fn policy(&self) -> Result<Policy> {
+        let document = DeTable::parse(self.text).map_err(|error| {
+            let at = error.span().map_or(self.text.len(), |span| span.start);
+            let what = error.message().trim().replace('\n', ", ");
+            self.error(at, format!("not TOML: {what}"))
+        })?;
+        let mut timeouts = [None; TIMEOUTS];
+        let mut rules = Vec::new();
+        for (key, value) in entries(document.get_ref()) {
+            match key.get_ref().as_ref() {
+                "timeouts" => timeouts = self.timeouts(value)?,
+                "rule" => {
+                    let DeValue::Array(items) = value.get_ref() else {
+                        return Err(self.wrong_type("rule", value, "begin each with [[rule]]"));
+                    };
+                    for item in items.iter() {
+                        if rules.len() == MAX_RULES {
+                            let what = format!("one rule too many: {MAX_RULES} are allowed");
+                            return Err(self.error(item.span().start, what));
+                        }
+                        let rule = self.rule(item, &rules)?;
+                        rules.push(rule);
+                    }
+                }
+                other => return Err(self.unknown_key(key.span().start, other, "timeouts, rule")),
+            }
+        }
+        for rule in &mut rules {
+            for (own, common) in rule.timeouts.iter_mut().zip(timeouts) {
+                *own = own.or(common);
+            }
+        }
+        Ok(Policy {
+            file: self.file.to_owned(),
+            timeouts,
+            rules,
+        })
+    }
+
+    fn rule(&self, value: &Value, earlier: &[Rule]) -> Result<Rule> {
+        let DeValue::Table(table) = value.get_ref() else {
+            return Err(self.wrong_type("rule", value, "begin each with [[rule]]"));
+        };
+        let mut rule = Rule {
+            name: String::new(),
+            place: self.place(value.span().start),
+            ports: None,
+            source: None,
+            destination: None,
+            either: None,
+            interfaces: None,
+            hook: None,
+            protocols: None,
+            timeouts: [None; TIMEOUTS],
+        };
+        let mut ports_at = None;
+        for (key, value) in entries(table) {
+            match key.get_ref().as_ref() {
+                "name" => rule.name = self.name(value, earlier)?,
+                "dport" => {
+                    ports_at = Some(value.span().start);
+                    rule.ports = Some(self.ports(value)?);
+                }
+                "src" => rule.source = Some(self.networks("src", value)?),
+                "dst" => rule.destination = Some(self.networks("dst", value)?),
+                "any" => rule.either = Some(self.networks("any", value)?),
+                "iface" => rule.interfaces = Some(self.interfaces(value)?),
+                "direction" => rule.hook = Some(self.hook(value)?),
+                "proto" => rule.protocols = Some(self.protocols(value)?),
+                "timeouts" => rule.timeouts = self.timeouts(value)?,
+                other => return Err(self.unknown_key(key.span().start, other, KEYS)),
+            }
+        }
+        if rule.name.is_empty() {
+            let what = "this rule has no name: give it one of its own, name = \"...\"";
+            return Err(self.error(value.span().start, what));
+        }
+        if let (Some(at), Some(protocols)) = (ports_at, &rule.protocols)
+            && protocols.iter().all(|protocol| *protocol == Protocol::Icmp)
+        {
+            let what = "icmp has no ports: leave out dport, or add tcp or udp to proto";
+            return Err(self.error(at, what));
+        }
+        Ok(rule)
+    }
+
+    fn name(&self, value: &Value, earlier: &[Rule]) -> Result<String> {
+        let allowed = format!("give 1 to {MAX_NAME} letters, digits, `-`, `_` or `.`");
+        let name = self.string("name", value, &allowed)?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
+            return Err(self.at(value, format!("name {}: {allowed}", quoted(name))));
+        }
+        if let Some(other) = earlier.iter().find(|rule| rule.name == name) {
+            let line = other.place.line;
+            let what = format!(
+                "the rule of line {line} is called `{name}` too: give each a name of its own"
+            );
+            return Err(self.at(value, what));
+        }
+        Ok(name.to_owned())
+    }
+
+    fn ports(&self, value: &Value) -> Result<Vec<RangeInclusive<u16>>> {
+        let mut ports: Vec<RangeInclusive<u16>> = Vec::new();
+        for item in self.items("dport", value)? {
+            let range = self.port_range(item)?;
+            let overlaps = |other: &&RangeInclusive<u16>| {
+                other.start() <= range.end() && range.start() <= other.end()
+            };
+            if let Some(other) = ports.iter().find(overlaps) {
+                let what = format!(
+                    "dport {} overlaps {} of the same rule: name each port once",
+                    written(&range),
+                    written(other)
+                );
+                return Err(self.at(item, what));
+            }
+            ports.push(range);
+        }
+        Ok(ports)
+    }
+
+    fn port_range(&self, value: &Value) -> Result<RangeInclusive<u16>> {
+        const ALLOWED: &str =
+            "give a port such as 22 or a range such as \"8000-8099\", within 1 to 65535";
+        let given;
+        let (low, high) = match value.get_ref() {
+            DeValue::Integer(integer) => {
+                given = integer.to_string();
+                let port = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
+                (port, port)
+            }
+            DeValue::String(text) => {
+                given = quoted(text);
+                let (low, high) = text.split_once('-').unwrap_or((text, text));
+                (number(low), number(high))
+            }
+            _ => return Err(self.wrong_type("dport", value, ALLOWED)),
+        };
+        let port = |port: Option<u32>| {
+            port.and_then(|port| u16::try_from(port).ok())
+                .filter(|port| *port != 0)
+        };
+        let (Some(low), Some(high)) = (port(low), port(high)) else {
+            return Err(self.at(value, format!("dport {given}: {ALLOWED}")));
+        };
+        if low > high {
+            let what = format!("dport {given} ends before it begins: give \"{high}-{low}\"");
+            return Err(self.at(value, what));
+        }
+        Ok(low..=high)
+    }
+
+    fn networks(&self, key: &str, value: &Value) -> Result<Vec<Network>> {
+        let allowed = "give an address or a network such as \"192.0.2.0/24\", or a list of them";
+        let network = |item| {
+            let text = self.string(key, item, allowed)?;
+            Network::parse(text).map_err(|what| self.at(item, format!("{key}: {what}")))
+        };
+        self.items(key, value)?.into_iter().map(network).collect()
+    }
+
+    fn interfaces(&self, value: &Value) -> Result<Vec<(String, Place)>> {
+        let allowed = format!(
+            "give the name of an interface, 1 to {MAX_INTERFACE_NAME} bytes without spaces or `/`"
+        );
+        let interface = |item| {
+            let name = self.string("iface", item, &allowed)?;
+            let strange = |c: char| c.is_whitespace() || c.is_control() || c == '/' || c == ':';
+            if name.is_empty() || name.len() > MAX_INTERFACE_NAME || name.contains(strange) {
+                return Err(self.at(item, format!("iface {}: {allowed}", quoted(name))));
+            }
+            Ok((name.to_owned(), self.place(item.span().start)))
+        };
+        self.items("iface", value)?
+            .into_iter()
+            .map(interface)
+            .collect()
+    }
+
+    fn hook(&self, value: &Value) -> Result<Hook> {
+        const ALLOWED: &str = "give \"in\" or \"out\"; for both, leave it out";
+        match self.string("direction", value, ALLOWED)? {
+            "in" => Ok(Hook::Ingress),
+            "out" => Ok(Hook::Egress),
+            other => Err(self.at(value, format!("direction {}: {ALLOWED}", quoted(other)))),
+        }
+    }
+
+    fn protocols(&self, value: &Value) -> Result<Vec<Protocol>> {
+        const ALLOWED: &str =
+            "give \"tcp\", \"udp\" or \"icmp\", or a list of them; for all, leave it out";
+        let protocol = |item| {
+            let name = self.string("proto", item, ALLOWED)?;
+            let protocol = Protocol::ALL
+                .into_iter()
+                .find(|protocol| protocol.name() == name);
+            protocol.ok_or_else(|| self.at(item, format!("proto {}: {ALLOWED}", quoted(name))))
+        };
+        self.items("proto", value)?
+            .into_iter()
+            .map(protocol)
+            .collect()
+    }
+
+    fn timeouts(&self, value: &Value) -> Result<Timeouts> {
+        let names = TimeoutName::NAMES.join(", ");
+        let DeValue::Table(table) = value.get_ref() else {
+            return Err(self.wrong_type(
+                "timeouts",
+                value,
+                "give a table such as { established = \"1h\" }",
+            ));
+        };
+        let mut timeouts = [None; TIMEOUTS];
+        for (key, value) in entries(table) {
+            let Some(name) = TimeoutName::from_name(key.get_ref()) else {
+                return Err(self.unknown_key(key.span().start, key.get_ref(), &names));
+            };
+            timeouts[name as usize] = Some(self.timeout(name.name(), value)?);
+        }
+        Ok(timeouts)
+    }
+
+    fn timeout(&self, name: &str, value: &Value) -> Result<Duration> {
+        let text = self.string(
+            name,
+            value,
+            "give a duration with its unit, such as \"20s\"",
+        )?;
+        let timeout = parse_duration(text).map_err(|error| {
+            let what = format!(
+                "{name} {}: {error}: give a duration such as \"20s\"",
+                quoted(text)
+            );
+            self.at(value, what)
+        })?;
+        if timeout.is_zero() || !self.allowed.contains(&timeout) {
+            let what = format!(
+                "{name} {}: give {} to {}",
+                quoted(text),
+                format_duration(*self.allowed.start()),
+                format_duration(*self.allowed.end())
+            );
+            return Err(self.at(value, what));
+        }
+        Ok(timeout)
+    }
+
+    /// A value, or those of a list.
+    fn items<'v, 'i>(&self, key: &str, value: &'v Value<'i>) -> Result<Vec<&'v Value<'i>>> {
+        match value.get_ref() {
+            DeValue::Array(items) if items.is_empty() => {
+                let what = format!(
+                    "{key} is an empty list, which no flow meets: leave it out, or fill it"
+                );
+                Err(self.at(value, what))
+            }
+            DeValue::Array(items) => Ok(items.iter().collect()),
+            _ => Ok(vec![value]),
+        }
+    }
+
+    fn string<'v>(&self, key: &str, value: &'v Value<'_>, allowed: &str) -> Result<&'v str> {
+        let string = value.get_ref().as_str();
+        string.ok_or_else(|| self.wrong_type(key, value, allowed))
+    }
+
+    fn wrong_type(&self, key: &str, value: &Value, allowed: &str) -> anyhow::Error {
+        let kind = value.get_ref().type_str();
+        let article = if kind.starts_with(['a', 'i']) {
+            "an"
+        } else {
+            "a"
+        };
+        self.at(value, format!("{key} is {article} {kind}: {allowed}"))
+    }
+
+    fn unknown_key(&self, at: usize, key: &str, allowed: &str) -> anyhow::Error {
+        self.error(
+            at,
+            format!("unknown key {}: there are {allowed}", quoted(key)),
+        )
+    }
+
+    fn at(&self, value: &Value, what: impl Display) -> anyhow::Error {
+        self.error(value.span().start, what)
+    }
+
+    fn error(&self, at: usize, what: impl Display) -> anyhow::Error {
+        refuse(self.file, self.place(at), what)
+    }
+
+    fn place(&self, at: usize) -> Place {
+        place(self.text, at)
+    }
+}
+
+/// In the order of the file, so that the first error is the first in the file.
+fn entries<'t, 'i>(
+    table: &'t DeTable<'i>,
+) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Value<'i>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+/// The line and column of a byte.
+fn place(text: &str, at: usize) -> Place {
+    let before = text.get(..at).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    Place {
+        line: before.matches('\n').count() + 1,
+        column: before[line_start..].chars().count() + 1,
+    }
+}
+
+/// As the user gave it, but on one line and harmless to a terminal.
+fn quoted(text: &str) -> String {
+    format!("`{}`", text.escape_debug())
+}
+
+fn written(range: &RangeInclusive<u16>) -> String {
+    match (range.start(), range.end()) {
+        (low, high) if low == high => low.to_string(),
+        (low, high) => format!("{low}-{high}"),
+    }
+}

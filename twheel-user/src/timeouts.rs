@@ -1,0 +1,250 @@
+//! How long a flow may be idle, state by state: conntrack's defaults, and `--timeout`.
+
+use std::{fmt, fs, time::Duration};
+
+use anyhow::{Context, Result};
+use humantime::format_duration;
+use twheel_common::{
+    policy::{TIMEOUTS as COUNT, TimeoutName},
+    state::{self, State},
+};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+};
+
+/// Their names, by the numbers of [`state::Timeouts`].
+pub const NAMES: [&str; COUNT] = TimeoutName::NAMES;
+
+/// Where the kernel has conntrack's, in the order of [`NAMES`].
+const SYSCTLS: [&str; COUNT] = [
+    "tcp_timeout_syn_sent",
+    "tcp_timeout_syn_recv",
+    "tcp_timeout_established",
+    "tcp_timeout_fin_wait",
+    "tcp_timeout_close_wait",
+    "tcp_timeout_last_ack",
+    "tcp_timeout_time_wait",
+    "tcp_timeout_close",
+    "tcp_timeout_unacknowledged",
+    "udp_timeout",
+    "udp_timeout_stream",
+    "icmp_timeout",
+];
+
+/// Timeouts as a user gives them, by the numbers of [`NAMES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Each of them.
+    pub of: [Duration; COUNT],
+    /// Whether `unreplied` was asked for.
+    unreplied: bool,
+}
+
+impl Default for Timeouts {
+    /// Those of `nf_conntrack_proto_tcp.c`, `_udp.c` and `_icmp.c`; `unreplied` is conntrack's
+    /// `tcp_timeout_unacknowledged`.
+    fn default() -> Self {
+        let seconds = [120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30];
+        Self {
+            of: seconds.map(Duration::from_secs),
+            unreplied: false,
+        }
+    }
+}
+
+impl Timeouts {
+    /// One for all that goes on, one for what both sides have ended.
+    pub fn new(idle: Duration, closed: Duration) -> Self {
+        let mut timeouts = Self {
+            of: [idle; COUNT],
+            unreplied: true,
+        };
+        for state in [State::LastAck, State::TimeWait, State::Close] {
+            timeouts.of[state as usize] = closed;
+        }
+        timeouts
+    }
+
+    /// From `--timeout`: a list of `NAME=DURATION`, of durations that no timeout is longer than and that
+    /// `established` is, and of `inherit`, which stands for this host's conntrack. Later ones win.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]; [`Kind::Unsupported`] where there is nothing to inherit.
+    pub fn parse(list: &str) -> Result<Self> {
+        let mut timeouts = Self::default();
+        for item in list.split(',').map(str::trim) {
+            match item.split_once('=') {
+                Some((name, value)) => timeouts.set(name.trim(), duration(value.trim())?)?,
+                None if item == "inherit" => timeouts = Self::inherit()?,
+                None => timeouts.limit(duration(item)?),
+            }
+        }
+        Ok(timeouts)
+    }
+
+    fn set(&mut self, name: &str, value: Duration) -> Result<()> {
+        let Some(number) = NAMES.iter().position(|it| *it == name) else {
+            return Err(usage(format!(
+                "--timeout {name}: there is none of that name: give {}",
+                NAMES.join(", ")
+            )));
+        };
+        self.unreplied |= number == state::Timeouts::UNREPLIED;
+        self.of[number] = value;
+        Ok(())
+    }
+
+    fn limit(&mut self, most: Duration) {
+        for timeout in &mut self.of {
+            *timeout = most.min(*timeout);
+        }
+        self.of[State::Established as usize] = most;
+    }
+
+    /// What conntrack has on this host.
+    fn inherit() -> Result<Self> {
+        let mut timeouts = Self::default();
+        for (timeout, sysctl) in timeouts.of.iter_mut().zip(SYSCTLS) {
+            let path = format!("/proc/sys/net/netfilter/nf_conntrack_{sysctl}");
+            let text = fs::read_to_string(&path).map_err(|error| {
+                Failure::new(
+                    Kind::Unsupported,
+                    format!(
+                        "--timeout inherit: cannot read {path} ({error}): load nf_conntrack, or name the timeouts"
+                    ),
+                )
+            })?;
+            let seconds = text.trim().parse();
+            *timeout = Duration::from_secs(
+                seconds.with_context(|| format!("{path} holds no number: {}", text.trim()))?,
+            );
+        }
+        Ok(timeouts)
+    }
+
+    /// The longest.
+    pub fn longest(&self) -> Duration {
+        self.of.into_iter().max().unwrap_or_default()
+    }
+
+    /// In units of the data plane's clock. Where one direction is all that is seen, a flow that is established is
+    /// as good as replied to.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: one that is not between the two, both included.
+    pub fn units(
+        &self,
+        clock: Clock,
+        least: Duration,
+        most: Duration,
+        one_way: bool,
+    ) -> Result<state::Timeouts> {
+        let mut units = [0; 16];
+        for ((units, timeout), name) in units.iter_mut().zip(self.of).zip(NAMES) {
+            if !(least..=most).contains(&timeout) {
+                return Err(usage(format!(
+                    "--timeout {name}={}: give {} (the tick) to {} days",
+                    format_duration(timeout),
+                    format_duration(least),
+                    most.as_secs() / 86_400,
+                )));
+            }
+            *units = clock.timeout(timeout) as u32;
+        }
+        if one_way {
+            if !self.unreplied {
+                units[state::Timeouts::UNREPLIED] = units[State::Established as usize];
+            }
+            units[state::Timeouts::REFUSED] = units[State::Close as usize];
+        }
+        Ok(state::Timeouts(units))
+    }
+}
+
+impl fmt::Display for Timeouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (name, timeout)) in NAMES.iter().zip(self.of).enumerate() {
+            let comma = if number > 0 { "," } else { "" };
+            // Without blanks, so that it can be given again.
+            let timeout = format_duration(timeout).to_string().replace(' ', "");
+            write!(f, "{comma}{name}={timeout}")?;
+        }
+        Ok(())
+    }
+}
+
+fn duration(text: &str) -> Result<Duration> {
+    humantime::parse_duration(text)
+        .map_err(|error| usage(format!("--timeout {text}: {error}: give 90s, 5m, 2h, …")))
+}
+
+fn usage(message: String) -> anyhow::Error {
+    Failure::new(Kind::Usage, message).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::exit_code;
+
+    fn seconds(list: &str) -> [u64; COUNT] {
+        Timeouts::parse(list).unwrap().of.map(|it| it.as_secs())
+    }
+
+    #[test]
+    fn conntracks_are_the_defaults() {
+        let defaults = Timeouts::default().of.map(|it| it.as_secs());
+        assert_eq!(
+            defaults,
+            [120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30]
+        );
+    }
+
+    #[test]
+    fn a_list_is_read_from_left_to_right() {
+        assert_eq!(seconds("established=1h, syn_sent=20s")[..3], [20, 60, 3600]);
+        assert_eq!(
+            seconds("60s,close=2s"),
+            [60, 60, 60, 60, 60, 30, 60, 2, 60, 30, 60, 30]
+        );
+        assert_eq!(seconds("close=2s,1s")[7], 1);
+        let all = Timeouts::default().to_string();
+        assert_eq!(Timeouts::parse(&all).unwrap().of, Timeouts::default().of);
+    }
+
+    #[test]
+    fn what_is_no_timeout_is_refused_by_name() {
+        for (list, says) in [
+            ("soon", "--timeout soon:"),
+            ("close=", "--timeout :"),
+            ("closed=2s", "--timeout closed: there is none of that name"),
+            ("", "--timeout :"),
+        ] {
+            let error = Timeouts::parse(list).unwrap_err();
+            assert!(error.to_string().starts_with(says), "{error}");
+            assert_eq!(exit_code(&error), Kind::Usage as u8);
+        }
+    }
+
+    #[test]
+    fn one_direction_is_as_good_as_two_where_it_is_all() {
+        let second = Duration::from_secs(1);
+        let units = |list: &str, one_way| {
+            let timeouts = Timeouts::parse(list).unwrap();
+            let most = Duration::from_secs(864_000);
+            timeouts
+                .units(Clock::virtual_ms(), second, most, one_way)
+                .unwrap()
+                .0
+        };
+        assert_eq!(units("1h", false)[8], 300_000);
+        assert_eq!(units("1h", false)[12], 0);
+        assert_eq!(units("1h", true)[8], 3_600_000);
+        assert_eq!(units("1h", true)[12], 10_000);
+        assert_eq!(units("1h,unreplied=7s", true)[8], 7_000);
+    }
+}
