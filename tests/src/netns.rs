@@ -555,6 +555,8 @@ pub struct Expiry {
     pub state: String,
     /// Why it ended.
     pub reason: String,
+    /// The rule that it had met.
+    pub rule: Option<String>,
     /// From its first packet to its end.
     pub age: Duration,
     /// From its last packet to its end.
@@ -586,6 +588,7 @@ impl Line {
             dst: end("dst", "dport")?,
             state: text("state")?,
             reason: text("reason")?,
+            rule: value["rule"].as_str().map(str::to_owned),
             age: Duration::from_millis(number("age_ms")?),
             idle: Duration::from_millis(number("idle_ms")?),
         })

@@ -5,15 +5,20 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
     process::Stdio,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::time::{ClockId, clock_getres};
+use nix::{
+    sys::signal::{Signal, kill},
+    time::{ClockId, clock_getres},
+    unistd::Pid,
+};
 use twheel_tests::netns::{
-    Busy, Connection, Expiry, Family, Namespace, Pair, SERVER, Twheel, require_root,
+    Busy, Connection, Expiry, Family, Namespace, PORT, Pair, SERVER, Twheel, require_root,
 };
 
 const TICK: Duration = Duration::from_millis(100);
@@ -287,6 +292,120 @@ fn the_way_a_connection_ends_is_told() -> Result<()> {
         assert!(expiry.idle >= millis(500), "{expiry:?}");
     }
     Ok(())
+}
+
+/// A policy file, removed when dropped.
+struct PolicyFile(PathBuf);
+
+impl PolicyFile {
+    fn new(name: &str) -> Self {
+        let file = format!("twheel-{}-{name}.toml", std::process::id());
+        Self(std::env::temp_dir().join(file))
+    }
+
+    /// One rule for the port of the tests' servers, and what it gives established flows.
+    fn write(&self, rule: &str, established: &str) -> Result<()> {
+        let text = format!(
+            "[[rule]]\nname = '{rule}'\ndport = {PORT}\niface = '{SERVER}'\ndirection = 'in'\n\
+             timeouts = {{ established = '{established}' }}\n"
+        );
+        Ok(fs::write(&self.0, text)?)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("a name of our own")
+    }
+}
+
+impl Drop for PolicyFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_policy_is_replaced_while_flows_live() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let file = PolicyFile::new("run");
+    file.write("first", "1s")?;
+    let args = ["--iface", SERVER, "--policy", file.path(), "--json"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let first = pair.connect(Family::V4)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
+    let [expiry] = expiries.as_slice() else {
+        anyhow::bail!("one flow should have ended: {expiries:?}");
+    };
+    assert_eq!(
+        (expiry.src, expiry.rule.as_deref()),
+        (first.name, Some("first"))
+    );
+    assert!(expiry.idle >= millis(1000) && expiry.idle < millis(1000) + lateness() + SCHEDULING);
+
+    // Read again: a flow of a minute.
+    file.write("second", "60s")?;
+    let pid = Pid::from_raw(twheel.pid().try_into()?);
+    kill(pid, Signal::SIGHUP)?;
+    twheel.await_stderr("the policy was read again")?;
+    let second = pair.connect(Family::V6)?;
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(1500))?.len(),
+        0
+    );
+
+    // What is wrong changes nothing, from here or from there.
+    file.write("second", "soon")?;
+    kill(pid, Signal::SIGHUP)?;
+    let stderr = twheel.await_stderr("the policy stays as it was")?;
+    assert!(stderr.contains(&format!("{}:6:", file.path())), "{stderr}");
+    let load = ["policy", "load", file.path(), "--iface", SERVER];
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(2), "{}", ended.stderr);
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(300))?.len(),
+        0
+    );
+
+    // Beside the run, by another process.
+    file.write("third", "500ms")?;
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 flows follow"), "{}", ended.stderr);
+    let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
+    let found = by_name(&expiries)?;
+    // Its rule is gone with its name: it is a flow of none, whose timeout is five days.
+    assert_eq!(found.len(), 0, "{expiries:?}");
+    let third = pair.connect(Family::V4)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let [expiry] = expiries.as_slice() else {
+        anyhow::bail!("one flow should have ended: {expiries:?}");
+    };
+    assert_eq!(
+        (expiry.src, expiry.rule.as_deref()),
+        (third.name, Some("third"))
+    );
+
+    // A rule that keeps its name gives its flows what it says now.
+    file.write("third", "60s")?;
+    assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
+    let fourth = pair.connect(Family::V6)?;
+    thread::sleep(millis(700));
+    file.write("third", "500ms")?;
+    assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
+    let expiries = twheel.expiries_until(Instant::now() + millis(400))?;
+    assert_eq!(names(by_name(&expiries)?.keys()), [fourth.name]);
+    drop(second);
+
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(
+        ended.code(),
+        Some(6),
+        "nothing to load it into: {}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
 }
 
 /// How often each thread of a process has given up a CPU, or lost it.
