@@ -31,7 +31,7 @@ use twheel_common::{
     state::State,
     step::{Deleted, Outcome},
     table::{self, Hash, NODES, Nodes, Record, holds_flow},
-    wheel::{Link, Scheme},
+    wheel::{Link, Scheme, Wheel},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame};
 
@@ -295,6 +295,26 @@ impl Stress<'_> {
             }
         }
         assert_eq!(linked.len(), listed.len(), "flows in no list");
+        // And what is posted: so a flow has its place in a slot and one in an inbox, and no other.
+        let inboxes = Array::<_, [u64; 8]>::try_from(self.plane.map("INBOXES").unwrap()).unwrap();
+        let wheels = PerCpuArray::<_, Wheel>::try_from(self.plane.map("WHEEL").unwrap()).unwrap();
+        let wheels = wheels.get(&0, 0).unwrap();
+        let mut posted = HashSet::new();
+        for (cpu, wheel) in (0..inboxes.len()).zip(wheels.iter()) {
+            let [head, ..] = inboxes.get(&cpu, 0).unwrap();
+            for first in [Link::from_raw(head as u32), wheel.inbox] {
+                let mut link = first;
+                while let Some(index) = link.as_flow() {
+                    let record = &records[index as usize];
+                    assert!(posted.insert(index), "posted twice: {record:?}");
+                    assert!(record.word.seen().is_posted() && table::cpu(record.tag) == cpu);
+                    link = nodes[index as usize].inbox;
+                }
+                assert_eq!(link, Link::NONE);
+            }
+        }
+        let says = |record: &&Record| record.tag != 0 && record.word.seen().is_posted();
+        assert_eq!(records.iter().filter(says).count(), posted.len());
         let live = listed.len() as u64;
         assert_eq!(self.plane.tracked().unwrap(), live);
         assert_eq!(counters.live(), live);
@@ -343,6 +363,7 @@ impl Stress<'_> {
             Counter::Evicted,
             Counter::Deleted,
             Counter::Superseded,
+            Counter::Posted,
         ]
         .into_iter()
         .chain(meet)

@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 use twheel_common::{
     counter::Counters,
     step::Outcome,
-    table::{Hash, Record},
+    table::{Hash, Node, Record},
     wheel::{Geometry, Link, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
 };
 
@@ -180,7 +180,8 @@ fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
     let records = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).records();
     let wheel = u64::from(geometry.slots() + 1) * (size_of::<Link>() as u64).next_multiple_of(8)
         + (size_of::<Wheel>() + size_of::<Counters>()) as u64;
-    records * size_of::<Record>() as u64 + cpus * wheel + u64::from(RING_BYTES)
+    let record = (size_of::<Record>() + size_of::<Node>()) as u64;
+    records * record + cpus * wheel + u64::from(RING_BYTES)
 }
 
 /// Flows that a machine is measured with, at most: what they cost grows no more beyond.
@@ -402,7 +403,7 @@ mod tests {
         assert!(wheel >= least as u64, "{wheel} bytes a wheel");
         assert_eq!(
             plan(2_000, 2).memory - plan(1_000, 2).memory,
-            2_500 * size_of::<Record>() as u64
+            2_500 * (size_of::<Record>() + size_of::<Node>()) as u64
         );
     }
 
