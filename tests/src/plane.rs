@@ -301,5 +301,11 @@ pub fn frame(client: u32, back: bool, flags: u8) -> Vec<u8> {
         .write(&mut frame, &[])
         .unwrap();
     frame[47] = flags;
+    if flags & RST != 0 {
+        frame[41] = RESET_AT;
+    }
     frame
 }
+
+/// The sequence number of RSTs. All else is sent at 1, and a SYN counts one: a RST must not lie behind it.
+pub const RESET_AT: u8 = 2;

@@ -33,7 +33,7 @@ use twheel_common::{
     table::{self, Hash, NODES, Nodes, Record, holds_flow},
     wheel::{Link, Scheme, Wheel},
 };
-use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame};
+use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
 
 /// Packets of a CPU in a burst.
 const BURST: u64 = 4;
@@ -427,6 +427,7 @@ impl Driver<'_> {
                 6 => FIN | ACK,
                 _ => RST,
             };
+            frame[41] = if frame[47] == RST { RESET_AT } else { 1 };
             let options = TestRunOptions {
                 data_in: Some(frame),
                 ..TestRunOptions::new()

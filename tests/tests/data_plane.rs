@@ -700,11 +700,11 @@ fn a_full_window_gives_up_the_half_open_flow_nearest_its_deadline() {
     plane.pass(10);
     plane.receive(&frame(31, false, SYN));
     plane.pass(10);
-    plane.receive(&frame(30, false, SYN));
+    plane.receive(&frame(30, true, SYN | ACK));
     assert_eq!(plane.plane().tracked().unwrap(), 32);
     assert!(plane.drain().is_empty());
     plane.pass(10);
-    // 31 is nearer its deadline than 30, which was seen again; all others are established.
+    // 31 is nearer its deadline than 30, which was answered; all others are established.
     plane.receive(&frame(32, false, SYN));
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Evicted, State::SynSent)]);
