@@ -14,7 +14,6 @@ use etherparse::PacketBuilder;
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load, STEP_BUDGET},
-    pins::Instance,
     policy::{Policy, install},
     settings::Wanted,
     stepper::pin_to,
@@ -98,7 +97,7 @@ impl Setup {
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
         let clock = Clock::virtual_ms();
-        let (config, timeouts) = Wanted {
+        let config = Wanted {
             tick: Duration::from_millis(self.tick),
             timeouts: Timeouts::new(
                 Duration::from_millis(self.timeout),
@@ -114,24 +113,15 @@ impl Setup {
         .config(clock)
         .unwrap();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "t{}-{}",
-            std::process::id(),
-            NUMBER.fetch_add(1, Ordering::Relaxed)
-        );
-        let instance = Instance::open(&[name]).expect("these tests need root and a mounted bpffs");
+        let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let load = Load {
-            object: twheel::data_plane::OBJECT,
-            config,
-            timeouts,
-            clock,
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
             secret: self.secret,
+            ..Load::new(twheel::data_plane::OBJECT, config, clock)
         };
-        let plane = DataPlane::load(&load, &instance);
-        instance.remove().unwrap();
-        let mut plane = plane.unwrap();
+        let plane = DataPlane::load_unpinned(&load, &name);
+        let mut plane = plane.expect("these tests need root and a mounted bpffs");
         let events = plane.take_events().unwrap();
         let ring = std::os::fd::AsFd::as_fd(&events).as_raw_fd();
         let mut plane = Plane {

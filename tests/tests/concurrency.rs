@@ -31,7 +31,7 @@ use twheel_common::{
     state::State,
     step::{Deleted, Outcome},
     table::{self, Hash, NODES, Nodes, Record, holds_flow},
-    wheel::{Link, Scheme, Wheel},
+    wheel::{Link, Wheel},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
 
@@ -68,12 +68,7 @@ const NARROW: Load = Load {
         ring_bytes: 1 << 22,
         // Stamps wrap on the way.
         start: (1 << 32) - 20_000,
-        scheme: Scheme::Hierarchical,
-        slots: None,
-        one_way: true,
-        strict: false,
-        log_level: 0,
-        secret: None,
+        ..Setup::DEFAULT
     },
 };
 

@@ -40,6 +40,10 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for step::Delete {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for step::Step {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for step::Sweep {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for config::Config {}
     // SAFETY: as above.
     unsafe impl aya::Pod for config::Meta {}

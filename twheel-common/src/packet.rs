@@ -126,7 +126,8 @@ pub enum Skip {
     BadFlags,
 }
 
-const ETH_HEADER: usize = 14;
+/// Bytes of an Ethernet header without tags.
+pub const ETH_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 const IPV6_HEADER: usize = 40;
 const TCP_HEADER: usize = 20;

@@ -164,9 +164,8 @@ impl Seen {
     const BOTH: u16 = Self::FROM_LOW | Self::FROM_HIGH;
     /// The first segment was none of a handshake.
     const PICKUP: u16 = 1 << 7;
-    /// A FIN of the key's low endpoint; the high one's bit is the next.
-    const FIN_LOW: u16 = 1 << 8;
-    const FINS: u16 = Self::FIN_LOW | Self::FIN_LOW << 1;
+    /// How far above the bit of a side that of its FIN is.
+    const FIN: u32 = 3;
 
     /// Its link to an inbox is in use.
     pub(crate) const POSTED: u16 = 1 << 13;
@@ -209,15 +208,9 @@ impl Seen {
         {
             return Change::Nothing;
         }
-        self.next_of(direction, flags, view)
-    }
-
-    #[inline(always)]
-    fn next_of(self, direction: Direction, flags: u8, view: View) -> Change {
         if self == Self::DEAD {
             return Change::Ended;
         }
-        let side = side(direction);
         let kind = kind(flags);
         let state = self.0 & Self::STATE;
         let from_high = matches!(direction, Direction::FromHigh);
@@ -230,7 +223,7 @@ impl Seen {
             };
         }
         let alone = view.one_way && (self.0 | side) & Self::BOTH != Self::BOTH;
-        let fin = side << 3;
+        let fin = side << Self::FIN;
         let next = if kind == ACK && alone && state <= State::SynRecv as u16 {
             // The other direction does not come by here. Whoever has begun or answered a handshake and goes
             // on has had the answer to that.
@@ -295,7 +288,8 @@ impl Seen {
     /// Reset, or ended from both sides.
     #[inline(always)]
     pub fn is_closed(self) -> bool {
-        self.0 & Self::STATE == State::Close as u16 || self.0 & Self::FINS == Self::FINS
+        let state = self.0 & Self::STATE;
+        state >= State::LastAck as u16 && state <= State::Close as u16
     }
 
     /// A RST was seen.
@@ -473,6 +467,21 @@ impl Timeouts {
             }
         }
         usize::from(state)
+    }
+
+    /// The same where one direction is all that is seen: a flow that is established is as good as replied to,
+    /// unless `unreplied` says otherwise, and a RST refuses nothing.
+    pub fn one_way(mut self, unreplied: bool) -> Self {
+        if !unreplied {
+            self.0[Self::UNREPLIED] = self.0[State::Established as usize];
+        }
+        self.0[Self::REFUSED] = self.0[State::Close as usize];
+        self
+    }
+
+    /// Whether they are for where one direction is all that is seen.
+    pub fn is_one_way(&self) -> bool {
+        self.0[Self::REFUSED] != 0
     }
 
     /// The timeout of a flow of which this was seen.

@@ -95,8 +95,8 @@ pub struct Sweep {
     pub count: u32,
     /// Flows armed again; written by the program.
     pub armed: u32,
-    /// Flows that could not be, since another CPU is at them: ask again.
-    pub busy: u32,
+    /// The kernel takes no packet that is shorter than an Ethernet header.
+    pub reserved: u32,
 }
 
 /// Records of a call that sweeps, at most.

@@ -313,13 +313,10 @@ unsafe fn load(place: *const FlowKey) -> FlowKey {
 /// Steps as the packet says, which takes the answer.
 #[inline(always)]
 fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
-    let call = ctx.data();
-    if call + size_of::<Step>() > ctx.data_end() {
+    let Some(call) = step::argument(ctx) else {
         return xdp_action::XDP_ABORTED;
-    }
-    // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and nobody
-    // else has it.
-    step(unsafe { &mut *(call as *mut Step) });
+    };
+    step(call);
     xdp_action::XDP_PASS
 }
 
@@ -386,7 +383,13 @@ fn see(frame: Frame) -> Option<Touched> {
         interface: 1,
         hook: Hook::Ingress,
     };
-    parsed(frame).map(|mut segment| touch(&mut segment, clock::now(), place))
+    match &mut parse(&frame) {
+        Ok(segment) => Some(touch(segment, clock::now(), place)),
+        Err(skip) => {
+            count_skip(*skip);
+            None
+        }
+    }
 }
 
 /// Makes the packet one of the next flow.

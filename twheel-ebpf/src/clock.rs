@@ -1,16 +1,23 @@
-//! `now`, read once for each packet and each step.
+//! When and where this runs: `now`, read once for each packet and each step, and the CPU.
 
-use aya_ebpf::helpers::generated::bpf_jiffies64;
+use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_jiffies64};
 use twheel_common::config::CLOCK_VIRTUAL;
 
-use crate::maps::{CLOCK, CONFIG};
+use crate::maps::{CLOCK, config};
 
 /// The clock that the configuration names, in its units. The verifier drops the other one.
 #[inline(always)]
 pub fn now() -> u64 {
-    if CONFIG.load().clock == CLOCK_VIRTUAL {
+    if config!(clock) == CLOCK_VIRTUAL {
         return CLOCK.get(0).copied().unwrap_or(0);
     }
     // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for 6.6.
     unsafe { bpf_jiffies64() }
+}
+
+/// The number of this CPU.
+#[inline(always)]
+pub fn cpu() -> u32 {
+    // SAFETY: the helper takes no argument.
+    unsafe { bpf_get_smp_processor_id() }
 }

@@ -1,14 +1,12 @@
 //! Events to userspace.
 
-use aya_ebpf::{
-    bindings::BPF_RB_NO_WAKEUP, helpers::bpf_get_smp_processor_id, maps::ring_buf::RingBufEntry,
-};
+use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, maps::ring_buf::RingBufEntry};
 use twheel_common::{
     event::{Event, Reason},
     flow::{FlowKey, Word, age, idle},
 };
 
-use crate::maps::EVENTS;
+use crate::{clock, maps::EVENTS};
 
 /// Who waits for an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,7 +54,7 @@ pub fn submit(
         (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
         (&raw mut (*event).seen).write(ended.word.seen().0.into());
         (&raw mut (*event).reason).write(ended.reason as u32);
-        (&raw mut (*event).cpu).write(bpf_get_smp_processor_id());
+        (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());
     }
     entry.submit(match reader {

@@ -15,7 +15,7 @@ use twheel_common::{
 };
 
 use crate::{
-    atomic,
+    atomic, clock,
     count::count,
     maps::{CONFIG, INBOXES, WAKES, WHEEL},
     table::{self, At},
@@ -60,24 +60,35 @@ fn wake(cpu: u32, tick: u64) {
     if !asleep {
         return;
     }
-    if WAKES
-        .output::<u64>(u64::from(cpu), u64::from(BPF_RB_FORCE_WAKEUP))
-        .is_ok()
-    {
+    if call(cpu) {
         // SAFETY: as above. It only says that the stepper is called; whoever comes next need not.
         unsafe { (&raw mut (*other).wake).write_volatile(tick) };
+    }
+}
+
+/// Calls the stepper of a CPU; whether there was room for that.
+///
+/// The ring has room for several calls of every CPU, and a stepper is called again only for a tick that is earlier
+/// still.
+#[inline(always)]
+pub fn call(cpu: u32) -> bool {
+    let called = WAKES
+        .output::<u64>(u64::from(cpu), u64::from(BPF_RB_FORCE_WAKEUP))
+        .is_ok();
+    if called {
         count(Counter::Wakes);
     }
+    called
 }
 
 /// Takes what is in this CPU's inbox, if what was taken before has been looked at. Says whether there is
 /// something to look at. Ordered behind whatever was written before.
 #[inline(always)]
-pub fn take(wheel: &mut Wheel, cpu: u32) -> bool {
+pub fn take(wheel: &mut Wheel) -> bool {
     if wheel.inbox != Link::NONE {
         return true;
     }
-    let Some(inbox) = INBOXES.get_ptr_mut(cpu) else {
+    let Some(inbox) = INBOXES.get_ptr_mut(clock::cpu()) else {
         return false;
     };
     // SAFETY: as in `post`.

@@ -31,7 +31,11 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         interface: ctx.ingress_ifindex() as u32,
         hook: Hook::Ingress,
     };
-    see(&ctx, parse(&Frame::new(ctx.data(), ctx.data_end())), place);
+    // By reference: a copy would load words that were just stored in parts, and wait for those.
+    match &mut parse(&Frame::new(ctx.data(), ctx.data_end())) {
+        Ok(segment) => see(&ctx, segment, place),
+        Err(reason) => skip(&ctx, *reason),
+    }
     xdp_action::XDP_PASS
 }
 
@@ -53,7 +57,11 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
         interface: unsafe { (*ctx.skb.skb).ifindex },
         hook: Hook::Egress,
     };
-    see(&ctx, segment, place);
+    // A copy all the same: of two results made one, the compiler would store what is not there.
+    match segment {
+        Ok(mut segment) => see(&ctx, &mut segment, place),
+        Err(reason) => skip(&ctx, reason),
+    }
     TC_ACT_UNSPEC
 }
 
@@ -63,13 +71,9 @@ const HEADERS: u32 = 128;
 /// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
 pub fn twheel_step(ctx: XdpContext) -> u32 {
-    let call = ctx.data();
-    if call + size_of::<Step>() > ctx.data_end() {
+    let Some(call) = step::argument::<Step>(&ctx) else {
         return xdp_action::XDP_ABORTED;
-    }
-    // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
-    // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
-    let call = unsafe { &mut *(call as *mut Step) };
+    };
     step::step(call);
     debug!(
         &ctx,
@@ -88,29 +92,27 @@ pub fn twheel_delete(ctx: XdpContext) -> u32 {
 /// Unattached, likewise: arms flows as timeouts and rules are now.
 #[xdp]
 pub fn twheel_sweep(ctx: XdpContext) -> u32 {
-    let call = ctx.data();
-    if call + size_of::<Sweep>() > ctx.data_end() {
+    let Some(call) = step::argument::<Sweep>(&ctx) else {
         return xdp_action::XDP_ABORTED;
-    }
-    // SAFETY: as in `twheel_step`.
-    step::sweep(unsafe { &mut *(call as *mut Sweep) });
+    };
+    step::sweep(call);
     xdp_action::XDP_PASS
 }
 
 #[inline(always)]
-fn see<C: EbpfContext>(ctx: &C, segment: Result<Segment, Skip>, place: Place) {
-    match segment {
-        Ok(mut segment) => match touch(&mut segment, clock::now(), place) {
-            Touched::Known => trace!(ctx, "touched"),
-            Touched::Created => debug!(ctx, "new flow"),
-            Touched::NoFlow => trace!(ctx, "no flow"),
-            Touched::TableFull => debug!(ctx, "table full"),
-        },
-        Err(skip) => {
-            count_skip(skip);
-            trace!(ctx, "not a TCP segment");
-        }
+fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) {
+    match touch(segment, clock::now(), place) {
+        Touched::Known => trace!(ctx, "touched"),
+        Touched::Created => debug!(ctx, "new flow"),
+        Touched::NoFlow => trace!(ctx, "no flow"),
+        Touched::TableFull => debug!(ctx, "table full"),
     }
+}
+
+#[inline(always)]
+fn skip<C: EbpfContext>(ctx: &C, skip: Skip) {
+    count_skip(skip);
+    trace!(ctx, "not a TCP segment");
 }
 
 #[cfg(not(target_arch = "bpf"))]

@@ -27,6 +27,18 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     strict: 0,
 });
 
+/// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
+macro_rules! config {
+    ($field:ident) => {
+        // SAFETY: the global's own memory, which nobody writes after it was loaded.
+        unsafe {
+            let config = (&raw const $crate::maps::CONFIG).cast::<twheel_common::config::Config>();
+            (&raw const (*config).$field).read_volatile()
+        }
+    };
+}
+pub(crate) use config;
+
 /// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
 #[unsafe(no_mangle)]
 pub static HASH: Global<Hash> = Global::new(Hash {

@@ -2,11 +2,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{
-    bindings::xdp_md,
-    helpers::{bpf_get_smp_processor_id, generated::bpf_loop},
-    programs::XdpContext,
-};
+use aya_ebpf::{bindings::xdp_md, helpers::generated::bpf_loop, programs::XdpContext};
 use twheel_common::{
     counter::Counter,
     flow::Word,
@@ -22,6 +18,18 @@ use crate::{
     table,
     wheel::{self, Handled},
 };
+
+/// The argument of a program that userspace runs as a test: its "packet".
+#[inline(always)]
+pub fn argument<T>(ctx: &XdpContext) -> Option<&'static mut T> {
+    let call = ctx.data();
+    if call + size_of::<T>() > ctx.data_end() {
+        return None;
+    }
+    // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
+    // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
+    Some(unsafe { &mut *(call as *mut T) })
+}
 
 /// Visits at most `call.budget` flows and fills in the rest of the call.
 #[inline(always)]
@@ -71,10 +79,8 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
     let Some(wheel) = wheel::this_cpu() else {
         return 1;
     };
-    // SAFETY: the helper takes no argument.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
     let posted = if number == 0 {
-        inbox::take(wheel, cpu)
+        inbox::take(wheel)
     } else {
         wheel.inbox != Link::NONE
     };
@@ -113,7 +119,7 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
             }
             // From here on a flow due before this must call.
             wheel.wake = state.next;
-            if wheel.inbox == Link::NONE && inbox::take(wheel, cpu) {
+            if wheel.inbox == Link::NONE && inbox::take(wheel) {
                 // Posted before that was to be seen.
                 return 0;
             }
@@ -170,7 +176,6 @@ pub fn sweep(call: &mut Sweep) {
         now: clock::now(),
         from: call.from,
         armed: 0,
-        busy: 0,
     };
     let count = if call.count < MAX_SWEEP {
         call.count
@@ -182,7 +187,6 @@ pub fn sweep(call: &mut Sweep) {
         bpf_loop(count, sweep_one as *mut c_void, (&raw mut state).cast(), 0);
     }
     call.armed = state.armed;
-    call.busy = state.busy;
 }
 
 #[repr(C)]
@@ -190,7 +194,6 @@ struct Sweeps {
     now: u64,
     from: u32,
     armed: u32,
-    busy: u32,
 }
 
 /// Returns 0 to be called again, 1 to end the loop.

@@ -8,19 +8,19 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_loop};
-pub use twheel_common::table::Inserted;
+use aya_ebpf::helpers::generated::bpf_loop;
+pub use twheel_common::table::{Begins, Inserted};
 use twheel_common::{
     flow::{Direction, FlowKey, Word},
     state::{Positions, Seen, Timeouts},
-    table::{self, Begins, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
+    table::{self, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
     wheel::Link,
 };
 
 use crate::{
-    atomic,
+    atomic, clock,
     forget::forget,
-    maps::{CONFIG, FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
+    maps::{FLOWS, HASH, NODES, TIMEOUTS, TRACKED, config},
 };
 
 /// Which half of a word in memory is the low one.
@@ -62,7 +62,7 @@ pub fn has_room() -> bool {
     };
     // SAFETY: a place in a map, aligned to 8; all access is atomic.
     let before = unsafe { atomic::add(tracked, 1) };
-    if before < u64::from(CONFIG.load().max_flows) {
+    if before < u64::from(config!(max_flows)) {
         return true;
     }
     uncount();
@@ -80,23 +80,8 @@ pub fn uncount() {
 
 /// Enters a flow that was counted in, for this CPU's wheel.
 #[inline(always)]
-pub fn insert(
-    home: u32,
-    key: &FlowKey,
-    seen: Seen,
-    now: u64,
-    rule: u16,
-    positions: Positions,
-) -> Inserted<At> {
-    let begins = Begins {
-        seen,
-        now,
-        // SAFETY: the helper takes no argument.
-        cpu: unsafe { bpf_get_smp_processor_id() },
-        rule,
-        positions,
-    };
-    table::insert(&Table, home, key, &begins)
+pub fn insert(home: u32, key: &FlowKey, begins: &Begins) -> Inserted<At> {
+    table::insert(&Table, home, key, begins)
 }
 
 /// How long a flow of this rule may be idle of which this was seen, units.
@@ -226,6 +211,13 @@ impl At {
         }
     }
 
+    /// Notes how far both have.
+    #[inline(always)]
+    pub fn set_positions(self, [low, high]: Positions) {
+        self.set_position(Direction::FromLow, low);
+        self.set_position(Direction::FromHigh, high);
+    }
+
     /// Frees the record of a flow that this CPU has killed.
     #[inline(always)]
     pub fn remove(self) {
@@ -253,8 +245,7 @@ impl At {
     #[inline(always)]
     pub fn is_ours(self) -> bool {
         let tag = Table.tag(self);
-        // SAFETY: the helper takes no argument.
-        table::holds_flow(tag) && cpu(tag) == unsafe { bpf_get_smp_processor_id() } & 0xfff
+        table::holds_flow(tag) && cpu(tag) == clock::cpu() & 0xfff
     }
 
     /// Low 32 bits of the clock at the flow's first packet.
@@ -426,8 +417,7 @@ impl Records for Table {
             addresses.add(2).write_volatile(c);
             addresses.add(3).write_volatile(d);
         }
-        at.set_position(Direction::FromLow, begins.positions[0]);
-        at.set_position(Direction::FromHigh, begins.positions[1]);
+        at.set_positions(begins.positions);
         at.set_created(begins.now as u32);
     }
 

@@ -15,19 +15,19 @@ use twheel_common::{
 };
 
 use crate::{
+    clock,
     count::count,
     emit::{self, Ended, Reader},
     forget::{forget, forget_segment},
     inbox,
-    maps::CONFIG,
+    maps::config,
     policy::{self, Place},
-    table::{self, At, Inserted},
+    table::{self, At, Begins, Inserted},
     wheel::{self, Handled},
 };
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
 pub enum Touched {
     /// Of a flow in the table.
     Known,
@@ -39,20 +39,11 @@ pub enum Touched {
     TableFull,
 }
 
-impl Touched {
-    #[inline(always)]
-    fn of(number: u64) -> Self {
-        const NO_FLOW: u64 = Touched::NoFlow as u64;
-        const CREATED: u64 = Touched::Created as u64;
-        match number {
-            NO_FLOW => Self::NoFlow,
-            CREATED => Self::Created,
-            _ => Self::TableFull,
-        }
-    }
-}
-
-/// What [`begin`] says of a flow that another CPU was faster to enter: this, and the flow's index.
+/// What became of a flow that was to be entered, as one number: the programs' functions return no more.
+const NEW: u64 = 0;
+/// There is no room.
+const FULL: u64 = 1;
+/// Another CPU was faster: this, and the flow's index.
 const EXISTS: u64 = 1 << 32;
 
 /// Flows looked at, at most, to make room for a new one.
@@ -69,10 +60,17 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
             Touched::Known
         }
         None => {
+            let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
+                count(Counter::NoFlow);
+                return Touched::NoFlow;
+            };
             forget_segment(segment);
-            let begun = begin(segment, forget(home), now, &place);
-            if begun < EXISTS {
-                return Touched::of(begun);
+            let seen = Seen(forget(seen.0.into()) as u16);
+            let begun = begin(segment, seen, forget(home), now, &place);
+            match begun {
+                NEW => return Touched::Created,
+                FULL => return Touched::TableFull,
+                _ => {}
             }
             // Here and not in `begin`: the verifier adds up what callers and callees have on the stack.
             if let Some(flow) = table::at(begun as u32) {
@@ -86,10 +84,9 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
 
 #[inline(always)]
 fn view() -> View {
-    let config = CONFIG.load();
     View {
-        one_way: config.one_way != 0,
-        strict: config.strict != 0,
+        one_way: config!(one_way) != 0,
+        strict: config!(strict) != 0,
     }
 }
 
@@ -101,6 +98,12 @@ fn update(flow: At, segment: &mut Segment, now: u64) {
         forget_segment(segment);
         return change(flow, segment, now);
     }
+    keep(flow, word, segment, now);
+}
+
+/// A packet that says nothing new, and keeps the flow alive.
+#[inline(always)]
+fn keep(flow: At, word: Word, segment: &Segment, now: u64) {
     if word.is_older_than(now) {
         // So a flow that has a packet in every unit of the clock is written once a unit.
         flow.touch(now);
@@ -177,12 +180,7 @@ fn change(flow: At, segment: &Segment, now: u64) {
                 follow(flow, word.seen(), segment);
             }
         }
-        Outcome::Nothing => {
-            if word.is_older_than(now) {
-                flow.touch(now);
-            }
-            follow(flow, word.seen(), segment);
-        }
+        Outcome::Nothing => keep(flow, word, segment, now),
         Outcome::Changed(changed) => {
             if changed.generation() == generation {
                 follow(flow, word.seen(), segment);
@@ -249,76 +247,48 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
     }
     count(Counter::Superseded);
     flow.set_created(now as u32);
-    let [low, high] = positions(segment);
-    flow.set_position(Direction::FromLow, low);
-    flow.set_position(Direction::FromHigh, high);
+    flow.set_positions(positions(segment));
     flow.started();
 }
 
-/// A segment of no flow in the table: [`Touched`], or [`EXISTS`].
+/// A segment that begins a flow: [`NEW`], [`FULL`] or [`EXISTS`].
 #[inline(never)]
-fn begin(segment: &Segment, home: u32, now: u64, place: &Place) -> u64 {
-    let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
-        count(Counter::NoFlow);
-        return Touched::NoFlow as u64;
-    };
-    let seen = Seen(forget(seen.0.into()) as u16);
+fn begin(segment: &Segment, seen: Seen, home: u32, now: u64, place: &Place) -> u64 {
     let room = table::has_room() || make_room(now) && table::has_room();
     if !room {
         count(Counter::TableFull);
-        return Touched::TableFull as u64;
+        return FULL;
     }
-    let entry = Entry {
-        key: &segment.key,
-        home,
+    let begins = Begins {
         seen,
         now,
+        cpu: clock::cpu(),
         rule: policy::rule(&segment.key, seen, place) as u16,
         positions: positions(segment),
     };
-    let mut entered = enter(&entry);
+    let mut entered = enter(&segment.key, home, &begins);
     if entered == FULL && wheel::make_room_at(home, now) {
-        entered = enter(&entry);
+        entered = enter(&segment.key, home, &begins);
     }
     if entered == NEW {
         count(Counter::Created);
-        return Touched::Created as u64;
+        return NEW;
     }
     table::uncount();
     if entered == FULL {
         count(Counter::WindowFull);
-        return Touched::TableFull as u64;
+        return FULL;
     }
     entered
 }
 
-/// A flow that is to be entered.
-struct Entry<'a> {
-    key: &'a FlowKey,
-    home: u32,
-    seen: Seen,
-    now: u64,
-    rule: u16,
-    positions: Positions,
-}
-
-const NEW: u64 = 0;
-const FULL: u64 = 1;
-
 /// Enters a flow and puts it on the wheel: [`NEW`], [`FULL`] or [`EXISTS`].
 #[inline(never)]
-fn enter(entry: &Entry) -> u64 {
-    let &Entry {
-        key,
-        home,
-        seen,
-        now,
-        rule,
-        positions,
-    } = entry;
-    match table::insert(home, key, seen, now, rule, positions) {
+fn enter(key: &FlowKey, home: u32, begins: &Begins) -> u64 {
+    match table::insert(home, key, begins) {
         Inserted::New(flow, _) => {
-            wheel::start(flow, now, now + u64::from(table::timeout(rule, seen)));
+            let timeout = table::timeout(begins.rule, begins.seen);
+            wheel::start(flow, begins.now, begins.now + u64::from(timeout));
             NEW
         }
         Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),

@@ -6,7 +6,6 @@
 //! stepper, which is a test run on that CPU. So no two of these functions ever interleave, and no
 //! lock is needed.
 
-use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::bpf_get_smp_processor_id};
 use twheel_common::{
     counter::Counter,
     event::Reason,
@@ -17,9 +16,11 @@ use twheel_common::{
 };
 
 use crate::{
+    clock,
     count::count,
     emit::{self, Ended, Reader},
-    maps::{CONFIG, SLOTS, WAKES, WHEEL},
+    inbox,
+    maps::{CONFIG, SLOTS, WHEEL},
     table::{self, At},
 };
 
@@ -165,16 +166,9 @@ fn wake_for(wheel: &mut Wheel, slot: Slot) {
     if slot.starts >= wheel.wake {
         return;
     }
-    // SAFETY: the helper takes no argument.
-    let cpu = u64::from(unsafe { bpf_get_smp_processor_id() });
-    // The ring has room for several calls of every CPU, and this CPU calls again only for a slot that
-    // is earlier still. Were it full all the same, `wake` stays as it was: the next new flow calls.
-    if WAKES
-        .output::<u64>(cpu, u64::from(BPF_RB_FORCE_WAKEUP))
-        .is_ok()
-    {
+    // Were the ring full, `wake` would stay as it was: the next new flow calls.
+    if inbox::call(clock::cpu()) {
         wheel.wake = slot.starts;
-        count(Counter::Wakes);
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, os::fd::AsFd, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use aya::{
-    Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
+    Ebpf, EbpfError, EbpfLoader, Pod, include_bytes_aligned,
     maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, RingBuf},
     programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp},
     sys::SyscallError,
@@ -14,6 +14,7 @@ use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta, UNRULED},
     counter::Counters,
     event::Event,
+    packet::ETH_HEADER,
     state::Timeouts,
     step::{Delete, MAX_DELETES, Step, Sweep},
     table::{Hash, NODES},
@@ -53,6 +54,21 @@ pub struct Load<'a> {
     pub log_level: u8,
     /// Secret of the hash, for tests; `None`: random.
     pub secret: Option<[u64; 11]>,
+}
+
+impl<'a> Load<'a> {
+    /// As production loads it, with the timeouts that come with the configuration.
+    pub fn new(object: &'a [u8], (config, timeouts): (Config, Timeouts), clock: Clock) -> Self {
+        Self {
+            object,
+            config,
+            timeouts,
+            clock,
+            ring_bytes: RING_BYTES,
+            log_level: 0,
+            secret: None,
+        }
+    }
 }
 
 /// The loaded data plane.
@@ -122,6 +138,17 @@ impl DataPlane {
             };
             loaded.with_context(|| format!("the kernel refuses the program {name}"))?;
         }
+        Ok(plane)
+    }
+
+    /// The same for whoever measures or tests: no pins are left when this returns. The name is one that nobody
+    /// else has.
+    pub fn load_unpinned(load: &Load<'_>, name: &str) -> Result<Self> {
+        let instance = Instance::open(&[format!("{name}-{}", std::process::id())])?;
+        let plane = Self::load(load, &instance);
+        let removed = instance.remove();
+        let plane = plane?;
+        removed.context("cannot remove the pins of what was loaded")?;
         Ok(plane)
     }
 
@@ -302,34 +329,33 @@ pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
         budget,
         ..Step::default()
     };
-    // SAFETY: `Step` is `repr(C)`, integers alone, without padding.
-    let bytes: [u8; size_of::<Step>()] = unsafe { std::mem::transmute(call) };
-    let mut out = [0; size_of::<Step>()];
-    program
-        .test_run(TestRunOptions {
-            data_in: Some(&bytes),
-            data_out: Some(&mut out),
-            ..TestRunOptions::new()
-        })
-        .context("cannot run the stepper")?;
-    // SAFETY: as above, and any bytes are a valid `Step`.
-    Ok(unsafe { std::mem::transmute::<[u8; size_of::<Step>()], Step>(out) })
+    answer(program, call).context("cannot run the stepper")
 }
 
 /// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
 pub fn sweep(program: &Xdp, call: Sweep) -> Result<Sweep> {
-    // SAFETY: `Sweep` is `repr(C)`, integers alone, without padding.
-    let bytes: [u8; size_of::<Sweep>()] = unsafe { std::mem::transmute(call) };
-    let mut out = [0; size_of::<Sweep>()];
-    program
-        .test_run(TestRunOptions {
-            data_in: Some(&bytes),
-            data_out: Some(&mut out),
-            ..TestRunOptions::new()
-        })
-        .context("cannot run the program that sweeps")?;
-    // SAFETY: as above, and any bytes are a valid `Sweep`.
-    Ok(unsafe { std::mem::transmute::<[u8; size_of::<Sweep>()], Sweep>(out) })
+    answer(program, call).context("cannot run the program that sweeps")
+}
+
+/// Runs a program whose "packet" is its argument and takes its answer.
+fn answer<T: Pod>(program: &Xdp, call: T) -> Result<T, ProgramError> {
+    const {
+        assert!(
+            size_of::<T>() >= ETH_HEADER,
+            "the kernel takes no shorter packet"
+        )
+    };
+    let call = &raw const call;
+    // SAFETY: a `Pod` is as many bytes as it is long, and without padding here.
+    let bytes = unsafe { std::slice::from_raw_parts(call.cast::<u8>(), size_of::<T>()) };
+    let mut out = bytes.to_vec();
+    program.test_run(TestRunOptions {
+        data_in: Some(bytes),
+        data_out: Some(&mut out),
+        ..TestRunOptions::new()
+    })?;
+    // SAFETY: that many bytes, and any are a valid `Pod`.
+    Ok(unsafe { out.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome

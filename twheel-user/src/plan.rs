@@ -29,7 +29,6 @@ use twheel_common::{
 use crate::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT, RING_BYTES, STEP_BUDGET},
-    pins::Instance,
     settings::{Wanted, most_levels},
     stepper::pin_to,
     timeouts::Timeouts,
@@ -193,29 +192,14 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
     pin_to(0)?;
     let clock = Clock::virtual_ms();
     let timeout = Duration::from_secs(60);
-    let (config, timeouts) = Wanted {
+    let wanted = Wanted {
         tick: Duration::from_millis(100),
         timeouts: Timeouts::new(timeout, timeout),
         max_flows: flows,
         ..Wanted::default()
     }
     .config(clock)?;
-    let instance = Instance::open(&[format!("calibrate-{}", std::process::id())])?;
-    let plane = DataPlane::load(
-        &Load {
-            object: OBJECT,
-            config,
-            timeouts,
-            clock,
-            ring_bytes: RING_BYTES,
-            log_level: 0,
-            secret: None,
-        },
-        &instance,
-    );
-    let removed = instance.remove();
-    let mut plane = plane?;
-    removed.context("cannot remove the pins of the measurement")?;
+    let mut plane = DataPlane::load_unpinned(&Load::new(OBJECT, wanted, clock), "calibrate")?;
 
     let timeout = timeout.as_millis() as u64;
     let mut now = timeout;

@@ -20,7 +20,7 @@ use crate::{
 pub const MAX_FLOWS: u32 = 1 << 26;
 /// Stamps are 32 bits wide and compared by their distance: a quarter of the circle is safe against
 /// any stall of userspace up to another quarter.
-pub(crate) const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
+const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
 /// A wheel that turns once an hour is as slow as anybody wants.
 const MAX_TICK: Duration = Duration::from_secs(3600);
 

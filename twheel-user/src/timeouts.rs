@@ -125,11 +125,6 @@ impl Timeouts {
         Ok(timeouts)
     }
 
-    /// The longest.
-    pub fn longest(&self) -> Duration {
-        self.of.into_iter().max().unwrap_or_default()
-    }
-
     /// In units of the data plane's clock. Where one direction is all that is seen, a flow that is established is
     /// as good as replied to.
     ///
@@ -155,13 +150,12 @@ impl Timeouts {
             }
             *units = clock.timeout(timeout) as u32;
         }
-        if one_way {
-            if !self.unreplied {
-                units[state::Timeouts::UNREPLIED] = units[State::Established as usize];
-            }
-            units[state::Timeouts::REFUSED] = units[State::Close as usize];
-        }
-        Ok(state::Timeouts(units))
+        let timeouts = state::Timeouts(units);
+        Ok(if one_way {
+            timeouts.one_way(self.unreplied)
+        } else {
+            timeouts
+        })
     }
 }
 

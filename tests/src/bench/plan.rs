@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use twheel::{
     clock::Clock,
-    data_plane::{DataPlane, Load, OBJECT, RING_BYTES},
+    data_plane::{DataPlane, Load, OBJECT},
     pins::Instance,
     plan::{Demand, Plan, calibrate, see},
     settings::Wanted,
@@ -80,19 +80,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
         };
         let predicted = Plan::of(config.geometry, &demand, &costs).context("no plan")?;
         let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
-        let result = DataPlane::load(
-            &Load {
-                object: OBJECT,
-                config,
-                timeouts,
-                clock,
-                ring_bytes: RING_BYTES,
-                log_level: 0,
-                secret: None,
-            },
-            &instance,
-        )
-        .and_then(|plane| watch(plane, &instance));
+        let result = DataPlane::load(&Load::new(OBJECT, (config, timeouts), clock), &instance)
+            .and_then(|plane| watch(plane, &instance));
         instance.remove()?;
         let (visits, share) = result?;
         let ratio = share / predicted.share;

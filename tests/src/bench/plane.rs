@@ -10,9 +10,8 @@ use aya::{
 };
 use twheel::{
     clock::Clock,
-    data_plane::{DataPlane, Events, Load, RING_BYTES},
+    data_plane::{DataPlane, Events, Load},
     flows::Flows,
-    pins::Instance,
     settings::Wanted,
     stepper::pin_to,
     timeouts::Timeouts,
@@ -278,29 +277,9 @@ pub fn config(
 }
 
 /// Loads an object, with this thread on [`CPU`]. Its pins are gone when this returns.
-pub fn load(
-    object: &[u8],
-    (config, timeouts): (Config, state::Timeouts),
-    clock: Clock,
-) -> Result<DataPlane> {
+pub fn load(object: &[u8], config: (Config, state::Timeouts), clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
-    let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
-    let plane = DataPlane::load(
-        &Load {
-            object,
-            config,
-            timeouts,
-            clock,
-            ring_bytes: RING_BYTES,
-            log_level: 0,
-            secret: None,
-        },
-        &instance,
-    );
-    let removed = instance.remove();
-    let plane = plane?;
-    removed.context("cannot remove the bench's pins")?;
-    Ok(plane)
+    DataPlane::load_unpinned(&Load::new(object, config, clock), "bench")
 }
 
 /// Each sample of one side over the same round's of the other.

@@ -19,7 +19,7 @@ use crate::{
     host,
     pins::Instance,
     policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
-    settings::MAX_TIMEOUT_UNITS,
+    settings::longest_timeout,
 };
 
 /// Timeouts per service: policy files
@@ -143,11 +143,8 @@ fn end(text: &str) -> Result<End, String> {
 
 impl Check {
     fn execute(self) -> Result<()> {
-        let longest = Clock::jiffies()?.duration(MAX_TIMEOUT_UNITS - 1);
-        let policy = Rules::load(
-            &self.file,
-            self.tick..=Duration::from_secs(longest.as_secs()),
-        )?;
+        let longest = longest_timeout(Clock::jiffies()?);
+        let policy = Rules::load(&self.file, self.tick..=longest)?;
         let mut text = Vec::new();
         self.report(&policy, &mut text)?;
         match io::stdout().lock().write_all(&text) {

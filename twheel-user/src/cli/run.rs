@@ -27,7 +27,7 @@ use super::Scheme;
 use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
-    data_plane::{DataPlane, Load, OBJECT, RING_BYTES},
+    data_plane::{DataPlane, Load, OBJECT},
     host,
     output::{Expired, Json, Output, Text},
     pins::{Instance, PROGRAMS},
@@ -132,20 +132,15 @@ impl Run {
             slots: self.slots,
             levels: self.levels,
         };
-        let (config, timeouts) = wanted.config(clock)?;
+        let config = wanted.config(clock)?;
         host::check()?;
         for interface in &self.interfaces {
             attach::check_interface(interface)?;
         }
         let instance = Instance::open(&self.interfaces)?;
         let load = Load {
-            object: OBJECT,
-            config,
-            timeouts,
-            clock,
-            ring_bytes: RING_BYTES,
             log_level: self.log_level as u8,
-            secret: None,
+            ..Load::new(OBJECT, config, clock)
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.
         let attached = instance.is_attached()?;
@@ -183,9 +178,13 @@ impl Run {
             )?),
         };
         pin_programs(&mut plane, instance)?;
-        // A policy that earlier runs have left does not outlive them.
         let pins = instance.pins();
-        install::load(&pins, self.policy.as_deref(), plane.clock())?;
+        if plane.adopted() {
+            // A policy that earlier runs have left does not outlive them.
+            install::load(&pins, self.policy.as_deref(), plane.clock())?;
+        } else {
+            install::put(&pins, self.policy.as_deref(), plane.clock())?;
+        }
         let events: SharedEvents = Arc::new(Mutex::new(plane.take_events()?));
         let ring = watched(
             std::os::fd::AsFd::as_fd(&*events.lock().expect("no holder panics"))

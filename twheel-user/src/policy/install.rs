@@ -5,7 +5,7 @@
 //! number from one policy to the next by its name. Last of all the table is swept: each flow is armed as timeouts are now, and those
 //! whose rule is gone become flows of no rule.
 
-use std::{path::Path, thread};
+use std::{fs::File, path::Path, thread};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
@@ -14,7 +14,7 @@ use aya::{
     util::online_cpus,
 };
 use aya_obj::programs::XdpAttachType;
-use nix::net::if_::if_nametoindex;
+use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
     config::{Meta, NAME_BYTES, RULES, UNRULED},
     policy::{Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules},
@@ -37,13 +37,20 @@ pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> {
     }
 }
 
-/// Reads a policy file and puts it into force in an instance, or, with none, what is without one; then sweeps the table.
-/// Returns how many flows were armed anew.
+/// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were
+/// armed anew.
+pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<u64> {
+    let _lock = put(pins, file, clock)?;
+    sweep_all(pins)
+}
+
+/// Reads a policy file and puts it into force in an instance, or, with none, what is without one. Returns the lock
+/// among those who change the policy.
 ///
 /// # Errors
 ///
 /// What is wrong with the file, as `FILE:LINE:COLUMN: …`; the policy in force stays.
-pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<u64> {
+pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
     let open = pinned(pins);
     let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
     let tick = clock.duration(meta.tick.into());
@@ -54,10 +61,10 @@ pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<u64> {
             anyhow::Ok((policy, compiled))
         })
         .transpose()?;
-    let _lock = pins.lock_policy()?;
+    let lock = pins.lock_policy()?;
     let policy = policy.as_ref().map(|(policy, compiled)| (policy, compiled));
     install(&open, policy, clock)?;
-    sweep_all(pins)
+    Ok(lock)
 }
 
 /// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
@@ -204,21 +211,17 @@ pub fn sweep(program: &Xdp, records: u32) -> Result<u64> {
 
 /// The timeouts of a rule in units: the given ones, and those without it.
 fn with(mut base: state::Timeouts, given: &Timeouts, clock: Clock) -> state::Timeouts {
-    use state::Timeouts as T;
     for (units, given) in base.0.iter_mut().zip(given) {
         if let Some(given) = given {
             *units = clock.timeout(*given) as u32;
         }
     }
-    // Where one direction is all that is seen, a reset flow is not refused, and one that is established is as good as
-    // replied to.
-    if base.0[T::REFUSED] != 0 {
-        base.0[T::REFUSED] = base.0[State::Close as usize];
-        if given[T::UNREPLIED].is_none() && given[State::Established as usize].is_some() {
-            base.0[T::UNREPLIED] = base.0[State::Established as usize];
-        }
+    if !base.is_one_way() {
+        return base;
     }
-    base
+    // What is said of established flows is said of those, too.
+    let established = given[State::Established as usize].is_some();
+    base.one_way(given[state::Timeouts::UNREPLIED].is_some() || !established)
 }
 
 fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
