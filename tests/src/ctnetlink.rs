@@ -1,4 +1,4 @@
-//! What `nf_conntrack` knows of the TCP connections of a namespace, and when it forgot them.
+//! What `nf_conntrack` knows of the connections of a namespace, and when it forgot them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -35,18 +35,22 @@ const DESTROYED: u32 = 1 << 2;
 const TIMESTAMP: u16 = 20;
 const START: u16 = 1;
 const STOP: u16 = 2;
+/// `CTA_PROTO_ICMP_ID` and `CTA_PROTO_ICMPV6_ID`.
+const ICMP_IDS: [u16; 2] = [4, 7];
 /// Larger than any datagram of netlink's.
 const BUFFER: usize = 1 << 16;
 
-/// Conntrack's entry of a TCP connection.
+/// Conntrack's entry of a connection.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Who sent the first packet.
+    /// Its protocol, by twheel's name.
+    pub proto: &'static str,
+    /// Who sent the first packet. The port of an ICMP query is its identifier.
     pub src: SocketAddr,
     /// To whom.
     pub dst: SocketAddr,
-    /// Its state.
-    pub state: State,
+    /// Its state, if it is of TCP.
+    pub state: Option<State>,
     /// When it began.
     pub start: SystemTime,
     /// When it was removed, or should have been: conntrack looks at its table now and then, and dates back.
@@ -147,14 +151,14 @@ fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
     Ok(false)
 }
 
-/// `None` where it is not about TCP.
+/// `None` where it is about a protocol that `twheel` does not know.
 fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
-    let (mut ends, mut state, mut start, mut stop) = (None, None, None, None);
+    let (mut ends, mut found, mut start, mut stop) = (None, None, None, None);
     for attribute in attributes {
         match attribute {
-            ConntrackAttribute::CtaTupleOrig(tuple) => ends = tcp(tuple),
+            ConntrackAttribute::CtaTupleOrig(tuple) => ends = endpoints(tuple),
             ConntrackAttribute::CtaProtoInfo(infos) => {
-                state = infos.iter().find_map(|info| match info {
+                found = infos.iter().find_map(|info| match info {
                     ProtoInfo::TCP(infos) => infos.iter().find_map(|info| match info {
                         ProtoInfoTCP::State(number) => Some(*number),
                         _ => None,
@@ -179,25 +183,29 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
             _ => {}
         }
     }
-    let Some((src, dst)) = ends else {
+    let Some((proto, src, dst)) = ends else {
         return Ok(None);
     };
-    // Conntrack counts from 1: 0 is `none`.
-    let number = state.context("no state")?;
-    let state = State::ALL.get(usize::from(number).wrapping_sub(1));
+    let state = |number: u8| {
+        // Conntrack counts from 1: 0 is `none`.
+        let state = State::ALL.get(usize::from(number).wrapping_sub(1));
+        let state = state.with_context(|| format!("conntrack has a state {number}"))?;
+        anyhow::Ok(*state)
+    };
     Ok(Some(Entry {
+        proto,
         src,
         dst,
-        state: *state.with_context(|| format!("conntrack has a state {number}"))?,
+        state: found.map(state).transpose()?,
         start: start.context("no time: nf_conntrack_timestamp is off")?,
         stop,
     }))
 }
 
-fn tcp(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
+fn endpoints(tuple: &[Tuple]) -> Option<(&'static str, SocketAddr, SocketAddr)> {
     let mut addresses: [Option<IpAddr>; 2] = [None; 2];
     let mut ports: [Option<u16>; 2] = [None; 2];
-    let mut is_tcp = false;
+    let mut proto = None;
     for part in tuple {
         match part {
             Tuple::Ip(parts) => {
@@ -212,9 +220,22 @@ fn tcp(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
             Tuple::Proto(parts) => {
                 for part in parts {
                     match part {
-                        ProtoTuple::Protocol(protocol) => is_tcp = *protocol == Protocol::Tcp,
+                        ProtoTuple::Protocol(protocol) => {
+                            proto = match protocol {
+                                Protocol::Tcp => Some("tcp"),
+                                Protocol::Udp => Some("udp"),
+                                Protocol::Icmp => Some("icmp"),
+                                Protocol::Ipv6Icmp => Some("icmpv6"),
+                                _ => None,
+                            }
+                        }
                         ProtoTuple::SourcePort(port) => ports[0] = Some(*port),
                         ProtoTuple::DestinationPort(port) => ports[1] = Some(*port),
+                        ProtoTuple::Other(other) if ICMP_IDS.contains(&other.kind()) => {
+                            let mut value = [0; 2];
+                            other.emit_value(&mut value);
+                            ports = [Some(u16::from_be_bytes(value)); 2];
+                        }
                         _ => {}
                     }
                 }
@@ -223,5 +244,5 @@ fn tcp(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
         }
     }
     let end = |i: usize| Some(SocketAddr::new(addresses[i]?, ports[i]?));
-    is_tcp.then_some((end(0)?, end(1)?))
+    Some((proto?, end(0)?, end(1)?))
 }

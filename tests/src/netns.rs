@@ -547,6 +547,8 @@ pub struct Line {
 pub struct Expiry {
     /// When it was read.
     pub at: Instant,
+    /// Its protocol.
+    pub proto: String,
     /// The initiator's end.
     pub src: SocketAddr,
     /// The responder's end.
@@ -581,9 +583,9 @@ impl Line {
             Ok(SocketAddr::new(text(address)?.parse()?, port))
         };
         ensure!(text("event")? == "expired", "another event: {}", self.text);
-        ensure!(text("proto")? == "tcp", "another protocol: {}", self.text);
         Ok(Expiry {
             at: self.at,
+            proto: text("proto")?,
             src: end("src", "sport")?,
             dst: end("dst", "dport")?,
             state: text("state")?,

@@ -22,6 +22,7 @@ use twheel::{
 use twheel_common::{
     counter::{Counter, Counters},
     event::Event,
+    packet::Protocols,
     step::Outcome,
     wheel::{NEVER, Scheme},
 };
@@ -64,6 +65,8 @@ pub struct Setup {
     pub one_way: bool,
     /// Whether flows must begin with a SYN.
     pub strict: bool,
+    /// What is tracked.
+    pub protocols: Protocols,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -89,6 +92,7 @@ impl Setup {
         slots: None,
         one_way: true,
         strict: false,
+        protocols: Protocols::TCP,
         log_level: 0,
         secret: None,
     };
@@ -105,6 +109,7 @@ impl Setup {
             ),
             one_way: self.one_way,
             strict: self.strict,
+            protocols: self.protocols,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,

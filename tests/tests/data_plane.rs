@@ -14,8 +14,8 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::{Direction, MAX_AGE, Word},
-    packet::{Skip, parse},
-    state::{Change, Seen, State, View},
+    packet::{Protocols, Skip, parse},
+    state::{Change, Seen, State, Timeouts, View},
     step::{Deleted, Outcome},
     table::{NODES, Node, Nodes, Record},
     wheel::Scheme,
@@ -244,7 +244,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                 Some((_, seen)) => match seen.next(direction, flags, ONE_WAY) {
                     Change::Nothing => Some(*seen),
                     Change::Add(seen) | Change::NewGeneration(seen) => Some(seen),
-                    Change::Ignored | Change::Ended => None,
+                    Change::Ignored | Change::Ended | Change::AddIfItLasts(_) => None,
                 },
             };
             if let Some(seen) = seen {
@@ -937,6 +937,99 @@ fn live_flows_follow_a_new_policy_within_a_tick() {
     assert_ne!(flows_rule(&mut plane, 3), 0);
 }
 
+/// A UDP datagram or an ICMP message, from 10.0.0.`client` to 192.0.2.1, or back; over IPv6 likewise.
+fn datagram(client: u8, back: bool, icmp: Option<u8>, v6: bool) -> Vec<u8> {
+    let (low, high) = (client, 200);
+    let (source, destination) = if back { (high, low) } else { (low, high) };
+    let link = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);
+    let ip = if v6 {
+        let address = |last| [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+        link.ipv6(address(source), address(destination), 64)
+    } else {
+        link.ipv4([10, 0, 0, source], [10, 0, 0, destination], 64)
+    };
+    let mut frame = Vec::new();
+    match icmp {
+        None => {
+            let (sport, dport) = if back { (53, 5_000) } else { (5_000, 53) };
+            ip.udp(sport, dport).write(&mut frame, &[0; 20]).unwrap();
+        }
+        Some(kind) => {
+            let header = [kind, 0, 0, 0, 0x12, 0x34, 0, 1];
+            let proto = if v6 { 58 } else { 1 };
+            ip.write(&mut frame, proto.into(), &header).unwrap();
+        }
+    }
+    frame
+}
+
+#[test]
+fn udp_and_icmp_have_conntracks_timeouts() {
+    let setup = Setup {
+        protocols: Protocols::TCP.with(Protocols::UDP).with(Protocols::ICMP),
+        one_way: false,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    let mut timeouts = plane.plane().timeouts(0).unwrap();
+    for (number, ms) in [
+        (Timeouts::UDP, 30_000),
+        (Timeouts::UDP_STREAM, 120_000),
+        (Timeouts::ICMP, 20_000),
+    ] {
+        timeouts.0[number] = ms;
+    }
+    plane.plane().set_timeouts(0, &timeouts).unwrap();
+    for v6 in [false, true] {
+        let (echo, reply) = if v6 { (128, 129) } else { (8, 0) };
+        // An answer to nothing begins nothing.
+        plane.receive(&datagram(9, true, Some(reply), v6));
+        assert_eq!(plane.counters().live(), 0);
+        // One question; one with an answer; a conversation; a ping; and TCP beside them.
+        plane.receive(&datagram(1, false, None, v6));
+        plane.receive(&datagram(2, false, None, v6));
+        plane.send(&datagram(2, true, None, v6));
+        plane.receive(&datagram(3, false, None, v6));
+        plane.receive(&datagram(4, false, Some(echo), v6));
+        plane.pass(1_900);
+        plane.send(&datagram(3, true, None, v6));
+        plane.pass(200);
+        plane.receive(&datagram(3, false, None, v6));
+        plane.send(&datagram(4, true, Some(reply), v6));
+        plane.receive(&frame(1, false, SYN));
+        assert_eq!(plane.counters().live(), 5);
+        let mut ends = Vec::new();
+        for tenth in 1..=1_300 {
+            plane.pass(100);
+            for event in plane.step() {
+                assert_eq!(ended(&event).0, Reason::Idle);
+                ends.push((tenth, event.key.proto(), event.seen().state()));
+            }
+        }
+        let icmp = if v6 { 58 } else { 1 };
+        assert_eq!(
+            ends,
+            [
+                (200, icmp, State::Icmp),
+                (279, 17, State::Udp),
+                (279, 17, State::Udp),
+                (600, 6, State::SynSent),
+                (1_200, 17, State::UdpStream),
+            ]
+        );
+    }
+    assert_eq!(plane.count(Counter::NoFlow), 2);
+}
+
+#[test]
+fn what_is_not_asked_for_is_not_tracked() {
+    let mut plane = Setup::default().load();
+    plane.receive(&datagram(1, false, None, false));
+    plane.receive(&datagram(1, false, Some(128), true));
+    assert_eq!(plane.count(Counter::NotTracked), 2);
+    assert_eq!(plane.counters().live(), 0);
+}
+
 #[test]
 fn a_policy_of_no_rules_is_none() {
     let mut plane = Setup::default().load();
@@ -957,7 +1050,7 @@ fn every_skip_is_counted_by_its_reason() {
     };
     for (frame, counter) in [
         (with(13, 6), Counter::NotIp),
-        (with(23, 17), Counter::NotTcp),
+        (with(23, 17), Counter::NotTracked),
         (with(21, 1), Counter::Fragment),
         (good[..53].to_vec(), Counter::Truncated),
         (with(46, 0x40), Counter::Malformed),
@@ -1004,7 +1097,7 @@ fn the_kernel_parses_as_the_host_does() {
             }
             Ok(_) => Counter::NoFlow,
             Err(Skip::NotIp) => Counter::NotIp,
-            Err(Skip::NotTcp) => Counter::NotTcp,
+            Err(Skip::NotTracked) => Counter::NotTracked,
             Err(Skip::Fragment) => Counter::Fragment,
             Err(Skip::Truncated) => Counter::Truncated,
             Err(Skip::Malformed) => Counter::Malformed,

@@ -36,6 +36,10 @@ pub struct Config {
     pub one_way: u32,
     /// 1: a flow begins with a SYN, or is none.
     pub strict: u32,
+    /// [`Protocols`](crate::packet::Protocols) that are tracked.
+    pub protocols: u32,
+    /// Two seconds, in clock units.
+    pub two_seconds: u32,
 }
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.

@@ -45,11 +45,11 @@ counters! {
     Superseded = "superseded",
     /// packets that are neither IPv4 nor IPv6
     NotIp = "not_ip",
-    /// IP packets that are not TCP
-    NotTcp = "not_tcp",
+    /// IP packets of no protocol that is tracked
+    NotTracked = "not_tracked",
     /// fragments other than the first
     Fragment = "fragment",
-    /// packets that end before the TCP header does
+    /// packets that end before the header of their protocol does
     Truncated = "truncated",
     /// packets whose headers contradict themselves
     Malformed = "malformed",

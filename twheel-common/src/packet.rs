@@ -87,14 +87,26 @@ pub mod tcp {
     }
 }
 
-/// A TCP segment: the flow it belongs to and what it says of it.
+/// What stands in the place of [`tcp`]'s flags where the packet is another protocol's.
+pub mod datagram {
+    /// A UDP datagram.
+    pub const UDP: u8 = 0x40;
+    /// An ICMP or ICMPv6 query.
+    pub const QUERY: u8 = 0x80;
+    /// Its answer.
+    pub const ANSWER: u8 = 0xc0;
+    /// Any of them.
+    pub const ANY: u8 = 0xc0;
+}
+
+/// A TCP segment, or another protocol's datagram: the flow it belongs to and what it says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Both directions of a connection have the same key.
     pub key: FlowKey,
     /// Which of the key's two endpoints sent it.
     pub direction: Direction,
-    /// TCP flags, see [`tcp`].
+    /// [`tcp`]'s, without ECE and CWR; or one of [`datagram`].
     pub flags: u8,
     /// Sequence number.
     pub seq: u32,
@@ -113,11 +125,11 @@ pub struct Segment {
 pub enum Skip {
     /// Neither IPv4 nor IPv6 behind at most two VLAN tags.
     NotIp,
-    /// IP, but another transport protocol.
-    NotTcp,
+    /// IP, but of no protocol that is tracked.
+    NotTracked,
     /// A fragment other than the first: it has no ports.
     Fragment,
-    /// The frame ends, or what can be reached of it, before the TCP header does.
+    /// The frame ends, or what can be reached of it, before the header of its protocol does.
     Truncated,
     /// A header contradicts itself: a wrong version, lengths that do not fit one another, too many
     /// extension headers.
@@ -131,14 +143,51 @@ pub const ETH_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 const IPV6_HEADER: usize = 40;
 const TCP_HEADER: usize = 20;
-const PROTO_TCP: u8 = 6;
+/// IANA's number.
+pub const PROTO_TCP: u8 = 6;
+/// IANA's number.
+pub const PROTO_UDP: u8 = 17;
+/// IANA's number.
+pub const PROTO_ICMP: u8 = 1;
+/// IANA's number.
+pub const PROTO_ICMP6: u8 = 58;
 /// Extension headers looked through before a packet is called malformed. RFC 8200 lists six, and
 /// only destination options may stand twice.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
 
-/// Parses an Ethernet frame.
+/// Protocols that are tracked; bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protocols(pub u32);
+
+impl Protocols {
+    /// TCP alone.
+    pub const TCP: Self = Self(1);
+    /// UDP.
+    pub const UDP: Self = Self(2);
+    /// ICMP and ICMPv6: queries and their answers.
+    pub const ICMP: Self = Self(4);
+
+    #[inline(always)]
+    fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// These, and those.
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Parses an Ethernet frame for its TCP segment.
 #[inline(always)]
 pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
+    parse_any(frame, Protocols::TCP)
+}
+
+/// Parses an Ethernet frame for a segment or datagram of one of these protocols.
+#[inline(always)]
+pub fn parse_any<B: Bytes + ?Sized>(frame: &B, protocols: Protocols) -> Result<Segment, Skip> {
     let mut offset = ETH_HEADER;
     let mut ether_type = be16(frame, offset - 2)?;
     // Unrolled by hand: at most two tags.
@@ -151,8 +200,8 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
         }
     }
     match ether_type {
-        0x0800 => ipv4(frame, offset),
-        0x86dd => ipv6(frame, offset),
+        0x0800 => ipv4(frame, offset, protocols),
+        0x86dd => ipv6(frame, offset, protocols),
         _ => Err(Skip::NotIp),
     }
 }
@@ -169,7 +218,11 @@ fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, Skip> {
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
+fn ipv4<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    protocols: Protocols,
+) -> Result<Segment, Skip> {
     let header = frame.header::<20>(offset).ok_or(Skip::Truncated)?;
     let first = header.u8(0);
     let header_len = usize::from(first & 0x0f) * 4;
@@ -180,8 +233,9 @@ fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
     if u16::from_be(header.u16(6)) & 0x1fff != 0 {
         return Err(Skip::Fragment);
     }
-    if header.u8(9) != PROTO_TCP {
-        return Err(Skip::NotTcp);
+    let proto = header.u8(9);
+    if !tracked(proto, PROTO_ICMP, protocols) {
+        return Err(Skip::NotTracked);
     }
     // A total length of 0 stands for "beyond 64 KiB" in the GSO packets that egress sees.
     let total = match u16::from_be(header.u16(2)) {
@@ -192,7 +246,89 @@ fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
         return Err(Skip::Malformed);
     };
     let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
-    tcp_segment(frame, offset + header_len, room, source, destination)
+    transport(frame, offset + header_len, proto, room, source, destination)
+}
+
+#[inline(always)]
+fn tracked(proto: u8, icmp: u8, protocols: Protocols) -> bool {
+    proto == PROTO_TCP && protocols.has(Protocols::TCP)
+        || proto == PROTO_UDP && protocols.has(Protocols::UDP)
+        || proto == icmp && protocols.has(Protocols::ICMP)
+}
+
+/// Of a protocol that is tracked.
+#[inline(always)]
+fn transport<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    proto: u8,
+    room: usize,
+    source: [u64; 2],
+    destination: [u64; 2],
+) -> Result<Segment, Skip> {
+    match proto {
+        PROTO_TCP => tcp_segment(frame, offset, room, source, destination),
+        PROTO_UDP => udp_datagram(frame, offset, room, source, destination),
+        _ => icmp_query(frame, offset, proto, room, source, destination),
+    }
+}
+
+/// RFC 768.
+#[inline(always)]
+fn udp_datagram<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    room: usize,
+    source: [u64; 2],
+    destination: [u64; 2],
+) -> Result<Segment, Skip> {
+    let header = frame.header::<8>(offset).ok_or(Skip::Truncated)?;
+    // A length of 0 stands for a jumbogram (RFC 2675), or for what segmentation is still to fill in.
+    let length = usize::from(u16::from_be(header.u16(4)));
+    if room < 8 || length != 0 && (length < 8 || length > room) {
+        return Err(Skip::Malformed);
+    }
+    let key = FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_UDP);
+    Ok(without_numbers(key, datagram::UDP))
+}
+
+/// A query or its answer, whose identifier stands for both ports (RFC 792, RFC 4443); errors are about other flows.
+#[inline(always)]
+fn icmp_query<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    proto: u8,
+    room: usize,
+    source: [u64; 2],
+    destination: [u64; 2],
+) -> Result<Segment, Skip> {
+    let header = frame.header::<8>(offset).ok_or(Skip::Truncated)?;
+    if room < 8 {
+        return Err(Skip::Malformed);
+    }
+    let flags = match (proto, header.u8(0)) {
+        // Echo, timestamp, information, address mask.
+        (PROTO_ICMP, 8 | 13 | 15 | 17) | (PROTO_ICMP6, 128) => datagram::QUERY,
+        (PROTO_ICMP, 0 | 14 | 16 | 18) | (PROTO_ICMP6, 129) => datagram::ANSWER,
+        _ => return Err(Skip::NotTracked),
+    };
+    let id = header.u16(4);
+    Ok(without_numbers(
+        FlowKey::new(source, id, destination, id, proto),
+        flags,
+    ))
+}
+
+#[inline(always)]
+fn without_numbers((key, direction): (FlowKey, Direction), flags: u8) -> Segment {
+    Segment {
+        key,
+        direction,
+        flags,
+        seq: 0,
+        ack: 0,
+        end: 0,
+    }
 }
 
 /// The words of an IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2), from the four bytes as they
@@ -208,7 +344,11 @@ fn mapped(address: u32) -> [u64; 2] {
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
+fn ipv6<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    protocols: Protocols,
+) -> Result<Segment, Skip> {
     let header = frame.header::<IPV6_HEADER>(offset).ok_or(Skip::Truncated)?;
     if header.u8(0) >> 4 != 6 {
         return Err(Skip::Malformed);
@@ -224,16 +364,16 @@ fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<Segment, Skip> {
     let start = offset + IPV6_HEADER;
     let mut at = start;
     for _ in 0..=MAX_EXTENSION_HEADERS {
-        if next == PROTO_TCP {
+        if tracked(next, PROTO_ICMP6, protocols) {
             let Some(room) = payload.checked_sub(at - start) else {
                 return Err(Skip::Malformed);
             };
-            return tcp_segment(frame, at, room, source, destination);
+            return transport(frame, at, next, room, source, destination);
         }
         // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6,
         // and the two for experiments (RFC 3692).
         if !matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254) {
-            return Err(Skip::NotTcp);
+            return Err(Skip::NotTracked);
         }
         let header = frame.header::<4>(at).ok_or(Skip::Truncated)?;
         let words = usize::from(header.u8(1));
@@ -267,7 +407,7 @@ fn tcp_segment<B: Bytes + ?Sized>(
     if header_len < TCP_HEADER || header_len > room {
         return Err(Skip::Malformed);
     }
-    let flags = header.u8(13);
+    let flags = header.u8(13) & !datagram::ANY;
     if !tcp::valid(flags) {
         return Err(Skip::BadFlags);
     }

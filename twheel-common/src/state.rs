@@ -6,7 +6,7 @@
 
 use crate::{
     flow::Direction,
-    packet::{Segment, tcp},
+    packet::{Segment, datagram, tcp},
 };
 
 /// States, with the names of `nf_conntrack`.
@@ -179,6 +179,9 @@ impl Seen {
     /// or a FIN of a flow that is not known is the end of something, not its beginning.
     #[inline(always)]
     pub fn first(direction: Direction, flags: u8, view: View) -> Option<Self> {
+        if flags & datagram::ANY != 0 {
+            return Self::first_datagram(direction, flags);
+        }
         let (state, pickup, from_initiator) = match kind(flags) {
             SYN => (State::SynSent, 0, true),
             _ if view.strict => return None,
@@ -196,6 +199,37 @@ impl Seen {
         Some(Self(state as u16 | pickup | initiator | side(direction)))
     }
 
+    #[inline(always)]
+    fn first_datagram(direction: Direction, flags: u8) -> Option<Self> {
+        let state = match flags & datagram::ANY {
+            datagram::UDP => State::Udp,
+            datagram::QUERY => State::Icmp,
+            // An answer to nothing.
+            _ => return None,
+        };
+        let initiator = match direction {
+            Direction::FromLow => 0,
+            Direction::FromHigh => Self::INITIATOR_HIGH,
+        };
+        Some(Self(state as u16 | initiator | side(direction)))
+    }
+
+    #[inline(always)]
+    fn next_datagram(self, side: u16) -> Change {
+        let seen = Self(self.0 | side);
+        if seen.is_replied() && seen.0 & Self::STATE == State::Udp as u16 {
+            let stream = Self(seen.0 & !Self::STATE | State::UdpStream as u16);
+            if seen == self {
+                return Change::AddIfItLasts(stream);
+            }
+        }
+        if seen == self {
+            Change::Nothing
+        } else {
+            Change::Add(seen)
+        }
+    }
+
     /// What a further segment of the flow says. Whether a RST is the peer's is
     /// [`accepts_reset`]'s to say.
     #[inline(always)]
@@ -203,13 +237,16 @@ impl Seen {
         let side = side(direction);
         let established = State::Established as u16;
         // Nearly every packet.
-        if flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
+        if flags & (tcp::SYN | tcp::FIN | tcp::RST | datagram::ANY) == 0
             && self.0 & (Self::STATE | Self::DEAD.0 | side) == established | side
         {
             return Change::Nothing;
         }
         if self == Self::DEAD {
             return Change::Ended;
+        }
+        if flags & datagram::ANY != 0 {
+            return self.next_datagram(side);
         }
         let kind = kind(flags);
         let state = self.0 & Self::STATE;
@@ -370,6 +407,9 @@ pub enum Change {
     Ignored,
     /// The flow is now this.
     Add(Seen),
+    /// The flow is now this if it is older than two seconds, else it is what it was: conntrack's
+    /// `nf_conntrack_udp_packet` has as much patience before it calls UDP a stream.
+    AddIfItLasts(Seen),
     /// The flow is over and another with the same key begins.
     NewGeneration(Seen),
     /// The flow has ended already: it is about to leave the table.

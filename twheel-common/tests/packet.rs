@@ -178,7 +178,7 @@ fn ipv6_extension_headers_are_walked() {
     // Encrypted from here on.
     assert_eq!(
         parse(with_extensions(&[(50, eight)]).as_slice()),
-        Err(Skip::NotTcp)
+        Err(Skip::NotTracked)
     );
 }
 
@@ -259,7 +259,7 @@ fn headers_that_contradict_themselves() {
 fn other_protocols_pass() {
     let mut frame = v4((A, 1000), (B, 80));
     frame[23] = 17;
-    assert_eq!(parse(frame.as_slice()), Err(Skip::NotTcp));
+    assert_eq!(parse(frame.as_slice()), Err(Skip::NotTracked));
     frame[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(parse(frame.as_slice()), Err(Skip::NotIp));
 }

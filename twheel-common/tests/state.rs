@@ -5,6 +5,7 @@ use twheel_common::{
     flow::{Direction, Direction::*, FlowKey},
     packet::{
         Segment,
+        datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, FIN, RST, SYN},
     },
     state::{Change, RESET_WINDOW, Seen, State, State::*, Timeouts, View, accepts_reset, advance},
@@ -145,7 +146,7 @@ fn every_transition_is_conntracks() {
                             assert_eq!(next.initiator(), direction);
                             continue;
                         }
-                        Change::Ended => panic!("not dead"),
+                        Change::Ended | Change::AddIfItLasts(_) => panic!("neither dead nor UDP"),
                     };
                     let names = ["SS", "SR", "ES", "FW", "CW", "LA", "TW", "CL", "S2"];
                     assert_eq!(names[next as usize], expected, "{state:?} {row} {reply}");
@@ -300,5 +301,42 @@ fn each_state_has_its_timeout() {
     assert_eq!(of(&reset), Close as u32);
     for state in State::ALL {
         assert!(Timeouts::number(Seen(state as u16)) < 16);
+    }
+}
+
+#[test]
+fn datagrams_of_both_sides_are_a_stream_after_a_while() {
+    let view = BOTH;
+    let first = Seen::first(FromHigh, UDP, view).unwrap();
+    assert_eq!((first.state(), first.initiator()), (Udp, FromHigh));
+    assert_eq!(first.next(FromHigh, UDP, view), Change::Nothing);
+    let Change::Add(answered) = first.next(FromLow, UDP, view) else {
+        panic!("an answer");
+    };
+    assert_eq!(answered.state(), Udp);
+    let Change::AddIfItLasts(stream) = answered.next(FromHigh, UDP, view) else {
+        panic!("a stream");
+    };
+    assert_eq!(stream.state(), UdpStream);
+    for direction in [FromLow, FromHigh] {
+        assert_eq!(stream.next(direction, UDP, view), Change::Nothing);
+        assert_eq!(Seen::DEAD.next(direction, UDP, view), Change::Ended);
+    }
+    assert!(stream.is_established(false) && !answered.is_established(false));
+    assert!(!stream.is_closed());
+    assert_eq!(Seen::first(FromLow, ANSWER, view), None, "to nothing");
+    let ping = Seen::first(FromLow, QUERY, view).unwrap();
+    assert_eq!(ping.state(), Icmp);
+    let Change::Add(answered) = ping.next(FromHigh, ANSWER, view) else {
+        panic!("an answer");
+    };
+    assert_eq!(answered.next(FromLow, QUERY, view), Change::Nothing);
+    for (seen, number) in [
+        (ping, Timeouts::ICMP),
+        (answered, Timeouts::ICMP),
+        (first, Timeouts::UDP),
+        (stream, Timeouts::UDP_STREAM),
+    ] {
+        assert_eq!(Timeouts::number(seen), number);
     }
 }

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, generated::bpf_jiffies64};
 use twheel_common::config::CLOCK_VIRTUAL;
 
-use crate::maps::{CLOCK, config};
+use crate::{config, maps::CLOCK};
 
 /// The clock that the configuration names, in its units. The verifier drops the other one.
 #[inline(always)]

@@ -19,7 +19,7 @@ pub fn count(counter: Counter) {
 pub fn count_skip(skip: Skip) {
     count(match skip {
         Skip::NotIp => Counter::NotIp,
-        Skip::NotTcp => Counter::NotTcp,
+        Skip::NotTracked => Counter::NotTracked,
         Skip::Fragment => Counter::Fragment,
         Skip::Truncated => Counter::Truncated,
         Skip::Malformed => Counter::Malformed,

@@ -11,12 +11,12 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, trace};
 use twheel_common::{
-    packet::{Segment, Skip, parse},
+    packet::{Protocols, Segment, Skip, parse_any},
     policy::Hook,
     step::{Step, Sweep},
 };
 use twheel_ebpf::{
-    clock,
+    clock, config,
     count::count_skip,
     frame::Frame,
     policy::Place,
@@ -32,7 +32,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         hook: Hook::Ingress,
     };
     // By reference: a copy would load words that were just stored in parts, and wait for those.
-    match &mut parse(&Frame::new(ctx.data(), ctx.data_end())) {
+    match &mut parse(ctx.data(), ctx.data_end()) {
         Ok(segment) => see(&ctx, segment, place),
         Err(reason) => skip(&ctx, *reason),
     }
@@ -46,11 +46,11 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where
     // they do not, they are brought there. That costs a copy, so only if it is needed.
     let linear = ctx.data_end() - ctx.data();
-    let mut segment = parse(&Frame::new(ctx.data(), ctx.data_end()));
+    let mut segment = parse(ctx.data(), ctx.data_end());
     if segment == Err(Skip::Truncated) && (ctx.len() as usize) > linear {
         // A failure leaves the packet as it was, and truncated.
         let _ = ctx.pull_data(ctx.len().min(HEADERS));
-        segment = parse(&Frame::new(ctx.data(), ctx.data_end()));
+        segment = parse(ctx.data(), ctx.data_end());
     }
     let place = Place {
         // SAFETY: the context of this program, which the kernel fills in.
@@ -99,6 +99,12 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
+/// The protocols are the configuration's; the verifier drops the parsers of the others.
+#[inline(always)]
+fn parse(data: usize, end: usize) -> Result<Segment, Skip> {
+    parse_any(&Frame::new(data, end), Protocols(config!(protocols)))
+}
+
 #[inline(always)]
 fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) {
     match touch(segment, clock::now(), place) {
@@ -112,7 +118,7 @@ fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) {
 #[inline(always)]
 fn skip<C: EbpfContext>(ctx: &C, skip: Skip) {
     count_skip(skip);
-    trace!(ctx, "not a TCP segment");
+    trace!(ctx, "not tracked");
 }
 
 #[cfg(not(target_arch = "bpf"))]

@@ -10,6 +10,7 @@ use aya_ebpf::{
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES},
     counter::Counters,
+    packet::Protocols,
     policy::{Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
     state::Timeouts,
     table::{Hash, Nodes, Record},
@@ -25,9 +26,12 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     max_flows: 131_072,
     one_way: 0,
     strict: 0,
+    protocols: Protocols::TCP.0,
+    two_seconds: 500,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
+#[macro_export]
 macro_rules! config {
     ($field:ident) => {
         // SAFETY: the global's own memory, which nobody writes after it was loaded.
@@ -37,7 +41,6 @@ macro_rules! config {
         }
     };
 }
-pub(crate) use config;
 
 /// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
 #[unsafe(no_mangle)]

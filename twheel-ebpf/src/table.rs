@@ -18,9 +18,9 @@ use twheel_common::{
 };
 
 use crate::{
-    atomic, clock,
+    atomic, clock, config,
     forget::forget,
-    maps::{FLOWS, HASH, NODES, TIMEOUTS, TRACKED, config},
+    maps::{FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
 };
 
 /// Which half of a word in memory is the low one.

@@ -9,18 +9,17 @@ use aya_ebpf::helpers::generated::bpf_loop;
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Direction, FlowKey, Word},
+    flow::{Direction, FlowKey, Word, age},
     packet::{Segment, tcp},
     state::{Change, Positions, Seen, View, accepts_reset, advance},
 };
 
 use crate::{
-    clock,
+    clock, config,
     count::count,
     emit::{self, Ended, Reader},
     forget::{forget, forget_segment},
     inbox,
-    maps::config,
     policy::{self, Place},
     table::{self, At, Begins, Inserted},
     wheel::{self, Handled},
@@ -144,7 +143,13 @@ fn change(flow: At, segment: &Segment, now: u64) {
             // Whoever begins the last life still has to note when.
             Change::NewGeneration(_) if word.seen().is_starting() => return true,
             Change::Ended => return true,
-            Change::Add(seen) => word.with(now, Seen(forget(seen.0.into()) as u16)),
+            Change::AddIfItLasts(_) if !lasts(flow, now) => {
+                outcome = Outcome::Nothing;
+                return true;
+            }
+            Change::Add(seen) | Change::AddIfItLasts(seen) => {
+                word.with(now, Seen(forget(seen.0.into()) as u16))
+            }
             Change::NewGeneration(seen) => {
                 let seen = Seen(forget(seen.starting().0.into()) as u16);
                 Word::new(now, generation.wrapping_add(1), seen)
@@ -209,6 +214,12 @@ enum Outcome {
     Raced,
     /// To this.
     Changed(Word),
+}
+
+/// Whether the flow is older than two seconds.
+#[inline(always)]
+fn lasts(flow: At, now: u64) -> bool {
+    age(now, flow.created()) > config!(two_seconds)
 }
 
 /// Whether the flow's timeout has become shorter.

@@ -6,6 +6,7 @@ use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
     config::Config,
+    packet::Protocols,
     state,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
 };
@@ -35,6 +36,8 @@ pub struct Wanted {
     pub one_way: bool,
     /// Whether a flow must begin with a SYN.
     pub strict: bool,
+    /// What is tracked.
+    pub protocols: Protocols,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -53,6 +56,7 @@ impl Default for Wanted {
             timeouts: Timeouts::default(),
             one_way: false,
             strict: false,
+            protocols: Protocols::TCP,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -105,6 +109,8 @@ impl Wanted {
             max_flows,
             one_way: self.one_way.into(),
             strict: self.strict.into(),
+            protocols: self.protocols.0,
+            two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))
     }

@@ -20,6 +20,7 @@ use tokio::{
 use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
+    packet::Protocols,
     state::State,
 };
 
@@ -65,6 +66,15 @@ pub struct Run {
     /// Whether flows are tracked whose beginning was not seen
     #[arg(long, value_enum, default_value = "loose")]
     pickup: Pickup,
+    /// What is tracked
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "LIST",
+        default_value = "tcp"
+    )]
+    proto: Vec<Proto>,
     /// Timeouts per service: a policy file; SIGHUP makes it be read again
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -90,6 +100,27 @@ pub struct Run {
     /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     log_level: log::LevelFilter,
+}
+
+/// What is tracked.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Proto {
+    /// TCP
+    Tcp,
+    /// UDP
+    Udp,
+    /// ICMP and ICMPv6: queries and their answers
+    Icmp,
+}
+
+impl Proto {
+    fn bits(self) -> Protocols {
+        match self {
+            Self::Tcp => Protocols::TCP,
+            Self::Udp => Protocols::UDP,
+            Self::Icmp => Protocols::ICMP,
+        }
+    }
 }
 
 /// What may begin a flow.
@@ -127,6 +158,10 @@ impl Run {
             },
             one_way: self.egress == Egress::Off,
             strict: self.pickup == Pickup::Strict,
+            protocols: self
+                .proto
+                .iter()
+                .fold(Protocols(0), |all, it| all.with(it.bits())),
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,

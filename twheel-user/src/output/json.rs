@@ -33,7 +33,7 @@ impl Output for Json {
     ) -> io::Result<()> {
         let line = Line {
             event: "expired",
-            proto: "tcp",
+            proto: flow.proto,
             src: flow.src.ip(),
             sport: flow.src.port(),
             dst: flow.dst.ip(),

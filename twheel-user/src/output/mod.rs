@@ -7,6 +7,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use twheel_common::{
     event::{Event, Reason},
+    packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
     state::State,
 };
 
@@ -16,6 +17,8 @@ use crate::clock::Clock;
 /// A flow that has ended, in the words of its readers.
 #[derive(Clone, Copy, Debug)]
 pub struct Expired {
+    /// The protocol's name.
+    pub proto: &'static str,
     /// The initiator, as far as that is known.
     pub src: SocketAddr,
     /// The responder.
@@ -38,6 +41,13 @@ impl Expired {
         let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
+            proto: match event.key.proto() {
+                PROTO_TCP => "tcp",
+                PROTO_UDP => "udp",
+                PROTO_ICMP => "icmp",
+                PROTO_ICMP6 => "icmpv6",
+                _ => return None,
+            },
             src: event.key.sender(initiator),
             dst: event.key.sender(initiator.reverse()),
             state: seen.state(),

@@ -16,7 +16,8 @@ impl Output for Text {
     ) -> io::Result<()> {
         writeln!(
             to,
-            "expired  tcp  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
+            "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
+            flow.proto,
             flow.src.to_string(),
             flow.dst.to_string(),
             flow.state.name(),
