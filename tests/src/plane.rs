@@ -67,6 +67,8 @@ pub struct Setup {
     pub strict: bool,
     /// What is tracked.
     pub protocols: Protocols,
+    /// Whether packets and bytes are counted.
+    pub accounting: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -93,6 +95,7 @@ impl Setup {
         one_way: true,
         strict: false,
         protocols: Protocols::TCP,
+        accounting: false,
         log_level: 0,
         secret: None,
     };
@@ -110,6 +113,7 @@ impl Setup {
             one_way: self.one_way,
             strict: self.strict,
             protocols: self.protocols,
+            accounting: self.accounting,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,

@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 4;
+pub const LAYOUT: u32 = 5;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -40,6 +40,8 @@ pub struct Config {
     pub protocols: u32,
     /// Two seconds, in clock units.
     pub two_seconds: u32,
+    /// 1: packets and bytes are counted.
+    pub accounting: u32,
 }
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.
@@ -56,8 +58,8 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: packets and bytes are counted.
+    pub accounting: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,
 }

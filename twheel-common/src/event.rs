@@ -1,6 +1,9 @@
 //! What the data plane tells userspace about a flow that ended.
 
-use crate::{flow::FlowKey, state::Seen};
+use crate::{
+    flow::{Account, FlowKey},
+    state::Seen,
+};
 
 /// Record of the ring buffer `EVENTS`: a flow has ended.
 #[repr(C)]
@@ -22,6 +25,8 @@ pub struct Event {
     pub cpu: u32,
     /// The rule that the flow has met; 0 for none.
     pub rule: u32,
+    /// What was sent, if that is counted.
+    pub account: Account,
 }
 
 impl Event {

@@ -135,6 +135,19 @@ impl Direction {
     }
 }
 
+/// What one side of a flow has sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, from the IP header on: conntrack's count.
+    pub bytes: u64,
+}
+
+/// What both have: the key's low endpoint first.
+pub type Account = [Traffic; 2];
+
 /// What CPUs share of a flow, in one word, so that whoever decides on it decides on all of it: from the
 /// lowest bit 32 of the clock at the latest packet (the *stamp*), 16 of the generation, 16 of [`Seen`].
 ///

@@ -44,6 +44,8 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for step::Sweep {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for policy::Active {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for config::Config {}
     // SAFETY: as above.
     unsafe impl aya::Pod for config::Meta {}

@@ -14,6 +14,9 @@ pub trait Bytes {
     /// The `N` bytes at `offset`, or `None` where the frame (or what can be reached of it) ends
     /// before them.
     fn header<const N: usize>(&self, offset: usize) -> Option<Self::Header<N>>;
+
+    /// How long the frame is, whatever can be reached of it.
+    fn whole(&self) -> usize;
 }
 
 /// A run of bytes that is there. Numbers are as they lie in memory: those of a packet are in network
@@ -35,6 +38,10 @@ impl Bytes for [u8] {
 
     fn header<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.get(offset..)?.first_chunk().copied()
+    }
+
+    fn whole(&self) -> usize {
+        self.len()
     }
 }
 
@@ -114,6 +121,8 @@ pub struct Segment {
     pub ack: u32,
     /// The sequence number behind the segment: SYN and FIN count one each.
     pub end: u32,
+    /// Bytes of the IP packet, as its header says, or the frame where that cannot: beyond 64 KiB.
+    pub bytes: u32,
 }
 
 /// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
@@ -238,15 +247,19 @@ fn ipv4<B: Bytes + ?Sized>(
         return Err(Skip::NotTracked);
     }
     // A total length of 0 stands for "beyond 64 KiB" in the GSO packets that egress sees.
-    let total = match u16::from_be(header.u16(2)) {
-        0 => usize::MAX,
-        total => usize::from(total),
+    let (total, bytes) = match u16::from_be(header.u16(2)) {
+        0 => (usize::MAX, frame.whole().wrapping_sub(offset)),
+        total => (total.into(), total.into()),
     };
     let Some(room) = total.checked_sub(header_len) else {
         return Err(Skip::Malformed);
     };
     let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
-    transport(frame, offset + header_len, proto, room, source, destination)
+    let segment = transport(frame, offset + header_len, proto, room, source, destination)?;
+    Ok(Segment {
+        bytes: bytes as u32,
+        ..segment
+    })
 }
 
 #[inline(always)]
@@ -328,6 +341,7 @@ fn without_numbers((key, direction): (FlowKey, Direction), flags: u8) -> Segment
         seq: 0,
         ack: 0,
         end: 0,
+        bytes: 0,
     }
 }
 
@@ -354,9 +368,9 @@ fn ipv6<B: Bytes + ?Sized>(
         return Err(Skip::Malformed);
     }
     // A payload length of 0 stands for a jumbogram (RFC 2675).
-    let payload = match u16::from_be(header.u16(4)) {
-        0 => usize::MAX,
-        payload => usize::from(payload),
+    let (payload, bytes) = match u16::from_be(header.u16(4)) {
+        0 => (usize::MAX, frame.whole().wrapping_sub(offset)),
+        payload => (payload.into(), usize::from(payload) + IPV6_HEADER),
     };
     let mut next = header.u8(6);
     let source = [header.u64(8), header.u64(16)];
@@ -368,7 +382,11 @@ fn ipv6<B: Bytes + ?Sized>(
             let Some(room) = payload.checked_sub(at - start) else {
                 return Err(Skip::Malformed);
             };
-            return transport(frame, at, next, room, source, destination);
+            let segment = transport(frame, at, next, room, source, destination)?;
+            return Ok(Segment {
+                bytes: bytes as u32,
+                ..segment
+            });
         }
         // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6,
         // and the two for experiments (RFC 3692).
@@ -429,5 +447,6 @@ fn tcp_segment<B: Bytes + ?Sized>(
         seq,
         ack: u32::from_be(header.u32(8)),
         end: seq.wrapping_add(data).wrapping_add(counted),
+        bytes: 0,
     })
 }

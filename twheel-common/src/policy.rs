@@ -224,6 +224,8 @@ impl Dimensions {
     pub const INTERFACE: Self = Self(1 << 4);
     /// Hooks.
     pub const HOOK: Self = Self(1 << 5);
+    /// Protocols.
+    pub const PROTOCOL: Self = Self(1 << 6);
 
     /// Whether all of `other` are among these.
     #[inline(always)]
@@ -238,15 +240,35 @@ impl Dimensions {
     }
 }
 
-/// The dimensions that have few values, in one lookup. 200 bytes; all zeros is "no rules".
+/// Which of the two policies in the maps counts, and what to look up of it: one word, so that one store switches.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Active(pub u32);
+
+impl Active {
+    /// Policy 0 or 1, with its dimensions.
+    pub fn new(set: u32, dimensions: Dimensions) -> Self {
+        Self(set & 1 | dimensions.0 << 1)
+    }
+
+    /// 0 or 1.
+    #[inline(always)]
+    pub fn set(self) -> u32 {
+        self.0 & 1
+    }
+
+    /// The policy's.
+    #[inline(always)]
+    pub fn dimensions(self) -> Dimensions {
+        Dimensions(self.0 >> 1)
+    }
+}
+
+/// The dimensions that have few values, in one lookup. 192 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// What else to look up.
-    pub dimensions: Dimensions,
-    /// Zero: the kernel sees no byte that nobody set.
-    pub reserved: u32,
-    /// By [`Protocol`]. A rule is in one of these, or it does not exist.
+    /// By [`Protocol`].
     pub protocols: [Rules; 3],
     /// By [`Hook`].
     pub hooks: [Rules; 2],
@@ -282,7 +304,7 @@ impl Header {
 pub trait Tables {
     /// Which dimensions are restricted.
     fn dimensions(&self) -> Dimensions;
-    /// The rules that admit a protocol. Always looked up where there are rules.
+    /// The rules that admit a protocol.
     fn protocol(&self, protocol: Protocol) -> Rules;
     /// The rules that admit a hook.
     fn hook(&self, hook: Hook) -> Rules;
@@ -321,7 +343,12 @@ pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
     if !dimensions.has(Dimensions::RULES) {
         return 0;
     }
-    let mut rules = tables.protocol(tuple.protocol);
+    // Where nothing is restricted, the first rule is the first of all. Else the sets of the dimensions have no rule
+    // that does not exist.
+    let mut rules = Rules::ALL;
+    if dimensions.has(Dimensions::PROTOCOL) {
+        rules = tables.protocol(tuple.protocol);
+    }
     if dimensions.has(Dimensions::HOOK) {
         rules = rules.and(tables.hook(tuple.hook));
     }

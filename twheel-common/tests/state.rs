@@ -229,6 +229,7 @@ fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> 
         seq,
         ack,
         end: seq.wrapping_add(length).wrapping_add(counted),
+        bytes: 40 + length,
     }
 }
 

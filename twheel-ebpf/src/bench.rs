@@ -24,7 +24,7 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::Reason,
-    flow::{FlowKey, Visit, Word, visit},
+    flow::{Account, FlowKey, Visit, Word, visit},
     packet::{Segment, parse},
     policy::Hook,
     state::Seen,
@@ -286,6 +286,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 word,
                 rule: 0,
                 reason: Reason::of_expiry(word.seen()),
+                account: Account::default(),
             };
             emit::submit(entry, &key, &ended, state.now, Reader::Stepping);
             // SAFETY: as above.
@@ -406,7 +407,7 @@ fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
         store_u32(data + SOURCE_ADDRESS, flow);
         store_u16(data + SOURCE_PORT, flow);
     }
-    Some(Frame::new(data, end))
+    Some(Frame::new(data, end, SEGMENT))
 }
 
 /// Stores of one instruction, for the reason that the loads of `frame.rs` have.

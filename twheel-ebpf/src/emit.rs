@@ -3,7 +3,7 @@
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, maps::ring_buf::RingBufEntry};
 use twheel_common::{
     event::{Event, Reason},
-    flow::{FlowKey, Word, age, idle},
+    flow::{Account, FlowKey, Word, age, idle},
 };
 
 use crate::{clock, maps::EVENTS};
@@ -27,6 +27,8 @@ pub struct Ended {
     pub rule: u16,
     /// Why it has ended.
     pub reason: Reason,
+    /// What was sent.
+    pub account: Account,
 }
 
 /// Room for an event. Taken before the flow is, so that no flow ends without one; given back by
@@ -56,6 +58,13 @@ pub fn submit(
         (&raw mut (*event).reason).write(ended.reason as u32);
         (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());
+        // One by one, as the key.
+        let account = (&raw mut (*event).account).cast::<u64>();
+        let [low, high] = ended.account;
+        account.write_volatile(low.packets);
+        account.add(1).write_volatile(low.bytes);
+        account.add(2).write_volatile(high.packets);
+        account.add(3).write_volatile(high.bytes);
     }
     entry.submit(match reader {
         Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),

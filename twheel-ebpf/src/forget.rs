@@ -23,7 +23,7 @@ pub fn forget(value: u32) -> u32 {
 /// the parser. The second half of each word makes the verifier give up what it knows of the first.
 #[inline(always)]
 pub fn forget_segment(segment: &mut Segment) {
-    const { assert!(size_of::<Segment>() == 56 && align_of::<Segment>() == 8) };
+    const { assert!(size_of::<Segment>() == 64 && align_of::<Segment>() == 8) };
     let halves = (&raw mut *segment).cast::<MaybeUninit<u32>>();
     for half in 0..size_of::<Segment>() / 4 {
         // SAFETY: within the segment, and what is written is what was there, padding or not.
@@ -32,4 +32,20 @@ pub fn forget_segment(segment: &mut Segment) {
             half.write_volatile(half.read_volatile());
         }
     }
+}
+
+/// The same value, which is 0 or 1. The compiler knows that of a `bool` read from the stack, and drops any other
+/// mask; the verifier does not.
+#[inline(always)]
+pub fn bit(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    let value = {
+        let mut value = value;
+        // SAFETY: arithmetic on one register.
+        unsafe {
+            core::arch::asm!("{value} &= 1", value = inout(reg) value, options(pure, nomem, nostack));
+        }
+        value
+    };
+    value
 }

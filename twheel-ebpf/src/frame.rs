@@ -7,6 +7,7 @@ use twheel_common::packet::{Bytes, Header};
 pub struct Frame {
     data: usize,
     end: usize,
+    whole: usize,
 }
 
 /// No header chain is longer than this: bounds an offset for the verifier, which refuses a packet
@@ -14,10 +15,10 @@ pub struct Frame {
 const MAX_OFFSET: usize = 0x3fff;
 
 impl Frame {
-    /// From the context's `data` and `data_end`.
+    /// From the context's `data` and `data_end`, and how long the packet is, parts out of reach included.
     #[inline(always)]
-    pub fn new(data: usize, end: usize) -> Self {
-        Self { data, end }
+    pub fn new(data: usize, end: usize, whole: usize) -> Self {
+        Self { data, end, whole }
     }
 }
 
@@ -31,6 +32,11 @@ impl Bytes for Frame {
         }
         let at = self.data + offset;
         (at + N <= self.end).then_some(At(at))
+    }
+
+    #[inline(always)]
+    fn whole(&self) -> usize {
+        self.whole
     }
 }
 

@@ -32,7 +32,8 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         hook: Hook::Ingress,
     };
     // By reference: a copy would load words that were just stored in parts, and wait for those.
-    match &mut parse(ctx.data(), ctx.data_end()) {
+    let linear = ctx.data_end() - ctx.data();
+    match &mut parse(ctx.data(), ctx.data_end(), linear) {
         Ok(segment) => see(&ctx, segment, place),
         Err(reason) => skip(&ctx, *reason),
     }
@@ -46,11 +47,12 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where
     // they do not, they are brought there. That costs a copy, so only if it is needed.
     let linear = ctx.data_end() - ctx.data();
-    let mut segment = parse(ctx.data(), ctx.data_end());
-    if segment == Err(Skip::Truncated) && (ctx.len() as usize) > linear {
+    let whole = ctx.len() as usize;
+    let mut segment = parse(ctx.data(), ctx.data_end(), whole);
+    if segment == Err(Skip::Truncated) && whole > linear {
         // A failure leaves the packet as it was, and truncated.
         let _ = ctx.pull_data(ctx.len().min(HEADERS));
-        segment = parse(ctx.data(), ctx.data_end());
+        segment = parse(ctx.data(), ctx.data_end(), whole);
     }
     let place = Place {
         // SAFETY: the context of this program, which the kernel fills in.
@@ -101,8 +103,8 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
 
 /// The protocols are the configuration's; the verifier drops the parsers of the others.
 #[inline(always)]
-fn parse(data: usize, end: usize) -> Result<Segment, Skip> {
-    parse_any(&Frame::new(data, end), Protocols(config!(protocols)))
+fn parse(data: usize, end: usize, whole: usize) -> Result<Segment, Skip> {
+    parse_any(&Frame::new(data, end, whole), Protocols(config!(protocols)))
 }
 
 #[inline(always)]

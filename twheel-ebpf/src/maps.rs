@@ -10,8 +10,9 @@ use aya_ebpf::{
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES},
     counter::Counters,
+    flow::Account,
     packet::Protocols,
-    policy::{Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
+    policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
     state::Timeouts,
     table::{Hash, Nodes, Record},
     wheel::{Geometry, Link, Wheel},
@@ -28,6 +29,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     strict: 0,
     protocols: Protocols::TCP.0,
     two_seconds: 500,
+    accounting: 0,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
@@ -58,13 +60,17 @@ pub static FLOWS: Array<Record> = Array::pinned(95, BPF_F_MMAPABLE);
 #[map]
 pub static NODES: Array<Nodes> = Array::pinned(6, BPF_F_MMAPABLE);
 
+/// What was sent, for each record; of one value where that is not counted.
+#[map]
+pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
+
 /// Timeouts: those of no rule, and those of each rule. Userspace changes them while packets come.
 #[map]
 pub static TIMEOUTS: Array<Timeouts> = Array::pinned(RULES as u32, 0);
 
 /// Two policies, of which one counts: a new one is written beside the old and then takes over.
 #[map]
-pub static ACTIVE: Array<u32> = Array::pinned(1, 0);
+pub static ACTIVE: Array<Active> = Array::pinned(1, 0);
 
 /// Of each of the two: `twheel_common::policy` has what these five maps are.
 #[map]

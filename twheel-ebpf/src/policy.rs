@@ -23,12 +23,12 @@ pub struct Place {
 /// The number of the rule that a new flow meets, by its first packet; 0 if none.
 #[inline(never)]
 pub fn rule(key: &FlowKey, seen: Seen, place: &Place) -> u32 {
-    let set = match ACTIVE.get(0) {
-        Some(set) => *set & 1,
-        None => 0,
+    let active = ACTIVE.get(0).copied().unwrap_or_default();
+    let policy = Policy {
+        set: active.set(),
+        dimensions: active.dimensions(),
     };
-    let policy = Policy { set };
-    if !policy.dimensions().has(Dimensions::RULES) {
+    if !policy.dimensions.has(Dimensions::RULES) {
         return 0;
     }
     let Some(protocol) = Protocol::from_iana(key.proto()) else {
@@ -53,7 +53,7 @@ pub fn rule(key: &FlowKey, seen: Seen, place: &Place) -> u32 {
     if first == 0 {
         return 0;
     }
-    match NUMBERS.get(set) {
+    match NUMBERS.get(policy.set) {
         Some(numbers) => u32::from(numbers[first & 255]),
         None => 0,
     }
@@ -61,6 +61,7 @@ pub fn rule(key: &FlowKey, seen: Seen, place: &Place) -> u32 {
 
 struct Policy {
     set: u32,
+    dimensions: Dimensions,
 }
 
 impl Policy {
@@ -89,10 +90,7 @@ fn words([high, low]: [u64; 2]) -> [u32; 4] {
 impl Tables for Policy {
     #[inline(always)]
     fn dimensions(&self) -> Dimensions {
-        match POLICIES.get(self.set) {
-            Some(header) => header.dimensions,
-            None => Dimensions::default(),
-        }
+        self.dimensions
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 pub use twheel_common::table::{Begins, Inserted};
 use twheel_common::{
-    flow::{Direction, FlowKey, Word},
+    flow::{Account, Direction, FlowKey, Traffic, Word},
     state::{Positions, Seen, Timeouts},
     table::{self, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
     wheel::Link,
@@ -19,8 +19,8 @@ use twheel_common::{
 
 use crate::{
     atomic, clock, config,
-    forget::forget,
-    maps::{FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
+    forget::{bit, forget},
+    maps::{ACCOUNTS, FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
 };
 
 /// Which half of a word in memory is the low one.
@@ -218,6 +218,49 @@ impl At {
         self.set_position(Direction::FromHigh, high);
     }
 
+    /// Counts a packet, if packets are counted. (One that comes while the flow ends may be its successor's.)
+    #[inline(always)]
+    pub fn count(self, direction: Direction, bytes: u32) {
+        let Some(account) = self.account_place() else {
+            return;
+        };
+        // SAFETY: within the value, aligned to 8; all access is atomic.
+        unsafe {
+            let side = account.add(2 * bit(direction as u64) as usize);
+            atomic::add(side, 1);
+            atomic::add(side.add(1), bytes.into());
+        }
+    }
+
+    /// What was counted.
+    #[inline(always)]
+    pub fn account(self) -> Account {
+        match self.account_place() {
+            // SAFETY: as above.
+            Some(account) => traffic(|number| unsafe { account.add(number).read_volatile() }),
+            None => Account::default(),
+        }
+    }
+
+    /// The same, and begins to count anew.
+    #[inline(always)]
+    pub fn take_account(self) -> Account {
+        match self.account_place() {
+            // SAFETY: as above.
+            Some(account) => traffic(|number| unsafe { atomic::swap(account.add(number), 0) }),
+            None => Account::default(),
+        }
+    }
+
+    /// Packets and bytes of the low side, and of the high one.
+    #[inline(always)]
+    fn account_place(self) -> Option<*mut u64> {
+        if config!(accounting) == 0 {
+            return None;
+        }
+        ACCOUNTS.get_ptr_mut(self.1).map(|account| account.cast())
+    }
+
     /// Frees the record of a flow that this CPU has killed.
     #[inline(always)]
     pub fn remove(self) {
@@ -320,6 +363,20 @@ impl At {
     }
 }
 
+#[inline(always)]
+fn traffic(mut number: impl FnMut(usize) -> u64) -> Account {
+    [
+        Traffic {
+            packets: number(0),
+            bytes: number(1),
+        },
+        Traffic {
+            packets: number(2),
+            bytes: number(3),
+        },
+    ]
+}
+
 /// The array of records.
 struct Table;
 
@@ -419,6 +476,7 @@ impl Records for Table {
         }
         at.set_positions(begins.positions);
         at.set_created(begins.now as u32);
+        at.take_account();
     }
 
     #[inline(always)]
@@ -427,18 +485,7 @@ impl Records for Table {
             // SAFETY: `repeat` passes an `F` that nobody else refers to meanwhile.
             let turn = unsafe { &mut *turn.cast::<F>() };
             let stop = turn(index as u32).into();
-            // The compiler knows that a `bool` read from the stack is one, and drops any other mask; the
-            // verifier does not.
-            #[cfg(target_arch = "bpf")]
-            let stop: i64 = {
-                let mut stop: i64 = stop;
-                // SAFETY: arithmetic on one register.
-                unsafe {
-                    core::arch::asm!("{stop} &= 1", stop = inout(reg) stop, options(pure, nomem, nostack));
-                }
-                stop
-            };
-            stop
+            bit(stop) as i64
         }
         fn of<F: FnMut(u32) -> bool>(_: &F) -> unsafe extern "C" fn(u64, *mut c_void) -> i64 {
             call::<F>

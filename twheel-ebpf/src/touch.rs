@@ -38,12 +38,13 @@ pub enum Touched {
     TableFull,
 }
 
-/// What became of a flow that was to be entered, as one number: the programs' functions return no more.
-const NEW: u64 = 0;
-/// There is no room.
-const FULL: u64 = 1;
-/// Another CPU was faster: this, and the flow's index.
-const EXISTS: u64 = 1 << 32;
+/// What became of a flow that was to be entered, as one number, since the programs' functions return no more:
+/// there is no room;
+const FULL: u64 = 0;
+/// or this and the flow's index, where it was entered;
+const NEW: u64 = 1 << 32;
+/// or this and the flow's index, where another CPU was faster.
+const EXISTS: u64 = 2 << 32;
 
 /// Flows looked at, at most, to make room for a new one.
 const TRIES: u32 = 8;
@@ -55,6 +56,7 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
     match table::find(home, &segment.key) {
         Some(flow) => {
             update(flow, segment, now);
+            flow.count(segment.direction, segment.bytes);
             count(Counter::Touched);
             Touched::Known
         }
@@ -66,14 +68,19 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
             forget_segment(segment);
             let seen = Seen(forget(seen.0.into()) as u16);
             let begun = begin(segment, seen, forget(home), now, &place);
-            match begun {
-                NEW => return Touched::Created,
-                FULL => return Touched::TableFull,
-                _ => {}
+            if begun == FULL {
+                return Touched::TableFull;
             }
+            let begun_here = begun < EXISTS;
             // Here and not in `begin`: the verifier adds up what callers and callees have on the stack.
             if let Some(flow) = table::at(begun as u32) {
-                update(flow, segment, now);
+                if !begun_here {
+                    update(flow, segment, now);
+                }
+                flow.count(segment.direction, segment.bytes);
+            }
+            if begun_here {
+                return Touched::Created;
             }
             count(Counter::Touched);
             Touched::Known
@@ -251,6 +258,7 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
         word,
         rule: flow.rule(),
         reason: Reason::Superseded,
+        account: flow.take_account(),
     };
     match emit::reserve() {
         Some(entry) => emit::submit(entry, &segment.key, &ended, now, Reader::Asleep),
@@ -281,14 +289,13 @@ fn begin(segment: &Segment, seen: Seen, home: u32, now: u64, place: &Place) -> u
     if entered == FULL && wheel::make_room_at(home, now) {
         entered = enter(&segment.key, home, &begins);
     }
-    if entered == NEW {
+    if entered != FULL && entered < EXISTS {
         count(Counter::Created);
-        return NEW;
+        return entered;
     }
     table::uncount();
     if entered == FULL {
         count(Counter::WindowFull);
-        return FULL;
     }
     entered
 }
@@ -300,7 +307,7 @@ fn enter(key: &FlowKey, home: u32, begins: &Begins) -> u64 {
         Inserted::New(flow, _) => {
             let timeout = table::timeout(begins.rule, begins.seen);
             wheel::start(flow, begins.now, begins.now + u64::from(timeout));
-            NEW
+            NEW | u64::from(flow.index())
         }
         Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
         Inserted::Full => FULL,

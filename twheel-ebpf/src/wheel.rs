@@ -393,6 +393,7 @@ fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By
         word,
         rule: flow.rule(),
         reason,
+        account: flow.account(),
     };
     let reader = if by == By::Stepper {
         Reader::Stepping

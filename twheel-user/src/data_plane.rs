@@ -93,7 +93,7 @@ impl DataPlane {
             unit_ns: load.clock.unit().subsec_nanos(),
             geometry: load.config.geometry,
             max_flows: load.config.max_flows,
-            reserved: 0,
+            accounting: load.config.accounting,
             hash: Hash::new(
                 load.secret.map_or_else(random_keys, Ok)?,
                 load.config.max_flows,
@@ -103,11 +103,16 @@ impl DataPlane {
             Some(meta) => (meta, true),
             None => (wanted, false),
         };
+        let accounts = match load.config.accounting {
+            0 => 1,
+            _ => wanted.hash.records() as u32,
+        };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
             .map_max_entries("FLOWS", wanted.hash.records() as u32)
             .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
+            .map_max_entries("ACCOUNTS", accounts)
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
@@ -421,10 +426,14 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
             } = meta.geometry;
             let scheme = Scheme::from_raw(scheme).map_or("unknown", Scheme::name);
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}",
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
+                match meta.accounting {
+                    0 => "",
+                    _ => " --accounting",
+                },
             )
         };
         return Err(Failure::new(
@@ -458,6 +467,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::{
         config::NAME_BYTES,
+        flow::Account,
         policy::{Ends, Header, PortClasses, Rules},
         table::{Nodes, Record},
         wheel::{Link, Wheel},
@@ -466,6 +476,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     let shapes = [
         ("FLOWS", MapType::Array, 4, size(size_of::<Record>())),
         ("NODES", MapType::Array, 4, size(size_of::<Nodes>())),
+        ("ACCOUNTS", MapType::Array, 4, size(size_of::<Account>())),
         ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
         ("INBOXES", MapType::Array, 4, 64),
         ("ACTIVE", MapType::Array, 4, 4),

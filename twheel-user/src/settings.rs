@@ -38,6 +38,8 @@ pub struct Wanted {
     pub strict: bool,
     /// What is tracked.
     pub protocols: Protocols,
+    /// Whether packets and bytes are counted.
+    pub accounting: bool,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -57,6 +59,7 @@ impl Default for Wanted {
             one_way: false,
             strict: false,
             protocols: Protocols::TCP,
+            accounting: false,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -110,6 +113,7 @@ impl Wanted {
             one_way: self.one_way.into(),
             strict: self.strict.into(),
             protocols: self.protocols.0,
+            accounting: self.accounting.into(),
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))

@@ -14,6 +14,8 @@ use crate::{
 const SIZES: [u32; 2] = [1 << 17, 1 << 20];
 /// What a new flow may cost: so many times the floor.
 const BOUND: f64 = 1.1;
+/// Rules of the policy.
+const RULES: [u32; 3] = [0, 10, 100];
 const VARIANTS: [(&str, &str); 2] = [("floor", "floor_insert"), ("touch", "touch")];
 
 /// Fills tables from half to full.
@@ -25,32 +27,54 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          and an insertion into the kernel's hash; `touch`\nis what production does with a SYN of a new flow: \
          parse, find nothing, enter, put on the wheel, count. The tables\nwere aged, and before each round \
          half of the flows at random are removed.\n\
-         The ratio is touch/floor, whole programs: the median of the ratios of each round.\n\n\
-         {:>8}  {:>20}  {:>20}  ratio",
-        "flows", "floor", "touch"
+         The ratio is touch/floor, whole programs: the median of the ratios of each round. With rules: of a \
+         policy of so many,\nwhich the flows meet none of; 10 go by port, 100 by port, address and both.\n\n\
+         {:>8}  {:>5}  {:>20}  {:>20}  ratio",
+        "flows", "rules", "floor", "touch"
     ));
     for flows in SIZES {
-        let samples = measure(flows, rounds)?;
-        let ratio = Figure::of(&plane::ratios(&samples, 1, 0)).median;
-        let figures = samples.map(|samples| Figure::of(&samples));
-        for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
-            report.nanoseconds("insert", variant, u64::from(flows), figure);
+        for rules in RULES {
+            let samples = measure(flows, rounds, rules)?;
+            let ratio = Figure::of(&plane::ratios(&samples, 1, 0)).median;
+            let figures = samples.map(|samples| Figure::of(&samples));
+            for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
+                let variant = format!("{variant}_{rules}_rules");
+                report.nanoseconds("insert", &variant, u64::from(flows), figure);
+            }
+            report.say(&format!(
+                "{flows:>8}  {rules:>5}  {}  {}",
+                Figure::row(&figures),
+                verdict(ratio, (rules <= 10).then_some(BOUND))
+            ));
         }
-        report.say(&format!(
-            "{flows:>8}  {}  {}",
-            Figure::row(&figures),
-            verdict(ratio, Some(BOUND))
-        ));
     }
     Ok(())
 }
 
-fn measure(flows: u32, rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
+/// A policy of so many rules that none of the bench's flows meets; they go to 192.0.2.1.
+fn policy(rules: u32) -> String {
+    let rule = |number: u32| {
+        let port = format!("dport = {}\n", 10_000 + number);
+        let address = format!("src = \"198.51.{number}.0/24\"\n");
+        let both = match number % 3 {
+            1 if rules > 10 => address,
+            2 if rules > 10 => port + &address,
+            _ => port,
+        };
+        format!("[[rule]]\nname = \"{number}\"\n{both}timeouts = {{ established = \"1h\" }}\n")
+    };
+    (0..rules).map(rule).collect()
+}
+
+fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     let clock = Clock::jiffies()?;
     // Nothing is due while this runs.
     let config = plane::config(clock, Duration::from_secs(3600), flows)?;
     let mut bench = Bench::load(config, clock)?;
     bench.age(flows, true)?;
+    if rules > 0 {
+        bench.policy(&policy(rules))?;
+    }
     let entered = bench.plane.counters()?.get(Counter::Created);
     let half = flows as usize / 2;
     let mut samples = plane::no_samples();

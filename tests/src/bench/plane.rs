@@ -12,6 +12,7 @@ use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load},
     flows::Flows,
+    policy::{Policy, install},
     settings::Wanted,
     stepper::pin_to,
     timeouts::Timeouts,
@@ -126,6 +127,16 @@ impl Bench {
             begun: 0,
             plane,
         })
+    }
+
+    /// Puts a policy into force.
+    pub fn policy(&mut self, text: &str) -> Result<()> {
+        let clock = self.plane.clock();
+        let timeouts = clock.unit()..=Duration::from_secs(86_400);
+        let policy = Policy::parse("bench", text.as_bytes(), timeouts)?;
+        let compiled = policy.compile(|_| None)?;
+        let open = |name: &str| self.plane.open(name);
+        install::install(&open, Some((&policy, &compiled)), clock)
     }
 
     /// Runs a program over a packet of each of these flows; the kernel's time for it.

@@ -13,6 +13,8 @@ use crate::{
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
 const SIZES: [(u32, f64); 4] = [(1, 0.75), (1 << 10, 0.75), (1 << 17, 0.75), (1 << 20, 0.75)];
+/// The same with `--accounting`.
+const ACCOUNTED: f64 = 0.85;
 /// The number of flows at which a packet of none is bound, and by how much.
 const ABSENT: (u32, f64) = (1 << 20, 1.0);
 /// Programs, and what they are given.
@@ -54,10 +56,13 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          The ratio is touch/floor, whole programs: the median of the ratios of each round. At home: flows \
          that stand where\ntheir hash says, and not a little behind.\n"
     ));
-    let all = SIZES
-        .iter()
-        .map(|&(flows, _)| Ok((flows, measure(flows, rounds)?)))
-        .collect::<Result<Vec<_>>>()?;
+    let measured = |accounting| {
+        SIZES
+            .iter()
+            .map(|&(flows, _)| Ok((flows, measure(flows, rounds, accounting)?)))
+            .collect::<Result<Vec<_>>>()
+    };
+    let all = measured(false)?;
     report.say(&format!(
         "{:>8}  {:>20}  {:>20}  {:>20}  {:>20}  ratio                 at home",
         "flows", "empty", "parse", "floor", "touch"
@@ -85,14 +90,27 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             verdict(measured.absent.median, bound)
         ));
     }
+    report.say(&format!(
+        "\nThe same with --accounting: packets and bytes counted, each way.\n{:>8}  {:>20}  {:>20}  ratio",
+        "flows", "floor", "touch"
+    ));
+    for (flows, measured) in measured(true)? {
+        report.say(&format!(
+            "{flows:>8}  {}  {}",
+            Figure::row(&measured.figures[2..4]),
+            verdict(measured.known.median, Some(ACCOUNTED))
+        ));
+        report.nanoseconds("touch", "accounting", flows.into(), &measured.figures[3]);
+    }
     Ok(())
 }
 
-fn measure(flows: u32, rounds: u32) -> Result<Measured> {
+fn measure(flows: u32, rounds: u32, accounting: bool) -> Result<Measured> {
     let clock = Clock::jiffies()?;
     // Nothing is due while this runs.
     let timeout = Duration::from_secs(3600);
-    let config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
+    let mut config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
+    config.0.accounting = accounting.into();
     let mut bench = Bench::load(config, clock)?;
     let all = bench.age(flows, true)?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];

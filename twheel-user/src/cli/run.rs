@@ -75,6 +75,9 @@ pub struct Run {
         default_value = "tcp"
     )]
     proto: Vec<Proto>,
+    /// Count each flow's packets and bytes, each way
+    #[arg(long)]
+    accounting: bool,
     /// Timeouts per service: a policy file; SIGHUP makes it be read again
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -162,6 +165,7 @@ impl Run {
                 .proto
                 .iter()
                 .fold(Protocols(0), |all, it| all.with(it.bits())),
+            accounting: self.accounting,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,

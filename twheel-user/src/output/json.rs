@@ -22,6 +22,16 @@ struct Line<'a> {
     rule: Option<&'a str>,
     age_ms: u64,
     idle_ms: u64,
+    #[serde(flatten)]
+    account: Option<Account>,
+}
+
+#[derive(Serialize)]
+struct Account {
+    orig_packets: u64,
+    orig_bytes: u64,
+    reply_packets: u64,
+    reply_bytes: u64,
 }
 
 impl Output for Json {
@@ -43,6 +53,12 @@ impl Output for Json {
             rule,
             age_ms: flow.age.as_millis() as u64,
             idle_ms: flow.idle.as_millis() as u64,
+            account: flow.account.map(|[orig, reply]| Account {
+                orig_packets: orig.packets,
+                orig_bytes: orig.bytes,
+                reply_packets: reply.packets,
+                reply_bytes: reply.bytes,
+            }),
         };
         serde_json::to_writer(&mut *to, &line)?;
         writeln!(to)

@@ -7,6 +7,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use twheel_common::{
     event::{Event, Reason},
+    flow::{Direction, Traffic},
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
     state::State,
 };
@@ -33,6 +34,8 @@ pub struct Expired {
     pub age: Duration,
     /// From the latest packet to the end.
     pub idle: Duration,
+    /// What the initiator has sent and what the responder has; `None` without `--accounting`.
+    pub account: Option<[Traffic; 2]>,
 }
 
 impl Expired {
@@ -55,8 +58,18 @@ impl Expired {
             rule: event.rule as u16,
             age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
+            account: account(event),
         })
     }
+}
+
+/// Initiator first. No flow is without a packet, unless nobody counts them.
+fn account(event: &Event) -> Option<[Traffic; 2]> {
+    let [low, high] = event.account;
+    (low.packets + high.packets > 0).then_some(match event.seen().initiator() {
+        Direction::FromLow => [low, high],
+        Direction::FromHigh => [high, low],
+    })
 }
 
 /// Writes ended flows.

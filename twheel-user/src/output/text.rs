@@ -14,7 +14,7 @@ impl Output for Text {
         rule: Option<&str>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        writeln!(
+        write!(
             to,
             "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
             flow.proto,
@@ -26,7 +26,15 @@ impl Output for Text {
             flow.reason.name(),
             if rule.is_some() { "  rule " } else { "" },
             rule.unwrap_or_default(),
-        )
+        )?;
+        if let Some([orig, reply]) = flow.account {
+            write!(
+                to,
+                "  packets {}/{}  bytes {}/{}",
+                orig.packets, reply.packets, orig.bytes, reply.bytes
+            )?;
+        }
+        writeln!(to)
     }
 }
 

@@ -16,6 +16,7 @@ use super::{Network, Policy, Rule, refuse};
 /// lookups on the host.
 #[derive(Clone, Debug)]
 pub struct Compiled {
+    dimensions: Dimensions,
     header: Header,
     port_classes: Box<PortClasses>,
     classes: Vec<Rules>,
@@ -32,10 +33,10 @@ impl Policy {
     /// [`Kind::Usage`](crate::failure::Kind::Usage): no such interface, as `FILE:LINE:COLUMN: …`.
     pub fn compile(&self, mut index: impl FnMut(&str) -> Option<u32>) -> Result<Compiled> {
         let rules = &self.rules;
-        let mut header = Header::default();
+        let mut dimensions = Dimensions::default();
         let mut dimension = |restricted: &dyn Fn(&Rule) -> bool, dimension| {
             if rules.iter().any(restricted) {
-                header.dimensions = header.dimensions.with(dimension);
+                dimensions = dimensions.with(dimension);
             }
         };
         dimension(&|_| true, Dimensions::RULES);
@@ -50,6 +51,8 @@ impl Policy {
         );
         dimension(&|rule| rule.interfaces.is_some(), Dimensions::INTERFACE);
         dimension(&|rule| rule.hook.is_some(), Dimensions::HOOK);
+        dimension(&|rule| rule.protocols.is_some(), Dimensions::PROTOCOL);
+        let mut header = Header::default();
         for protocol in Protocol::ALL {
             header.protocols[protocol as usize] = set(rules, |rule| {
                 rule.protocols
@@ -81,6 +84,7 @@ impl Policy {
             anyhow::bail!("{}: more than {MAX_CLASSES} classes of ports", self.file);
         };
         Ok(Compiled {
+            dimensions,
             header,
             port_classes,
             classes,
@@ -128,7 +132,7 @@ impl Compiled {
 
 impl Tables for Compiled {
     fn dimensions(&self) -> Dimensions {
-        self.header.dimensions
+        self.dimensions
     }
 
     fn protocol(&self, protocol: Protocol) -> Rules {

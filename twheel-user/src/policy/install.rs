@@ -17,7 +17,7 @@ use aya_obj::programs::XdpAttachType;
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
     config::{Meta, NAME_BYTES, RULES, UNRULED},
-    policy::{Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules},
+    policy::{Active, Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules, Tables},
     state::{self, State},
     step::{MAX_SWEEP, Sweep},
 };
@@ -70,8 +70,8 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
 /// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
 /// [swept](sweep).
 pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
-    let mut active = array::<u32>(open, "ACTIVE")?;
-    let set = 1 - (active.get(&0, 0)? & 1);
+    let mut active = array::<Active>(open, "ACTIVE")?;
+    let set = 1 - active.get(&0, 0)?.set();
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
     let mut timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
     let base = timeouts.get(&UNRULED.into(), 0)?;
@@ -115,8 +115,9 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     }
     array::<[u16; 256]>(open, "NUMBERS")?.set(set, numbers, 0)?;
 
+    let dimensions = policy.map_or_else(Default::default, |(_, compiled)| compiled.dimensions());
     active
-        .set(0, set, 0)
+        .set(0, Active::new(set, dimensions), 0)
         .context("cannot put the policy into force")?;
 
     timeouts.set(0, unruled, 0)?;
@@ -238,7 +239,6 @@ fn interfaces(open: Open<'_>) -> Result<HashMap<MapData, [u32; 2], Rules>> {
 
 /// Empties one of the two policies.
 fn clear(open: Open<'_>, set: u32) -> Result<()> {
-    array::<Header>(open, "POLICIES")?.set(set, Header::default(), 0)?;
     let mut interfaces = interfaces(open)?;
     let old: Vec<_> = interfaces.keys().collect::<Result<_, _>>()?;
     for key in old.into_iter().filter(|[of, _]| *of == set) {
@@ -281,7 +281,6 @@ fn write(open: Open<'_>, set: u32, compiled: &Compiled) -> Result<()> {
             trie.insert(&key(prefix), ends, 0)?;
         }
     }
-    // Last: it says what else is looked up.
     array::<Header>(open, "POLICIES")?.set(set, compiled.header(), 0)?;
     Ok(())
 }

@@ -1,4 +1,6 @@
-use twheel_common::policy::{Dimensions, MAX_RULES, Rules, TimeoutName, Tuple, first_match};
+use twheel_common::policy::{
+    Dimensions, MAX_RULES, Rules, Tables, TimeoutName, Tuple, first_match,
+};
 
 use super::*;
 use crate::failure::exit_code;
@@ -520,13 +522,12 @@ fn only_what_rules_restrict_is_looked_up() {
             .unwrap()
             .compile(|_| Some(1))
             .unwrap()
-            .header()
-            .dimensions
+            .dimensions()
     };
     use Dimensions as D;
     let cases = [
         ("", D::RULES),
-        ("proto = 'udp'", D::RULES),
+        ("proto = 'udp'", D::RULES.with(D::PROTOCOL)),
         ("dport = 1", D::RULES.with(D::PORT)),
         ("src = '::1'", D::RULES.with(D::SOURCE)),
         ("dst = '::1'", D::RULES.with(D::DESTINATION)),
