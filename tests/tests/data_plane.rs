@@ -610,7 +610,10 @@ fn a_flow_that_had_a_packet_since_it_was_chosen_is_not_deleted() {
     plane.pass(1);
     let flows = plane.plane().flows().unwrap();
     let chosen: Vec<_> = flows.iter().collect();
-    let mut deletes: Vec<_> = chosen.iter().map(|flow| flow.delete()).collect();
+    let mut deletes: Vec<_> = chosen
+        .iter()
+        .map(|flow| flow.delete(Reason::Deleted))
+        .collect();
     let busy: HashSet<_> = (0..1_000).filter(|client| client % 3 == 0).collect();
     for client in &busy {
         plane.receive(&frame(*client, true, ACK));
@@ -666,7 +669,10 @@ fn a_full_ring_delays_deletions() {
         plane.receive(&frame(client, false, SYN));
     }
     let flows = plane.plane().flows().unwrap();
-    let mut deletes: Vec<_> = flows.iter().map(|flow| flow.delete()).collect();
+    let mut deletes: Vec<_> = flows
+        .iter()
+        .map(|flow| flow.delete(Reason::Deleted))
+        .collect();
     let mut deleted = 0;
     while !deletes.is_empty() {
         plane.plane().delete(&mut deletes).unwrap();

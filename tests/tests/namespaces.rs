@@ -408,6 +408,51 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     pair.server.check_clean(SERVER)
 }
 
+#[test]
+fn a_flush_deletes_all_flows_and_says_so() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let flush = ["flush", "--iface", SERVER];
+    let ended = pair.server.twheel_once(&flush)?;
+    assert_eq!(ended.code(), Some(6), "nothing to flush: {}", ended.stderr);
+    let args = ["--iface", SERVER, "--json", "--accounting"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let connections = (0..300)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect::<Result<Vec<_>>>()?;
+    let ended = pair.server.twheel_once(&flush)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("300 flows flushed"),
+        "{}",
+        ended.stderr
+    );
+    let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(
+        names(found.keys()),
+        names(connections.iter().map(|it| &it.name))
+    );
+    for expiry in found.values() {
+        assert_eq!(
+            (&*expiry.reason, &*expiry.state),
+            ("flushed", "established")
+        );
+    }
+    let ended = twheel.stop()?;
+    assert!(
+        ended.stderr.contains("300 flows ended, 0 live"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains("flushed in established"),
+        "{}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
+}
+
 /// How often each thread of a process has given up a CPU, or lost it.
 fn switches(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut switches = BTreeMap::new();

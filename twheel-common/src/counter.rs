@@ -43,6 +43,8 @@ counters! {
     Deleted = "deleted",
     /// flows that ended because a SYN began another with the same key
     Superseded = "superseded",
+    /// packets that changed the state of their flow
+    Changed = "changed",
     /// packets that are neither IPv4 nor IPv6
     NotIp = "not_ip",
     /// IP packets of no protocol that is tracked

@@ -50,19 +50,22 @@ pub enum Reason {
     Superseded = 4,
     /// Evicted for lack of room.
     Evicted = 5,
-    /// Deleted by userspace.
+    /// Deleted by a user, who chose it.
     Deleted = 6,
+    /// Deleted by a user with all others.
+    Flushed = 7,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Idle,
         Self::Closed,
         Self::Reset,
         Self::Superseded,
         Self::Evicted,
         Self::Deleted,
+        Self::Flushed,
     ];
 
     /// From an [`Event`]'s field; `None` for what no data plane writes.
@@ -91,6 +94,7 @@ impl Reason {
             Self::Superseded => "superseded",
             Self::Evicted => "evicted",
             Self::Deleted => "deleted",
+            Self::Flushed => "flushed",
         }
     }
 }

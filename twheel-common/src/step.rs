@@ -51,7 +51,8 @@ impl Outcome {
 pub struct Delete {
     /// Index of the flow's record.
     pub index: u32,
-    /// [`Deleted`], written by the program; 0 if it did not come to this entry.
+    /// [`Reason`](crate::event::Reason) for the event; [`Deleted`] in its place, written by the program, once that
+    /// has come to this entry.
     pub outcome: u32,
     /// [`Word`](crate::flow::Word) of the flow when it was chosen.
     pub word: u64,
@@ -60,19 +61,19 @@ pub struct Delete {
 /// Entries of a packet at most.
 pub const MAX_DELETES: usize = 128;
 
-/// What became of a flow that was to be deleted.
+/// What became of a flow that was to be deleted. No number is also one of a [`Reason`](crate::event::Reason).
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
     /// Deleted, with its event in the ring.
-    Done = 1,
+    Done = 101,
     /// It had a packet since it was chosen, or is gone: left as it is.
-    Changed = 2,
+    Changed = 102,
     /// The ring is full: drain it and ask again.
-    RingFull = 3,
+    RingFull = 103,
     /// Not on this CPU's wheel: on that of another, or on none, where the record is free or its flow just
     /// entering.
-    Elsewhere = 4,
+    Elsewhere = 104,
 }
 
 impl Deleted {

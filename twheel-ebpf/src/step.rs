@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::{bindings::xdp_md, helpers::generated::bpf_loop, programs::XdpContext};
 use twheel_common::{
     counter::Counter,
+    event::Reason,
     flow::Word,
     step::{Delete, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
     wheel::{Link, NEVER, Slot},
@@ -165,7 +166,12 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
     // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and nobody else
     // has it.
     let entry = unsafe { &mut *(place as *mut Delete) };
-    entry.outcome = wheel::delete(entry.index, Word(entry.word), state.now) as u32;
+    let reason = if entry.outcome == Reason::Flushed as u32 {
+        Reason::Flushed
+    } else {
+        Reason::Deleted
+    };
+    entry.outcome = wheel::delete(entry.index, Word(entry.word), reason, state.now) as u32;
     0
 }
 

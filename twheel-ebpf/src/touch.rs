@@ -194,6 +194,7 @@ fn change(flow: At, segment: &Segment, now: u64) {
         }
         Outcome::Nothing => keep(flow, word, segment, now),
         Outcome::Changed(changed) => {
+            count(Counter::Changed);
             if changed.generation() == generation {
                 follow(flow, word.seen(), segment);
             } else {

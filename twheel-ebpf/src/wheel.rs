@@ -333,7 +333,7 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
 
 /// Deletes a flow of this CPU's wheel, if it is as it was when it was chosen.
 #[inline(always)]
-pub fn delete(index: u32, word: Word, now: u64) -> Deleted {
+pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
         return Deleted::Changed;
     };
@@ -343,7 +343,7 @@ pub fn delete(index: u32, word: Word, now: u64) -> Deleted {
     if !flow.is_ours() {
         return Deleted::Elsewhere;
     }
-    match end(wheel, flow, word, Reason::Deleted, now, By::User) {
+    match end(wheel, flow, word, reason, now, By::User) {
         End::Done => {
             count(Counter::Deleted);
             Deleted::Done

@@ -11,10 +11,13 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{Map, MapInfo};
 use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
+    event::Reason,
     flow::{FlowKey, Word},
     step::Delete,
     table::{self, Changed, NODES, Node, Nodes, Reads, Record},
 };
+
+use crate::pins::Pins;
 
 /// The table, mapped for reading.
 pub struct Flows {
@@ -43,16 +46,22 @@ pub struct Flow {
 impl Flow {
     /// What deletes this flow, unless it has a packet before. (A packet in the very unit of the clock in
     /// which the flow had its latest does not show: whoever minds chooses flows that were idle for one.)
-    pub fn delete(&self) -> Delete {
+    pub fn delete(&self, reason: Reason) -> Delete {
         Delete {
             index: self.index,
-            outcome: 0,
+            outcome: reason as u32,
             word: self.word.0,
         }
     }
 }
 
 impl Flows {
+    /// Maps an instance's table, by its pins.
+    pub fn pinned(pins: &Pins) -> Result<Self> {
+        let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
+        Self::map(&open("FLOWS")?, &open("NODES")?)
+    }
+
     /// Maps a table: the maps `FLOWS` and `NODES`.
     pub fn map(flows: &Map, nodes: &Map) -> Result<Self> {
         let (records, count) = mapping::<Record>(flows).context("cannot map FLOWS")?;

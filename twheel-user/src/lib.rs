@@ -16,6 +16,7 @@ pub mod attach;
 pub mod cli;
 pub mod clock;
 pub mod data_plane;
+pub mod delete;
 pub mod failure;
 pub mod flows;
 pub mod host;

@@ -1,7 +1,7 @@
 //! Where things are pinned: one directory an instance, below one for the layout's version.
 //!
 //! ```text
-//! /sys/fs/bpf/twheel/v4/4026531840-eth0/    network namespace (inode) and first interface
+//! /sys/fs/bpf/twheel/v5/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links
@@ -15,6 +15,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use aya::{maps::MapData, programs::Xdp};
+use aya_obj::programs::XdpAttachType;
 use nix::fcntl::{Flock, FlockArg};
 use twheel_common::config::LAYOUT;
 
@@ -56,6 +58,19 @@ impl Pins {
     /// Where a map or a program is pinned.
     pub fn object(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+
+    /// Opens a map.
+    pub fn map(&self, name: &str) -> Result<MapData> {
+        let path = self.object(name);
+        MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
+    }
+
+    /// Opens an XDP program.
+    pub fn xdp(&self, name: &str) -> Result<Xdp> {
+        let path = self.object(name);
+        Xdp::from_pin(&path, XdpAttachType::Interface)
+            .with_context(|| format!("cannot open {}", path.display()))
     }
 
     /// A lock among those who change the policy.

@@ -20,6 +20,7 @@ use twheel::{
 use twheel_common::{
     config::{Config, Meta},
     counter::Counter,
+    event::Reason,
     flow::{Direction, FlowKey},
     state,
     step::{Deleted, MAX_DELETES},
@@ -174,7 +175,10 @@ impl Bench {
             while chosen.len() < MAX_DELETES.min(count - deleted.len()) {
                 chosen.extend(self.flows.get(self.random.below(records)));
             }
-            let mut entries: Vec<_> = chosen.iter().map(|flow| flow.delete()).collect();
+            let mut entries: Vec<_> = chosen
+                .iter()
+                .map(|flow| flow.delete(Reason::Deleted))
+                .collect();
             self.plane.delete(&mut entries)?;
             for (flow, entry) in chosen.iter().zip(&entries) {
                 match Deleted::from_raw(entry.outcome) {

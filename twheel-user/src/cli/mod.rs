@@ -1,6 +1,7 @@
 //! The commands: a file each.
 
 mod detach;
+mod flush;
 mod plan;
 mod policy;
 mod run;
@@ -9,7 +10,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use twheel_common::wheel;
 
-/// Watches the TCP flows of network interfaces from inside the kernel and says when one has expired.
+/// Watches the flows of network interfaces from inside the kernel and says when one has expired.
 #[derive(Parser)]
 #[command(name = "twheel", version, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -21,6 +22,7 @@ pub struct Cli {
 enum Command {
     Run(run::Run),
     Detach(detach::Detach),
+    Flush(flush::Flush),
     Plan(plan::Plan),
     Policy(policy::Policy),
 }
@@ -35,6 +37,7 @@ impl Cli {
         match self.command {
             Command::Run(run) => run.execute(),
             Command::Detach(detach) => detach.execute(),
+            Command::Flush(flush) => flush.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
         }

@@ -13,7 +13,6 @@ use aya::{
     programs::Xdp,
     util::online_cpus,
 };
-use aya_obj::programs::XdpAttachType;
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
     config::{Meta, NAME_BYTES, RULES, UNRULED},
@@ -31,10 +30,7 @@ pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
 /// The maps of an instance, by their pins.
 pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> {
     let pins = pins.clone();
-    move |name| {
-        let path = pins.object(name);
-        MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
-    }
+    move |name| pins.map(name)
 }
 
 /// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were
@@ -172,7 +168,6 @@ impl Names {
 pub fn sweep_all(pins: &Pins) -> Result<u64> {
     let open = pinned(pins);
     let records = open("FLOWS")?.info()?.max_entries();
-    let path = pins.object("twheel_sweep");
     let cpus = online_cpus()
         .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
     let mut armed = 0;
@@ -181,9 +176,7 @@ pub fn sweep_all(pins: &Pins) -> Result<u64> {
         let swept = thread::scope(|scope| {
             let sweep = || {
                 pin_to(cpu)?;
-                let program = Xdp::from_pin(&path, XdpAttachType::Interface)
-                    .with_context(|| format!("cannot open {}", path.display()))?;
-                sweep(&program, records)
+                sweep(&pins.xdp("twheel_sweep")?, records)
             };
             scope
                 .spawn(sweep)
