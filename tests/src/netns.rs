@@ -555,6 +555,8 @@ pub struct Expiry {
     pub dst: SocketAddr,
     /// State at the end.
     pub state: String,
+    /// Its beginning was not seen.
+    pub picked_up: bool,
     /// Why it ended.
     pub reason: String,
     /// The rule that it had met.
@@ -589,6 +591,7 @@ impl Line {
             src: end("src", "sport")?,
             dst: end("dst", "dport")?,
             state: text("state")?,
+            picked_up: value["picked_up"].as_bool().context("no picked_up")?,
             reason: text("reason")?,
             rule: value["rule"].as_str().map(str::to_owned),
             age: Duration::from_millis(number("age_ms")?),

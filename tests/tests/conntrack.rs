@@ -893,6 +893,10 @@ impl Lab {
             for life in lives {
                 let ours = life.ours.and_then(|_| ours.next());
                 let theirs = life.theirs.and_then(|_| theirs.next());
+                let marked = ours.as_ref().is_some_and(|it| it.expiry.picked_up);
+                if marked != what.starts_with("picked up") {
+                    wrong.push(format!("{what}: marked as picked up: {marked}"));
+                }
                 if let Err(error) = life.compare(ours.as_ref(), theirs.as_ref()) {
                     wrong.push(format!("{what}: {error:#}: {ours:?}, {theirs:?}"));
                 }

@@ -26,6 +26,8 @@ pub struct Expired {
     pub dst: SocketAddr,
     /// State at the end.
     pub state: State,
+    /// Its beginning was not seen.
+    pub picked_up: bool,
     /// Why it ended.
     pub reason: Reason,
     /// Number of the rule that it had met; 0 for none.
@@ -54,6 +56,7 @@ impl Expired {
             src: event.key.sender(initiator),
             dst: event.key.sender(initiator.reverse()),
             state: seen.state(),
+            picked_up: seen.is_pickup(),
             reason: Reason::from_raw(event.reason)?,
             rule: event.rule as u16,
             age: clock.duration(event.age.into()),

@@ -27,6 +27,9 @@ impl Output for Text {
             if rule.is_some() { "  rule " } else { "" },
             rule.unwrap_or_default(),
         )?;
+        if flow.picked_up {
+            write!(to, "  picked up")?;
+        }
         if let Some([orig, reply]) = flow.account {
             write!(
                 to,
