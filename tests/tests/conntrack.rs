@@ -83,6 +83,8 @@ struct Life {
     later: f64,
     /// They do not agree on when it began.
     started_apart: bool,
+    /// One side was never seen.
+    unreplied: bool,
 }
 
 impl Life {
@@ -93,6 +95,7 @@ impl Life {
             theirs: Some(state),
             later: 0.0,
             started_apart: false,
+            unreplied: false,
         }
     }
 
@@ -114,6 +117,13 @@ impl Life {
     fn later(self, seconds: f64) -> Self {
         Self {
             later: seconds,
+            ..self
+        }
+    }
+
+    fn unreplied(self) -> Self {
+        Self {
+            unreplied: true,
             ..self
         }
     }
@@ -699,7 +709,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let mut wire = lab.craft();
     wire.send_data(lab, Client, ACK, 10)?;
     wire.check(lab, Established)?;
-    let lives = [Life::same("idle", Established)];
+    let lives = [Life::same("idle", Established).unreplied()];
     lab.expect("picked up, one side silent", wire.name(), lives);
 
     let mut wire = lab.craft_established()?;
@@ -709,6 +719,37 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     wire.check(lab, Established)?;
     let lives = [Life::same("idle", Established)];
     lab.expect("a RST from nowhere", wire.name(), lives);
+
+    // Nor by FINs of somebody who does not know where the two are.
+    let mut wire = lab.craft_established()?;
+    for side in [Client, Server] {
+        let far = wire.next[side as usize].wrapping_add(1 << 29);
+        wire.send_at(lab, side, FIN | ACK, far, 0)?;
+        wire.check(lab, Established)?;
+    }
+    wire.send(lab, Client, ACK)?;
+    let lives = [Life::same("idle", Established)];
+    lab.expect("FINs from nowhere", wire.name(), lives);
+
+    // What the other side waits for lies behind what came by: the answer of a host that has forgotten the connection.
+    let mut wire = lab.craft_established()?;
+    let waited_for = wire.next[Client as usize];
+    wire.send_data(lab, Client, ACK, 1000)?;
+    wire.send(lab, Server, ACK)?;
+    wire.send_data(lab, Client, ACK, 1000)?;
+    wire.send_at(lab, Client, RST, waited_for + 1000, 0)?;
+    wire.check(lab, Close)?;
+    let lives = [Life::same("reset", Close)];
+    lab.expect("a RST that answers", wire.name(), lives);
+
+    // Picked up from one side, and the other knows nothing of it.
+    let mut wire = lab.craft();
+    wire.send_data(lab, Client, ACK, 10)?;
+    wire.check(lab, Established)?;
+    wire.send(lab, Server, RST)?;
+    lab.check_both(wire.name(), None, None)?;
+    let lives = [Life::same("reset", Close)];
+    lab.expect("picked up, and answered by a RST", wire.name(), lives);
 
     let mut wire = lab.craft();
     wire.send(lab, Client, FIN | ACK)?;
@@ -944,7 +985,14 @@ fn is_on_time(later: f64) -> bool {
 impl Life {
     fn compare(&self, ours: Option<&End>, theirs: Option<&Entry>) -> Result<()> {
         let found = ours.map(|it| (&*it.expiry.reason, &*it.expiry.state));
-        let wanted = self.ours.map(|(reason, state)| (reason, state.name()));
+        let name = |state: State| {
+            if self.unreplied {
+                "unreplied"
+            } else {
+                state.name()
+            }
+        };
+        let wanted = self.ours.map(|(reason, state)| (reason, name(state)));
         ensure!(found == wanted, "twheel reports {found:?}, not {wanted:?}");
         let found = theirs.and_then(|it| it.state);
         ensure!(

@@ -58,13 +58,10 @@ fn an_idle_flow_expires_at_the_first_tick_after_its_timeout() {
     plane.at(1_060_100);
     let events = plane.step();
     assert_eq!(events.len(), 1);
-    let flow = Expired::new(&events[0], Clock::virtual_ms()).unwrap();
+    let flow = Expired::new(&events[0], Clock::virtual_ms(), true).unwrap();
     assert_eq!(flow.src, "10.0.0.0:1031".parse::<SocketAddr>().unwrap());
     assert_eq!(flow.dst, "192.0.2.1:80".parse::<SocketAddr>().unwrap());
-    assert_eq!(
-        (flow.reason, flow.state),
-        (Reason::Idle, State::Established)
-    );
+    assert_eq!((flow.reason, flow.state), (Reason::Idle, "established"));
     assert_eq!(
         (flow.age.as_millis(), flow.idle.as_millis()),
         (60_070, 60_070)
@@ -1255,6 +1252,43 @@ fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
     }
     assert_eq!(ends, 3);
     assert!(steps < 20, "{steps} steps");
+}
+
+#[test]
+fn a_deadline_that_comes_forward_twice_on_another_cpu_is_kept_both_times() {
+    let mut plane = Setup {
+        one_way: false,
+        ..Setup::default()
+    }
+    .load();
+    let mut timeouts = plane.plane().timeouts(0).unwrap();
+    timeouts.0[State::FinWait as usize] = 30_000;
+    timeouts.0[State::Close as usize] = 1_000;
+    plane.plane().set_timeouts(0, &timeouts).unwrap();
+    let mut wakes = plane.plane().take_wakes().unwrap();
+    for (back, flags) in [(false, SYN), (true, SYN | ACK), (false, ACK)] {
+        plane.receive(&frame(1, back, flags));
+    }
+    assert!(wakes.next().is_some());
+    let turn = plane.next_turn().unwrap();
+    plane.pass(20_000);
+    pin_to(1).unwrap();
+    plane.receive(&frame(1, false, ACK | FIN));
+    assert!(wakes.next().is_none(), "the stepper comes in time anyway");
+    // It is in the inbox already. Now it is due before the stepper comes.
+    assert!(plane.now() + 1_000 < turn);
+    plane.receive(&frame(1, false, ACK | RST));
+    let called = wakes
+        .next()
+        .map(|record| u64::from_ne_bytes((*record).try_into().unwrap()));
+    assert_eq!(called, Some(0));
+    pin_to(0).unwrap();
+    assert!(plane.step().is_empty());
+    let turn = plane.next_turn().unwrap();
+    assert!((1_000..=1_200).contains(&(turn - plane.now())));
+    plane.at(turn);
+    let ends: Vec<_> = plane.step().iter().map(ended).collect();
+    assert_eq!(ends, [(Reason::Reset, State::Close)]);
 }
 
 #[test]

@@ -230,8 +230,8 @@ impl Seen {
         }
     }
 
-    /// What a further segment of the flow says. Whether a RST is the peer's is
-    /// [`accepts_reset`]'s to say.
+    /// What a further segment of the flow says. Whether a FIN or RST is the peer's is
+    /// [`accepts_end`]'s to say.
     #[inline(always)]
     pub fn next(self, direction: Direction, flags: u8, view: View) -> Change {
         let side = side(direction);
@@ -420,13 +420,17 @@ pub enum Change {
 /// low endpoint first.
 pub type Positions = [u32; 2];
 
-/// How far ahead of what its sender has sent a RST may lie: segments may have been lost before they came by here. One that
-/// lies behind is an old duplicate. A forger who does not know has to try 2^14 times.
-pub const RESET_WINDOW: u32 = 1 << 18;
+/// How far from what its sender has sent a FIN or RST may lie: ahead, if segments were lost before they came by here;
+/// behind, for a FIN that is sent again, and for a RST that answers a segment (it has no ACK): that has the number which
+/// the other side waits for, and what it has missed may have come by here. A forger who does not know has to try 2^13
+/// times.
+pub const END_WINDOW: u32 = 1 << 18;
 /// How far a segment may be ahead of the last: a window and what was lost of it.
 const FORWARD: u32 = 1 << 24;
-/// How far its acknowledgment may be from what the other side has sent.
-const ACK_WINDOW: u32 = 1 << 20;
+/// How far its acknowledgment may be behind what the other side has sent: what is in flight.
+const IN_FLIGHT: u32 = 1 << 26;
+/// And how far ahead of it: what did not come by here.
+const UNSEEN: u32 = 1 << 20;
 
 /// One side's. (Not by an index: the compiler would make that an OR to a pointer, which the verifier refuses.)
 #[inline(always)]
@@ -452,23 +456,49 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
     }
     let other = segment.direction.reverse();
     let first = seen.0 & side(segment.direction) == 0 || segment.flags & tcp::SYN != 0;
-    let acknowledges = segment.flags & tcp::ACK == 0
+    let answers = segment.flags & tcp::ACK == 0
         || seen.0 & side(other) == 0
-        || near(segment.ack, of(positions, other), ACK_WINDOW);
-    (acknowledges && (first || ahead <= FORWARD)).then_some(segment.end)
+        || acknowledges(segment.ack, of(positions, other));
+    (answers && (first || ahead <= FORWARD)).then_some(segment.end)
 }
 
-/// Whether a RST lies inside the window known from the flow (RFC 9293 section 3.5.3; RFC 5961 section 3). One
-/// whose sender was not seen must acknowledge what the other has sent.
+/// Whether an acknowledgment is one of what the other side has sent up to here.
 #[inline(always)]
-pub fn accepts_reset(positions: Positions, seen: Seen, segment: &Segment) -> bool {
+fn acknowledges(ack: u32, sent: u32) -> bool {
+    sent.wrapping_sub(ack).wrapping_add(UNSEEN) <= IN_FLIGHT + UNSEEN
+}
+
+/// Whether a FIN or RST lies inside the window known from the flow (RFC 9293 section 3.5.3; RFC 5961 section 3). One
+/// whose sender was not seen must acknowledge what the other has sent, or have the number that this has acknowledged.
+#[inline(always)]
+pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool {
     let other = segment.direction.reverse();
+    let is_reset = segment.flags & tcp::RST != 0;
+    let has_ack = segment.flags & tcp::ACK != 0;
     let handshake = seen.0 & Seen::STATE == State::SynSent as u16;
-    if seen.0 & side(segment.direction) != 0 && !(handshake && segment.flags & tcp::ACK != 0) {
+    let is_known = seen.0 & side(segment.direction) != 0;
+    if is_known && !(handshake && has_ack) {
         let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
-        return ahead <= RESET_WINDOW;
+        if is_reset && has_ack {
+            // Of whoever gives up: behind lies an old duplicate.
+            return ahead <= END_WINDOW;
+        }
+        let answers = is_reset
+            || seen.0 & side(other) == 0
+            || acknowledges(segment.ack, of(positions, other));
+        return ahead.wrapping_add(END_WINDOW) <= 2 * END_WINDOW && answers;
     }
-    segment.flags & tcp::ACK != 0 && near(segment.ack, of(positions, other), RESET_WINDOW)
+    if is_reset && !has_ack {
+        // Somebody who knows nothing of the connection answers with what was acknowledged.
+        return seen.0 & Seen::PICKUP != 0
+            && near(segment.seq, of(positions, segment.direction), END_WINDOW);
+    }
+    let sent = of(positions, other);
+    if is_reset {
+        near(segment.ack, sent, END_WINDOW)
+    } else {
+        acknowledges(segment.ack, sent)
+    }
 }
 
 /// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and the

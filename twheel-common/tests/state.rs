@@ -8,7 +8,7 @@ use twheel_common::{
         datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, FIN, RST, SYN},
     },
-    state::{Change, RESET_WINDOW, Seen, State, State::*, Timeouts, View, accepts_reset, advance},
+    state::{Change, END_WINDOW, Seen, State, State::*, Timeouts, View, accepts_end, advance},
 };
 
 /// Both directions are seen.
@@ -234,36 +234,63 @@ fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> 
 }
 
 #[test]
-fn a_reset_must_lie_where_its_sender_is() {
+fn an_end_must_lie_where_its_sender_is() {
     let seen = after(&[(FromLow, SYN), (FromHigh, SYN | ACK), (FromLow, ACK)]);
     for base in [10, u32::MAX - 5, 1 << 31] {
         let positions = [base, base.wrapping_add(1 << 30)];
-        let reset = |direction, seq: u32| {
-            accepts_reset(positions, seen, &segment(direction, RST, seq, 0, 0))
-        };
-        for (direction, here) in [(FromLow, positions[0]), (FromHigh, positions[1])] {
-            for distance in [0, 1, RESET_WINDOW] {
-                assert!(reset(direction, here.wrapping_add(distance)));
+        for (direction, here, other) in [
+            (FromLow, positions[0], positions[1]),
+            (FromHigh, positions[1], positions[0]),
+        ] {
+            let end = |flags, seq: u32, ack: u32| {
+                accepts_end(positions, seen, &segment(direction, flags, seq, ack, 0))
+            };
+            for flags in [RST, RST | ACK, FIN | ACK] {
+                for distance in [0, 1, END_WINDOW] {
+                    assert!(end(flags, here.wrapping_add(distance), other));
+                    let is_old = flags == RST | ACK && distance > 0;
+                    assert_eq!(end(flags, here.wrapping_sub(distance), other), !is_old);
+                }
+                for distance in [END_WINDOW + 1, 1 << 29, 1 << 31] {
+                    assert!(!end(flags, here.wrapping_add(distance), other));
+                    assert!(!end(flags, here.wrapping_sub(distance), other));
+                }
             }
-            // What lies behind is an old duplicate.
-            assert!(!reset(direction, here.wrapping_sub(1)));
-            for distance in [RESET_WINDOW + 1, 1 << 29, 1 << 31] {
-                assert!(!reset(direction, here.wrapping_add(distance)));
-                assert!(!reset(direction, here.wrapping_sub(distance)));
-            }
+            // Much may be in flight. What was never sent is not acknowledged.
+            assert!(end(FIN | ACK, here, other.wrapping_sub(1 << 26)));
+            assert!(!end(FIN | ACK, here, other.wrapping_sub((1 << 26) + 1)));
+            assert!(!end(FIN | ACK, here, other.wrapping_add((1 << 20) + 1)));
         }
     }
+}
+
+#[test]
+fn positions_move_while_much_is_in_flight() {
+    let seen = after(&[(FromLow, SYN), (FromHigh, SYN | ACK), (FromLow, ACK)]);
+    let positions = [60_000_000, 1_000];
+    let answer = segment(FromHigh, ACK, 1_000, 2_000_000, 500);
+    assert_eq!(advance(positions, seen, &answer), Some(1_500));
+}
+
+#[test]
+fn who_knows_nothing_of_a_connection_resets_it_with_what_was_acknowledged() {
+    // Picked up by a segment of one side, which acknowledges 7,000.
+    let seen = Seen::first(FromLow, ACK, BOTH).unwrap();
+    let positions = [500, 7_000];
+    let answer = |seq| accepts_end(positions, seen, &segment(FromHigh, RST, seq, 0, 0));
+    assert!(answer(7_000));
+    assert!(!answer(7_000 + END_WINDOW + 1));
 }
 
 #[test]
 fn a_refusal_acknowledges_the_syn() {
     let seen = after(&[(FromLow, SYN)]);
     let positions = [5_001, 0];
-    let refused = |ack| accepts_reset(positions, seen, &segment(FromHigh, RST | ACK, 0, ack, 0));
+    let refused = |ack| accepts_end(positions, seen, &segment(FromHigh, RST | ACK, 0, ack, 0));
     assert!(refused(5_001));
-    assert!(!refused(5_001 + RESET_WINDOW + 1));
+    assert!(!refused(5_001 + END_WINDOW + 1));
     let silent = segment(FromHigh, RST, 0, 0, 0);
-    assert!(!accepts_reset(positions, seen, &silent));
+    assert!(!accepts_end(positions, seen, &silent));
     let Change::Add(closed) = seen.next(FromHigh, RST | ACK, BOTH) else {
         panic!("a RST");
     };

@@ -38,6 +38,12 @@ pub fn post(flow: At, due: u64) {
     wake(cpu, CONFIG.load().tick_from(due));
 }
 
+/// Has a flow that is posted looked at before `due` (units).
+#[inline(always)]
+pub fn hurry(flow: At, due: u64) {
+    wake(flow.cpu(), CONFIG.load().tick_from(due));
+}
+
 /// Calls a stepper of another CPU that means to sleep past a tick. The swap has come before: either it sees the
 /// flow in the inbox after it has said how long it will sleep, or that is seen here.
 #[inline(always)]

@@ -11,7 +11,7 @@ use twheel_common::{
     event::Reason,
     flow::{Direction, FlowKey, Word, age},
     packet::{Segment, tcp},
-    state::{Change, Positions, Seen, View, accepts_reset, advance},
+    state::{Change, Positions, Seen, View, accepts_end, advance},
 };
 
 use crate::{
@@ -130,7 +130,9 @@ fn follow(flow: At, seen: Seen, segment: &Segment) {
 fn change(flow: At, segment: &Segment, now: u64) {
     let mut word = flow.word();
     let generation = word.generation();
-    if segment.flags & tcp::RST != 0 && !accepts_reset(flow.positions(), word.seen(), segment) {
+    if segment.flags & (tcp::FIN | tcp::RST) != 0
+        && !accepts_end(flow.positions(), word.seen(), segment)
+    {
         return count(Counter::Ignored);
     }
     // Another CPU may change the flow at the same time, but states lead forward, and the
@@ -206,7 +208,10 @@ fn change(flow: At, segment: &Segment, now: u64) {
             let due = now + u64::from(flow.timeout(changed.seen()));
             if flow.is_ours() {
                 wheel::hasten(flow, due);
-            } else if changed.seen().is_posted() && !word.seen().is_posted() {
+            } else if word.seen().is_posted() {
+                // It is there already, but for a time that may be later.
+                inbox::hurry(flow, due);
+            } else if changed.seen().is_posted() {
                 inbox::post(flow, due);
             }
         }

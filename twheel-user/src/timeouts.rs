@@ -77,7 +77,11 @@ impl Timeouts {
         let mut timeouts = Self::default();
         for item in list.split(',').map(str::trim) {
             match item.split_once('=') {
-                Some((name, value)) => timeouts.set(name.trim(), duration(value.trim())?)?,
+                Some((name, value)) => {
+                    let value = duration(value.trim())
+                        .map_err(|error| usage(format!("{error:#} (in {item})")))?;
+                    timeouts.set(name.trim(), value)?;
+                }
                 None if item == "inherit" => timeouts = Self::inherit()?,
                 None => timeouts.limit(duration(item)?),
             }
@@ -214,7 +218,7 @@ mod tests {
     fn what_is_no_timeout_is_refused_by_name() {
         for (list, says) in [
             ("soon", "--timeout soon:"),
-            ("close=", "--timeout :"),
+            ("close=", "--timeout : value was empty: give 90s, 5m, 2h, … (in close=)"),
             ("closed=2s", "--timeout closed: there is none of that name"),
             ("", "--timeout :"),
         ] {

@@ -21,7 +21,6 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     packet::Protocols,
-    state::State,
 };
 
 use super::Scheme;
@@ -256,11 +255,7 @@ impl Run {
             eprintln!("adopted {adopted} flows");
         }
 
-        let mut report = Report::new(
-            self.json,
-            plane.clock(),
-            Names::open(&install::pinned(&pins))?,
-        );
+        let mut report = Report::new(self.json, &plane, Names::open(&install::pinned(&pins))?);
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -381,18 +376,20 @@ fn pin_programs(plane: &mut DataPlane, instance: &Instance) -> Result<()> {
 struct Report {
     output: Box<dyn Output>,
     clock: Clock,
-    ended: BTreeMap<(Reason, State), u64>,
+    one_way: bool,
+    ended: BTreeMap<(Reason, &'static str), u64>,
     names: Names,
     /// The reader of our output is gone.
     closed: bool,
 }
 
 impl Report {
-    fn new(json: bool, clock: Clock, names: Names) -> Self {
+    fn new(json: bool, plane: &DataPlane, names: Names) -> Self {
         let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
         Self {
             output,
-            clock,
+            clock: plane.clock(),
+            one_way: plane.config().one_way != 0,
             ended: BTreeMap::new(),
             names,
             closed: false,
@@ -402,7 +399,7 @@ impl Report {
     fn print(&mut self, batch: &[Event]) -> Result<()> {
         let mut out = BufWriter::new(io::stdout().lock());
         for event in batch {
-            let Some(flow) = Expired::new(event, self.clock) else {
+            let Some(flow) = Expired::new(event, self.clock, self.one_way) else {
                 log::error!("an event that cannot be read: {event:?}");
                 continue;
             };
@@ -438,7 +435,7 @@ impl Report {
         let touched = counters.get(Counter::Touched);
         eprintln!("  {touched:>8}  {}", Counter::Touched.meaning());
         for ((reason, state), count) in &self.ended {
-            eprintln!("  {count:>8}  {} in {}", reason.name(), state.name());
+            eprintln!("  {count:>8}  {} in {state}", reason.name());
         }
         for counter in [
             Counter::TableFull,

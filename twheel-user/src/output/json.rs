@@ -49,7 +49,7 @@ impl Output for Json {
             sport: flow.src.port(),
             dst: flow.dst.ip(),
             dport: flow.dst.port(),
-            state: flow.state.name(),
+            state: flow.state,
             picked_up: flow.picked_up,
             reason: flow.reason.name(),
             rule,

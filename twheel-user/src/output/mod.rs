@@ -9,7 +9,7 @@ use twheel_common::{
     event::{Event, Reason},
     flow::{Direction, Traffic},
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
-    state::State,
+    state::{Seen, State},
 };
 
 pub use self::{json::Json, text::Text};
@@ -24,8 +24,8 @@ pub struct Expired {
     pub src: SocketAddr,
     /// The responder.
     pub dst: SocketAddr,
-    /// State at the end.
-    pub state: State,
+    /// State at the end, by name; `unreplied` where it is established and one side was never seen.
+    pub state: &'static str,
     /// Its beginning was not seen.
     pub picked_up: bool,
     /// Why it ended.
@@ -41,8 +41,9 @@ pub struct Expired {
 }
 
 impl Expired {
-    /// From the data plane's record; `None` for a record that no data plane writes.
-    pub fn new(event: &Event, clock: Clock) -> Option<Self> {
+    /// From the data plane's record; `None` for a record that no data plane writes. `one_way`: one side is all that is
+    /// ever seen.
+    pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
@@ -55,7 +56,7 @@ impl Expired {
             },
             src: event.key.sender(initiator),
             dst: event.key.sender(initiator.reverse()),
-            state: seen.state(),
+            state: state(seen, one_way),
             picked_up: seen.is_pickup(),
             reason: Reason::from_raw(event.reason)?,
             rule: event.rule as u16,
@@ -63,6 +64,14 @@ impl Expired {
             idle: clock.duration(u64::from(event.idle)),
             account: account(event),
         })
+    }
+}
+
+/// A state's name.
+fn state(seen: Seen, one_way: bool) -> &'static str {
+    match seen.state() {
+        State::Established if !seen.is_replied() && !one_way => "unreplied",
+        state => state.name(),
     }
 }
 

@@ -20,7 +20,7 @@ impl Output for Text {
             flow.proto,
             flow.src.to_string(),
             flow.dst.to_string(),
-            flow.state.name(),
+            flow.state,
             seconds(flow.age),
             seconds(flow.idle),
             flow.reason.name(),

@@ -19,6 +19,7 @@ use twheel_common::{
     policy::{Active, Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules, Tables},
     state::{self, State},
     step::{MAX_SWEEP, Sweep},
+    wheel::Scheme,
 };
 
 use super::{Compiled, Policy, Timeouts};
@@ -50,9 +51,16 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
     let open = pinned(pins);
     let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
     let tick = clock.duration(meta.tick.into());
+    // A simple wheel must be as long as every timeout, and one tick longer, in which a deadline may lie anywhere.
+    let longest = if meta.geometry.scheme == Scheme::Simple as u32 {
+        let ticks = (meta.geometry.range() - 1) as u32;
+        longest_timeout(clock).min(tick.saturating_mul(ticks))
+    } else {
+        longest_timeout(clock)
+    };
     let policy = file
         .map(|file| {
-            let policy = Policy::load(file, tick..=longest_timeout(clock))?;
+            let policy = Policy::load(file, tick..=longest)?;
             let compiled = policy.compile(|name| if_nametoindex(name).ok())?;
             anyhow::Ok((policy, compiled))
         })
