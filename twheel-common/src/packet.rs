@@ -239,9 +239,11 @@ fn ipv4<B: Bytes + ?Sized>(
         return Err(Skip::Malformed);
     }
     // The low 13 bits of the fragment word: the offset. Only the first fragment has the ports.
-    if u16::from_be(header.u16(6)) & 0x1fff != 0 {
+    let fragment = u16::from_be(header.u16(6));
+    if fragment & 0x1fff != 0 {
         return Err(Skip::Fragment);
     }
+    let more = fragment & 0x2000 != 0;
     let proto = header.u8(9);
     if !tracked(proto, PROTO_ICMP, protocols) {
         return Err(Skip::NotTracked);
@@ -255,7 +257,8 @@ fn ipv4<B: Bytes + ?Sized>(
         return Err(Skip::Malformed);
     };
     let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
-    let segment = transport(frame, offset + header_len, proto, room, source, destination)?;
+    let at = offset + header_len;
+    let segment = transport(frame, at, proto, (room, more), source, destination)?;
     Ok(Segment {
         bytes: bytes as u32,
         ..segment
@@ -269,19 +272,19 @@ fn tracked(proto: u8, icmp: u8, protocols: Protocols) -> bool {
         || proto == icmp && protocols.has(Protocols::ICMP)
 }
 
-/// Of a protocol that is tracked.
+/// Of a protocol that is tracked. Its room, and whether that is a first fragment's: more of the datagram follows.
 #[inline(always)]
 fn transport<B: Bytes + ?Sized>(
     frame: &B,
     offset: usize,
     proto: u8,
-    room: usize,
+    (room, more): (usize, bool),
     source: [u64; 2],
     destination: [u64; 2],
 ) -> Result<Segment, Skip> {
     match proto {
         PROTO_TCP => tcp_segment(frame, offset, room, source, destination),
-        PROTO_UDP => udp_datagram(frame, offset, room, source, destination),
+        PROTO_UDP => udp_datagram(frame, offset, (room, more), source, destination),
         _ => icmp_query(frame, offset, proto, room, source, destination),
     }
 }
@@ -291,14 +294,15 @@ fn transport<B: Bytes + ?Sized>(
 fn udp_datagram<B: Bytes + ?Sized>(
     frame: &B,
     offset: usize,
-    room: usize,
+    (room, more): (usize, bool),
     source: [u64; 2],
     destination: [u64; 2],
 ) -> Result<Segment, Skip> {
     let header = frame.header::<8>(offset).ok_or(Skip::Truncated)?;
     // A length of 0 stands for a jumbogram (RFC 2675), or for what segmentation is still to fill in.
+    // It is that of the whole datagram, of which a first fragment has a part.
     let length = usize::from(u16::from_be(header.u16(4)));
-    if room < 8 || length != 0 && (length < 8 || length > room) {
+    if room < 8 || length != 0 && (length < 8 || length > room && !more) {
         return Err(Skip::Malformed);
     }
     let key = FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_UDP);
@@ -377,12 +381,13 @@ fn ipv6<B: Bytes + ?Sized>(
     let destination = [header.u64(24), header.u64(32)];
     let start = offset + IPV6_HEADER;
     let mut at = start;
+    let mut more = false;
     for _ in 0..=MAX_EXTENSION_HEADERS {
         if tracked(next, PROTO_ICMP6, protocols) {
             let Some(room) = payload.checked_sub(at - start) else {
                 return Err(Skip::Malformed);
             };
-            let segment = transport(frame, at, next, room, source, destination)?;
+            let segment = transport(frame, at, next, (room, more), source, destination)?;
             return Ok(Segment {
                 bytes: bytes as u32,
                 ..segment
@@ -397,9 +402,11 @@ fn ipv6<B: Bytes + ?Sized>(
         let words = usize::from(header.u8(1));
         at += match next {
             44 => {
-                if u16::from_be(header.u16(2)) & 0xfff8 != 0 {
+                let fragment = u16::from_be(header.u16(2));
+                if fragment & 0xfff8 != 0 {
                     return Err(Skip::Fragment);
                 }
+                more = fragment & 1 != 0;
                 8
             }
             // RFC 4302, section 2.2: in words of four bytes, minus 2.

@@ -4,7 +4,7 @@
 use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
-    packet::{Segment, Skip, parse, tcp},
+    packet::{Protocols, Segment, Skip, parse, parse_any, tcp},
 };
 
 const A: [u8; 4] = [10, 0, 0, 1];
@@ -202,6 +202,38 @@ fn ipv4_fragments_but_the_first_have_no_ports() {
     assert_eq!(parse(frame.as_slice()), Err(Skip::Fragment));
     frame[20..22].copy_from_slice(&0x1000u16.to_be_bytes());
     assert_eq!(parse(frame.as_slice()), Err(Skip::Fragment));
+}
+
+/// UDP's length is that of the whole datagram, of which a first fragment has a part.
+#[test]
+fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
+    let udp = |frame: &[u8]| parse_any(frame, Protocols::UDP).map(|segment| segment.bytes);
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(MAC, MAC)
+        .ipv4(A, B, 64)
+        .udp(1000, 53)
+        .write(&mut frame, &[0; 16])
+        .unwrap();
+    frame[38..40].copy_from_slice(&3000u16.to_be_bytes());
+    assert_eq!(udp(&frame), Err(Skip::Malformed));
+    frame[20] = 0x20; // more fragments
+    assert_eq!(udp(&frame), Ok(44));
+    frame[38..40].copy_from_slice(&7u16.to_be_bytes());
+    assert_eq!(udp(&frame), Err(Skip::Malformed), "shorter than its header");
+
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(MAC, MAC)
+        .ipv6([1; 16], [2; 16], 64)
+        .udp(1000, 53)
+        .write(&mut frame, &[0; 16])
+        .unwrap();
+    frame[58..60].copy_from_slice(&3000u16.to_be_bytes());
+    frame.splice(54..54, [17, 0, 0, 1, 0, 0, 0, 9]);
+    frame[20] = 44;
+    frame[18..20].copy_from_slice(&32u16.to_be_bytes());
+    assert_eq!(udp(&frame), Ok(72));
+    frame[57] = 0; // the only fragment
+    assert_eq!(udp(&frame), Err(Skip::Malformed));
 }
 
 #[test]
