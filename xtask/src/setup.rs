@@ -17,11 +17,18 @@ pub fn setup() -> Result<()> {
     Ok(())
 }
 
-/// What the tests need: what the lab does, and `nft`, for the kernel's own connection tracking beside ours.
+/// What the tests need: what the lab does; `nft`, for the kernel's own connection tracking beside ours; and
+/// what replays captures, and says what is in them.
 pub fn tests() -> Result<()> {
     lab()?;
     if !Path::new("/usr/sbin/nft").exists() && sh::which("nft").is_empty() {
         apt(&["nftables"], "10 s")?;
+    }
+    if sh::which("tcpreplay").is_empty() {
+        apt(&["tcpreplay"], "10 s")?;
+    }
+    if sh::which("tshark").is_empty() {
+        apt(&["tshark"], "1 min")?;
     }
     Ok(())
 }
