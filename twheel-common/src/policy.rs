@@ -507,7 +507,7 @@ mod tests {
     fn what_the_kernel_sees_has_the_layout_that_is_documented() {
         assert_eq!(size_of::<Rules>(), 32);
         assert_eq!(size_of::<Ends>(), 64);
-        assert_eq!(size_of::<Header>(), 200);
+        assert_eq!(size_of::<Header>(), 192);
         assert_eq!(size_of::<Prefix>(), 20);
         assert_eq!(core::mem::offset_of!(Prefix, address), 4);
     }

@@ -343,7 +343,7 @@ fn unescape(name: &str) -> String {
 
 /// The inode of this network namespace: interfaces of other namespaces may have the same names.
 fn namespace() -> Result<u64> {
-    Ok(fs::metadata("/proc/self/ns/net")
+    Ok(fs::metadata("/proc/thread-self/ns/net")
         .context("cannot tell the network namespace")?
         .ino())
 }

@@ -218,7 +218,10 @@ mod tests {
     fn what_is_no_timeout_is_refused_by_name() {
         for (list, says) in [
             ("soon", "--timeout soon:"),
-            ("close=", "--timeout : value was empty: give 90s, 5m, 2h, … (in close=)"),
+            (
+                "close=",
+                "--timeout : value was empty: give 90s, 5m, 2h, … (in close=)",
+            ),
             ("closed=2s", "--timeout closed: there is none of that name"),
             ("", "--timeout :"),
         ] {
