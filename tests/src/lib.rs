@@ -5,3 +5,7 @@ pub mod plane;
 pub mod ctnetlink;
 
 pub mod netns;
+
+pub mod path;
+
+pub mod tracefs;

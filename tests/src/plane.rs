@@ -21,7 +21,7 @@ use twheel::{
 };
 use twheel_common::{
     counter::{Counter, Counters},
-    event::Event,
+    event::{Event, Record},
     packet::Protocols,
     step::Outcome,
     wheel::{NEVER, Scheme},
@@ -69,6 +69,8 @@ pub struct Setup {
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
+    /// Whether retransmission timers run.
+    pub rto: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -96,6 +98,7 @@ impl Setup {
         strict: false,
         protocols: Protocols::TCP,
         accounting: false,
+        rto: false,
         log_level: 0,
         secret: None,
     };
@@ -114,10 +117,12 @@ impl Setup {
             strict: self.strict,
             protocols: self.protocols,
             accounting: self.accounting,
+            rto: self.rto,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,
             levels: None,
+            ..Wanted::default()
         }
         .config(clock)
         .unwrap();
@@ -202,7 +207,7 @@ impl Plane {
         let mut events = Vec::new();
         loop {
             let (outcome, _) = self.call(STEP_BUDGET);
-            self.events.drain(&mut events);
+            self.events.drain_ended(&mut events);
             if outcome == Outcome::Done {
                 return events;
             }
@@ -216,10 +221,22 @@ impl Plane {
         (step.next != NEVER).then(|| step.next * u64::from(self.plane.config().tick))
     }
 
+    /// The same, and what there is to say of flows that go on.
+    pub fn step_all(&mut self) -> Vec<Record> {
+        let mut records = Vec::new();
+        loop {
+            let (outcome, _) = self.call(STEP_BUDGET);
+            self.events.drain(&mut records);
+            if outcome == Outcome::Done {
+                return records;
+            }
+        }
+    }
+
     /// What is in the ring.
     pub fn drain(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        self.events.drain(&mut events);
+        self.events.drain_ended(&mut events);
         events
     }
 

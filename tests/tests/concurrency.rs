@@ -205,7 +205,7 @@ impl Stress<'_> {
                         check_flow(&flow, shared.load.keys);
                         reads += 1;
                     }
-                    ring.drain(events);
+                    ring.drain_ended(events);
                     while wakes.next().is_some() {}
                     // Who is pinned goes first.
                     thread::sleep(Duration::from_micros(50));
@@ -239,7 +239,7 @@ impl Stress<'_> {
 
     /// Nobody writes: everything fits together.
     fn check(&mut self) -> usize {
-        self.ring.drain(&mut self.events);
+        self.ring.drain_ended(&mut self.events);
         for event in self.events.drain(..) {
             client(&event.key, self.load.keys).expect("the end of a flow that was not");
             assert_eq!(event.rule, 0);
@@ -348,7 +348,7 @@ impl Stress<'_> {
             for cpu in CPUS {
                 pin_to(cpu).unwrap();
                 while step(self.stepper, 256).unwrap().outcome != Outcome::Done as u32 {
-                    self.ring.drain(&mut self.events);
+                    self.ring.drain_ended(&mut self.events);
                 }
             }
         }

@@ -12,7 +12,7 @@ use twheel::{clock::Clock, output::Expired, stepper::pin_to};
 use twheel_common::{
     config::Meta,
     counter::Counter,
-    event::{Event, Reason},
+    event::{Event, Reason, Record as Told},
     flow::{Account, Direction, MAX_AGE, Word},
     packet::{Protocols, Skip, parse},
     state::{Change, Seen, State, Timeouts, View},
@@ -1360,4 +1360,164 @@ impl Random {
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
     }
+}
+
+/// A segment with data, or without, from the client or back, over IPv4.
+fn segment(back: bool, flags: u8, seq: u32, ack: u32, length: usize) -> Vec<u8> {
+    let (client, server) = (([10, 0, 0, 1], 1025), ([192, 0, 2, 1], 80));
+    let (from, to) = if back {
+        (server, client)
+    } else {
+        (client, server)
+    };
+    let mut tcp = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6])
+        .ipv4(from.0, to.0, 64)
+        .tcp(from.1, to.1, seq, 1_000);
+    if flags & SYN != 0 {
+        tcp = tcp.syn();
+    }
+    if flags & ACK != 0 {
+        tcp = tcp.ack(ack);
+    }
+    let mut frame = Vec::new();
+    tcp.write(&mut frame, &vec![0; length]).unwrap();
+    frame
+}
+
+/// A data plane with retransmission timers, and a flow in it with a round trip of 20 ms.
+fn timed() -> Plane {
+    let setup = Setup {
+        tick: 10,
+        rto: true,
+        one_way: false,
+        ..Setup::default()
+    };
+    let mut plane = setup.load();
+    plane.receive(&segment(false, SYN, 999, 0, 0));
+    plane.send(&segment(true, SYN | ACK, 4_999, 1_000, 0));
+    plane.receive(&segment(false, ACK, 1_000, 5_000, 0));
+    for number in 0..20 {
+        plane.send(&segment(true, ACK, 5_000 + 10 * number, 1_000, 10));
+        plane.pass(20);
+        plane.receive(&segment(false, ACK, 1_000, 5_010 + 10 * number, 0));
+    }
+    plane
+}
+
+/// Steps through so many milliseconds. When timers have expired, since now, and how often before; and how many flows
+/// have ended.
+fn expiries(plane: &mut Plane, milliseconds: u64) -> (Vec<(u64, u32)>, usize) {
+    let (mut found, mut ended) = (Vec::new(), 0);
+    for elapsed in (10..=milliseconds).step_by(10) {
+        plane.pass(10);
+        for record in plane.step_all() {
+            match record {
+                Told::Rto(event) => {
+                    assert_eq!(
+                        event.key.sender(Direction::FromLow).port() == 80,
+                        event.direction == 0
+                    );
+                    found.push((elapsed, event.expiries));
+                }
+                Told::Ended(_) => ended += 1,
+            }
+        }
+    }
+    (found, ended)
+}
+
+#[test]
+fn a_retransmission_timer_expires_backs_off_and_gives_the_flow_up() {
+    let mut plane = timed();
+    let mut timeouts = plane.plane().timeouts(0).unwrap();
+    timeouts.0[Timeouts::RETRANS] = 3_000;
+    plane.plane().set_timeouts(0, &timeouts).unwrap();
+    assert_eq!(
+        expiries(&mut plane, 5_000),
+        (vec![], 0),
+        "nothing is outstanding"
+    );
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    // 20 ms and 200, and an eighth; then twice that, and so on. With the third the flow is stalled, and ends three
+    // seconds after its last packet, not a minute.
+    let (found, ended) = expiries(&mut plane, 3_100);
+    let (times, numbers): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    assert_eq!(numbers, [1, 2, 3]);
+    for (time, wanted) in times.iter().zip([248, 743, 1_733]) {
+        assert!((wanted..wanted + 40).contains(time), "{times:?}");
+    }
+    assert_eq!(plane.count(Counter::Stalled), 1);
+    assert_eq!((ended, plane.counters().live()), (1, 0));
+}
+
+#[test]
+fn who_answers_is_not_stalled() {
+    let mut plane = timed();
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    let (found, _) = expiries(&mut plane, 2_000);
+    assert_eq!(found.len(), 3);
+    assert_eq!(plane.count(Counter::Stalled), 1);
+    let stalled = |plane: &mut Plane| {
+        let flows: Vec<_> = plane.plane().flows().unwrap().iter().collect();
+        flows[0].word.seen().is_stalled()
+    };
+    assert!(stalled(&mut plane));
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    plane.receive(&segment(false, ACK, 1_000, 5_300, 0));
+    assert!(!stalled(&mut plane));
+    assert_eq!(expiries(&mut plane, 5_000), (vec![], 0));
+    // The timer begins as if nothing had been.
+    plane.send(&segment(true, ACK, 5_300, 1_000, 100));
+    let (found, _) = expiries(&mut plane, 400);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].1, 1);
+}
+
+#[test]
+fn a_retransmission_is_reported_at_the_next_tick() {
+    let mut plane = timed();
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    plane.send(&segment(true, ACK, 5_300, 1_000, 100));
+    assert_eq!(expiries(&mut plane, 100).0, []);
+    // The last of two, long before: a probe.
+    plane.send(&segment(true, ACK, 5_300, 1_000, 100));
+    assert_eq!(expiries(&mut plane, 110).0, []);
+    // The oldest, at its time.
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    assert_eq!(expiries(&mut plane, 100).0, [(10, 1)]);
+}
+
+#[test]
+fn a_timer_that_starts_on_another_cpu_calls_the_stepper_of_the_flows() {
+    let mut plane = timed();
+    let mut wakes = plane.plane().take_wakes().unwrap();
+    while wakes.next().is_some() {}
+    plane.step();
+    let turn = plane.next_turn().unwrap();
+    assert!(turn > plane.now() + 1_000);
+    pin_to(1).expect("this test needs two CPUs");
+    plane.send(&segment(true, ACK, 5_200, 1_000, 100));
+    let called = wakes
+        .next()
+        .map(|record| u64::from_ne_bytes((*record).try_into().unwrap()));
+    assert_eq!(called, Some(0));
+    // More data, and the timer runs already.
+    plane.send(&segment(true, ACK, 5_300, 1_000, 100));
+    assert!(wakes.next().is_none());
+    pin_to(0).unwrap();
+    let mut reported = 0;
+    for _ in 0..4 {
+        reported += plane
+            .step_all()
+            .iter()
+            .filter(|it| matches!(it, Told::Rto(_)))
+            .count();
+        if reported > 0 {
+            break;
+        }
+        let turn = plane.next_turn().unwrap();
+        plane.at(turn);
+    }
+    assert_eq!(reported, 1);
+    assert_eq!(plane.count(Counter::Orphans), 0);
 }

@@ -42,6 +42,24 @@ pub struct Config {
     pub two_seconds: u32,
     /// 1: packets and bytes are counted.
     pub accounting: u32,
+    /// Whether retransmission timers run, and their bounds.
+    pub rto: Rto,
+}
+
+/// See [`Config::rto`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rto {
+    /// 1: they run.
+    pub on: u32,
+    /// See [`Limits`](crate::rto::Limits).
+    pub min: u32,
+    /// Likewise.
+    pub max: u32,
+    /// Expiries after which a flow is stalled.
+    pub max_retrans: u32,
+    /// Microseconds in a clock unit.
+    pub unit: u32,
 }
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.
@@ -58,8 +76,8 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// 1: packets and bytes are counted.
-    pub accounting: u32,
+    /// 1: packets and bytes are counted; 2: there are retransmission timers. Bits.
+    pub extras: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,
 }

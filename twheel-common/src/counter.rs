@@ -69,6 +69,12 @@ counters! {
     Raced = "raced",
     /// events of the packet path that found the ring full
     EventsLost = "events_lost",
+    /// retransmission timers that were started
+    RtoStarted = "rto_started",
+    /// retransmission timers that have expired
+    RtoExpired = "rto_expired",
+    /// flows whose retransmissions were found to be answered no more
+    Stalled = "stalled",
     /// visits of the wheel to a flow
     Visits = "visits",
     /// visits that found the deadline ahead and armed the flow again

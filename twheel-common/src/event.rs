@@ -27,6 +27,58 @@ pub struct Event {
     pub rule: u32,
     /// What was sent, if that is counted.
     pub account: Account,
+    /// How it was sent, if there are retransmission timers: the key's low endpoint first.
+    pub pace: [Pace; 2],
+}
+
+/// What a retransmission timer knows of one side's sending.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Smoothed round-trip time, microseconds; 0 if there was no sample.
+    pub srtt: u32,
+    /// The retransmission timeout, microseconds, backoff included.
+    pub rto: u32,
+    /// Segments that were seen to be sent again.
+    pub retransmissions: u32,
+}
+
+/// Record of the ring buffer `EVENTS`: the retransmission timer of one side has expired. The flow goes on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RtoExpired {
+    /// The flow.
+    pub key: FlowKey,
+    /// Clock when that was found, units.
+    pub at: u64,
+    /// [`Direction`](crate::flow::Direction) in which that side sends.
+    pub direction: u32,
+    /// [`Seen`] of the flow.
+    pub seen: u32,
+    /// The rule that the flow has met; 0 for none.
+    pub rule: u32,
+    /// Bytes sent and not acknowledged.
+    pub outstanding: u32,
+    /// Expiries since there was progress, this one included.
+    pub expiries: u32,
+    /// As it was when it expired.
+    pub pace: Pace,
+}
+
+impl RtoExpired {
+    /// What was seen of the flow.
+    pub fn seen(&self) -> Seen {
+        Seen(self.seen as u16)
+    }
+}
+
+/// A record of the ring.
+#[derive(Clone, Copy, Debug)]
+pub enum Record {
+    /// A flow has ended.
+    Ended(Event),
+    /// One side waits in vain.
+    Rto(RtoExpired),
 }
 
 impl Event {

@@ -200,6 +200,12 @@ impl Word {
         Self::new(stamp, self.generation(), seen)
     }
 
+    /// The same packet and life, of which this has now been seen.
+    #[inline(always)]
+    pub fn with_seen(self, seen: Seen) -> Self {
+        Self::new(self.0, self.generation(), seen)
+    }
+
     /// The same flow, ended.
     #[inline(always)]
     pub fn dead(self) -> Self {

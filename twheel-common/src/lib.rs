@@ -15,6 +15,7 @@ pub mod event;
 pub mod flow;
 pub mod packet;
 pub mod policy;
+pub mod rto;
 #[cfg(feature = "std")]
 pub mod schemes;
 pub mod state;

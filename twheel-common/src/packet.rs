@@ -123,6 +123,12 @@ pub struct Segment {
     pub end: u32,
     /// Bytes of the IP packet, as its header says, or the frame where that cannot: beyond 64 KiB.
     pub bytes: u32,
+    /// Timestamp value and echo reply (RFC 7323) where they stand as [RFC 7323, appendix A] has them, and 0 otherwise.
+    ///
+    /// [RFC 7323, appendix A]: https://www.rfc-editor.org/rfc/rfc7323#appendix-A
+    pub stamp: [u32; 2],
+    /// The window, unscaled. This and `stamp` are 0 where nobody [asks for them](Wanted::timing).
+    pub window: u32,
 }
 
 /// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
@@ -188,15 +194,28 @@ impl Protocols {
     }
 }
 
+/// What is asked of a frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Segments and datagrams of these.
+    pub protocols: Protocols,
+    /// And what tells round trips.
+    pub timing: bool,
+}
+
 /// Parses an Ethernet frame for its TCP segment.
 #[inline(always)]
 pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
-    parse_any(frame, Protocols::TCP)
+    let wanted = Wanted {
+        protocols: Protocols::TCP,
+        timing: true,
+    };
+    parse_any(frame, wanted)
 }
 
-/// Parses an Ethernet frame for a segment or datagram of one of these protocols.
+/// Parses an Ethernet frame for what is asked of it.
 #[inline(always)]
-pub fn parse_any<B: Bytes + ?Sized>(frame: &B, protocols: Protocols) -> Result<Segment, Skip> {
+pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment, Skip> {
     let mut offset = ETH_HEADER;
     let mut ether_type = be16(frame, offset - 2)?;
     // Unrolled by hand: at most two tags.
@@ -209,8 +228,8 @@ pub fn parse_any<B: Bytes + ?Sized>(frame: &B, protocols: Protocols) -> Result<S
         }
     }
     match ether_type {
-        0x0800 => ipv4(frame, offset, protocols),
-        0x86dd => ipv6(frame, offset, protocols),
+        0x0800 => ipv4(frame, offset, wanted),
+        0x86dd => ipv6(frame, offset, wanted),
         _ => Err(Skip::NotIp),
     }
 }
@@ -227,11 +246,7 @@ fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, Skip> {
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(
-    frame: &B,
-    offset: usize,
-    protocols: Protocols,
-) -> Result<Segment, Skip> {
+fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<Segment, Skip> {
     let header = frame.header::<20>(offset).ok_or(Skip::Truncated)?;
     let first = header.u8(0);
     let header_len = usize::from(first & 0x0f) * 4;
@@ -245,7 +260,7 @@ fn ipv4<B: Bytes + ?Sized>(
     }
     let more = fragment & 0x2000 != 0;
     let proto = header.u8(9);
-    if !tracked(proto, PROTO_ICMP, protocols) {
+    if !tracked(proto, PROTO_ICMP, wanted.protocols) {
         return Err(Skip::NotTracked);
     }
     // A total length of 0 stands for "beyond 64 KiB" in the GSO packets that egress sees.
@@ -258,7 +273,8 @@ fn ipv4<B: Bytes + ?Sized>(
     };
     let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
     let at = offset + header_len;
-    let segment = transport(frame, at, proto, (room, more), source, destination)?;
+    let ends = [source, destination];
+    let segment = transport(frame, at, proto, (room, more), ends, wanted)?;
     Ok(Segment {
         bytes: bytes as u32,
         ..segment
@@ -279,11 +295,11 @@ fn transport<B: Bytes + ?Sized>(
     offset: usize,
     proto: u8,
     (room, more): (usize, bool),
-    source: [u64; 2],
-    destination: [u64; 2],
+    [source, destination]: [[u64; 2]; 2],
+    wanted: Wanted,
 ) -> Result<Segment, Skip> {
     match proto {
-        PROTO_TCP => tcp_segment(frame, offset, room, source, destination),
+        PROTO_TCP => tcp_segment(frame, offset, room, [source, destination], wanted),
         PROTO_UDP => udp_datagram(frame, offset, (room, more), source, destination),
         _ => icmp_query(frame, offset, proto, room, source, destination),
     }
@@ -346,6 +362,8 @@ fn without_numbers((key, direction): (FlowKey, Direction), flags: u8) -> Segment
         ack: 0,
         end: 0,
         bytes: 0,
+        stamp: [0; 2],
+        window: 0,
     }
 }
 
@@ -362,11 +380,7 @@ fn mapped(address: u32) -> [u64; 2] {
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(
-    frame: &B,
-    offset: usize,
-    protocols: Protocols,
-) -> Result<Segment, Skip> {
+fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<Segment, Skip> {
     let header = frame.header::<IPV6_HEADER>(offset).ok_or(Skip::Truncated)?;
     if header.u8(0) >> 4 != 6 {
         return Err(Skip::Malformed);
@@ -383,11 +397,12 @@ fn ipv6<B: Bytes + ?Sized>(
     let mut at = start;
     let mut more = false;
     for _ in 0..=MAX_EXTENSION_HEADERS {
-        if tracked(next, PROTO_ICMP6, protocols) {
+        if tracked(next, PROTO_ICMP6, wanted.protocols) {
             let Some(room) = payload.checked_sub(at - start) else {
                 return Err(Skip::Malformed);
             };
-            let segment = transport(frame, at, next, (room, more), source, destination)?;
+            let ends = [source, destination];
+            let segment = transport(frame, at, next, (room, more), ends, wanted)?;
             return Ok(Segment {
                 bytes: bytes as u32,
                 ..segment
@@ -424,8 +439,8 @@ fn tcp_segment<B: Bytes + ?Sized>(
     frame: &B,
     offset: usize,
     room: usize,
-    source: [u64; 2],
-    destination: [u64; 2],
+    [source, destination]: [[u64; 2]; 2],
+    wanted: Wanted,
 ) -> Result<Segment, Skip> {
     let header = frame.header::<TCP_HEADER>(offset).ok_or(Skip::Truncated)?;
     let header_len = usize::from(header.u8(12) >> 4) * 4;
@@ -439,6 +454,17 @@ fn tcp_segment<B: Bytes + ?Sized>(
     let (key, direction) =
         FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_TCP);
     let seq = u32::from_be(header.u32(4));
+    let (mut stamp, mut window) = ([0; 2], 0);
+    if wanted.timing {
+        window = u16::from_be(header.u16(14)).into();
+        // Padded by two NOPs, and nothing before it: what stacks send, and look for first.
+        if header_len >= TCP_HEADER + 12
+            && let Some(option) = frame.header::<12>(offset + TCP_HEADER)
+            && u32::from_be(option.u32(0)) == 0x0101_080a
+        {
+            stamp = [u32::from_be(option.u32(4)), u32::from_be(option.u32(8))];
+        }
+    }
     // What the IP header says, not what the frame holds: that may be padded, or cut. Beyond 64 KiB nobody
     // says.
     let data = if room <= 0xffff {
@@ -455,5 +481,7 @@ fn tcp_segment<B: Bytes + ?Sized>(
         ack: u32::from_be(header.u32(8)),
         end: seq.wrapping_add(data).wrapping_add(counted),
         bytes: 0,
+        stamp,
+        window,
     })
 }

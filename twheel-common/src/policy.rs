@@ -412,10 +412,12 @@ pub enum TimeoutName {
     UdpStream,
     /// ICMP.
     Icmp,
+    /// TCP: one side's retransmissions are not answered, however long the state's own timeout is.
+    Retrans,
 }
 
 /// How many timeouts a rule may set.
-pub const TIMEOUTS: usize = 12;
+pub const TIMEOUTS: usize = 13;
 
 impl TimeoutName {
     /// As in a policy file, by discriminant.
@@ -432,6 +434,7 @@ impl TimeoutName {
         "udp",
         "udp_stream",
         "icmp",
+        "retrans",
     ];
 
     /// All of them, by discriminant.
@@ -448,6 +451,7 @@ impl TimeoutName {
         Self::Udp,
         Self::UdpStream,
         Self::Icmp,
+        Self::Retrans,
     ];
 
     /// As in a policy file.

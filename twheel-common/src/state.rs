@@ -167,6 +167,8 @@ impl Seen {
     /// How far above the bit of a side that of its FIN is.
     const FIN: u32 = 3;
 
+    /// One side sends again and again, and nothing comes back.
+    const STALLED: u16 = 1 << 10;
     /// Its link to an inbox is in use.
     pub(crate) const POSTED: u16 = 1 << 13;
     /// A new life of the flow has begun, and when is not yet noted.
@@ -314,6 +316,29 @@ impl Seen {
     #[inline(always)]
     pub fn delivered(self) -> Self {
         Self(self.0 & !Self::POSTED)
+    }
+
+    /// The same, but [`is_stalled`](Self::is_stalled), or not.
+    #[inline(always)]
+    pub fn stalled(self, stalled: bool) -> Self {
+        if stalled {
+            Self(self.0 | Self::STALLED)
+        } else {
+            Self(self.0 & !Self::STALLED)
+        }
+    }
+
+    /// Whether one side's retransmissions are not answered.
+    #[inline(always)]
+    pub fn is_stalled(self) -> bool {
+        self.0 & Self::STALLED != 0
+    }
+
+    /// TCP past the handshake, and neither over nor reset: retransmissions tell whether anybody is there.
+    #[inline(always)]
+    pub fn is_synchronized(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state >= State::Established as u16 && state <= State::LastAck as u16
     }
 
     /// Whether the flow is on its way to the CPU of its wheel, which was told to look at it.
@@ -516,10 +541,12 @@ impl Timeouts {
     pub const UDP_STREAM: usize = 10;
     /// ICMP.
     pub const ICMP: usize = 11;
+    /// One side's retransmissions are not answered: no timeout of such a flow is longer.
+    pub const RETRANS: usize = 12;
     /// A RST before anything else came back: conntrack forgets the flow at once.
-    pub const REFUSED: usize = 12;
+    pub const REFUSED: usize = 13;
     /// No timeout: not 0 if the rule is gone, and its flows are no rule's.
-    pub const GONE: usize = 13;
+    pub const GONE: usize = 14;
 
     /// The number of the timeout of a flow of which this was seen.
     #[inline(always)]
@@ -557,6 +584,12 @@ impl Timeouts {
     /// The timeout of a flow of which this was seen.
     #[inline(always)]
     pub fn of(&self, seen: Seen) -> u32 {
-        self.0[Self::number(seen) & 15]
+        let timeout = self.0[Self::number(seen) & 15];
+        let most = self.0[Self::RETRANS];
+        if seen.is_stalled() && most < timeout {
+            most
+        } else {
+            timeout
+        }
     }
 }

@@ -19,7 +19,7 @@ pub struct Step {
     pub next: u64,
     /// Flows looked at.
     pub visits: u32,
-    /// Flows evicted, each with an event in the ring.
+    /// Events in the ring: of flows evicted, and of flows of which a retransmission timer has expired.
     pub expired: u32,
 }
 

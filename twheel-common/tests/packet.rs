@@ -4,7 +4,7 @@
 use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
-    packet::{Protocols, Segment, Skip, parse, parse_any, tcp},
+    packet::{Protocols, Segment, Skip, Wanted, parse, parse_any, tcp},
 };
 
 const A: [u8; 4] = [10, 0, 0, 1];
@@ -207,7 +207,11 @@ fn ipv4_fragments_but_the_first_have_no_ports() {
 /// UDP's length is that of the whole datagram, of which a first fragment has a part.
 #[test]
 fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
-    let udp = |frame: &[u8]| parse_any(frame, Protocols::UDP).map(|segment| segment.bytes);
+    let wanted = Wanted {
+        protocols: Protocols::UDP,
+        timing: false,
+    };
+    let udp = |frame: &[u8]| parse_any(frame, wanted).map(|segment| segment.bytes);
     let mut frame = Vec::new();
     PacketBuilder::ethernet2(MAC, MAC)
         .ipv4(A, B, 64)
@@ -341,4 +345,26 @@ fn bytes_are_the_ip_packets() {
     let mut frame = v6();
     frame[18..20].copy_from_slice(&[0, 0]);
     assert_eq!(parse(frame.as_slice()).unwrap().bytes, 60);
+}
+
+#[test]
+fn timestamps_are_read_where_stacks_put_them() {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(MAC, MAC)
+        .ipv4(A, B, 64)
+        .tcp(1000, 80, 1, 513)
+        .ack(1)
+        .options(&[
+            etherparse::TcpOptionElement::Noop,
+            etherparse::TcpOptionElement::Noop,
+            etherparse::TcpOptionElement::Timestamp(7, 9),
+        ])
+        .unwrap()
+        .write(&mut frame, b"payload")
+        .unwrap();
+    let segment = parse(frame.as_slice()).unwrap();
+    assert_eq!((segment.stamp, segment.window), ([7, 9], 513));
+    // Cut there, the segment is one all the same.
+    assert_eq!(parse(&frame[..60]).unwrap().stamp, [0, 0]);
+    assert_eq!(parse(v4((A, 1), (B, 2)).as_slice()).unwrap().stamp, [0, 0]);
 }

@@ -230,6 +230,8 @@ fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> 
         ack,
         end: seq.wrapping_add(length).wrapping_add(counted),
         bytes: 40 + length,
+        stamp: [0; 2],
+        window: 1,
     }
 }
 

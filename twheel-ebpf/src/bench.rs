@@ -24,8 +24,8 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::Reason,
-    flow::{Account, FlowKey, Visit, Word, visit},
-    packet::{Segment, parse},
+    flow::{FlowKey, Visit, Word, visit},
+    packet::{Protocols, Segment, Wanted, parse_any},
     policy::Hook,
     state::Seen,
     step::Step,
@@ -37,7 +37,7 @@ use twheel_ebpf::{
     frame::Frame,
     maps::CONFIG,
     policy::Place,
-    step, table,
+    rto, step, table,
     touch::{Touched, touch},
 };
 
@@ -286,9 +286,8 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 word,
                 rule: 0,
                 reason: Reason::of_expiry(word.seen()),
-                account: Account::default(),
             };
-            emit::submit(entry, &key, &ended, state.now, Reader::Stepping);
+            emit::submit(entry, None, &key, &ended, state.now, Reader::Stepping);
             // SAFETY: as above.
             unsafe { next.store(list) };
             state.expired += 1;
@@ -368,7 +367,11 @@ fn run<F: Fn(Frame, u64) -> bool>(ctx: &XdpContext, packet: F) -> u32 {
 
 #[inline(always)]
 fn parsed(frame: Frame) -> Option<Segment> {
-    match parse(&frame) {
+    let wanted = Wanted {
+        protocols: Protocols::TCP,
+        timing: false,
+    };
+    match parse_any(&frame, wanted) {
         Ok(segment) => Some(segment),
         Err(skip) => {
             count_skip(skip);
@@ -384,7 +387,11 @@ fn see(frame: Frame) -> Option<Touched> {
         interface: 1,
         hook: Hook::Ingress,
     };
-    match &mut parse(&frame) {
+    let wanted = Wanted {
+        protocols: Protocols::TCP,
+        timing: rto::is_on(),
+    };
+    match &mut parse_any(&frame, wanted) {
         Ok(segment) => Some(touch(segment, clock::now(), place)),
         Err(skip) => {
             count_skip(*skip);

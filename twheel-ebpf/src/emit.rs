@@ -2,11 +2,11 @@
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, maps::ring_buf::RingBufEntry};
 use twheel_common::{
-    event::{Event, Reason},
+    event::{Event, Pace, Reason, RtoExpired},
     flow::{Account, FlowKey, Word, age, idle},
 };
 
-use crate::{clock, maps::EVENTS};
+use crate::{clock, maps::EVENTS, rto, table::At};
 
 /// Who waits for an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,8 +27,6 @@ pub struct Ended {
     pub rule: u16,
     /// Why it has ended.
     pub reason: Reason,
-    /// What was sent.
-    pub account: Account,
 }
 
 /// Room for an event. Taken before the flow is, so that no flow ends without one; given back by
@@ -38,10 +36,17 @@ pub fn reserve() -> Option<RingBufEntry<Event>> {
     EVENTS.reserve::<Event>(0)
 }
 
-/// Fills in the end of a flow.
+/// The same for the expiry of a retransmission timer.
+#[inline(always)]
+pub fn reserve_rto() -> Option<RingBufEntry<RtoExpired>> {
+    EVENTS.reserve::<RtoExpired>(0)
+}
+
+/// Fills in the end of a flow; `None`: of one that is not in the table.
 #[inline(always)]
 pub fn submit(
     mut entry: RingBufEntry<Event>,
+    flow: Option<At>,
     key: &FlowKey,
     ended: &Ended,
     now: u64,
@@ -58,13 +63,18 @@ pub fn submit(
         (&raw mut (*event).reason).write(ended.reason as u32);
         (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());
-        // One by one, as the key.
-        let account = (&raw mut (*event).account).cast::<u64>();
-        let [low, high] = ended.account;
-        account.write_volatile(low.packets);
-        account.add(1).write_volatile(low.bytes);
-        account.add(2).write_volatile(high.packets);
-        account.add(3).write_volatile(high.bytes);
+        let (account, pace) = (&raw mut (*event).account, &raw mut (*event).pace);
+        match flow {
+            Some(flow) => {
+                flow.report_account(account.cast());
+                rto::report(flow, 0, pace.cast());
+                rto::report(flow, 1, pace.cast::<Pace>().add(1));
+            }
+            None => {
+                account.write(Account::default());
+                pace.write([Pace::default(); 2]);
+            }
+        }
     }
     entry.submit(match reader {
         Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),

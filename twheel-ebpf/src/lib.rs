@@ -15,6 +15,7 @@ pub mod frame;
 pub mod inbox;
 pub mod maps;
 pub mod policy;
+pub mod rto;
 pub mod step;
 pub mod table;
 pub mod touch;

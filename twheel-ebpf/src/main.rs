@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, trace};
 use twheel_common::{
-    packet::{Protocols, Segment, Skip, parse_any},
+    packet::{Protocols, Segment, Skip, Wanted, parse_any},
     policy::Hook,
     step::{Step, Sweep},
 };
@@ -20,7 +20,7 @@ use twheel_ebpf::{
     count::count_skip,
     frame::Frame,
     policy::Place,
-    step,
+    rto, step,
     touch::{Touched, touch},
 };
 
@@ -101,10 +101,14 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// The protocols are the configuration's; the verifier drops the parsers of the others.
+/// What is wanted is the configuration's; the verifier drops the parsers of the rest.
 #[inline(always)]
 fn parse(data: usize, end: usize, whole: usize) -> Result<Segment, Skip> {
-    parse_any(&Frame::new(data, end, whole), Protocols(config!(protocols)))
+    let wanted = Wanted {
+        protocols: Protocols(config!(protocols)),
+        timing: rto::is_on(),
+    };
+    parse_any(&Frame::new(data, end, whole), wanted)
 }
 
 #[inline(always)]

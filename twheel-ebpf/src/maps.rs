@@ -8,11 +8,12 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES},
+    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto},
     counter::Counters,
     flow::Account,
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
+    rto::Timers,
     state::Timeouts,
     table::{Hash, Nodes, Record},
     wheel::{Geometry, Link, Wheel},
@@ -30,6 +31,13 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     protocols: Protocols::TCP.0,
     two_seconds: 500,
     accounting: 0,
+    rto: Rto {
+        on: 0,
+        min: 200_000,
+        max: 120_000_000,
+        max_retrans: 3,
+        unit: 4_000,
+    },
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
@@ -63,6 +71,10 @@ pub static NODES: Array<Nodes> = Array::pinned(6, BPF_F_MMAPABLE);
 /// What was sent, for each record; of one value where that is not counted.
 #[map]
 pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
+
+/// Retransmission timers, for each record; of one value where there are none.
+#[map]
+pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
 
 /// Timeouts: those of no rule, and those of each rule. Userspace changes them while packets come.
 #[map]

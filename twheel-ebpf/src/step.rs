@@ -16,7 +16,7 @@ use crate::{
     count::count,
     inbox,
     maps::CONFIG,
-    table,
+    rto, table,
     wheel::{self, Handled},
 };
 
@@ -43,6 +43,7 @@ pub fn step(call: &mut Step) {
         outcome: Outcome::Budget as u32,
         visits: 0,
         expired: 0,
+        micros: if rto::is_on() { clock::micros() } else { 0 },
     };
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     unsafe {
@@ -71,6 +72,8 @@ struct State {
     outcome: u32,
     visits: u32,
     expired: u32,
+    /// Of the timers, at the beginning of the call.
+    micros: u32,
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
@@ -91,11 +94,12 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
         state.visits += 1;
         return 0;
     }
-    match wheel::step(wheel, state.now, state.tick) {
-        Handled::Rearmed => {
+    match wheel::step(wheel, state.now, state.tick, state.micros) {
+        handled @ (Handled::Rearmed | Handled::Reported) => {
             count(Counter::Visits);
             count(Counter::Rearmed);
             state.visits += 1;
+            state.expired += u32::from(matches!(handled, Handled::Reported));
             0
         }
         Handled::Removed => {

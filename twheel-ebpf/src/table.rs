@@ -11,7 +11,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 pub use twheel_common::table::{Begins, Inserted};
 use twheel_common::{
-    flow::{Account, Direction, FlowKey, Traffic, Word},
+    flow::{Direction, FlowKey, Word},
     state::{Positions, Seen, Timeouts},
     table::{self, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
     wheel::Link,
@@ -21,6 +21,7 @@ use crate::{
     atomic, clock, config,
     forget::{bit, forget},
     maps::{ACCOUNTS, FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
+    rto,
 };
 
 /// Which half of a word in memory is the low one.
@@ -91,8 +92,14 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
         return u32::MAX >> 2;
     };
     let number = forget(Timeouts::number(seen) as u32) as usize & 15;
-    // SAFETY: a place in a map, one of 16 aligned numbers. Volatile, because userspace changes them.
-    unsafe { timeouts.cast::<u32>().add(number).read_volatile() }
+    // SAFETY: a place in a map, of 16 aligned numbers. Volatile, because userspace changes them.
+    let of = |number| unsafe { timeouts.cast::<u32>().add(number).read_volatile() };
+    let timeout = of(number);
+    if rto::is_on() && seen.is_stalled() {
+        let most = of(Timeouts::RETRANS);
+        return if most < timeout { most } else { timeout };
+    }
+    timeout
 }
 
 impl At {
@@ -232,23 +239,34 @@ impl At {
         }
     }
 
-    /// What was counted.
+    /// Writes what was counted: packets and bytes of the low side, and of the high one.
+    ///
+    /// # Safety
+    ///
+    /// `place` is valid for four writes, and nobody else's.
     #[inline(always)]
-    pub fn account(self) -> Account {
-        match self.account_place() {
-            // SAFETY: as above.
-            Some(account) => traffic(|number| unsafe { account.add(number).read_volatile() }),
-            None => Account::default(),
+    pub unsafe fn report_account(self, place: *mut u64) {
+        let account = self.account_place();
+        for number in 0..4 {
+            // SAFETY: as above, and the caller's promise.
+            unsafe {
+                let counted = match account {
+                    Some(account) => account.add(number).read_volatile(),
+                    None => 0,
+                };
+                place.add(number).write_volatile(counted);
+            }
         }
     }
 
-    /// The same, and begins to count anew.
+    /// Begins to count anew.
     #[inline(always)]
-    pub fn take_account(self) -> Account {
-        match self.account_place() {
-            // SAFETY: as above.
-            Some(account) => traffic(|number| unsafe { atomic::swap(account.add(number), 0) }),
-            None => Account::default(),
+    pub fn forget_account(self) {
+        if let Some(account) = self.account_place() {
+            for number in 0..4 {
+                // SAFETY: as above.
+                unsafe { atomic::swap(account.add(number), 0) };
+            }
         }
     }
 
@@ -363,20 +381,6 @@ impl At {
     }
 }
 
-#[inline(always)]
-fn traffic(mut number: impl FnMut(usize) -> u64) -> Account {
-    [
-        Traffic {
-            packets: number(0),
-            bytes: number(1),
-        },
-        Traffic {
-            packets: number(2),
-            bytes: number(3),
-        },
-    ]
-}
-
 /// The array of records.
 struct Table;
 
@@ -476,7 +480,8 @@ impl Records for Table {
         }
         at.set_positions(begins.positions);
         at.set_created(begins.now as u32);
-        at.take_account();
+        at.forget_account();
+        rto::forget(at);
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::{Direction, FlowKey, Word, age},
-    packet::{Segment, tcp},
+    packet::{Segment, datagram, tcp},
     state::{Change, Positions, Seen, View, accepts_end, advance},
 };
 
@@ -21,6 +21,7 @@ use crate::{
     forget::{forget, forget_segment},
     inbox,
     policy::{self, Place},
+    rto,
     table::{self, At, Begins, Inserted},
     wheel::{self, Handled},
 };
@@ -55,7 +56,9 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
     let home = table::home(&segment.key);
     match table::find(home, &segment.key) {
         Some(flow) => {
+            let before = flow.positions();
             update(flow, segment, now);
+            time(flow, segment, before, now);
             flow.count(segment.direction, segment.bytes);
             count(Counter::Touched);
             Touched::Known
@@ -74,9 +77,11 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
             let begun_here = begun < EXISTS;
             // Here and not in `begin`: the verifier adds up what callers and callees have on the stack.
             if let Some(flow) = table::at(begun as u32) {
+                let before = flow.positions();
                 if !begun_here {
                     update(flow, segment, now);
                 }
+                time(flow, segment, before, now);
                 flow.count(segment.direction, segment.bytes);
             }
             if begun_here {
@@ -84,6 +89,17 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
             }
             count(Counter::Touched);
             Touched::Known
+        }
+    }
+}
+
+/// The packet's part in the flow's retransmission timers.
+#[inline(always)]
+fn time(flow: At, segment: &Segment, [low, high]: Positions, now: u64) {
+    if rto::is_on() && segment.flags & datagram::ANY == 0 {
+        let before = u64::from(low) | u64::from(high) << 32;
+        if rto::see(flow, segment, before, now) != 0 {
+            count(Counter::RtoStarted);
         }
     }
 }
@@ -264,15 +280,16 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
         word,
         rule: flow.rule(),
         reason: Reason::Superseded,
-        account: flow.take_account(),
     };
     match emit::reserve() {
-        Some(entry) => emit::submit(entry, &segment.key, &ended, now, Reader::Asleep),
+        Some(entry) => emit::submit(entry, Some(flow), &segment.key, &ended, now, Reader::Asleep),
         None => count(Counter::EventsLost),
     }
+    flow.forget_account();
     count(Counter::Superseded);
     flow.set_created(now as u32);
     flow.set_positions(positions(segment));
+    rto::forget(flow);
     flow.started();
 }
 
@@ -351,7 +368,7 @@ unsafe extern "C" fn try_to_remove(index: u64, state: *mut c_void) -> i64 {
         return 1;
     };
     match wheel::make_room(wheel, state.now, index + 1 == u64::from(TRIES)) {
-        Handled::Rearmed => 0,
+        Handled::Rearmed | Handled::Reported => 0,
         Handled::Removed => {
             state.removed = 1;
             1

@@ -21,6 +21,7 @@ use crate::{
     emit::{self, Ended, Reader},
     inbox,
     maps::{CONFIG, SLOTS, WHEEL},
+    rto,
     table::{self, At},
 };
 
@@ -28,6 +29,8 @@ use crate::{
 pub enum Handled {
     /// Armed again.
     Rearmed,
+    /// The same, with an event of a retransmission timer's.
+    Reported,
     /// Removed, with its event.
     Removed,
     /// Left in place: the ring is full.
@@ -89,6 +92,7 @@ fn place(flow: At, due: u64) -> u32 {
     let config = CONFIG.load();
     let slot = wheel.slot(config.geometry, config.tick_from(due));
     push(wheel, flow, slot);
+    rto::set_visit(flow, due);
     wake_for(wheel, slot);
     0
 }
@@ -114,9 +118,21 @@ pub fn deliver(flow: At, now: u64) {
 pub fn look(flow: At, now: u64) {
     let word = flow.word();
     match visit(now, word, flow.timeout(word.seen())) {
-        Visit::Rearm(due) => hasten(flow, due),
+        Visit::Rearm(due) => hasten(flow, first_of(flow, now, due)),
         Visit::Expire => hasten(flow, now),
     }
+}
+
+/// The flow's deadline, or that of a retransmission timer of its that expires before.
+#[inline(always)]
+fn first_of(flow: At, now: u64, due: u64) -> u64 {
+    if rto::is_on() {
+        let expires = rto::next(flow.index(), now);
+        if expires < due {
+            return expires;
+        }
+    }
+    due
 }
 
 /// Puts a flow at the front of a slot.
@@ -175,7 +191,7 @@ fn wake_for(wheel: &mut Wheel, slot: Slot) {
 /// Visits one flow on behalf of the stepper: the first that has been handed out, or else the first
 /// of the next slot whose turn is not after `tick`.
 #[inline(always)]
-pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
+pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32) -> Handled {
     let geometry = CONFIG.load().geometry;
     let Some(waiting) = Head::of(pending()) else {
         return Handled::Nothing(None);
@@ -201,7 +217,7 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64) -> Handled {
             }
         }
     }
-    handle(wheel, first, now, For::Stepper)
+    handle(wheel, first, now, micros, For::Stepper)
 }
 
 /// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so the head of those
@@ -222,7 +238,7 @@ pub fn make_room(wheel: &mut Wheel, now: u64, last: bool) -> Handled {
         }
     }
     let purpose = if last { For::RoomAtAll } else { For::Room };
-    handle(wheel, first, now, purpose)
+    handle(wheel, first, now, 0, purpose)
 }
 
 /// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
@@ -277,7 +293,7 @@ enum For {
 
 /// Visits the flow at the head of a list.
 #[inline(always)]
-fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
+fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -> Handled {
     let config = CONFIG.load();
     let for_room = purpose != For::Stepper;
     let Some(index) = first.as_flow() else {
@@ -293,6 +309,17 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
         unlink(wheel, flow);
         return Handled::Rearmed;
     }
+    let (mut reported, mut expires) = (false, rto::IDLE);
+    if rto::is_on() && !for_room {
+        let said = rto::visit(index, now, micros);
+        if said == rto::RING_FULL {
+            return Handled::RingFull;
+        }
+        reported = said & rto::REPORTED != 0;
+        expires = said & rto::IDLE;
+    }
+    // Stalled by now, it may be.
+    let word = flow.word();
     // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
     // schemes report it at the same tick.
     let decided = if for_room {
@@ -310,8 +337,13 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, purpose: For) -> Handled {
             (Reason::Evicted, Counter::Evicted)
         }
         Visit::Rearm(due) => {
+            let due = if expires < due { expires } else { due };
             rearm(wheel, flow, now, due, for_room);
-            return Handled::Rearmed;
+            return if reported {
+                Handled::Reported
+            } else {
+                Handled::Rearmed
+            };
         }
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
     };
@@ -393,7 +425,6 @@ fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By
         word,
         rule: flow.rule(),
         reason,
-        account: flow.account(),
     };
     let reader = if by == By::Stepper {
         Reader::Stepping
@@ -401,7 +432,7 @@ fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By
         Reader::Asleep
     };
     match entry {
-        Some(entry) => emit::submit(entry, &flow.key(), &ended, now, reader),
+        Some(entry) => emit::submit(entry, Some(flow), &flow.key(), &ended, now, reader),
         None => count(Counter::EventsLost),
     }
     unlink(wheel, flow);
@@ -417,8 +448,14 @@ fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
     }
     unlink(wheel, flow);
     let config = CONFIG.load();
+    let due = if for_room {
+        rto::no_later(flow, now, due)
+    } else {
+        due
+    };
     let slot = wheel.again(config.geometry, config.tick_from(due));
     push(wheel, flow, slot);
+    rto::set_visit(flow, due);
     if for_room {
         // The stepper may sleep past the new slot: timeouts may have become shorter.
         wake_for(wheel, slot);

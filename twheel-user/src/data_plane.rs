@@ -13,7 +13,7 @@ use aya::{
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta, UNRULED},
     counter::Counters,
-    event::Event,
+    event::{Event, Record, RtoExpired},
     packet::ETH_HEADER,
     state::Timeouts,
     step::{Delete, MAX_DELETES, Step, Sweep},
@@ -93,7 +93,7 @@ impl DataPlane {
             unit_ns: load.clock.unit().subsec_nanos(),
             geometry: load.config.geometry,
             max_flows: load.config.max_flows,
-            accounting: load.config.accounting,
+            extras: load.config.accounting | load.config.rto.on << 1,
             hash: Hash::new(
                 load.secret.map_or_else(random_keys, Ok)?,
                 load.config.max_flows,
@@ -103,7 +103,7 @@ impl DataPlane {
             Some(meta) => (meta, true),
             None => (wanted, false),
         };
-        let accounts = match load.config.accounting {
+        let extra = |asked| match asked {
             0 => 1,
             _ => wanted.hash.records() as u32,
         };
@@ -112,7 +112,8 @@ impl DataPlane {
             .default_map_pin_directory(instance.path())
             .map_max_entries("FLOWS", wanted.hash.records() as u32)
             .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
-            .map_max_entries("ACCOUNTS", accounts)
+            .map_max_entries("ACCOUNTS", extra(load.config.accounting))
+            .map_max_entries("RTOS", extra(load.config.rto.on))
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
@@ -312,13 +313,29 @@ pub struct Events(RingBuf<MapData>);
 
 impl Events {
     /// Takes all that is there, in order.
-    pub fn drain(&mut self, into: &mut Vec<Event>) {
+    pub fn drain(&mut self, into: &mut Vec<Record>) {
+        const { assert!(size_of::<Event>() != size_of::<RtoExpired>()) };
         while let Some(record) = self.0.next() {
             if record.len() == size_of::<Event>() {
                 // SAFETY: the record is that long, and any bytes are a valid `Event`.
-                into.push(unsafe { record.as_ptr().cast::<Event>().read_unaligned() });
+                let event = unsafe { record.as_ptr().cast::<Event>().read_unaligned() };
+                into.push(Record::Ended(event));
+            } else if record.len() == size_of::<RtoExpired>() {
+                // SAFETY: likewise.
+                let event = unsafe { record.as_ptr().cast::<RtoExpired>().read_unaligned() };
+                into.push(Record::Rto(event));
             }
         }
+    }
+
+    /// Takes the ends of flows, and passes over the rest.
+    pub fn drain_ended(&mut self, into: &mut Vec<Event>) {
+        let mut records = Vec::new();
+        self.drain(&mut records);
+        into.extend(records.into_iter().filter_map(|record| match record {
+            Record::Ended(event) => Some(event),
+            Record::Rto(_) => None,
+        }));
     }
 }
 
@@ -426,13 +443,17 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
             } = meta.geometry;
             let scheme = Scheme::from_raw(scheme).map_or("unknown", Scheme::name);
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}",
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
-                match meta.accounting {
+                match meta.extras & 1 {
                     0 => "",
                     _ => " --accounting",
+                },
+                match meta.extras & 2 {
+                    0 => "",
+                    _ => " --rto on",
                 },
             )
         };
@@ -469,6 +490,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         config::NAME_BYTES,
         flow::Account,
         policy::{Ends, Header, PortClasses, Rules},
+        rto::Timers,
         table::{Nodes, Record},
         wheel::{Link, Wheel},
     };
@@ -477,6 +499,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         ("FLOWS", MapType::Array, 4, size(size_of::<Record>())),
         ("NODES", MapType::Array, 4, size(size_of::<Nodes>())),
         ("ACCOUNTS", MapType::Array, 4, size(size_of::<Account>())),
+        ("RTOS", MapType::Array, 4, size(size_of::<Timers>())),
         ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
         ("INBOXES", MapType::Array, 4, 64),
         ("ACTIVE", MapType::Array, 4, 4),

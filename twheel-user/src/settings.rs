@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
-    config::Config,
+    config::{Config, Rto},
     packet::Protocols,
     state,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
@@ -40,6 +40,14 @@ pub struct Wanted {
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
+    /// Whether retransmission timers run.
+    pub rto: bool,
+    /// What a retransmission timeout is above the round trip, at least.
+    pub rto_min: Duration,
+    /// And what it is at most.
+    pub rto_max: Duration,
+    /// Expiries in a row after which a flow is stalled.
+    pub max_retrans: u32,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -60,6 +68,10 @@ impl Default for Wanted {
             strict: false,
             protocols: Protocols::TCP,
             accounting: false,
+            rto: false,
+            rto_min: Duration::from_millis(200),
+            rto_max: Duration::from_secs(120),
+            max_retrans: 3,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -99,6 +111,7 @@ impl Wanted {
                 format_duration(shortest)
             ));
         }
+        let rto = self.retransmission(clock)?;
         let timeouts = self
             .timeouts
             .units(clock, tick, longest_timeout(clock), self.one_way)?;
@@ -114,9 +127,36 @@ impl Wanted {
             strict: self.strict.into(),
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
+            rto,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))
+    }
+}
+
+impl Wanted {
+    fn retransmission(&self, clock: Clock) -> Result<Rto> {
+        const MAX: Duration = Duration::from_secs(600);
+        let (min, max) = (self.rto_min, self.rto_max);
+        if !(clock.unit()..=MAX).contains(&max) || !(clock.unit()..=max).contains(&min) {
+            return usage(format!(
+                "--rto-min {} --rto-max {}: give {} (the resolution of this kernel's clock) to {}, the smaller first",
+                format_duration(min),
+                format_duration(max),
+                format_duration(clock.unit()),
+                format_duration(MAX)
+            ));
+        }
+        if !(1..=255).contains(&self.max_retrans) {
+            return usage(format!("--max-retrans {}: give 1 to 255", self.max_retrans));
+        }
+        Ok(Rto {
+            on: self.rto.into(),
+            min: min.as_micros() as u32,
+            max: max.as_micros() as u32,
+            max_retrans: self.max_retrans,
+            unit: clock.unit().as_micros() as u32,
+        })
     }
 }
 

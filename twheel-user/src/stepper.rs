@@ -23,7 +23,7 @@ use nix::{
     unistd::Pid,
 };
 use twheel_common::{
-    event::Event,
+    event::Record,
     step::{Outcome, Step},
     wheel::NEVER,
 };
@@ -61,7 +61,7 @@ struct Shared {
     events: SharedEvents,
     /// Bounded: a reader that falls behind stops the wheels, and the wheels stop evicting. Nothing
     /// is lost, and nothing grows.
-    batches: tokio::sync::mpsc::Sender<Vec<Event>>,
+    batches: tokio::sync::mpsc::Sender<Vec<Record>>,
     /// A stepper has ended with an error.
     failed: tokio::sync::Notify,
 }
@@ -74,7 +74,7 @@ impl Steppers {
         clock: Clock,
         tick: u32,
         events: SharedEvents,
-        batches: tokio::sync::mpsc::Sender<Vec<Event>>,
+        batches: tokio::sync::mpsc::Sender<Vec<Record>>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             program,

@@ -31,6 +31,7 @@ const SYSCTLS: [&str; COUNT] = [
     "udp_timeout",
     "udp_timeout_stream",
     "icmp_timeout",
+    "tcp_timeout_max_retrans",
 ];
 
 /// Timeouts as a user gives them, by the numbers of [`NAMES`].
@@ -46,7 +47,9 @@ impl Default for Timeouts {
     /// Those of `nf_conntrack_proto_tcp.c`, `_udp.c` and `_icmp.c`; `unreplied` is conntrack's
     /// `tcp_timeout_unacknowledged`.
     fn default() -> Self {
-        let seconds = [120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30];
+        let seconds = [
+            120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30, 300,
+        ];
         Self {
             of: seconds.map(Duration::from_secs),
             unreplied: false,
@@ -198,7 +201,9 @@ mod tests {
         let defaults = Timeouts::default().of.map(|it| it.as_secs());
         assert_eq!(
             defaults,
-            [120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30]
+            [
+                120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30, 300
+            ]
         );
     }
 
@@ -207,7 +212,7 @@ mod tests {
         assert_eq!(seconds("established=1h, syn_sent=20s")[..3], [20, 60, 3600]);
         assert_eq!(
             seconds("60s,close=2s"),
-            [60, 60, 60, 60, 60, 30, 60, 2, 60, 30, 60, 30]
+            [60, 60, 60, 60, 60, 30, 60, 2, 60, 30, 60, 30, 60]
         );
         assert_eq!(seconds("close=2s,1s")[7], 1);
         let all = Timeouts::default().to_string();
@@ -243,9 +248,9 @@ mod tests {
                 .0
         };
         assert_eq!(units("1h", false)[8], 300_000);
-        assert_eq!(units("1h", false)[12], 0);
+        assert_eq!(units("1h", false)[13], 0);
         assert_eq!(units("1h", true)[8], 3_600_000);
-        assert_eq!(units("1h", true)[12], 10_000);
+        assert_eq!(units("1h", true)[13], 10_000);
         assert_eq!(units("1h,unreplied=7s", true)[8], 7_000);
     }
 }

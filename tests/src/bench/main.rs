@@ -9,6 +9,7 @@ mod memory;
 mod plan;
 mod plane;
 mod report;
+mod rto;
 mod schemes;
 mod step;
 mod touch;
@@ -56,6 +57,8 @@ enum Bench {
     Memory,
     /// What `twheel plan` predicts, beside what steppers then take
     Plan,
+    /// What retransmission timers cost the steppers
+    Rto,
     /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
     Schemes(schemes::Options),
 }
@@ -84,5 +87,6 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Step { rounds } => step::bench(rounds, &mut report),
         Bench::Memory => memory::bench(&mut report),
         Bench::Plan => plan::bench(&mut report),
+        Bench::Rto => rto::bench(&mut report),
     }
 }

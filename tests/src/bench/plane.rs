@@ -188,7 +188,7 @@ impl Bench {
                     outcome => anyhow::bail!("a flow was not deleted: {outcome:?}"),
                 }
             }
-            self.events.drain(&mut events);
+            self.events.drain_ended(&mut events);
             events.clear();
         }
         Ok(deleted)

@@ -212,7 +212,7 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
     turn.visits += u64::from(step.visits);
     turn.expired += u64::from(step.expired);
     let mut events: Vec<Event> = Vec::new();
-    bench.events.drain(&mut events);
+    bench.events.drain_ended(&mut events);
     ensure!(
         events.len() == step.expired as usize,
         "{} events of {} evictions",

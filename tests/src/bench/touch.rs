@@ -13,8 +13,11 @@ use crate::{
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
 const SIZES: [(u32, f64); 4] = [(1, 0.75), (1 << 10, 0.75), (1 << 17, 0.75), (1 << 20, 0.75)];
-/// The same with `--accounting`.
-const ACCOUNTED: f64 = 0.85;
+/// Options that cost something, and what touch may cost with them.
+const OPTIONS: [(&str, &str, f64); 2] = [
+    ("--accounting", "accounting", 0.85),
+    ("--rto on", "rto", 1.0),
+];
 /// The number of flows at which a packet of none is bound, and by how much.
 const ABSENT: (u32, f64) = (1 << 20, 1.0);
 /// Programs, and what they are given.
@@ -56,13 +59,13 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          The ratio is touch/floor, whole programs: the median of the ratios of each round. At home: flows \
          that stand where\ntheir hash says, and not a little behind.\n"
     ));
-    let measured = |accounting| {
+    let measured = |option| {
         SIZES
             .iter()
-            .map(|&(flows, _)| Ok((flows, measure(flows, rounds, accounting)?)))
+            .map(|&(flows, _)| Ok((flows, measure(flows, rounds, option)?)))
             .collect::<Result<Vec<_>>>()
     };
-    let all = measured(false)?;
+    let all = measured("")?;
     report.say(&format!(
         "{:>8}  {:>20}  {:>20}  {:>20}  {:>20}  ratio                 at home",
         "flows", "empty", "parse", "floor", "touch"
@@ -90,27 +93,30 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             verdict(measured.absent.median, bound)
         ));
     }
-    report.say(&format!(
-        "\nThe same with --accounting: packets and bytes counted, each way.\n{:>8}  {:>20}  {:>20}  ratio",
-        "flows", "floor", "touch"
-    ));
-    for (flows, measured) in measured(true)? {
+    for (option, name, bound) in OPTIONS {
         report.say(&format!(
-            "{flows:>8}  {}  {}",
-            Figure::row(&measured.figures[2..4]),
-            verdict(measured.known.median, Some(ACCOUNTED))
+            "\nThe same with {option}.\n{:>8}  {:>20}  {:>20}  ratio",
+            "flows", "floor", "touch"
         ));
-        report.nanoseconds("touch", "accounting", flows.into(), &measured.figures[3]);
+        for (flows, measured) in measured(option)? {
+            report.say(&format!(
+                "{flows:>8}  {}  {}",
+                Figure::row(&measured.figures[2..4]),
+                verdict(measured.known.median, Some(bound))
+            ));
+            report.nanoseconds("touch", name, flows.into(), &measured.figures[3]);
+        }
     }
     Ok(())
 }
 
-fn measure(flows: u32, rounds: u32, accounting: bool) -> Result<Measured> {
+fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let clock = Clock::jiffies()?;
     // Nothing is due while this runs.
     let timeout = Duration::from_secs(3600);
     let mut config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
-    config.0.accounting = accounting.into();
+    config.0.accounting = (option == "--accounting").into();
+    config.0.rto.on = (option == "--rto on").into();
     let mut bench = Bench::load(config, clock)?;
     let all = bench.age(flows, true)?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];

@@ -19,7 +19,7 @@ use tokio::{
 };
 use twheel_common::{
     counter::Counter,
-    event::{Event, Reason},
+    event::{Reason, Record},
     packet::Protocols,
 };
 
@@ -28,8 +28,9 @@ use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
+    failure::{Failure, Kind},
     host,
-    output::{Expired, Json, Output, Text},
+    output::{Expired, Json, Output, Rto, Text},
     pins::{Instance, PROGRAMS},
     policy::install::{self, Names},
     settings::Wanted,
@@ -55,9 +56,9 @@ pub struct Run {
     /// Whether outgoing packets are seen too
     #[arg(long, value_enum, default_value = "auto")]
     egress: Egress,
-    /// Precision of expiry
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
-    tick: Duration,
+    /// Precision of expiry [default: 100ms; 10ms with `--rto on`]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    tick: Option<Duration>,
     /// How long a flow may be idle: NAME=DURATION by conntrack's names of states; a duration alone is that of
     /// established flows, and the most for all others; `inherit` takes this host's conntrack's [default: conntrack's]
     #[arg(long, value_name = "LIST")]
@@ -77,6 +78,18 @@ pub struct Run {
     /// Count each flow's packets and bytes, each way
     #[arg(long)]
     accounting: bool,
+    /// Whether retransmission timers run, which needs both directions: round trips, timeouts, and flows that are stalled
+    #[arg(long, value_enum, default_value = "off")]
+    rto: Switch,
+    /// What a retransmission timeout is above the round trip, at least
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
+    rto_min: Duration,
+    /// The longest retransmission timeout
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
+    rto_max: Duration,
+    /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    max_retrans: u32,
     /// Timeouts per service: a policy file; SIGHUP makes it be read again
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -125,6 +138,15 @@ impl Proto {
     }
 }
 
+/// Whether something is done.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
 /// What may begin a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Pickup {
@@ -151,9 +173,20 @@ impl Run {
             .format_timestamp(None)
             .init();
 
+        if self.rto == Switch::On && self.egress == Egress::Off && self.interfaces.len() == 1 {
+            return Err(Failure::new(
+                Kind::Usage,
+                "--rto on --egress off: retransmission timers need both directions: leave one of the two out, or give \
+                 a second interface by which the other direction comes in",
+            )
+            .into());
+        }
         let clock = Clock::jiffies()?;
         let wanted = Wanted {
-            tick: self.tick,
+            tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
+                Switch::On => 10,
+                Switch::Off => 100,
+            })),
             timeouts: match &self.timeout {
                 Some(list) => Timeouts::parse(list)?,
                 None => Timeouts::default(),
@@ -165,6 +198,10 @@ impl Run {
                 .iter()
                 .fold(Protocols(0), |all, it| all.with(it.bits())),
             accounting: self.accounting,
+            rto: self.rto == Switch::On,
+            rto_min: self.rto_min,
+            rto_max: self.rto_max,
+            max_retrans: self.max_retrans,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
@@ -378,6 +415,8 @@ struct Report {
     clock: Clock,
     one_way: bool,
     ended: BTreeMap<(Reason, &'static str), u64>,
+    /// Retransmission timers that have expired.
+    rtos: u64,
     names: Names,
     /// The reader of our output is gone.
     closed: bool,
@@ -391,22 +430,38 @@ impl Report {
             clock: plane.clock(),
             one_way: plane.config().one_way != 0,
             ended: BTreeMap::new(),
+            rtos: 0,
             names,
             closed: false,
         }
     }
 
-    fn print(&mut self, batch: &[Event]) -> Result<()> {
+    fn print(&mut self, batch: &[Record]) -> Result<()> {
         let mut out = BufWriter::new(io::stdout().lock());
-        for event in batch {
-            let Some(flow) = Expired::new(event, self.clock, self.one_way) else {
-                log::error!("an event that cannot be read: {event:?}");
-                continue;
-            };
-            *self.ended.entry((flow.reason, flow.state)).or_default() += 1;
-            if !self.closed {
-                let rule = self.names.of(flow.rule)?;
-                self.written(|output| output.expired(&flow, rule.as_deref(), &mut out))?;
+        for record in batch {
+            match record {
+                Record::Ended(event) => {
+                    let Some(flow) = Expired::new(event, self.clock, self.one_way) else {
+                        log::error!("an event that cannot be read: {event:?}");
+                        continue;
+                    };
+                    *self.ended.entry((flow.reason, flow.state)).or_default() += 1;
+                    if !self.closed {
+                        let rule = self.names.of(flow.rule)?;
+                        self.written(|output| output.expired(&flow, rule.as_deref(), &mut out))?;
+                    }
+                }
+                Record::Rto(event) => {
+                    let Some(timer) = Rto::new(event, self.one_way) else {
+                        log::error!("an event that cannot be read: {event:?}");
+                        continue;
+                    };
+                    self.rtos += 1;
+                    if !self.closed {
+                        let rule = self.names.of(timer.rule)?;
+                        self.written(|output| output.rto(&timer, rule.as_deref(), &mut out))?;
+                    }
+                }
             }
         }
         if self.closed {
@@ -434,6 +489,14 @@ impl Report {
         eprintln!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);
         eprintln!("  {touched:>8}  {}", Counter::Touched.meaning());
+        if self.rtos > 0 {
+            eprintln!(
+                "  {:>8}  {}, {} flows stalled by that",
+                self.rtos,
+                Counter::RtoExpired.meaning(),
+                counters.get(Counter::Stalled)
+            );
+        }
         for ((reason, state), count) in &self.ended {
             eprintln!("  {count:>8}  {} in {state}", reason.name());
         }

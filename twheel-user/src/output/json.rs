@@ -4,7 +4,9 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{Expired, Output};
+use twheel_common::event::Pace;
+
+use super::{Expired, Output, Rto};
 
 /// Lines of JSON.
 pub struct Json;
@@ -25,6 +27,46 @@ struct Line<'a> {
     idle_ms: u64,
     #[serde(flatten)]
     account: Option<Account>,
+    #[serde(flatten)]
+    paces: Option<Paces>,
+}
+
+#[derive(Serialize)]
+struct Paces {
+    orig_rtt_ms: Option<f64>,
+    orig_rto_ms: f64,
+    orig_retransmissions: u32,
+    reply_rtt_ms: Option<f64>,
+    reply_rto_ms: f64,
+    reply_retransmissions: u32,
+    stalled: bool,
+}
+
+#[derive(Serialize)]
+struct Timer<'a> {
+    event: &'a str,
+    proto: &'a str,
+    src: std::net::IpAddr,
+    sport: u16,
+    dst: std::net::IpAddr,
+    dport: u16,
+    state: &'a str,
+    rule: Option<&'a str>,
+    sender: &'a str,
+    outstanding: u32,
+    backoff: u32,
+    rtt_ms: Option<f64>,
+    rto_ms: f64,
+    retransmissions: u32,
+    stalled: bool,
+}
+
+fn milliseconds(micros: u32) -> f64 {
+    f64::from(micros) / 1000.0
+}
+
+fn rtt(pace: &Pace) -> Option<f64> {
+    (pace.srtt > 0).then(|| milliseconds(pace.srtt))
 }
 
 #[derive(Serialize)]
@@ -61,6 +103,37 @@ impl Output for Json {
                 reply_packets: reply.packets,
                 reply_bytes: reply.bytes,
             }),
+            paces: flow.pace.map(|[orig, reply]| Paces {
+                orig_rtt_ms: rtt(&orig),
+                orig_rto_ms: milliseconds(orig.rto),
+                orig_retransmissions: orig.retransmissions,
+                reply_rtt_ms: rtt(&reply),
+                reply_rto_ms: milliseconds(reply.rto),
+                reply_retransmissions: reply.retransmissions,
+                stalled: flow.stalled,
+            }),
+        };
+        serde_json::to_writer(&mut *to, &line)?;
+        writeln!(to)
+    }
+
+    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+        let line = Timer {
+            event: "rto",
+            proto: timer.proto,
+            src: timer.src.ip(),
+            sport: timer.src.port(),
+            dst: timer.dst.ip(),
+            dport: timer.dst.port(),
+            state: timer.state,
+            rule,
+            sender: if timer.orig { "orig" } else { "reply" },
+            outstanding: timer.outstanding,
+            backoff: timer.backoff,
+            rtt_ms: rtt(&timer.pace),
+            rto_ms: milliseconds(timer.pace.rto),
+            retransmissions: timer.pace.retransmissions,
+            stalled: timer.stalled,
         };
         serde_json::to_writer(&mut *to, &line)?;
         writeln!(to)

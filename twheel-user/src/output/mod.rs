@@ -6,8 +6,8 @@ mod text;
 use std::{io, net::SocketAddr, time::Duration};
 
 use twheel_common::{
-    event::{Event, Reason},
-    flow::{Direction, Traffic},
+    event::{Event, Pace, Reason, RtoExpired},
+    flow::{Direction, FlowKey, Traffic},
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
     state::{Seen, State},
 };
@@ -38,6 +38,65 @@ pub struct Expired {
     pub idle: Duration,
     /// What the initiator has sent and what the responder has; `None` without `--accounting`.
     pub account: Option<[Traffic; 2]>,
+    /// How the two have sent, likewise; `None` without `--rto on`.
+    pub pace: Option<[Pace; 2]>,
+    /// Nobody answered the retransmissions of one of the two.
+    pub stalled: bool,
+}
+
+/// The retransmission timer of one side of a flow has expired.
+#[derive(Clone, Copy, Debug)]
+pub struct Rto {
+    /// The protocol's name.
+    pub proto: &'static str,
+    /// The initiator, as far as that is known.
+    pub src: SocketAddr,
+    /// The responder.
+    pub dst: SocketAddr,
+    /// State of the flow, as in [`Expired`].
+    pub state: &'static str,
+    /// Number of the rule that it has met; 0 for none.
+    pub rule: u16,
+    /// Whether it is the initiator that waits.
+    pub orig: bool,
+    /// Bytes sent and not acknowledged.
+    pub outstanding: u32,
+    /// Expiries since there was progress before this one.
+    pub backoff: u32,
+    /// How that side sends.
+    pub pace: Pace,
+    /// The flow is stalled.
+    pub stalled: bool,
+}
+
+impl Rto {
+    /// From the data plane's record; `None` for a record that no data plane writes.
+    pub fn new(event: &RtoExpired, one_way: bool) -> Option<Self> {
+        let seen = event.seen();
+        let initiator = seen.initiator();
+        Some(Self {
+            proto: proto(event.key)?,
+            src: event.key.sender(initiator),
+            dst: event.key.sender(initiator.reverse()),
+            state: state(seen, one_way),
+            rule: event.rule as u16,
+            orig: event.direction == initiator as u32,
+            outstanding: event.outstanding,
+            backoff: event.expiries.checked_sub(1)?,
+            pace: event.pace,
+            stalled: seen.is_stalled(),
+        })
+    }
+}
+
+fn proto(key: FlowKey) -> Option<&'static str> {
+    Some(match key.proto() {
+        PROTO_TCP => "tcp",
+        PROTO_UDP => "udp",
+        PROTO_ICMP => "icmp",
+        PROTO_ICMP6 => "icmpv6",
+        _ => return None,
+    })
 }
 
 impl Expired {
@@ -47,13 +106,7 @@ impl Expired {
         let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
-            proto: match event.key.proto() {
-                PROTO_TCP => "tcp",
-                PROTO_UDP => "udp",
-                PROTO_ICMP => "icmp",
-                PROTO_ICMP6 => "icmpv6",
-                _ => return None,
-            },
+            proto: proto(event.key)?,
             src: event.key.sender(initiator),
             dst: event.key.sender(initiator.reverse()),
             state: state(seen, one_way),
@@ -62,7 +115,10 @@ impl Expired {
             rule: event.rule as u16,
             age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
-            account: account(event),
+            // No flow is without a packet, and no timer without a timeout, unless nobody looks.
+            account: in_order(event.account, initiator, |sent| sent.packets > 0),
+            pace: in_order(event.pace, initiator, |pace| pace.rto > 0),
+            stalled: seen.is_stalled(),
         })
     }
 }
@@ -75,10 +131,13 @@ fn state(seen: Seen, one_way: bool) -> &'static str {
     }
 }
 
-/// Initiator first. No flow is without a packet, unless nobody counts them.
-fn account(event: &Event) -> Option<[Traffic; 2]> {
-    let [low, high] = event.account;
-    (low.packets + high.packets > 0).then_some(match event.seen().initiator() {
+/// The initiator's first; `None` if both are nothing.
+fn in_order<T>(
+    [low, high]: [T; 2],
+    initiator: Direction,
+    is_any: impl Fn(&T) -> bool,
+) -> Option<[T; 2]> {
+    (is_any(&low) || is_any(&high)).then_some(match initiator {
         Direction::FromLow => [low, high],
         Direction::FromHigh => [high, low],
     })
@@ -93,4 +152,7 @@ pub trait Output {
         rule: Option<&str>,
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
+
+    /// Writes the expiry of a retransmission timer, with the name of the flow's rule.
+    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()>;
 }

@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{Expired, Output};
+use super::{Expired, Output, Rto};
 
 /// Lines of text.
 pub struct Text;
@@ -37,7 +37,49 @@ impl Output for Text {
                 orig.packets, reply.packets, orig.bytes, reply.bytes
             )?;
         }
+        if let Some([orig, reply]) = flow.pace {
+            write!(
+                to,
+                "  rtt {}/{}  retransmissions {}/{}{}",
+                rtt(orig.srtt),
+                rtt(reply.srtt),
+                orig.retransmissions,
+                reply.retransmissions,
+                if flow.stalled { "  stalled" } else { "" }
+            )?;
+        }
         writeln!(to)
+    }
+
+    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+        let (from, arrow, with) = if timer.orig {
+            (timer.src, "->", timer.dst)
+        } else {
+            (timer.dst, "->", timer.src)
+        };
+        writeln!(
+            to,
+            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}{}",
+            timer.proto,
+            from.to_string(),
+            with.to_string(),
+            timer.state,
+            timer.outstanding,
+            timer.backoff,
+            rtt(timer.pace.srtt),
+            f64::from(timer.pace.rto) / 1000.0,
+            if timer.stalled { "  stalled" } else { "" },
+            if rule.is_some() { "  rule " } else { "" },
+            rule.unwrap_or_default(),
+        )
+    }
+}
+
+/// Milliseconds, or that there was no sample.
+fn rtt(micros: u32) -> String {
+    match micros {
+        0 => "-".to_owned(),
+        micros => format!("{:.1}ms", f64::from(micros) / 1000.0),
     }
 }
 

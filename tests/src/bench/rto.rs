@@ -1,0 +1,239 @@
+//! What retransmission timers cost steppers.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use aya::maps::Map;
+use nix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT},
+    flows::Flow,
+    pins::Instance,
+    settings::Wanted,
+    stepper::{Steppers, pin_to},
+    timeouts::Timeouts,
+};
+use twheel_common::{
+    counter::Counter,
+    flow::{Direction, FlowKey},
+    packet::{Segment, tcp::ACK},
+    rto::{Limits, Rare, Timers},
+};
+
+use crate::{
+    plan::{SERVER_PORT, segment, send, stepper_time},
+    report::{Report, verdict},
+};
+
+const FLOWS: u32 = 100_000;
+const TICK: Duration = Duration::from_millis(10);
+/// Each flow has an acknowledgment, and more data, this often: its timer starts anew.
+const PROGRESS: Duration = Duration::from_millis(100);
+const WARM_UP: Duration = Duration::from_secs(2);
+const WATCHED: Duration = Duration::from_secs(8);
+/// Bytes in flight: more than are acknowledged one by one.
+const DATA: u16 = 1_400;
+/// What the steppers may take of a CPU.
+const BOUND: f64 = 0.15;
+
+/// Real time, real steppers.
+pub fn bench(report: &mut Report) -> Result<()> {
+    report.say(&format!(
+        "{FLOWS} flows with data in flight, all of one CPU, tick {} ms, a retransmission timeout of 200 ms that starts \
+         anew every {} ms\n(which is written to the timers from another CPU, since packets would take all of one). \
+         Measured: the CPU time (schedstat)\nof the steppers' threads in {} s.\n",
+        TICK.as_millis(),
+        PROGRESS.as_millis(),
+        WATCHED.as_secs()
+    ));
+    let clock = Clock::jiffies()?;
+    let hour = Duration::from_secs(3600);
+    let wanted = Wanted {
+        tick: TICK,
+        timeouts: Timeouts::new(hour, hour),
+        max_flows: FLOWS,
+        rto: true,
+        ..Wanted::default()
+    };
+    let load = Load::new(OBJECT, wanted.config(clock)?, clock);
+    let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
+    let result = DataPlane::load(&load, &instance).and_then(|plane| watch(plane, &instance));
+    instance.remove()?;
+    let (visits, share) = result?;
+    report.say(&format!(
+        "{visits:.0} visits a second, {:.1} % of one CPU: {}",
+        share * 100.0,
+        verdict(share, Some(BOUND))
+    ));
+    report.object(&json!({
+        "bench": "rto",
+        "n": FLOWS,
+        "visits_per_second": visits,
+        "cpu_share": share,
+    }));
+    Ok(())
+}
+
+fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
+    let program = instance.object("twheel_step");
+    plane.xdp("twheel_step")?.pin(&program)?;
+    let events = Arc::new(Mutex::new(plane.take_events()?));
+    let (batches, mut told) = tokio::sync::mpsc::channel(1);
+    let steppers = Steppers::start(program, plane.clock(), plane.config().tick, events, batches)?;
+    // Timers expire while the flows are made, and must not while steppers are watched.
+    let expired = Arc::new(AtomicU64::new(0));
+    thread::spawn({
+        let expired = expired.clone();
+        move || {
+            while let Some(batch) = told.blocking_recv() {
+                expired.fetch_add(batch.len() as u64, Relaxed);
+            }
+        }
+    });
+    let timers = Mapped::of(plane.map("RTOS")?)?;
+    let limits = Limits {
+        min: plane.config().rto.min,
+        max: plane.config().rto.max,
+    };
+    // The flows stand on the wheel of CPU 1, where no packet comes after these.
+    pin_to(1)?;
+    for flow in 0..FLOWS {
+        send(&mut plane, &segment(flow, 1, 0))?;
+    }
+    // Where each flow's timers are, and which of its sides is the client's.
+    let server = |flow: &Flow| flow.key.sender(Direction::FromLow).port() == SERVER_PORT;
+    let indices: Vec<_> = plane
+        .flows()?
+        .iter()
+        .map(|flow| (flow.index, usize::from(server(&flow))))
+        .collect();
+    ensure!(indices.len() == FLOWS as usize, "{} flows", indices.len());
+    let said = |seq: u32, end: u32, ack: u32| Segment {
+        key: FlowKey::default(),
+        direction: Direction::FromLow,
+        flags: ACK,
+        seq,
+        ack,
+        end,
+        bytes: 50,
+        stamp: [0; 2],
+        window: 1,
+    };
+    // A round trip of a millisecond. Then there is more, and that is under way.
+    for (index, direction) in &indices {
+        timers.with(*index, *direction, |side| {
+            let mut rare = Rare::default();
+            side.sent(&mut rare, 1, &said(1, 2, 1), limits, micros);
+            side.acknowledged(&rare, 2, &said(0, 0, 2), || micros() + 1_000);
+        });
+    }
+    for flow in 0..FLOWS {
+        send(&mut plane, &segment(flow, 1, DATA))?;
+    }
+    steppers.call(1);
+    pin_to(0)?;
+    let progress = |until: Instant| {
+        let begun = Instant::now();
+        for round in 1.. {
+            for (index, direction) in &indices {
+                timers.with(*index, *direction, |side| {
+                    let ack = side.una + 1;
+                    side.acknowledged(
+                        &Rare::default(),
+                        1 + u32::from(DATA),
+                        &said(0, 0, ack),
+                        micros,
+                    );
+                });
+            }
+            let due = begun + PROGRESS * round;
+            if due > until {
+                break;
+            }
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    };
+    progress(Instant::now() + WARM_UP);
+    let visits = |plane: &DataPlane| anyhow::Ok(plane.counters()?.get(Counter::Visits));
+    let early = expired.load(Relaxed);
+    let (before, cpu, since) = (visits(&plane)?, stepper_time()?, Instant::now());
+    progress(since + WATCHED);
+    let (visits, cpu, seconds) = (
+        visits(&plane)? - before,
+        stepper_time()? - cpu,
+        since.elapsed().as_secs_f64(),
+    );
+    steppers.stop()?;
+    let late = expired.load(Relaxed) - early;
+    ensure!(
+        late == 0,
+        "{late} timers expired: this machine is too slow for this"
+    );
+    Ok((visits as f64 / seconds, cpu.as_secs_f64() / seconds))
+}
+
+/// The clock of the timers.
+fn micros() -> u32 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
+    now.unwrap_or_default().as_micros() as u32
+}
+
+/// The map `RTOS`, as the data plane has it.
+struct Mapped {
+    timers: *mut Timers,
+    count: u32,
+}
+
+impl Mapped {
+    fn of(map: &Map) -> Result<Self> {
+        let Map::Array(data) = map else {
+            anyhow::bail!("RTOS is no array");
+        };
+        let count = data.info()?.max_entries();
+        // SAFETY: a new mapping of a map that is mappable; it lives as long as the process.
+        let timers = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                count as usize * size_of::<Timers>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                data.fd().as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        ensure!(timers != libc::MAP_FAILED, "cannot map RTOS");
+        Ok(Self {
+            timers: timers.cast(),
+            count,
+        })
+    }
+
+    /// Changes a side, as a CPU does that sees its packets.
+    fn with(
+        &self,
+        index: u32,
+        direction: usize,
+        change: impl FnOnce(&mut twheel_common::rto::Side),
+    ) {
+        assert!(index < self.count && direction < 2);
+        // SAFETY: within the mapping. The data plane reads and writes there too; what is torn is an estimate.
+        let mut side = unsafe {
+            (&raw const (*self.timers.add(index as usize)).sides[direction]).read_volatile()
+        };
+        change(&mut side);
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*self.timers.add(index as usize)).sides[direction]).write_volatile(side)
+        };
+    }
+}

@@ -1,0 +1,408 @@
+//! Retransmission timers beside the kernel's own: `tcp:tcp_retransmit_skb` of the sending host, with segments dropped
+//! for real; and connections that lose nothing.
+#![allow(missing_docs)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    process::Stdio,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    sys::socket::{setsockopt, sockopt},
+    time::{ClockId, clock_gettime},
+};
+use serde_json::Value;
+use twheel_tests::{
+    netns::{CLIENT, Family, Namespace, Pair, Twheel, require_root},
+    path::{Manner, Path},
+    tracefs::Trace,
+};
+
+/// The port of the server that sends back what it gets.
+const ECHO: u16 = 9100;
+/// How far ours may be from the kernel's (the round trip is far less).
+const APART: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
+    let mut child = namespace
+        .command("nft")?
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot run `nft`: is nftables installed?")?;
+    let mut stdin = child.stdin.take().context("no stdin")?;
+    stdin.write_all(rules.as_bytes())?;
+    drop(stdin);
+    ensure!(child.wait()?.success(), "`nft` refuses {rules}");
+    Ok(())
+}
+
+/// Serves until the test ends.
+fn echo(server: &Namespace) -> Result<()> {
+    for family in [Family::V4, Family::V6] {
+        let address = SocketAddr::new(family.server(), ECHO);
+        let listener = server.enter(|| TcpListener::bind(address).context("cannot listen"))?;
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                thread::spawn(move || {
+                    let _ = stream.set_nodelay(true);
+                    let mut buffer = vec![0; 1 << 16];
+                    let (mut from, mut to) = (&stream, &stream);
+                    while let Ok(length @ 1..) = from.read(&mut buffer) {
+                        if to.write_all(&buffer[..length]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+    }
+    Ok(())
+}
+
+fn connect(client: &Namespace, family: Family) -> Result<TcpStream> {
+    let address = SocketAddr::new(family.server(), ECHO);
+    let stream = client
+        .enter(|| TcpStream::connect_timeout(&address, PATIENCE).context("cannot connect"))?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Sends so much and waits until it has come back.
+fn exchange(stream: &mut TcpStream, length: usize) -> Result<()> {
+    stream.write_all(&vec![1; length])?;
+    stream.read_exact(&mut vec![0; length])?;
+    Ok(())
+}
+
+/// An expiry that twheel has reported.
+#[derive(Debug)]
+struct Expired {
+    at: Instant,
+    value: Value,
+}
+
+/// Expiries, by the client's port.
+type Timers = BTreeMap<u16, Vec<Expired>>;
+/// The ends of flows, likewise.
+type Ends = BTreeMap<u16, Value>;
+
+/// All that twheel reports until then.
+fn events(twheel: &Twheel, until: Instant) -> Result<(Timers, Ends)> {
+    let (mut timers, mut ends) = (Timers::new(), Ends::new());
+    while let Some(line) = twheel.line(until.saturating_duration_since(Instant::now()))? {
+        let value: Value = serde_json::from_str(&line.text)?;
+        let port = value["sport"].as_u64().context("no port")? as u16;
+        if value["event"] == "rto" {
+            timers
+                .entry(port)
+                .or_default()
+                .push(Expired { at: line.at, value });
+        } else {
+            ends.insert(port, value);
+        }
+    }
+    Ok((timers, ends))
+}
+
+fn start(client: &Namespace, more: &[&str]) -> Result<Twheel> {
+    let arguments = ["--iface", CLIENT, "--rto", "on", "--json"];
+    Twheel::start(client, &[&arguments[..], more].concat())
+}
+
+/// An instant on the clock of the trace.
+fn monotonic(at: Instant) -> Result<Duration> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    Ok(now - at.elapsed())
+}
+
+/// What a connection has lost.
+struct Outage {
+    port: u16,
+    begin: Instant,
+    end: Instant,
+}
+
+/// A connection that loses all that its client sends for a while.
+fn lose(
+    pair: &Pair,
+    family: Family,
+    length: usize,
+    span: Duration,
+    ready: &Barrier,
+) -> Result<Outage> {
+    let mut stream = connect(&pair.client, family)?;
+    let port = stream.local_addr()?.port();
+    for _ in 0..20 {
+        exchange(&mut stream, 100)?;
+        thread::sleep(Duration::from_millis(3));
+    }
+    ready.wait();
+    nft(
+        &pair.server,
+        &format!("add element inet lab lost {{ {port} }}"),
+    )?;
+    let begin = Instant::now();
+    stream.write_all(&vec![2; length])?;
+    thread::sleep(span);
+    let end = Instant::now();
+    nft(
+        &pair.server,
+        &format!("delete element inet lab lost {{ {port} }}"),
+    )?;
+    stream.read_exact(&mut vec![0; length])?;
+    Ok(Outage { port, begin, end })
+}
+
+#[test]
+fn timers_expire_when_the_kernels_do() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    echo(&pair.server)?;
+    // A probe for the loss of a lone segment comes when the timer is due and cannot be told from its expiry.
+    pair.client
+        .enter(|| fs::write("/proc/sys/net/ipv4/tcp_early_retrans", "0").context("no sysctl"))?;
+    nft(
+        &pair.server,
+        &format!(
+            "table inet lab {{
+                set lost {{ type inet_service; }}
+                chain input {{
+                    type filter hook prerouting priority raw;
+                    tcp dport {ECHO} tcp sport @lost drop;
+                }}
+            }}"
+        ),
+    )?;
+    let twheel = start(&pair.client, &["--timeout", "20s"])?;
+    let trace = Trace::retransmissions()?;
+    let spans = [500, 1_000, 2_000, 4_000, 10_000].map(Duration::from_millis);
+    let ready = Barrier::new(spans.len() * 8);
+    let outages = thread::scope(|scope| {
+        let threads: Vec<_> = (0..spans.len() * 8)
+            .map(|number| {
+                let length = if number % 4 < 2 { 100 } else { 30_000 };
+                let (family, span) = (Family::alternate(number), spans[number / 8]);
+                let (pair, ready) = (&pair, &ready);
+                scope.spawn(move || lose(pair, family, length, span, ready))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let theirs = trace.read()?;
+    let (mut ours, _) = events(&twheel, Instant::now() + Duration::from_millis(500))?;
+    let (mut all, mut matched, mut apart) = (0, 0, Vec::new());
+    let mut lonely = 0;
+    for outage in &outages {
+        let (begin, end) = (monotonic(outage.begin)?, monotonic(outage.end)?);
+        let mut ours = ours.remove(&outage.port).unwrap_or_default();
+        ours.retain(|it| it.value["sender"] == "orig");
+        let stalled = ours.iter().any(|it| it.value["stalled"] == true);
+        let long = outage.end - outage.begin > Duration::from_secs(3);
+        ensure!(stalled == long || !long, "not stalled: {ours:?}");
+        for retransmission in theirs.iter().filter(|it| it.sport == outage.port) {
+            if !(begin..end).contains(&retransmission.at) {
+                continue;
+            }
+            all += 1;
+            let mut nearest = None;
+            for (index, it) in ours.iter().enumerate() {
+                let distance = monotonic(it.at)?.abs_diff(retransmission.at);
+                if nearest.is_none_or(|(_, least)| distance < least) {
+                    nearest = Some((index, distance));
+                }
+            }
+            if let Some((index, distance)) = nearest.filter(|(_, distance)| *distance <= APART) {
+                matched += 1;
+                apart.push(distance);
+                ours.remove(index);
+            } else {
+                eprintln!("not matched: {retransmission:?}, nearest {nearest:?}");
+            }
+        }
+        // What is left came when the kernel sent nothing.
+        for left in ours {
+            if monotonic(left.at)? < end {
+                lonely += 1;
+                eprintln!("the kernel's timer did not expire: {left:?}");
+            }
+        }
+    }
+    apart.sort();
+    println!(
+        "{matched} of {all} expiries of the kernel's timers matched, {:?} apart at the median, {:?} at most; \
+         {lonely} of ours alone",
+        apart.get(apart.len() / 2),
+        apart.last()
+    );
+    ensure!(all >= 100, "the kernel's timers expired {all} times only");
+    ensure!(matched * 100 >= all * 95, "{matched} of {all} matched");
+    ensure!(lonely * 100 <= all * 5, "{lonely} of ours alone");
+    // With progress the flows are as good as new.
+    let (_, ends) = events(&twheel, Instant::now() + Duration::from_secs(21))?;
+    for outage in &outages {
+        if let Some(end) = ends.get(&outage.port) {
+            ensure!(end["stalled"] == false, "{end}");
+            ensure!(end["orig_retransmissions"].as_u64() > Some(0), "{end}");
+        }
+    }
+    Ok(())
+}
+
+/// The smoothed round trip of a socket, as the kernel has it, and what it has sent again.
+fn kernels(stream: &TcpStream) -> Result<(Duration, u32)> {
+    // SAFETY: all zeros are valid, and the kernel fills in as much as it says.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the buffer is as long as it says.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    ensure!(result == 0, "no TCP_INFO");
+    Ok((
+        Duration::from_micros(info.tcpi_rtt.into()),
+        info.tcpi_total_retrans,
+    ))
+}
+
+/// Ours is within 10 % or a millisecond of the kernel's.
+fn check_rtt(end: &Value, kernels: Duration) -> Result<()> {
+    let ours = end["orig_rtt_ms"].as_f64().context("no round trip")?;
+    let kernels = kernels.as_secs_f64() * 1e3;
+    let apart = (ours - kernels).abs();
+    ensure!(
+        apart <= 1.0 || apart <= kernels / 10.0,
+        "{ours} ms, and the kernel's {kernels} ms: {end}"
+    );
+    Ok(())
+}
+
+#[test]
+fn connections_that_lose_nothing_have_no_expiries() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    echo(&pair.server)?;
+    let twheel = start(&pair.client, &["--timeout", "4s,time_wait=1s,close=1s"])?;
+    let mut rtts = BTreeMap::new();
+    // Request and response, a thousand of them.
+    for number in 0..1_000 {
+        let mut stream = connect(&pair.client, Family::alternate(number))?;
+        for _ in 0..3 {
+            exchange(&mut stream, 200)?;
+        }
+        if number % 100 == 0 {
+            rtts.insert(stream.local_addr()?.port(), kernels(&stream)?.0);
+        }
+    }
+    let mut open = Vec::new();
+    for number in 0..20 {
+        // Bulk.
+        let mut stream = connect(&pair.client, Family::alternate(number))?;
+        let mut reader = stream.try_clone()?;
+        let reading = thread::spawn(move || reader.read_exact(&mut vec![0; 4 << 20]));
+        stream.write_all(&vec![3; 4 << 20])?;
+        reading.join().expect("no panic")?;
+        // Keep-alives.
+        let idle = connect(&pair.client, Family::alternate(number))?;
+        setsockopt(&idle, sockopt::KeepAlive, &true)?;
+        setsockopt(&idle, sockopt::TcpKeepIdle, &1)?;
+        setsockopt(&idle, sockopt::TcpKeepInterval, &1)?;
+        // A window that closes: nobody reads what comes back.
+        let mut full = connect(&pair.client, Family::alternate(number))?;
+        full.set_write_timeout(Some(Duration::from_millis(200)))?;
+        let _ = full.write_all(&vec![4; 64 << 20]);
+        open.extend([stream, idle, full]);
+    }
+    thread::sleep(Duration::from_secs(3));
+    drop(open);
+    let (timers, ends) = events(&twheel, Instant::now() + Duration::from_secs(6))?;
+    let expiries: usize = timers.values().map(Vec::len).sum();
+    println!(
+        "{expiries} expiries of {} connections that lost nothing",
+        ends.len()
+    );
+    ensure!(ends.len() >= 1_000, "{} ends", ends.len());
+    ensure!(expiries <= 1, "{timers:?}");
+    for (port, kernels) in rtts {
+        check_rtt(ends.get(&port).context("no end")?, kernels)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Result<()> {
+    require_root();
+    let path = Path::new(Manner {
+        delay: Duration::from_millis(20),
+        overtaken: 20,
+        longer: Duration::from_millis(3),
+    })?;
+    echo(&path.server)?;
+    let twheel = start(&path.client, &["--timeout", "3s,time_wait=1s,close=1s"])?;
+    let sockets = thread::scope(|scope| {
+        let threads: Vec<_> = (0..24)
+            .map(|number| {
+                let client = &path.client;
+                scope.spawn(move || {
+                    let mut stream = connect(client, Family::alternate(number))?;
+                    let mut reader = stream.try_clone()?;
+                    let length = if number < 4 { 300_000 } else { 200 };
+                    for _ in 0..30 {
+                        let reading = scope.spawn({
+                            let mut reader = reader.try_clone()?;
+                            move || reader.read_exact(&mut vec![0; length])
+                        });
+                        stream.write_all(&vec![1; length])?;
+                        reading.join().expect("no panic")?;
+                    }
+                    reader.flush()?;
+                    anyhow::Ok((
+                        stream.local_addr()?.port(),
+                        length,
+                        kernels(&stream)?,
+                        stream,
+                    ))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let (timers, ends) = events(&twheel, Instant::now() + Duration::from_secs(4))?;
+    let (mut seen, mut sent) = (0, 0);
+    for (port, length, (rtt, retransmissions), _) in &sockets {
+        let end = ends.get(port).context("no end")?;
+        println!(
+            "{length} bytes at a time: round trip {} ms, the kernel's {rtt:?}; retransmissions {} and {retransmissions}",
+            end["orig_rtt_ms"], end["orig_retransmissions"]
+        );
+        check_rtt(end, *rtt)?;
+        seen += end["orig_retransmissions"].as_u64().context("no count")?;
+        sent += u64::from(*retransmissions);
+    }
+    ensure!(timers.is_empty(), "{timers:?}");
+    // What the kernel takes for lost and sends again is seen, and nothing else.
+    ensure!(seen == sent, "{seen} retransmissions seen, {sent} sent");
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! Retransmission timers: `twheel_common::rto` over a map, and on the wheel on which the flow stands.
+
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use twheel_common::{
+    counter::Counter,
+    event::Pace,
+    flow::{Direction, Word},
+    packet::Segment,
+    rto::{Limits, Rare, Side, Timer, Timers},
+    state::Positions,
+};
+
+use crate::{
+    clock, config,
+    count::count,
+    emit,
+    forget::bit,
+    inbox,
+    maps::RTOS,
+    table::{self, At},
+    wheel,
+};
+
+/// No deadline.
+pub const NEVER: u64 = u64::MAX;
+
+/// Whether there are timers.
+#[inline(always)]
+pub fn is_on() -> bool {
+    config!(rto).on != 0
+}
+
+#[inline(always)]
+fn limits() -> Limits {
+    let config = config!(rto);
+    Limits {
+        min: config.min,
+        max: config.max,
+    }
+}
+
+#[inline(always)]
+fn timers(flow: At) -> Option<*mut Timers> {
+    if !is_on() {
+        return None;
+    }
+    RTOS.get_ptr_mut(flow.index())
+}
+
+/// The side that sends in this direction.
+#[inline(always)]
+fn side(timers: *mut Timers, direction: u64) -> *mut Side {
+    // SAFETY: a value has two.
+    unsafe {
+        (&raw mut (*timers).sides)
+            .cast::<Side>()
+            .add(bit(direction) as usize)
+    }
+}
+
+/// The rest of it.
+#[inline(always)]
+fn rare(timers: *mut Timers, direction: u64) -> *mut Rare {
+    // SAFETY: as above.
+    unsafe {
+        (&raw mut (*timers).rare)
+            .cast::<Rare>()
+            .add(bit(direction) as usize)
+    }
+}
+
+/// One of two.
+#[inline(always)]
+fn of([low, high]: Positions, direction: u64) -> u32 {
+    let both = u64::from(low) | u64::from(high) << 32;
+    (both >> (32 * bit(direction))) as u32
+}
+
+/// A time from now on (microseconds), in units, rounded up; one more, since the present one is nearly over, or
+/// just begun.
+#[inline(always)]
+fn units(micros: u32) -> u64 {
+    let unit = config!(rto).unit;
+    u64::from(micros.checked_div(unit).unwrap_or(micros)) + 2
+}
+
+/// Of a flow that begins: nothing is known.
+#[inline(always)]
+pub fn forget(flow: At) {
+    let Some(timers) = timers(flow) else { return };
+    let words = side(timers, 0).cast::<u64>();
+    for word in 0..size_of::<[Side; 2]>() / 8 {
+        // SAFETY: within the value. Volatile, or the compiler makes it a call.
+        unsafe { words.add(word).write_volatile(0) };
+    }
+}
+
+/// When the wheel visits the flow next.
+#[inline(always)]
+pub fn set_visit(flow: At, due: u64) {
+    if let Some(timers) = timers(flow) {
+        // SAFETY: a value of the map.
+        unsafe { (&raw mut (*timers).visit).write_volatile(due as u32) };
+    }
+}
+
+/// A deadline, or when the wheel meant to visit the flow, whichever comes first: that is no later than a timer expires.
+#[inline(always)]
+pub fn no_later(flow: At, now: u64, due: u64) -> u64 {
+    let Some(timers) = timers(flow) else {
+        return due;
+    };
+    // SAFETY: a value of the map.
+    let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
+    let wait = visit.wrapping_sub(now as u32);
+    if wait as i32 > 0 && now + u64::from(wait) < due {
+        now + u64::from(wait)
+    } else {
+        due
+    }
+}
+
+/// Writes what there is to report of one of a flow's sides.
+///
+/// # Safety
+///
+/// `place` is valid for writes, and nobody else's.
+#[inline(always)]
+pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
+    let pace = match timers(flow) {
+        // SAFETY: a value of the map; what is torn is an estimate.
+        Some(timers) => unsafe { (*side(timers, direction)).pace(limits()) },
+        None => Pace::default(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        (&raw mut (*place).srtt).write_volatile(pace.srtt);
+        (&raw mut (*place).rto).write_volatile(pace.rto);
+        (&raw mut (*place).retransmissions).write_volatile(pace.retransmissions);
+    }
+}
+
+/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. Says whether a timer has started, or has expired: 0 or 1.
+#[inline(never)]
+pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
+    let Some(timers) = timers(flow) else { return 0 };
+    let before = [before as u32, (before >> 32) as u32];
+    let direction = bit(segment.direction as u64);
+    // SAFETY: values of the map, and no two the same. Other CPUs write there: see the module in `twheel-common`.
+    let (sender, rest, other, others) = unsafe {
+        (
+            &mut *side(timers, direction),
+            &mut *rare(timers, direction),
+            &mut *side(timers, direction ^ 1),
+            &*rare(timers, direction ^ 1),
+        )
+    };
+    let changed = sender.sent(
+        rest,
+        of(before, direction),
+        segment,
+        limits(),
+        clock::micros,
+    );
+    let advanced = other.acknowledged(others, of(before, direction ^ 1), segment, clock::micros);
+    if !changed && !advanced {
+        return 0;
+    }
+    let word = flow.word();
+    if advanced && word.seen().is_stalled() {
+        // Somebody is there. If another CPU changes the flow just now, the next acknowledgment says it again.
+        let _ = flow.change(
+            &segment.key,
+            word,
+            word.with_seen(word.seen().stalled(false)),
+        );
+    }
+    let changed = changed && word.seen().is_synchronized();
+    if changed {
+        let highest = flow.positions();
+        let due = match sender.timer(of(highest, direction), limits(), clock::micros()) {
+            Timer::Stopped => return 0,
+            Timer::Runs(left) => now + units(left),
+            Timer::Expired => now,
+        };
+        // SAFETY: as above.
+        let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
+        if visit.wrapping_sub(due as u32) as i32 > 0 {
+            come_forward(flow, segment, word, due);
+        }
+    }
+    u64::from(changed)
+}
+
+/// Has the flow visited earlier than the wheel means to.
+#[inline(always)]
+fn come_forward(flow: At, segment: &Segment, word: Word, due: u64) {
+    if flow.is_ours() {
+        wheel::hasten(flow, due);
+        return;
+    }
+    if word.seen().is_posted() || word.is_dead() {
+        return;
+    }
+    // So that the next packet does not post it again.
+    set_visit(flow, due);
+    let posted = word.with_seen(word.seen().posted());
+    if let Some(Ok(changed)) = flow.change(&segment.key, word, posted)
+        && changed.seen().is_posted()
+    {
+        inbox::post(flow, due);
+    }
+}
+
+/// When the first timer of a flow expires (units), at the earliest now; [`NEVER`] if none runs.
+#[inline(never)]
+pub fn next(index: u32, now: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return NEVER;
+    };
+    let Some(timers) = timers(flow) else {
+        return NEVER;
+    };
+    if !flow.word().seen().is_synchronized() {
+        return NEVER;
+    }
+    let (positions, micros) = (flow.positions(), clock::micros());
+    let mut due = NEVER;
+    for direction in 0..2 {
+        // SAFETY: as in `see`.
+        let side = unsafe { &*side(timers, direction) };
+        let at = match side.timer(of(positions, direction), limits(), micros) {
+            Timer::Stopped => NEVER,
+            Timer::Runs(left) => now + units(left),
+            Timer::Expired => now,
+        };
+        if at < due {
+            due = at;
+        }
+    }
+    due
+}
+
+/// What [`visit`] says if there is no room in the ring.
+pub const RING_FULL: u64 = NEVER - 1;
+/// Beside when the next timer expires: one has.
+pub const REPORTED: u64 = 1 << 63;
+/// No timer runs.
+pub const IDLE: u64 = REPORTED - 1;
+
+/// Looks at the timers of a flow: reports those that have expired, and starts them anew. Says when the next expires
+/// (units), or [`IDLE`], with [`REPORTED`] if one has; or [`RING_FULL`]. For the stepper alone.
+#[inline(never)]
+pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return IDLE;
+    };
+    let Some(timers) = timers(flow) else {
+        return IDLE;
+    };
+    let word = flow.word();
+    if !word.seen().is_synchronized() {
+        return IDLE;
+    }
+    let positions = flow.positions();
+    let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
+    for direction in 0..2 {
+        // SAFETY: as in `see`.
+        let side = unsafe { &mut *side(timers, direction) };
+        let highest = of(positions, direction);
+        let left = match side.timer(highest, limits(), micros) {
+            Timer::Stopped => continue,
+            Timer::Runs(left) => left,
+            Timer::Expired => {
+                if !report_expiry(flow, direction, side, highest, now) {
+                    return RING_FULL;
+                }
+                said = REPORTED;
+                // SAFETY: as in `see`.
+                side.back_off(unsafe { &*rare(timers, direction) }, micros);
+                if side.expiries() > expiries {
+                    expiries = side.expiries();
+                }
+                match side.timer(highest, limits(), micros) {
+                    Timer::Runs(left) => left,
+                    _ => 0,
+                }
+            }
+        };
+        let at = now + units(left);
+        if at < due {
+            due = at;
+        }
+    }
+    if expiries >= config!(rto).max_retrans && !word.seen().is_stalled() {
+        // If a packet came just now, it is not stalled, or will be at the next expiry.
+        let stalled = word.with_seen(word.seen().stalled(true));
+        if let Some(Ok(_)) = flow.change(&flow.key(), word, stalled) {
+            count(Counter::Stalled);
+        }
+    }
+    due | said
+}
+
+/// Says whether there was room for it.
+#[inline(always)]
+fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) -> bool {
+    let Some(mut entry) = emit::reserve_rto() else {
+        return false;
+    };
+    let event = entry.as_mut_ptr();
+    // SAFETY: the ring gave room for it, to nobody else; every field is set.
+    unsafe {
+        flow.key().store(&raw mut (*event).key);
+        (&raw mut (*event).at).write(now);
+        (&raw mut (*event).direction).write(if direction == 0 {
+            Direction::FromLow as u32
+        } else {
+            Direction::FromHigh as u32
+        });
+        (&raw mut (*event).seen).write(flow.word().seen().0.into());
+        (&raw mut (*event).rule).write(flow.rule().into());
+        (&raw mut (*event).outstanding).write(side.outstanding(highest));
+        (&raw mut (*event).expiries).write(side.expiries() + 1);
+        report(flow, direction, &raw mut (*event).pace);
+    }
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    count(Counter::RtoExpired);
+    true
+}
