@@ -76,6 +76,8 @@ pub struct Limits {
     pub max: u32,
 }
 
+/// How much may be acknowledged that did not come by here.
+const UNSEEN: u32 = 1 << 24;
 /// Before there was a sample (RFC 6298, 2.1).
 const INITIAL: u32 = 1_000_000;
 
@@ -302,7 +304,8 @@ impl Side {
             self.start = now();
         }
         let ahead = segment.ack.wrapping_sub(self.una);
-        if ahead as i32 <= 0 || ahead > self.outstanding(highest) {
+        // Beyond what was sent lies what did not come by here.
+        if ahead as i32 <= 0 || ahead > self.outstanding(highest) + UNSEEN {
             return false;
         }
         let now = now();

@@ -143,11 +143,22 @@ fn the_timer_starts_with_data_and_anew_with_each_advance() {
     assert!(sender.answer(ack(first.wrapping_add(100))));
     assert!(matches!(sender.timer(), Timer::Runs(left) if left > late(rto) - 10_000));
     assert_eq!(sender.side.outstanding(sender.highest), 100);
-    // What acknowledges nothing new, or what was never sent, does nothing.
+    // What acknowledges nothing new, or what nobody can have sent, does nothing.
     assert!(!sender.answer(ack(first)));
-    assert!(!sender.answer(ack(first.wrapping_add(300))));
+    assert!(!sender.answer(ack(first.wrapping_add(1 << 25))));
     assert!(sender.answer(ack(sender.highest)));
     assert_eq!(sender.timer(), Timer::Stopped);
+}
+
+#[test]
+fn what_did_not_come_by_is_acknowledged_with_the_rest() {
+    let mut sender = Sender::with_rtt(10_000);
+    sender.send_next(100);
+    let unseen = sender.highest.wrapping_add(500);
+    assert!(sender.answer(ack(unseen)));
+    assert_eq!(sender.timer(), Timer::Stopped);
+    assert!(sender.send(data(unseen, 100)));
+    assert_eq!(sender.side.outstanding(sender.highest), 100);
 }
 
 #[test]

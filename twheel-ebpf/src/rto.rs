@@ -4,17 +4,17 @@ use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use twheel_common::{
     counter::Counter,
     event::Pace,
-    flow::{Direction, Word},
+    flow::{Direction, FlowKey, Word},
     packet::Segment,
     rto::{Limits, Rare, Side, Timer, Timers},
-    state::Positions,
+    state::{Positions, Seen},
 };
 
 use crate::{
     clock, config,
     count::count,
     emit,
-    forget::bit,
+    forget::{bit, forget as forget_number},
     inbox,
     maps::RTOS,
     table::{self, At},
@@ -168,14 +168,10 @@ pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
     }
     let word = flow.word();
     if advanced && word.seen().is_stalled() {
-        // Somebody is there. If another CPU changes the flow just now, the next acknowledgment says it again.
-        let _ = flow.change(
-            &segment.key,
-            word,
-            word.with_seen(word.seen().stalled(false)),
-        );
+        // Somebody is there.
+        mark(flow, &segment.key, |seen| seen.stalled(false));
     }
-    let changed = changed && word.seen().is_synchronized();
+    let changed = changed && has_timers(word);
     if changed {
         let highest = flow.positions();
         let due = match sender.timer(of(highest, direction), limits(), clock::micros()) {
@@ -186,30 +182,56 @@ pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
         // SAFETY: as above.
         let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
         if visit.wrapping_sub(due as u32) as i32 > 0 {
-            come_forward(flow, segment, word, due);
+            come_forward(flow, segment, due);
         }
     }
     u64::from(changed)
 }
 
+/// Whether the timers of a flow say anything: both sides are seen, and past the handshake.
+#[inline(always)]
+fn has_timers(word: Word) -> bool {
+    word.seen().is_synchronized() && word.seen().is_replied()
+}
+
+/// Changes what was seen of a flow, whatever stamps come at the same time. What it was and what it is, if that could be
+/// done.
+#[inline(always)]
+fn mark(flow: At, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen, Seen)> {
+    let mut marked = None;
+    table::repeat(4, |_| {
+        let word = flow.word();
+        if word.is_dead() {
+            return true;
+        }
+        let seen = Seen(forget_number(change(word.seen()).0.into()) as u16);
+        match flow.change(key, word, word.with_seen(seen)) {
+            Some(Ok(changed)) => {
+                marked = Some((word.seen(), changed.seen()));
+                true
+            }
+            Some(Err(_)) => false,
+            None => true,
+        }
+    });
+    marked
+}
+
 /// Has the flow visited earlier than the wheel means to.
 #[inline(always)]
-fn come_forward(flow: At, segment: &Segment, word: Word, due: u64) {
+fn come_forward(flow: At, segment: &Segment, due: u64) {
     if flow.is_ours() {
         wheel::hasten(flow, due);
         return;
     }
-    if word.seen().is_posted() || word.is_dead() {
-        return;
+    match mark(flow, &segment.key, Seen::posted) {
+        Some((before, _)) if before.is_posted() => inbox::hurry(flow, due),
+        Some((_, after)) if after.is_posted() => inbox::post(flow, due),
+        // A flow that is just being entered is not posted: the next timer that starts tries again.
+        _ => return count(Counter::Raced),
     }
-    // So that the next packet does not post it again.
+    // So that the next packet does not do it again.
     set_visit(flow, due);
-    let posted = word.with_seen(word.seen().posted());
-    if let Some(Ok(changed)) = flow.change(&segment.key, word, posted)
-        && changed.seen().is_posted()
-    {
-        inbox::post(flow, due);
-    }
 }
 
 /// When the first timer of a flow expires (units), at the earliest now; [`NEVER`] if none runs.
@@ -221,7 +243,7 @@ pub fn next(index: u32, now: u64) -> u64 {
     let Some(timers) = timers(flow) else {
         return NEVER;
     };
-    if !flow.word().seen().is_synchronized() {
+    if !has_timers(flow.word()) {
         return NEVER;
     }
     let (positions, micros) = (flow.positions(), clock::micros());
@@ -259,7 +281,7 @@ pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
         return IDLE;
     };
     let word = flow.word();
-    if !word.seen().is_synchronized() {
+    if !has_timers(word) {
         return IDLE;
     }
     let positions = flow.positions();
@@ -293,9 +315,7 @@ pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
         }
     }
     if expiries >= config!(rto).max_retrans && !word.seen().is_stalled() {
-        // If a packet came just now, it is not stalled, or will be at the next expiry.
-        let stalled = word.with_seen(word.seen().stalled(true));
-        if let Some(Ok(_)) = flow.change(&flow.key(), word, stalled) {
+        if mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some() {
             count(Counter::Stalled);
         }
     }

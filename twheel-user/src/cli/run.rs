@@ -281,6 +281,15 @@ impl Run {
             if let Some(why) = &attached.refused {
                 eprintln!("{interface}: the driver refuses native XDP ({why})");
             }
+            if !attached.egress && self.rto == Switch::On && self.interfaces.len() == 1 {
+                return Err(Failure::new(
+                    Kind::Unsupported,
+                    format!(
+                        "{interface}: --rto on needs both directions, and packets that go out cannot be seen here"
+                    ),
+                )
+                .into());
+            }
             let egress = if attached.egress {
                 "both directions"
             } else {
