@@ -11,7 +11,7 @@ use twheel_common::{
 };
 
 use crate::{
-    clock, config,
+    atomic, clock, config,
     count::count,
     emit,
     forget::{bit, forget as forget_number},
@@ -93,6 +93,24 @@ pub fn forget(flow: At) {
         // SAFETY: within the value. Volatile, or the compiler makes it a call.
         unsafe { words.add(word).write_volatile(0) };
     }
+}
+
+/// Orders what was written before it before what is read after it. Who starts a timer writes it and then looks when the
+/// flow is visited; who visits writes when that is next and then looks at the timers again: one of the two sees the other.
+#[inline(always)]
+fn fence(timers: *mut Timers) {
+    // SAFETY: a place in a map, aligned to 4, that is for nothing else.
+    unsafe { atomic::or(&raw mut (*timers).reserved, 0) };
+}
+
+/// When a timer expires that was started while the flow was armed for later; [`NEVER`] if none was.
+#[inline(always)]
+pub fn started_meanwhile(flow: At, now: u64) -> u64 {
+    let Some(timers) = timers(flow) else {
+        return NEVER;
+    };
+    fence(timers);
+    next(flow.index(), now)
 }
 
 /// When the wheel visits the flow next.
@@ -179,6 +197,7 @@ pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
             Timer::Runs(left) => now + units(left),
             Timer::Expired => now,
         };
+        fence(timers);
         // SAFETY: as above.
         let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
         if visit.wrapping_sub(due as u32) as i32 > 0 {

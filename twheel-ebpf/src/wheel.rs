@@ -118,7 +118,13 @@ pub fn deliver(flow: At, now: u64) {
 pub fn look(flow: At, now: u64) {
     let word = flow.word();
     match visit(now, word, flow.timeout(word.seen())) {
-        Visit::Rearm(due) => hasten(flow, first_of(flow, now, due)),
+        Visit::Rearm(due) => {
+            let due = first_of(flow, now, due);
+            hasten(flow, due);
+            if rto::is_on() {
+                settle(flow, now, due);
+            }
+        }
         Visit::Expire => hasten(flow, now),
     }
 }
@@ -133,6 +139,16 @@ fn first_of(flow: At, now: u64, due: u64) -> u64 {
         }
     }
     due
+}
+
+/// Makes good a timer that another CPU has started while the flow was armed for `due`.
+#[inline(always)]
+fn settle(flow: At, now: u64, due: u64) {
+    let expires = rto::started_meanwhile(flow, now);
+    // Rounding alone is no reason.
+    if expires < due.saturating_sub(2) {
+        hasten(flow, expires);
+    }
 }
 
 /// Puts a flow at the front of a slot.
@@ -339,6 +355,9 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -
         Visit::Rearm(due) => {
             let due = if expires < due { expires } else { due };
             rearm(wheel, flow, now, due, for_room);
+            if rto::is_on() && !for_room && expires == rto::IDLE {
+                settle(flow, now, due);
+            }
             return if reported {
                 Handled::Reported
             } else {

@@ -109,6 +109,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     pin_to(1)?;
     for flow in 0..FLOWS {
         send(&mut plane, &segment(flow, 1, 0))?;
+        send(&mut plane, &answer(flow))?;
     }
     // Where each flow's timers are, and which of its sides is the client's.
     let server = |flow: &Flow| flow.key.sender(Direction::FromLow).port() == SERVER_PORT;
@@ -175,11 +176,22 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     );
     steppers.stop()?;
     let late = expired.load(Relaxed) - early;
+    ensure!(visits > u64::from(FLOWS), "the flows were hardly visited");
     ensure!(
         late == 0,
         "{late} timers expired: this machine is too slow for this"
     );
     Ok((visits as f64 / seconds, cpu.as_secs_f64() / seconds))
+}
+
+/// A segment of the other side, without which there are no timers.
+fn answer(flow: u32) -> Vec<u8> {
+    let mut segment = segment(flow, 0, 0);
+    let (source, destination) = segment[26..34].split_at_mut(4);
+    source.swap_with_slice(destination);
+    let (source, destination) = segment[34..38].split_at_mut(2);
+    source.swap_with_slice(destination);
+    segment
 }
 
 /// The clock of the timers.
