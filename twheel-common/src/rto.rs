@@ -105,6 +105,9 @@ impl Side {
     const GAP: u32 = 1 << 4;
     /// Something was seen of it.
     const SEEN: u32 = 1 << 5;
+    /// All that is outstanding was sent again, once: its timer has expired, or a probe for the loss of the tail was due
+    /// at the same time. What comes next tells.
+    const PROBED: u32 = 1 << 6;
     const EXPIRIES: u32 = 8;
     const RETRANSMISSIONS: u32 = 16;
 
@@ -166,8 +169,8 @@ impl Side {
         if self.srtt == 0 {
             return at_most(INITIAL, limits.max);
         }
-        let margin = at_least(self.rttvar.wrapping_mul(4), limits.min);
-        at_most(self.srtt.wrapping_add(margin), limits.max)
+        let margin = at_least(self.rttvar.saturating_mul(4), limits.min);
+        at_most(self.srtt.saturating_add(margin), limits.max)
     }
 
     /// And with it.
@@ -202,7 +205,7 @@ impl Side {
         if segment.seq.wrapping_sub(highest) as i32 >= 0 {
             return self.sent_new(rare, highest, segment, now);
         }
-        self.sent_again(rare, segment, limits, now())
+        self.sent_again(rare, highest, segment, limits, now())
     }
 
     #[inline(always)]
@@ -239,8 +242,15 @@ impl Side {
     /// Below what was sent already: a retransmission, unless it is a keep-alive or fills a gap so soon that it was
     /// overtaken.
     #[inline(always)]
-    fn sent_again(&mut self, rare: &mut Rare, segment: &Segment, limits: Limits, now: u32) -> bool {
-        if segment.end.wrapping_sub(self.una) as i32 <= 0 {
+    fn sent_again(
+        &mut self,
+        rare: &mut Rare,
+        highest: u32,
+        segment: &Segment,
+        limits: Limits,
+        now: u32,
+    ) -> bool {
+        if segment.end.wrapping_sub(self.una) as i32 <= 0 || self.has(Self::CLOSED) {
             // Acknowledged: a keep-alive, or a probe of a closed window.
             return false;
         }
@@ -263,9 +273,14 @@ impl Side {
         }
         let rto = self.rto(limits);
         if now.wrapping_sub(self.start) >= rto - rto / 8 {
+            rare.again_at = now;
+            if segment.end == highest && self.state & (Self::PROBED | 0xff << Self::EXPIRIES) == 0 {
+                self.state |= Self::PROBED;
+                self.start = now;
+                return false;
+            }
             // Its sender's timer has expired.
             self.state |= Self::AGAIN;
-            rare.again_at = now;
             true
         } else {
             self.start = now;
@@ -297,15 +312,20 @@ impl Side {
         if segment.flags & tcp::ACK == 0 || !self.has(Self::SEEN) {
             return false;
         }
+        let ahead = segment.ack.wrapping_sub(self.una);
+        if (ahead as i32) < 0 {
+            // Overtaken by a later one.
+            return false;
+        }
         if segment.window == 0 {
             self.state |= Self::CLOSED;
         } else if self.has(Self::CLOSED) {
             self.state &= !Self::CLOSED;
+            self.progress();
             self.start = now();
         }
-        let ahead = segment.ack.wrapping_sub(self.una);
         // Beyond what was sent lies what did not come by here.
-        if ahead as i32 <= 0 || ahead > self.outstanding(highest) + UNSEEN {
+        if ahead == 0 || ahead > self.outstanding(highest) + UNSEEN {
             return false;
         }
         let now = now();
@@ -325,7 +345,7 @@ impl Side {
     /// The timer is as good as new.
     #[inline(always)]
     fn progress(&mut self) {
-        self.state &= !(Self::AGAIN | 0xff << Self::EXPIRIES);
+        self.state &= !(Self::AGAIN | Self::PROBED | 0xff << Self::EXPIRIES);
     }
 
     /// RFC 6298, 2.2 and 2.3.
@@ -370,12 +390,13 @@ impl Side {
     /// was sent again, where that was seen.
     #[inline(always)]
     pub fn back_off(&mut self, rare: &Rare, now: u32) {
-        self.start = if self.has(Self::AGAIN) {
+        // After a probe that nothing has followed: that was the expiry.
+        self.start = if self.has(Self::AGAIN | Self::PROBED) {
             rare.again_at
         } else {
             now
         };
-        self.state &= !Self::AGAIN;
+        self.state &= !(Self::AGAIN | Self::PROBED);
         if self.expiries() < 0xff {
             self.state += 1 << Self::EXPIRIES;
         }

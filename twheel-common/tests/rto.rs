@@ -203,6 +203,7 @@ fn a_retransmission_that_is_due_is_the_expiry() {
     let mut sender = Sender::with_rtt(1_000);
     let rto = sender.side.base(LIMITS);
     let seq = sender.send_next(100);
+    sender.send_next(100);
     sender.pass(rto + 4_000);
     assert_eq!(sender.timer(), Timer::Runs(rto / 8 - 4_000));
     assert!(sender.send(data(seq, 100)));
@@ -211,6 +212,32 @@ fn a_retransmission_that_is_due_is_the_expiry() {
     sender.side.back_off(&sender.rare, sender.now);
     // From when it was sent again.
     assert_eq!(sender.timer(), Timer::Runs(late(2 * rto) - 9_000));
+}
+
+#[test]
+fn what_follows_tells_a_probe_of_a_lone_segment_from_an_expiry() {
+    let sent_again = |after: u32| {
+        let mut sender = Sender::with_rtt(1_000);
+        let rto = sender.side.base(LIMITS);
+        let seq = sender.send_next(100);
+        sender.pass(rto + 4_000);
+        assert!(!sender.send(data(seq, 100)));
+        assert_eq!(sender.timer(), Timer::Runs(late(rto)));
+        sender.pass(after.min(late(rto)));
+        if after < late(rto) {
+            assert!(sender.send(data(seq, 100)));
+        }
+        assert_eq!(sender.timer(), Timer::Expired);
+        sender.side.back_off(&sender.rare, sender.now);
+        assert_eq!(sender.side.expiries(), 1);
+        (rto, sender.timer())
+    };
+    // Once more after one timeout, without backoff: the first was a probe.
+    let (rto, timer) = sent_again(205_000);
+    assert_eq!(timer, Timer::Runs(late(2 * rto)));
+    // Not until two have passed: it was the expiry.
+    let (rto, timer) = sent_again(1_000_000);
+    assert_eq!(timer, Timer::Runs(late(2 * rto) - late(rto)));
 }
 
 #[test]
@@ -265,6 +292,12 @@ fn keep_alives_and_probes_of_a_closed_window_are_no_retransmissions() {
         ..ack(seq)
     });
     sender.pass(10_000_000);
+    assert_eq!(sender.timer(), Timer::Stopped);
+    // Probes of stacks that send what does not fit.
+    assert!(!sender.send(data(seq, 1)));
+    assert_eq!(sender.side.retransmissions(), 0);
+    // An old answer says nothing of the window.
+    sender.answer(ack(seq.wrapping_sub(5)));
     assert_eq!(sender.timer(), Timer::Stopped);
     sender.answer(ack(seq));
     assert_eq!(sender.timer(), Timer::Runs(late(sender.side.base(LIMITS))));

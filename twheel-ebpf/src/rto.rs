@@ -103,6 +103,12 @@ fn fence(timers: *mut Timers) {
     unsafe { atomic::or(&raw mut (*timers).reserved, 0) };
 }
 
+/// No longer than this is a timer overlooked, units: two of the shortest.
+#[inline(always)]
+pub fn soon() -> u64 {
+    units(config!(rto).min) * 2
+}
+
 /// When a timer expires that was started while the flow was armed for later; [`NEVER`] if none was.
 #[inline(always)]
 pub fn started_meanwhile(flow: At, now: u64) -> u64 {
@@ -333,10 +339,11 @@ pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
             due = at;
         }
     }
-    if expiries >= config!(rto).max_retrans && !word.seen().is_stalled() {
-        if mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some() {
-            count(Counter::Stalled);
-        }
+    if expiries >= config!(rto).max_retrans
+        && !word.seen().is_stalled()
+        && mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some()
+    {
+        count(Counter::Stalled);
     }
     due | said
 }

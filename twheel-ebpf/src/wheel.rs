@@ -355,7 +355,7 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -
         Visit::Rearm(due) => {
             let due = if expires < due { expires } else { due };
             rearm(wheel, flow, now, due, for_room);
-            if rto::is_on() && !for_room && expires == rto::IDLE {
+            if rto::is_on() && !for_room && due > now + rto::soon() {
                 settle(flow, now, due);
             }
             return if reported {

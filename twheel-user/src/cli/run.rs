@@ -181,6 +181,13 @@ impl Run {
             )
             .into());
         }
+        if self.rto == Switch::On && self.egress != Egress::Off && self.interfaces.len() > 1 {
+            return Err(Failure::new(
+                Kind::Usage,
+                "--rto on with several interfaces: give --egress off, or what is forwarded between them is seen twice",
+            )
+            .into());
+        }
         let clock = Clock::jiffies()?;
         let wanted = Wanted {
             tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
