@@ -66,13 +66,14 @@ pub fn twheel_bin() -> Result<PathBuf> {
         .context("no program twheel: build it with `cargo build --release -p twheel-user`")
 }
 
+/// A program of the system's, also where a user's PATH lacks sbin.
+fn program(name: &str) -> PathBuf {
+    let sbin = Path::new("/usr/sbin").join(name);
+    if sbin.exists() { sbin } else { name.into() }
+}
+
 fn ip(args: &str) -> Result<String> {
-    let mut command = Command::new("ip");
-    // Where a user's PATH lacks sbin.
-    if Path::new("/usr/sbin/ip").exists() {
-        command = Command::new("/usr/sbin/ip");
-    }
-    let output = command
+    let output = Command::new(program("ip"))
         .args(args.split_ascii_whitespace())
         .output()
         .context("cannot run `ip`: is iproute2 installed?")?;
@@ -130,6 +131,21 @@ impl Namespace {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Rules for its packet filter, in nft's language.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        let mut child = self
+            .command(program("nft"))?
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .context("cannot run `nft`: is nftables installed?")?;
+        let mut stdin = child.stdin.take().context("no stdin")?;
+        stdin.write_all(rules.as_bytes())?;
+        drop(stdin);
+        ensure!(child.wait()?.success(), "`nft` refuses {rules}");
+        Ok(())
     }
 
     /// A command that will run inside. It sees the file systems as they are: unlike `ip netns exec`,

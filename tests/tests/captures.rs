@@ -17,11 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::{
-    maps::{Map, MapData, PerCpuArray},
-    programs::Xdp,
-};
-use aya_obj::programs::XdpAttachType;
+use aya::maps::Map;
 use etherparse::{
     Icmpv4Type, IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader,
     icmpv4::DestUnreachableHeader, ip_number,
@@ -31,12 +27,13 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use twheel::{data_plane, flows::Flows, stepper::pin_to};
-use twheel_common::{
-    counter::{Counter, Counters},
-    event::Reason,
-    packet::tcp::URG,
+use twheel::{
+    data_plane,
+    delete::delete_all,
+    flows::Flows,
+    pins::{Instance, Pins},
 };
+use twheel_common::{counter::Counter, event::Reason, packet::tcp::URG, policy::TimeoutName};
 use twheel_tests::{
     netns::{CLIENT, Namespace, SERVER, Twheel, require_root},
     plane::{ACK, FIN, RST, SYN},
@@ -474,9 +471,9 @@ fn query(frame: &Frame, at: Network, v6: bool) -> Option<Packet> {
 /// Two namespaces joined by a cable, with nobody in them who would say anything by himself; twheel at one end.
 struct Lab {
     twheel: Twheel,
-    instance: PathBuf,
+    pins: Pins,
     flows: Flows,
-    counters: PerCpuArray<MapData, Counters>,
+    counters: Map,
     /// Flows that twheel has reported.
     reported: u64,
     sender: Namespace,
@@ -509,20 +506,6 @@ impl Lab {
         sender.ip(&format!("link set {CLIENT} up"))?;
         receiver.ip(&format!("link set {SERVER} up"))?;
         // Nothing ends by itself; and both directions are seen, if only by one hook.
-        let timeouts = [
-            "syn_sent",
-            "syn_recv",
-            "established",
-            "fin_wait",
-            "close_wait",
-            "last_ack",
-            "time_wait",
-            "close",
-            "unreplied",
-            "udp",
-            "udp_stream",
-            "icmp",
-        ];
         let twheel = Twheel::start(
             &receiver,
             &[
@@ -537,22 +520,23 @@ impl Lab {
                 "--accounting",
                 "--json",
                 "--timeout",
-                &timeouts.map(|name| format!("{name}=1h")).join(","),
+                &TimeoutName::NAMES
+                    .map(|name| format!("{name}=1h"))
+                    .join(","),
             ],
         )?;
-        let [instance] = <[_; 1]>::try_from(receiver.instances()?)
-            .map_err(|found| anyhow::anyhow!("not one instance: {found:?}"))?;
-        let map = |name: &str| {
-            MapData::from_pin(instance.join(name)).with_context(|| format!("cannot open {name}"))
-        };
-        let flows = Flows::map(&Map::Array(map("FLOWS")?), &Map::Array(map("NODES")?))?;
-        let counters = PerCpuArray::try_from(Map::PerCpuArray(map("COUNTERS")?))?;
+        let (pins, flows, counters) = receiver.enter(|| {
+            let pins = Instance::of(SERVER)?;
+            let flows = Flows::pinned(&pins)?;
+            let counters = Map::PerCpuArray(pins.map("COUNTERS")?);
+            Ok((pins, flows, counters))
+        })?;
         Ok(Self {
             twheel,
             flows,
             counters,
             reported: 0,
-            instance,
+            pins,
             sender,
             receiver,
         })
@@ -564,17 +548,9 @@ impl Lab {
         self.receiver.check_clean(SERVER)
     }
 
-    fn counters(&self) -> Result<Counters> {
-        let mut sum = Counters::default();
-        for counters in self.counters.get(&0, 0)?.iter() {
-            sum.add(counters);
-        }
-        Ok(sum)
-    }
-
     /// Packets that the data plane has come to the end of.
     fn seen(&self) -> Result<u64> {
-        let counters = self.counters()?;
+        let counters = data_plane::counters(&self.counters)?;
         Ok([
             Counter::Touched,
             Counter::Created,
@@ -624,7 +600,7 @@ impl Lab {
         self.signal(Signal::SIGCONT)?;
         let sent = settled?;
         self.delete_all()?;
-        let counters = self.counters()?;
+        let counters = data_plane::counters(&self.counters)?;
         for counter in [
             Counter::EventsLost,
             Counter::Evicted,
@@ -681,33 +657,14 @@ impl Lab {
         Ok(Some(sent.unwrap_or(0)))
     }
 
-    /// Deletes all flows, each on the CPU of its wheel.
+    /// Deletes all flows.
     fn delete_all(&self) -> Result<()> {
-        let path = self.instance.join("twheel_delete");
         let end = Instant::now() + PATIENCE;
-        loop {
-            let mut by_cpu = BTreeMap::<u32, Vec<_>>::new();
-            for flow in self.flows.iter() {
-                by_cpu
-                    .entry(flow.cpu)
-                    .or_default()
-                    .push(flow.delete(Reason::Deleted));
-            }
-            if by_cpu.is_empty() {
-                return Ok(());
-            }
+        while self.flows.iter().next().is_some() {
             ensure!(Instant::now() < end, "flows stay in the table");
-            for (cpu, mut flows) in by_cpu {
-                // A thread of its own: this one stays where it may run.
-                let delete = || {
-                    pin_to(cpu)?;
-                    let program = Xdp::from_pin(&path, XdpAttachType::Interface)?;
-                    data_plane::delete(&program, &mut flows)
-                };
-                thread::scope(|scope| scope.spawn(delete).join())
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            }
+            delete_all(&self.pins, self.flows.iter(), Reason::Deleted)?;
         }
+        Ok(())
     }
 }
 

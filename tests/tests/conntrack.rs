@@ -13,14 +13,11 @@ use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
-    path::Path,
-    process::Stdio,
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::maps::{Map, MapData};
 use etherparse::PacketBuilder;
 use nix::{
     errno::Errno,
@@ -30,7 +27,7 @@ use nix::{
     },
     time::{ClockId, clock_getres},
 };
-use twheel::flows::Flows;
+use twheel::{flows::Flows, pins::Instance};
 use twheel_common::{
     flow::Direction,
     state::State::{self, *},
@@ -157,27 +154,6 @@ struct Lab {
     pair: Pair,
 }
 
-fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
-    // Where a user's PATH lacks sbin.
-    let sbin = Path::new("/usr/sbin/nft");
-    let program = if sbin.exists() {
-        sbin
-    } else {
-        Path::new("nft")
-    };
-    let mut child = namespace
-        .command(program)?
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("cannot run `nft`: is nftables installed?")?;
-    let mut stdin = child.stdin.take().context("no stdin")?;
-    stdin.write_all(rules.as_bytes())?;
-    drop(stdin);
-    ensure!(child.wait()?.success(), "`nft` refuses {rules}");
-    Ok(())
-}
-
 /// Sets a sysctl of the namespace that this thread is in.
 fn set(name: &str, value: u64) -> Result<()> {
     let path = format!("/proc/sys/net/{name}");
@@ -199,10 +175,8 @@ fn start_conntrack(pair: &Pair) -> Result<Conntrack> {
         set("ipv4/tcp_synack_retries", 1)
     })?;
     let conntrack = Conntrack::open(&pair.server)?;
-    nft(
-        &pair.server,
-        &format!(
-            "table inet lab {{
+    pair.server.nft(&format!(
+        "table inet lab {{
                 chain input {{
                     type filter hook input priority filter;
                     ct state established accept;
@@ -213,34 +187,17 @@ fn start_conntrack(pair: &Pair) -> Result<Conntrack> {
                     tcp sport {SILENT} drop;
                 }}
             }}"
-        ),
-    )?;
-    nft(
-        &pair.client,
-        &format!(
-            "table inet lab {{
+    ))?;
+    pair.client.nft(&format!(
+        "table inet lab {{
                 chain output {{
                     type filter hook output priority raw;
                     tcp dport {CRAFTED} meta mark != {MARK} drop;
                     tcp dport {UNFINISHED} tcp flags & syn == 0 drop;
                 }}
             }}"
-        ),
-    )?;
+    ))?;
     Ok(conntrack)
-}
-
-/// The table of the twheel that runs in a namespace.
-fn map_flows(namespace: &Namespace) -> Result<Flows> {
-    let [instance] = <[_; 1]>::try_from(namespace.instances()?)
-        .map_err(|found| anyhow::anyhow!("not one instance: {found:?}"))?;
-    let map = |name: &str| -> Result<Map> {
-        let map = MapData::from_pin(instance.join(name));
-        Ok(Map::Array(
-            map.with_context(|| format!("cannot open {name}"))?,
-        ))
-    };
-    Flows::map(&map("FLOWS")?, &map("NODES")?)
 }
 
 impl Lab {
@@ -289,7 +246,9 @@ impl Lab {
             ],
         )?;
         let mut lab = Self {
-            flows: map_flows(&pair.server)?,
+            flows: pair
+                .server
+                .enter(|| Flows::pinned(&Instance::of(SERVER)?))?,
             twheel,
             conntrack,
             raw,

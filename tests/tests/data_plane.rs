@@ -58,12 +58,21 @@ fn an_idle_flow_expires_at_the_first_tick_after_its_timeout() {
     plane.at(1_060_100);
     let events = plane.step();
     assert_eq!(events.len(), 1);
-    let flow = Expired::new(&events[0], Clock::virtual_ms(), true).unwrap();
-    assert_eq!(flow.src, "10.0.0.0:1031".parse::<SocketAddr>().unwrap());
-    assert_eq!(flow.dst, "192.0.2.1:80".parse::<SocketAddr>().unwrap());
-    assert_eq!((flow.reason, flow.state), (Reason::Idle, "established"));
+    let ended = Expired::new(&events[0], Clock::virtual_ms(), true).unwrap();
     assert_eq!(
-        (flow.age.as_millis(), flow.idle.as_millis()),
+        ended.flow.src,
+        "10.0.0.0:1031".parse::<SocketAddr>().unwrap()
+    );
+    assert_eq!(
+        ended.flow.dst,
+        "192.0.2.1:80".parse::<SocketAddr>().unwrap()
+    );
+    assert_eq!(
+        (ended.reason, ended.flow.state),
+        (Reason::Idle, "established")
+    );
+    assert_eq!(
+        (ended.age.as_millis(), ended.idle.as_millis()),
         (60_070, 60_070)
     );
     assert_eq!(plane.counters().live(), 0);

@@ -8,7 +8,6 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
-    process::Stdio,
     sync::Barrier,
     thread,
     time::{Duration, Instant},
@@ -31,20 +30,6 @@ const ECHO: u16 = 9100;
 /// How far ours may be from the kernel's (the round trip is far less).
 const APART: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
-    let mut child = namespace
-        .command("nft")?
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("cannot run `nft`: is nftables installed?")?;
-    let mut stdin = child.stdin.take().context("no stdin")?;
-    stdin.write_all(rules.as_bytes())?;
-    drop(stdin);
-    ensure!(child.wait()?.success(), "`nft` refuses {rules}");
-    Ok(())
-}
 
 /// Serves until the test ends.
 fn echo(server: &Namespace) -> Result<()> {
@@ -144,6 +129,12 @@ fn timeouts(host: &Namespace) -> Result<u32> {
     })
 }
 
+/// What all threads have come to.
+fn join<T>(threads: Vec<thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<Vec<T>> {
+    let joined = threads.into_iter().map(|it| it.join().expect("no panic"));
+    joined.collect()
+}
+
 /// What a connection has lost.
 struct Outage {
     name: Name,
@@ -166,18 +157,14 @@ fn lose(
         thread::sleep(Duration::from_millis(3));
     }
     ready.wait();
-    nft(
-        &pair.server,
-        &format!("add element inet lab lost {{ {port} }}"),
-    )?;
+    pair.server
+        .nft(&format!("add element inet lab lost {{ {port} }}"))?;
     let begin = Instant::now();
     stream.write_all(&vec![2; length])?;
     thread::sleep(span);
     let end = Instant::now();
-    nft(
-        &pair.server,
-        &format!("delete element inet lab lost {{ {port} }}"),
-    )?;
+    pair.server
+        .nft(&format!("delete element inet lab lost {{ {port} }}"))?;
     stream.read_exact(&mut vec![0; length])?;
     Ok(Outage {
         name: (family == Family::V6, port),
@@ -191,24 +178,21 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     echo(&pair.server)?;
-    nft(
-        &pair.server,
-        &format!(
-            "table inet lab {{
+    pair.server.nft(&format!(
+        "table inet lab {{
                 set lost {{ type inet_service; }}
                 chain input {{
                     type filter hook prerouting priority raw;
                     tcp dport {ECHO} tcp sport @lost drop;
                 }}
             }}"
-        ),
-    )?;
+    ))?;
     let twheel = start(&pair.client, &["--timeout", "20s"])?;
     let trace = Trace::retransmissions()?;
     let spans = [500, 1_000, 2_000, 4_000, 10_000].map(Duration::from_millis);
     let ready = Barrier::new(spans.len() * 8);
     let outages = thread::scope(|scope| {
-        let threads: Vec<_> = (0..spans.len() * 8)
+        let threads = (0..spans.len() * 8)
             .map(|number| {
                 let length = if number % 4 < 2 { 100 } else { 30_000 };
                 let (family, span) = (Family::alternate(number), spans[number / 8]);
@@ -216,10 +200,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
                 scope.spawn(move || lose(pair, family, length, span, ready))
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no panic"))
-            .collect::<Result<Vec<_>>>()
+        join(threads)
     })?;
     let theirs = trace.read()?;
     let (mut ours, _) = events(&twheel, Instant::now() + Duration::from_millis(500))?;
@@ -392,7 +373,7 @@ fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Re
     echo(&path.server)?;
     let twheel = start(&path.client, &["--timeout", "3s,time_wait=1s,close=1s"])?;
     let sockets = thread::scope(|scope| {
-        let threads: Vec<_> = (0..24)
+        let threads = (0..24)
             .map(|number| {
                 let client = &path.client;
                 scope.spawn(move || {
@@ -412,10 +393,7 @@ fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Re
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no panic"))
-            .collect::<Result<Vec<_>>>()
+        join(threads)
     })?;
     let (timers, ends) = events(&twheel, Instant::now() + Duration::from_secs(4))?;
     let (mut seen, mut sent) = (0, 0);

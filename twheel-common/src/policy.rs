@@ -32,7 +32,7 @@
 //! of the latter at least. A trie gives only the longest prefix, so that the value of an entry has
 //! the rules of all the shorter prefixes around it as well.
 
-use crate::bits;
+use crate::{bits, state::State};
 
 /// Rules that a policy may have. Their numbers are 1 to this; 0 is "no rule".
 pub const MAX_RULES: usize = 255;
@@ -422,18 +422,18 @@ pub const TIMEOUTS: usize = 13;
 impl TimeoutName {
     /// As in a policy file, by discriminant.
     pub const NAMES: [&'static str; TIMEOUTS] = [
-        "syn_sent",
-        "syn_recv",
-        "established",
-        "fin_wait",
-        "close_wait",
-        "last_ack",
-        "time_wait",
-        "close",
+        State::SynSent.name(),
+        State::SynRecv.name(),
+        State::Established.name(),
+        State::FinWait.name(),
+        State::CloseWait.name(),
+        State::LastAck.name(),
+        State::TimeWait.name(),
+        State::Close.name(),
         "unreplied",
-        "udp",
-        "udp_stream",
-        "icmp",
+        State::Udp.name(),
+        State::UdpStream.name(),
+        State::Icmp.name(),
         "retrans",
     ];
 

@@ -21,9 +21,6 @@ use crate::{
     wheel,
 };
 
-/// No deadline.
-pub const NEVER: u64 = u64::MAX;
-
 /// Whether there are timers.
 #[inline(always)]
 pub fn is_on() -> bool {
@@ -109,14 +106,14 @@ pub fn soon() -> u64 {
     units(config!(rto).min) * 2
 }
 
-/// When a timer expires that was started while the flow was armed for later; [`NEVER`] if none was.
+/// When a timer expires that was started while the flow was armed for later; [`IDLE`] if none was.
 #[inline(always)]
 pub fn started_meanwhile(flow: At, now: u64) -> u64 {
     let Some(timers) = timers(flow) else {
-        return NEVER;
+        return IDLE;
     };
     fence(timers);
-    next(flow.index(), now)
+    next(flow, now)
 }
 
 /// When the wheel visits the flow next.
@@ -164,7 +161,8 @@ pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
     }
 }
 
-/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. Says whether a timer has started, or has expired: 0 or 1.
+/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. Says whether a timer has
+/// started, or has expired: 0 or 1.
 #[inline(never)]
 pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
     let Some(timers) = timers(flow) else { return 0 };
@@ -259,25 +257,26 @@ fn come_forward(flow: At, segment: &Segment, due: u64) {
     set_visit(flow, due);
 }
 
-/// When the first timer of a flow expires (units), at the earliest now; [`NEVER`] if none runs.
+/// The timers of a flow that has any, and how far its sides have come.
+#[inline(always)]
+fn running(flow: At) -> Option<(*mut Timers, Positions)> {
+    let timers = timers(flow)?;
+    has_timers(flow.word()).then(|| (timers, flow.positions()))
+}
+
+/// When the first timer of a flow expires (units), at the earliest now; [`IDLE`] if none runs.
 #[inline(never)]
-pub fn next(index: u32, now: u64) -> u64 {
-    let Some(flow) = table::at(index) else {
-        return NEVER;
+pub fn next(flow: At, now: u64) -> u64 {
+    let Some((timers, positions)) = running(flow) else {
+        return IDLE;
     };
-    let Some(timers) = timers(flow) else {
-        return NEVER;
-    };
-    if !has_timers(flow.word()) {
-        return NEVER;
-    }
-    let (positions, micros) = (flow.positions(), clock::micros());
-    let mut due = NEVER;
+    let micros = clock::micros();
+    let mut due = IDLE;
     for direction in 0..2 {
         // SAFETY: as in `see`.
         let side = unsafe { &*side(timers, direction) };
         let at = match side.timer(of(positions, direction), limits(), micros) {
-            Timer::Stopped => NEVER,
+            Timer::Stopped => continue,
             Timer::Runs(left) => now + units(left),
             Timer::Expired => now,
         };
@@ -288,28 +287,20 @@ pub fn next(index: u32, now: u64) -> u64 {
     due
 }
 
-/// What [`visit`] says if there is no room in the ring.
-pub const RING_FULL: u64 = NEVER - 1;
-/// Beside when the next timer expires: one has.
-pub const REPORTED: u64 = 1 << 63;
 /// No timer runs.
 pub const IDLE: u64 = REPORTED - 1;
+/// Beside when the next timer expires: one has.
+pub const REPORTED: u64 = 1 << 63;
+/// What [`visit`] says if there is no room in the ring.
+pub const RING_FULL: u64 = u64::MAX - 1;
 
 /// Looks at the timers of a flow: reports those that have expired, and starts them anew. Says when the next expires
 /// (units), or [`IDLE`], with [`REPORTED`] if one has; or [`RING_FULL`]. For the stepper alone.
 #[inline(never)]
-pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
-    let Some(flow) = table::at(index) else {
+pub fn visit(flow: At, now: u64, micros: u32) -> u64 {
+    let Some((timers, positions)) = running(flow) else {
         return IDLE;
     };
-    let Some(timers) = timers(flow) else {
-        return IDLE;
-    };
-    let word = flow.word();
-    if !has_timers(word) {
-        return IDLE;
-    }
-    let positions = flow.positions();
     let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
     for direction in 0..2 {
         // SAFETY: as in `see`.
@@ -340,7 +331,7 @@ pub fn visit(index: u32, now: u64, micros: u32) -> u64 {
         }
     }
     if expiries >= config!(rto).max_retrans
-        && !word.seen().is_stalled()
+        && !flow.word().seen().is_stalled()
         && mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some()
     {
         count(Counter::Stalled);

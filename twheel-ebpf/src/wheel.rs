@@ -133,7 +133,7 @@ pub fn look(flow: At, now: u64) {
 #[inline(always)]
 fn first_of(flow: At, now: u64, due: u64) -> u64 {
     if rto::is_on() {
-        let expires = rto::next(flow.index(), now);
+        let expires = rto::next(flow, now);
         if expires < due {
             return expires;
         }
@@ -327,7 +327,7 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -
     }
     let (mut reported, mut expires) = (false, rto::IDLE);
     if rto::is_on() && !for_room {
-        let said = rto::visit(index, now, micros);
+        let said = rto::visit(flow, now, micros);
         if said == rto::RING_FULL {
             return Handled::RingFull;
         }

@@ -232,20 +232,7 @@ impl DataPlane {
 
     /// The counters, summed over all CPUs.
     pub fn counters(&self) -> Result<Counters> {
-        let map = self
-            .bpf
-            .map("COUNTERS")
-            .context("the object has no map COUNTERS")?;
-        let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
-        let mut sum = Counters::default();
-        for counters in per_cpu
-            .get(&0, 0)
-            .context("cannot read the counters")?
-            .iter()
-        {
-            sum.add(counters);
-        }
-        Ok(sum)
+        counters(self.map("COUNTERS")?)
     }
 
     /// Sets virtual time, units.
@@ -343,6 +330,20 @@ impl AsFd for Events {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The counters of the map `COUNTERS`, summed over all CPUs.
+pub fn counters(map: &Map) -> Result<Counters> {
+    let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
+    let mut sum = Counters::default();
+    for counters in per_cpu
+        .get(&0, 0)
+        .context("cannot read the counters")?
+        .iter()
+    {
+        sum.add(counters);
+    }
+    Ok(sum)
 }
 
 /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.

@@ -253,6 +253,11 @@ fn wake(plane: &mut DataPlane) -> Result<f64> {
 
 /// A packet of a flow, numbered below 2^24, comes in.
 pub fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
+    receive(plane, &segment(flow))
+}
+
+/// An ACK of one of many flows to one server.
+pub fn segment(flow: u32) -> [u8; 54] {
     let mut segment = [
         0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
         0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4
@@ -260,10 +265,15 @@ pub fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
     ];
     segment[27..30].copy_from_slice(&flow.to_be_bytes()[1..]);
     segment[34..36].copy_from_slice(&(flow as u16).to_be_bytes());
+    segment
+}
+
+/// Gives a frame to the data plane, as if it had come in.
+pub fn receive(plane: &mut DataPlane, frame: &[u8]) -> Result<()> {
     plane
         .xdp("twheel_xdp")?
         .test_run(TestRunOptions {
-            data_in: Some(&segment),
+            data_in: Some(frame),
             ..TestRunOptions::new()
         })
         .context("cannot run twheel_xdp")?;

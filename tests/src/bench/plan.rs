@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{TestRun, TestRunOptions};
 use serde_json::json;
 use twheel::{
     clock::Clock,
@@ -158,36 +157,6 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
 
 fn visits(plane: &DataPlane) -> Result<u64> {
     Ok(plane.counters()?.get(Counter::Visits))
-}
-
-/// To which [`segment`]s go.
-pub const SERVER_PORT: u16 = 443;
-
-/// A segment with data, of so many flows to one server.
-pub fn segment(flow: u32, seq: u32, length: u16) -> Vec<u8> {
-    let mut segment = vec![
-        0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
-        0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4
-        0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 1, 0x50, 0x10, 4, 0, 0, 0, 0, 0, // TCP, ACK
-    ];
-    segment[16..18].copy_from_slice(&(40 + length).to_be_bytes());
-    segment[27..30].copy_from_slice(&flow.to_be_bytes()[1..]);
-    segment[34..36].copy_from_slice(&(flow as u16).to_be_bytes());
-    segment[38..42].copy_from_slice(&seq.to_be_bytes());
-    segment.resize(54 + usize::from(length), 0);
-    segment
-}
-
-/// Gives it to the data plane.
-pub fn send(plane: &mut DataPlane, segment: &[u8]) -> Result<()> {
-    plane
-        .xdp("twheel_xdp")?
-        .test_run(TestRunOptions {
-            data_in: Some(segment),
-            ..TestRunOptions::new()
-        })
-        .context("cannot run twheel_xdp")?;
-    Ok(())
 }
 
 /// CPU time of the steppers' threads of this process.

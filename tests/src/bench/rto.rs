@@ -19,6 +19,8 @@ use twheel::{
     data_plane::{DataPlane, Load, OBJECT},
     flows::Flow,
     pins::Instance,
+    plan,
+    plan::receive,
     settings::Wanted,
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
@@ -31,7 +33,7 @@ use twheel_common::{
 };
 
 use crate::{
-    plan::{SERVER_PORT, segment, send, stepper_time},
+    plan::stepper_time,
     report::{Report, verdict},
 };
 
@@ -108,11 +110,11 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     // The flows stand on the wheel of CPU 1, where no packet comes after these.
     pin_to(1)?;
     for flow in 0..FLOWS {
-        send(&mut plane, &segment(flow, 1, 0))?;
-        send(&mut plane, &answer(flow))?;
+        receive(&mut plane, &segment(flow, 1, 0))?;
+        receive(&mut plane, &answer(flow))?;
     }
     // Where each flow's timers are, and which of its sides is the client's.
-    let server = |flow: &Flow| flow.key.sender(Direction::FromLow).port() == SERVER_PORT;
+    let server = |flow: &Flow| flow.key.sender(Direction::FromLow).port() == 443;
     let indices: Vec<_> = plane
         .flows()?
         .iter()
@@ -139,7 +141,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         });
     }
     for flow in 0..FLOWS {
-        send(&mut plane, &segment(flow, 1, DATA))?;
+        receive(&mut plane, &segment(flow, 1, DATA))?;
     }
     steppers.call(1);
     pin_to(0)?;
@@ -182,6 +184,17 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         "{late} timers expired: this machine is too slow for this"
     );
     Ok((visits as f64 / seconds, cpu.as_secs_f64() / seconds))
+}
+
+/// A segment with data.
+fn segment(flow: u32, seq: u32, length: u16) -> Vec<u8> {
+    let mut segment = plan::segment(flow).to_vec();
+    segment[16..18].copy_from_slice(&(40 + length).to_be_bytes());
+    segment[38..42].copy_from_slice(&seq.to_be_bytes());
+    // A window that is open.
+    segment[48] = 4;
+    segment.resize(54 + usize::from(length), 0);
+    segment
 }
 
 /// A segment of the other side, without which there are no timers.

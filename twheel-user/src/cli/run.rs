@@ -30,7 +30,7 @@ use crate::{
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Failure, Kind},
     host,
-    output::{Expired, Json, Output, Rto, Text},
+    output::{Expired, Flow, Json, Output, Rto, Text},
     pins::{Instance, PROGRAMS},
     policy::install::{self, Names},
     settings::Wanted,
@@ -457,15 +457,13 @@ impl Report {
         for record in batch {
             match record {
                 Record::Ended(event) => {
-                    let Some(flow) = Expired::new(event, self.clock, self.one_way) else {
+                    let Some(ended) = Expired::new(event, self.clock, self.one_way) else {
                         log::error!("an event that cannot be read: {event:?}");
                         continue;
                     };
-                    *self.ended.entry((flow.reason, flow.state)).or_default() += 1;
-                    if !self.closed {
-                        let rule = self.names.of(flow.rule)?;
-                        self.written(|output| output.expired(&flow, rule.as_deref(), &mut out))?;
-                    }
+                    let count = self.ended.entry((ended.reason, ended.flow.state));
+                    *count.or_default() += 1;
+                    self.line(ended.flow, |to, rule| to.expired(&ended, rule, &mut out))?;
                 }
                 Record::Rto(event) => {
                     let Some(timer) = Rto::new(event, self.one_way) else {
@@ -473,10 +471,7 @@ impl Report {
                         continue;
                     };
                     self.rtos += 1;
-                    if !self.closed {
-                        let rule = self.names.of(timer.rule)?;
-                        self.written(|output| output.rto(&timer, rule.as_deref(), &mut out))?;
-                    }
+                    self.line(timer.flow, |to, rule| to.rto(&timer, rule, &mut out))?;
                 }
             }
         }
@@ -486,6 +481,19 @@ impl Report {
             return Ok(());
         }
         self.written(|_| out.flush())
+    }
+
+    /// Writes what is to say of a flow, by the name of its rule, if anybody reads it.
+    fn line(
+        &mut self,
+        flow: Flow,
+        write: impl FnOnce(&mut dyn Output, Option<&str>) -> io::Result<()>,
+    ) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        let rule = self.names.of(flow.rule)?;
+        self.written(|output| write(output, rule.as_deref()))
     }
 
     /// Notes a reader that has gone away.

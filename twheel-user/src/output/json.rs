@@ -1,25 +1,44 @@
-//! One JSON object a flow and line; the field names are stable.
+//! One JSON object a line; the field names are stable.
 
-use std::io;
+use std::{io, net::IpAddr};
 
 use serde::Serialize;
-
 use twheel_common::event::Pace;
 
-use super::{Expired, Output, Rto};
+use super::{Expired, Flow, Output, Rto};
 
 /// Lines of JSON.
 pub struct Json;
 
+/// What both kinds of lines begin with.
+#[derive(Serialize)]
+struct Ends {
+    proto: &'static str,
+    src: IpAddr,
+    sport: u16,
+    dst: IpAddr,
+    dport: u16,
+    state: &'static str,
+}
+
+impl From<Flow> for Ends {
+    fn from(flow: Flow) -> Self {
+        Self {
+            proto: flow.proto,
+            src: flow.src.ip(),
+            sport: flow.src.port(),
+            dst: flow.dst.ip(),
+            dport: flow.dst.port(),
+            state: flow.state,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     event: &'a str,
-    proto: &'a str,
-    src: std::net::IpAddr,
-    sport: u16,
-    dst: std::net::IpAddr,
-    dport: u16,
-    state: &'a str,
+    #[serde(flatten)]
+    flow: Ends,
     picked_up: bool,
     reason: &'a str,
     rule: Option<&'a str>,
@@ -45,12 +64,8 @@ struct Paces {
 #[derive(Serialize)]
 struct Timer<'a> {
     event: &'a str,
-    proto: &'a str,
-    src: std::net::IpAddr,
-    sport: u16,
-    dst: std::net::IpAddr,
-    dport: u16,
-    state: &'a str,
+    #[serde(flatten)]
+    flow: Ends,
     rule: Option<&'a str>,
     sender: &'a str,
     outstanding: u32,
@@ -77,55 +92,49 @@ struct Account {
     reply_bytes: u64,
 }
 
+fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *to, line)?;
+    writeln!(to)
+}
+
 impl Output for Json {
     fn expired(
         &mut self,
-        flow: &Expired,
+        ended: &Expired,
         rule: Option<&str>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let line = Line {
             event: "expired",
-            proto: flow.proto,
-            src: flow.src.ip(),
-            sport: flow.src.port(),
-            dst: flow.dst.ip(),
-            dport: flow.dst.port(),
-            state: flow.state,
-            picked_up: flow.picked_up,
-            reason: flow.reason.name(),
+            flow: ended.flow.into(),
+            picked_up: ended.picked_up,
+            reason: ended.reason.name(),
             rule,
-            age_ms: flow.age.as_millis() as u64,
-            idle_ms: flow.idle.as_millis() as u64,
-            account: flow.account.map(|[orig, reply]| Account {
+            age_ms: ended.age.as_millis() as u64,
+            idle_ms: ended.idle.as_millis() as u64,
+            account: ended.account.map(|[orig, reply]| Account {
                 orig_packets: orig.packets,
                 orig_bytes: orig.bytes,
                 reply_packets: reply.packets,
                 reply_bytes: reply.bytes,
             }),
-            paces: flow.pace.map(|[orig, reply]| Paces {
+            paces: ended.pace.map(|[orig, reply]| Paces {
                 orig_rtt_ms: rtt(&orig),
                 orig_rto_ms: milliseconds(orig.rto),
                 orig_retransmissions: orig.retransmissions,
                 reply_rtt_ms: rtt(&reply),
                 reply_rto_ms: milliseconds(reply.rto),
                 reply_retransmissions: reply.retransmissions,
-                stalled: flow.stalled,
+                stalled: ended.flow.stalled,
             }),
         };
-        serde_json::to_writer(&mut *to, &line)?;
-        writeln!(to)
+        write(&line, to)
     }
 
     fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
         let line = Timer {
             event: "rto",
-            proto: timer.proto,
-            src: timer.src.ip(),
-            sport: timer.src.port(),
-            dst: timer.dst.ip(),
-            dport: timer.dst.port(),
-            state: timer.state,
+            flow: timer.flow.into(),
             rule,
             sender: if timer.orig { "orig" } else { "reply" },
             outstanding: timer.outstanding,
@@ -133,9 +142,8 @@ impl Output for Json {
             rtt_ms: rtt(&timer.pace),
             rto_ms: milliseconds(timer.pace.rto),
             retransmissions: timer.pace.retransmissions,
-            stalled: timer.stalled,
+            stalled: timer.flow.stalled,
         };
-        serde_json::to_writer(&mut *to, &line)?;
-        writeln!(to)
+        write(&line, to)
     }
 }

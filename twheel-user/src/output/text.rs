@@ -1,4 +1,4 @@
-//! One line a flow, for people.
+//! Lines for people.
 
 use std::{io, time::Duration};
 
@@ -10,10 +10,11 @@ pub struct Text;
 impl Output for Text {
     fn expired(
         &mut self,
-        flow: &Expired,
+        ended: &Expired,
         rule: Option<&str>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
+        let flow = ended.flow;
         write!(
             to,
             "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
@@ -21,23 +22,23 @@ impl Output for Text {
             flow.src.to_string(),
             flow.dst.to_string(),
             flow.state,
-            seconds(flow.age),
-            seconds(flow.idle),
-            flow.reason.name(),
+            seconds(ended.age),
+            seconds(ended.idle),
+            ended.reason.name(),
             if rule.is_some() { "  rule " } else { "" },
             rule.unwrap_or_default(),
         )?;
-        if flow.picked_up {
+        if ended.picked_up {
             write!(to, "  picked up")?;
         }
-        if let Some([orig, reply]) = flow.account {
+        if let Some([orig, reply]) = ended.account {
             write!(
                 to,
                 "  packets {}/{}  bytes {}/{}",
                 orig.packets, reply.packets, orig.bytes, reply.bytes
             )?;
         }
-        if let Some([orig, reply]) = flow.pace {
+        if let Some([orig, reply]) = ended.pace {
             write!(
                 to,
                 "  rtt {}/{}  retransmissions {}/{}{}",
@@ -52,23 +53,24 @@ impl Output for Text {
     }
 
     fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+        let flow = timer.flow;
         let (from, arrow, with) = if timer.orig {
-            (timer.src, "->", timer.dst)
+            (flow.src, "->", flow.dst)
         } else {
-            (timer.dst, "->", timer.src)
+            (flow.dst, "->", flow.src)
         };
         writeln!(
             to,
             "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}{}",
-            timer.proto,
+            flow.proto,
             from.to_string(),
             with.to_string(),
-            timer.state,
+            flow.state,
             timer.outstanding,
             timer.backoff,
             rtt(timer.pace.srtt),
             f64::from(timer.pace.rto) / 1000.0,
-            if timer.stalled { "  stalled" } else { "" },
+            if flow.stalled { "  stalled" } else { "" },
             if rule.is_some() { "  rule " } else { "" },
             rule.unwrap_or_default(),
         )
