@@ -8,6 +8,8 @@
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
 //! | timeouts per service | `policy/` |
+//! | what a host lacks | `doctor.rs`, `host.rs`, `links.rs` |
+//! | bars on terminals | `progress.rs` |
 //! | exit codes | `failure.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
@@ -17,13 +19,16 @@ pub mod cli;
 pub mod clock;
 pub mod data_plane;
 pub mod delete;
+pub mod doctor;
 pub mod failure;
 pub mod flows;
 pub mod host;
+pub mod links;
 pub mod output;
 pub mod pins;
 pub mod plan;
 pub mod policy;
+pub mod progress;
 pub mod settings;
 pub mod stepper;
 pub mod timeouts;

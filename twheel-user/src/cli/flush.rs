@@ -11,6 +11,9 @@ use crate::{delete::delete_all, flows::Flows, host, pins::Instance};
 /// A flow that has a packet between being looked at and being deleted stays. Whoever reads the instance's events is
 /// told of each flow: reason `flushed`.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel flush --iface eth0")]
 pub struct Flush {
     /// An interface of the instance
     #[arg(long = "iface", value_name = "NAME")]

@@ -1,7 +1,10 @@
 //! The commands: a file each.
 
+mod completions;
 mod detach;
+mod doctor;
 mod flush;
+mod man;
 mod plan;
 mod policy;
 mod run;
@@ -25,6 +28,10 @@ enum Command {
     Flush(flush::Flush),
     Plan(plan::Plan),
     Policy(policy::Policy),
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Man(man::Man),
 }
 
 const EXIT_CODES: &str = "\
@@ -40,6 +47,9 @@ impl Cli {
             Command::Flush(flush) => flush.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
+            Command::Doctor(doctor) => doctor.execute(),
+            Command::Completions(completions) => completions.execute(),
+            Command::Man(man) => man.execute(),
         }
     }
 }

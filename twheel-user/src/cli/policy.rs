@@ -24,6 +24,10 @@ use crate::{
 
 /// Timeouts per service: policy files
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel policy check policy.toml
+  twheel policy load policy.toml --iface eth0")]
 pub struct Policy {
     #[command(subcommand)]
     command: Command,
@@ -49,6 +53,9 @@ impl Policy {
 /// Flows follow at once. A file that is refused changes nothing. The next `run` has the policy that it is
 /// given itself.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel policy load policy.toml --iface eth0")]
 struct Load {
     /// The policy file
     file: PathBuf,
@@ -147,10 +154,10 @@ impl Check {
         let policy = Rules::load(&self.file, self.tick..=longest)?;
         let mut text = Vec::new();
         self.report(&policy, &mut text)?;
-        match io::stdout().lock().write_all(&text) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            result => result.context("cannot write to standard output"),
-        }
+        io::stdout()
+            .lock()
+            .write_all(&text)
+            .context("cannot write to standard output")
     }
 
     fn report(&self, policy: &Rules, out: &mut impl Write) -> Result<()> {
