@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use twheel_common::event::Reason;
 
-use crate::{delete::delete_all, flows::Flows, host, pins::Instance};
+use crate::{delete::delete_all, flows::Flows, host, pins::Instance, progress};
 
 /// Delete all flows of an instance that is running, or that `run --keep` has left
 ///
@@ -24,7 +24,13 @@ impl Flush {
     pub(super) fn execute(self) -> Result<()> {
         host::check()?;
         let pins = Instance::of(&self.interface)?;
-        let tally = delete_all(&pins, Flows::pinned(&pins)?.iter(), Reason::Flushed)?;
+        let bar = progress::bar("flushing", pins.map("FLOWS")?.info()?.max_entries().into());
+        let table = Flows::pinned(&pins)?;
+        let flows = table
+            .iter()
+            .inspect(|flow| bar.set_position(flow.index.into()));
+        let tally = delete_all(&pins, flows, Reason::Flushed)?;
+        bar.finish_and_clear();
         let busy = match tally.changed {
             0 => String::new(),
             changed => format!(", {changed} had a packet or an end meanwhile"),

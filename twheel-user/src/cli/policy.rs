@@ -19,6 +19,7 @@ use crate::{
     host,
     pins::Instance,
     policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
+    progress,
     settings::longest_timeout,
 };
 
@@ -68,7 +69,10 @@ impl Load {
     fn execute(self) -> Result<()> {
         host::check()?;
         let pins = Instance::of(&self.interface)?;
-        let armed = install::load(&pins, Some(&self.file), Clock::jiffies()?)?;
+        let armed = {
+            let bar = progress::bar("flows follow", 0);
+            install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?
+        };
         eprintln!(
             "{}: {} is in force, {armed} flows follow",
             self.interface,

@@ -33,6 +33,7 @@ use crate::{
     output::{Expired, Flow, Json, Output, Rto, Text},
     pins::{Instance, PROGRAMS},
     policy::install::{self, Names},
+    progress,
     settings::Wanted,
     stepper::{SharedEvents, Steppers},
     timeouts::Timeouts,
@@ -234,7 +235,8 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
-                let plane = DataPlane::load(&load, &instance)?;
+                let making = format!("making a table for {} flows", self.max_flows);
+                let plane = progress::spin(&making, || DataPlane::load(&load, &instance))?;
                 self.watch(plane, &instance, &mut stop).await
             });
         let leave = match &result {
@@ -263,7 +265,12 @@ impl Run {
         let pins = instance.pins();
         if plane.adopted() {
             // A policy that earlier runs have left does not outlive them.
-            install::load(&pins, self.policy.as_deref(), plane.clock())?;
+            install::load(
+                &pins,
+                self.policy.as_deref(),
+                plane.clock(),
+                &progress::none(),
+            )?;
         } else {
             install::put(&pins, self.policy.as_deref(), plane.clock())?;
         }
@@ -354,7 +361,7 @@ impl Run {
                     let (pins, file, clock) = (pins.clone(), self.policy.clone(), plane.clock());
                     // Not here: it takes a while, and the steppers' calls must not wait.
                     tokio::task::spawn_blocking(move || {
-                        match install::load(&pins, file.as_deref(), clock) {
+                        match install::load(&pins, file.as_deref(), clock, &progress::none()) {
                             Ok(armed) => eprintln!("the policy was read again, {armed} flows follow"),
                             Err(error) => eprintln!("twheel: {error:#}: the policy stays as it was"),
                         }
