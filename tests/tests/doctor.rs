@@ -7,6 +7,8 @@ use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::PathBuf,
     process::{self, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +16,8 @@ use nix::{
     errno::Errno,
     fcntl::OFlag,
     pty::openpty,
-    unistd::{Gid, Uid, pipe2, setresgid, setresuid},
+    sys::signal::{Signal, kill},
+    unistd::{Gid, Pid, Uid, pipe2, setresgid, setresuid},
 };
 use serde_json::Value;
 use twheel::failure::Kind;
@@ -319,7 +322,7 @@ fn on_terminal(command: &mut Command) -> Result<String> {
     child.wait()?;
     match read {
         // What Linux says once nobody has the other end.
-        Err(error) if error.raw_os_error() != Some(Errno::EIO as i32) => return Err(error.into()),
+        Err(error) if error.raw_os_error() != Some(Errno::EIO as i32) => Err(error.into()),
         _ => Ok(String::from_utf8(written)?),
     }
 }
@@ -421,4 +424,35 @@ fn a_reader_that_has_gone_is_no_failure() -> Result<()> {
     }();
     fs::remove_file(&policy)?;
     result
+}
+
+#[test]
+fn nobody_need_read_standard_error() -> Result<()> {
+    let host = host()?;
+    for (args, code) in [
+        (&["run", "--iface", SERVER][..], 0),
+        (&["run", "--iface", SERVER, "--keep"], 0),
+        (&["flush", "--iface", SERVER], 0),
+        (&["detach", "--iface", SERVER], 0),
+        (&["detach", "--iface", SERVER], Kind::Pins as i32),
+    ] {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
+        drop(reader);
+        let mut child = host.twheel(args)?.stderr(writer).spawn()?;
+        if args[0] == "run" {
+            let end = Instant::now() + Duration::from_secs(20);
+            while host.attached(SERVER)? != ["xdp", "egress"] {
+                ensure!(
+                    Instant::now() < end,
+                    "{args:?}: not attached: {:?}",
+                    child.wait()?
+                );
+                thread::sleep(Duration::from_millis(20));
+            }
+            kill(Pid::from_raw(child.id() as i32), Signal::SIGINT)?;
+        }
+        let status = child.wait()?;
+        ensure!(status.code() == Some(code), "{args:?}: {status:?}");
+    }
+    host.check_clean(SERVER)
 }

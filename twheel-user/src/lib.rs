@@ -14,6 +14,17 @@
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
 
+/// A line on standard error. Where nobody can read it any more it is lost: `eprintln!` would panic, and a run end half way.
+#[macro_export]
+macro_rules! say {
+    ($($arg:tt)*) => {{
+        let _ = ::std::io::Write::write_fmt(
+            &mut ::std::io::stderr(),
+            format_args!("{}\n", format_args!($($arg)*)),
+        );
+    }};
+}
+
 pub mod attach;
 pub mod cli;
 pub mod clock;

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
         // `| head` has what it wanted.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("twheel: {error:#}");
+            twheel::say!("twheel: {error:#}");
             ExitCode::from(exit_code(&error))
         }
     }

@@ -26,7 +26,7 @@ impl Detach {
         let mut missing = Vec::new();
         for interface in &self.interfaces {
             if pins::detach(interface)? {
-                eprintln!("{interface}: detached");
+                say!("{interface}: detached");
             } else {
                 missing.push(interface.as_str());
             }

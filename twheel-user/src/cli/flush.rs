@@ -35,7 +35,7 @@ impl Flush {
             0 => String::new(),
             changed => format!(", {changed} had a packet or an end meanwhile"),
         };
-        eprintln!("{}: {} flows flushed{busy}", self.interface, tally.done);
+        say!("{}: {} flows flushed{busy}", self.interface, tally.done);
         Ok(())
     }
 }

@@ -73,7 +73,7 @@ impl Load {
             let bar = progress::bar("flows follow", 0);
             install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?
         };
-        eprintln!(
+        say!(
             "{}: {} is in force, {armed} flows follow",
             self.interface,
             self.file.display()

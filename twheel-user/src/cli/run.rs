@@ -293,7 +293,7 @@ impl Run {
         for interface in &self.interfaces {
             let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
             if let Some(why) = &attached.refused {
-                eprintln!("{interface}: the driver refuses native XDP ({why})");
+                say!("{interface}: the driver refuses native XDP ({why})");
             }
             if !attached.egress && self.rto == Switch::On && self.interfaces.len() == 1 {
                 return Err(Failure::new(
@@ -309,10 +309,10 @@ impl Run {
             } else {
                 "incoming only"
             };
-            eprintln!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+            say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
         }
         if plane.adopted() {
-            eprintln!("adopted {adopted} flows");
+            say!("adopted {adopted} flows");
         }
 
         let mut report = Report::new(self.json, &plane, Names::open(&install::pinned(&pins))?);
@@ -362,8 +362,8 @@ impl Run {
                     // Not here: it takes a while, and the steppers' calls must not wait.
                     tokio::task::spawn_blocking(move || {
                         match install::load(&pins, file.as_deref(), clock, &progress::none()) {
-                            Ok(armed) => eprintln!("the policy was read again, {armed} flows follow"),
-                            Err(error) => eprintln!("twheel: {error:#}: the policy stays as it was"),
+                            Ok(armed) => say!("the policy was read again, {armed} flows follow"),
+                            Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
                         }
                     });
                 }
@@ -517,11 +517,11 @@ impl Report {
     fn summary(&self, plane: &DataPlane) -> Result<()> {
         let counters = plane.counters()?;
         let total: u64 = self.ended.values().sum();
-        eprintln!("{total} flows ended, {} live", counters.live());
+        say!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);
-        eprintln!("  {touched:>8}  {}", Counter::Touched.meaning());
+        say!("  {touched:>8}  {}", Counter::Touched.meaning());
         if self.rtos > 0 {
-            eprintln!(
+            say!(
                 "  {:>8}  {}, {} flows stalled by that",
                 self.rtos,
                 Counter::RtoExpired.meaning(),
@@ -529,7 +529,7 @@ impl Report {
             );
         }
         for ((reason, state), count) in &self.ended {
-            eprintln!("  {count:>8}  {} in {state}", reason.name());
+            say!("  {count:>8}  {} in {state}", reason.name());
         }
         for counter in [
             Counter::TableFull,
@@ -539,7 +539,7 @@ impl Report {
             Counter::Orphans,
         ] {
             if counters.get(counter) > 0 {
-                eprintln!("  {:>8}  {}", counters.get(counter), counter.meaning());
+                say!("  {:>8}  {}", counters.get(counter), counter.meaning());
             }
         }
         Ok(())
