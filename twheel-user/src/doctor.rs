@@ -433,3 +433,125 @@ fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSe
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every finding that is not `ok` says what to do; checks its status.
+    fn is(finding: &Finding, status: Status) {
+        assert_eq!(finding.status, status, "{finding:?}");
+        assert_eq!(
+            finding.remedy.is_some(),
+            status != Status::Ok,
+            "{finding:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_host_has() {
+        is(&kernel("6.6.0"), Status::Ok);
+        is(&kernel("6.1.0-44-amd64\n"), Status::Fail);
+        is(&btf(true), Status::Ok);
+        is(&btf(false), Status::Warn);
+        is(&bpffs(false), Status::Fail);
+        is(&programs(Some(&Ok(()))), Status::Ok);
+        let refused = programs(Some(&Err("the kernel refuses\nand why".to_owned())));
+        is(&refused, Status::Fail);
+        assert_eq!(refused.what, "the kernel refuses");
+        is(&programs(None), Status::Warn);
+        for (setting, loads, status) in [
+            (Some("1\n"), false, Status::Ok),
+            (Some("0\n"), false, Status::Fail),
+            (None, true, Status::Ok),
+            (None, false, Status::Warn),
+        ] {
+            is(&jit(setting, loads), status);
+        }
+        is(&tcx(Ok(())), Status::Ok);
+        for errno in [libc::EPERM, libc::EINVAL] {
+            is(&tcx(Err(Some(errno))), Status::Warn);
+        }
+        assert_ne!(tcx(Err(Some(libc::EPERM))), tcx(Err(Some(libc::EINVAL))));
+        is(&clock(Clock::jiffies()), Status::Ok);
+    }
+
+    #[test]
+    fn conntrack_is_full_above_nine_tenths() {
+        for (count, most, status) in [
+            (Some("90\n"), Some("100\n"), Status::Ok),
+            (Some("91\n"), Some("100\n"), Status::Warn),
+            (Some("0"), Some("0"), Status::Ok),
+            (None, None, Status::Ok),
+        ] {
+            is(&conntrack(count, most), status);
+        }
+    }
+
+    #[test]
+    fn what_an_interface_carries() {
+        let link = |native, xdp: &[(&'static str, u32)]| Link {
+            name: "eth0".to_owned(),
+            ethernet: true,
+            native,
+            xdp: xdp.to_vec(),
+            ..Link::default()
+        };
+        is(&driver(&link(Some(true), &[])), Status::Ok);
+        is(&driver(&link(Some(false), &[])), Status::Warn);
+        is(&driver(&link(None, &[])), Status::Warn);
+        let named = |_| Some("other".to_owned());
+        let own = [7];
+        is(&xdp(&link(None, &[]), &own, &named), Status::Ok);
+        is(
+            &xdp(&link(None, &[("native", 7)]), &own, &named),
+            Status::Ok,
+        );
+        for programs in [&[("native", 8)][..], &[("native", 7), ("hardware", 8)]] {
+            is(&xdp(&link(None, programs), &own, &named), Status::Fail);
+            is(&xdp(&link(None, programs), &own, &|_| None), Status::Warn);
+        }
+    }
+
+    #[test]
+    fn what_is_pinned() {
+        let found = |namespace, current, held, interfaces: &[&str]| Found {
+            path: "/sys/fs/bpf/twheel/v5/1-eth0".into(),
+            current,
+            namespace: Some(namespace),
+            interfaces: interfaces.iter().map(|&name| name.to_owned()).collect(),
+            held,
+        };
+        let alive = HashSet::from([1, 2]);
+        for (found, status, words) in [
+            (found(1, true, true, &["eth0"]), Status::Ok, ""),
+            (found(1, false, true, &["eth0"]), Status::Warn, "stop"),
+            (
+                found(1, true, false, &["eth0"]),
+                Status::Warn,
+                "`twheel run --iface eth0`",
+            ),
+            (
+                found(1, true, false, &["eth0", "gone"]),
+                Status::Warn,
+                "`twheel detach --iface eth0 --iface gone`",
+            ),
+            (
+                found(1, false, false, &["eth0"]),
+                Status::Fail,
+                "`twheel detach --iface eth0`",
+            ),
+            (found(1, true, false, &[]), Status::Warn, "rm -r"),
+            (found(2, true, true, &["eth0"]), Status::Ok, ""),
+            (found(2, true, false, &["eth0"]), Status::Warn, "there:"),
+            (found(3, true, false, &["eth0"]), Status::Warn, "rm -r"),
+        ] {
+            let finding = instance(&found, 1, |name| name == "eth0", &alive);
+            is(&finding, status);
+            assert!(
+                finding.remedy.unwrap_or_default().contains(words),
+                "{found:?}"
+            );
+        }
+    }
+}
