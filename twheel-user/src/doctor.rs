@@ -222,7 +222,7 @@ fn jit(setting: Option<&str>, loads: bool) -> Finding {
     match setting.map(str::trim) {
         Some("0") => Finding::fail(
             "JIT",
-            "off: the kernel cannot interpret the steppers' programs",
+            "off: the kernel's interpreter cannot run the programs",
         )
         .remedy("sysctl -w net.core.bpf_jit_enable=1"),
         Some(_) => Finding::ok("JIT", "on"),

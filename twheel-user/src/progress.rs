@@ -49,7 +49,7 @@ pub fn spin<T>(what: &str, work: impl FnOnce() -> T) -> T {
             if end.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-            let spinner = styled("{spinner} {msg} {elapsed}", what.to_owned(), None);
+            let spinner = styled("{spinner} {msg}, {elapsed}", what.to_owned(), None);
             while end.recv_timeout(FRAME) == Err(RecvTimeoutError::Timeout) {
                 spinner.tick();
             }

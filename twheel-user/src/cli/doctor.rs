@@ -18,8 +18,8 @@ use crate::{
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo twheel doctor                 # this host, and all interfaces of this network namespace
-  twheel doctor --iface eth0         # whether `twheel run --iface eth0` will do
+  sudo twheel doctor             # this host and its interfaces
+  twheel doctor --iface eth0     # will `run --iface eth0` do?
   twheel doctor --json | jq 'select(.status != \"ok\")'")]
 pub struct Doctor {
     /// The interface; may be given several times [default: all but loopback]
