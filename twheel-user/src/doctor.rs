@@ -306,7 +306,7 @@ fn interface(
 }
 
 fn driver(link: &Link) -> Finding {
-    let driver = link.driver.as_deref().unwrap_or("a driver without a name");
+    let driver = link.driver.as_deref().unwrap_or("no driver");
     match link.native {
         Some(true) => Finding::ok("driver", format!("{driver}: native XDP")),
         Some(false) => Finding::warn("driver", format!("{driver}: generic XDP alone, which costs more a packet"))
