@@ -8,6 +8,7 @@ use std::{collections::HashSet, fs, os::unix::fs::MetadataExt, path::Path};
 use anyhow::Result;
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use humantime::format_duration;
+use nix::net::if_::if_nametoindex;
 use serde::Serialize;
 
 use crate::{
@@ -109,49 +110,54 @@ pub fn examine(interfaces: &[String]) -> Vec<Finding> {
             read("/proc/sys/net/netfilter/nf_conntrack_max").as_deref(),
         ),
     ];
+    let instances = pins::found();
+    let own: Vec<u32> = instances.iter().flatten().filter_map(program).collect();
+    findings.extend(self::interfaces(interfaces, &own));
+    findings.extend(pinned(instances));
+    findings
+}
+
+/// Of these interfaces, or of all but loopback. `own`: ids of twheel's programs.
+fn interfaces(given: &[String], own: &[u32]) -> Vec<Finding> {
     let links = match links::all() {
         Ok(links) => links,
         Err(error) => {
-            findings.push(Finding::warn("interfaces", format!("{error:#}")));
-            return findings;
+            let what = format!("{error:#}");
+            return vec![
+                Finding::warn("interfaces", what).remedy("`ip -d link` may still describe them"),
+            ];
         }
     };
-    let instances = pins::found();
-    let own: Vec<u32> = instances.iter().flatten().filter_map(program).collect();
-    let wanted = links.iter().filter(|link| match interfaces {
+    let is_wanted = |link: &&Link| match given {
         [] => !link.loopback,
         given => given.contains(&link.name),
+    };
+    let is_given = !given.is_empty();
+    let found = links.iter().filter(is_wanted);
+    let found = found.flat_map(|link| interface(link, is_given, own, &name));
+    let missing = given
+        .iter()
+        .filter(|name| links.iter().all(|link| link.name != **name));
+    let missing = missing.map(|name| {
+        Finding::fail("interface", "there is none of this name here")
+            .remedy("give one of those that `ip link` lists")
+            .on(name)
     });
-    for link in wanted {
-        findings.extend(interface(link, !interfaces.is_empty(), &own, &name));
-    }
-    for name in interfaces {
-        if !links.iter().any(|link| link.name == *name) {
-            findings.push(
-                Finding::fail("interface", "there is none of this name here")
-                    .remedy("give one of those that `ip link` lists")
-                    .on(name),
-            );
+    found.chain(missing).collect()
+}
+
+fn pinned(instances: Result<Vec<Found>>) -> Vec<Finding> {
+    match instances.and_then(|instances| Ok((instances, pins::namespace()?))) {
+        Ok((instances, _)) if instances.is_empty() => vec![Finding::ok("pins", "none")],
+        Ok((instances, here)) => {
+            let (exists, alive) = (|name: &str| if_nametoindex(name).is_ok(), namespaces());
+            let describe = |it| instance(it, here, exists, &alive);
+            instances.iter().map(describe).collect()
+        }
+        Err(error) => {
+            vec![Finding::warn("pins", format!("{error:#}")).remedy("run this as root")]
         }
     }
-    match (instances, pins::namespace()) {
-        (Ok(instances), Ok(here)) if !instances.is_empty() => {
-            let namespaces = namespaces();
-            let exists = |name: &str| links.iter().any(|link| link.name == name);
-            findings.extend(
-                instances
-                    .iter()
-                    .map(|it| instance(it, here, exists, &namespaces)),
-            );
-        }
-        (Ok(_), Ok(_)) => findings.push(Finding::ok("pins", "none")),
-        (Err(error), _) | (_, Err(error)) => {
-            findings.push(
-                Finding::warn("pins", format!("{error:#}")).remedy("run this as root to see them"),
-            );
-        }
-    }
-    findings
 }
 
 fn kernel(release: &str) -> Finding {
