@@ -9,6 +9,9 @@
 //! | what may be asked for | `settings.rs` |
 //! | timeouts per service | `policy/` |
 //! | exit codes | `failure.rs` |
+//! | what a reader sees of an instance | `inspect.rs`, `flows.rs` |
+//! | which flows are meant | `filter/` |
+//! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
 
@@ -18,8 +21,11 @@ pub mod clock;
 pub mod data_plane;
 pub mod delete;
 pub mod failure;
+pub mod filter;
 pub mod flows;
+pub mod history;
 pub mod host;
+pub mod inspect;
 pub mod output;
 pub mod pins;
 pub mod plan;

@@ -4,29 +4,28 @@ use anyhow::Result;
 use clap::Args;
 use twheel_common::event::Reason;
 
-use crate::{delete::delete_all, flows::Flows, host, pins::Instance};
+use super::select::Select;
+use crate::delete::delete_all;
 
 /// Delete all flows of an instance that is running, or that `run --keep` has left
 ///
 /// A flow that has a packet between being looked at and being deleted stays. Whoever reads the instance's events is
 /// told of each flow: reason `flushed`.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel flush
+  twheel flush --iface eth0
+  twheel delete 'src == 192.0.2.7'       # some of them")]
 pub struct Flush {
-    /// An interface of the instance
-    #[arg(long = "iface", value_name = "NAME")]
-    interface: String,
+    #[command(flatten)]
+    select: Select,
 }
 
 impl Flush {
     pub(super) fn execute(self) -> Result<()> {
-        host::check()?;
-        let pins = Instance::of(&self.interface)?;
-        let tally = delete_all(&pins, Flows::pinned(&pins)?.iter(), Reason::Flushed)?;
-        let busy = match tally.changed {
-            0 => String::new(),
-            changed => format!(", {changed} had a packet or an end meanwhile"),
-        };
-        eprintln!("{}: {} flows flushed{busy}", self.interface, tally.done);
+        let tally = delete_all(&self.select.open()?, |_, _| true, Reason::Flushed)?;
+        eprintln!("{tally}");
         Ok(())
     }
 }

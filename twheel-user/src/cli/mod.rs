@@ -1,10 +1,16 @@
 //! The commands: a file each.
 
+mod delete;
 mod detach;
+mod expired;
+mod flows;
 mod flush;
 mod plan;
 mod policy;
 mod run;
+mod select;
+mod stats;
+mod talkers;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -21,8 +27,13 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
-    Detach(detach::Detach),
+    Flows(flows::Flows),
+    Expired(expired::Expired),
+    Stats(stats::Stats),
+    Talkers(talkers::Talkers),
+    Delete(delete::Delete),
     Flush(flush::Flush),
+    Detach(detach::Detach),
     Plan(plan::Plan),
     Policy(policy::Policy),
 }
@@ -36,8 +47,13 @@ impl Cli {
     pub fn execute(self) -> Result<()> {
         match self.command {
             Command::Run(run) => run.execute(),
-            Command::Detach(detach) => detach.execute(),
+            Command::Flows(flows) => flows.execute(),
+            Command::Expired(expired) => expired.execute(),
+            Command::Stats(stats) => stats.execute(),
+            Command::Talkers(talkers) => talkers.execute(),
+            Command::Delete(delete) => delete.execute(),
             Command::Flush(flush) => flush.execute(),
+            Command::Detach(detach) => detach.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
         }

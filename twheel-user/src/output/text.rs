@@ -78,7 +78,7 @@ impl Output for Text {
 }
 
 /// Milliseconds, or that there was no sample.
-fn rtt(micros: u32) -> String {
+pub(super) fn rtt(micros: u32) -> String {
     match micros {
         0 => "-".to_owned(),
         micros => format!("{:.1}ms", f64::from(micros) / 1000.0),

@@ -29,7 +29,7 @@ use crate::{clock::Clock, data_plane, pins::Pins, settings::longest_timeout, ste
 pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
 
 /// The maps of an instance, by their pins.
-pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> {
+pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> + use<> {
     let pins = pins.clone();
     move |name| pins.map(name)
 }
