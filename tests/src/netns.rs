@@ -168,7 +168,8 @@ impl Namespace {
     /// `twheel` with arguments, to run inside.
     pub fn twheel(&self, args: &[&str]) -> Result<Command> {
         let mut command = self.command(twheel_bin()?)?;
-        command.args(args);
+        // Whoever wants a history says where.
+        command.args(args).env("TWHEEL_HISTORY", "off");
         Ok(command)
     }
 

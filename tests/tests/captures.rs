@@ -27,12 +27,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use twheel::{
-    data_plane,
-    delete::delete_all,
-    flows::Flows,
-    pins::{Instance, Pins},
-};
+use twheel::{data_plane, delete::delete_all, inspect::Reader};
 use twheel_common::{counter::Counter, event::Reason, packet::tcp::URG, policy::TimeoutName};
 use twheel_tests::{
     netns::{CLIENT, Namespace, SERVER, Twheel, require_root},
@@ -471,8 +466,7 @@ fn query(frame: &Frame, at: Network, v6: bool) -> Option<Packet> {
 /// Two namespaces joined by a cable, with nobody in them who would say anything by himself; twheel at one end.
 struct Lab {
     twheel: Twheel,
-    pins: Pins,
-    flows: Flows,
+    reader: Reader,
     counters: Map,
     /// Flows that twheel has reported.
     reported: u64,
@@ -525,18 +519,13 @@ impl Lab {
                     .join(","),
             ],
         )?;
-        let (pins, flows, counters) = receiver.enter(|| {
-            let pins = Instance::of(SERVER)?;
-            let flows = Flows::pinned(&pins)?;
-            let counters = Map::PerCpuArray(pins.map("COUNTERS")?);
-            Ok((pins, flows, counters))
-        })?;
+        let reader = receiver.enter(|| Reader::open(Some(SERVER)))?;
+        let counters = Map::PerCpuArray(reader.pins().map("COUNTERS")?);
         Ok(Self {
             twheel,
-            flows,
+            reader,
             counters,
             reported: 0,
-            pins,
             sender,
             receiver,
         })
@@ -660,9 +649,9 @@ impl Lab {
     /// Deletes all flows.
     fn delete_all(&self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
-        while self.flows.iter().next().is_some() {
+        while self.reader.table().iter().next().is_some() {
             ensure!(Instant::now() < end, "flows stay in the table");
-            delete_all(&self.pins, self.flows.iter(), Reason::Deleted)?;
+            delete_all(&self.reader, |_, _| true, Reason::Deleted)?;
         }
         Ok(())
     }

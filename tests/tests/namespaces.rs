@@ -423,7 +423,7 @@ fn a_flush_deletes_all_flows_and_says_so() -> Result<()> {
     let ended = pair.server.twheel_once(&flush)?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     assert!(
-        ended.stderr.contains("300 flows flushed"),
+        ended.stderr.contains("300 flows deleted"),
         "{}",
         ended.stderr
     );

@@ -96,8 +96,9 @@ pub struct Sweep {
     pub count: u32,
     /// Flows armed again; written by the program.
     pub armed: u32,
-    /// The kernel takes no packet that is shorter than an Ethernet header.
-    pub reserved: u32,
+    /// Low 32 bits of the clock during the call, units; written by the program. A call that looks at nothing tells
+    /// the time.
+    pub now: u32,
 }
 
 /// Records of a call that sweeps, at most.

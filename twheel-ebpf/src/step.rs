@@ -197,6 +197,7 @@ pub fn sweep(call: &mut Sweep) {
         bpf_loop(count, sweep_one as *mut c_void, (&raw mut state).cast(), 0);
     }
     call.armed = state.armed;
+    call.now = state.now as u32;
 }
 
 #[repr(C)]

@@ -26,6 +26,15 @@ impl Clock {
         })
     }
 
+    /// Jiffies of this length: those of when something was written.
+    pub fn of_jiffies(unit: Duration) -> Self {
+        Self {
+            source: CLOCK_JIFFIES,
+            // No length would be a division by zero.
+            unit: unit.max(Duration::from_nanos(1)),
+        }
+    }
+
     /// Virtual time in milliseconds, which moves when a test says so.
     pub fn virtual_ms() -> Self {
         Self {

@@ -35,7 +35,7 @@ pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twh
 /// halves off for no longer than a packet burst does.
 pub const STEP_BUDGET: u32 = 256;
 
-/// Size of production's ring of events: room for about 13,000.
+/// Size of production's ring of events: room for some 7,700.
 pub const RING_BYTES: u32 = 1 << 20;
 
 /// What to load.
@@ -334,16 +334,18 @@ impl AsFd for Events {
 
 /// The counters of the map `COUNTERS`, summed over all CPUs.
 pub fn counters(map: &Map) -> Result<Counters> {
-    let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
     let mut sum = Counters::default();
-    for counters in per_cpu
-        .get(&0, 0)
-        .context("cannot read the counters")?
-        .iter()
-    {
-        sum.add(counters);
+    for counters in counters_of_cpus(map)? {
+        sum.add(&counters);
     }
     Ok(sum)
+}
+
+/// The counters of the map `COUNTERS`, of each CPU that this host may have.
+pub fn counters_of_cpus(map: &Map) -> Result<Vec<Counters>> {
+    let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
+    let counters = per_cpu.get(&0, 0).context("cannot read the counters")?;
+    Ok(counters.iter().copied().collect())
 }
 
 /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    thread,
+    fmt, mem, thread,
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use aya::programs::Xdp;
 use twheel_common::{
     event::Reason,
+    flow::idle,
     step::{Delete, Deleted, MAX_DELETES},
 };
 
@@ -17,7 +18,8 @@ use crate::{
     data_plane,
     failure::{Failure, Kind},
     flows::Flow,
-    pins::Pins,
+    inspect::Reader,
+    progress,
     stepper::pin_to,
 };
 
@@ -35,39 +37,114 @@ pub struct Tally {
     pub changed: u64,
 }
 
-/// Deletes flows, each on the CPU of its wheel. A flow that had a packet since it was chosen stays. Memory does not
-/// grow with their number.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} flows deleted", self.done)?;
+        match self.changed {
+            0 => Ok(()),
+            changed => write!(f, ", {changed} had a packet or an end meanwhile"),
+        }
+    }
+}
+
+/// Deletes the flows that are chosen, each on the CPU of its wheel. A flow that had a packet since it was chosen stays.
+/// `chosen` is asked with the clock's low 32 bits, perhaps twice. Memory does not grow with the number of flows.
 ///
 /// # Errors
 ///
 /// [`Kind::Other`]: the ring of events stays full, since nobody reads it; what was deleted until then is.
 pub fn delete_all(
-    pins: &Pins,
-    flows: impl Iterator<Item = Flow> + Send,
+    reader: &Reader,
+    chosen: impl Fn(&Flow, u32) -> bool + Send,
     reason: Reason,
 ) -> Result<Tally> {
-    let program = pins.xdp("twheel_delete")?;
     // A thread of its own: this one stays where it may run.
     thread::scope(|scope| {
         scope
             .spawn(|| {
-                let mut tally = Tally::default();
-                let mut batches: BTreeMap<u32, Vec<Delete>> = BTreeMap::new();
-                for flow in flows {
-                    let batch = batches.entry(flow.cpu).or_default();
-                    batch.push(flow.delete(reason));
-                    if batch.len() == MAX_DELETES {
-                        delete(&program, flow.cpu, batch, &mut tally)?;
-                    }
-                }
-                for (cpu, batch) in &mut batches {
-                    delete(&program, *cpu, batch, &mut tally)?;
-                }
-                Ok(tally)
+                let mut deletion = Deletion {
+                    reader,
+                    chosen,
+                    reason,
+                    program: reader.pins().xdp("twheel_delete")?,
+                    tally: Tally::default(),
+                    batches: BTreeMap::new(),
+                    young: Vec::new(),
+                };
+                deletion.run()?;
+                Ok(deletion.tally)
             })
             .join()
             .unwrap_or_else(|_| Err(anyhow!("the thread that deletes panicked")))
     })
+}
+
+/// Flows that had a packet just now and wait for the clock, at most.
+const YOUNG: usize = 4096;
+
+struct Deletion<'a, C> {
+    reader: &'a Reader,
+    chosen: C,
+    reason: Reason,
+    program: Xdp,
+    tally: Tally,
+    /// By CPU.
+    batches: BTreeMap<u32, Vec<Delete>>,
+    young: Vec<u32>,
+}
+
+impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
+    fn run(&mut self) -> Result<()> {
+        let reader = self.reader;
+        let now = reader.now()?;
+        let bar = progress::bar("deleting", reader.table().records().into());
+        for flow in reader.table().iter() {
+            bar.set_position(flow.index.into());
+            if !(self.chosen)(&flow, now) {
+                continue;
+            }
+            // Another packet in the unit of the clock that is not over yet would leave no trace: a flow is chosen when
+            // that has passed.
+            if idle(now.into(), flow.word.stamp()) == 0 {
+                self.young.push(flow.index);
+                if self.young.len() == YOUNG {
+                    self.choose_young()?;
+                }
+            } else {
+                self.add(&flow)?;
+            }
+        }
+        self.choose_young()?;
+        for (cpu, batch) in &mut self.batches {
+            delete(&self.program, *cpu, batch, &mut self.tally)?;
+        }
+        Ok(())
+    }
+
+    fn choose_young(&mut self) -> Result<()> {
+        if self.young.is_empty() {
+            return Ok(());
+        }
+        thread::sleep(2 * self.reader.clock().unit());
+        let now = self.reader.now()?;
+        for index in mem::take(&mut self.young) {
+            let flow = self.reader.table().get(index);
+            match flow.filter(|flow| (self.chosen)(flow, now)) {
+                Some(flow) if idle(now.into(), flow.word.stamp()) > 0 => self.add(&flow)?,
+                _ => self.tally.changed += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, flow: &Flow) -> Result<()> {
+        let batch = self.batches.entry(flow.cpu).or_default();
+        batch.push(flow.delete(self.reason));
+        if batch.len() == MAX_DELETES {
+            delete(&self.program, flow.cpu, batch, &mut self.tally)?;
+        }
+        Ok(())
+    }
 }
 
 /// Deletes flows of one CPU's wheel, and empties the list.

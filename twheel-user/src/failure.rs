@@ -50,10 +50,13 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     failure.map_or(Kind::Other, |failure| failure.kind) as u8
 }
 
-/// Whether the reader of the output has gone, and nothing else is wrong.
+/// Whether the reader of standard output has gone, which is no failure.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let root = error.root_cause().downcast_ref::<io::Error>();
-    root.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause.downcast_ref::<serde_json::Error>();
+        io.or(json.and_then(serde_json::Error::io_error_kind)) == Some(io::ErrorKind::BrokenPipe)
+    })
 }
 
 #[cfg(test)]

@@ -1,10 +1,15 @@
-//! Reading the flow table while the data plane writes it: through a mapping, without a system call and
+//! Reading the flow table while the data plane writes it: through mappings, without a system call a flow and
 //! without holding anybody up.
+//!
+//! The table is looked at in windows of [`WINDOW`] records, one mapped at a time, so that a reader's memory does not
+//! grow with the table.
 
 use std::{
-    marker::PhantomData,
-    os::fd::AsFd,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    },
 };
 
 use anyhow::{Context, Result, ensure};
@@ -12,18 +17,27 @@ use aya::maps::{Map, MapInfo};
 use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
     event::Reason,
-    flow::{FlowKey, Word},
+    flow::{Account, FlowKey, Traffic, Word},
+    rto::{Side, Timers},
     step::Delete,
     table::{self, Changed, NODES, Node, Nodes, Reads, Record},
+    wheel::Link,
 };
 
 use crate::pins::Pins;
 
-/// The table, mapped for reading.
+/// Records that are mapped at a time: every array's part begins on a page then.
+const WINDOW: u32 = 1 << 16;
+
+/// The table.
 pub struct Flows {
-    records: MmapRaw,
-    nodes: MmapRaw,
+    records: Values,
+    nodes: Values,
+    accounts: Option<Values>,
+    timers: Option<Values>,
     count: u32,
+    /// For those who ask for one flow.
+    whole: OnceLock<Option<Window>>,
 }
 
 /// A flow, as it was at one moment.
@@ -41,6 +55,10 @@ pub struct Flow {
     pub cpu: u32,
     /// The rule it has met; 0 for none.
     pub rule: u16,
+    /// What each side has sent, the key's low endpoint first, if that is counted.
+    pub account: Option<Account>,
+    /// What the retransmission timers know of each side, likewise.
+    pub sides: Option<[Side; 2]>,
 }
 
 impl Flow {
@@ -56,35 +74,149 @@ impl Flow {
 }
 
 impl Flows {
-    /// Maps an instance's table, by its pins.
+    /// An instance's table, by its pins.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
-        Self::map(&open("FLOWS")?, &open("NODES")?)
+        let mut flows = Self::map(&open("FLOWS")?, &open("NODES")?)?;
+        // Of one value where there is nothing to read.
+        let extra = |values: Values| (values.count >= flows.count).then_some(values);
+        let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
+        let timers = extra(Values::new::<Timers>(&open("RTOS")?)?);
+        (flows.accounts, flows.timers) = (accounts, timers);
+        Ok(flows)
     }
 
-    /// Maps a table: the maps `FLOWS` and `NODES`.
+    /// A table without what is counted and timed: the maps `FLOWS` and `NODES`.
     pub fn map(flows: &Map, nodes: &Map) -> Result<Self> {
-        let (records, count) = mapping::<Record>(flows).context("cannot map FLOWS")?;
-        let (nodes, values) = mapping::<Nodes>(nodes).context("cannot map NODES")?;
+        let records = Values::new::<Record>(flows).context("cannot read FLOWS")?;
+        let nodes = Values::new::<Nodes>(nodes).context("cannot read NODES")?;
+        let count = records.count;
         ensure!(
-            values as usize * NODES >= count as usize,
-            "NODES has {values} values for {count} records"
+            nodes.count as usize * NODES >= count as usize,
+            "NODES has {} values for {count} records",
+            nodes.count
         );
         Ok(Self {
             records,
             nodes,
+            accounts: None,
+            timers: None,
             count,
+            whole: OnceLock::new(),
         })
     }
 
+    /// Records of the table.
+    pub fn records(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether packets and bytes are counted.
+    pub fn has_accounts(&self) -> bool {
+        self.accounts.is_some()
+    }
+
+    /// Whether there are retransmission timers.
+    pub fn has_timers(&self) -> bool {
+        self.timers.is_some()
+    }
+
     /// All flows: each that is in the table from beginning to end of this, once; others perhaps.
+    ///
+    /// # Panics
+    ///
+    /// If a window cannot be mapped: the process is out of address space.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
-        (0..self.count).filter_map(|index| self.get(index))
+        (0..self.count).step_by(WINDOW as usize).flat_map(|first| {
+            let count = WINDOW.min(self.count - first);
+            let window = self.window(first, count).expect("a window can be mapped");
+            (first..first + count).filter_map(move |index| window.get(index))
+        })
     }
 
     /// The flow in a record. One that changes all the time while it is looked at so often that its CPU
     /// must have been stopped half way is passed over.
     pub fn get(&self, index: u32) -> Option<Flow> {
+        self.whole()?.get(index)
+    }
+
+    /// The record that follows in the same slot of the wheel, if the flow of this one stands on the wheel of this
+    /// CPU, and whatever it is by now: the list changes while it is followed.
+    pub fn next(&self, index: u32, cpu: u32) -> Option<Link> {
+        self.whole()?.next(index, cpu)
+    }
+
+    fn whole(&self) -> Option<&Window> {
+        self.whole
+            .get_or_init(|| self.window(0, self.count).ok())
+            .as_ref()
+    }
+
+    fn window(&self, first: u32, count: u32) -> Result<Window> {
+        let extra = |values: &Option<Values>| {
+            let values = values.as_ref();
+            values.map(|it| it.map(first, count)).transpose()
+        };
+        Ok(Window {
+            records: self.records.map(first, count)?,
+            nodes: self
+                .nodes
+                .map(first / NODES as u32, count.div_ceil(NODES as u32))?,
+            accounts: extra(&self.accounts)?,
+            timers: extra(&self.timers)?,
+            first,
+            count,
+        })
+    }
+}
+
+/// An array whose values can be mapped.
+struct Values {
+    map: OwnedFd,
+    size: usize,
+    count: u32,
+}
+
+impl Values {
+    fn new<T>(map: &Map) -> Result<Self> {
+        let Map::Array(data) = map else {
+            anyhow::bail!("it is no array");
+        };
+        let info: MapInfo = data.info()?;
+        ensure!(
+            info.value_size() as usize == size_of::<T>(),
+            "it has values of {} bytes",
+            info.value_size()
+        );
+        Ok(Self {
+            map: data.fd().as_fd().try_clone_to_owned()?,
+            size: size_of::<T>(),
+            count: info.max_entries(),
+        })
+    }
+
+    /// Some of its values, for reading. The first is one where a page begins.
+    fn map(&self, first: u32, count: u32) -> Result<MmapRaw> {
+        MmapOptions::new()
+            .offset(u64::from(first) * self.size as u64)
+            .len(count as usize * self.size)
+            .map_raw_read_only(&self.map)
+            .context("cannot map the flow table")
+    }
+}
+
+/// Records from `first` on, mapped.
+struct Window {
+    records: MmapRaw,
+    nodes: MmapRaw,
+    accounts: Option<MmapRaw>,
+    timers: Option<MmapRaw>,
+    first: u32,
+    count: u32,
+}
+
+impl Window {
+    fn get(&self, index: u32) -> Option<Flow> {
         const TRIES: u32 = 1 << 20;
         for _ in 0..TRIES {
             match self.try_get(index) {
@@ -96,21 +228,30 @@ impl Flows {
         None
     }
 
-    fn try_get(&self, index: u32) -> Result<Option<Flow>, Changed> {
-        if index >= self.count {
-            return Ok(None);
+    /// A record and its node.
+    fn at(&self, index: u32) -> Option<Mapped<'_>> {
+        let at = index.checked_sub(self.first)?;
+        if at >= self.count {
+            return None;
         }
-        // SAFETY: within the mapping, which is as long as `self`; the kernel has it aligned to a page.
-        // No reference to the record is made: others write there.
-        let record = unsafe {
-            self.records
-                .as_mut_ptr()
-                .cast::<Record>()
-                .add(index as usize)
-        };
+        // SAFETY: within the mapping, which has `count` records; the kernel has it aligned to a page. No reference
+        // to the record is made: others write there.
+        let record = unsafe { self.records.as_mut_ptr().cast::<Record>().add(at as usize) };
         // SAFETY: as above; there are as many nodes as records, or more.
-        let node = unsafe { self.nodes.as_mut_ptr().cast::<Node>().add(index as usize) };
-        let found = table::read(&Mapped(record, node, PhantomData))?;
+        let node = unsafe { self.nodes.as_mut_ptr().cast::<Node>().add(at as usize) };
+        Some(Mapped {
+            record,
+            node,
+            at,
+            window: self,
+        })
+    }
+
+    fn try_get(&self, index: u32) -> Result<Option<Flow>, Changed> {
+        let Some(record) = self.at(index) else {
+            return Ok(None);
+        };
+        let found = table::read(&record)?;
         Ok(found.map(|found| Flow {
             index,
             key: found.key,
@@ -118,55 +259,81 @@ impl Flows {
             created: found.created,
             cpu: found.cpu,
             rule: found.rule,
+            account: record.account(),
+            sides: record.sides(),
         }))
+    }
+
+    fn next(&self, index: u32, cpu: u32) -> Option<Link> {
+        let record = self.at(index)?;
+        let tag = record.tag();
+        (table::holds_flow(tag) && table::cpu(tag) == cpu).then(|| record.next())
     }
 }
 
-/// An array, mapped for reading, and how many values it has.
-fn mapping<T>(map: &Map) -> Result<(MmapRaw, u32)> {
-    let Map::Array(data) = map else {
-        anyhow::bail!("it is no array");
-    };
-    let info: MapInfo = data.info()?;
-    ensure!(
-        info.value_size() as usize == size_of::<T>(),
-        "it has values of {} bytes",
-        info.value_size()
-    );
-    let count = info.max_entries();
-    let map = MmapOptions::new()
-        .len(count as usize * size_of::<T>())
-        .map_raw_read_only(&data.fd().as_fd())
-        .context("cannot map it")?;
-    Ok((map, count))
+/// A record and what belongs to it, of a window.
+struct Mapped<'a> {
+    record: *mut Record,
+    node: *mut Node,
+    at: u32,
+    window: &'a Window,
 }
 
-/// A record and its node, of mappings that live as long as this.
-struct Mapped<'a>(*mut Record, *mut Node, PhantomData<&'a Flows>);
+impl Mapped<'_> {
+    fn next(&self) -> Link {
+        // SAFETY: as in `Reads`; a `Link` is a `u32`.
+        let next = unsafe { AtomicU32::from_ptr((&raw mut (*self.record).next).cast()) };
+        Link::from_raw(next.load(Ordering::Relaxed))
+    }
+
+    fn account(&self) -> Option<Account> {
+        let accounts = self.window.accounts.as_ref()?;
+        // SAFETY: an account for each record, each of four aligned words.
+        let words = unsafe {
+            &*accounts
+                .as_mut_ptr()
+                .cast::<[AtomicU64; 4]>()
+                .add(self.at as usize)
+        };
+        let [a, b, c, d] = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let traffic = |packets, bytes| Traffic { packets, bytes };
+        Some([traffic(a, b), traffic(c, d)])
+    }
+
+    fn sides(&self) -> Option<[Side; 2]> {
+        let timers = self.window.timers.as_ref()?;
+        // SAFETY: timers for each record. The kernel writes there meanwhile, so they are copied by volatile loads;
+        // any bytes are a valid `Side`, whose fields may then be of different moments.
+        Some(unsafe {
+            (&raw const (*timers.as_mut_ptr().cast::<Timers>().add(self.at as usize)).sides)
+                .read_volatile()
+        })
+    }
+}
 
 /// Every access is to aligned words within the mapping, which are only read, and atomically.
 impl Reads for Mapped<'_> {
     fn word(&self) -> Word {
         // SAFETY: see above; a `Word` is a `u64`.
-        let word = unsafe { AtomicU64::from_ptr((&raw mut (*self.0).word).cast()) };
+        let word = unsafe { AtomicU64::from_ptr((&raw mut (*self.record).word).cast()) };
         Word(word.load(Ordering::Relaxed))
     }
 
     fn tag(&self) -> u64 {
         // SAFETY: see above.
-        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.0).tag) };
+        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.record).tag) };
         tag.load(Ordering::Relaxed)
     }
 
     fn addresses(&self) -> [u64; 4] {
         // SAFETY: see above; an array of words, each at its place.
-        let words = unsafe { &*(&raw mut (*self.0).addresses).cast::<[AtomicU64; 4]>() };
+        let words = unsafe { &*(&raw mut (*self.record).addresses).cast::<[AtomicU64; 4]>() };
         words.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
     fn created(&self) -> u32 {
         // SAFETY: see above.
-        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.1).created) };
+        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.node).created) };
         created.load(Ordering::Relaxed)
     }
 

@@ -11,6 +11,9 @@
 //! | what a host lacks | `doctor.rs`, `host.rs`, `links.rs` |
 //! | bars on terminals | `progress.rs` |
 //! | exit codes | `failure.rs` |
+//! | what a reader sees of an instance | `inspect.rs`, `flows.rs` |
+//! | which flows are meant | `filter/` |
+//! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
 
@@ -32,8 +35,11 @@ pub mod data_plane;
 pub mod delete;
 pub mod doctor;
 pub mod failure;
+pub mod filter;
 pub mod flows;
+pub mod history;
 pub mod host;
+pub mod inspect;
 pub mod links;
 pub mod output;
 pub mod pins;

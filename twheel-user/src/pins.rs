@@ -120,6 +120,31 @@ impl Pins {
         self.0.join(name)
     }
 
+    /// Its name: the network namespace's inode, and the first interface.
+    pub fn name(&self) -> String {
+        name(&self.0)
+    }
+
+    /// Whether a loader holds it.
+    pub fn has_loader(&self) -> Result<bool> {
+        const LOCKS: &str = "/proc/locks";
+        let inode = fs::metadata(&self.0)
+            .with_context(|| format!("cannot look at {}", self.0.display()))?
+            .ino();
+        // To try the lock would keep out a loader that is about to start.
+        let locks = fs::read_to_string(LOCKS).with_context(|| format!("cannot read {LOCKS}"))?;
+        Ok(locks.lines().any(|line| {
+            let mut words = line.split_ascii_whitespace();
+            words.any(|word| word == "FLOCK")
+                && words.any(|word| word.ends_with(&format!(":{inode}")))
+        }))
+    }
+
+    /// The interfaces to which there are links.
+    pub fn interfaces(&self) -> Result<Vec<String>> {
+        interfaces_of(&self.0)
+    }
+
     /// Opens a map.
     pub fn map(&self, name: &str) -> Result<MapData> {
         let path = self.object(name);
@@ -217,18 +242,67 @@ impl Instance {
         Self::lock(path)
     }
 
-    /// Runs something on the instance that holds an interface, be a loader running or not.
+    /// The instance that holds an interface, be a loader running or not.
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`]: there is none of this layout.
+    /// [`Kind::Pins`]: there is none of this layout, or several claim the interface.
     pub fn of(interface: &str) -> Result<Pins> {
         let found = holding(interface)?;
-        match found.iter().find(|it| it.parent() == Some(&version())) {
-            Some(path) => Ok(Pins(path.clone())),
-            None => pins(format!(
-                "twheel is not running on {interface}, and has left nothing there: start it with \
-                 `twheel run --iface {interface}`"
+        let ours: Vec<_> = found
+            .iter()
+            .filter(|it| it.parent() == Some(&version()))
+            .collect();
+        match ours.as_slice() {
+            [path] => Ok(Pins((*path).clone())),
+            [one, two, ..] => pins(format!(
+                "{interface} belongs to two instances, {} and {}: run `twheel detach --iface {interface}`",
+                one.display(),
+                two.display()
+            )),
+            [] => match found.first() {
+                Some(other) => pins(format!(
+                    "{interface} carries pins of another version of twheel at {}: use that version, or run \
+                     `twheel detach --iface {interface}`",
+                    other.display()
+                )),
+                None => pins(format!(
+                    "twheel is not running on {interface}, and has left nothing there: start it with \
+                     `twheel run --iface {interface}`"
+                )),
+            },
+        }
+    }
+
+    /// The instance that holds an interface; without one, the only instance in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of); and if without an interface there are several.
+    pub fn the(interface: Option<&str>) -> Result<Pins> {
+        if let Some(interface) = interface {
+            return Self::of(interface);
+        }
+        let mut all = Vec::new();
+        for path in all_here(&version())? {
+            let held = interfaces_of(&path)?;
+            if !held.is_empty() {
+                all.push((path, held.join(", ")));
+            }
+        }
+        match all.as_slice() {
+            [(path, _)] => Ok(Pins(path.clone())),
+            [] => pins(
+                "twheel is not running here, and has left nothing: start it with `twheel run --iface NAME`"
+                    .to_owned(),
+            ),
+            several => pins(format!(
+                "there are several instances here: say which with --iface NAME, one of {}",
+                several
+                    .iter()
+                    .map(|(_, held)| held.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", ")
             )),
         }
     }
@@ -313,24 +387,52 @@ pub fn detach(interface: &str) -> Result<bool> {
     Ok(found)
 }
 
+/// The name of the instance that holds an interface, or that was made for it first and is gone; without one, of the
+/// only instance here, or the only one that has left something in `directory`.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: there are several, or none.
+pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
+    if let Some(interface) = interface {
+        return match Instance::of(interface) {
+            Ok(pins) => Ok(pins.name()),
+            Err(_) => Ok(format!("{}-{}", namespace()?, escape(interface))),
+        };
+    }
+    let none = match Instance::the(None) {
+        Ok(pins) => return Ok(pins.name()),
+        Err(none) => none,
+    };
+    match all_here(directory)?.as_slice() {
+        [one] => Ok(name(one)),
+        _ => Err(none),
+    }
+}
+
 /// The instances of any version that hold an interface of this network namespace, or were about to
 /// when their loader died.
 fn holding(interface: &str) -> Result<Vec<PathBuf>> {
-    let prefix = format!("{}-", namespace()?);
-    let own = format!("{prefix}{}", escape(interface));
+    let own = format!("{}-{}", namespace()?, escape(interface));
     let mut found = Vec::new();
     for version in entries(&root())? {
-        for instance in entries(&version)? {
-            let name = name(&instance);
-            if !name.starts_with(&prefix) {
-                continue;
-            }
+        for instance in all_here(&version)? {
             let held = interfaces_of(&instance)?;
-            if held.iter().any(|held| held == interface) || held.is_empty() && name == own {
+            if held.iter().any(|held| held == interface)
+                || held.is_empty() && name(&instance) == own
+            {
                 found.push(instance);
             }
         }
     }
+    Ok(found)
+}
+
+/// What of a directory is of instances in this network namespace.
+fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
+    let prefix = format!("{}-", namespace()?);
+    let mut found = entries(directory)?;
+    found.retain(|instance| name(instance).starts_with(&prefix));
     Ok(found)
 }
 

@@ -1,13 +1,19 @@
 //! The commands: a file each.
 
 mod completions;
+mod delete;
 mod detach;
 mod doctor;
+mod expired;
+mod flows;
 mod flush;
 mod man;
 mod plan;
 mod policy;
 mod run;
+mod select;
+mod stats;
+mod talkers;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -24,8 +30,13 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
-    Detach(detach::Detach),
+    Flows(flows::Flows),
+    Expired(expired::Expired),
+    Stats(stats::Stats),
+    Talkers(talkers::Talkers),
+    Delete(delete::Delete),
     Flush(flush::Flush),
+    Detach(detach::Detach),
     Plan(plan::Plan),
     Policy(policy::Policy),
     Doctor(doctor::Doctor),
@@ -48,8 +59,13 @@ impl Cli {
     pub fn execute(self) -> Result<()> {
         match self.command {
             Command::Run(run) => run.execute(),
-            Command::Detach(detach) => detach.execute(),
+            Command::Flows(flows) => flows.execute(),
+            Command::Expired(expired) => expired.execute(),
+            Command::Stats(stats) => stats.execute(),
+            Command::Talkers(talkers) => talkers.execute(),
+            Command::Delete(delete) => delete.execute(),
             Command::Flush(flush) => flush.execute(),
+            Command::Detach(detach) => detach.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
             Command::Doctor(doctor) => doctor.execute(),

@@ -5,12 +5,13 @@ use std::{
     io::{self, BufWriter, Write},
     os::fd::AsRawFd,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
+use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use tokio::{
     io::unix::AsyncFd,
@@ -29,9 +30,9 @@ use crate::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Failure, Kind},
-    host,
+    history, host,
     output::{Expired, Flow, Json, Output, Rto, Text},
-    pins::{Instance, PROGRAMS},
+    pins::{Instance, PROGRAMS, Pins},
     policy::install::{self, Names},
     progress,
     settings::Wanted,
@@ -107,6 +108,12 @@ pub struct Run {
     /// Levels of a hierarchical wheel [default: 3]
     #[arg(long, value_name = "N")]
     levels: Option<u32>,
+    /// Where the history of what has ended is kept, for `twheel expired`; or `off`
+    #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
+    history: PathBuf,
+    /// Room for it on disk: the oldest goes first
+    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    history_size: ByteSize,
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
@@ -216,6 +223,17 @@ impl Run {
             levels: self.levels,
         };
         let config = wanted.config(clock)?;
+        if self.history_size.as_u64() < history::LEAST_BYTES {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!(
+                    "--history-size {}: a history has at least {}; --history off keeps none",
+                    self.history_size,
+                    ByteSize(history::LEAST_BYTES)
+                ),
+            )
+            .into());
+        }
         host::check()?;
         for interface in &self.interfaces {
             attach::check_interface(interface)?;
@@ -315,7 +333,7 @@ impl Run {
             say!("adopted {adopted} flows");
         }
 
-        let mut report = Report::new(self.json, &plane, Names::open(&install::pinned(&pins))?);
+        let mut report = Report::new(self.json, &plane, &pins, self.history(&plane, &pins))?;
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -323,7 +341,7 @@ impl Run {
             }
             tokio::select! {
                 batch = inbox.recv() => match batch {
-                    Some(batch) => if let Err(error) = report.print(&batch) { break Err(error) },
+                    Some(batch) => if let Err(error) = report.print(batch) { break Err(error) },
                     None => break Ok(()),
                 },
                 // Events that the packet path raised: nobody is stepping.
@@ -331,7 +349,7 @@ impl Run {
                     ready?.clear_ready();
                     let mut batch = Vec::new();
                     events.lock().expect("no holder panics").drain(&mut batch);
-                    if let Err(error) = report.print(&batch) { break Err(error) }
+                    if let Err(error) = report.print(batch) { break Err(error) }
                 }
                 ready = wakes.readable_mut() => {
                     let mut ready = ready?;
@@ -373,18 +391,33 @@ impl Run {
         let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
         let stopped = loop {
             tokio::select! {
-                Some(batch) = inbox.recv() => report.print(&batch)?,
+                Some(batch) = inbox.recv() => report.print(batch)?,
                 stopped = &mut stopping => break stopped?,
             }
         };
         while let Ok(batch) = inbox.try_recv() {
-            report.print(&batch)?;
+            report.print(batch)?;
         }
         let mut batch = Vec::new();
         events.lock().expect("no holder panics").drain(&mut batch);
-        report.print(&batch)?;
+        report.print(batch)?;
         report.summary(&plane)?;
         result.and(stopped)
+    }
+}
+
+impl Run {
+    /// What writes the history, unless that is off. A disk that has no room for one is no reason to leave flows
+    /// unwatched.
+    fn history(&self, plane: &DataPlane, pins: &Pins) -> Option<history::Writer> {
+        if self.history.as_os_str() == "off" {
+            return None;
+        }
+        let one_way = plane.config().one_way != 0;
+        let bytes = self.history_size.as_u64();
+        history::Writer::start(&self.history, pins, bytes, plane.clock(), one_way)
+            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+            .ok()
     }
 }
 
@@ -441,27 +474,34 @@ struct Report {
     /// Retransmission timers that have expired.
     rtos: u64,
     names: Names,
+    history: Option<history::Writer>,
     /// The reader of our output is gone.
     closed: bool,
 }
 
 impl Report {
-    fn new(json: bool, plane: &DataPlane, names: Names) -> Self {
+    fn new(
+        json: bool,
+        plane: &DataPlane,
+        pins: &Pins,
+        history: Option<history::Writer>,
+    ) -> Result<Self> {
         let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
-        Self {
+        Ok(Self {
             output,
             clock: plane.clock(),
             one_way: plane.config().one_way != 0,
             ended: BTreeMap::new(),
             rtos: 0,
-            names,
+            names: Names::open(&install::pinned(pins))?,
+            history,
             closed: false,
-        }
+        })
     }
 
-    fn print(&mut self, batch: &[Record]) -> Result<()> {
+    fn print(&mut self, batch: Vec<Record>) -> Result<()> {
         let mut out = BufWriter::new(io::stdout().lock());
-        for record in batch {
+        for record in &batch {
             match record {
                 Record::Ended(event) => {
                     let Some(ended) = Expired::new(event, self.clock, self.one_way) else {
@@ -481,6 +521,9 @@ impl Report {
                     self.line(timer.flow, |to, rule| to.rto(&timer, rule, &mut out))?;
                 }
             }
+        }
+        if let Some(history) = &self.history {
+            history.add(batch);
         }
         if self.closed {
             // Keeps the buffer from being written when it is dropped.
@@ -514,7 +557,7 @@ impl Report {
         }
     }
 
-    fn summary(&self, plane: &DataPlane) -> Result<()> {
+    fn summary(&mut self, plane: &DataPlane) -> Result<()> {
         let counters = plane.counters()?;
         let total: u64 = self.ended.values().sum();
         say!("{total} flows ended, {} live", counters.live());
@@ -541,6 +584,14 @@ impl Report {
             if counters.get(counter) > 0 {
                 say!("  {:>8}  {}", counters.get(counter), counter.meaning());
             }
+        }
+        let lost = self.history.take().map_or(0, |history| {
+            let lost = history.lost();
+            drop(history);
+            lost.load(Ordering::Relaxed)
+        });
+        if lost > 0 {
+            say!("  {lost:>8}  events that are not in the history: the disk was too slow or full");
         }
         Ok(())
     }

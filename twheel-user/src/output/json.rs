@@ -1,11 +1,12 @@
 //! One JSON object a line; the field names are stable.
 
-use std::{io, net::IpAddr};
+use std::{io, net::IpAddr, time::SystemTime};
 
 use serde::Serialize;
-use twheel_common::event::Pace;
+use twheel_common::flow::Traffic;
 
 use super::{Expired, Flow, Output, Rto};
+use crate::inspect::Tracked;
 
 /// Lines of JSON.
 pub struct Json;
@@ -37,6 +38,8 @@ impl From<Flow> for Ends {
 #[derive(Serialize)]
 struct Line<'a> {
     event: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<String>,
     #[serde(flatten)]
     flow: Ends,
     picked_up: bool,
@@ -76,12 +79,38 @@ struct Timer<'a> {
     stalled: bool,
 }
 
+/// A flow in the table.
+#[derive(Serialize)]
+struct Live<'a> {
+    #[serde(flatten)]
+    flow: Ends,
+    picked_up: bool,
+    rule: Option<&'a str>,
+    age_ms: u64,
+    idle_ms: u64,
+    expires_ms: u64,
+    cpu: u32,
+    #[serde(flatten)]
+    account: Option<Account>,
+    #[serde(flatten)]
+    timing: Option<Timing>,
+}
+
+#[derive(Serialize)]
+struct Timing {
+    orig_rtt_ms: Option<f64>,
+    orig_retransmissions: u32,
+    reply_rtt_ms: Option<f64>,
+    reply_retransmissions: u32,
+    stalled: bool,
+}
+
 fn milliseconds(micros: u32) -> f64 {
     f64::from(micros) / 1000.0
 }
 
-fn rtt(pace: &Pace) -> Option<f64> {
-    (pace.srtt > 0).then(|| milliseconds(pace.srtt))
+fn rtt(srtt: u32) -> Option<f64> {
+    (srtt > 0).then(|| milliseconds(srtt))
 }
 
 #[derive(Serialize)]
@@ -92,43 +121,82 @@ struct Account {
     reply_bytes: u64,
 }
 
+impl From<[Traffic; 2]> for Account {
+    fn from([orig, reply]: [Traffic; 2]) -> Self {
+        Self {
+            orig_packets: orig.packets,
+            orig_bytes: orig.bytes,
+            reply_packets: reply.packets,
+            reply_bytes: reply.bytes,
+        }
+    }
+}
+
 fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *to, line)?;
     writeln!(to)
 }
 
+/// Writes a flow that is in the table, with the name of its rule.
+pub fn tracked(flow: &Tracked, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+    let line = Live {
+        flow: flow.flow.into(),
+        picked_up: flow.picked_up,
+        rule,
+        age_ms: flow.age.as_millis() as u64,
+        idle_ms: flow.idle.as_millis() as u64,
+        expires_ms: flow.expires.as_millis() as u64,
+        cpu: flow.cpu,
+        account: flow.account.map(Account::from),
+        timing: flow.timing.map(|[orig, reply]| Timing {
+            orig_rtt_ms: rtt(orig.srtt),
+            orig_retransmissions: orig.retransmissions,
+            reply_rtt_ms: rtt(reply.srtt),
+            reply_retransmissions: reply.retransmissions,
+            stalled: flow.flow.stalled,
+        }),
+    };
+    write(&line, to)
+}
+
+/// Writes the end of a flow, with the name of its rule, and when that was, if that is past.
+pub fn ended(
+    when: Option<SystemTime>,
+    ended: &Expired,
+    rule: Option<&str>,
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    let line = Line {
+        event: "expired",
+        time: when.map(|when| humantime::format_rfc3339_millis(when).to_string()),
+        flow: ended.flow.into(),
+        picked_up: ended.picked_up,
+        reason: ended.reason.name(),
+        rule,
+        age_ms: ended.age.as_millis() as u64,
+        idle_ms: ended.idle.as_millis() as u64,
+        account: ended.account.map(Account::from),
+        paces: ended.pace.map(|[orig, reply]| Paces {
+            orig_rtt_ms: rtt(orig.srtt),
+            orig_rto_ms: milliseconds(orig.rto),
+            orig_retransmissions: orig.retransmissions,
+            reply_rtt_ms: rtt(reply.srtt),
+            reply_rto_ms: milliseconds(reply.rto),
+            reply_retransmissions: reply.retransmissions,
+            stalled: ended.flow.stalled,
+        }),
+    };
+    write(&line, to)
+}
+
 impl Output for Json {
     fn expired(
         &mut self,
-        ended: &Expired,
+        flow: &Expired,
         rule: Option<&str>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        let line = Line {
-            event: "expired",
-            flow: ended.flow.into(),
-            picked_up: ended.picked_up,
-            reason: ended.reason.name(),
-            rule,
-            age_ms: ended.age.as_millis() as u64,
-            idle_ms: ended.idle.as_millis() as u64,
-            account: ended.account.map(|[orig, reply]| Account {
-                orig_packets: orig.packets,
-                orig_bytes: orig.bytes,
-                reply_packets: reply.packets,
-                reply_bytes: reply.bytes,
-            }),
-            paces: ended.pace.map(|[orig, reply]| Paces {
-                orig_rtt_ms: rtt(&orig),
-                orig_rto_ms: milliseconds(orig.rto),
-                orig_retransmissions: orig.retransmissions,
-                reply_rtt_ms: rtt(&reply),
-                reply_rto_ms: milliseconds(reply.rto),
-                reply_retransmissions: reply.retransmissions,
-                stalled: ended.flow.stalled,
-            }),
-        };
-        write(&line, to)
+        ended(None, flow, rule, to)
     }
 
     fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
@@ -139,7 +207,7 @@ impl Output for Json {
             sender: if timer.orig { "orig" } else { "reply" },
             outstanding: timer.outstanding,
             backoff: timer.backoff,
-            rtt_ms: rtt(&timer.pace),
+            rtt_ms: rtt(timer.pace.srtt),
             rto_ms: milliseconds(timer.pace.rto),
             retransmissions: timer.pace.retransmissions,
             stalled: timer.flow.stalled,

@@ -1,6 +1,7 @@
 //! How what becomes of flows is written: one file a format.
 
-mod json;
+pub mod json;
+pub mod table;
 mod text;
 
 use std::{io, net::SocketAddr, time::Duration};
@@ -34,7 +35,7 @@ pub struct Flow {
 
 impl Flow {
     /// `None` for a flow of which no data plane knows. `one_way`: one side is all that is ever seen.
-    fn new(key: FlowKey, seen: Seen, rule: u32, one_way: bool) -> Option<Self> {
+    pub fn new(key: FlowKey, seen: Seen, rule: u32, one_way: bool) -> Option<Self> {
         let initiator = seen.initiator();
         Some(Self {
             proto: match key.proto() {
@@ -129,7 +130,7 @@ fn state(seen: Seen, one_way: bool) -> &'static str {
 }
 
 /// The initiator's first; `None` if both are nothing.
-fn in_order<T>(
+pub(crate) fn in_order<T>(
     [low, high]: [T; 2],
     initiator: Direction,
     is_any: impl Fn(&T) -> bool,

@@ -19,8 +19,8 @@ impl Output for Text {
             to,
             "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
             flow.proto,
-            flow.src.to_string(),
-            flow.dst.to_string(),
+            flow.src,
+            flow.dst,
             flow.state,
             seconds(ended.age),
             seconds(ended.idle),
@@ -63,8 +63,8 @@ impl Output for Text {
             to,
             "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}{}",
             flow.proto,
-            from.to_string(),
-            with.to_string(),
+            from,
+            with,
             flow.state,
             timer.outstanding,
             timer.backoff,
@@ -78,7 +78,7 @@ impl Output for Text {
 }
 
 /// Milliseconds, or that there was no sample.
-fn rtt(micros: u32) -> String {
+pub(super) fn rtt(micros: u32) -> String {
     match micros {
         0 => "-".to_owned(),
         micros => format!("{:.1}ms", f64::from(micros) / 1000.0),

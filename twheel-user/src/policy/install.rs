@@ -32,7 +32,7 @@ use crate::{
 pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
 
 /// The maps of an instance, by their pins.
-pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> {
+pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> + use<> {
     let pins = pins.clone();
     move |name| pins.map(name)
 }

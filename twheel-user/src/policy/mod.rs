@@ -10,7 +10,7 @@
 mod check;
 mod compile;
 pub mod install;
-mod network;
+pub mod network;
 mod parse;
 
 use std::{

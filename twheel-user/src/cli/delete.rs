@@ -1,0 +1,60 @@
+//! `twheel delete`
+
+use anyhow::Result;
+use clap::Args;
+use twheel_common::event::Reason;
+
+use super::select::{Select, Which};
+use crate::{
+    delete::delete_all,
+    failure::{Failure, Kind},
+    filter::Subject,
+};
+
+/// Delete the flows that a filter matches
+///
+/// A flow that has a packet between being chosen and being deleted stays: the kernel compares. Whoever reads the
+/// instance's events is told of each flow: reason `deleted`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel delete 'src == 192.0.2.7' --dry-run
+  twheel delete 'state == syn_sent and idle > 10s'
+  twheel flush --iface eth0              # all flows")]
+pub struct Delete {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    select: Select,
+    /// Say how many would be deleted, and delete none
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Delete {
+    pub(super) fn execute(self) -> Result<()> {
+        let reader = self.select.open()?;
+        let filter = self.which.of(&reader)?;
+        if filter.is_empty() {
+            return Err(Failure::new(
+                Kind::Usage,
+                "say which flows to delete, such as `twheel delete 'src == 192.0.2.7'`; `twheel flush` deletes all",
+            )
+            .into());
+        }
+        let chosen = |flow: &crate::flows::Flow, now| {
+            reader.tracked(flow, now).is_some_and(|tracked| {
+                filter.matches(&Subject::tracked(&tracked, reader.rule(tracked.flow.rule)))
+            })
+        };
+        if self.dry_run {
+            let now = reader.now()?;
+            let flows = reader.table().iter().filter(|flow| chosen(flow, now));
+            say!("{} flows would be deleted", flows.count());
+            return Ok(());
+        }
+        let tally = delete_all(&reader, chosen, Reason::Deleted)?;
+        say!("{tally}");
+        Ok(())
+    }
+}

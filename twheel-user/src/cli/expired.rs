@@ -1,0 +1,116 @@
+//! `twheel expired`
+
+use std::{
+    collections::VecDeque,
+    io::Write,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use clap::Args;
+
+use super::select::{Select, Which, while_read};
+use crate::{
+    filter::{Known, Subject},
+    history::{self, Past},
+    output::{Output, Text, json},
+    pins,
+};
+
+/// List the flows that have ended, when and why, from the history on disk
+///
+/// The history outlives the loader and what it has pinned. Oldest first.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel expired --since 10m
+  twheel expired 'reason == idle and state == established' --limit 20
+  twheel expired -f                      # what ends from now on, too, until Ctrl-C
+  twheel expired --json --since 1d | jq -r .dst | sort | uniq -c")]
+pub struct Expired {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    select: Select,
+    /// What has ended within this time
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    since: Option<Duration>,
+    /// The latest so many
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Go on with what ends from now on
+    #[arg(short, long)]
+    follow: bool,
+    /// Where histories are
+    #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
+    history: PathBuf,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Expired {
+    pub(super) fn execute(self) -> Result<()> {
+        let known = Known {
+            ended: true,
+            accounting: true,
+            rto: true,
+        };
+        let filter = self.which.filter(known)?;
+        let name = pins::name_of(self.select.interface(), &self.history)?;
+        let now = SystemTime::now();
+        let since = self.since.and_then(|since| now.checked_sub(since));
+        let mut reader = history::Reader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;
+        // Before what there is has been read, so that nothing comes in between.
+        let follow = self.follow.then(|| reader.follow()).transpose()?;
+        let print = |past: &Past, out: &mut dyn Write| {
+            let rule = past.rule.as_deref();
+            if self.json {
+                return json::ended(Some(past.when), &past.ended, rule, out);
+            }
+            let when = humantime::format_rfc3339_seconds(past.when);
+            write!(out, "{when}  ")?;
+            Text.expired(&past.ended, rule, out)
+        };
+        while_read(|out| {
+            // All that were chosen, where the latest are asked for.
+            let mut latest = VecDeque::new();
+            let mut limit = self.limit;
+            loop {
+                while let Some(past) = reader.next()? {
+                    let ago = SystemTime::now()
+                        .duration_since(past.when)
+                        .unwrap_or_default();
+                    if !filter.matches(&Subject::ended(&past.ended, past.rule.as_deref(), ago)) {
+                        continue;
+                    }
+                    let Some(limit) = limit else {
+                        print(&past, out)?;
+                        continue;
+                    };
+                    latest.push_back(past);
+                    if latest.len() > limit {
+                        latest.pop_front();
+                    }
+                }
+                for past in latest.drain(..) {
+                    print(&past, out)?;
+                }
+                limit = None;
+                out.flush()?;
+                match &follow {
+                    Some(follow) => follow.wait()?,
+                    None => return Ok(()),
+                }
+            }
+        })?;
+        if reader.damaged > 0 {
+            say!(
+                "{} records of the history are damaged and left out",
+                reader.damaged
+            );
+        }
+        Ok(())
+    }
+}

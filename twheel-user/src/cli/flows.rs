@@ -1,0 +1,193 @@
+//! `twheel flows`
+
+use std::{cmp::Ordering, collections::BinaryHeap};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use super::select::{Select, Which, while_read};
+use crate::{
+    filter::{Filter, Subject},
+    flows,
+    inspect::{Reader, Tracked},
+    output::{json, table},
+};
+
+/// List the flows that are tracked
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel flows
+  twheel flows 'state == established and dport == 443 and idle > 30s'
+  twheel flows 'src in 10.0.0.0/8 and not port in {22, 53}' --sort expires --limit 20
+  twheel flows --json | jq -r .src | sort | uniq -c")]
+pub struct Flows {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    select: Select,
+    /// In this order; else as they stand in the table, which holds no flow back
+    #[arg(long, value_enum, value_name = "KEY")]
+    sort: Option<Key>,
+    /// The other way round
+    #[arg(long, requires = "sort")]
+    reverse: bool,
+    /// So many at most
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What flows are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Key {
+    /// Time since the latest packet, longest first
+    Idle,
+    /// Time left, shortest first
+    Expires,
+    /// Time since the first packet, longest first
+    Age,
+    /// Packets of both sides, most first
+    Packets,
+    /// Bytes of both sides, most first
+    Bytes,
+    /// The longer round trip, longest first
+    Rtt,
+    /// Address of the initiator
+    Src,
+    /// Address of the responder
+    Dst,
+    /// Name of the state
+    State,
+}
+
+impl Key {
+    /// The order of two flows.
+    pub fn compare(self, one: &Tracked, two: &Tracked) -> Ordering {
+        let sum = |of: &Tracked, what: fn(&twheel_common::flow::Traffic) -> u64| {
+            of.account.map_or(0, |sides| sides.iter().map(what).sum())
+        };
+        let rtt = |of: &Tracked| {
+            let sides = of.timing.unwrap_or_default();
+            sides[0].srtt.max(sides[1].srtt)
+        };
+        match self {
+            Self::Idle => two.idle.cmp(&one.idle),
+            Self::Expires => one.expires.cmp(&two.expires),
+            Self::Age => two.age.cmp(&one.age),
+            Self::Packets => sum(two, |it| it.packets).cmp(&sum(one, |it| it.packets)),
+            Self::Bytes => sum(two, |it| it.bytes).cmp(&sum(one, |it| it.bytes)),
+            Self::Rtt => rtt(two).cmp(&rtt(one)),
+            Self::Src => one.flow.src.cmp(&two.flow.src),
+            Self::Dst => one.flow.dst.cmp(&two.flow.dst),
+            Self::State => one.flow.state.cmp(two.flow.state),
+        }
+    }
+}
+
+/// Which flows come first, of those that are wanted.
+pub struct Choice {
+    /// By what; [`None`]: as they stand in the table.
+    pub sort: Option<Key>,
+    /// The other way round.
+    pub reverse: bool,
+    /// How many at most.
+    pub limit: usize,
+}
+
+/// A flow in an order: ties are told apart by their place in the table, so that lists that follow one another agree.
+struct Ranked {
+    flow: flows::Flow,
+    tracked: Tracked,
+    key: Key,
+    reverse: bool,
+}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = self.key.compare(&self.tracked, &other.tracked);
+        let order = if self.reverse { order.reverse() } else { order };
+        order.then(self.flow.index.cmp(&other.flow.index))
+    }
+}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Ranked {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Ranked {}
+
+impl Choice {
+    /// The flows that pass the filter, in order, handed on one by one. No more than the limit are held.
+    pub fn each(
+        &self,
+        reader: &Reader,
+        filter: &Filter,
+        mut then: impl FnMut(&Tracked) -> Result<()>,
+    ) -> Result<()> {
+        let now = reader.now()?;
+        let passing = reader.flows(now).filter(|(_, tracked)| {
+            filter.matches(&Subject::tracked(tracked, reader.rule(tracked.flow.rule)))
+        });
+        let Some(key) = self.sort else {
+            for (_, tracked) in passing.take(self.limit) {
+                then(&tracked)?;
+            }
+            return Ok(());
+        };
+        // The last of those chosen is on top.
+        let mut chosen = BinaryHeap::new();
+        for (flow, tracked) in passing {
+            chosen.push(Ranked {
+                flow,
+                tracked,
+                key,
+                reverse: self.reverse,
+            });
+            if chosen.len() > self.limit {
+                chosen.pop();
+            }
+        }
+        for ranked in chosen.into_sorted_vec() {
+            then(&ranked.tracked)?;
+        }
+        Ok(())
+    }
+}
+
+impl Flows {
+    pub(super) fn execute(self) -> Result<()> {
+        let reader = self.select.open()?;
+        let filter = self.which.of(&reader)?;
+        let choice = Choice {
+            sort: self.sort,
+            reverse: self.reverse,
+            limit: self.limit.unwrap_or(usize::MAX),
+        };
+        while_read(|out| {
+            let columns = reader.columns();
+            if !self.json {
+                table::heading(columns, out)?;
+            }
+            choice.each(&reader, &filter, |tracked| {
+                let rule = reader.rule(tracked.flow.rule);
+                if self.json {
+                    json::tracked(tracked, rule, out)?;
+                } else {
+                    table::line(tracked, rule, columns, out)?;
+                }
+                Ok(())
+            })
+        })
+    }
+}

@@ -1,0 +1,200 @@
+//! `twheel stats`
+
+use std::{
+    fs,
+    io::{IsTerminal, Write},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+use twheel_common::{
+    counter::{Counter, Counters},
+    wheel::Scheme,
+};
+
+use super::select::{Select, while_read};
+use crate::inspect::Reader;
+
+/// Show every counter of an instance, with what it counts
+///
+/// Counters are kept per CPU, for all interfaces of an instance together; beside each interface stands what the kernel
+/// says has passed there since it came up.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel stats
+  twheel stats --watch          # again each second, with rates, until Ctrl-C
+  twheel stats --json | jq 'select(.counter == \"events_lost\").total'")]
+pub struct Stats {
+    #[command(flatten)]
+    select: Select,
+    /// Again and again, with what came since
+    #[arg(long)]
+    watch: bool,
+    /// How long between two looks
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "1s", requires = "watch")]
+    interval: Duration,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    counter: &'a str,
+    total: u64,
+    cpus: &'a [u64],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    per_second: Option<f64>,
+    meaning: &'a str,
+}
+
+/// What was counted at one moment.
+struct Look {
+    at: Instant,
+    cpus: Vec<Counters>,
+    sum: Counters,
+}
+
+impl Look {
+    fn at(reader: &Reader) -> Result<Self> {
+        let cpus = reader.counters()?;
+        let mut sum = Counters::default();
+        cpus.iter().for_each(|cpu| sum.add(cpu));
+        Ok(Self {
+            at: Instant::now(),
+            cpus,
+            sum,
+        })
+    }
+
+    /// How often a second since an earlier look.
+    fn rate(&self, earlier: &Self, counter: Counter) -> f64 {
+        let more = self
+            .sum
+            .get(counter)
+            .saturating_sub(earlier.sum.get(counter));
+        more as f64 / (self.at - earlier.at).as_secs_f64().max(f64::EPSILON)
+    }
+}
+
+impl Stats {
+    pub(super) fn execute(self) -> Result<()> {
+        let reader = self.select.open()?;
+        let clear = self.watch && !self.json && std::io::stdout().is_terminal();
+        while_read(|out| {
+            let mut earlier: Option<Look> = None;
+            loop {
+                let look = Look::at(&reader)?;
+                if self.json {
+                    write_json(&look, earlier.as_ref(), out)?;
+                } else {
+                    if clear {
+                        // From the top, and nothing of what was there.
+                        write!(out, "\x1b[H\x1b[2J")?;
+                    }
+                    write_text(&reader, &look, earlier.as_ref(), out)?;
+                }
+                out.flush()?;
+                if !self.watch {
+                    return Ok(());
+                }
+                earlier = Some(look);
+                thread::sleep(self.interval);
+            }
+        })
+    }
+}
+
+fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Result<()> {
+    for counter in Counter::ALL {
+        let cpus: Vec<_> = look.cpus.iter().map(|cpu| cpu.get(*counter)).collect();
+        let line = Line {
+            counter: counter.name(),
+            total: look.sum.get(*counter),
+            cpus: &cpus,
+            per_second: earlier.map(|earlier| look.rate(earlier, *counter)),
+            meaning: counter.meaning(),
+        };
+        serde_json::to_writer(&mut *out, &line)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn write_text(
+    reader: &Reader,
+    look: &Look,
+    earlier: Option<&Look>,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let meta = reader.meta();
+    let geometry = meta.geometry;
+    writeln!(
+        out,
+        "{} flows of at most {}; tick {}, {} wheel of {} x {} slots on each CPU; {}",
+        look.sum.live(),
+        meta.max_flows,
+        humantime::format_duration(reader.clock().duration(meta.tick.into())),
+        Scheme::from_raw(geometry.scheme).map_or("unknown", Scheme::name),
+        geometry.levels,
+        1u64 << geometry.bits,
+        if reader.pins().has_loader()? {
+            "a loader is running"
+        } else {
+            "no loader is running: nothing expires"
+        }
+    )?;
+    for interface in reader.pins().interfaces()? {
+        match passed(&interface)? {
+            Some([received, sent]) => {
+                writeln!(out, "{interface}: {received} packets received, {sent} sent")?;
+            }
+            None => writeln!(out, "{interface}: is gone")?,
+        }
+    }
+    writeln!(out)?;
+    // CPUs that a host may have but has not would be columns of zeros.
+    let cpus = look
+        .cpus
+        .iter()
+        .rposition(|cpu| *cpu != Counters::default());
+    let cpus = &look.cpus[..cpus.map_or(0, |last| last + 1)];
+    write!(out, "{:<14} {:>12}", "COUNTER", "TOTAL")?;
+    if earlier.is_some() {
+        write!(out, " {:>10}", "A SECOND")?;
+    }
+    for cpu in 0..cpus.len() {
+        write!(out, " {:>12}", format!("CPU {cpu}"))?;
+    }
+    writeln!(out, "  MEANING")?;
+    for counter in Counter::ALL {
+        write!(out, "{:<14} {:>12}", counter.name(), look.sum.get(*counter))?;
+        if let Some(earlier) = earlier {
+            write!(out, " {:>10.0}", look.rate(earlier, *counter))?;
+        }
+        for cpu in cpus {
+            write!(out, " {:>12}", cpu.get(*counter))?;
+        }
+        writeln!(out, "  {}", counter.meaning())?;
+    }
+    Ok(())
+}
+
+/// Packets that an interface of this network namespace has received and sent, as the kernel counts them; `None` if it
+/// is not there.
+fn passed(interface: &str) -> Result<Option<[u64; 2]>> {
+    const TABLE: &str = "/proc/thread-self/net/dev";
+    let table = fs::read_to_string(TABLE).with_context(|| format!("cannot read {TABLE}"))?;
+    Ok(table.lines().find_map(|line| {
+        let (name, numbers) = line.split_once(':')?;
+        let mut numbers = numbers.split_ascii_whitespace();
+        (name.trim() == interface).then_some(())?;
+        // Bytes, packets, six more of what was received; the same of what was sent.
+        let received = numbers.nth(1)?.parse().ok()?;
+        Some([received, numbers.nth(7)?.parse().ok()?])
+    }))
+}

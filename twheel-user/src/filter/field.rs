@@ -1,0 +1,209 @@
+//! What of a flow can be asked about.
+
+use std::{net::IpAddr, time::Duration};
+
+use super::{Found, Subject};
+
+/// Where a filter is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Of flows that have ended, not of those in the table.
+    pub ended: bool,
+    /// Packets and bytes are counted.
+    pub accounting: bool,
+    /// There are retransmission timers.
+    pub rto: bool,
+}
+
+/// What kind of value a field has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Type {
+    /// True or false.
+    Flag,
+    /// One of some names; none given: any name.
+    Name(&'static [&'static str]),
+    /// At most this.
+    Number(u64),
+    Duration,
+    Address,
+}
+
+macro_rules! fields {
+    ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal: $kind:expr,)+) => {
+        /// A field.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Field {
+            $($(#[doc = $meaning])+ $variant,)+
+        }
+
+        impl Field {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Stable name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// One line for a reader.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
+                }
+            }
+
+            pub(super) const fn kind(self) -> Type {
+                match self {
+                    $(Self::$variant => $kind,)+
+                }
+            }
+        }
+    };
+}
+
+const PROTOCOLS: &[&str] = &["tcp", "udp", "icmp", "icmpv6"];
+const STATES: &[&str] = &[
+    "syn_sent",
+    "syn_recv",
+    "established",
+    "unreplied",
+    "fin_wait",
+    "close_wait",
+    "last_ack",
+    "time_wait",
+    "close",
+    "syn_sent2",
+    "udp",
+    "udp_stream",
+    "icmp",
+];
+const REASONS: &[&str] = &[
+    "idle",
+    "closed",
+    "reset",
+    "superseded",
+    "evicted",
+    "deleted",
+    "flushed",
+];
+const PORT: Type = Type::Number(u16::MAX as u64);
+const COUNT: Type = Type::Number(u64::MAX);
+
+fields! {
+    /// protocol: tcp, udp, icmp, icmpv6
+    Proto = "proto": Type::Name(PROTOCOLS),
+    /// state, by conntrack's name
+    State = "state": Type::Name(STATES),
+    /// address of the initiator
+    Src = "src": Type::Address,
+    /// address of the responder
+    Dst = "dst": Type::Address,
+    /// address of either
+    Host = "host": Type::Address,
+    /// port of the initiator
+    Sport = "sport": PORT,
+    /// port of the responder
+    Dport = "dport": PORT,
+    /// port of either
+    Port = "port": PORT,
+    /// name of the rule that it has met
+    Rule = "rule": Type::Name(&[]),
+    /// time since its latest packet
+    Idle = "idle": Type::Duration,
+    /// time since its first packet
+    Age = "age": Type::Duration,
+    /// its beginning was not seen
+    PickedUp = "picked_up": Type::Flag,
+    /// time until it expires
+    Expires = "expires": Type::Duration,
+    /// CPU on whose wheel it stands
+    Cpu = "cpu": COUNT,
+    /// why it ended
+    Reason = "reason": Type::Name(REASONS),
+    /// time since it ended
+    Ended = "ended": Type::Duration,
+    /// packets of both sides
+    Packets = "packets": COUNT,
+    /// bytes of both sides
+    Bytes = "bytes": COUNT,
+    /// round trip of either side
+    Rtt = "rtt": Type::Duration,
+    /// segments of both sides that were sent again
+    Retransmissions = "retransmissions": COUNT,
+    /// nobody answers its retransmissions
+    Stalled = "stalled": Type::Flag,
+}
+
+impl Field {
+    /// The field of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|field| field.name() == name)
+    }
+
+    /// Why nobody knows this here; `None` where it is known.
+    pub(super) fn unknown(self, known: Known) -> Option<&'static str> {
+        match self {
+            Self::Reason | Self::Ended if !known.ended => {
+                Some("is known of flows that have ended: `twheel expired`")
+            }
+            Self::Expires | Self::Cpu if known.ended => {
+                Some("is known of flows that are in the table: `twheel flows`")
+            }
+            Self::Packets | Self::Bytes if !known.accounting => {
+                Some("is not counted: start with `twheel run --accounting`")
+            }
+            Self::Rtt | Self::Retransmissions | Self::Stalled if !known.rto => {
+                Some("is not measured: start with `twheel run --rto on`")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a flag is set.
+    pub(super) fn is(self, of: &Subject<'_>) -> bool {
+        match self {
+            Self::PickedUp => of.picked_up,
+            Self::Stalled => of.flow.stalled,
+            _ => false,
+        }
+    }
+
+    /// Whether any value of this field is as it should be; there is none of what nobody knows.
+    pub(super) fn any<'a>(self, of: &Subject<'a>, is_right: impl Fn(Found<'a>) -> bool) -> bool {
+        let name = |name| is_right(Found::Name(name));
+        let number = |number| is_right(Found::Number(number));
+        let duration = |duration| is_right(Found::Duration(duration));
+        let address = |address: IpAddr| is_right(Found::Address(address));
+        let sum = |counts: Option<[u64; 2]>| counts.is_some_and(|[a, b]| number(a + b));
+        let (src, dst) = (of.flow.src, of.flow.dst);
+        match self {
+            Self::Proto => name(of.flow.proto),
+            Self::State => name(of.flow.state),
+            Self::Src => address(src.ip()),
+            Self::Dst => address(dst.ip()),
+            Self::Host => address(src.ip()) || address(dst.ip()),
+            Self::Sport => number(src.port().into()),
+            Self::Dport => number(dst.port().into()),
+            Self::Port => number(src.port().into()) || number(dst.port().into()),
+            Self::Rule => of.rule.is_some_and(name),
+            Self::Idle => duration(of.idle),
+            Self::Age => duration(of.age),
+            Self::Expires => of.expires.is_some_and(duration),
+            Self::Ended => of.ended.is_some_and(duration),
+            Self::Cpu => of.cpu.is_some_and(|cpu| number(cpu.into())),
+            Self::Reason => of.reason.is_some_and(|reason| name(reason.name())),
+            Self::Packets => sum(of.account.map(|sides| sides.map(|side| side.packets))),
+            Self::Bytes => sum(of.account.map(|sides| sides.map(|side| side.bytes))),
+            Self::Rtt => of.timing.is_some_and(|sides| {
+                let mut sampled = sides.iter().filter(|(srtt, _)| *srtt > 0);
+                sampled.any(|(srtt, _)| duration(Duration::from_micros((*srtt).into())))
+            }),
+            Self::Retransmissions => {
+                sum(of.timing.map(|sides| sides.map(|(_, again)| again.into())))
+            }
+            Self::PickedUp | Self::Stalled => false,
+        }
+    }
+}

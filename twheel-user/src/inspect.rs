@@ -1,0 +1,205 @@
+//! An instance as a reader sees it, be its loader running or not: flows with what they are by name, and how long they
+//! have left.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use aya::{
+    maps::{Array, Map},
+    programs::Xdp,
+};
+use twheel_common::{
+    config::{Meta, RULES},
+    counter::Counters,
+    flow::{Traffic, age, idle},
+    state,
+    step::Sweep,
+};
+
+use crate::{
+    clock::Clock,
+    data_plane,
+    flows::{self, Flows},
+    output::{Flow, in_order, table::Columns},
+    pins::{Instance, Pins},
+    policy::install::{self, Names},
+};
+
+/// What is read of an instance.
+pub struct Reader {
+    pins: Pins,
+    clock: Clock,
+    meta: Meta,
+    /// Of each rule; 0 is no rule.
+    timeouts: Vec<state::Timeouts>,
+    /// Likewise.
+    names: Vec<Option<String>>,
+    flows: Flows,
+    /// The program that tells the time.
+    sweep: Xdp,
+}
+
+/// A flow that is in the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Tracked {
+    /// As it is now.
+    pub flow: Flow,
+    /// Its beginning was not seen.
+    pub picked_up: bool,
+    /// Since its first packet.
+    pub age: Duration,
+    /// Since its latest packet.
+    pub idle: Duration,
+    /// Until it expires, if no packet comes; 0 if it is due.
+    pub expires: Duration,
+    /// The CPU on whose wheel it stands.
+    pub cpu: u32,
+    /// What the initiator has sent and what the responder has; `None` without `--accounting`.
+    pub account: Option<[Traffic; 2]>,
+    /// How the two have sent, likewise; `None` without `--rto on`.
+    pub timing: Option<[Timing; 2]>,
+}
+
+/// What a retransmission timer knows of one side's sending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Smoothed round-trip time, microseconds; 0 if there was no sample.
+    pub srtt: u32,
+    /// Segments that were seen to be sent again.
+    pub retransmissions: u32,
+}
+
+impl Reader {
+    /// Reads the instance on an interface; without one, the only instance in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is none, or more than one.
+    pub fn open(interface: Option<&str>) -> Result<Self> {
+        let pins = Instance::the(interface)?;
+        let open = install::pinned(&pins);
+        let meta = Array::<_, Meta>::try_from(Map::Array(open("META")?))?
+            .get(&0, 0)
+            .context("cannot read META")?;
+        let names = Names::open(&open)?;
+        let timeouts = Array::<_, state::Timeouts>::try_from(Map::Array(open("TIMEOUTS")?))?;
+        let rules = 0..RULES as u16;
+        Ok(Self {
+            clock: Clock::jiffies()?,
+            meta,
+            timeouts: rules
+                .clone()
+                .map(|rule| {
+                    timeouts
+                        .get(&rule.into(), 0)
+                        .context("cannot read TIMEOUTS")
+                })
+                .collect::<Result<_>>()?,
+            names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
+            flows: Flows::pinned(&pins)?,
+            sweep: pins.xdp("twheel_sweep")?,
+            pins,
+        })
+    }
+
+    /// Where its maps are.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// What its maps were made for.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// What there is to show of its flows.
+    pub fn columns(&self) -> Columns {
+        Columns {
+            accounting: self.flows.has_accounts(),
+            rto: self.flows.has_timers(),
+            rules: self.names.iter().any(Option::is_some),
+        }
+    }
+
+    /// Low 32 bits of its clock, units.
+    pub fn now(&self) -> Result<u32> {
+        Ok(data_plane::sweep(&self.sweep, Sweep::default())
+            .context("cannot ask the data plane for the time")?
+            .now)
+    }
+
+    /// Its counters, of each CPU.
+    pub fn counters(&self) -> Result<Vec<Counters>> {
+        data_plane::counters_of_cpus(&Map::PerCpuArray(self.pins.map("COUNTERS")?))
+    }
+
+    /// The name of a rule by the number that flows bear; none for 0.
+    pub fn rule(&self, number: u16) -> Option<&str> {
+        self.names.get(usize::from(number))?.as_deref()
+    }
+
+    /// All flows of the table, with their places there: what has become of them since, if anything, is for
+    /// [`Flows`] to tell.
+    pub fn flows(&self, now: u32) -> impl Iterator<Item = (flows::Flow, Tracked)> {
+        let flows = self.flows.iter();
+        flows.filter_map(move |flow| Some((flow, self.tracked(&flow, now)?)))
+    }
+
+    /// A flow by name; `None` for one of which no data plane knows.
+    pub fn tracked(&self, flow: &flows::Flow, now: u32) -> Option<Tracked> {
+        let seen = flow.word.seen();
+        let idle = idle(now.into(), flow.word.stamp());
+        let left = self.timeout(flow.rule, seen).saturating_sub(idle);
+        let initiator = seen.initiator();
+        let duration = |units: u32| self.clock.duration(units.into());
+        Some(Tracked {
+            flow: Flow::new(flow.key, seen, flow.rule.into(), self.is_one_way())?,
+            picked_up: seen.is_pickup(),
+            age: duration(age(now.into(), flow.created)),
+            idle: duration(idle),
+            expires: duration(left),
+            cpu: flow.cpu,
+            account: flow
+                .account
+                .and_then(|account| in_order(account, initiator, |sent| sent.packets > 0)),
+            timing: flow
+                .sides
+                .map(|sides| {
+                    sides.map(|side| Timing {
+                        srtt: side.srtt,
+                        retransmissions: side.retransmissions(),
+                    })
+                })
+                .and_then(|timing| in_order(timing, initiator, |_| true)),
+        })
+    }
+
+    /// Whether one direction is all that is ever seen.
+    fn is_one_way(&self) -> bool {
+        self.timeouts
+            .first()
+            .is_some_and(state::Timeouts::is_one_way)
+    }
+
+    /// The timeout of a flow, units.
+    fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
+        let none = state::Timeouts::default();
+        let of = |rule: u16| self.timeouts.get(usize::from(rule)).unwrap_or(&none);
+        let timeouts = match of(rule) {
+            // Its flows are no rule's any more.
+            gone if gone.0[state::Timeouts::GONE] != 0 => of(0),
+            timeouts => timeouts,
+        };
+        timeouts.of(seen)
+    }
+}
