@@ -11,6 +11,7 @@
 //! | exit codes | `failure.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
+//! | numbers for Prometheus, and the page | `metrics/`, `web/` |
 
 pub mod attach;
 pub mod cli;
@@ -20,6 +21,7 @@ pub mod delete;
 pub mod failure;
 pub mod flows;
 pub mod host;
+pub mod metrics;
 pub mod output;
 pub mod pins;
 pub mod plan;

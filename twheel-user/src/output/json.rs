@@ -34,8 +34,9 @@ impl From<Flow> for Ends {
     }
 }
 
+/// A flow that has ended.
 #[derive(Serialize)]
-struct Line<'a> {
+pub(crate) struct Line<'a> {
     event: &'a str,
     #[serde(flatten)]
     flow: Ends,
@@ -97,14 +98,10 @@ fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
     writeln!(to)
 }
 
-impl Output for Json {
-    fn expired(
-        &mut self,
-        ended: &Expired,
-        rule: Option<&str>,
-        to: &mut dyn io::Write,
-    ) -> io::Result<()> {
-        let line = Line {
+impl Json {
+    /// What [`Output::expired`] writes.
+    pub(crate) fn line<'a>(ended: &Expired, rule: Option<&'a str>) -> Line<'a> {
+        Line {
             event: "expired",
             flow: ended.flow.into(),
             picked_up: ended.picked_up,
@@ -127,8 +124,18 @@ impl Output for Json {
                 reply_retransmissions: reply.retransmissions,
                 stalled: ended.flow.stalled,
             }),
-        };
-        write(&line, to)
+        }
+    }
+}
+
+impl Output for Json {
+    fn expired(
+        &mut self,
+        ended: &Expired,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        write(&Self::line(ended, rule), to)
     }
 
     fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
