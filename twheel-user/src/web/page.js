@@ -46,8 +46,8 @@ function arcs(r, occupied, slots) {
     let n = 1;
     while (i + n < occupied.length && occupied[i + n] === occupied[i] + n) n += 1;
     const from = occupied[i] / slots;
-    // Not a whole turn, which would be none.
-    const to = from + Math.min(n / slots, 0.99999);
+    // Wide enough to be seen; and not a whole turn, which would be none.
+    const to = from + Math.min(Math.max(n / slots, 1 / 300), 0.99999);
     path += `M${point(r, from)}A${r} ${r} 0 ${to - from > 0.5 ? 1 : 0} 1 ${point(r, to)}`;
     i += n;
   }
@@ -133,10 +133,10 @@ function drawRates(status) {
   const shown = [
     ["flows", `${count(status.flows)}`],
     ["room for", count(status.max_flows)],
-    ["packets of flows a second", rate((c) => c.touched)],
-    ["new flows a second", rate((c) => c.created)],
-    ["ended a second", rate(ended)],
-    ["visits a second", rate((c) => c.visits)],
+    ["packets/s", rate((c) => c.touched)],
+    ["new flows/s", rate((c) => c.created)],
+    ["ended/s", rate(ended)],
+    ["visits/s", rate((c) => c.visits)],
     ["events lost", count(status.counters.events_lost)],
     ["up", seconds(status.uptime_seconds)],
   ];
