@@ -8,11 +8,15 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::{Path, PathBuf},
     process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use aya::{
     maps::{Array, Map, MapData},
     programs::{TestRun, TestRunOptions, Xdp},
@@ -20,7 +24,14 @@ use aya::{
 use aya_obj::programs::XdpAttachType;
 use nix::fcntl::{FcntlArg, fcntl};
 use prometheus_parse::{Scrape, Value};
-use twheel::failure::Kind;
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT},
+    failure::Kind,
+    metrics::{Listener, Metrics, Server},
+    pins::Instance,
+    settings::Wanted,
+};
 use twheel_common::config::NAME_BYTES;
 use twheel_tests::{
     netns::{
@@ -357,6 +368,38 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
     let outside = SocketAddr::new(Family::V4.server(), watched.address.port());
     let refused = pair.client.enter(|| Ok(TcpStream::connect(outside)))?;
     assert!(refused.is_err());
+    Ok(())
+}
+
+#[test]
+fn an_instance_whose_stepper_has_failed_is_not_healthy() -> Result<()> {
+    require_root();
+    let clock = Clock::jiffies()?;
+    let load = Load::new(OBJECT, Wanted::default().config(clock)?, clock);
+    let name = format!("health-{}", std::process::id());
+    let instance = Instance::open(&[name])?;
+    let metrics = DataPlane::load(&load, &instance)
+        .and_then(|plane| Metrics::new(&plane, &instance.pins(), &[]));
+    let asked = metrics.and_then(|metrics| {
+        let metrics = Arc::new(metrics);
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into())?;
+        let address = listener.address();
+        let _server = Server::start(listener, metrics.clone())?;
+        let ask = |path: &str| {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            reply(TcpStream::connect(address)?, &request)
+        };
+        let before = (ask("/healthz")?, ask("/api/status")?);
+        metrics.failed();
+        Ok([before, (ask("/healthz")?, ask("/api/status")?)])
+    });
+    instance.remove()?;
+    let [before, after] = asked?;
+    assert_eq!((before.0.code, &*before.0.body), (200, "ok\n"));
+    assert!(before.1.body.contains("\"healthy\":true"));
+    assert_eq!(after.0.code, 503);
+    assert!(after.0.body.contains("a stepper has failed"));
+    assert!(after.1.body.contains("\"healthy\":false"));
     Ok(())
 }
 
@@ -786,27 +829,24 @@ fn what_strangers_say_is_no_markup() -> Result<()> {
     Ok(())
 }
 
-/// Passes connections on, but for those that ask for the status after the first.
-fn unreliable(listener: &TcpListener, host: &Namespace, to: SocketAddr) -> Result<()> {
-    let mut asked = 0;
-    loop {
-        let (mut caller, _) = listener.accept()?;
-        let mut request = [0; 4096];
-        let length = caller.read(&mut request)?;
-        let request = &request[..length];
-        if request.is_empty() {
-            return Ok(());
-        }
-        asked += u32::from(request.starts_with(b"GET /api/status"));
-        if asked > 1 {
-            continue;
-        }
-        let mut answers = connect_to(host, to)?;
-        answers.write_all(request)?;
-        let mut answer = Vec::new();
-        answers.read_to_end(&mut answer)?;
-        caller.write_all(&answer)?;
+/// Passes a request on, and its answer back; not if it asks for the status, which somebody did before.
+fn pass_on(
+    mut caller: TcpStream,
+    host: &Namespace,
+    to: SocketAddr,
+    asked: &AtomicU32,
+) -> Result<()> {
+    let mut request = [0; 4096];
+    let length = caller.read(&mut request)?;
+    let request = std::str::from_utf8(&request[..length])?;
+    if request.starts_with("GET /api/status") && asked.fetch_add(1, Ordering::Relaxed) > 0 {
+        return Ok(());
     }
+    let mut answer = Vec::new();
+    let mut answers = connect_to(host, to)?;
+    answers.write_all(request.as_bytes())?;
+    answers.read_to_end(&mut answer)?;
+    Ok(caller.write_all(&answer)?)
 }
 
 #[test]
@@ -815,21 +855,26 @@ fn the_page_says_when_the_connection_is_lost() -> Result<()> {
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &[])?;
     let _connections = connect(&pair, 2)?;
-    let listener = pair
-        .server
-        .enter(|| Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?))?;
+    let bind = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+    let listener = pair.server.enter(bind)?;
     let address = listener.local_addr()?;
     let (listener, host, to) = (&listener, &pair.server, watched.address);
+    let (asked, over) = (AtomicU32::new(0), AtomicBool::new(false));
+    let (asked, over) = (&asked, &over);
     let shown = thread::scope(|scope| {
-        let proxy = scope.spawn(move || unreliable(listener, host, to));
-        let shown = browse(&pair.server, address, 5, "lost.png");
-        // Ends it: a connection without a request.
-        let last = connect_to(&pair.server, address);
-        drop(last);
-        match proxy.join() {
-            Ok(result) => result.and(shown),
-            Err(_) => bail!("the proxy has panicked"),
-        }
+        scope.spawn(move || {
+            // A browser opens connections that it may never use.
+            while let Ok((caller, _)) = listener.accept() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                scope.spawn(move || pass_on(caller, host, to, asked));
+            }
+        });
+        let shown = browse(host, address, 5, "lost.png");
+        over.store(true, Ordering::Relaxed);
+        let _ = connect_to(host, address);
+        shown
     })?;
     ensure!(shown.contains("<body class=\"lost\">"), "{shown}");
     ensure!(
