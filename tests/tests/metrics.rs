@@ -229,7 +229,7 @@ impl Numbers {
 fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let watched = Watched::start(&pair.server, &["--timeout", "1s", "--tick", "50ms"])?;
+    let watched = Watched::start(&pair.server, &["--timeout", "2s", "--tick", "50ms"])?;
     let before = watched.scrape()?;
     assert_eq!(before.value("twheel_flows", &[]), 0.0);
     assert_eq!(before.sum("twheel_expired_flows_total"), 0.0);
@@ -291,7 +291,7 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
         10.0
     );
     let late = numbers.value("twheel_expiry_lateness_seconds_sum", &[]);
-    let idle: f64 = ended.iter().map(|it| it.idle.as_secs_f64() - 1.0).sum();
+    let idle: f64 = ended.iter().map(|it| it.idle.as_secs_f64() - 2.0).sum();
     // A timeout is rounded up to whole units of the clock, and has one more.
     assert!((0.0..=idle).contains(&late), "{late} s of {idle} s");
     assert!(idle - late < 10.0 * 0.021, "{late} s of {idle} s");
@@ -551,7 +551,7 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
     assert_eq!(watched.get("/healthz")?.code, 200);
     let waited = begun.elapsed();
     assert!(
-        (millis(9_000)..millis(13_000)).contains(&waited),
+        (millis(9_000)..millis(19_000)).contains(&waited),
         "{waited:?}"
     );
     Ok(())
