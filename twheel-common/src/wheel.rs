@@ -240,6 +240,11 @@ impl Occupancy {
         }
     }
 
+    fn has(&self, slot: u32) -> bool {
+        let word = (slot >> 6) as usize & 63;
+        self.words[word] & 1 << (slot & 63) != 0
+    }
+
     /// The first slot that is not empty from `from` on.
     #[inline(always)]
     fn first_from(&self, from: u32) -> Option<u32> {
@@ -379,6 +384,14 @@ impl Wheel {
             shift += geometry.bits;
         }
         None
+    }
+
+    /// The slots of a level that hold timers, in order; none of a level that the wheel does not have. For readers
+    /// of a copy, which may have been taken while it turned.
+    pub fn occupied(&self, geometry: Geometry, level: u32) -> impl Iterator<Item = u32> {
+        let slots = (level < geometry.levels).then_some(1u32 << geometry.bits);
+        let level = self.levels.get(level as usize);
+        (0..slots.unwrap_or(0)).filter(move |slot| level.is_some_and(|level| level.has(*slot)))
     }
 
     /// Notes that a slot is empty.

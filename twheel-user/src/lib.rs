@@ -16,6 +16,7 @@
 //! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
+//! | numbers for Prometheus, and the page | `metrics/`, `web/` |
 
 /// A line on standard error. Where nobody can read it any more it is lost: `eprintln!` would panic, and a run end half way.
 #[macro_export]
@@ -41,6 +42,7 @@ pub mod history;
 pub mod host;
 pub mod inspect;
 pub mod links;
+pub mod metrics;
 pub mod output;
 pub mod pins;
 pub mod plan;
