@@ -419,4 +419,30 @@ impl Wheel {
             self.elapsed = tick;
         }
     }
+
+    /// The slots of a level that hold timers, by their place in the level; none of a level that does not exist.
+    pub fn occupied(&self, geometry: Geometry, level: u32) -> impl Iterator<Item = u32> {
+        let level = self.levels[..geometry.levels as usize % (MAX_LEVELS + 1)].get(level as usize);
+        let words = level.map_or(&[][..], |level| &level.words[..]);
+        let words = (0..).step_by(64).zip(words.iter().copied());
+        words.flat_map(|(first, word)| {
+            (0..64)
+                .filter(move |bit| word >> bit & 1 != 0)
+                .map(move |bit| first + bit)
+        })
+    }
+
+    /// The tick at which a slot has its turn, by its index over all levels: as [`first`](Self::first) says of the
+    /// slot whose turn comes first.
+    pub fn turn(&self, geometry: Geometry, index: u32) -> u64 {
+        let slot = u64::from(index) & geometry.mask();
+        let shift = (index >> geometry.bits) * geometry.bits;
+        let now = self.elapsed >> shift;
+        // On the hand or behind it: a turn further.
+        let turn = match slot > now & geometry.mask() {
+            true => 0,
+            false => geometry.mask() + 1,
+        };
+        ((now & !geometry.mask()) + turn + slot) << shift
+    }
 }

@@ -248,3 +248,48 @@ fn the_largest_geometry_fits() {
     assert!(slot.index < geometry.slots());
     assert_eq!(slot.starts, geometry.range());
 }
+
+#[test]
+fn what_is_occupied_is_told_with_its_turn() {
+    let mut random = Random(7);
+    for geometry in GEOMETRIES {
+        for _ in 0..50 {
+            let start = random.below(1 << 40);
+            let mut lists = Lists::new(geometry, start);
+            let mut slots = BTreeMap::new();
+            for id in 0..100 {
+                let most = 1 << random.below(24);
+                let when = start + 1 + random.below(most);
+                let slot = lists.wheel.slot(geometry, when);
+                slots.insert(slot.index, slot.starts);
+                lists.start(id, when);
+            }
+            let occupied = |wheel: &Wheel| -> Vec<u32> {
+                let levels = 0..geometry.levels;
+                levels
+                    .flat_map(|level| {
+                        let slots = wheel.occupied(geometry, level);
+                        slots.map(move |slot| level << geometry.bits | slot)
+                    })
+                    .collect()
+            };
+            assert!(occupied(&lists.wheel).iter().eq(slots.keys()));
+            for (&index, &starts) in &slots {
+                assert_eq!(lists.wheel.turn(geometry, index), starts);
+            }
+            let (mut fired, mut tick) = (Vec::new(), start);
+            while let Some(first) = lists.wheel.first(geometry) {
+                let turns = occupied(&lists.wheel)
+                    .into_iter()
+                    .map(|index| lists.wheel.turn(geometry, index));
+                assert_eq!(turns.min(), Some(first.starts));
+                assert_eq!(lists.wheel.turn(geometry, first.index), first.starts);
+                tick = tick.max(first.starts);
+                lists.step(tick, &mut fired);
+            }
+            assert_eq!(fired.len(), 100);
+            assert!(occupied(&lists.wheel).is_empty());
+        }
+    }
+    assert_eq!(Wheel::default().occupied(Geometry::default(), 3).count(), 0);
+}

@@ -9,7 +9,7 @@
 //! | what may be asked for | `settings.rs` |
 //! | timeouts per service | `policy/` |
 //! | exit codes | `failure.rs` |
-//! | what a reader sees of an instance | `inspect.rs`, `flows.rs` |
+//! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
 //! | which flows are meant | `filter/` |
 //! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
@@ -33,3 +33,4 @@ pub mod policy;
 pub mod settings;
 pub mod stepper;
 pub mod timeouts;
+pub mod wheels;
