@@ -118,11 +118,11 @@ fn draw_rates(picture: &Picture, frame: &mut Frame, [labels, charts]: [Rect; 2])
 /// The lowest level of a CPU's wheel, and how many slots the others hold.
 fn wheel(wheels: &Wheels, turning: &Turning, width: u16) -> Line<'static> {
     let geometry = wheels.geometry;
-    let label = format!("cpu {:<3} ", turning.cpu);
+    let label = format!("cpu {:<3} [", turning.cpu);
     let held: Vec<_> = (0..geometry.levels)
         .map(|level| turning.wheel.occupied(geometry, level).count().to_string())
         .collect();
-    let text = format!("  slots {}  {}", held.join("/"), next(wheels, turning));
+    let text = format!("] slots {}  {}", held.join("/"), next(wheels, turning));
     // As wide in all lines, whatever their texts are.
     let width = usize::from(width).saturating_sub(label.len() + 40);
     let filled = turning.wheel.occupied(geometry, 0).map(|slot| (slot, 1));
