@@ -432,4 +432,18 @@ impl Wheel {
             self.elapsed = tick;
         }
     }
+
+    /// The tick at which a slot has its turn, by its index over all levels: as [`first`](Self::first) says of the
+    /// slot whose turn comes first.
+    pub fn turn(&self, geometry: Geometry, index: u32) -> u64 {
+        let slot = u64::from(index) & geometry.mask();
+        let shift = (index >> geometry.bits) * geometry.bits;
+        let now = self.elapsed >> shift;
+        // On the hand or behind it: a turn further.
+        let turn = match slot > now & geometry.mask() {
+            true => 0,
+            false => geometry.mask() + 1,
+        };
+        ((now & !geometry.mask()) + turn + slot) << shift
+    }
 }

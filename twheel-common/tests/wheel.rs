@@ -250,31 +250,54 @@ fn the_largest_geometry_fits() {
 }
 
 #[test]
-fn the_slots_that_are_occupied_are_those_that_hold_timers() {
-    let mut random = Random(11);
+fn what_is_occupied_is_told_with_its_turn() {
+    let mut random = Random(7);
     for geometry in GEOMETRIES {
-        let mut lists = Lists::new(geometry, random.below(1 << 40));
-        let reach = if geometry.scheme == Geometry::hashed(1).scheme {
-            4 * geometry.range()
-        } else {
-            geometry.range()
-        };
-        for id in 0..200 {
-            lists.start(id, lists.wheel.elapsed + 1 + random.below(reach));
-            if id % 50 == 0 {
-                lists.step(lists.wheel.elapsed + random.below(8), &mut Vec::new());
+        for _ in 0..10 {
+            let start = random.below(1 << 40);
+            let mut lists = Lists::new(geometry, start);
+            let mut slots = BTreeMap::new();
+            for id in 0..100 {
+                // A hashed wheel would go round for long.
+                let most = (1 << random.below(24)).min(4 * geometry.range());
+                let when = start + 1 + random.below(most);
+                let slot = lists.wheel.slot(geometry, when);
+                slots.insert(slot.index, slot.starts);
+                lists.start(id, when);
             }
+            let occupied = |wheel: &Wheel| -> Vec<u32> {
+                let levels = 0..geometry.levels;
+                levels
+                    .flat_map(|level| {
+                        let slots = wheel.occupied(geometry, level);
+                        slots.map(move |slot| level << geometry.bits | slot)
+                    })
+                    .collect()
+            };
+            assert!(occupied(&lists.wheel).iter().eq(slots.keys()));
+            for (&index, &starts) in &slots {
+                assert_eq!(lists.wheel.turn(geometry, index), starts);
+            }
+            let (mut fired, mut tick) = (Vec::new(), start);
+            while let Some(first) = lists.wheel.first(geometry) {
+                let turns = occupied(&lists.wheel)
+                    .into_iter()
+                    .map(|index| lists.wheel.turn(geometry, index));
+                assert_eq!(turns.min(), Some(first.starts));
+                assert_eq!(lists.wheel.turn(geometry, first.index), first.starts);
+                tick = tick.max(first.starts);
+                lists.step(tick, &mut fired);
+            }
+            assert_eq!(fired.len(), 100);
+            assert!(occupied(&lists.wheel).is_empty());
         }
-        let mut expected: Vec<_> = lists.slots.keys().copied().collect();
-        expected.sort();
-        let occupied: Vec<_> = (0..geometry.levels)
-            .flat_map(|level| {
-                let slots = lists.wheel.occupied(geometry, level);
-                slots.map(move |slot| level << geometry.bits | slot)
-            })
-            .collect();
-        assert_eq!(occupied, expected, "{geometry:?}");
-        assert_eq!(lists.wheel.occupied(geometry, geometry.levels).count(), 0);
-        assert_eq!(lists.wheel.occupied(geometry, u32::MAX).count(), 0);
+    }
+    for level in [3, 4, u32::MAX] {
+        assert_eq!(
+            Wheel::default()
+                .occupied(Geometry::default(), level)
+                .count(),
+            0
+        );
     }
 }

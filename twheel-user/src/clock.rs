@@ -63,6 +63,10 @@ impl Clock {
 
     /// The length of so many units.
     pub fn duration(&self, units: u64) -> Duration {
-        Duration::from_nanos_u128(self.unit.as_nanos().saturating_mul(u128::from(units)))
+        match u32::try_from(units) {
+            // A flow's times, of which there are many: without a division of 128 bits.
+            Ok(units) => self.unit.saturating_mul(units),
+            Err(_) => Duration::from_nanos_u128(self.unit.as_nanos().saturating_mul(units.into())),
+        }
     }
 }

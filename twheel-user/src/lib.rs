@@ -11,7 +11,7 @@
 //! | what a host lacks | `doctor.rs`, `host.rs`, `links.rs` |
 //! | bars on terminals | `progress.rs` |
 //! | exit codes | `failure.rs` |
-//! | what a reader sees of an instance | `inspect.rs`, `flows.rs` |
+//! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
 //! | which flows are meant | `filter/` |
 //! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
@@ -51,3 +51,4 @@ pub mod progress;
 pub mod settings;
 pub mod stepper;
 pub mod timeouts;
+pub mod wheels;

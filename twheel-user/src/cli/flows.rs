@@ -99,7 +99,7 @@ pub struct Choice {
 
 /// A flow in an order: ties are told apart by their place in the table, so that lists that follow one another agree.
 struct Ranked {
-    flow: flows::Flow,
+    index: u32,
     tracked: Tracked,
     key: Key,
     reverse: bool,
@@ -109,7 +109,7 @@ impl Ord for Ranked {
     fn cmp(&self, other: &Self) -> Ordering {
         let order = self.key.compare(&self.tracked, &other.tracked);
         let order = if self.reverse { order.reverse() } else { order };
-        order.then(self.flow.index.cmp(&other.flow.index))
+        order.then(self.index.cmp(&other.index))
     }
 }
 
@@ -136,33 +136,59 @@ impl Choice {
         mut then: impl FnMut(&Tracked) -> Result<()>,
     ) -> Result<()> {
         let now = reader.now()?;
-        let passing = reader.flows(now).filter(|(_, tracked)| {
-            filter.matches(&Subject::tracked(tracked, reader.rule(tracked.flow.rule)))
-        });
-        let Some(key) = self.sort else {
-            for (_, tracked) in passing.take(self.limit) {
-                then(&tracked)?;
+        match self.sort {
+            Some(key) => {
+                let (first, _) = self.first(key, reader, filter, now);
+                first.iter().try_for_each(then)
             }
-            return Ok(());
-        };
+            None => passing(reader, filter, now)
+                .take(self.limit)
+                .try_for_each(|(_, tracked)| then(&tracked)),
+        }
+    }
+
+    /// The flows that come first by a key, in order, and how many pass the filter.
+    pub fn first(
+        &self,
+        key: Key,
+        reader: &Reader,
+        filter: &Filter,
+        now: u32,
+    ) -> (Vec<Tracked>, u64) {
+        let mut count = 0;
         // The last of those chosen is on top.
         let mut chosen = BinaryHeap::new();
-        for (flow, tracked) in passing {
-            chosen.push(Ranked {
-                flow,
+        for (flow, tracked) in passing(reader, filter, now) {
+            count += 1;
+            let ranked = Ranked {
+                index: flow.index,
                 tracked,
                 key,
                 reverse: self.reverse,
-            });
-            if chosen.len() > self.limit {
-                chosen.pop();
+            };
+            if chosen.len() < self.limit {
+                chosen.push(ranked);
+            } else if let Some(mut last) = chosen.peek_mut()
+                && ranked < *last
+            {
+                *last = ranked;
             }
         }
-        for ranked in chosen.into_sorted_vec() {
-            then(&ranked.tracked)?;
-        }
-        Ok(())
+        let chosen = chosen.into_sorted_vec();
+        (chosen.into_iter().map(|it| it.tracked).collect(), count)
     }
+}
+
+/// The flows that pass a filter.
+fn passing(
+    reader: &Reader,
+    filter: &Filter,
+    now: u32,
+) -> impl Iterator<Item = (flows::Flow, Tracked)> {
+    reader.flows(now).filter(|(_, tracked)| {
+        filter.is_empty()
+            || filter.matches(&Subject::tracked(tracked, reader.rule(tracked.flow.rule)))
+    })
 }
 
 impl Flows {

@@ -14,10 +14,11 @@ mod run;
 mod select;
 mod stats;
 mod talkers;
+mod top;
+mod wheel;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
-use twheel_common::wheel;
 
 /// Watches the flows of network interfaces from inside the kernel and says when one has expired.
 #[derive(Parser)]
@@ -34,6 +35,8 @@ enum Command {
     Expired(expired::Expired),
     Stats(stats::Stats),
     Talkers(talkers::Talkers),
+    Top(top::Top),
+    Wheel(wheel::Wheel),
     Delete(delete::Delete),
     Flush(flush::Flush),
     Detach(detach::Detach),
@@ -63,6 +66,8 @@ impl Cli {
             Command::Expired(expired) => expired.execute(),
             Command::Stats(stats) => stats.execute(),
             Command::Talkers(talkers) => talkers.execute(),
+            Command::Top(top) => top.execute(),
+            Command::Wheel(wheel) => wheel.execute(),
             Command::Delete(delete) => delete.execute(),
             Command::Flush(flush) => flush.execute(),
             Command::Detach(detach) => detach.execute(),
@@ -75,7 +80,7 @@ impl Cli {
     }
 }
 
-/// [`wheel::Scheme`](twheel_common::wheel::Scheme), as an argument.
+/// [`Scheme`](twheel_common::wheel::Scheme), as an argument.
 #[derive(Clone, Copy, ValueEnum)]
 enum Scheme {
     /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
@@ -86,7 +91,7 @@ enum Scheme {
     Hierarchical,
 }
 
-impl From<Scheme> for wheel::Scheme {
+impl From<Scheme> for twheel_common::wheel::Scheme {
     fn from(scheme: Scheme) -> Self {
         match scheme {
             Scheme::Simple => Self::Simple,

@@ -43,16 +43,26 @@ pub struct Which {
 impl Which {
     /// The filter, as the flows of an instance can be asked.
     pub fn of(&self, reader: &Reader) -> Result<Filter> {
-        self.filter(Known {
-            ended: false,
-            accounting: reader.table().has_accounts(),
-            rto: reader.table().has_timers(),
-        })
+        self.filter(known(reader))
     }
 
     /// The filter.
     pub fn filter(&self, known: Known) -> Result<Filter> {
-        Filter::parse(&self.filter.join(" "), known)
+        Filter::parse(&self.text(), known)
+    }
+
+    /// The same, as it was given.
+    pub fn text(&self) -> String {
+        self.filter.join(" ")
+    }
+}
+
+/// What is known of the flows of an instance.
+pub fn known(reader: &Reader) -> Known {
+    Known {
+        ended: false,
+        accounting: reader.table().has_accounts(),
+        rto: reader.table().has_timers(),
     }
 }
 

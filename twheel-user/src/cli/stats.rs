@@ -53,14 +53,16 @@ struct Line<'a> {
 }
 
 /// What was counted at one moment.
-struct Look {
+pub(super) struct Look {
     at: Instant,
     cpus: Vec<Counters>,
-    sum: Counters,
+    /// Of all CPUs.
+    pub sum: Counters,
 }
 
 impl Look {
-    fn at(reader: &Reader) -> Result<Self> {
+    /// Now.
+    pub fn at(reader: &Reader) -> Result<Self> {
         let cpus = reader.counters()?;
         let mut sum = Counters::default();
         cpus.iter().for_each(|cpu| sum.add(cpu));
@@ -72,7 +74,7 @@ impl Look {
     }
 
     /// How often a second since an earlier look.
-    fn rate(&self, earlier: &Self, counter: Counter) -> f64 {
+    pub fn rate(&self, earlier: &Self, counter: Counter) -> f64 {
         let more = self
             .sum
             .get(counter)

@@ -1,0 +1,414 @@
+//! `twheel top`: what happens, and what it changes. What it looks like is in `view.rs`.
+
+mod view;
+
+use std::{
+    collections::VecDeque,
+    io::{self, IsTerminal},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use nix::sys::signal::{SigSet, Signal};
+use ratatui::{
+    DefaultTerminal,
+    crossterm::{
+        cursor,
+        event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
+        execute, terminal,
+    },
+};
+use twheel_common::counter::Counter;
+
+use super::{
+    flows::{Choice, Key},
+    select::{Select, Which, known},
+    stats,
+};
+use crate::{
+    failure::{Failure, Kind, exit_code},
+    filter::Filter,
+    inspect::{Reader, Tracked},
+    wheels::Wheels,
+};
+
+/// Watch flows, rates and the wheels on a terminal
+///
+/// Keys: / edits the filter as you type (Enter keeps it, Esc takes it back), s and S choose the next and the last sort
+/// key, r turns the order round, arrows, PgUp, PgDn, Home and End scroll, p pauses, q, Esc or Ctrl-C quit.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel top
+  twheel top --sort idle 'state == established and dport == 443'
+  twheel top --iface eth0 --interval 5s")]
+pub struct Top {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    select: Select,
+    /// How long between two looks
+    #[arg(long, value_parser = interval, default_value = "1s")]
+    interval: Duration,
+    /// In this order
+    #[arg(long, value_enum, value_name = "KEY", default_value = "expires")]
+    sort: Key,
+    /// The other way round
+    #[arg(long)]
+    reverse: bool,
+}
+
+/// Looking is not for nothing.
+fn interval(text: &str) -> Result<Duration, String> {
+    const LEAST: Duration = Duration::from_millis(100);
+    match humantime::parse_duration(text) {
+        Ok(interval) if interval < LEAST => Err("at least 100ms".to_owned()),
+        Ok(interval) => Ok(interval),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What the program waits for.
+enum Happens {
+    Event(Event),
+    /// A signal, or the terminal is gone.
+    Stop,
+}
+
+/// The terminal, while it is ours; as it was before when this is dropped. (In a panic, ratatui's hook sees to it.)
+struct Screen(DefaultTerminal);
+
+impl Screen {
+    fn open() -> Result<Self> {
+        let opened = ratatui::try_init().map(Self);
+        opened
+            .inspect_err(|_| ratatui::restore())
+            .context("cannot draw on this terminal")
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Nobody to tell, if it is gone.
+        let _ = ratatui::try_restore();
+        let _ = execute!(io::stdout(), cursor::Show);
+    }
+}
+
+impl Top {
+    pub(super) fn execute(self) -> Result<()> {
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+            return Err(Failure::new(
+                Kind::Usage,
+                "top needs a terminal: where there is none, use `twheel flows` or `twheel stats --watch --json`",
+            )
+            .into());
+        }
+        let reader = self.select.open()?;
+        let mut app = App {
+            filter: self.which.of(&reader)?,
+            text: self.which.text(),
+            before: None,
+            wrong: None,
+            key: self.sort,
+            reverse: self.reverse,
+            skip: 0,
+            height: terminal::size()
+                .context("cannot tell the size of this terminal")?
+                .1,
+            paused: false,
+            gone: None,
+            stale: false,
+            picture: Picture::of(reader)?,
+        };
+
+        let (happens, inbox) = mpsc::channel();
+        // Before there are other threads: they are to leave signals to the one that waits for them.
+        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+        signals.thread_block().context("cannot wait for signals")?;
+        let stop = happens.clone();
+        thread::spawn(move || {
+            let _ = signals.wait();
+            let _ = stop.send(Happens::Stop);
+        });
+        let mut screen = Screen::open()?;
+        thread::spawn(move || {
+            loop {
+                let happened = event::read().map_or(Happens::Stop, Happens::Event);
+                let ends = matches!(happened, Happens::Stop);
+                if happens.send(happened).is_err() || ends {
+                    return;
+                }
+            }
+        });
+        app.run(&mut screen.0, &inbox, &self.select, self.interval)
+    }
+}
+
+/// What is shown, and how.
+struct App {
+    /// What the filter is, or is becoming.
+    text: String,
+    /// The last one that was any.
+    filter: Filter,
+    /// While it is edited: what it was before.
+    before: Option<String>,
+    /// Why `text` is no filter.
+    wrong: Option<String>,
+    key: Key,
+    reverse: bool,
+    /// Flows that are scrolled past.
+    skip: usize,
+    /// Lines of the terminal.
+    height: u16,
+    paused: bool,
+    /// Why nothing new comes.
+    gone: Option<String>,
+    /// Other flows are wanted than are shown.
+    stale: bool,
+    picture: Picture,
+}
+
+/// An instance at one moment, and how it came there.
+struct Picture {
+    reader: Reader,
+    interfaces: String,
+    has_loader: bool,
+    look: stats::Look,
+    rates: Option<Rates>,
+    /// Of the last looks, latest first.
+    history: VecDeque<Rates>,
+    wheels: Wheels,
+    /// Those to be shown, in order; and those before them.
+    flows: Vec<Tracked>,
+    /// How many pass the filter.
+    passing: u64,
+}
+
+/// What happens in a second.
+#[derive(Clone, Copy)]
+struct Rates {
+    created: f64,
+    expired: f64,
+    evicted: f64,
+    deleted: f64,
+    packets: f64,
+}
+
+impl Picture {
+    fn of(reader: Reader) -> Result<Self> {
+        let now = reader.now()?;
+        Ok(Self {
+            interfaces: reader.pins().interfaces()?.join(", "),
+            has_loader: reader.pins().has_loader()?,
+            look: stats::Look::at(&reader)?,
+            rates: None,
+            history: VecDeque::new(),
+            wheels: Wheels::read(&reader, now)?,
+            flows: Vec::new(),
+            passing: 0,
+            reader,
+        })
+    }
+
+    /// A picture that follows this one.
+    fn next(&mut self, reader: Reader) -> Result<()> {
+        /// Wider than terminals are.
+        const HISTORY: usize = 1024;
+        let mut next = Self::of(reader)?;
+        let rate = |counter| next.look.rate(&self.look, counter);
+        let rates = Rates {
+            created: rate(Counter::Created),
+            expired: rate(Counter::Expired),
+            evicted: rate(Counter::Evicted),
+            deleted: rate(Counter::Deleted),
+            packets: rate(Counter::Touched) + rate(Counter::Created),
+        };
+        next.history = std::mem::take(&mut self.history);
+        next.history.push_front(rates);
+        next.history.truncate(HISTORY);
+        next.rates = Some(rates);
+        *self = next;
+        Ok(())
+    }
+}
+
+impl App {
+    fn run(
+        &mut self,
+        terminal: &mut DefaultTerminal,
+        inbox: &mpsc::Receiver<Happens>,
+        select: &Select,
+        interval: Duration,
+    ) -> Result<()> {
+        self.choose()?;
+        let mut due = Instant::now() + interval;
+        loop {
+            terminal
+                .draw(|frame| view::draw(self, frame))
+                .context("cannot draw")?;
+            let mut happened = match inbox.recv_timeout(due - Instant::now()) {
+                Ok(happens) => Some(happens),
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+            // All that was typed meanwhile: each look takes its time.
+            while let Some(happens) = happened {
+                if self.handle(happens) {
+                    return Ok(());
+                }
+                happened = inbox.try_recv().ok();
+            }
+            if Instant::now() >= due {
+                due = Instant::now() + interval;
+                if !self.paused {
+                    self.refresh(select)?;
+                }
+            }
+            if self.stale {
+                self.choose()?;
+            }
+        }
+    }
+
+    /// Looks at the instance, which may be another by now.
+    fn refresh(&mut self, select: &Select) -> Result<()> {
+        match Reader::open(select.interface()) {
+            Ok(reader) => {
+                self.picture.next(reader)?;
+                self.gone = None;
+                self.stale = true;
+            }
+            Err(error) if exit_code(&error) == Kind::Pins as u8 => {
+                self.gone = Some(format!("{error:#}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Chooses the flows that are shown.
+    fn choose(&mut self) -> Result<()> {
+        let choice = Choice {
+            sort: Some(self.key),
+            reverse: self.reverse,
+            limit: self.skip + usize::from(self.height),
+        };
+        let picture = &mut self.picture;
+        let now = picture.reader.now()?;
+        (picture.flows, picture.passing) =
+            choice.first(self.key, &picture.reader, &self.filter, now);
+        self.stale = false;
+        Ok(())
+    }
+
+    /// Whether that is the end.
+    fn handle(&mut self, happens: Happens) -> bool {
+        match happens {
+            Happens::Stop => return true,
+            Happens::Event(Event::Resize(_, height)) => {
+                self.height = height;
+                self.stale = true;
+            }
+            Happens::Event(Event::Key(key)) if key.kind != KeyEventKind::Release => {
+                return self.key(key);
+            }
+            Happens::Event(_) => {}
+        }
+        false
+    }
+
+    fn key(&mut self, key: KeyEvent) -> bool {
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        if control && key.code == KeyCode::Char('c') {
+            return true;
+        }
+        if self.before.is_some() {
+            self.edit(key.code, control);
+            return false;
+        }
+        let page = usize::from(self.height / 2);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return true,
+            KeyCode::Char('/') => self.before = Some(self.text.clone()),
+            KeyCode::Char('s') => self.sort(1),
+            KeyCode::Char('S') => self.sort(-1),
+            KeyCode::Char('r') => {
+                self.reverse = !self.reverse;
+                self.stale = true;
+            }
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Up => self.scroll(self.skip.saturating_sub(1)),
+            KeyCode::Down => self.scroll(self.skip + 1),
+            KeyCode::PageUp => self.scroll(self.skip.saturating_sub(page)),
+            KeyCode::PageDown => self.scroll(self.skip + page),
+            KeyCode::Home => self.scroll(0),
+            KeyCode::End => self.scroll(usize::MAX),
+            _ => {}
+        }
+        false
+    }
+
+    /// Scrolls past so many flows, if there are more.
+    fn scroll(&mut self, skip: usize) {
+        /// Whoever looks for a flow further behind has a filter and the other order: they are all held.
+        const MOST: usize = 10_000;
+        let last = usize::try_from(self.picture.passing).unwrap_or(MOST);
+        self.skip = skip.min(last.saturating_sub(1)).min(MOST);
+        self.stale = true;
+    }
+
+    /// Chooses the key that stands so many behind in the list of those of which anything is known here.
+    fn sort(&mut self, by: isize) {
+        let known = known(&self.picture.reader);
+        let keys: Vec<_> = Key::value_variants()
+            .iter()
+            .filter(|key| match key {
+                Key::Packets | Key::Bytes => known.accounting,
+                Key::Rtt => known.rto,
+                _ => true,
+            })
+            .collect();
+        let at = keys.iter().position(|key| **key == self.key).unwrap_or(0);
+        let next = (at as isize + by).rem_euclid(keys.len() as isize);
+        self.key = *keys[next as usize];
+        self.stale = true;
+    }
+
+    fn edit(&mut self, code: KeyCode, control: bool) {
+        /// More than anybody types.
+        const LONGEST: usize = 1000;
+        match code {
+            // What is no filter is not kept.
+            KeyCode::Enter if self.wrong.is_none() => {
+                self.before = None;
+                return;
+            }
+            KeyCode::Esc => self.text = self.before.take().unwrap_or_default(),
+            KeyCode::Backspace => {
+                self.text.pop();
+            }
+            KeyCode::Char('u') if control => self.text.clear(),
+            KeyCode::Char(character) if !control && self.text.len() < LONGEST => {
+                self.text.push(character);
+            }
+            _ => return,
+        }
+        match Filter::parse(&self.text, known(&self.picture.reader)) {
+            Ok(filter) => {
+                self.filter = filter;
+                self.wrong = None;
+                self.skip = 0;
+                self.stale = true;
+            }
+            Err(error) => {
+                // The lines below that show where: here it stands just above.
+                let sentence = error.to_string();
+                self.wrong = sentence.lines().next().map(str::to_owned);
+            }
+        }
+    }
+}

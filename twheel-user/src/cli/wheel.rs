@@ -1,0 +1,196 @@
+//! `twheel wheel`
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use anyhow::Result;
+use clap::Args;
+use ratatui::crossterm::terminal;
+use serde::Serialize;
+use twheel_common::wheel::Scheme;
+
+use super::select::{Select, while_read};
+use crate::{
+    inspect::Reader,
+    output::table::short,
+    wheels::{Counted, Due, Turning, Wheels, cell, draw},
+};
+
+/// Draw the wheels: what stands where, the hands, and what falls due when
+///
+/// Each level is a row of cells, the fuller the higher; the mark below is where the hand stands. A flow stands where
+/// it will be looked at next; the table at the end counts the deadlines that flows have by their latest packets.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel wheel
+  twheel wheel --iface eth0 --json | jq 'select(.kind == \"slot\" and .starts_in_ms < 1000)'")]
+pub struct Wheel {
+    #[command(flatten)]
+    select: Select,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Line<'a> {
+    Wheel {
+        cpu: u32,
+        scheme: &'a str,
+        levels: u32,
+        slots: u32,
+        tick_ms: f64,
+        elapsed: u64,
+        next_in_ms: Option<i64>,
+        sleeps: bool,
+        flows: u64,
+        handed_out: u32,
+    },
+    Slot {
+        cpu: u32,
+        level: u32,
+        slot: u32,
+        flows: u32,
+        starts_in_ms: i64,
+    },
+    Due {
+        within_ms: Option<u64>,
+        flows: u64,
+    },
+}
+
+impl Wheel {
+    pub(super) fn execute(self) -> Result<()> {
+        let reader = self.select.open()?;
+        let now = reader.now()?;
+        let wheels = Wheels::read(&reader, now)?;
+        let counted = wheels.count(&reader)?;
+        let due = Due::of(reader.flows(now).map(|(_, tracked)| tracked.expires));
+        while_read(|out| match self.json {
+            true => write_json(&wheels, &counted, due, out),
+            false => write_text(&reader, &wheels, &counted, due, out),
+        })
+    }
+}
+
+fn scheme(wheels: &Wheels) -> &'static str {
+    Scheme::from_raw(wheels.geometry.scheme).map_or("unknown", Scheme::name)
+}
+
+fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Write) -> Result<()> {
+    let mut write = |line: Line<'_>| -> Result<()> {
+        serde_json::to_writer(&mut *out, &line)?;
+        Ok(writeln!(out)?)
+    };
+    for (turning, counted) in wheels.wheels.iter().zip(counted) {
+        let cpu = turning.cpu;
+        write(Line::Wheel {
+            cpu,
+            scheme: scheme(wheels),
+            levels: wheels.geometry.levels,
+            slots: wheels.slots(),
+            tick_ms: wheels.tick().as_secs_f64() * 1000.0,
+            elapsed: turning.wheel.elapsed,
+            next_in_ms: wheels.next(turning),
+            sleeps: turning.sleeps(),
+            flows: counted.flows(),
+            handed_out: counted.handed_out,
+        })?;
+        for slot in &counted.slots {
+            write(Line::Slot {
+                cpu,
+                level: slot.level,
+                slot: slot.slot,
+                flows: slot.flows,
+                starts_in_ms: wheels.until(turning, slot.turn),
+            })?;
+        }
+    }
+    for (_, bound, flows) in due.each() {
+        write(Line::Due {
+            within_ms: bound.map(|bound| bound.as_millis() as u64),
+            flows,
+        })?;
+    }
+    Ok(())
+}
+
+fn write_text(
+    reader: &Reader,
+    wheels: &Wheels,
+    counted: &[Counted],
+    due: Due,
+    out: &mut dyn Write,
+) -> Result<()> {
+    const CELLS: usize = 128;
+    let width = match terminal::size() {
+        Ok((columns, _)) if io::stdout().is_terminal() => columns.into(),
+        _ => CELLS,
+    };
+    writeln!(
+        out,
+        "{} flows on {} wheels of {} x {} slots ({}), tick {}; {}",
+        counted.iter().map(Counted::flows).sum::<u64>(),
+        counted.len(),
+        wheels.geometry.levels,
+        wheels.slots(),
+        scheme(wheels),
+        span(wheels.tick()),
+        if reader.pins().has_loader()? {
+            "a loader is running"
+        } else {
+            "no loader is running: they stand still"
+        }
+    )?;
+    for (turning, counted) in wheels.wheels.iter().zip(counted) {
+        write!(out, "\nCPU {}: {} flows", turning.cpu, counted.flows())?;
+        if counted.handed_out > 0 {
+            write!(out, ", {} of them await their visit", counted.handed_out)?;
+        }
+        writeln!(out, "; {}", next(wheels, turning))?;
+        for level in 0..wheels.geometry.levels {
+            let slots = counted.slots.iter().filter(|slot| slot.level == level);
+            let filled = slots.map(|slot| (slot.slot, slot.flows));
+            let (used, flows) = filled.clone().fold((0, 0u64), |(used, sum), (_, flows)| {
+                (used + 1, sum + u64::from(flows))
+            });
+            writeln!(
+                out,
+                "level {level}: {flows} flows in {used} slots; a slot is {}, a round {}",
+                span(wheels.span(level)),
+                span(wheels.span(level) * wheels.slots())
+            )?;
+            let cells: String = draw(wheels.slots(), filled, width).into_iter().collect();
+            writeln!(out, "{}", cells.trim_end())?;
+            let hand = cell(wheels.slots(), wheels.hand(turning, level), width);
+            writeln!(out, "{:hand$}^", "")?;
+        }
+    }
+    writeln!(out, "\n{:<10} {:>10}", "DUE WITHIN", "FLOWS")?;
+    for (name, _, flows) in due.each() {
+        writeln!(out, "{name:<10} {flows:>10}")?;
+    }
+    Ok(())
+}
+
+/// When a wheel has its next turn.
+pub(super) fn next(wheels: &Wheels, turning: &Turning) -> String {
+    let short = |milliseconds: i64| short(Duration::from_millis(milliseconds.unsigned_abs()));
+    match wheels.next(turning) {
+        None => "sleeps".to_owned(),
+        Some(overdue @ ..0) => format!("next turn overdue by {}", short(overdue)),
+        Some(next) => format!("next turn in {}", short(next)),
+    }
+}
+
+/// What slots span: in milliseconds, too.
+fn span(duration: Duration) -> String {
+    match duration.as_millis() {
+        milliseconds @ ..1000 => format!("{milliseconds}ms"),
+        _ => short(duration),
+    }
+}

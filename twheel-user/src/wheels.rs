@@ -1,0 +1,276 @@
+//! The wheels of an instance as a reader sees them: how far they have turned, and what stands where.
+//!
+//! They turn while they are looked at. A wheel is copied by one system call; the lists of its slots are followed
+//! through the flows, which come, go and move meanwhile: a count is exact where nothing moves, and near it elsewhere.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use aya::maps::{Map, PerCpuArray};
+use twheel_common::wheel::{Geometry, Link, NEVER, Wheel};
+
+use crate::{clock::Clock, inspect::Reader};
+
+/// The wheels of all CPUs, as they were at one moment.
+pub struct Wheels {
+    /// Those that have turned or hold flows, by CPU.
+    pub wheels: Vec<Turning>,
+    /// Shape of each.
+    pub geometry: Geometry,
+    /// Clock units in a tick.
+    tick: u32,
+    clock: Clock,
+    /// Low 32 bits of the clock, units.
+    now: u32,
+}
+
+/// A CPU's wheel.
+pub struct Turning {
+    /// The CPU.
+    pub cpu: u32,
+    /// Hand and occupancy.
+    pub wheel: Wheel,
+}
+
+/// Flows of a wheel, counted.
+#[derive(Clone, Default)]
+pub struct Counted {
+    /// Of its slots that are not empty, by level and slot.
+    pub slots: Vec<Slot>,
+    /// Flows that were handed out and await their visit.
+    pub handed_out: u32,
+}
+
+/// A slot that is not empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// Its level.
+    pub level: u32,
+    /// Its place in the level.
+    pub slot: u32,
+    /// Flows in it.
+    pub flows: u32,
+    /// The tick at which it is handed out.
+    pub turn: u64,
+}
+
+impl Counted {
+    /// Flows on the wheel.
+    pub fn flows(&self) -> u64 {
+        let slots = self.slots.iter().map(|slot| u64::from(slot.flows));
+        slots.sum::<u64>() + u64::from(self.handed_out)
+    }
+}
+
+impl Turning {
+    /// Whether whoever steps it waits to be called.
+    pub fn sleeps(&self) -> bool {
+        self.wheel.wake == NEVER
+    }
+}
+
+impl Wheels {
+    /// Reads them; `now` as [`Reader::now`] has told it.
+    pub fn read(reader: &Reader, now: u32) -> Result<Self> {
+        let map = Map::PerCpuArray(reader.pins().map("WHEEL")?);
+        let wheels = PerCpuArray::<_, Wheel>::try_from(map)?;
+        let wheels = wheels.get(&0, 0).context("cannot read WHEEL")?;
+        let geometry = reader.meta().geometry;
+        let wheels = (0..).zip(wheels.iter());
+        Ok(Self {
+            // A CPU that a host may have but has not has a wheel that has never turned.
+            wheels: wheels
+                .filter(|(_, wheel)| wheel.elapsed > 0 || wheel.first(geometry).is_some())
+                .map(|(cpu, &wheel)| Turning { cpu, wheel })
+                .collect(),
+            geometry,
+            tick: reader.meta().tick,
+            clock: reader.clock(),
+            now,
+        })
+    }
+
+    /// The time, units. The hand tells its upper bits, if it does not lie back by months.
+    fn now(&self, turning: &Turning) -> i128 {
+        let elapsed = i128::from(turning.wheel.elapsed) * i128::from(self.tick);
+        elapsed + i128::from(self.now.wrapping_sub(elapsed as u32) as i32)
+    }
+
+    /// Milliseconds until a tick of a wheel begins; below zero if it is overdue.
+    pub fn until(&self, turning: &Turning, tick: u64) -> i64 {
+        let units = i128::from(tick) * i128::from(self.tick) - self.now(turning);
+        (units * self.clock.unit().as_nanos() as i128 / 1_000_000) as i64
+    }
+
+    /// Milliseconds until the next slot has its turn, likewise; `None` if the wheel is empty.
+    pub fn next(&self, turning: &Turning) -> Option<i64> {
+        let first = turning.wheel.first(self.geometry)?;
+        Some(self.until(turning, first.starts))
+    }
+
+    /// A tick.
+    pub fn tick(&self) -> Duration {
+        self.clock.duration(self.tick.into())
+    }
+
+    /// What a slot of a level spans.
+    pub fn span(&self, level: u32) -> Duration {
+        let units = u64::from(self.tick) << (level * self.geometry.bits);
+        self.clock.duration(units)
+    }
+
+    /// Slots of a level.
+    pub fn slots(&self) -> u32 {
+        1 << self.geometry.bits
+    }
+
+    /// The slot of a level on which the hand stands, and over empty slots it moves with time: its driver moves it when
+    /// there is something to hand out.
+    pub fn hand(&self, turning: &Turning, level: u32) -> u32 {
+        let tick = self.now(turning) / i128::from(self.tick.max(1));
+        let first = turning.wheel.first(self.geometry);
+        let most = first.map_or(tick, |first| tick.min(i128::from(first.starts) - 1));
+        let tick = most.max(turning.wheel.elapsed.into()) as u64;
+        (tick >> (level * self.geometry.bits)) as u32 & (self.slots() - 1)
+    }
+
+    /// Counts the flows of each wheel, in the order of `wheels`.
+    pub fn count(&self, reader: &Reader) -> Result<Vec<Counted>> {
+        let geometry = self.geometry;
+        let map = Map::PerCpuArray(reader.pins().map("SLOTS")?);
+        let heads = PerCpuArray::<_, Link>::try_from(map)?;
+        // One system call tells the heads of all CPUs.
+        let mut wanted: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (place, turning) in self.wheels.iter().enumerate() {
+            for level in 0..geometry.levels {
+                for slot in turning.wheel.occupied(geometry, level) {
+                    let index = level << geometry.bits | slot;
+                    wanted.entry(index).or_default().push(place);
+                }
+            }
+        }
+        wanted.insert(geometry.slots(), (0..self.wheels.len()).collect());
+        let mut counted = vec![Counted::default(); self.wheels.len()];
+        // A list that changes while it is followed may lead in a circle.
+        let mut left = vec![reader.table().records(); self.wheels.len()];
+        for (index, places) in wanted {
+            let heads = heads.get(&index, 0).context("cannot read SLOTS")?;
+            for place in places {
+                let turning = &self.wheels[place];
+                let head = heads.get(turning.cpu as usize).copied();
+                let flows = length(
+                    reader,
+                    head.unwrap_or_default(),
+                    turning.cpu,
+                    &mut left[place],
+                );
+                if index == geometry.slots() {
+                    counted[place].handed_out = flows;
+                } else if flows > 0 {
+                    counted[place].slots.push(Slot {
+                        level: index >> geometry.bits,
+                        slot: index & (self.slots() - 1),
+                        flows,
+                        turn: turning.wheel.turn(geometry, index),
+                    });
+                }
+            }
+        }
+        Ok(counted)
+    }
+}
+
+/// Flows of a list of a CPU: up to its end, or to what is no flow of this CPU by now, or as many as are `left`.
+fn length(reader: &Reader, head: Link, cpu: u32, left: &mut u32) -> u32 {
+    let mut flows = 0;
+    let mut link = head;
+    while let Some(index) = link.as_flow()
+        && *left > 0
+        && let Some(next) = reader.table().next(index, cpu)
+    {
+        flows += 1;
+        *left -= 1;
+        link = next;
+    }
+    flows
+}
+
+/// When flows are due, counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Due([u64; Due::BOUNDS.len() + 1]);
+
+impl Due {
+    /// Bounds, and their names.
+    const BOUNDS: [(Duration, &str); 6] = [
+        (Duration::from_secs(1), "1s"),
+        (Duration::from_secs(10), "10s"),
+        (Duration::from_secs(60), "1m"),
+        (Duration::from_secs(600), "10m"),
+        (Duration::from_secs(3600), "1h"),
+        (Duration::from_secs(86_400), "1d"),
+    ];
+
+    /// Of flows with so long left.
+    pub fn of(left: impl Iterator<Item = Duration>) -> Self {
+        let mut due = Self::default();
+        for left in left {
+            due.0[Self::BOUNDS.partition_point(|(bound, _)| *bound < left)] += 1;
+        }
+        due
+    }
+
+    /// A name, a bound, and the flows that are due within it and not within the one before; the last has no bound.
+    pub fn each(&self) -> impl Iterator<Item = (&'static str, Option<Duration>, u64)> {
+        let bounds = Self::BOUNDS.map(|(bound, name)| (name, Some(bound)));
+        let bounds = bounds.into_iter().chain([("later", None)]);
+        bounds
+            .zip(self.0)
+            .map(|((name, bound), flows)| (name, bound, flows))
+    }
+}
+
+/// What fills slots of a level, drawn in `width` cells at most: each stands for the same number of slots, and its height
+/// for what is in them, the fullest cell being full.
+pub fn draw(slots: u32, filled: impl Iterator<Item = (u32, u32)>, width: usize) -> Vec<char> {
+    const GLYPHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let mut cells = vec![0u64; cell(slots, slots - 1, width) + 1];
+    for (slot, flows) in filled {
+        cells[cell(slots, slot, width)] += u64::from(flows);
+    }
+    let most = cells.iter().copied().max().unwrap_or(0).max(1);
+    let glyph = |flows: u64| GLYPHS[(flows * 8).div_ceil(most) as usize];
+    cells.into_iter().map(glyph).collect()
+}
+
+/// The cell in which [`draw`] has a slot.
+pub fn cell(slots: u32, slot: u32, width: usize) -> usize {
+    let width = u32::try_from(width).unwrap_or(u32::MAX).max(1);
+    (slot / slots.div_ceil(width).next_power_of_two()) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_fits_its_width() {
+        let drawn = |filled: &[(u32, u32)], width| -> String {
+            draw(8, filled.iter().copied(), width).into_iter().collect()
+        };
+        assert_eq!(drawn(&[(0, 8), (1, 4), (7, 1)], 100), "█▄     ▁");
+        assert_eq!(drawn(&[(0, 8), (1, 4), (7, 1)], 8), "█▄     ▁");
+        assert_eq!(drawn(&[(0, 8), (1, 4), (7, 12)], 7), "█  █");
+        assert_eq!(drawn(&[(0, 1000), (7, 1)], 8), "█      ▁");
+        assert_eq!(drawn(&[(3, 1)], 0), "█");
+        assert_eq!(drawn(&[], 8), "        ");
+    }
+
+    #[test]
+    fn what_is_due_stands_at_its_bound() {
+        let left = [0, 1000, 1001, 86_400_000, 86_400_001].map(Duration::from_millis);
+        let due = Due::of(left.into_iter());
+        let flows: Vec<_> = due.each().map(|(_, _, flows)| flows).collect();
+        assert_eq!(flows, [2, 1, 0, 0, 0, 1, 1]);
+        assert_eq!(due.each().last().unwrap().0, "later");
+    }
+}
