@@ -366,7 +366,7 @@ fn bars_are_for_terminals() -> Result<()> {
                 &["policy", "load", &policy_path, "--iface", SERVER][..],
                 "is in force",
             ),
-            (&["flush", "--iface", SERVER], "flows flushed"),
+            (&["flush", "--iface", SERVER], "flows deleted"),
         ] {
             // A bar begins with the first flow.
             let _connection = pair.connect(Family::V4)?;
