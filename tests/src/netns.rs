@@ -1,7 +1,7 @@
 //! Labs of network namespaces: two hosts joined by a cable, and twheel at the end of it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -723,6 +723,24 @@ impl Twheel {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How often each of its threads has given up a CPU, or lost it.
+    pub fn switches(&self) -> Result<BTreeMap<String, u64>> {
+        let mut switches = BTreeMap::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            let field = |name: &str| {
+                let value = status.lines().find_map(|line| line.strip_prefix(name));
+                value.map(str::trim).with_context(|| format!("no {name}"))
+            };
+            let count = |name| -> Result<u64> { Ok(field(name)?.parse()?) };
+            switches.insert(
+                format!("{} {}", field("Pid:")?, field("Name:")?),
+                count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?,
+            );
+        }
+        Ok(switches)
     }
 
     /// What it has written to standard error so far.

@@ -15,6 +15,7 @@ use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load, STEP_BUDGET},
     policy::{Policy, install},
+    progress,
     settings::Wanted,
     stepper::pin_to,
     timeouts::Timeouts,
@@ -286,7 +287,12 @@ impl Plane {
             Map::Array(data) => data.info().unwrap().max_entries(),
             _ => panic!("no array"),
         };
-        let armed = install::sweep(self.plane.xdp("twheel_sweep").unwrap(), records).unwrap();
+        let armed = install::sweep(
+            self.plane.xdp("twheel_sweep").unwrap(),
+            records,
+            &progress::none(),
+        )
+        .unwrap();
         install::forget(&|name: &str| self.plane.open(name)).unwrap();
         armed
     }

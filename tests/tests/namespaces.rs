@@ -1,7 +1,7 @@
 //! Real connections between two hosts, and `twheel` beside them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fs,
     io::{BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -453,24 +453,6 @@ fn a_flush_deletes_all_flows_and_says_so() -> Result<()> {
     pair.server.check_clean(SERVER)
 }
 
-/// How often each thread of a process has given up a CPU, or lost it.
-fn switches(pid: u32) -> Result<BTreeMap<String, u64>> {
-    let mut switches = BTreeMap::new();
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let status = fs::read_to_string(task?.path().join("status"))?;
-        let field = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name));
-            value.map(str::trim).with_context(|| format!("no {name}"))
-        };
-        let count = |name| -> Result<u64> { Ok(field(name)?.parse()?) };
-        switches.insert(
-            format!("{} {}", field("Pid:")?, field("Name:")?),
-            count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?,
-        );
-    }
-    Ok(switches)
-}
-
 #[test]
 fn an_idle_host_is_left_alone() -> Result<()> {
     require_root();
@@ -479,15 +461,15 @@ fn an_idle_host_is_left_alone() -> Result<()> {
         &pair.server,
         &["--iface", SERVER, "--timeout", "500ms", "--json"],
     )?;
-    let asleep = switches(twheel.pid())?;
+    let asleep = twheel.switches()?;
     let _connections = connect(&pair, 2)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
     assert_eq!(expiries.len(), 2, "{expiries:?}");
 
-    let before = switches(twheel.pid())?;
+    let before = twheel.switches()?;
     assert_ne!(before, asleep, "with flows, twheel had something to do");
     thread::sleep(millis(3000));
-    assert_eq!(switches(twheel.pid())?, before, "a thread has run");
+    assert_eq!(twheel.switches()?, before, "a thread has run");
     Ok(())
 }
 

@@ -240,6 +240,11 @@ impl Occupancy {
         }
     }
 
+    fn has(&self, slot: u32) -> bool {
+        let word = (slot >> 6) as usize & 63;
+        self.words[word] & 1 << (slot & 63) != 0
+    }
+
     /// The first slot that is not empty from `from` on.
     #[inline(always)]
     fn first_from(&self, from: u32) -> Option<u32> {
@@ -381,6 +386,14 @@ impl Wheel {
         None
     }
 
+    /// The slots of a level that hold timers, in order; none of a level that the wheel does not have. For readers
+    /// of a copy, which may have been taken while it turned.
+    pub fn occupied(&self, geometry: Geometry, level: u32) -> impl Iterator<Item = u32> {
+        let slots = (level < geometry.levels).then_some(1u32 << geometry.bits);
+        let level = self.levels.get(level as usize);
+        (0..slots.unwrap_or(0)).filter(move |slot| level.is_some_and(|level| level.has(*slot)))
+    }
+
     /// Notes that a slot is empty.
     #[inline(always)]
     pub fn vacate(&mut self, geometry: Geometry, index: u32) {
@@ -418,18 +431,6 @@ impl Wheel {
         if tick > self.elapsed {
             self.elapsed = tick;
         }
-    }
-
-    /// The slots of a level that hold timers, by their place in the level; none of a level that does not exist.
-    pub fn occupied(&self, geometry: Geometry, level: u32) -> impl Iterator<Item = u32> {
-        let level = self.levels[..geometry.levels as usize % (MAX_LEVELS + 1)].get(level as usize);
-        let words = level.map_or(&[][..], |level| &level.words[..]);
-        let words = (0..).step_by(64).zip(words.iter().copied());
-        words.flat_map(|(first, word)| {
-            (0..64)
-                .filter(move |bit| word >> bit & 1 != 0)
-                .map(move |bit| first + bit)
-        })
     }
 
     /// The tick at which a slot has its turn, by its index over all levels: as [`first`](Self::first) says of the

@@ -19,6 +19,7 @@ use crate::{
     failure::{Failure, Kind},
     flows::Flow,
     inspect::Reader,
+    progress,
     stepper::pin_to,
 };
 
@@ -96,7 +97,9 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
     fn run(&mut self) -> Result<()> {
         let reader = self.reader;
         let now = reader.now()?;
+        let bar = progress::bar("deleting", reader.table().records().into());
         for flow in reader.table().iter() {
+            bar.set_position(flow.index.into());
             if !(self.chosen)(&flow, now) {
                 continue;
             }

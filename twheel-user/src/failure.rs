@@ -1,6 +1,6 @@
 //! Failures that have an exit code of their own.
 
-use std::fmt;
+use std::{fmt, io};
 
 /// What kind of failure; the discriminant is the exit code of `twheel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,15 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     failure.map_or(Kind::Other, |failure| failure.kind) as u8
 }
 
+/// Whether the reader of standard output has gone, which is no failure.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let json = cause.downcast_ref::<serde_json::Error>();
+        io.or(json.and_then(serde_json::Error::io_error_kind)) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,5 +77,13 @@ mod tests {
             assert_eq!(exit_code(&error), Kind::Pins as u8, "{error:#}");
         }
         assert_eq!(exit_code(&anyhow::anyhow!("other")), Kind::Other as u8);
+    }
+
+    #[test]
+    fn a_broken_pipe_is_found_below_its_contexts() {
+        let error = |kind| anyhow::Error::new(io::Error::from(kind)).context("cannot write");
+        assert!(is_broken_pipe(&error(io::ErrorKind::BrokenPipe)));
+        assert!(!is_broken_pipe(&error(io::ErrorKind::StorageFull)));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("other")));
     }
 }

@@ -108,7 +108,7 @@ impl Writer {
             .name("twheel-history".to_owned())
             .spawn(move || {
                 if let Err(error) = write(&mut log, &inbox, &names, &sweep, clock) {
-                    eprintln!("twheel: {error:#}: what ends from here on is not in the history");
+                    say!("twheel: {error:#}: what ends from here on is not in the history");
                 }
                 // What comes now is lost, and counted, but nobody waits.
                 for batch in inbox {
@@ -548,7 +548,9 @@ impl Reader {
 
     /// Opens the next segment that may have events since then. Returns whether there is one.
     fn open_next(&mut self) -> Result<bool> {
-        for (number, path) in segments(&self.directory)? {
+        let segments = segments(&self.directory)?;
+        let newest = segments.last().map_or(0, |(number, _)| *number);
+        for (number, path) in segments {
             if number <= self.last {
                 continue;
             }
@@ -565,7 +567,8 @@ impl Reader {
                 continue;
             }
             self.last = number;
-            if modified < self.since {
+            // To the newest, events may come.
+            if modified < self.since && number < newest {
                 continue;
             }
             let header = Header::read(&header, &path)?;
@@ -651,4 +654,235 @@ fn read_whole(file: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool>
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use twheel_common::{
+        event::{Pace, Reason},
+        flow::{Direction, FlowKey, Traffic},
+        packet::tcp,
+        state::{Seen, View},
+    };
+
+    use super::*;
+    use crate::failure::exit_code;
+
+    const HEADER_4MS: Header = Header {
+        unit_ns: 4_000_000,
+        one_way: false,
+    };
+    const RULE: u32 = 7;
+
+    fn event(number: u32) -> Event {
+        let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
+        Event {
+            key: FlowKey::from_parts([0, 1, 0, 2], 6 << 32 | u64::from(number & 0xffff)),
+            at: number.into(),
+            age: number,
+            idle: 25,
+            seen: seen.0.into(),
+            reason: Reason::Idle as u32,
+            cpu: 0,
+            rule: if number % 2 == 0 { RULE } else { 0 },
+            account: [Traffic::default(); 2],
+            pace: [Pace::default(); 2],
+        }
+    }
+
+    fn name(rule: u16) -> Result<Option<String>> {
+        Ok((rule != 0).then(|| "web".to_owned()))
+    }
+
+    fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
+        let mut log = Log::open(directory.join("it"), HEADER_4MS, bytes).unwrap();
+        for number in numbers {
+            log.append(1000 + u64::from(number), &event(number), name)
+                .unwrap();
+        }
+        log.flush().unwrap();
+        log.sync().unwrap();
+    }
+
+    /// The ages of all events, units; and how many records are damaged.
+    fn read(directory: &Path) -> (Vec<u32>, u64) {
+        let mut reader = Reader::open(directory, "it", UNIX_EPOCH).unwrap();
+        let mut ages = Vec::new();
+        while let Some(past) = reader.next().unwrap() {
+            let age = (past.ended.age.as_millis() / 4) as u32;
+            assert_eq!(
+                past.when,
+                UNIX_EPOCH + Duration::from_millis(1000 + u64::from(age))
+            );
+            assert_eq!(past.ended.idle, Duration::from_millis(100));
+            assert_eq!(
+                past.rule.as_deref(),
+                (age % 2 == 0).then_some("web"),
+                "{age}"
+            );
+            ages.push(age);
+        }
+        (ages, reader.damaged)
+    }
+
+    fn fresh() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("it")).unwrap();
+        directory
+    }
+
+    fn only_segment(directory: &Path) -> PathBuf {
+        let mut segments = segments(&directory.join("it")).unwrap();
+        assert_eq!(segments.len(), 1);
+        segments.remove(0).1
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_order_after_any_number_of_restarts() {
+        let directory = fresh();
+        for from in [0, 100, 101, 350] {
+            let to = [100, 101, 350, 500][[0, 100, 101, 350]
+                .iter()
+                .position(|it| *it == from)
+                .unwrap()];
+            write(directory.path(), from..to, LEAST_BYTES);
+        }
+        assert_eq!(read(directory.path()), ((0..500).collect(), 0));
+        only_segment(directory.path());
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_the_rest_stays_within_bounds() {
+        let directory = fresh();
+        for from in (0..30_000).step_by(2500) {
+            write(directory.path(), from..from + 2500, LEAST_BYTES);
+        }
+        let (ages, damaged) = read(directory.path());
+        assert_eq!(damaged, 0);
+        assert_eq!(*ages.last().unwrap(), 29_999);
+        assert!(
+            ages.windows(2).all(|two| two[1] == two[0] + 1),
+            "without a gap"
+        );
+        // Seven of eight segments are full, of a thousand records less two of names and the header.
+        assert!((7 * 1000..8 * 1024).contains(&ages.len()), "{}", ages.len());
+        let sizes = segments(&directory.path().join("it")).unwrap();
+        let sizes: u64 = sizes
+            .iter()
+            .map(|(_, path)| fs::metadata(path).unwrap().len())
+            .sum();
+        assert!(sizes <= LEAST_BYTES, "{sizes}");
+    }
+
+    #[test]
+    fn a_write_that_was_torn_costs_the_last_record_alone() {
+        let whole = fresh();
+        write(whole.path(), 0..10, LEAST_BYTES);
+        let bytes = fs::read(only_segment(whole.path())).unwrap();
+        // One of them is a name.
+        assert_eq!(bytes.len(), HEADER + 11 * RECORD);
+        for cut in [1, 3, 17, RECORD - 1] {
+            let directory = fresh();
+            let path = directory.path().join("it/0000000001.history");
+            fs::write(&path, &bytes[..bytes.len() - cut]).unwrap();
+            assert_eq!(
+                read(directory.path()),
+                ((0..9).collect(), 0),
+                "less {cut} bytes"
+            );
+            // And whoever goes on does so behind what is whole.
+            write(directory.path(), 9..12, LEAST_BYTES);
+            assert_eq!(
+                read(directory.path()),
+                ((0..12).collect(), 0),
+                "less {cut} bytes"
+            );
+        }
+        // As long as it should be, but not written: zeros, which no checksum fits.
+        let directory = fresh();
+        let path = directory.path().join("it/0000000001.history");
+        let mut zeros = bytes.clone();
+        zeros[bytes.len() - RECORD..].fill(0);
+        fs::write(&path, &zeros).unwrap();
+        assert_eq!(read(directory.path()), ((0..9).collect(), 1));
+        write(directory.path(), 9..12, LEAST_BYTES);
+        assert_eq!(read(directory.path()), ((0..12).collect(), 0));
+    }
+
+    #[test]
+    fn a_damaged_record_in_the_middle_costs_itself_and_is_counted() {
+        let directory = fresh();
+        write(directory.path(), 0..10, LEAST_BYTES);
+        let path = only_segment(directory.path());
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[HEADER + 5 * RECORD + 40] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let (ages, damaged) = read(directory.path());
+        assert_eq!((ages.len(), damaged), (9, 1));
+    }
+
+    #[test]
+    fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
+        for (at, part) in [
+            (0, "no history"),
+            (8, "another version"),
+            (16, "damaged at its beginning"),
+        ] {
+            let directory = fresh();
+            write(directory.path(), 0..10, LEAST_BYTES);
+            let path = only_segment(directory.path());
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[at] ^= 0xff;
+            fs::write(&path, &bytes).unwrap();
+            let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+            let error = reader.next().map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            write(directory.path(), 10..20, LEAST_BYTES);
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+            assert_eq!(segments(&directory.path().join("it")).unwrap().len(), 2);
+        }
+        // Too short for a header: whoever began it died.
+        let directory = fresh();
+        write(directory.path(), 0..10, LEAST_BYTES);
+        fs::write(only_segment(directory.path()), &MAGIC[..5]).unwrap();
+        write(directory.path(), 10..20, LEAST_BYTES);
+        assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
+        let error = Reader::open(directory.path(), "other", UNIX_EPOCH)
+            .map(|_| ())
+            .unwrap_err();
+        assert_eq!(exit_code(&error), Kind::Pins as u8, "{error}");
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_a_writer_does() {
+        let directory = fresh();
+        write(directory.path(), 0..1, LEAST_BYTES);
+        let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+        let follow = reader.follow().unwrap();
+        let mut seen = 0;
+        for to in [1, 2, 900, 5000] {
+            if to > 1 {
+                write(directory.path(), seen..to, LEAST_BYTES);
+                follow.wait().unwrap();
+            }
+            while let Some(past) = reader.next().unwrap() {
+                assert_eq!(past.ended.age, Duration::from_millis(4 * u64::from(seen)));
+                seen += 1;
+            }
+            assert_eq!(seen, to);
+        }
+    }
+
+    #[test]
+    fn what_ended_before_is_passed_over() {
+        let directory = fresh();
+        write(directory.path(), 0..100, LEAST_BYTES);
+        let since = UNIX_EPOCH + Duration::from_millis(1090);
+        let mut reader = Reader::open(directory.path(), "it", since).unwrap();
+        let mut ages = Vec::new();
+        while let Some(past) = reader.next().unwrap() {
+            ages.push(past.ended.age.as_millis() / 4);
+        }
+        assert_eq!(ages, (90..100).collect::<Vec<_>>());
+    }
 }

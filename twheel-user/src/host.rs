@@ -30,7 +30,7 @@ pub fn check() -> Result<()> {
     check_bpffs(Path::new(crate::pins::BPFFS))
 }
 
-fn check_kernel(release: &str) -> Result<()> {
+pub(crate) fn check_kernel(release: &str) -> Result<()> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
         .map(|number| number.parse().unwrap_or(0));
@@ -49,7 +49,7 @@ fn check_kernel(release: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_capabilities() -> Result<()> {
+pub(crate) fn check_capabilities() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status").context("cannot read own capabilities")?;
     let effective = status
         .lines()
@@ -68,7 +68,7 @@ fn check_capabilities() -> Result<()> {
     .into())
 }
 
-fn check_bpffs(path: &Path) -> Result<()> {
+pub(crate) fn check_bpffs(path: &Path) -> Result<()> {
     match statfs(path) {
         Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
         _ => Err(Failure::new(

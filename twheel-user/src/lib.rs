@@ -8,28 +8,46 @@
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
 //! | timeouts per service | `policy/` |
+//! | what a host lacks | `doctor.rs`, `host.rs`, `links.rs` |
+//! | bars on terminals | `progress.rs` |
 //! | exit codes | `failure.rs` |
 //! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
 //! | which flows are meant | `filter/` |
 //! | what has ended, on disk | `history.rs` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
+//! | numbers for Prometheus, and the page | `metrics/`, `web/` |
+
+/// A line on standard error. Where nobody can read it any more it is lost: `eprintln!` would panic, and a run end half way.
+#[macro_export]
+macro_rules! say {
+    ($($arg:tt)*) => {{
+        let _ = ::std::io::Write::write_fmt(
+            &mut ::std::io::stderr(),
+            format_args!("{}\n", format_args!($($arg)*)),
+        );
+    }};
+}
 
 pub mod attach;
 pub mod cli;
 pub mod clock;
 pub mod data_plane;
 pub mod delete;
+pub mod doctor;
 pub mod failure;
 pub mod filter;
 pub mod flows;
 pub mod history;
 pub mod host;
 pub mod inspect;
+pub mod links;
+pub mod metrics;
 pub mod output;
 pub mod pins;
 pub mod plan;
 pub mod policy;
+pub mod progress;
 pub mod settings;
 pub mod stepper;
 pub mod timeouts;

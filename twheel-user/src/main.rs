@@ -3,13 +3,18 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use twheel::{cli::Cli, failure::exit_code};
+use twheel::{
+    cli::Cli,
+    failure::{exit_code, is_broken_pipe},
+};
 
 fn main() -> ExitCode {
     match Cli::parse().execute() {
         Ok(()) => ExitCode::SUCCESS,
+        // `| head` has what it wanted.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("twheel: {error:#}");
+            twheel::say!("twheel: {error:#}");
             ExitCode::from(exit_code(&error))
         }
     }

@@ -50,6 +50,66 @@ pub struct Instance {
     _lock: Flock<File>,
 }
 
+/// An instance as it is found, of any version and network namespace.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its maps are laid out as this version's are.
+    pub current: bool,
+    /// Inode of its network namespace; `None` where the name of the directory is none of twheel's.
+    pub namespace: Option<u64>,
+    /// The interfaces to which it has links.
+    pub interfaces: Vec<String>,
+    /// A loader is using it.
+    pub held: bool,
+}
+
+/// All instances there are.
+///
+/// # Errors
+///
+/// A directory cannot be read.
+pub fn found() -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for directory in entries(&root())? {
+        for path in entries(&directory)? {
+            let name = name(&path);
+            let Some(held) = is_held(&path)? else {
+                continue;
+            };
+            found.push(Found {
+                current: directory == version(),
+                namespace: name
+                    .split_once('-')
+                    .and_then(|(inode, _)| inode.parse().ok()),
+                interfaces: interfaces_of(&path)?,
+                held,
+                path,
+            });
+        }
+    }
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(found)
+}
+
+/// Whether a loader has an instance; `None` if it has just gone. A loader that starts in the very microseconds of this
+/// finds it taken.
+fn is_held(path: &Path) -> Result<Option<bool>> {
+    let directory = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        result => {
+            result.with_context(|| format!("cannot open the pin directory {}", path.display()))?
+        }
+    };
+    match Flock::lock(directory, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(Some(false)),
+        Err((_, nix::Error::EWOULDBLOCK)) => Ok(Some(true)),
+        Err((_, error)) => Err(io::Error::from(error))
+            .with_context(|| format!("cannot look at the lock of {}", path.display())),
+    }
+}
+
 /// Where an instance's maps and programs are, for those who use them beside a loader.
 #[derive(Clone, Debug)]
 pub struct Pins(PathBuf);
@@ -444,7 +504,7 @@ fn unescape(name: &str) -> String {
 }
 
 /// The inode of this network namespace: interfaces of other namespaces may have the same names.
-fn namespace() -> Result<u64> {
+pub fn namespace() -> Result<u64> {
     Ok(fs::metadata("/proc/thread-self/ns/net")
         .context("cannot tell the network namespace")?
         .ino())

@@ -31,6 +31,7 @@ use twheel_common::{
 use crate::{
     clock::Clock,
     data_plane::{Events, STEP_BUDGET, step},
+    metrics::Metrics,
 };
 
 /// The ring of events, shared by the steppers that fill it and the task that waits on it.
@@ -62,6 +63,8 @@ struct Shared {
     /// Bounded: a reader that falls behind stops the wheels, and the wheels stop evicting. Nothing
     /// is lost, and nothing grows.
     batches: tokio::sync::mpsc::Sender<Vec<Record>>,
+    /// Whom to tell how long steps take.
+    metrics: Option<Arc<Metrics>>,
     /// A stepper has ended with an error.
     failed: tokio::sync::Notify,
 }
@@ -75,6 +78,7 @@ impl Steppers {
         tick: u32,
         events: SharedEvents,
         batches: tokio::sync::mpsc::Sender<Vec<Record>>,
+        metrics: Option<Arc<Metrics>>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             program,
@@ -82,6 +86,7 @@ impl Steppers {
             tick,
             events,
             batches,
+            metrics,
             failed: tokio::sync::Notify::new(),
         });
         let cpus = online_cpus()
@@ -100,6 +105,9 @@ impl Steppers {
                 .spawn(move || {
                     let result = shared.run(cpu, &calls, &ready);
                     if result.is_err() {
+                        if let Some(metrics) = &shared.metrics {
+                            metrics.failed();
+                        }
                         shared.failed.notify_one();
                     }
                     result
@@ -174,7 +182,11 @@ impl Shared {
     /// Steps until nothing more is due. Returns when to come back; `None`: when called.
     fn turn(&self, program: &Xdp) -> Result<Option<Instant>> {
         loop {
+            let before = Instant::now();
             let result = step(program, STEP_BUDGET)?;
+            if let Some(metrics) = &self.metrics {
+                metrics.stepped(before.elapsed(), result.now);
+            }
             if result.expired > 0 || result.outcome == Outcome::RingFull as u32 {
                 let mut batch = Vec::new();
                 self.events

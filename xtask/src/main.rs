@@ -6,6 +6,7 @@
 mod bench;
 mod ebpf;
 mod lint;
+mod man;
 mod run;
 mod setup;
 mod sh;
@@ -72,6 +73,9 @@ enum Task {
     /// Check formatting, lints and documentation
     Lint,
 
+    /// Write a man page for each command of twheel into target/man
+    Man,
+
     /// Do only the set-up that the other commands start with
     Setup,
 }
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf { update: true, .. } => ebpf::update(),
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
+        Task::Man => man::man(),
         Task::Setup => setup::setup(),
     };
     match result {

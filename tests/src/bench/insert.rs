@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use twheel::clock::Clock;
+use twheel::{clock::Clock, progress};
 use twheel_common::counter::Counter;
 
 use crate::{
@@ -79,7 +79,8 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     let half = flows as usize / 2;
     let mut samples = plane::no_samples();
     // The first warms up.
-    for round in 0..=rounds {
+    let what = format!("{flows} flows, {rules} rules");
+    for round in progress::over(what, 0..rounds + 1) {
         let gone = bench.delete(half)?;
         bench.run("floor_delete", Segment::Ack, &gone)?;
         let mut durations = [Duration::ZERO; VARIANTS.len()];

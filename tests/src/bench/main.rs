@@ -4,6 +4,7 @@
 //! `BPF_PROG_TEST_RUN`, never with `repeat`.
 
 mod insert;
+mod inspect;
 mod machine;
 mod memory;
 mod plan;
@@ -57,6 +58,8 @@ enum Bench {
     Memory,
     /// What `twheel plan` predicts, beside what steppers then take
     Plan,
+    /// What it takes to look at a million flows from the command line
+    Inspect,
     /// What retransmission timers cost the steppers
     Rto,
     /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
@@ -87,6 +90,7 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Step { rounds } => step::bench(rounds, &mut report),
         Bench::Memory => memory::bench(&mut report),
         Bench::Plan => plan::bench(&mut report),
+        Bench::Inspect => inspect::bench(&mut report),
         Bench::Rto => rto::bench(&mut report),
     }
 }

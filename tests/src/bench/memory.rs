@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use twheel::{clock::Clock, data_plane::RING_BYTES};
+use twheel::{clock::Clock, data_plane::RING_BYTES, progress};
 
 use crate::{
     plane,
@@ -53,7 +53,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         verdict(each, Some(BOUND))
     ));
     let mut seconds = Vec::new();
-    for load in 0..=LOADS {
+    for load in progress::over("loading", 0..LOADS + 1) {
         let begun = Instant::now();
         let plane = plane::load(&object, config(MANY)?, clock)?;
         // A virtual machine may give its free memory back to its host, which it is then long in getting

@@ -117,7 +117,14 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     plane.xdp("twheel_step")?.pin(&program)?;
     let events = Arc::new(Mutex::new(plane.take_events()?));
     let (batches, mut ended) = tokio::sync::mpsc::channel(1);
-    let steppers = Steppers::start(program, plane.clock(), plane.config().tick, events, batches)?;
+    let steppers = Steppers::start(
+        program,
+        plane.clock(),
+        plane.config().tick,
+        events,
+        batches,
+        None,
+    )?;
     // The flows stand on the wheel of CPU 1, where nobody touches them.
     pin_to(1)?;
     for flow in 0..FLOWS {

@@ -1,5 +1,11 @@
 //! Figures, for people or for programs.
 
+use std::{
+    fmt::Display,
+    io::{ErrorKind, Write, stdout},
+    process::exit,
+};
+
 use serde_json::json;
 
 /// What was measured over several rounds.
@@ -63,7 +69,7 @@ impl Report {
     /// A line for people.
     pub fn say(&mut self, line: &str) {
         if !self.json {
-            println!("{line}");
+            put(line);
         }
     }
 
@@ -72,35 +78,36 @@ impl Report {
         if self.json {
             // Hundredths are already noise.
             let round = |value: f64| (value * 100.0).round() / 100.0;
-            println!(
-                "{}",
-                json!({
-                    "bench": bench,
-                    "variant": variant,
-                    "n": n,
-                    "median_ns": round(figure.median),
-                    "min_ns": round(figure.min),
-                    "max_ns": round(figure.max),
-                    "rounds": figure.rounds,
-                })
-            );
+            put(json!({
+                "bench": bench,
+                "variant": variant,
+                "n": n,
+                "median_ns": round(figure.median),
+                "min_ns": round(figure.min),
+                "max_ns": round(figure.max),
+                "rounds": figure.rounds,
+            }));
         }
     }
 
     /// Any figures, for programs.
     pub fn object(&mut self, figures: &serde_json::Value) {
         if self.json {
-            println!("{figures}");
+            put(figures);
         }
     }
 
     /// Bytes, for programs.
     pub fn bytes(&mut self, bench: &str, variant: &str, n: u64, bytes: u64) {
         if self.json {
-            println!(
-                "{}",
-                json!({ "bench": bench, "variant": variant, "n": n, "bytes": bytes })
-            );
+            put(json!({ "bench": bench, "variant": variant, "n": n, "bytes": bytes }));
         }
+    }
+}
+
+/// Writes a line. Once nobody reads, there is nothing left to measure for; benches have no pins while they report.
+fn put(line: impl Display) {
+    if let Err(error) = writeln!(stdout(), "{line}") {
+        exit((error.kind() != ErrorKind::BrokenPipe).into());
     }
 }

@@ -91,7 +91,14 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     plane.xdp("twheel_step")?.pin(&program)?;
     let events = Arc::new(Mutex::new(plane.take_events()?));
     let (batches, mut told) = tokio::sync::mpsc::channel(1);
-    let steppers = Steppers::start(program, plane.clock(), plane.config().tick, events, batches)?;
+    let steppers = Steppers::start(
+        program,
+        plane.clock(),
+        plane.config().tick,
+        events,
+        batches,
+        None,
+    )?;
     // Timers expire while the flows are made, and must not while steppers are watched.
     let expired = Arc::new(AtomicU64::new(0));
     thread::spawn({

@@ -15,6 +15,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use twheel::progress;
 
 use self::{
     contender::Contender,
@@ -177,7 +178,7 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
         let named = options.only.is_empty() || options.only.iter().any(|it| name.contains(it));
         named && n as usize <= most
     };
-    for round in 0..=options.rounds {
+    for round in progress::over("rounds", 0..options.rounds + 1) {
         for n in results.sizes.clone() {
             for &intervals in &options.intervals {
                 let workload = Workload::new(n as usize, intervals);

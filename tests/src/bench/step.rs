@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use twheel::{clock::Clock, data_plane::STEP_BUDGET};
+use twheel::{clock::Clock, data_plane::STEP_BUDGET, progress};
 use twheel_common::{
     counter::Counter,
     event::Event,
@@ -101,7 +101,7 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     let mut samples = plane::no_samples();
     let mut start = 1_000_000;
     // The first round warms up, and leaves the memory of the tables in no particular order.
-    for round in 0..=rounds {
+    for round in progress::over("lives", 0..rounds + 1) {
         bench.plane.set_clock(start)?;
         let mut order = bench.age(FLOWS, false)?;
         let flows = order.len() as u64;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use twheel::clock::Clock;
+use twheel::{clock::Clock, progress};
 use twheel_common::counter::Counter;
 
 use crate::{
@@ -121,7 +121,7 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let all = bench.age(flows, true)?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];
     let mut samples = plane::no_samples::<{ VARIANTS.len() }>();
-    for round in 0..WARM_UP + rounds {
+    for round in progress::over(format!("{flows} flows"), 0..WARM_UP + rounds) {
         // Not always the same after the same.
         for turn in 0..VARIANTS.len() {
             let number = (turn + round as usize) % VARIANTS.len();

@@ -50,11 +50,11 @@ impl Delete {
         if self.dry_run {
             let now = reader.now()?;
             let flows = reader.table().iter().filter(|flow| chosen(flow, now));
-            eprintln!("{} flows would be deleted", flows.count());
+            say!("{} flows would be deleted", flows.count());
             return Ok(());
         }
         let tally = delete_all(&reader, chosen, Reason::Deleted)?;
-        eprintln!("{tally}");
+        say!("{tally}");
         Ok(())
     }
 }

@@ -10,6 +10,10 @@ use crate::{
 
 /// Remove everything that `run --keep`, or a `run` that was killed, has left on an interface
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel detach --iface eth0
+  twheel detach --iface eth0 --iface eth1")]
 pub struct Detach {
     /// The interface; may be given several times
     #[arg(long = "iface", value_name = "NAME", required = true)]
@@ -22,7 +26,7 @@ impl Detach {
         let mut missing = Vec::new();
         for interface in &self.interfaces {
             if pins::detach(interface)? {
-                eprintln!("{interface}: detached");
+                say!("{interface}: detached");
             } else {
                 missing.push(interface.as_str());
             }

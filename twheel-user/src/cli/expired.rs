@@ -106,7 +106,7 @@ impl Expired {
             }
         })?;
         if reader.damaged > 0 {
-            eprintln!(
+            say!(
                 "{} records of the history are damaged and left out",
                 reader.damaged
             );

@@ -25,7 +25,7 @@ pub struct Flush {
 impl Flush {
     pub(super) fn execute(self) -> Result<()> {
         let tally = delete_all(&self.select.open()?, |_, _| true, Reason::Flushed)?;
-        eprintln!("{tally}");
+        say!("{tally}");
         Ok(())
     }
 }

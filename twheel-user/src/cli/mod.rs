@@ -1,10 +1,13 @@
 //! The commands: a file each.
 
+mod completions;
 mod delete;
 mod detach;
+mod doctor;
 mod expired;
 mod flows;
 mod flush;
+mod man;
 mod plan;
 mod policy;
 mod run;
@@ -19,7 +22,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 /// Watches the flows of network interfaces from inside the kernel and says when one has expired.
 #[derive(Parser)]
-#[command(name = "twheel", version, after_help = EXIT_CODES)]
+#[command(name = "twheel", version, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,9 +42,18 @@ enum Command {
     Detach(detach::Detach),
     Plan(plan::Plan),
     Policy(policy::Policy),
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Man(man::Man),
 }
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+Examples:
+  twheel doctor --iface eth0
+  twheel run --iface eth0
+  twheel policy check policy.toml
+
 Exit codes: 0 success; 1 failure; 2 unusable arguments; 3 not permitted; 4 the host lacks \
 something; 5 the interface is unknown or taken; 6 pins in the way, or none where some are needed.";
 
@@ -61,6 +73,9 @@ impl Cli {
             Command::Detach(detach) => detach.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
+            Command::Doctor(doctor) => doctor.execute(),
+            Command::Completions(completions) => completions.execute(),
+            Command::Man(man) => man.execute(),
         }
     }
 }
@@ -82,6 +97,131 @@ impl From<Scheme> for twheel_common::wheel::Scheme {
             Scheme::Simple => Self::Simple,
             Scheme::Hashed => Self::Hashed,
             Scheme::Hierarchical => Self::Hierarchical,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf, process::Command as Program};
+
+    use clap::{Command, CommandFactory};
+    use clap_complete::Shell;
+
+    use super::*;
+
+    /// All commands below one, with the names of those above.
+    fn below(command: &Command, path: &str, found: &mut Vec<(String, Command)>) {
+        for command in command.get_subcommands() {
+            let path = format!("{path} {}", command.get_name());
+            below(command, &path, found);
+            found.push((path, command.clone()));
+        }
+    }
+
+    fn commands() -> Vec<(String, Command)> {
+        let mut found = vec![("twheel".to_owned(), Cli::command())];
+        below(&Cli::command(), "twheel", &mut found);
+        found
+    }
+
+    /// A directory of this test's own, gone at its end.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("twl-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Whether a program that may be absent has nothing to say of a file.
+    fn is_content(program: &str, args: &[&str], file: &std::path::Path) {
+        match Program::new(program).args(args).arg(file).output() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            result => {
+                let output = result.unwrap();
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(
+                    output.status.success() && said.is_empty(),
+                    "{program}: {said}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_does_and_how_it_is_called() {
+        for (path, command) in commands() {
+            assert!(command.get_about().is_some(), "{path} has no about");
+            let help = command.get_after_help().map(|help| help.to_string());
+            let help = help.unwrap_or_default();
+            let called = format!("Examples:\n  {path} ");
+            let called_as_root = format!("Examples:\n  sudo {path} ");
+            assert!(
+                help.starts_with(&called) || help.starts_with(&called_as_root),
+                "{path} has no example: {help}"
+            );
+        }
+    }
+
+    #[test]
+    fn shells_accept_their_completions() {
+        let directory = Directory::new("completions");
+        for (shell, program) in [
+            (Shell::Bash, "bash"),
+            (Shell::Zsh, "zsh"),
+            (Shell::Fish, "fish"),
+        ] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "twheel", &mut script);
+            let text = String::from_utf8_lossy(&script).into_owned();
+            for word in ["policy", "doctor", "max-flows"] {
+                assert!(text.contains(word), "{program}: no {word}");
+            }
+            let file = directory.0.join(program);
+            fs::write(&file, script).unwrap();
+            is_content(program, &["-n"], &file);
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_man_page() {
+        let directory = Directory::new("man");
+        clap_mangen::generate_to(Cli::command(), &directory.0).unwrap();
+        let mut wanted = Vec::new();
+        for (path, command) in commands() {
+            if !command.is_hide_set() {
+                wanted.push(format!("{}.1", path.replace(' ', "-")));
+            }
+        }
+        let mut found: Vec<_> = fs::read_dir(&directory.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        wanted.sort();
+        found.sort();
+        assert_eq!(found, wanted);
+        for page in found {
+            let page = directory.0.join(page);
+            is_content(
+                "man",
+                &["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"],
+                &page,
+            );
+            is_content("mandoc", &["-Tlint", "-W", "error"], &page);
         }
     }
 }

@@ -117,10 +117,7 @@ impl Plan {
         } else {
             self.print(&plans, best, &demand, &costs)
         };
-        match result {
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            result => result.context("cannot write to standard output"),
-        }
+        result.context("cannot write to standard output")
     }
 
     fn print(

@@ -19,11 +19,16 @@ use crate::{
     host,
     pins::Instance,
     policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
+    progress,
     settings::longest_timeout,
 };
 
 /// Timeouts per service: policy files
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel policy check policy.toml
+  twheel policy load policy.toml --iface eth0")]
 pub struct Policy {
     #[command(subcommand)]
     command: Command,
@@ -49,6 +54,9 @@ impl Policy {
 /// Flows follow at once. A file that is refused changes nothing. The next `run` has the policy that it is
 /// given itself.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel policy load policy.toml --iface eth0")]
 struct Load {
     /// The policy file
     file: PathBuf,
@@ -61,8 +69,11 @@ impl Load {
     fn execute(self) -> Result<()> {
         host::check()?;
         let pins = Instance::of(&self.interface)?;
-        let armed = install::load(&pins, Some(&self.file), Clock::jiffies()?)?;
-        eprintln!(
+        let armed = {
+            let bar = progress::bar("flows follow", 0);
+            install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?
+        };
+        say!(
             "{}: {} is in force, {armed} flows follow",
             self.interface,
             self.file.display()
@@ -147,10 +158,10 @@ impl Check {
         let policy = Rules::load(&self.file, self.tick..=longest)?;
         let mut text = Vec::new();
         self.report(&policy, &mut text)?;
-        match io::stdout().lock().write_all(&text) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            result => result.context("cannot write to standard output"),
-        }
+        io::stdout()
+            .lock()
+            .write_all(&text)
+            .context("cannot write to standard output")
     }
 
     fn report(&self, policy: &Rules, out: &mut impl Write) -> Result<()> {

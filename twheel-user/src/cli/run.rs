@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, BufWriter, Write},
+    net::SocketAddr,
     os::fd::AsRawFd,
     path::PathBuf,
     sync::{Arc, Mutex, atomic::Ordering},
@@ -31,9 +32,11 @@ use crate::{
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Failure, Kind},
     history, host,
-    output::{Expired, Flow, Json, Output, Rto, Text},
+    metrics::{self, Listener, Metrics, Server},
+    output::{Expired, Json, Output, Rto, Text},
     pins::{Instance, PROGRAMS, Pins},
     policy::install::{self, Names},
+    progress,
     settings::Wanted,
     stepper::{SharedEvents, Steppers},
     timeouts::Timeouts,
@@ -46,6 +49,7 @@ Examples:
   twheel run --iface eth0
   twheel run --iface eth0 --iface eth1 --timeout 5m --json
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
+  twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
   twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
 pub struct Run {
     /// The interface; may be given several times, for a gateway
@@ -116,6 +120,10 @@ pub struct Run {
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
+    /// Numbers for Prometheus at /metrics, health at /healthz, and a page that shows the wheels: a port of the
+    /// loopback address, or an IP address and a port
+    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
+    metrics: Option<SocketAddr>,
     /// Leave everything attached and pinned at the end; the next run adopts it
     #[arg(long)]
     keep: bool,
@@ -237,6 +245,8 @@ impl Run {
         for interface in &self.interfaces {
             attach::check_interface(interface)?;
         }
+        // Before anything is loaded: a port that is taken leaves nothing behind.
+        let listener = self.metrics.map(Listener::bind).transpose()?;
         let instance = Instance::open(&self.interfaces)?;
         let load = Load {
             log_level: self.log_level as u8,
@@ -252,8 +262,9 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
-                let plane = DataPlane::load(&load, &instance)?;
-                self.watch(plane, &instance, &mut stop).await
+                let making = format!("making a table for {} flows", self.max_flows);
+                let plane = progress::spin(&making, || DataPlane::load(&load, &instance))?;
+                self.watch(plane, &instance, listener, &mut stop).await
             });
         let leave = match &result {
             Ok(()) => self.keep,
@@ -269,6 +280,7 @@ impl Run {
         &self,
         mut plane: DataPlane,
         instance: &Instance,
+        listener: Option<Listener>,
         stop: &mut Stop,
     ) -> Result<()> {
         let mut logger = match self.log_level {
@@ -281,7 +293,12 @@ impl Run {
         let pins = instance.pins();
         if plane.adopted() {
             // A policy that earlier runs have left does not outlive them.
-            install::load(&pins, self.policy.as_deref(), plane.clock())?;
+            install::load(
+                &pins,
+                self.policy.as_deref(),
+                plane.clock(),
+                &progress::none(),
+            )?;
         } else {
             install::put(&pins, self.policy.as_deref(), plane.clock())?;
         }
@@ -293,18 +310,23 @@ impl Run {
         let mut wakes = watched(plane.take_wakes()?)?;
         let adopted = plane.counters()?.live();
         let (batches, mut inbox) = mpsc::channel(BATCHES);
+        let metrics = match &listener {
+            Some(_) => Some(Arc::new(Metrics::new(&plane, &pins, &self.interfaces)?)),
+            None => None,
+        };
         let steppers = Steppers::start(
             instance.object("twheel_step"),
             plane.clock(),
             plane.config().tick,
             events.clone(),
             batches.clone(),
+            metrics.clone(),
         )?;
 
         for interface in &self.interfaces {
             let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
             if let Some(why) = &attached.refused {
-                eprintln!("{interface}: the driver refuses native XDP ({why})");
+                say!("{interface}: the driver refuses native XDP ({why})");
             }
             if !attached.egress && self.rto == Switch::On && self.interfaces.len() == 1 {
                 return Err(Failure::new(
@@ -320,13 +342,21 @@ impl Run {
             } else {
                 "incoming only"
             };
-            eprintln!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+            say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
         }
         if plane.adopted() {
-            eprintln!("adopted {adopted} flows");
+            say!("adopted {adopted} flows");
         }
 
-        let mut report = Report::new(self.json, &plane, &pins, self.history(&plane, &pins))?;
+        let _server = match listener.zip(metrics.clone()) {
+            Some((listener, metrics)) => {
+                say!("metrics and page: http://{}/", listener.address());
+                Some(Server::start(listener, metrics)?)
+            }
+            None => None,
+        };
+        let history = self.history(&plane, &pins);
+        let mut report = Report::new(self.json, &plane, &pins, history, metrics)?;
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -372,9 +402,9 @@ impl Run {
                     let (pins, file, clock) = (pins.clone(), self.policy.clone(), plane.clock());
                     // Not here: it takes a while, and the steppers' calls must not wait.
                     tokio::task::spawn_blocking(move || {
-                        match install::load(&pins, file.as_deref(), clock) {
-                            Ok(armed) => eprintln!("the policy was read again, {armed} flows follow"),
-                            Err(error) => eprintln!("twheel: {error:#}: the policy stays as it was"),
+                        match install::load(&pins, file.as_deref(), clock, &progress::none()) {
+                            Ok(armed) => say!("the policy was read again, {armed} flows follow"),
+                            Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
                         }
                     });
                 }
@@ -409,7 +439,7 @@ impl Run {
         let one_way = plane.config().one_way != 0;
         let bytes = self.history_size.as_u64();
         history::Writer::start(&self.history, pins, bytes, plane.clock(), one_way)
-            .inspect_err(|error| eprintln!("twheel: no history is kept: {error:#}"))
+            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
             .ok()
     }
 }
@@ -468,6 +498,7 @@ struct Report {
     rtos: u64,
     names: Names,
     history: Option<history::Writer>,
+    metrics: Option<Arc<Metrics>>,
     /// The reader of our output is gone.
     closed: bool,
 }
@@ -478,6 +509,7 @@ impl Report {
         plane: &DataPlane,
         pins: &Pins,
         history: Option<history::Writer>,
+        metrics: Option<Arc<Metrics>>,
     ) -> Result<Self> {
         let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
         Ok(Self {
@@ -488,12 +520,15 @@ impl Report {
             rtos: 0,
             names: Names::open(&install::pinned(pins))?,
             history,
+            metrics,
             closed: false,
         })
     }
 
     fn print(&mut self, batch: Vec<Record>) -> Result<()> {
         let mut out = BufWriter::new(io::stdout().lock());
+        let metrics = self.metrics.clone();
+        let mut noted = metrics.as_deref().map(Metrics::batch);
         for record in &batch {
             match record {
                 Record::Ended(event) => {
@@ -503,7 +538,11 @@ impl Report {
                     };
                     let count = self.ended.entry((ended.reason, ended.flow.state));
                     *count.or_default() += 1;
-                    self.line(ended.flow, |to, rule| to.expired(&ended, rule, &mut out))?;
+                    let rule = self.names.of(ended.flow.rule)?;
+                    if let Some(noted) = &mut noted {
+                        noted.ended(event, &ended, rule.as_deref());
+                    }
+                    self.written(|output| output.expired(&ended, rule.as_deref(), &mut out))?;
                 }
                 Record::Rto(event) => {
                     let Some(timer) = Rto::new(event, self.one_way) else {
@@ -511,7 +550,8 @@ impl Report {
                         continue;
                     };
                     self.rtos += 1;
-                    self.line(timer.flow, |to, rule| to.rto(&timer, rule, &mut out))?;
+                    let rule = self.names.of(timer.flow.rule)?;
+                    self.written(|output| output.rto(&timer, rule.as_deref(), &mut out))?;
                 }
             }
         }
@@ -526,21 +566,11 @@ impl Report {
         self.written(|_| out.flush())
     }
 
-    /// Writes what is to say of a flow, by the name of its rule, if anybody reads it.
-    fn line(
-        &mut self,
-        flow: Flow,
-        write: impl FnOnce(&mut dyn Output, Option<&str>) -> io::Result<()>,
-    ) -> Result<()> {
+    /// Notes a reader that has gone away.
+    fn written(&mut self, write: impl FnOnce(&mut dyn Output) -> io::Result<()>) -> Result<()> {
         if self.closed {
             return Ok(());
         }
-        let rule = self.names.of(flow.rule)?;
-        self.written(|output| write(output, rule.as_deref()))
-    }
-
-    /// Notes a reader that has gone away.
-    fn written(&mut self, write: impl FnOnce(&mut dyn Output) -> io::Result<()>) -> Result<()> {
         match write(&mut *self.output) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 self.closed = true;
@@ -553,11 +583,11 @@ impl Report {
     fn summary(&mut self, plane: &DataPlane) -> Result<()> {
         let counters = plane.counters()?;
         let total: u64 = self.ended.values().sum();
-        eprintln!("{total} flows ended, {} live", counters.live());
+        say!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);
-        eprintln!("  {touched:>8}  {}", Counter::Touched.meaning());
+        say!("  {touched:>8}  {}", Counter::Touched.meaning());
         if self.rtos > 0 {
-            eprintln!(
+            say!(
                 "  {:>8}  {}, {} flows stalled by that",
                 self.rtos,
                 Counter::RtoExpired.meaning(),
@@ -565,7 +595,7 @@ impl Report {
             );
         }
         for ((reason, state), count) in &self.ended {
-            eprintln!("  {count:>8}  {} in {state}", reason.name());
+            say!("  {count:>8}  {} in {state}", reason.name());
         }
         for counter in [
             Counter::TableFull,
@@ -575,7 +605,7 @@ impl Report {
             Counter::Orphans,
         ] {
             if counters.get(counter) > 0 {
-                eprintln!("  {:>8}  {}", counters.get(counter), counter.meaning());
+                say!("  {:>8}  {}", counters.get(counter), counter.meaning());
             }
         }
         let lost = self.history.take().map_or(0, |history| {
@@ -584,9 +614,7 @@ impl Report {
             lost.load(Ordering::Relaxed)
         });
         if lost > 0 {
-            eprintln!(
-                "  {lost:>8}  events that are not in the history: the disk was too slow or full"
-            );
+            say!("  {lost:>8}  events that are not in the history: the disk was too slow or full");
         }
         Ok(())
     }

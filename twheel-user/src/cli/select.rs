@@ -71,23 +71,11 @@ pub fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::with_capacity(1 << 16, io::stdout().lock())
 }
 
-/// Does what writes to standard output, as long as anybody reads that.
+/// Does what writes to standard output.
 pub fn while_read(write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     let mut out = stdout();
     let result = write(&mut out).and_then(|()| Ok(out.flush()?));
     // What is left would be written when it is dropped.
     drop(out.into_parts());
-    match result {
-        Err(error) if is_broken_pipe(&error) => Ok(()),
-        result => result,
-    }
-}
-
-/// Whether the reader of standard output has gone, which is no failure.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        let json = cause.downcast_ref::<serde_json::Error>();
-        io.or(json.and_then(serde_json::Error::io_error_kind)) == Some(io::ErrorKind::BrokenPipe)
-    })
+    result
 }

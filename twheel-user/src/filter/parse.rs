@@ -42,10 +42,10 @@ impl Wrong {
             .collect();
         let before = text.get(..self.at).unwrap_or(text).chars().count();
         format!(
-            "filter, column {}: {}\n  {line}\n  {:before$}^",
+            "filter, column {}: {}\n  {line}\n  {}^",
             before + 1,
             self.what,
-            ""
+            " ".repeat(before)
         )
     }
 }

@@ -35,8 +35,9 @@ impl From<Flow> for Ends {
     }
 }
 
+/// A flow that has ended.
 #[derive(Serialize)]
-struct Line<'a> {
+pub(crate) struct Line<'a> {
     event: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<String>,
@@ -159,14 +160,13 @@ pub fn tracked(flow: &Tracked, rule: Option<&str>, to: &mut dyn io::Write) -> io
     write(&line, to)
 }
 
-/// Writes the end of a flow, with the name of its rule, and when that was, if that is past.
-pub fn ended(
+/// The end of a flow, with the name of its rule, and when that was, if that is past.
+pub(crate) fn line<'a>(
     when: Option<SystemTime>,
     ended: &Expired,
-    rule: Option<&str>,
-    to: &mut dyn io::Write,
-) -> io::Result<()> {
-    let line = Line {
+    rule: Option<&'a str>,
+) -> Line<'a> {
+    Line {
         event: "expired",
         time: when.map(|when| humantime::format_rfc3339_millis(when).to_string()),
         flow: ended.flow.into(),
@@ -185,8 +185,17 @@ pub fn ended(
             reply_retransmissions: reply.retransmissions,
             stalled: ended.flow.stalled,
         }),
-    };
-    write(&line, to)
+    }
+}
+
+/// Writes that.
+pub fn ended(
+    when: Option<SystemTime>,
+    ended: &Expired,
+    rule: Option<&str>,
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    write(&line(when, ended, rule), to)
 }
 
 impl Output for Json {

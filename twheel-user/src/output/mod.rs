@@ -13,6 +13,7 @@ use twheel_common::{
     state::{Seen, State},
 };
 
+pub(crate) use self::json::Line;
 pub use self::{json::Json, text::Text};
 use crate::clock::Clock;
 
@@ -122,7 +123,7 @@ impl Rto {
 }
 
 /// A state's name.
-fn state(seen: Seen, one_way: bool) -> &'static str {
+pub(crate) fn state(seen: Seen, one_way: bool) -> &'static str {
     match seen.state() {
         State::Established if !seen.is_replied() && !one_way => "unreplied",
         state => state.name(),

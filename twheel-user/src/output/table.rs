@@ -62,9 +62,7 @@ pub fn line(
     } = tracked.flow;
     write!(
         to,
-        "{proto:<6} {state:<11} {:<21} -> {:<21} {:>7} {:>7} {:>7}",
-        src.to_string(),
-        dst.to_string(),
+        "{proto:<6} {state:<11} {src:<21} -> {dst:<21} {:>7} {:>7} {:>7}",
         short(tracked.idle),
         short(tracked.expires),
         short(tracked.age),

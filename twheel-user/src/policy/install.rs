@@ -23,7 +23,10 @@ use twheel_common::{
 };
 
 use super::{Compiled, Policy, Timeouts};
-use crate::{clock::Clock, data_plane, pins::Pins, settings::longest_timeout, stepper::pin_to};
+use crate::{
+    clock::Clock, data_plane, pins::Pins, progress::ProgressBar, settings::longest_timeout,
+    stepper::pin_to,
+};
 
 /// Opens a map of the data plane by its name.
 pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
@@ -36,9 +39,9 @@ pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> + use<> {
 
 /// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were
 /// armed anew.
-pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<u64> {
+pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressBar) -> Result<u64> {
     let _lock = put(pins, file, clock)?;
-    sweep_all(pins)
+    sweep_all(pins, progress)
 }
 
 /// Reads a policy file and puts it into force in an instance, or, with none, what is without one. Returns the lock
@@ -173,18 +176,19 @@ impl Names {
 }
 
 /// Arms all flows of an instance as timeouts and rules are now, each on its own CPU. Returns how many.
-pub fn sweep_all(pins: &Pins) -> Result<u64> {
+pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     let open = pinned(pins);
     let records = open("FLOWS")?.info()?.max_entries();
     let cpus = online_cpus()
         .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
+    progress.set_length(u64::from(records) * cpus.len() as u64);
     let mut armed = 0;
     for cpu in cpus {
         // A thread of its own: this one stays where it may run.
         let swept = thread::scope(|scope| {
             let sweep = || {
                 pin_to(cpu)?;
-                sweep(&pins.xdp("twheel_sweep")?, records)
+                sweep(&pins.xdp("twheel_sweep")?, records, progress)
             };
             scope
                 .spawn(sweep)
@@ -197,8 +201,9 @@ pub fn sweep_all(pins: &Pins) -> Result<u64> {
     Ok(armed)
 }
 
-/// Arms the flows of the wheel of one CPU, to which this thread is pinned, in a table of so many records.
-pub fn sweep(program: &Xdp, records: u32) -> Result<u64> {
+/// Arms the flows of the wheel of one CPU, to which this thread is pinned, in a table of so many records. The
+/// progress is in records.
+pub fn sweep(program: &Xdp, records: u32, progress: &ProgressBar) -> Result<u64> {
     let mut armed = 0;
     for from in (0..records).step_by(MAX_SWEEP as usize) {
         let call = Sweep {
@@ -207,6 +212,7 @@ pub fn sweep(program: &Xdp, records: u32) -> Result<u64> {
             ..Sweep::default()
         };
         armed += u64::from(data_plane::sweep(program, call)?.armed);
+        progress.inc(call.count.into());
     }
     Ok(armed)
 }

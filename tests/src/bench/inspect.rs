@@ -1,0 +1,125 @@
+//! What it takes to look at a large table from the command line.
+
+use std::{
+    mem::MaybeUninit,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::{TestRun, TestRunOptions};
+use serde_json::json;
+use twheel::pins::Instance;
+use twheel_tests::{
+    netns::{Namespace, Twheel},
+    plane::{ACK, frame},
+};
+
+use crate::report::{Figure, Report, verdict};
+
+const FLOWS: u32 = 1_000_000;
+const ROUNDS: usize = 5;
+const INTERFACE: &str = "bench0";
+/// Seconds, and bytes.
+const LISTING_BOUNDS: (f64, f64) = (2.0, (64 << 20) as f64);
+
+/// Lists a million flows of a running instance, which a loader steps meanwhile.
+pub fn bench(report: &mut Report) -> Result<()> {
+    let host = Namespace::new("bench")?;
+    host.ip(&format!("link add {INTERFACE} type veth peer name bench1"))?;
+    for interface in [INTERFACE, "bench1"] {
+        host.ip(&format!("link set {interface} up"))?;
+    }
+    let flows = FLOWS.to_string();
+    let twheel = Twheel::start(
+        &host,
+        &["--iface", INTERFACE, "--max-flows", &flows, "--accounting"],
+    )?;
+    fill(&host)?;
+    report.say(&format!(
+        "An instance with {FLOWS} flows and --accounting, and its loader; the flows have come as packets of the \
+         pinned program's.\nEach command {ROUNDS} times, its output to /dev/null: seconds from start to exit, and the \
+         most memory that was\nresident (ru_maxrss), which has the mapped parts of the table in it. Median \
+         (least–most).\n"
+    ));
+    report.say(&format!(
+        "{:<44} {:>22}  {:>10}",
+        "command", "seconds", "MiB"
+    ));
+    for (args, bounds) in [
+        ("flows", Some(LISTING_BOUNDS)),
+        ("flows --json", Some(LISTING_BOUNDS)),
+        ("flows dport==80", Some(LISTING_BOUNDS)),
+        ("flows --sort idle --limit 20", None),
+        ("talkers --by port", None),
+        ("stats", None),
+    ] {
+        let mut seconds = Vec::new();
+        let mut bytes = Vec::new();
+        for _ in 0..ROUNDS {
+            let (time, resident) = run(&host, args)?;
+            seconds.push(time.as_secs_f64());
+            bytes.push(resident as f64);
+        }
+        let (seconds, bytes) = (Figure::of(&seconds), Figure::of(&bytes));
+        let mebibytes = |bytes: f64| bytes / f64::from(1 << 20);
+        report.say(&format!(
+            "{args:<44} {:>5.2} ({:.2}–{:.2}) {}  {:>6.1} {}",
+            seconds.median,
+            seconds.min,
+            seconds.max,
+            within(seconds.median, bounds.map(|(seconds, _)| seconds)),
+            mebibytes(bytes.median),
+            within(
+                mebibytes(bytes.median),
+                bounds.map(|(_, bytes)| mebibytes(bytes))
+            ),
+        ));
+        report.object(&json!({
+            "bench": "inspect", "variant": args, "n": FLOWS, "rounds": ROUNDS,
+            "median_s": seconds.median, "min_s": seconds.min, "max_s": seconds.max,
+            "resident_bytes": bytes.median,
+        }));
+    }
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    Ok(())
+}
+
+fn within(value: f64, bound: Option<f64>) -> String {
+    let text = verdict(value, bound);
+    text.split_once(' ')
+        .map_or_else(String::new, |(_, rest)| rest.to_owned())
+}
+
+/// Begins the flows.
+fn fill(host: &Namespace) -> Result<()> {
+    let program = host.enter(|| Instance::of(INTERFACE)?.xdp("twheel_xdp"))?;
+    for flow in 0..FLOWS {
+        program
+            .test_run(TestRunOptions {
+                data_in: Some(&frame(flow, false, ACK)),
+                ..TestRunOptions::new()
+            })
+            .context("cannot begin a flow")?;
+    }
+    Ok(())
+}
+
+/// Runs a command; how long that took, and its memory in bytes.
+fn run(host: &Namespace, args: &str) -> Result<(Duration, u64)> {
+    let args: Vec<_> = args.split(' ').collect();
+    let mut command = host.twheel(&args)?;
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let begun = Instant::now();
+    let child = command.spawn()?;
+    let mut status = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: both places are valid for writes; the child is ours, and nobody else waits for it.
+    let waited = unsafe { libc::wait4(child.id() as i32, &raw mut status, 0, usage.as_mut_ptr()) };
+    let time = begun.elapsed();
+    ensure!(waited > 0 && status == 0, "{args:?} has failed: {status}");
+    // SAFETY: the kernel has filled it in; and all zeros are valid.
+    let usage = unsafe { usage.assume_init() };
+    Ok((time, usage.ru_maxrss as u64 * 1024))
+}

@@ -1,0 +1,458 @@
+//! What `twheel doctor` says of hosts that are as they should be, and of such as are not; and that bars, colours and
+//! closed pipes are left to terminals.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    path::PathBuf,
+    process::{self, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    errno::Errno,
+    fcntl::OFlag,
+    pty::openpty,
+    sys::signal::{Signal, kill},
+    unistd::{Gid, Pid, Uid, pipe2, setresgid, setresuid},
+};
+use serde_json::Value;
+use twheel::failure::Kind;
+use twheel_tests::netns::{
+    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, remove_pins, require_root,
+    twheel_bin,
+};
+
+const ESCAPE: char = '\u{1b}';
+
+/// A host with the interface [`SERVER`], and nobody at the other end.
+fn host() -> Result<Namespace> {
+    require_root();
+    let host = Namespace::new("doctor")?;
+    host.ip(&format!("link add {SERVER} type veth peer name other"))?;
+    Ok(host)
+}
+
+/// What the doctor says there, as JSON, and its exit code.
+fn examine(host: &Namespace, args: &[&str]) -> Result<(Vec<Value>, Option<i32>)> {
+    let ended = host.twheel_once(&[&["doctor", "--json"], args].concat())?;
+    let code = ended.code();
+    Ok((findings(&ended)?, code))
+}
+
+fn findings(ended: &Ended) -> Result<Vec<Value>> {
+    let lines = ended.lines.iter();
+    lines
+        .map(|line| serde_json::from_str(&line.text).with_context(|| line.text.clone()))
+        .collect()
+}
+
+/// Of the findings of a check whose text has these words, the one; it has the status, and a remedy with these words.
+fn check(
+    found: &[Value],
+    name: &str,
+    status: &str,
+    what: &str,
+    remedy: Option<&str>,
+) -> Result<()> {
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
+    let mut about = found
+        .iter()
+        .filter(|it| text(it, "check") == name && text(it, "what").contains(what));
+    let finding = about
+        .next()
+        .with_context(|| format!("no {name} with {what:?} in {found:#?}"))?;
+    ensure!(
+        about.next().is_none(),
+        "several {name} with {what:?} in {found:#?}"
+    );
+    ensure!(text(finding, "status") == status, "not {status}: {finding}");
+    match remedy {
+        Some(remedy) => ensure!(
+            text(finding, "remedy").contains(remedy),
+            "no {remedy:?} in {finding}"
+        ),
+        None => ensure!(finding["remedy"].is_null(), "a remedy: {finding}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn a_host_as_it_should_be() -> Result<()> {
+    let host = host()?;
+    let (found, code) = examine(&host, &[])?;
+    ensure!(code == Some(0), "{code:?}: {found:#?}");
+    for (name, what) in [
+        ("kernel", "."),
+        ("capabilities", "may load"),
+        ("bpffs", "/sys/fs/bpf"),
+        ("programs", "accepts"),
+        // The setting cannot be seen in a network namespace.
+        ("JIT", "on: the programs load"),
+        ("TCX", "outgoing"),
+        ("clock", "--tick"),
+    ] {
+        check(&found, name, "ok", what, None)?;
+    }
+    // Both ends of the pair, and not loopback.
+    let of = |name: &str| found.iter().filter(|it| it["check"] == name).count();
+    ensure!(of("driver") == 2 && of("XDP") == 2, "{found:#?}");
+    let (found, _) = examine(&host, &["--iface", SERVER])?;
+    check(&found, "driver", "ok", "veth: native XDP", None)?;
+    check(&found, "XDP", "ok", "no program", None)?;
+    ensure!(host.instances()?.is_empty(), "{:?}", host.instances());
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn twheel_itself_running_and_gone() -> Result<()> {
+    let host = host()?;
+    let directory = format!("-{SERVER}:");
+    for (mode, args) in [
+        ("native", &["--keep"][..]),
+        ("generic", &["--mode", "generic"]),
+    ] {
+        let twheel = Twheel::start(&host, &[&["--iface", SERVER], args].concat())?;
+        let (found, code) = examine(&host, &["--iface", SERVER])?;
+        ensure!(code == Some(0), "{code:?}: {found:#?}");
+        check(&found, "XDP", "ok", "twheel's own: twheel_xdp (id", None)?;
+        check(&found, "XDP", "ok", mode, None)?;
+        check(&found, "pins", "ok", "twheel is running on server0", None)?;
+        // What it looked at goes on as it was.
+        let ended = twheel.stop()?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        if mode == "native" {
+            let (found, code) = examine(&host, &["--iface", SERVER])?;
+            ensure!(code == Some(0), "{code:?}: {found:#?}");
+            let detach = format!("`twheel detach --iface {SERVER}`");
+            check(
+                &found,
+                "pins",
+                "warn",
+                &format!("{directory} flows of"),
+                Some(&detach),
+            )?;
+            let there = Namespace::new("elsewhere")?;
+            let (found, _) = examine(&there, &[])?;
+            let path = host.instances()?.pop().context("nothing was kept")?;
+            let kept = format!("{}: kept in another network namespace", path.display());
+            check(&found, "pins", "warn", &kept, Some(&detach))?;
+            host.ip(&format!("link del {SERVER}"))?;
+            let (found, _) = examine(&host, &[])?;
+            check(
+                &found,
+                "pins",
+                "warn",
+                "not all there any more",
+                Some(&detach),
+            )?;
+            host.twheel_once(&["detach", "--iface", SERVER])?;
+            host.ip(&format!("link add {SERVER} type veth peer name other"))?;
+        }
+    }
+    host.check_clean(SERVER)
+}
+
+/// Pins that were renamed; removed when dropped.
+struct Moved(PathBuf);
+
+impl Moved {
+    fn new(host: &Namespace, to: PathBuf) -> Result<Self> {
+        let args = ["--iface", SERVER, "--keep", "--egress", "off"];
+        let ended = Twheel::start(host, &args)?.stop()?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        let from = host.instances()?.pop().context("nothing was kept")?;
+        let to = match to.is_absolute() {
+            true => to,
+            false => PathBuf::from(PINS)
+                .join(to)
+                .join(from.file_name().context("no name")?),
+        };
+        fs::create_dir_all(to.parent().context("no directory")?)?;
+        fs::rename(from, &to)?;
+        Ok(Self(to))
+    }
+}
+
+impl Drop for Moved {
+    fn drop(&mut self) {
+        remove_pins(&self.0);
+    }
+}
+
+#[test]
+fn the_xdp_program_of_somebody_else() -> Result<()> {
+    let host = host()?;
+    // Pinned elsewhere, it is no instance of twheel's.
+    let elsewhere = format!("/sys/fs/bpf/twl-{}-doctor/v0/pins", process::id());
+    let foreign = Moved::new(&host, elsewhere.into())?;
+    let (found, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(
+        code == Some(Kind::Unsupported as i32),
+        "{code:?}: {found:#?}"
+    );
+    let whose = "somebody else's: twheel_xdp (id";
+    check(&found, "XDP", "fail", whose, Some("xdp off"))?;
+    drop(foreign);
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn pins_of_another_version() -> Result<()> {
+    let host = host()?;
+    let _old = Moved::new(&host, "v0".into())?;
+    let (found, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(
+        code == Some(Kind::Unsupported as i32),
+        "{code:?}: {found:#?}"
+    );
+    let detach = format!("`twheel detach --iface {SERVER}`");
+    check(&found, "pins", "fail", "another version", Some(&detach))?;
+    let ended = host.twheel_once(&["detach", "--iface", SERVER])?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    let (_, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(code == Some(0), "{code:?}");
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn pins_of_a_namespace_that_is_gone() -> Result<()> {
+    require_root();
+    let host = Namespace::new("doctor")?;
+    // No inode has this number.
+    let path = PathBuf::from(PINS).join(format!("v0/1-gone{}", process::id()));
+    fs::create_dir_all(&path)?;
+    let result = examine(&host, &[]);
+    remove_pins(&path);
+    let (found, code) = result?;
+    ensure!(code == Some(0), "{code:?}: {found:#?}");
+    let path = path.display();
+    check(
+        &found,
+        "pins",
+        "warn",
+        &format!("{path}: no network namespace"),
+        Some(&format!("rm -r {path}")),
+    )
+}
+
+#[test]
+fn interfaces_that_will_not_do() -> Result<()> {
+    require_root();
+    let host = Namespace::new("doctor")?;
+    let (found, code) = examine(&host, &["--iface", "nowhere0"])?;
+    ensure!(
+        code == Some(Kind::Unsupported as i32),
+        "{code:?}: {found:#?}"
+    );
+    check(
+        &found,
+        "interface",
+        "fail",
+        "none of this name",
+        Some("ip link"),
+    )?;
+    host.ip("tuntap add dev tun0 mode tun")?;
+    for (args, status, wanted) in [
+        (&[][..], "warn", 0),
+        (&["--iface", "tun0"], "fail", Kind::Unsupported as i32),
+    ] {
+        let (found, code) = examine(&host, args)?;
+        ensure!(code == Some(wanted), "{code:?}: {found:#?}");
+        check(
+            &found,
+            "packets",
+            status,
+            "no Ethernet header",
+            Some("on the wire"),
+        )?;
+    }
+    let (found, _) = examine(&host, &["--iface", "lo"])?;
+    check(&found, "driver", "warn", "generic", Some("--mode auto"))
+}
+
+#[test]
+fn nobody_sees_less_and_is_told() -> Result<()> {
+    let host = host()?;
+    let twheel = Twheel::start(&host, &["--iface", SERVER])?;
+    // Where everybody may execute it.
+    let program = std::env::temp_dir().join(format!("twl-{}-doctor", process::id()));
+    fs::copy(twheel_bin()?, &program)?;
+    let mut command = host.command(&program)?;
+    command.args(["doctor", "--json", "--iface", SERVER]);
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
+            setresgid(group, group, group)?;
+            Ok(setresuid(user, user, user)?)
+        });
+    }
+    let ended = once(command);
+    fs::remove_file(&program)?;
+    let ended = ended?;
+    let found = findings(&ended)?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    for name in ["capabilities", "programs", "TCX", "JIT"] {
+        check(&found, name, "warn", "", Some("root"))?;
+    }
+    check(&found, "XDP", "warn", "cannot see whose", Some("root"))?;
+    check(&found, "pins", "ok", "running on", None)?;
+    twheel.stop()?;
+    host.check_clean(SERVER)
+}
+
+/// What a program writes to a terminal of its own.
+fn on_terminal(command: &mut Command) -> Result<String> {
+    let pty = openpty(None, None)?;
+    let copy = || -> Result<OwnedFd> { Ok(pty.slave.try_clone()?) };
+    command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
+    let mut child = command.spawn()?;
+    // The command has copies of its own, which keep the terminal open.
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    drop(pty.slave);
+    let mut written = Vec::new();
+    let read = File::from(pty.master).read_to_end(&mut written);
+    child.wait()?;
+    match read {
+        // What Linux says once nobody has the other end.
+        Err(error) if error.raw_os_error() != Some(Errno::EIO as i32) => Err(error.into()),
+        _ => Ok(String::from_utf8(written)?),
+    }
+}
+
+#[test]
+fn colours_are_for_terminals() -> Result<()> {
+    let host = host()?;
+    let doctor = || -> Result<Command> {
+        let mut command = host.twheel(&["doctor"])?;
+        command.env_remove("NO_COLOR").env("TERM", "xterm");
+        Ok(command)
+    };
+    let text = on_terminal(&mut doctor()?)?;
+    ensure!(text.contains(ESCAPE), "no colour: {text}");
+    let text = on_terminal(doctor()?.env("NO_COLOR", "1"))?;
+    ensure!(
+        text.contains("kernel") && !text.contains(ESCAPE),
+        "{text:?}"
+    );
+    let ended = once(doctor()?)?;
+    let text = format!("{ended:?}");
+    ensure!(
+        text.contains("kernel") && !text.contains("\\u{1b}"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn bars_are_for_terminals() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let twheel = Twheel::start(host, &["--iface", SERVER])?;
+    let policy = std::env::temp_dir().join(format!("twl-{}-policy.toml", process::id()));
+    fs::write(&policy, "[timeouts]\nestablished = \"1h\"\n")?;
+    let policy_path = policy.to_string_lossy().into_owned();
+    let result = || -> Result<()> {
+        for (args, result) in [
+            (
+                &["policy", "load", &policy_path, "--iface", SERVER][..],
+                "is in force",
+            ),
+            (&["flush", "--iface", SERVER], "flows flushed"),
+        ] {
+            // A bar begins with the first flow.
+            let _connection = pair.connect(Family::V4)?;
+            let mut command = host.twheel(args)?;
+            let text = on_terminal(command.env("TERM", "xterm"))?;
+            ensure!(
+                text.contains(ESCAPE) && text.contains(result),
+                "no bar: {text:?}"
+            );
+            let ended = host.twheel_once(args)?;
+            ensure!(ended.stderr.contains(result), "{ended:?}");
+            ensure!(!ended.stderr.contains([ESCAPE, '\r']), "{ended:?}");
+        }
+        Ok(())
+    }();
+    fs::remove_file(&policy)?;
+    result?;
+    twheel.stop()?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() -> Result<()> {
+    let host = host()?;
+    let policy = std::env::temp_dir().join(format!("twl-{}-rules.toml", process::id()));
+    fs::write(
+        &policy,
+        "[[rule]]\nname = \"ssh\"\ndport = 22\ntimeouts = { established = \"1h\" }\n",
+    )?;
+    let policy_path = policy.to_string_lossy().into_owned();
+    let result = || -> Result<()> {
+        for args in [
+            &["plan", "--flows", "1000"][..],
+            &["plan", "--flows", "1000", "--json"],
+            &["policy", "check", &policy_path],
+            &["policy", "check", &policy_path, "--json"],
+            &["doctor"],
+            // Red as well.
+            &["doctor", "--iface", "nowhere0"],
+            &["doctor", "--json"],
+            &["completions", "bash"],
+            &["completions", "zsh"],
+            &["--help"],
+            &["run", "--help"],
+            &["--version"],
+        ] {
+            let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
+            drop(reader);
+            let output = host.twheel(args)?.stdout(writer).output()?;
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(0), "{args:?}: {output:?}");
+            ensure!(stderr.is_empty(), "{args:?}: {stderr}");
+        }
+        Ok(())
+    }();
+    fs::remove_file(&policy)?;
+    result
+}
+
+#[test]
+fn nobody_need_read_standard_error() -> Result<()> {
+    let host = host()?;
+    for (args, code) in [
+        (&["run", "--iface", SERVER][..], 0),
+        (&["run", "--iface", SERVER, "--keep"], 0),
+        (&["flush", "--iface", SERVER], 0),
+        (&["detach", "--iface", SERVER], 0),
+        (&["detach", "--iface", SERVER], Kind::Pins as i32),
+    ] {
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
+        drop(reader);
+        let mut child = host.twheel(args)?.stderr(writer).spawn()?;
+        if args[0] == "run" {
+            let end = Instant::now() + Duration::from_secs(20);
+            while host.attached(SERVER)? != ["xdp", "egress"] {
+                ensure!(
+                    Instant::now() < end,
+                    "{args:?}: not attached: {:?}",
+                    child.wait()?
+                );
+                thread::sleep(Duration::from_millis(20));
+            }
+            kill(Pid::from_raw(child.id() as i32), Signal::SIGINT)?;
+        }
+        let status = child.wait()?;
+        ensure!(status.code() == Some(code), "{args:?}: {status:?}");
+    }
+    host.check_clean(SERVER)
+}

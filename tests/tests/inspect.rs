@@ -1,0 +1,664 @@
+//! What is tracked and what has ended, from the command line, beside real connections.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel_tests::netns::{
+    Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
+};
+
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+/// A directory that goes with the test.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("twheel-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("ASCII")
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
+    (0..count)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect()
+}
+
+fn names(connections: &[Connection]) -> BTreeSet<SocketAddr> {
+    connections.iter().map(|it| it.name).collect()
+}
+
+/// The output of a command that succeeds.
+fn lines(namespace: &Namespace, args: &[&str]) -> Result<Vec<String>> {
+    let ended = namespace.twheel_once(args)?;
+    ensure!(ended.code() == Some(0), "{args:?}: {}", ended.stderr);
+    Ok(ended.lines.into_iter().map(|line| line.text).collect())
+}
+
+fn objects(namespace: &Namespace, args: &[&str]) -> Result<Vec<Value>> {
+    lines(namespace, args)?
+        .iter()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("no JSON: {line}")))
+        .collect()
+}
+
+fn src(object: &Value) -> Result<SocketAddr> {
+    let ip = object["src"].as_str().context("no src")?.parse()?;
+    let port = object["sport"].as_u64().context("no sport")?;
+    Ok(SocketAddr::new(ip, u16::try_from(port)?))
+}
+
+fn sources(objects: &[Value]) -> Result<BTreeSet<SocketAddr>> {
+    objects.iter().map(src).collect()
+}
+
+/// A command that fails, with this exit code, in one sentence.
+#[track_caller]
+fn refused(ended: &Ended, code: i32, part: &str) {
+    assert_eq!(ended.code(), Some(code), "{}", ended.stderr);
+    assert!(ended.stderr.contains(part), "{}", ended.stderr);
+    assert!(ended.lines.is_empty(), "{:?}", ended.lines);
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+}
+
+#[test]
+fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let args = [
+        "--iface",
+        SERVER,
+        "--accounting",
+        "--keep",
+        "--timeout",
+        "60s",
+    ];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let old = connect(&pair, 5)?;
+    thread::sleep(millis(1500));
+    let mut young = connect(&pair, 5)?;
+    let half_open = pair.half_open(Family::V4)?;
+    let closed = pair.connect(Family::V6)?;
+    let closed_name = closed.name;
+    closed.close()?;
+
+    for loader in [true, false] {
+        let all = objects(&pair.server, &["flows", "--json"])?;
+        let mut expected: BTreeSet<_> = names(&old).union(&names(&young)).copied().collect();
+        expected.extend([half_open, closed_name]);
+        assert_eq!(sources(&all)?, expected);
+        assert_eq!(all.len(), 12, "each once");
+        for flow in &all {
+            let number = |key: &str| flow[key].as_u64().with_context(|| format!("no {key}"));
+            let state = flow["state"].as_str().context("no state")?;
+            let timeout = match src(flow)? {
+                it if it == half_open => (assert_eq!(state, "syn_sent"), 60_000).1,
+                it if it == closed_name => (assert_eq!(state, "time_wait"), 60_000).1,
+                _ => (assert_eq!(state, "established"), 60_000).1,
+            };
+            // Rounded up to units of the clock, of 10 ms at most, and one more.
+            let sum = number("idle_ms")? + number("expires_ms")?;
+            assert!((timeout..=timeout + 20).contains(&sum), "{flow}");
+            assert!(number("age_ms")? >= number("idle_ms")?, "{flow}");
+            assert_eq!(flow["proto"], "tcp");
+            assert_eq!(flow["rule"], Value::Null);
+            assert_eq!(flow["picked_up"], false);
+            assert_eq!(u16::try_from(number("dport")?)?, PORT);
+            if state == "established" {
+                assert!(number("orig_packets")? >= 2, "{flow}");
+                assert!(number("reply_bytes")? > 0, "{flow}");
+            }
+        }
+
+        let of = |filter: &[&str]| -> Result<BTreeSet<SocketAddr>> {
+            let args = [&["flows", "--json"], filter].concat();
+            sources(&objects(&pair.server, &args)?)
+        };
+        assert_eq!(
+            of(&["state == established and idle > 1s and age > 1s"])?.len(),
+            if loader { 5 } else { 10 }
+        );
+        assert_eq!(
+            of(&["state", "==", "syn_sent"])?,
+            BTreeSet::from([half_open])
+        );
+        let port = young[0].name.port();
+        assert_eq!(
+            of(&[&format!(
+                "sport == {port} and src == {}",
+                young[0].name.ip()
+            )])?,
+            BTreeSet::from([young[0].name])
+        );
+        assert_eq!(
+            of(&["src in fd00::/8"])?.len(),
+            expected.iter().filter(|it| it.is_ipv6()).count()
+        );
+
+        // Sorted, and the first of them.
+        let sorted = objects(
+            &pair.server,
+            &[
+                "flows", "--json", "--sort", "idle", "--limit", "5", "--iface", SERVER,
+            ],
+        )?;
+        assert_eq!(
+            sources(&sorted)?,
+            names(&old),
+            "those that are idle for longest"
+        );
+        let idle: Vec<_> = sorted.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        assert!(idle.is_sorted_by(|a, b| a >= b), "{idle:?}");
+        let reversed = objects(
+            &pair.server,
+            &["flows", "--json", "--sort", "idle", "--reverse"],
+        )?;
+        let idle: Vec<_> = reversed.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        assert!(idle.is_sorted(), "{idle:?}");
+
+        // The same for people.
+        let table = lines(&pair.server, &["flows"])?;
+        assert_eq!(table.len(), 13, "{table:?}");
+        for column in [
+            "PROTO", "STATE", "SRC", "DST", "IDLE", "EXPIRES", "AGE", "PACKETS",
+        ] {
+            assert!(table[0].contains(column), "{}", table[0]);
+        }
+        for name in &expected {
+            let found = table
+                .iter()
+                .filter(|line| line.contains(&format!("{name} ")));
+            assert_eq!(found.count(), 1, "{name} in {table:#?}");
+        }
+        assert!(table.iter().all(|line| !line.contains('\x1b')), "{table:?}");
+
+        let stats = lines(&pair.server, &["stats"])?;
+        let head = if loader {
+            "a loader is running"
+        } else {
+            "no loader is running"
+        };
+        assert!(
+            stats[0].starts_with("12 flows of at most 131072; tick 100ms"),
+            "{}",
+            stats[0]
+        );
+        assert!(stats[0].contains(head), "{}", stats[0]);
+        if loader {
+            // What is pinned goes on being read.
+            for connection in &mut young {
+                connection.talk()?;
+            }
+            thread::sleep(millis(1100));
+            break_off(&twheel)?;
+        }
+    }
+    assert_eq!(
+        pair.server
+            .twheel_once(&["detach", "--iface", SERVER])?
+            .code(),
+        Some(0)
+    );
+    drop(twheel);
+    pair.server.check_clean(SERVER)
+}
+
+/// SIGKILL.
+fn break_off(twheel: &Twheel) -> Result<()> {
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(twheel.pid() as i32),
+        nix::sys::signal::Signal::SIGKILL,
+    )?;
+    thread::sleep(millis(200));
+    Ok(())
+}
+
+#[test]
+fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("history")?;
+    let run = [
+        "--iface",
+        SERVER,
+        "--timeout",
+        "500ms",
+        "--json",
+        "--history",
+        directory.path(),
+    ];
+    let expired = [
+        "expired",
+        "--json",
+        "--iface",
+        SERVER,
+        "--history",
+        directory.path(),
+    ];
+    let mut told = Vec::new();
+    // Who closes a connection after its flow has ended begins another.
+    let mut open = Vec::new();
+
+    // Killed, stopped, and running.
+    for round in 0..3 {
+        let twheel = Twheel::start(&pair.server, &run)?;
+        open.extend(connect(&pair, 10)?);
+        let expiries = twheel.expiries_until(Instant::now() + millis(900))?;
+        assert_eq!(expiries.len(), 10);
+        told.extend(expiries);
+        let mut history = objects(&pair.server, &expired)?;
+        assert_eq!(history.len(), told.len(), "round {round}");
+        for (line, expiry) in history.iter_mut().zip(&told) {
+            assert_eq!(src(line)?, expiry.src);
+            assert_eq!(line["reason"], expiry.reason.as_str());
+            assert_eq!(line["idle_ms"], expiry.idle.as_millis() as u64);
+            assert!(
+                line["time"]
+                    .as_str()
+                    .is_some_and(|time| time.ends_with('Z')),
+                "{line}"
+            );
+        }
+        match round {
+            0 => drop(twheel.kill()?),
+            1 => assert_eq!(twheel.stop()?.code(), Some(0)),
+            _ => {
+                // Followed from before it happens.
+                let mut follow = follow(
+                    &pair.server,
+                    &[
+                        &expired[..],
+                        &["-f", "--since", "1h", "--limit", "1", "reason == idle"],
+                    ]
+                    .concat(),
+                )?;
+                let first = follow.line()?;
+                assert_eq!(src(&first)?, told.last().context("none")?.src);
+                let connection = pair.connect(Family::V4)?;
+                assert_eq!(src(&follow.line()?)?, connection.name);
+                twheel.stop()?;
+            }
+        }
+    }
+    // What is pinned is gone, and the history is still there.
+    let ended = objects(&pair.server, &[&expired[..], &["--since", "1h"]].concat())?;
+    assert_eq!(ended.len(), 31);
+    assert_eq!(
+        objects(&pair.server, &[&expired[..], &["--since", "1ms"]].concat())?.len(),
+        0
+    );
+    assert_eq!(
+        objects(&pair.server, &[&expired[..], &["--limit", "3"]].concat())?,
+        ended[28..]
+    );
+    assert_eq!(
+        objects(
+            &pair.server,
+            &[&expired[..], &["src in 10.0.0.0/8 and idle < 1m"]].concat()
+        )?
+        .len(),
+        16
+    );
+    let text = lines(&pair.server, &["expired", "--history", directory.path()])?;
+    assert_eq!(text.len(), 31, "the only history here");
+    assert!(text[0].contains("expired  tcp"), "{}", text[0]);
+    // Of nobody else's business.
+    let instance = fs::read_dir(&directory.0)?
+        .next()
+        .context("no directory")??
+        .path();
+    for (path, mode) in [(instance.as_path(), 0o700), (&segment(&instance)?, 0o600)] {
+        assert_eq!(
+            fs::metadata(path)?.permissions().mode() & 0o777,
+            mode,
+            "{}",
+            path.display()
+        );
+    }
+
+    // Torn in the middle of its last record, or another's altogether.
+    let segment = segment(&instance)?;
+    let bytes = fs::read(&segment)?;
+    fs::write(&segment, &bytes[..bytes.len() - 7])?;
+    assert_eq!(objects(&pair.server, &expired)?, ended[..30]);
+    fs::write(
+        &segment,
+        b"something else that is as long as a header of a history is",
+    )?;
+    refused(
+        &pair.server.twheel_once(&expired)?,
+        1,
+        "is no history of twheel's: move it away",
+    );
+    let none = ["expired", "--iface", SERVER, "--history", "/nowhere"];
+    refused(
+        &pair.server.twheel_once(&none)?,
+        6,
+        "there is no history at /nowhere",
+    );
+    pair.server.check_clean(SERVER)
+}
+
+fn segment(instance: &Path) -> Result<std::path::PathBuf> {
+    Ok(fs::read_dir(instance)?
+        .next()
+        .context("no segment")??
+        .path())
+}
+
+/// A command that goes on.
+struct Following(Child, BufReader<std::process::ChildStdout>);
+
+impl Following {
+    fn line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        self.1.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("no JSON: {line}"))
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn follow(namespace: &Namespace, args: &[&str]) -> Result<Following> {
+    let mut command = namespace.twheel(args)?;
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("no stdout")?;
+    Ok(Following(child, BufReader::new(stdout)))
+}
+
+#[test]
+fn counters_and_talkers_add_up() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--accounting"])?;
+    let connections = connect(&pair, 30)?;
+    for _ in 0..7 {
+        pair.half_open(Family::V4)?;
+    }
+    let counters = objects(&pair.server, &["stats", "--json"])?;
+    let total = |name: &str| -> Result<u64> {
+        let of = counters.iter().find(|it| it["counter"] == name);
+        let of = of.with_context(|| format!("no {name}"))?;
+        let cpus = of["cpus"].as_array().context("no cpus")?;
+        let sum: u64 = cpus.iter().filter_map(Value::as_u64).sum();
+        assert_eq!(Some(sum), of["total"].as_u64(), "{name}");
+        assert!(of["meaning"].as_str().is_some_and(|it| !it.is_empty()));
+        Ok(sum)
+    };
+    assert_eq!(counters.len(), twheel_common::counter::COUNT);
+    assert_eq!(total("created")?, 37);
+    assert!(total("touched")? >= 60);
+    assert_eq!(total("expired")?, 0);
+    // Rates, of what comes between two looks.
+    let mut watch = follow(
+        &pair.server,
+        &["stats", "--json", "--watch", "--interval", "300ms"],
+    )?;
+    let mut rates = Vec::new();
+    let mut more = Vec::new();
+    for number in 0..4 * twheel_common::counter::COUNT {
+        let line = watch.line()?;
+        if line["counter"] == "created" {
+            rates.push(line["per_second"].as_f64());
+            if number < twheel_common::counter::COUNT {
+                more = connect(&pair, 6)?;
+            }
+        }
+    }
+    assert_eq!(rates[0], None);
+    let sum: f64 = rates[1..].iter().flatten().sum();
+    assert!((10.0..=25.0).contains(&sum), "six in 300 ms: {rates:?}");
+
+    let talkers = objects(&pair.server, &["talkers", "--json"])?;
+    let flows =
+        |talkers: &[Value]| -> u64 { talkers.iter().filter_map(|it| it["flows"].as_u64()).sum() };
+    let share: f64 = talkers.iter().filter_map(|it| it["share"].as_f64()).sum();
+    assert_eq!((talkers.len(), flows(&talkers)), (2, 43), "{talkers:?}");
+    assert!((share - 1.0).abs() < 1e-9);
+    assert!(talkers[0]["flows"].as_u64() >= talkers[1]["flows"].as_u64());
+    assert!(talkers[0]["bytes"].as_u64() > Some(1000), "{talkers:?}");
+    let ports = objects(&pair.server, &["talkers", "--json", "--by", "port"])?;
+    assert_eq!(ports.len(), 1);
+    assert_eq!(ports[0]["talker"], format!("tcp/{PORT}"));
+    let state = objects(
+        &pair.server,
+        &["talkers", "--json", "--by", "dst", "--state", "syn_sent"],
+    )?;
+    assert_eq!((state.len(), flows(&state)), (1, 7));
+    assert_eq!(state[0]["talker"], Family::V4.silent().to_string());
+    let text = lines(&pair.server, &["talkers", "--limit", "1"])?;
+    assert!(text[2].starts_with("and 1 more, of 43 flows"), "{text:?}");
+    drop((connections, more));
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+#[test]
+fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--json"])?;
+    let idle = connect(&pair, 40)?;
+    let busy = connect(&pair, 4)?;
+    let busy_names = names(&busy);
+    let busy = Busy::start(busy, Duration::ZERO);
+    thread::sleep(millis(100));
+
+    let port = idle[0].name.port();
+    let filter = format!("sport == {port} and src == {}", idle[0].name.ip());
+    let ended = pair.server.twheel_once(&["delete", &filter, "--dry-run"])?;
+    assert!(
+        ended.stderr.contains("1 flows would be deleted"),
+        "{}",
+        ended.stderr
+    );
+    let ended = pair.server.twheel_once(&["delete", &filter])?;
+    assert!(ended.stderr.contains("1 flows deleted"), "{}", ended.stderr);
+    // Every flow is chosen, time and again.
+    let mut deleted = 0;
+    let mut stayed = 0;
+    for _ in 0..20 {
+        let ended = pair.server.twheel_once(&["delete", "proto == tcp"])?;
+        let mut numbers = ended
+            .stderr
+            .split_ascii_whitespace()
+            .filter_map(|it| it.parse::<u64>().ok());
+        deleted += numbers.next().context("no number")?;
+        stayed += numbers.next().unwrap_or(0);
+    }
+    busy.stop()?;
+    assert!(stayed >= 20, "the others were chosen as well: {stayed}");
+    let left = objects(&pair.server, &["flows", "--json"])?;
+    assert!(sources(&left)?.is_subset(&busy_names));
+    let expiries = twheel.expiries_until(Instant::now() + millis(300))?;
+    assert_eq!(expiries.len() as u64, 1 + deleted);
+    let mut gone = BTreeSet::new();
+    for expiry in &expiries {
+        assert_eq!(expiry.reason, "deleted");
+        // One of these may stop for a moment, but is not deleted in the unit of the clock in which it had a packet.
+        assert!(expiry.idle > Duration::ZERO, "{expiry:?}");
+        assert!(gone.insert(expiry.src) || busy_names.contains(&expiry.src));
+    }
+    assert!(names(&idle).is_subset(&gone), "those that are idle, once");
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+#[test]
+fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let once = |args: &[&str]| pair.server.twheel_once(args);
+    for command in ["flows", "stats", "talkers", "flush", "expired"] {
+        refused(&once(&[command])?, 6, "twheel is not running here");
+        refused(
+            &once(&[command, "--iface", "nonesuch"])?,
+            6,
+            match command {
+                "expired" => "there is no history at",
+                _ => "twheel is not running on nonesuch",
+            },
+        );
+    }
+    refused(
+        &once(&["delete", "proto == tcp"])?,
+        6,
+        "twheel is not running here",
+    );
+    let small = ["run", "--iface", SERVER, "--history-size", "1KiB"];
+    refused(&once(&small)?, 2, "--history-size 1.0 KiB");
+
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    refused(
+        &once(&["flows", "state == foo"])?,
+        2,
+        "filter, column 10: no state is called `foo`",
+    );
+    refused(&once(&["flows", "bytes > 1"])?, 2, "--accounting");
+    refused(&once(&["delete"])?, 2, "say which flows to delete");
+    refused(
+        &once(&["talkers", "--state", "foo\" or proto == tcp or rule == \"x"])?,
+        2,
+        "filter, column",
+    );
+    refused(&once(&["flows", "--reverse"])?, 2, "--sort");
+    refused(&once(&["flows", "--sort", "colour"])?, 2, "possible values");
+
+    // Two instances: one must be named; and no two may claim an interface.
+    pair.server.ip("link add twh0 type veth peer name twh1")?;
+    let other = Twheel::start(&pair.server, &["--iface", "twh0"])?;
+    refused(
+        &once(&["flows"])?,
+        6,
+        "there are several instances here: say which with --iface NAME",
+    );
+    assert_eq!(once(&["flows", "--iface", SERVER])?.code(), Some(0));
+    let mut instances = pair.server.instances()?;
+    instances.sort();
+    let from = instances
+        .iter()
+        .find(|it| it.ends_with_name("-twh0"))
+        .context("no instance")?;
+    let to = instances
+        .iter()
+        .find(|it| !it.ends_with_name("-twh0"))
+        .context("no instance")?;
+    drop(once(&["detach", "--iface", "twh0"]));
+    assert_eq!(other.stop()?.code(), Some(0));
+    // Made by hand: a link with the other's name.
+    let stray = from.clone();
+    fs::create_dir_all(&stray)?;
+    let link = to.join(format!("xdp@{SERVER}"));
+    fs::rename(&link, stray.join(format!("xdp@{SERVER}")))?;
+    let egress = format!("egress@{SERVER}");
+    assert!(to.join(&egress).exists(), "it is the other's, too");
+    refused(
+        &once(&["flows", "--iface", SERVER])?,
+        6,
+        "belongs to two instances",
+    );
+    fs::rename(stray.join(format!("xdp@{SERVER}")), &link)?;
+    fs::remove_dir(&stray)?;
+    assert_eq!(once(&["flows", "--iface", SERVER])?.code(), Some(0));
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    pair.server.check_clean(SERVER)
+}
+
+trait EndsWithName {
+    fn ends_with_name(&self, end: &str) -> bool;
+}
+
+impl EndsWithName for std::path::PathBuf {
+    fn ends_with_name(&self, end: &str) -> bool {
+        self.file_name()
+            .is_some_and(|name| name.to_string_lossy().ends_with(end))
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("pipe")?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--history",
+            directory.path(),
+            "--timeout",
+            "300ms,established=1h",
+        ],
+    )?;
+    let _connections = connect(&pair, 50)?;
+    for args in [
+        &["flows"][..],
+        &["flows", "--json"],
+        &["flows", "--sort", "idle"],
+        &["stats", "--watch", "--interval", "10ms"],
+        &["stats", "--json", "--watch", "--interval", "10ms"],
+        &["talkers"],
+        &["expired", "--history", directory.path()],
+    ] {
+        let mut command = pair.server.twheel(args)?;
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        drop(child.stdout.take());
+        let end = Instant::now() + millis(5000);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > end {
+                child.kill()?;
+                child.wait()?;
+                panic!("{args:?} goes on without a reader");
+            }
+            thread::sleep(millis(5));
+        };
+        let mut stderr = String::new();
+        child
+            .stderr
+            .take()
+            .context("no stderr")?
+            .read_to_string(&mut stderr)?;
+        assert_eq!((status.code(), &*stderr), (Some(0), ""), "{args:?}");
+    }
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    let command = pair.server.twheel(&["flows"])?;
+    assert_eq!(once(command)?.code(), Some(6));
+    Ok(())
+}

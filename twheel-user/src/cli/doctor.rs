@@ -1,0 +1,94 @@
+//! `twheel doctor`
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::{
+    doctor::{Finding, Status, examine},
+    failure::{Failure, Kind},
+};
+
+/// Say what this host has of what twheel needs, and what to do where it lacks something
+///
+/// Needs no privileges; as root it sees more. Nothing is attached, nothing stays. Ends with exit code 4 if anything is
+/// red.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  sudo twheel doctor             # this host and its interfaces
+  twheel doctor --iface eth0     # will `run --iface eth0` do?
+  twheel doctor --json | jq 'select(.status != \"ok\")'")]
+pub struct Doctor {
+    /// The interface; may be given several times [default: all but loopback]
+    #[arg(long = "iface", value_name = "NAME")]
+    interfaces: Vec<String>,
+    /// Print a JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub(super) fn execute(self) -> Result<()> {
+        let findings = examine(&self.interfaces);
+        let result = if self.json {
+            print_json(&findings)
+        } else {
+            print(&findings)
+        };
+        result.context("cannot write to standard output")?;
+        match findings
+            .iter()
+            .filter(|it| it.status == Status::Fail)
+            .count()
+        {
+            0 => Ok(()),
+            1 => red("one thing is".to_owned()),
+            count => red(format!("{count} things are")),
+        }
+    }
+}
+
+fn red(what: String) -> Result<()> {
+    let message = format!("{what} in the way here: do what is said beside it");
+    Err(Failure::new(Kind::Unsupported, message).into())
+}
+
+fn print(findings: &[Finding]) -> io::Result<()> {
+    // Colours on a terminal alone, and not where NO_COLOR is set.
+    let mut out = anstream::stdout().lock();
+    let subject = |finding: &Finding| match &finding.interface {
+        Some(interface) => format!("{interface} {}", finding.name),
+        None => finding.name.to_owned(),
+    };
+    let width = findings.iter().map(|it| subject(it).len()).max();
+    let width = width.unwrap_or_default();
+    for finding in findings {
+        let (colour, word) = match finding.status {
+            Status::Ok => (AnsiColor::Green, "ok"),
+            Status::Warn => (AnsiColor::Yellow, "warn"),
+            Status::Fail => (AnsiColor::Red, "FAIL"),
+        };
+        let style = Style::new().fg_color(Some(colour.into()));
+        writeln!(
+            out,
+            "{style}{word:<4}{style:#}  {:<width$}  {}",
+            subject(finding),
+            finding.what
+        )?;
+        if let Some(remedy) = &finding.remedy {
+            writeln!(out, "{:<6}{:<width$}  -> {remedy}", "", "")?;
+        }
+    }
+    out.flush()
+}
+
+fn print_json(findings: &[Finding]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for finding in findings {
+        writeln!(out, "{}", serde_json::to_string(finding)?)?;
+    }
+    Ok(())
+}

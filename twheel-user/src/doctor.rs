@@ -1,0 +1,563 @@
+//! What `twheel run` will meet on this host: one finding a question, each with what to do.
+//!
+//! A check is a function of what was read; [`examine`] reads. Nothing is attached, and what is loaded for a trial is
+//! gone at the end.
+
+use std::{collections::HashSet, fs, os::unix::fs::MetadataExt, path::Path};
+
+use anyhow::Result;
+use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use humantime::format_duration;
+use nix::net::if_::if_nametoindex;
+use serde::Serialize;
+
+use crate::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT, errno},
+    host,
+    links::{self, Link},
+    pins::{self, BPFFS, Found},
+    settings::Wanted,
+};
+
+/// Conntrack's table is called nearly full at so many hundredths.
+const NEARLY_FULL: u64 = 90;
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Worse than it could be, or not to be seen from here.
+    Warn,
+    /// `twheel run` will fail.
+    Fail,
+}
+
+/// What a check has found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    #[serde(rename = "check")]
+    pub name: &'static str,
+    /// The interface, where it is one's.
+    pub interface: Option<String>,
+    /// How it went.
+    pub status: Status,
+    /// What is the case.
+    pub what: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(name: &'static str, status: Status, what: impl Into<String>) -> Self {
+        Self {
+            name,
+            interface: None,
+            status,
+            what: what.into(),
+            remedy: None,
+        }
+    }
+
+    fn ok(name: &'static str, what: impl Into<String>) -> Self {
+        Self::new(name, Status::Ok, what)
+    }
+
+    fn warn(name: &'static str, what: impl Into<String>) -> Self {
+        Self::new(name, Status::Warn, what)
+    }
+
+    fn fail(name: &'static str, what: impl Into<String>) -> Self {
+        Self::new(name, Status::Fail, what)
+    }
+
+    fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    fn on(mut self, interface: &str) -> Self {
+        self.interface = Some(interface.to_owned());
+        self
+    }
+}
+
+/// Looks at this host, and at these interfaces of this network namespace; if none are given, at all but loopback.
+pub fn examine(interfaces: &[String]) -> Vec<Finding> {
+    let read = |path: &str| fs::read_to_string(path).ok();
+    let permitted = host::check_capabilities().is_ok();
+    let bpffs = host::check_bpffs(Path::new(BPFFS)).is_ok();
+    let trial = (permitted && bpffs).then(|| trial().map_err(|error| format!("{error:#}")));
+    let mut findings = vec![
+        kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        btf(Path::new("/sys/kernel/btf/vmlinux").exists()),
+        capabilities(permitted),
+        self::bpffs(bpffs),
+        programs(trial.as_ref()),
+        jit(
+            read("/proc/sys/net/core/bpf_jit_enable").as_deref(),
+            trial.as_ref().is_some_and(Result::is_ok),
+        ),
+        tcx(SchedClassifier::query_tcx("lo", TcAttachType::Egress)
+            .map(drop)
+            .map_err(|error| errno(&error))),
+        clock(Clock::jiffies()),
+        conntrack(
+            read("/proc/sys/net/netfilter/nf_conntrack_count").as_deref(),
+            read("/proc/sys/net/netfilter/nf_conntrack_max").as_deref(),
+        ),
+    ];
+    let instances = pins::found();
+    let own: Vec<u32> = instances.iter().flatten().filter_map(program).collect();
+    findings.extend(self::interfaces(interfaces, &own));
+    findings.extend(pinned(instances));
+    findings
+}
+
+/// Of these interfaces, or of all but loopback. `own`: ids of twheel's programs.
+fn interfaces(given: &[String], own: &[u32]) -> Vec<Finding> {
+    let links = match links::all() {
+        Ok(links) => links,
+        Err(error) => {
+            let what = format!("{error:#}");
+            return vec![
+                Finding::warn("interfaces", what).remedy("`ip -d link` may still describe them"),
+            ];
+        }
+    };
+    let is_wanted = |link: &&Link| match given {
+        [] => !link.loopback,
+        given => given.contains(&link.name),
+    };
+    let is_given = !given.is_empty();
+    let found = links.iter().filter(is_wanted);
+    let found = found.flat_map(|link| interface(link, is_given, own, &name));
+    let missing = given
+        .iter()
+        .filter(|name| links.iter().all(|link| link.name != **name));
+    let missing = missing.map(|name| {
+        Finding::fail("interface", "there is none of this name here")
+            .remedy("give one of those that `ip link` lists")
+            .on(name)
+    });
+    found.chain(missing).collect()
+}
+
+fn pinned(instances: Result<Vec<Found>>) -> Vec<Finding> {
+    match instances.and_then(|instances| Ok((instances, pins::namespace()?))) {
+        Ok((instances, _)) if instances.is_empty() => vec![Finding::ok("pins", "none")],
+        Ok((instances, here)) => {
+            let (exists, alive) = (|name: &str| if_nametoindex(name).is_ok(), namespaces());
+            let describe = |it| instance(it, here, exists, &alive);
+            instances.iter().map(describe).collect()
+        }
+        Err(error) => {
+            vec![Finding::warn("pins", format!("{error:#}")).remedy("run this as root")]
+        }
+    }
+}
+
+fn kernel(release: &str) -> Finding {
+    let release = release.trim();
+    match host::check_kernel(release) {
+        Ok(()) => Finding::ok("kernel", release),
+        Err(error) => Finding::fail("kernel", error.to_string()).remedy("boot a newer kernel"),
+    }
+}
+
+fn btf(there: bool) -> Finding {
+    if there {
+        return Finding::ok("BTF", "the kernel describes its types");
+    }
+    Finding::warn(
+        "BTF",
+        "none at /sys/kernel/btf/vmlinux: twheel runs, tools that look into it show less",
+    )
+    .remedy("for those, a kernel with CONFIG_DEBUG_INFO_BTF")
+}
+
+fn capabilities(permitted: bool) -> Finding {
+    if permitted {
+        return Finding::ok("capabilities", "may load and attach programs");
+    }
+    Finding::warn(
+        "capabilities",
+        "this user may not load programs: not all can be seen",
+    )
+    .remedy("run twheel as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
+}
+
+fn bpffs(mounted: bool) -> Finding {
+    if mounted {
+        return Finding::ok("bpffs", format!("mounted at {BPFFS}"));
+    }
+    Finding::fail("bpffs", format!("not mounted at {BPFFS}"))
+        .remedy(format!("mount -t bpf bpf {BPFFS}"))
+}
+
+/// Loads the data plane for one flow, and drops it.
+fn trial() -> Result<()> {
+    let clock = Clock::jiffies()?;
+    let config = Wanted {
+        max_flows: 1,
+        ..Wanted::default()
+    }
+    .config(clock)?;
+    DataPlane::load_unpinned(&Load::new(OBJECT, config, clock), "doctor").map(drop)
+}
+
+/// `None`: not tried.
+fn programs(trial: Option<&Result<(), String>>) -> Finding {
+    match trial {
+        Some(Ok(())) => Finding::ok("programs", "the kernel accepts them"),
+        // The verifier's log has many lines.
+        Some(Err(error)) => Finding::fail("programs", error.lines().next().unwrap_or_default())
+            .remedy(
+                "if nothing else is red, `twheel run --iface NAME` has the kernel's whole answer",
+            ),
+        None => Finding::warn("programs", "whether the kernel accepts them was not tried")
+            .remedy("run this as root, with bpffs mounted"),
+    }
+}
+
+/// The setting is that of the host's own network namespace, and not to be seen in others.
+fn jit(setting: Option<&str>, loads: bool) -> Finding {
+    match setting.map(str::trim) {
+        Some("0") => Finding::fail(
+            "JIT",
+            "off: the kernel's interpreter cannot run the programs",
+        )
+        .remedy("sysctl -w net.core.bpf_jit_enable=1"),
+        Some(_) => Finding::ok("JIT", "on"),
+        None if loads => Finding::ok("JIT", "on: the programs load, which they do not without"),
+        None => Finding::warn(
+            "JIT",
+            "cannot be seen in this network namespace by this user",
+        )
+        .remedy("run this as root, or in the host's own network namespace"),
+    }
+}
+
+/// By the errno with which the kernel answers a question for programs.
+fn tcx(answer: Result<(), Option<i32>>) -> Finding {
+    match answer {
+        Ok(()) => Finding::ok("TCX", "outgoing packets can be seen"),
+        Err(Some(libc::EPERM | libc::EACCES)) => {
+            Finding::warn("TCX", "cannot be seen by this user").remedy("run this as root")
+        }
+        Err(_) => Finding::warn("TCX", "none: only incoming packets can be seen")
+            .remedy("a kernel with CONFIG_NET_XGRESS, which comes with CONFIG_NET_CLS_ACT; until then `--egress off`"),
+    }
+}
+
+fn clock(clock: Result<Clock>) -> Finding {
+    match clock {
+        Ok(clock) => {
+            let unit = format_duration(clock.unit());
+            Finding::ok(
+                "clock",
+                format!("ticks every {unit}: --tick {unit} or longer"),
+            )
+        }
+        Err(error) => Finding::fail("clock", format!("{error:#}"))
+            .remedy("report it: the kernel should have CLOCK_MONOTONIC_COARSE"),
+    }
+}
+
+fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
+    let number = |text: Option<&str>| text?.trim().parse::<u64>().ok();
+    let (Some(count), Some(most)) = (number(count), number(most)) else {
+        return Finding::ok(
+            "conntrack",
+            "not loaded: nothing for `--timeout inherit` to inherit",
+        );
+    };
+    let what = format!("{count} of {most} entries");
+    if count * 100 > most * NEARLY_FULL {
+        return Finding::warn(
+            "conntrack",
+            format!("{what}: nearly full, it will refuse connections"),
+        )
+        .remedy(format!(
+            "sysctl -w net.netfilter.nf_conntrack_max={}, or shorter timeouts there",
+            most.saturating_mul(2)
+        ));
+    }
+    Finding::ok("conntrack", what)
+}
+
+/// `given`: somebody wants to run twheel on this very interface. `own`: ids of twheel's programs. `name`: that of a
+/// program, by its id.
+fn interface(
+    link: &Link,
+    given: bool,
+    own: &[u32],
+    name: &dyn Fn(u32) -> Option<String>,
+) -> Vec<Finding> {
+    if !link.ethernet && !link.loopback {
+        let status = if given { Status::Fail } else { Status::Warn };
+        return vec![
+            Finding::new("packets", status, "have no Ethernet header")
+                .remedy("give the interface that carries them on the wire")
+                .on(&link.name),
+        ];
+    }
+    vec![
+        driver(link).on(&link.name),
+        xdp(link, own, name).on(&link.name),
+    ]
+}
+
+fn driver(link: &Link) -> Finding {
+    let driver = link.driver.as_deref().unwrap_or("no driver");
+    match link.native {
+        Some(true) => Finding::ok("driver", format!("{driver}: native XDP")),
+        Some(false) => Finding::warn("driver", format!("{driver}: generic XDP alone, which costs more a packet"))
+            .remedy("nothing need be done: `--mode auto` takes it; for speed, an interface whose driver has XDP"),
+        None => Finding::warn("driver", format!("{driver}: the kernel does not say whether it has native XDP"))
+            .remedy("`twheel run` says which it got"),
+    }
+}
+
+fn xdp(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Finding {
+    let describe = |(mode, id): &(&str, u32)| match name(*id) {
+        Some(name) => format!("{name} (id {id}, {mode})"),
+        None => format!("id {id}, {mode}"),
+    };
+    let all: Vec<_> = link.xdp.iter().map(describe).collect();
+    let all = all.join(", ");
+    let foreign: Vec<_> = link
+        .xdp
+        .iter()
+        .filter(|(_, id)| !own.contains(id))
+        .collect();
+    let interface = &link.name;
+    match foreign[..] {
+        [] if all.is_empty() => Finding::ok("XDP", "no program is attached"),
+        [] => Finding::ok("XDP", format!("twheel's own: {all}")),
+        // Who may not see a program's name does not see whose it is.
+        [(_, id), ..] if name(*id).is_none() => {
+            Finding::warn("XDP", format!("a program, and this user cannot see whose: {all}"))
+                .remedy("run this as root")
+        }
+        _ => Finding::fail("XDP", format!("a program of somebody else's: {all}")).remedy(format!(
+            "stop whoever attached it (`bpftool net show dev {interface}` and `bpftool link` tell more); what was \
+             attached without a link goes with `ip link set dev {interface} xdp off`"
+        )),
+    }
+}
+
+/// The name of a loaded program; `None` if it is gone, or if this user may not see it.
+fn name(id: u32) -> Option<String> {
+    let program = loaded_programs().flatten().find(|it| it.id() == id)?;
+    Some(program.name_as_str().unwrap_or("?").to_owned())
+}
+
+/// The id of the XDP program of an instance.
+fn program(instance: &Found) -> Option<u32> {
+    let program = ProgramInfo::from_pin(instance.path.join("twheel_xdp"));
+    program.ok().map(|program| program.id())
+}
+
+/// The network namespaces that this user sees: those of processes, and those with a name.
+fn namespaces() -> HashSet<u64> {
+    let list = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
+    let processes = list("/proc").map(|process| process.path().join("ns/net"));
+    let named = list("/run/netns").map(|name| name.path());
+    processes
+        .chain(named)
+        .filter_map(|path| Some(fs::metadata(path).ok()?.ino()))
+        .collect()
+}
+
+/// `here`: the network namespace, in which `exists` knows the interfaces; `alive`: those that are seen.
+fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSet<u64>) -> Finding {
+    let path = it.path.display();
+    let names = it.interfaces.join(", ");
+    let options = |command: &str| {
+        let options = it.interfaces.iter().map(|name| format!(" --iface {name}"));
+        format!("`twheel {command}{}`", options.collect::<String>())
+    };
+    let remove = format!("rm -r {path}");
+    if it.namespace != Some(here) {
+        let there = it.namespace.is_some_and(|inode| alive.contains(&inode));
+        return match (it.held, there) {
+            (true, _) => Finding::ok(
+                "pins",
+                format!("{path}: in use in another network namespace"),
+            ),
+            (false, true) => Finding::warn(
+                "pins",
+                format!("{path}: kept in another network namespace, nothing expires"),
+            )
+            .remedy(format!(
+                "there: {} adopts it, {} removes it",
+                options("run"),
+                options("detach")
+            )),
+            (false, false) => Finding::warn(
+                "pins",
+                format!("{path}: no network namespace that it could be of is seen"),
+            )
+            .remedy(format!("if it is gone: {remove}")),
+        };
+    }
+    let gone = it.interfaces.iter().any(|name| !exists(name));
+    match (it.held, it.current, it.interfaces.is_empty()) {
+        (true, true, _) => Finding::ok("pins", format!("{path}: twheel is running on {names}")),
+        (true, false, _) => Finding::warn(
+            "pins",
+            format!("{path}: another version of twheel is running on {names}"),
+        )
+        .remedy("stop that one before this one runs there"),
+        (false, _, true) => Finding::warn(
+            "pins",
+            format!("{path}: attached to nothing: a loader was killed"),
+        )
+        .remedy(remove),
+        (false, false, false) => Finding::fail(
+            "pins",
+            format!("{path}: left on {names} by another version of twheel"),
+        )
+        .remedy(options("detach")),
+        (false, true, false) if gone => Finding::warn(
+            "pins",
+            format!("{path}: of {names}, which is not all there any more"),
+        )
+        .remedy(options("detach")),
+        (false, true, false) => Finding::warn(
+            "pins",
+            format!("{path}: flows of {names} are tracked, and nothing expires"),
+        )
+        .remedy(format!(
+            "{} goes on with them, {} removes them",
+            options("run"),
+            options("detach")
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every finding that is not `ok` says what to do; checks its status.
+    fn is(finding: &Finding, status: Status) {
+        assert_eq!(finding.status, status, "{finding:?}");
+        assert_eq!(
+            finding.remedy.is_some(),
+            status != Status::Ok,
+            "{finding:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_host_has() {
+        is(&kernel("6.6.0"), Status::Ok);
+        is(&kernel("6.1.0-44-amd64\n"), Status::Fail);
+        is(&btf(true), Status::Ok);
+        is(&btf(false), Status::Warn);
+        is(&bpffs(false), Status::Fail);
+        is(&programs(Some(&Ok(()))), Status::Ok);
+        let refused = programs(Some(&Err("the kernel refuses\nand why".to_owned())));
+        is(&refused, Status::Fail);
+        assert_eq!(refused.what, "the kernel refuses");
+        is(&programs(None), Status::Warn);
+        for (setting, loads, status) in [
+            (Some("1\n"), false, Status::Ok),
+            (Some("0\n"), false, Status::Fail),
+            (None, true, Status::Ok),
+            (None, false, Status::Warn),
+        ] {
+            is(&jit(setting, loads), status);
+        }
+        is(&tcx(Ok(())), Status::Ok);
+        for errno in [libc::EPERM, libc::EINVAL] {
+            is(&tcx(Err(Some(errno))), Status::Warn);
+        }
+        assert_ne!(tcx(Err(Some(libc::EPERM))), tcx(Err(Some(libc::EINVAL))));
+        is(&clock(Clock::jiffies()), Status::Ok);
+    }
+
+    #[test]
+    fn conntrack_is_full_above_nine_tenths() {
+        for (count, most, status) in [
+            (Some("90\n"), Some("100\n"), Status::Ok),
+            (Some("91\n"), Some("100\n"), Status::Warn),
+            (Some("0"), Some("0"), Status::Ok),
+            (None, None, Status::Ok),
+        ] {
+            is(&conntrack(count, most), status);
+        }
+    }
+
+    #[test]
+    fn what_an_interface_carries() {
+        let link = |native, xdp: &[(&'static str, u32)]| Link {
+            name: "eth0".to_owned(),
+            ethernet: true,
+            native,
+            xdp: xdp.to_vec(),
+            ..Link::default()
+        };
+        is(&driver(&link(Some(true), &[])), Status::Ok);
+        is(&driver(&link(Some(false), &[])), Status::Warn);
+        is(&driver(&link(None, &[])), Status::Warn);
+        let named = |_| Some("other".to_owned());
+        let own = [7];
+        is(&xdp(&link(None, &[]), &own, &named), Status::Ok);
+        is(
+            &xdp(&link(None, &[("native", 7)]), &own, &named),
+            Status::Ok,
+        );
+        for programs in [&[("native", 8)][..], &[("native", 7), ("hardware", 8)]] {
+            is(&xdp(&link(None, programs), &own, &named), Status::Fail);
+            is(&xdp(&link(None, programs), &own, &|_| None), Status::Warn);
+        }
+    }
+
+    #[test]
+    fn what_is_pinned() {
+        let found = |namespace, current, held, interfaces: &[&str]| Found {
+            path: "/sys/fs/bpf/twheel/v5/1-eth0".into(),
+            current,
+            namespace: Some(namespace),
+            interfaces: interfaces.iter().map(|&name| name.to_owned()).collect(),
+            held,
+        };
+        let alive = HashSet::from([1, 2]);
+        for (found, status, words) in [
+            (found(1, true, true, &["eth0"]), Status::Ok, ""),
+            (found(1, false, true, &["eth0"]), Status::Warn, "stop"),
+            (
+                found(1, true, false, &["eth0"]),
+                Status::Warn,
+                "`twheel run --iface eth0`",
+            ),
+            (
+                found(1, true, false, &["eth0", "gone"]),
+                Status::Warn,
+                "`twheel detach --iface eth0 --iface gone`",
+            ),
+            (
+                found(1, false, false, &["eth0"]),
+                Status::Fail,
+                "`twheel detach --iface eth0`",
+            ),
+            (found(1, true, false, &[]), Status::Warn, "rm -r"),
+            (found(2, true, true, &["eth0"]), Status::Ok, ""),
+            (found(2, true, false, &["eth0"]), Status::Warn, "there:"),
+            (found(3, true, false, &["eth0"]), Status::Warn, "rm -r"),
+        ] {
+            let finding = instance(&found, 1, |name| name == "eth0", &alive);
+            is(&finding, status);
+            assert!(
+                finding.remedy.unwrap_or_default().contains(words),
+                "{found:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The interfaces of this network namespace, as the kernel describes them by netlink. None of it needs privileges.
+
+use std::{collections::HashMap, fs, io, os::fd::AsRawFd, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use netlink_packet_core::{
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ALIGNTO,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NlasIterator, ParseableParametrized, parse_u32, parse_u64,
+};
+use netlink_packet_generic::{
+    GenlFamily, GenlHeader, GenlMessage,
+    ctrl::{GenlCtrl, GenlCtrlCmd, nlas::GenlCtrlAttrs},
+};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
+};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
+
+/// `NETLINK_GENERIC`'s `netdev` family, `include/uapi/linux/netdev.h`; since Linux 6.3.
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+const NETDEV_XDP_ACT_BASIC: u64 = 1;
+/// Larger than any datagram of netlink's.
+const BUFFER: usize = 1 << 16;
+
+/// An interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Its name.
+    pub name: String,
+    /// Packets stay on this host.
+    pub loopback: bool,
+    /// Packets have Ethernet headers.
+    pub ethernet: bool,
+    /// The driver, or the kind of a virtual interface; where the kernel tells.
+    pub driver: Option<String>,
+    /// Whether the driver runs XDP; where the kernel tells.
+    pub native: Option<bool>,
+    /// Programs that are attached: the mode, and the program's id.
+    pub xdp: Vec<(&'static str, u32)>,
+}
+
+/// All interfaces.
+///
+/// # Errors
+///
+/// The kernel does not answer, or not so that one can read it.
+pub fn all() -> Result<Vec<Link>> {
+    let answers = ask(
+        SockProtocol::NetlinkRoute,
+        RouteNetlinkMessage::GetLink(LinkMessage::default()),
+        NLM_F_DUMP,
+    )
+    .context("cannot list the interfaces")?;
+    // Older kernels do not know.
+    let native = native().unwrap_or_default();
+    let links = answers.into_iter().filter_map(|answer| match answer {
+        RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
+        _ => None,
+    });
+    Ok(links.collect())
+}
+
+fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
+    let header = &message.header;
+    let mut link = Link {
+        loopback: header.link_layer_type == LinkLayerType::Loopback,
+        ethernet: header.link_layer_type == LinkLayerType::Ether,
+        native: native.get(&header.index).copied(),
+        ..Link::default()
+    };
+    let (mut bus, mut device) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::LinkInfo(infos) => {
+                link.driver = infos.iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+            }
+            LinkAttribute::ParentDevBusName(name) => bus = Some(name),
+            LinkAttribute::ParentDevName(name) => device = Some(name),
+            LinkAttribute::Xdp(attributes) => {
+                let programs = attributes.iter().filter_map(|attribute| match *attribute {
+                    LinkXdp::DrvProgId(id) => Some(("native", id)),
+                    LinkXdp::SkbProgId(id) => Some(("generic", id)),
+                    LinkXdp::HwProgId(id) => Some(("hardware", id)),
+                    _ => None,
+                });
+                link.xdp = programs.collect();
+            }
+            _ => {}
+        }
+    }
+    // By the device: /sys/class/net has the interfaces of the namespace in which /sys was mounted.
+    if let (None, Some(bus), Some(device)) = (&link.driver, bus, device) {
+        let devices = Path::new("/sys/bus").join(bus).join("devices");
+        link.driver = fs::read_link(devices.join(device).join("driver"))
+            .ok()
+            .and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
+    }
+    link
+}
+
+/// Whether an interface, by its index, has a driver that runs XDP.
+fn native() -> Result<HashMap<u32, bool>> {
+    let controller = GenlCtrl {
+        cmd: GenlCtrlCmd::GetFamily,
+        nlas: vec![GenlCtrlAttrs::FamilyName(Netdev::family_name().to_owned())],
+    };
+    let families = ask(
+        SockProtocol::NetlinkGeneric,
+        GenlMessage::from_payload(controller),
+        NLM_F_ACK,
+    )?;
+    let family = families
+        .iter()
+        .flat_map(|answer| &answer.payload.nlas)
+        .find_map(|attribute| match attribute {
+            GenlCtrlAttrs::FamilyId(id) => Some(*id),
+            _ => None,
+        })
+        .context("the kernel has no family netdev")?;
+    let mut request = GenlMessage::from_payload(Netdev::default());
+    request.set_resolved_family_id(family);
+    let answers = ask(SockProtocol::NetlinkGeneric, request, NLM_F_DUMP)?;
+    let devices = answers.into_iter().map(|answer| answer.payload);
+    Ok(devices
+        .map(|it| (it.index, it.features & NETDEV_XDP_ACT_BASIC != 0))
+        .collect())
+}
+
+/// What the family `netdev` says of an interface; asked for all of them, nothing.
+#[derive(Clone, Debug, Default)]
+struct Netdev {
+    index: u32,
+    features: u64,
+}
+
+impl GenlFamily for Netdev {
+    fn family_name() -> &'static str {
+        "netdev"
+    }
+
+    fn command(&self) -> u8 {
+        NETDEV_CMD_DEV_GET
+    }
+
+    fn version(&self) -> u8 {
+        1
+    }
+}
+
+impl Emitable for Netdev {
+    fn buffer_len(&self) -> usize {
+        0
+    }
+
+    fn emit(&self, _: &mut [u8]) {}
+}
+
+impl ParseableParametrized<[u8], GenlHeader> for Netdev {
+    fn parse_with_param(bytes: &[u8], _: GenlHeader) -> Result<Self, DecodeError> {
+        let mut device = Self::default();
+        for attribute in NlasIterator::new(bytes) {
+            let attribute = attribute?;
+            match attribute.kind() {
+                NETDEV_A_DEV_IFINDEX => device.index = parse_u32(attribute.value())?,
+                NETDEV_A_DEV_XDP_FEATURES => device.features = parse_u64(attribute.value())?,
+                _ => {}
+            }
+        }
+        Ok(device)
+    }
+}
+
+/// Sends a request, and takes all answers to it.
+fn ask<T>(protocol: SockProtocol, request: T, flag: u16) -> Result<Vec<T>>
+where
+    T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
+{
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flag;
+    let mut request = NetlinkMessage::new(header, request.into());
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        protocol,
+    )?;
+    send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
+    let mut answers = Vec::new();
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        let mut rest = &buffer[..length];
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<T>::deserialize(rest)?;
+            let length = message.header.length as usize;
+            ensure!(length > 0, "a message of netlink's without a length");
+            match message.payload {
+                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                NetlinkPayload::Done(_) => return Ok(answers),
+                NetlinkPayload::Error(error) => match error.code {
+                    None => return Ok(answers),
+                    Some(code) => return Err(io::Error::from_raw_os_error(-code.get()).into()),
+                },
+                _ => {}
+            }
+            rest = rest
+                .get(length.next_multiple_of(NLMSG_ALIGNTO.into())..)
+                .unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there_and_takes_no_native_program() {
+        let links = all().unwrap();
+        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        assert!(lo.loopback && !lo.ethernet, "{lo:?}");
+        assert_ne!(lo.native, Some(true), "{lo:?}");
+    }
+}

@@ -1,0 +1,325 @@
+//! What an instance tells of itself while it runs: numbers for Prometheus, and what the page shows.
+//!
+//! The loader notes what it alone can know as it happens; the kernel's counters are read when somebody asks, the flow
+//! table only for the page. So an instance that nobody asks is not woken by any of this, and asking for numbers costs the
+//! same however many flows there are.
+
+mod server;
+mod status;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{Array, Map, MapData, PerCpuArray};
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder, core::Collector, proto::MetricFamily,
+};
+use twheel_common::{
+    config::Config,
+    counter::{Counter, Counters},
+    event::{Event, Reason},
+    state::Timeouts,
+    wheel::Wheel,
+};
+
+pub use self::server::{Listener, Server, parse_address};
+use self::status::States;
+use crate::{
+    clock::Clock,
+    data_plane::{self, DataPlane},
+    output::Expired,
+    pins::Pins,
+};
+
+/// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
+/// `touched`, too.)
+const VERDICTS: [Counter; 11] = [
+    Counter::Touched,
+    Counter::Created,
+    Counter::NotIp,
+    Counter::NotTracked,
+    Counter::Fragment,
+    Counter::Truncated,
+    Counter::Malformed,
+    Counter::BadFlags,
+    Counter::NoFlow,
+    Counter::TableFull,
+    Counter::WindowFull,
+];
+
+/// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
+const STEP_BUCKETS: [f64; 12] = [
+    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2, 1e-1,
+];
+
+/// Seconds. A flow is late by less than a tick, which is 10 ms to some seconds, and by whatever held the stepper up.
+const LATENESS_BUCKETS: [f64; 13] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0,
+];
+
+/// Ended flows that are kept for the page.
+const LATEST: usize = 50;
+
+/// The numbers of a running instance.
+pub struct Metrics {
+    registry: Registry,
+    ended: IntCounterVec,
+    steps: Histogram,
+    lateness: Histogram,
+    latest: Mutex<VecDeque<Latest>>,
+    failed: AtomicBool,
+    /// The data plane's clock as of the latest step.
+    now: Mutex<Option<(u64, Instant)>>,
+    states: Mutex<Option<(Instant, States)>>,
+    started: Instant,
+    interfaces: Vec<String>,
+    config: Config,
+    clock: Clock,
+    pins: Pins,
+    counters: Map,
+    wheels: PerCpuArray<MapData, Wheel>,
+    timeouts: Array<MapData, Timeouts>,
+}
+
+/// A flow that has ended, for the page.
+struct Latest {
+    at: Instant,
+    ended: Expired,
+    rule: Option<String>,
+}
+
+impl Metrics {
+    /// Of a data plane that is loaded and pinned.
+    pub fn new(plane: &DataPlane, pins: &Pins, interfaces: &[String]) -> Result<Self> {
+        let registry = Registry::new();
+        let ended = IntCounterVec::new(
+            Opts::new(
+                "twheel_expired_flows_total",
+                "flows whose end was reported, by reason and state",
+            ),
+            &["reason", "state"],
+        )?;
+        let steps = Histogram::with_opts(
+            HistogramOpts::new(
+                "twheel_step_seconds",
+                "time of a stepper's call, of 256 visits at most",
+            )
+            .buckets(STEP_BUCKETS.to_vec()),
+        )?;
+        let lateness = Histogram::with_opts(
+            HistogramOpts::new(
+                "twheel_expiry_lateness_seconds",
+                "how long after its timeout a flow ended, of those that are idle, closed or reset",
+            )
+            .buckets(LATENESS_BUCKETS.to_vec()),
+        )?;
+        let started = Gauge::new(
+            "process_start_time_seconds",
+            "start of the process, in seconds since the epoch",
+        )?;
+        started.set(
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0.0, |since| since.as_secs_f64()),
+        );
+        let most = IntGauge::new("twheel_max_flows", "flows that the table admits")?;
+        most.set(plane.config().max_flows.into());
+        let of = |name: &str, help: &str, label: &str, values: &[String]| {
+            let family = prometheus::IntGaugeVec::new(Opts::new(name, help), &[label])?;
+            for value in values {
+                family.with_label_values(&[value]).set(1);
+            }
+            prometheus::Result::Ok(family)
+        };
+        let version = [env!("CARGO_PKG_VERSION").to_owned()];
+        let build = of(
+            "twheel_build_info",
+            "1, for this version",
+            "version",
+            &version,
+        )?;
+        let interface = of(
+            "twheel_interface_info",
+            "1, for each interface of the instance",
+            "interface",
+            interfaces,
+        )?;
+        let collectors: [Box<dyn Collector>; 7] = [
+            Box::new(ended.clone()),
+            Box::new(steps.clone()),
+            Box::new(lateness.clone()),
+            Box::new(started),
+            Box::new(most),
+            Box::new(build),
+            Box::new(interface),
+        ];
+        for collector in collectors {
+            registry.register(collector)?;
+        }
+        Ok(Self {
+            registry,
+            ended,
+            steps,
+            lateness,
+            latest: Mutex::default(),
+            failed: AtomicBool::new(false),
+            now: Mutex::default(),
+            states: Mutex::default(),
+            started: Instant::now(),
+            interfaces: interfaces.to_vec(),
+            config: *plane.config(),
+            clock: plane.clock(),
+            pins: pins.clone(),
+            counters: Map::PerCpuArray(pins.map("COUNTERS")?),
+            wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
+            timeouts: Array::try_from(Map::Array(pins.map("TIMEOUTS")?))?,
+        })
+    }
+
+    /// Notes a stepper's call: how long it took, and the data plane's clock, in units.
+    pub fn stepped(&self, took: Duration, now: u64) {
+        self.steps.observe(took.as_secs_f64());
+        *lock(&self.now) = Some((now, Instant::now()));
+    }
+
+    /// Notes that a stepper has ended with an error: from then on the instance is not healthy.
+    pub fn failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all steppers run.
+    pub fn is_healthy(&self) -> bool {
+        !self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Takes ended flows that were read together.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            metrics: self,
+            timeouts: BTreeMap::new(),
+        }
+    }
+
+    /// Everything, in Prometheus' text format.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's counters cannot be read.
+    pub fn text(&self) -> Result<String> {
+        let mut families = self.registry.gather();
+        families.extend(kernel(&self.counters()?)?);
+        TextEncoder::new()
+            .encode_to_string(&families)
+            .context("cannot write the metrics")
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        data_plane::counters(&self.counters)
+    }
+}
+
+/// The families of the data plane's counters.
+fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
+    let flows = IntGauge::new("twheel_flows", "flows in the table")?;
+    flows.set(counters.live() as i64);
+    let packets = IntCounterVec::new(
+        Opts::new("twheel_packets_total", "packets, by what became of them"),
+        &["verdict"],
+    )?;
+    let mut families = flows.collect();
+    for counter in Counter::ALL {
+        if VERDICTS.contains(counter) {
+            let packets = packets.with_label_values(&[counter.name()]);
+            packets.inc_by(counters.get(*counter));
+        } else {
+            let name = format!("twheel_{}_total", counter.name());
+            let family = IntCounter::new(name, counter.meaning())?;
+            family.inc_by(counters.get(*counter));
+            families.extend(family.collect());
+        }
+    }
+    families.extend(packets.collect());
+    Ok(families)
+}
+
+/// Ended flows that were read together: the timeouts of a rule are looked up once.
+pub struct Batch<'a> {
+    metrics: &'a Metrics,
+    timeouts: BTreeMap<u32, Option<Timeouts>>,
+}
+
+impl Batch<'_> {
+    /// Notes one, with the name of its rule.
+    pub fn ended(&mut self, event: &Event, ended: &Expired, rule: Option<&str>) {
+        let metrics = self.metrics;
+        metrics
+            .ended
+            .with_label_values(&[ended.reason.name(), ended.flow.state])
+            .inc();
+        if let Some(lateness) = self.lateness(event, ended.reason) {
+            metrics.lateness.observe(lateness.as_secs_f64());
+        }
+        let mut latest = lock(&metrics.latest);
+        latest.truncate(LATEST - 1);
+        latest.push_front(Latest {
+            at: Instant::now(),
+            ended: *ended,
+            rule: rule.map(str::to_owned),
+        });
+    }
+
+    /// How long a flow that was due has waited; `None` for one that was not. Under a policy that has just become
+    /// shorter it counts from where the flow would have been due by that.
+    fn lateness(&mut self, event: &Event, reason: Reason) -> Option<Duration> {
+        if !matches!(reason, Reason::Idle | Reason::Closed | Reason::Reset) {
+            return None;
+        }
+        let timeouts = self.timeouts.entry(event.rule).or_insert_with(|| {
+            // A rule that was there a moment ago.
+            self.metrics.timeouts.get(&event.rule, 0).ok()
+        });
+        let timeout = timeouts.as_ref()?.of(event.seen());
+        let late = event.idle.saturating_sub(timeout);
+        Some(self.metrics.clock.duration(late.into()))
+    }
+}
+
+/// Nobody panics half way through a change here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_one_family() {
+        let mut counters = Counters::default();
+        for (number, value) in counters.0.iter_mut().enumerate() {
+            *value = 1 << number;
+        }
+        let families = kernel(&counters).unwrap();
+        let mut values = BTreeSet::new();
+        for family in families.iter().filter(|it| it.name().ends_with("_total")) {
+            assert!(!family.help().is_empty(), "{}", family.name());
+            for metric in family.get_metric() {
+                assert!(values.insert(metric.get_counter().get_value() as u64));
+            }
+        }
+        let all: BTreeSet<u64> = counters.0.into_iter().collect();
+        assert_eq!(values, all);
+        let names: BTreeSet<_> = families.iter().map(MetricFamily::name).collect();
+        assert_eq!(names.len(), families.len(), "no family twice");
+    }
+}

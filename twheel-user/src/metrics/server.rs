@@ -1,0 +1,355 @@
+//! The listener: numbers, health and the page, over HTTP, on a thread of its own, so that neither waits for the output
+//! nor the output for those who ask.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::Bytes,
+    header::{self, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::Metrics;
+use crate::failure::{Failure, Kind};
+
+/// Connections at once; more wait in the kernel.
+const CONNECTIONS: usize = 16;
+/// A connection carries one request, and has this long for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Nothing but what comes from here, and no inline script: what the page shows was said by strangers.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Reads `ADDRESS:PORT`; a port alone is one of the loopback address.
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    text.parse().map_err(|_| {
+        "give a port, or an IP address and a port, as 127.0.0.1:9435 or [::1]:9435".into()
+    })
+}
+
+/// A port that is taken for us, on which nobody answers yet.
+pub struct Listener(TcpListener, SocketAddr);
+
+impl Listener {
+    /// Takes it.
+    ///
+    /// # Errors
+    ///
+    /// It is in use, or not ours to take.
+    pub fn bind(address: SocketAddr) -> Result<Self> {
+        let refused = |error: io::Error| {
+            let (kind, what) = match error.kind() {
+                io::ErrorKind::AddrInUse => (
+                    Kind::Other,
+                    "the port is in use: give another, or end the program that listens there"
+                        .to_owned(),
+                ),
+                io::ErrorKind::AddrNotAvailable => (
+                    Kind::Other,
+                    "this host has no such address: give one that it has".to_owned(),
+                ),
+                io::ErrorKind::PermissionDenied => (
+                    Kind::Permission,
+                    "not permitted: give a port from 1024 on, or run as root".to_owned(),
+                ),
+                _ => (Kind::Other, format!("{error}: give another address")),
+            };
+            Failure::new(kind, format!("--metrics {address}: {what}"))
+        };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok(Self(listener, address))
+    }
+
+    /// Where it listens; with the port that the kernel has chosen where 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.1
+    }
+}
+
+/// Answers for as long as it lives.
+pub struct Server {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Begins to answer.
+    pub fn start(listener: Listener, metrics: Arc<Metrics>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start tokio for the metrics")?;
+        let Listener(listener, address) = listener;
+        let listener = {
+            let _entered = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).context("cannot wait for connections")?
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new()
+            .name("twheel-metrics".into())
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        never = serve(&listener, &metrics, address.ip()) => match never {},
+                        // Or the sender is gone, which means the same.
+                        _ = stopped => {}
+                    }
+                });
+            })
+            .context("cannot start the thread of the metrics")?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(
+    listener: &tokio::net::TcpListener,
+    metrics: &Arc<Metrics>,
+    bound: IpAddr,
+) -> Infallible {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let place = places.clone().acquire_owned().await;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, say: some may be given back meanwhile.
+                log::warn!("cannot accept a connection for the metrics: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let metrics = metrics.clone();
+        tokio::spawn(async move {
+            let answer = service_fn(|request: Request<_>| {
+                let (metrics, refusal) = (metrics.clone(), refuse(&request, bound));
+                async move {
+                    Ok::<_, Infallible>(match refusal {
+                        Some(refusal) => refusal,
+                        None => answer(request.uri().path(), metrics).await,
+                    })
+                }
+            });
+            let connection = http1::Builder::new()
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), answer);
+            // Whoever is too slow, or breaks off, is not waited for.
+            let _ = tokio::time::timeout(PATIENCE, connection).await;
+            drop(place);
+        });
+    }
+}
+
+/// The answer to a request that gets nothing else.
+fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>>> {
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET and HEAD alone\n");
+        let allowed = HeaderValue::from_static("GET, HEAD");
+        refusal.headers_mut().insert(header::ALLOW, allowed);
+        return Some(refusal);
+    }
+    let host = request.headers().get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok());
+    // A name that somebody makes resolve to the loopback address would let that one's pages read what is here.
+    if bound.to_canonical().is_loopback() && !host.is_some_and(is_no_name) {
+        let why = "ask for this by an IP address, or as localhost\n";
+        return Some(response(StatusCode::FORBIDDEN, TEXT, why));
+    }
+    None
+}
+
+/// Whether a `Host` is an address or `localhost`, with or without a port.
+fn is_no_name(host: &str) -> bool {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    host.parse::<SocketAddr>().is_ok()
+        || host.parse::<Ipv4Addr>().is_ok()
+        || bare.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
+        || match host.split_once(':') {
+            Some((name, port)) => {
+                name.eq_ignore_ascii_case("localhost") && port.parse::<u16>().is_ok()
+            }
+            None => host.eq_ignore_ascii_case("localhost"),
+        }
+}
+
+async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
+    let made = |kind, made: Result<String>| match made {
+        Ok(body) => response(StatusCode::OK, kind, body),
+        Err(error) => {
+            log::error!("cannot answer {path}: {error:#}");
+            response(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                TEXT,
+                format!("{error:#}\n"),
+            )
+        }
+    };
+    let page = |kind, text: &'static str| response(StatusCode::OK, kind, text);
+    match path {
+        "/metrics" => made(prometheus::TEXT_FORMAT, metrics.text()),
+        "/healthz" if metrics.is_healthy() => response(StatusCode::OK, TEXT, "ok\n"),
+        "/healthz" => response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            TEXT,
+            "a stepper has failed: flows no longer expire\n",
+        ),
+        // Reads the table, and must not keep others waiting.
+        "/api/status" => {
+            let status = tokio::task::spawn_blocking(move || metrics.status()).await;
+            made(
+                "application/json",
+                status.unwrap_or_else(|error| Err(error.into())),
+            )
+        }
+        "/" => page(
+            "text/html; charset=utf-8",
+            include_str!("../web/index.html"),
+        ),
+        "/page.js" => page(
+            "text/javascript; charset=utf-8",
+            include_str!("../web/page.js"),
+        ),
+        "/style.css" => page("text/css; charset=utf-8", include_str!("../web/style.css")),
+        _ => response(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "there are /, /metrics, /healthz and /api/status\n",
+        ),
+    }
+}
+
+fn response(
+    status: StatusCode,
+    kind: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (text, address) in [
+            ("9435", "127.0.0.1:9435"),
+            ("127.0.0.1:9435", "127.0.0.1:9435"),
+            ("0.0.0.0:1", "0.0.0.0:1"),
+            ("[::1]:9435", "[::1]:9435"),
+        ] {
+            assert_eq!(parse_address(text).unwrap().to_string(), address);
+        }
+        for text in [
+            "",
+            "65536",
+            "-1",
+            "localhost:9435",
+            "127.0.0.1",
+            "::1:9435x",
+            ":9435",
+            "[::1]",
+        ] {
+            assert!(parse_address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_no_host_of_the_loopback_address() {
+        for host in [
+            "127.0.0.1:9435",
+            "127.0.0.1",
+            "[::1]:9435",
+            "[::1]",
+            "localhost",
+            "LocalHost:80",
+        ] {
+            assert!(is_no_name(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:9435",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "localhost:x",
+            "[evil]",
+        ] {
+            assert!(!is_no_name(host), "{host}");
+        }
+        let ask = |host: Option<&str>, bound: &str| {
+            let mut request = Request::get("/metrics");
+            if let Some(host) = host {
+                request = request.header(header::HOST, host);
+            }
+            let refusal = refuse(&request.body(()).unwrap(), bound.parse().unwrap());
+            refusal.map(|it| it.status())
+        };
+        assert_eq!(
+            ask(Some("evil.example"), "127.0.0.1"),
+            Some(StatusCode::FORBIDDEN)
+        );
+        assert_eq!(
+            ask(Some("evil.example"), "::1"),
+            Some(StatusCode::FORBIDDEN)
+        );
+        assert_eq!(ask(None, "127.0.0.1"), Some(StatusCode::FORBIDDEN));
+        assert_eq!(ask(Some("localhost:9435"), "127.0.0.1"), None);
+        assert_eq!(ask(Some("router.lan:9435"), "192.0.2.1"), None);
+    }
+
+    #[test]
+    fn only_reading() {
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            let request = Request::builder().method(method).body(()).unwrap();
+            let refusal = refuse(&request, Ipv4Addr::LOCALHOST.into()).unwrap();
+            assert_eq!(refusal.status(), StatusCode::METHOD_NOT_ALLOWED);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! `cargo xtask man`.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{
+    run,
+    sh::{self, say},
+};
+
+/// Writes the man pages into `target/man`.
+pub fn man() -> Result<()> {
+    let twheel = run::build(None)?.twheel;
+    let pages = sh::target("man");
+    sh::run(Command::new(twheel).arg("man").arg(&pages))?;
+    say!("Read them: man -l {}", pages.join("twheel.1").display());
+    Ok(())
+}
