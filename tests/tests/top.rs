@@ -300,7 +300,12 @@ fn the_terminal_is_as_it_was() -> Result<()> {
         let screen = terminal.tmux(&["capture-pane", "-p", "-e"])?;
         terminal.press(&["q"])?;
         terminal.until("a prompt", |screen| screen.contains("code 0"))?;
-        Ok((30..38).any(|colour| screen.contains(&format!("[{colour}m"))))
+        // Of the terminal's eight, or of more.
+        Ok((30..=38).any(|colour| {
+            ["m", ";"]
+                .iter()
+                .any(|end| screen.contains(&format!("[{colour}{end}")))
+        }))
     };
     terminal.top("", "")?;
     assert!(colours(&terminal)?);

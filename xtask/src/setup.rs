@@ -18,7 +18,7 @@ pub fn setup() -> Result<()> {
 }
 
 /// What the tests need: what the lab does; `nft`, for the kernel's own connection tracking beside ours; and
-/// what replays captures, and says what is in them; a browser, for the page; and a terminal to drive.
+/// what replays captures, and says what is in them; a terminal to drive; a browser, for the page.
 pub fn tests() -> Result<()> {
     lab()?;
     if !Path::new("/usr/sbin/nft").exists() && sh::which("nft").is_empty() {
@@ -30,11 +30,11 @@ pub fn tests() -> Result<()> {
     if sh::which("tshark").is_empty() {
         apt(&["tshark"], "1 min")?;
     }
-    if sh::which("chromium").is_empty() {
-        apt(&["chromium"], "1 min")?;
-    }
     if sh::which("tmux").is_empty() {
         apt(&["tmux"], "10 s")?;
+    }
+    if sh::which("chromium").is_empty() {
+        apt(&["chromium"], "1 min")?;
     }
     Ok(())
 }

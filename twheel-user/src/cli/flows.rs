@@ -158,7 +158,8 @@ impl Choice {
         let mut count = 0;
         // The last of those chosen is on top.
         let mut chosen = BinaryHeap::new();
-        for (flow, tracked) in passing(reader, filter, now) {
+        // Not a loop: flows are handed from one iterator to the next without being copied.
+        passing(reader, filter, now).for_each(|(flow, tracked)| {
             count += 1;
             let ranked = Ranked {
                 index: flow.index,
@@ -173,7 +174,7 @@ impl Choice {
             {
                 *last = ranked;
             }
-        }
+        });
         let chosen = chosen.into_sorted_vec();
         (chosen.into_iter().map(|it| it.tracked).collect(), count)
     }
