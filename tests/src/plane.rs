@@ -71,6 +71,8 @@ pub struct Setup {
     pub accounting: bool,
     /// Whether retransmission timers run.
     pub rto: bool,
+    /// Whether packets of flows that have expired are answered.
+    pub enforce: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -99,6 +101,7 @@ impl Setup {
         protocols: Protocols::TCP,
         accounting: false,
         rto: false,
+        enforce: false,
         log_level: 0,
         secret: None,
     };
@@ -118,6 +121,7 @@ impl Setup {
             protocols: self.protocols,
             accounting: self.accounting,
             rto: self.rto,
+            enforce: self.enforce,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,

@@ -685,6 +685,7 @@ mod tests {
             rule: if number % 2 == 0 { RULE } else { 0 },
             account: [Traffic::default(); 2],
             pace: [Pace::default(); 2],
+            positions: [0; 2],
         }
     }
 
