@@ -211,7 +211,7 @@ mod tests {
     /// Answers a frame; empty if it cannot.
     fn answer_to(frame: &[u8]) -> Vec<u8> {
         let segment = parse(frame).unwrap();
-        let mut headers = Headers::default();
+        let mut headers = [0; V6 / 2];
         for (word, bytes) in headers.iter_mut().zip(frame[..V4].chunks(2)) {
             *word = u16::from_ne_bytes([bytes[0], bytes[1]]);
         }

@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use twheel_common::{
     counter::Counter,
-    enforce::{self, Headers, V4},
+    enforce::{self, Headers, V4, V6},
     packet::Segment,
 };
 
@@ -30,7 +30,7 @@ pub fn answer(ctx: *mut xdp_md, segment: &Segment) -> u64 {
 /// Says whether the packet is the answer by now. One of which only a part could be written is dropped.
 #[inline(always)]
 fn rewrite(ctx: *mut xdp_md, segment: &Segment) -> bool {
-    let mut headers = Headers::default();
+    let mut headers: Headers = [0; V6 / 2];
     let place = (&raw mut headers).cast::<c_void>();
     // By the helpers, so that nothing here is said of where the packet lies: its parts and its alignment are the
     // kernel's affair. Answers are few.
