@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    maps::Map,
+    maps::{Map, MapData},
     programs::{TestRun, TestRunOptions},
 };
 use etherparse::PacketBuilder;
@@ -21,14 +21,20 @@ use twheel::{
 };
 use twheel_common::{
     counter::{Counter, Counters},
+    enforce::Tomb,
     event::{Event, Record},
-    packet::Protocols,
+    flow::FlowKey,
+    packet::{Protocols, parse},
     step::Outcome,
     wheel::{NEVER, Scheme},
 };
 
 /// The interface of a test run: `lo`.
 pub const INTERFACE: u32 = 1;
+/// XDP_DROP.
+pub const DROP: u32 = 1;
+/// XDP_TX: the answer.
+pub const TX: u32 = 3;
 /// XDP_PASS and TC_ACT_UNSPEC.
 pub const PASS: u32 = 2;
 /// As above.
@@ -174,16 +180,44 @@ impl Plane {
 
     /// A frame comes in. Every frame passes; this asserts it.
     pub fn receive(&mut self, frame: &[u8]) {
+        assert_eq!(self.verdict(frame).0, PASS);
+    }
+
+    /// A frame comes in: the verdict, and the frame as it is then.
+    pub fn verdict(&mut self, frame: &[u8]) -> (u32, Vec<u8>) {
+        let mut out = vec![0; frame.len() + 64];
         let result = self
             .plane
             .xdp("twheel_xdp")
             .unwrap()
             .test_run(TestRunOptions {
                 data_in: Some(frame),
+                data_out: Some(&mut out),
                 ..TestRunOptions::new()
             })
             .unwrap();
-        assert_eq!(result.return_value, PASS);
+        out.truncate(result.data_size_out as usize);
+        (result.return_value, out)
+    }
+
+    /// Puts the flow of a frame among those that have expired, as userspace does.
+    pub fn bury(&self, frame: &[u8], verdict: u32) {
+        self.bury_key(parse(frame).unwrap().key, verdict);
+    }
+
+    /// The same by its key.
+    pub fn bury_key(&self, key: FlowKey, verdict: u32) {
+        self.tombs().insert(key, Tomb::new(verdict), 0).unwrap();
+    }
+
+    /// Whether the flow of a frame is among those that have expired.
+    pub fn is_buried(&self, frame: &[u8]) -> bool {
+        self.tombs().get(&parse(frame).unwrap().key, 0).is_ok()
+    }
+
+    fn tombs(&self) -> aya::maps::HashMap<MapData, FlowKey, Tomb> {
+        let map = self.plane.open("EXPIRED").unwrap();
+        aya::maps::HashMap::try_from(Map::LruHashMap(map)).unwrap()
     }
 
     /// A frame goes out.
