@@ -90,18 +90,13 @@ fn expire(
 
 fn counted(server: &Namespace, counter: &str) -> Result<u64> {
     let ended = server.twheel_once(&["stats", "--json"])?;
-    let line = ended.lines.first().context("no stats")?;
-    let value: serde_json::Value = serde_json::from_str(&line.text)?;
-    fn find(value: &serde_json::Value, name: &str) -> Option<u64> {
-        match value {
-            serde_json::Value::Object(map) => map
-                .get(name)
-                .and_then(serde_json::Value::as_u64)
-                .or_else(|| map.values().find_map(|it| find(it, name))),
-            _ => None,
+    for line in &ended.lines {
+        let value: serde_json::Value = serde_json::from_str(&line.text)?;
+        if value["counter"] == counter {
+            return value["total"].as_u64().context("no total");
         }
     }
-    find(&value, counter).with_context(|| format!("no {counter} in {}", line.text))
+    anyhow::bail!("no {counter}")
 }
 
 fn a_reset_comes(way: &Way) -> Result<()> {

@@ -35,10 +35,11 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     // By reference: a copy would load words that were just stored in parts, and wait for those.
     let linear = ctx.data_end() - ctx.data();
     match &mut parse(ctx.data(), ctx.data_end(), linear) {
-        Ok(segment) => match see(&ctx, segment, place) {
+        // Those first that have another verdict: what passes is told apart no further.
+        Ok(segment) => match touch(segment, clock::now(), place) {
             Touched::Refused => return xdp_action::XDP_DROP,
             Touched::Answered => return answer::answer(ctx.ctx, segment) as u32,
-            _ => {}
+            touched => tell(&ctx, touched),
         },
         Err(reason) => skip(&ctx, *reason),
     }
@@ -66,9 +67,7 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     };
     // A copy all the same: of two results made one, the compiler would store what is not there.
     match segment {
-        Ok(mut segment) => {
-            see(&ctx, &mut segment, place);
-        }
+        Ok(mut segment) => tell(&ctx, touch(&mut segment, clock::now(), place)),
         Err(reason) => skip(&ctx, reason),
     }
     TC_ACT_UNSPEC
@@ -119,8 +118,7 @@ fn parse(data: usize, end: usize, whole: usize) -> Result<Segment, Skip> {
 }
 
 #[inline(always)]
-fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) -> Touched {
-    let touched = touch(segment, clock::now(), place);
+fn tell<C: EbpfContext>(ctx: &C, touched: Touched) {
     match touched {
         Touched::Known => trace!(ctx, "touched"),
         Touched::Created => debug!(ctx, "new flow"),
@@ -128,7 +126,6 @@ fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) -> Touched 
         Touched::TableFull => debug!(ctx, "table full"),
         Touched::Refused | Touched::Answered => debug!(ctx, "of a flow that has expired"),
     }
-    touched
 }
 
 #[inline(always)]
