@@ -98,8 +98,8 @@ pub fn answer(frame: &mut Headers, segment: &Segment) -> usize {
         frame[IP + 5] = 0;
         exchange::<2>(frame, IP + 6);
         let mut sum = 0;
-        for at in IP..IP + 10 {
-            sum += u64::from(frame[at]);
+        for halfword in &frame[IP..IP + 10] {
+            sum += u64::from(*halfword);
         }
         frame[IP + 5] = checksum(sum);
         transport::<{ IP + 10 }>(frame, segment);
