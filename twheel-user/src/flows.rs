@@ -1,7 +1,7 @@
 //! Reading the flow table while the data plane writes it: through mappings, without a system call a flow and
 //! without holding anybody up.
 //!
-//! The table is looked at in windows of [`WINDOW`] records, one mapped at a time, so that a reader's memory does not
+//! The table is looked at in windows of `WINDOW` records, one mapped at a time, so that a reader's memory does not
 //! grow with the table.
 
 use std::{

@@ -1,6 +1,6 @@
 //! What has ended, on disk: a bounded history that outlives the loader.
 //!
-//! An instance has a directory with segments, of which each is [`SEGMENTS`]th of the room there is; the oldest goes
+//! An instance has a directory with segments, of which each is `SEGMENTS`th of the room there is; the oldest goes
 //! when a new one is begun. A segment is a header and then records of one size, each with a checksum, so that one that was
 //! torn when the power went costs nothing but itself:
 //!
@@ -508,6 +508,8 @@ impl Reader {
     }
 
     /// The next event; `None` if there is none yet.
+    // No iterator: it may go on after `None`.
+    #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Past>> {
         loop {
             if self.open.is_none() && !self.open_next()? {
@@ -682,7 +684,7 @@ mod tests {
             seen: seen.0.into(),
             reason: Reason::Idle as u32,
             cpu: 0,
-            rule: if number % 2 == 0 { RULE } else { 0 },
+            rule: if number.is_multiple_of(2) { RULE } else { 0 },
             account: [Traffic::default(); 2],
             pace: [Pace::default(); 2],
             positions: [0; 2],
@@ -716,7 +718,7 @@ mod tests {
             assert_eq!(past.ended.idle, Duration::from_millis(100));
             assert_eq!(
                 past.rule.as_deref(),
-                (age % 2 == 0).then_some("web"),
+                age.is_multiple_of(2).then_some("web"),
                 "{age}"
             );
             ages.push(age);
