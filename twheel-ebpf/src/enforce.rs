@@ -29,8 +29,9 @@ pub fn of_none(segment: &mut Segment, now: u64, hook: Hook) -> u64 {
     forget_segment(segment);
     if segment.flags & tcp::SYN != 0 {
         if segment.flags & tcp::ACK == 0 {
+            let key = &segment.key;
             // A connection of the same name, whoever begins it. That nothing was there is no failure.
-            let _ = EXPIRED.remove(&segment.key);
+            let _ = EXPIRED.remove(key);
         }
         return PASS;
     }
@@ -43,7 +44,8 @@ pub fn of_none(segment: &mut Segment, now: u64, hook: Hook) -> u64 {
 /// What becomes of a packet that begins nothing and comes in.
 #[inline(never)]
 fn judge(segment: &Segment, now: u64) -> u64 {
-    let Some(tomb) = EXPIRED.get_ptr(&segment.key) else {
+    let key = &segment.key;
+    let Some(tomb) = EXPIRED.get_ptr(key) else {
         return PASS;
     };
     // SAFETY: a value that the map gave is valid memory while the program runs. It may be given to another key
