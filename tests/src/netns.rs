@@ -42,7 +42,7 @@ pub const PORT: u16 = 7777;
 /// A link-layer address that nobody has.
 const NOBODY: &str = "02:00:00:00:00:63";
 /// Longer than anything here takes, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Panics unless the caller is root: a test that cannot run has failed.
 pub fn require_root() {
@@ -477,10 +477,32 @@ impl Connection {
         };
         ensure!(result == 0, "{}", std::io::Error::last_os_error());
         drop(self.client);
-        match self.server.read(&mut [0]) {
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(()),
-            other => bail!("no reset has come: {other:?}"),
-        }
+        await_reset(&mut self.server)
+    }
+
+    /// Sends a byte, to which there is a reset.
+    pub fn expect_reset(&mut self) -> Result<()> {
+        self.client.write_all(b"!").context("cannot send")?;
+        await_reset(&mut self.client)
+    }
+
+    /// Sends a byte, and waits; how many bytes are not acknowledged then.
+    pub fn unacknowledged(&mut self, wait: Duration) -> Result<u32> {
+        self.client.write_all(b"!").context("cannot send")?;
+        thread::sleep(wait);
+        let mut queued: libc::c_int = 0;
+        // SAFETY: the request (SIOCOUTQ) writes an `int`, which is alive.
+        let result =
+            unsafe { libc::ioctl(self.client.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+        ensure!(result == 0, "{}", std::io::Error::last_os_error());
+        Ok(queued.unsigned_abs())
+    }
+}
+
+fn await_reset(socket: &mut TcpStream) -> Result<()> {
+    match socket.read(&mut [0]) {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(()),
+        other => bail!("no reset has come: {other:?}"),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    maps::Map,
+    maps::{Map, MapData},
     programs::{TestRun, TestRunOptions},
 };
 use etherparse::PacketBuilder;
@@ -22,14 +22,20 @@ use twheel::{
 };
 use twheel_common::{
     counter::{Counter, Counters},
+    enforce::Tomb,
     event::{Event, Record},
-    packet::Protocols,
+    flow::FlowKey,
+    packet::{Protocols, parse},
     step::Outcome,
     wheel::{NEVER, Scheme},
 };
 
 /// The interface of a test run: `lo`.
 pub const INTERFACE: u32 = 1;
+/// XDP_DROP.
+pub const DROP: u32 = 1;
+/// XDP_TX: the answer.
+pub const TX: u32 = 3;
 /// XDP_PASS and TC_ACT_UNSPEC.
 pub const PASS: u32 = 2;
 /// As above.
@@ -72,6 +78,8 @@ pub struct Setup {
     pub accounting: bool,
     /// Whether retransmission timers run.
     pub rto: bool,
+    /// Whether packets of flows that have expired are answered.
+    pub enforce: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -100,6 +108,7 @@ impl Setup {
         protocols: Protocols::TCP,
         accounting: false,
         rto: false,
+        enforce: false,
         log_level: 0,
         secret: None,
     };
@@ -119,6 +128,7 @@ impl Setup {
             protocols: self.protocols,
             accounting: self.accounting,
             rto: self.rto,
+            enforce: self.enforce,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,
@@ -171,16 +181,44 @@ impl Plane {
 
     /// A frame comes in. Every frame passes; this asserts it.
     pub fn receive(&mut self, frame: &[u8]) {
+        assert_eq!(self.verdict(frame).0, PASS);
+    }
+
+    /// A frame comes in: the verdict, and the frame as it is then.
+    pub fn verdict(&mut self, frame: &[u8]) -> (u32, Vec<u8>) {
+        let mut out = vec![0; frame.len() + 64];
         let result = self
             .plane
             .xdp("twheel_xdp")
             .unwrap()
             .test_run(TestRunOptions {
                 data_in: Some(frame),
+                data_out: Some(&mut out),
                 ..TestRunOptions::new()
             })
             .unwrap();
-        assert_eq!(result.return_value, PASS);
+        out.truncate(result.data_size_out as usize);
+        (result.return_value, out)
+    }
+
+    /// Puts the flow of a frame among those that have expired, as userspace does.
+    pub fn bury(&self, frame: &[u8], verdict: u32) {
+        self.bury_key(parse(frame).unwrap().key, verdict);
+    }
+
+    /// The same by its key.
+    pub fn bury_key(&self, key: FlowKey, verdict: u32) {
+        self.tombs().insert(key, Tomb::new(verdict), 0).unwrap();
+    }
+
+    /// Whether the flow of a frame is among those that have expired.
+    pub fn is_buried(&self, frame: &[u8]) -> bool {
+        self.tombs().get(&parse(frame).unwrap().key, 0).is_ok()
+    }
+
+    fn tombs(&self) -> aya::maps::HashMap<MapData, FlowKey, Tomb> {
+        let map = self.plane.open("EXPIRED").unwrap();
+        aya::maps::HashMap::try_from(Map::LruHashMap(map)).unwrap()
     }
 
     /// A frame goes out.

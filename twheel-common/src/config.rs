@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 5;
+pub const LAYOUT: u32 = 6;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -44,6 +44,10 @@ pub struct Config {
     pub accounting: u32,
     /// Whether retransmission timers run, and their bounds.
     pub rto: Rto,
+    /// 1: packets of flows that have expired are [answered](crate::enforce), not passed.
+    pub enforce: u32,
+    /// Answers to a source in a second, at most.
+    pub enforce_rate: u32,
 }
 
 /// See [`Config::rto`].
@@ -76,7 +80,7 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// 1: packets and bytes are counted; 2: there are retransmission timers. Bits.
+    /// 1: packets and bytes are counted; 2: there are retransmission timers; 4: packets of expired flows are answered. Bits.
     pub extras: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,

@@ -75,6 +75,12 @@ counters! {
     RtoExpired = "rto_expired",
     /// flows whose retransmissions were found to be answered no more
     Stalled = "stalled",
+    /// packets of expired flows that were dropped
+    EnforcedDropped = "enforced_dropped",
+    /// packets of expired flows that were answered with a RST
+    EnforcedReset = "enforced_reset",
+    /// packets of expired flows that were dropped because their source has had its answers
+    EnforcedLimited = "enforced_limited",
     /// visits of the wheel to a flow
     Visits = "visits",
     /// visits that found the deadline ahead and armed the flow again

@@ -2,7 +2,7 @@
 
 use crate::{
     flow::{Account, FlowKey},
-    state::Seen,
+    state::{Positions, Seen},
 };
 
 /// Record of the ring buffer `EVENTS`: a flow has ended.
@@ -29,6 +29,8 @@ pub struct Event {
     pub account: Account,
     /// How it was sent, if there are retransmission timers: the key's low endpoint first.
     pub pace: [Pace; 2],
+    /// How far each side has sent, the key's low endpoint first: 0 where nothing was seen.
+    pub positions: Positions,
 }
 
 /// What a retransmission timer knows of one side's sending.

@@ -11,6 +11,7 @@
 pub mod bits;
 pub mod config;
 pub mod counter;
+pub mod enforce;
 pub mod event;
 pub mod flow;
 pub mod packet;
@@ -26,7 +27,7 @@ pub mod wheel;
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, policy, state, step, table, wheel};
+    use crate::{config, counter, enforce, flow, policy, state, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
     unsafe impl aya::Pod for table::Record {}
@@ -52,6 +53,10 @@ mod pod {
     unsafe impl aya::Pod for config::Meta {}
     // SAFETY: as above.
     unsafe impl aya::Pod for counter::Counters {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for enforce::Tomb {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for flow::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for wheel::Wheel {}
     // SAFETY: as above.

@@ -380,7 +380,7 @@ fn parsed(frame: Frame) -> Option<Segment> {
     }
 }
 
-/// What `see` of `main.rs` does, without its diagnostics, which the verifier drops when they are off.
+/// What `twheel_xdp` does with a packet, without its diagnostics, which the verifier drops when they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
     let place = Place {

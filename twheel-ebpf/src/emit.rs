@@ -64,15 +64,18 @@ pub fn submit(
         (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());
         let (account, pace) = (&raw mut (*event).account, &raw mut (*event).pace);
+        let positions = &raw mut (*event).positions;
         match flow {
             Some(flow) => {
                 flow.report_account(account.cast());
                 rto::report(flow, 0, pace.cast());
                 rto::report(flow, 1, pace.cast::<Pace>().add(1));
+                positions.write(flow.positions());
             }
             None => {
                 account.write(Account::default());
                 pace.write([Pace::default(); 2]);
+                positions.write([0; 2]);
             }
         }
     }

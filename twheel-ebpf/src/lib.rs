@@ -6,10 +6,12 @@
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
+pub mod answer;
 pub mod atomic;
 pub mod clock;
 pub mod count;
 pub mod emit;
+pub mod enforce;
 pub mod forget;
 pub mod frame;
 pub mod inbox;

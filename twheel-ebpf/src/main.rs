@@ -16,7 +16,7 @@ use twheel_common::{
     step::{Step, Sweep},
 };
 use twheel_ebpf::{
-    clock, config,
+    answer, clock, config,
     count::count_skip,
     frame::Frame,
     policy::Place,
@@ -24,7 +24,8 @@ use twheel_ebpf::{
     touch::{Touched, touch},
 };
 
-/// Ingress: touches the flow of every packet. Whatever it finds, the packet passes.
+/// Ingress: touches the flow of every packet. Whatever it finds, the packet passes; unless it is of a flow that has
+/// expired, and somebody has asked for such to be refused.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let place = Place {
@@ -34,7 +35,12 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     // By reference: a copy would load words that were just stored in parts, and wait for those.
     let linear = ctx.data_end() - ctx.data();
     match &mut parse(ctx.data(), ctx.data_end(), linear) {
-        Ok(segment) => see(&ctx, segment, place),
+        // Those first that have another verdict: what passes is told apart no further.
+        Ok(segment) => match touch(segment, clock::now(), place) {
+            Touched::Refused => return xdp_action::XDP_DROP,
+            Touched::Answered => return answer::answer(ctx.ctx, segment) as u32,
+            touched => tell(&ctx, touched),
+        },
         Err(reason) => skip(&ctx, *reason),
     }
     xdp_action::XDP_PASS
@@ -61,7 +67,7 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     };
     // A copy all the same: of two results made one, the compiler would store what is not there.
     match segment {
-        Ok(mut segment) => see(&ctx, &mut segment, place),
+        Ok(mut segment) => tell(&ctx, touch(&mut segment, clock::now(), place)),
         Err(reason) => skip(&ctx, reason),
     }
     TC_ACT_UNSPEC
@@ -112,12 +118,13 @@ fn parse(data: usize, end: usize, whole: usize) -> Result<Segment, Skip> {
 }
 
 #[inline(always)]
-fn see<C: EbpfContext>(ctx: &C, segment: &mut Segment, place: Place) {
-    match touch(segment, clock::now(), place) {
+fn tell<C: EbpfContext>(ctx: &C, touched: Touched) {
+    match touched {
         Touched::Known => trace!(ctx, "touched"),
         Touched::Created => debug!(ctx, "new flow"),
         Touched::NoFlow => trace!(ctx, "no flow"),
         Touched::TableFull => debug!(ctx, "table full"),
+        Touched::Refused | Touched::Answered => debug!(ctx, "of a flow that has expired"),
     }
 }
 

@@ -5,12 +5,13 @@ use aya_ebpf::{
     Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto},
     counter::Counters,
-    flow::Account,
+    enforce::{Bucket, Tomb},
+    flow::{Account, FlowKey},
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
     rto::Timers,
@@ -38,6 +39,8 @@ pub static CONFIG: Global<Config> = Global::new(Config {
         max_retrans: 3,
         unit: 4_000,
     },
+    enforce: 0,
+    enforce_rate: 10,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
@@ -152,6 +155,15 @@ pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 /// events keeps a stepper asleep.
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
+
+/// Flows that have expired and whose packets are answered; of one entry where none are. Userspace writes, packets
+/// delete. Who fills it pushes out those that were met longest ago.
+#[map]
+pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
+
+/// Answers to each source address; of one entry, likewise. Not pinned: what a bucket says is said for one rate.
+#[map]
+pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(1, 0);
 
 /// Counters per CPU.
 #[map]

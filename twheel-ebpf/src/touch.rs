@@ -18,6 +18,7 @@ use crate::{
     clock, config,
     count::count,
     emit::{self, Ended, Reader},
+    enforce,
     forget::{forget, forget_segment},
     inbox,
     policy::{self, Place},
@@ -37,6 +38,10 @@ pub enum Touched {
     NoFlow,
     /// It would have begun a flow, but there is no room.
     TableFull,
+    /// Of a flow that has expired, and is to be dropped.
+    Refused,
+    /// The same, and is to be answered.
+    Answered,
 }
 
 /// What became of a flow that was to be entered, as one number, since the programs' functions return no more:
@@ -64,6 +69,13 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
             Touched::Known
         }
         None => {
+            if config!(enforce) != 0 {
+                match enforce::of_none(segment, now, place.hook) {
+                    enforce::PASS => {}
+                    enforce::ANSWER => return Touched::Answered,
+                    _ => return Touched::Refused,
+                }
+            }
             let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
                 count(Counter::NoFlow);
                 return Touched::NoFlow;

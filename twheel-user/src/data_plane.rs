@@ -13,6 +13,7 @@ use aya::{
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta, UNRULED},
     counter::Counters,
+    enforce::{MAX_SOURCES, MAX_TOMBS},
     event::{Event, Record, RtoExpired},
     packet::ETH_HEADER,
     state::Timeouts,
@@ -93,7 +94,7 @@ impl DataPlane {
             unit_ns: load.clock.unit().subsec_nanos(),
             geometry: load.config.geometry,
             max_flows: load.config.max_flows,
-            extras: load.config.accounting | load.config.rto.on << 1,
+            extras: load.config.accounting | load.config.rto.on << 1 | load.config.enforce << 2,
             hash: Hash::new(
                 load.secret.map_or_else(random_keys, Ok)?,
                 load.config.max_flows,
@@ -107,6 +108,10 @@ impl DataPlane {
             0 => 1,
             _ => wanted.hash.records() as u32,
         };
+        let enforcing = |entries| match load.config.enforce {
+            0 => 1,
+            _ => entries,
+        };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
@@ -114,6 +119,8 @@ impl DataPlane {
             .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
+            .map_max_entries("EXPIRED", enforcing(MAX_TOMBS))
+            .map_max_entries("ANSWERS", enforcing(MAX_SOURCES))
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
@@ -261,7 +268,9 @@ impl DataPlane {
     /// Opens a map again, for whoever writes there.
     pub fn open(&self, name: &str) -> Result<MapData> {
         let id = match self.map(name)? {
-            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) => data.info()?.id(),
+            Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) => {
+                data.info()?.id()
+            }
             _ => bail!("{name} is a map of a type that is not expected"),
         };
         MapData::from_id(id).with_context(|| format!("cannot open {name}"))
@@ -446,7 +455,7 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
             } = meta.geometry;
             let scheme = Scheme::from_raw(scheme).map_or("unknown", Scheme::name);
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}",
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
@@ -457,6 +466,10 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
                 match meta.extras & 2 {
                     0 => "",
                     _ => " --rto on",
+                },
+                match meta.extras & 4 {
+                    0 => "",
+                    _ => " --reap enforce",
                 },
             )
         };
@@ -491,7 +504,8 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::{
         config::NAME_BYTES,
-        flow::Account,
+        enforce::Tomb,
+        flow::{Account, FlowKey},
         policy::{Ends, Header, PortClasses, Rules},
         rto::Timers,
         table::{Nodes, Record},
@@ -520,6 +534,12 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         ("NUMBERS", MapType::Array, 4, 512),
         ("NAMES", MapType::Array, 4, NAME_BYTES as u32),
         ("TRACKED", MapType::Array, 4, 8),
+        (
+            "EXPIRED",
+            MapType::LruHash,
+            size(size_of::<FlowKey>()),
+            size(size_of::<Tomb>()),
+        ),
         ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
         ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Link>())),
         ("EVENTS", MapType::RingBuf, 0, 0),

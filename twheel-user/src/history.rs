@@ -687,6 +687,7 @@ mod tests {
             rule: if number.is_multiple_of(2) { RULE } else { 0 },
             account: [Traffic::default(); 2],
             pace: [Pace::default(); 2],
+            positions: [0; 2],
         }
     }
 

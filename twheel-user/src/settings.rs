@@ -48,6 +48,10 @@ pub struct Wanted {
     pub rto_max: Duration,
     /// Expiries in a row after which a flow is stalled.
     pub max_retrans: u32,
+    /// Packets of flows that have expired are answered, not passed.
+    pub enforce: bool,
+    /// Answers to a source in a second, at most.
+    pub enforce_rate: u32,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -72,6 +76,8 @@ impl Default for Wanted {
             rto_min: Duration::from_millis(200),
             rto_max: Duration::from_secs(120),
             max_retrans: 3,
+            enforce: false,
+            enforce_rate: 10,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -128,6 +134,8 @@ impl Wanted {
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
             rto,
+            enforce: self.enforce.into(),
+            enforce_rate: self.enforce_rate,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))

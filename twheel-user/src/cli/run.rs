@@ -95,6 +95,9 @@ pub struct Run {
     /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
     #[arg(long, value_name = "N", default_value_t = 3)]
     max_retrans: u32,
+    /// Answer packets of flows that have expired, as the map `EXPIRED` says
+    #[arg(long, hide = true)]
+    enforce: bool,
     /// Timeouts per service: a policy file; SIGHUP makes it be read again
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -224,10 +227,12 @@ impl Run {
             rto_min: self.rto_min,
             rto_max: self.rto_max,
             max_retrans: self.max_retrans,
+            enforce: self.enforce,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
             levels: self.levels,
+            ..Wanted::default()
         };
         let config = wanted.config(clock)?;
         if self.history_size.as_u64() < history::LEAST_BYTES {
