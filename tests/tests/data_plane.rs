@@ -1619,8 +1619,8 @@ fn packets_of_a_flow_that_has_expired_are_answered_with_a_reset() {
             Tomb::RESET,
         );
         (header.ack, header.acknowledgment_number) = (true, 77_000);
-        // With data, and with options; more of it than the answer is long, and nothing.
-        for (length, fin) in [(1_400, false), (0, false), (5, true), (0, true)] {
+        // With data, and with options; more of it than the answer is long, nothing, and more than a page.
+        for (length, fin) in [(1_400, false), (0, false), (9_000, true), (0, true)] {
             header.fin = fin;
             let packet = segment(&header, &vec![9; length]);
             let expected = reset_frame(v6, &header, 77_000, None);
@@ -1683,9 +1683,12 @@ fn a_datagram_of_a_flow_that_has_expired_is_dropped_whatever_the_verdict() {
         plane.pass(200_000);
         let key = plane.step()[0].key;
         plane.bury_key(key, verdict);
-        assert_eq!(plane.verdict(&datagram), (DROP, datagram));
+        // More of them than a source has answers.
+        for _ in 0..20 {
+            assert_eq!(plane.verdict(&datagram), (DROP, datagram.clone()));
+        }
     }
-    assert_eq!(plane.count(Counter::EnforcedDropped), 2);
+    assert_eq!(plane.count(Counter::EnforcedDropped), 40);
 }
 
 #[test]

@@ -23,7 +23,7 @@ const GENERIC: Way = Way {
     mode: "generic",
     receives: |_| Ok(None),
 };
-/// What a program of one end sends back the other takes only if it polls: if it has a program, too, or GRO.
+/// What a program of one end sends back the other takes only if it has a program, too.
 const NATIVE: Way = Way {
     mode: "native",
     receives: |pair| {
@@ -148,5 +148,32 @@ fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
         );
         twheel.stop()?;
     }
+    Ok(())
+}
+
+#[test]
+fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = refusing(&pair.server, "generic")?;
+    let mut connection = pair.connect(Family::V4)?;
+    connection.talk()?;
+    expire(&pair.server, &twheel, &connection, Family::V4, Tomb::RESET)?;
+    twheel.kill()?;
+    let run = ["run", "--iface", SERVER, "--mode", "generic"];
+    let ended = pair.server.twheel_once(&run)?;
+    ensure!(
+        ended.code() == Some(6) && ended.stderr.contains(" --reap enforce, not "),
+        "{ended:?}"
+    );
+    // What was buried is refused without a loader, and by the next one.
+    connection.expect_reset()?;
+    let twheel = refusing(&pair.server, "generic")?;
+    twheel.await_stderr("adopted")?;
+    ensure!(
+        counted(&pair.server, "enforced_reset")? >= 1,
+        "the counters are gone"
+    );
+    twheel.stop()?;
     Ok(())
 }

@@ -46,7 +46,7 @@ pub struct Config {
     pub rto: Rto,
     /// 1: packets of flows that have expired are [answered](crate::enforce), not passed.
     pub enforce: u32,
-    /// Answers to a source in a second, at most.
+    /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,
 }
 

@@ -12,6 +12,8 @@ use crate::{
 pub const MAX_TOMBS: u32 = 1 << 16;
 /// Sources whose answers are counted.
 pub const MAX_SOURCES: u32 = 1 << 14;
+/// The highest rate of answers to a source, a second: the clock's units times this fit 64 bits.
+pub const MAX_RATE: u32 = 1_000_000;
 
 /// What stands in the map `EXPIRED` in the place of a flow that has expired.
 #[repr(C)]

@@ -29,7 +29,8 @@ pub struct Event {
     pub account: Account,
     /// How it was sent, if there are retransmission timers: the key's low endpoint first.
     pub pace: [Pace; 2],
-    /// How far each side has sent, the key's low endpoint first: 0 where nothing was seen.
+    /// How far each side has sent, the key's low endpoint first: the sequence number behind the last byte that was
+    /// seen, or acknowledged by the other side; 0 where nothing was.
     pub positions: Positions,
 }
 

@@ -6,6 +6,7 @@ use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
     config::{Config, Rto},
+    enforce::MAX_RATE,
     packet::Protocols,
     state,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
@@ -50,7 +51,7 @@ pub struct Wanted {
     pub max_retrans: u32,
     /// Packets of flows that have expired are answered, not passed.
     pub enforce: bool,
-    /// Answers to a source in a second, at most.
+    /// Answers to a source in a second, at most; up to [`MAX_RATE`].
     pub enforce_rate: u32,
     /// Capacity of the table.
     pub max_flows: u32,
@@ -135,7 +136,7 @@ impl Wanted {
             accounting: self.accounting.into(),
             rto,
             enforce: self.enforce.into(),
-            enforce_rate: self.enforce_rate,
+            enforce_rate: self.enforce_rate.min(MAX_RATE),
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))
