@@ -41,7 +41,7 @@ fn refusing(server: &Namespace, mode: &str) -> Result<Twheel> {
             mode,
             "--timeout",
             "2s",
-            "--enforce",
+            "--i-know-this-drops-traffic",
             "--json",
         ],
     )

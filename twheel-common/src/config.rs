@@ -66,6 +66,9 @@ pub struct Rto {
     pub unit: u32,
 }
 
+/// Of [`Meta::extras`]: packets of expired flows are answered.
+pub const EXTRA_ENFORCE: u32 = 4;
+
 /// What pinned maps were made for. A loader adopts them only if it means the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +83,7 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// 1: packets and bytes are counted; 2: there are retransmission timers; 4: packets of expired flows are answered. Bits.
+    /// 1: packets and bytes are counted; 2: there are retransmission timers; [`EXTRA_ENFORCE`]. Bits.
     pub extras: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,

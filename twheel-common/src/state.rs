@@ -547,6 +547,8 @@ impl Timeouts {
     pub const REFUSED: usize = 13;
     /// No timeout: not 0 if the rule is gone, and its flows are no rule's.
     pub const GONE: usize = 14;
+    /// No timeout: what is done once such a flow has expired, in bits that userspace alone knows.
+    pub const REAP: usize = 15;
 
     /// The number of the timeout of a flow of which this was seen.
     #[inline(always)]

@@ -11,7 +11,7 @@ use aya::{
     util::nr_cpus,
 };
 use twheel_common::{
-    config::{CLOCK_VIRTUAL, Config, LAYOUT, Meta, UNRULED},
+    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
     counter::Counters,
     enforce::{MAX_SOURCES, MAX_TOMBS},
     event::{Event, Record, RtoExpired},
@@ -94,7 +94,9 @@ impl DataPlane {
             unit_ns: load.clock.unit().subsec_nanos(),
             geometry: load.config.geometry,
             max_flows: load.config.max_flows,
-            extras: load.config.accounting | load.config.rto.on << 1 | load.config.enforce << 2,
+            extras: load.config.accounting
+                | load.config.rto.on << 1
+                | (load.config.enforce * EXTRA_ENFORCE),
             hash: Hash::new(
                 load.secret.map_or_else(random_keys, Ok)?,
                 load.config.max_flows,
@@ -467,9 +469,9 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
                     0 => "",
                     _ => " --rto on",
                 },
-                match meta.extras & 4 {
+                match meta.extras & EXTRA_ENFORCE {
                     0 => "",
-                    _ => " --reap enforce",
+                    _ => " --i-know-this-drops-traffic",
                 },
             )
         };

@@ -20,7 +20,7 @@ use twheel_common::{
     flow::{Account, FlowKey, Traffic, Word},
     rto::{Side, Timers},
     step::Delete,
-    table::{self, Changed, NODES, Node, Nodes, Reads, Record},
+    table::{self, Changed, Hash, NODES, Node, Nodes, Reads, Record},
     wheel::Link,
 };
 
@@ -138,6 +138,15 @@ impl Flows {
     /// must have been stopped half way is passed over.
     pub fn get(&self, index: u32) -> Option<Flow> {
         self.whole()?.get(index)
+    }
+
+    /// The live flow of a key, where homes are as this hash has them.
+    pub fn find(&self, hash: &Hash, key: &FlowKey) -> Option<Flow> {
+        let home = hash.home(key);
+        // All of its window: what stands there is what packets find.
+        let window = home..(home + table::WINDOW).min(self.count);
+        let mut flows = window.filter_map(|index| self.get(index));
+        flows.find(|flow| flow.key == *key)
     }
 
     /// The record that follows in the same slot of the wheel, if the flow of this one stands on the wheel of this

@@ -76,7 +76,11 @@ impl Reader {
     ///
     /// [`Kind::Pins`](crate::failure::Kind::Pins): there is none, or more than one.
     pub fn open(interface: Option<&str>) -> Result<Self> {
-        let pins = Instance::the(interface)?;
+        Self::of(Instance::the(interface)?)
+    }
+
+    /// Reads an instance by its pins.
+    pub fn of(pins: Pins) -> Result<Self> {
         let open = install::pinned(&pins);
         let meta = Array::<_, Meta>::try_from(Map::Array(open("META")?))?
             .get(&0, 0)
@@ -185,7 +189,7 @@ impl Reader {
     }
 
     /// Whether one direction is all that is ever seen.
-    fn is_one_way(&self) -> bool {
+    pub fn is_one_way(&self) -> bool {
         self.timeouts
             .first()
             .is_some_and(state::Timeouts::is_one_way)

@@ -14,6 +14,7 @@
 //! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
 //! | which flows are meant | `filter/` |
 //! | what has ended, on disk | `history.rs` |
+//! | what is done to what has expired | `reap/` |
 //! | the commands | `cli/` |
 //! | how an ended flow is written | `output/` |
 //! | numbers for Prometheus, and the page | `metrics/`, `web/` |
@@ -48,6 +49,7 @@ pub mod pins;
 pub mod plan;
 pub mod policy;
 pub mod progress;
+pub mod reap;
 pub mod settings;
 pub mod stepper;
 pub mod timeouts;

@@ -10,6 +10,7 @@ mod flush;
 mod man;
 mod plan;
 mod policy;
+mod reap;
 mod run;
 mod select;
 mod stats;
@@ -30,7 +31,7 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Run),
+    Run(Box<run::Run>),
     Flows(flows::Flows),
     Expired(expired::Expired),
     Stats(stats::Stats),

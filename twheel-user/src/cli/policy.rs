@@ -20,6 +20,7 @@ use crate::{
     pins::Instance,
     policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
     progress,
+    reap::{Action, Actions},
     settings::longest_timeout,
 };
 
@@ -267,18 +268,18 @@ impl Met {
     }
 
     fn print(&self, policy: &Rules, out: &mut impl Write) -> io::Result<()> {
-        let timeouts = match self.rule(policy) {
+        let (timeouts, reap) = match self.rule(policy) {
             Some(rule) => {
                 writeln!(
                     out,
                     "rule {} `{}`, {}:{}",
                     self.number, rule.name, policy.file, rule.place.line
                 )?;
-                &rule.timeouts
+                (&rule.timeouts, rule.reap)
             }
             None => {
                 writeln!(out, "no rule")?;
-                &policy.timeouts
+                (&policy.timeouts, policy.reap)
             }
         };
         for (name, timeout) in named(timeouts) {
@@ -293,6 +294,9 @@ impl Met {
                 "all"
             }
         )?;
+        if let Some(actions) = reap {
+            writeln!(out, "  {:<12} {actions}", "reap")?;
+        }
         for ((number, rule), why) in (1..).zip(&policy.rules).zip(&self.failed) {
             writeln!(
                 out,
@@ -316,6 +320,7 @@ impl Met {
                 "line": rule.place.line,
             })),
             "timeouts_seconds": seconds(rule.map_or(&policy.timeouts, |rule| &rule.timeouts)),
+            "reap": rule.map_or(policy.reap, |rule| rule.reap).map(names),
             "not": failed.collect::<Vec<_>>(),
         });
         writeln!(out, "{report}")
@@ -373,7 +378,8 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
                 place: String,
                 name: &str,
                 conditions: String,
-                all: &Timeouts| {
+                all: &Timeouts,
+                reap: Option<Actions>| {
         let timeouts: Vec<_> = named(all)
             .map(|(name, timeout)| {
                 format!(
@@ -390,7 +396,8 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
         };
         writeln!(
             out,
-            "{number:>4} {place:>5}  {name:<width$}  {conditions}; {timeouts}"
+            "{number:>4} {place:>5}  {name:<width$}  {conditions}; {timeouts}{}",
+            reap.map_or_else(String::new, |actions| format!("; reap {actions}"))
         )
     };
     for (number, rule) in (1..).zip(&policy.rules) {
@@ -406,6 +413,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
             &rule.name,
             conditions,
             &rule.timeouts,
+            rule.reap,
         )?;
     }
     line(
@@ -415,6 +423,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
         "-",
         "no rule".into(),
         &policy.timeouts,
+        policy.reap,
     )
 }
 
@@ -426,14 +435,21 @@ fn print_rules_json(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
             "line": rule.place.line,
             "conditions": rule.conditions(),
             "timeouts_seconds": seconds(&rule.timeouts),
+            "reap": rule.reap.map(names),
         })
     });
     let report = json!({
         "file": policy.file,
         "rules": rules.collect::<Vec<_>>(),
         "timeouts_seconds": seconds(&policy.timeouts),
+        "reap": policy.reap.map(names),
     });
     writeln!(out, "{report}")
+}
+
+/// Of actions.
+fn names(actions: Actions) -> Vec<&'static str> {
+    actions.iter().map(Action::name).collect()
 }
 
 /// The timeouts that are set.

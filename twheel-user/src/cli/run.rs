@@ -23,20 +23,23 @@ use twheel_common::{
     counter::Counter,
     event::{Reason, Record},
     packet::Protocols,
+    state,
 };
 
-use super::Scheme;
+use super::{Scheme, reap::Reap};
 use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Failure, Kind},
+    filter::Known,
     history, host,
     metrics::{self, Listener, Metrics, Server},
     output::{Expired, Json, Output, Rto, Text},
     pins::{Instance, PROGRAMS, Pins},
     policy::install::{self, Names},
     progress,
+    reap::{self, Action, Asked, Reaped, Reaper},
     settings::Wanted,
     stepper::{SharedEvents, Steppers},
     timeouts::Timeouts,
@@ -95,9 +98,6 @@ pub struct Run {
     /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
     #[arg(long, value_name = "N", default_value_t = 3)]
     max_retrans: u32,
-    /// Answer packets of flows that have expired, as the map `EXPIRED` says
-    #[arg(long, hide = true)]
-    enforce: bool,
     /// Timeouts per service: a policy file; SIGHUP makes it be read again
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -123,6 +123,8 @@ pub struct Run {
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    reap: Reap,
     /// Numbers for Prometheus at /metrics, health at /healthz, and a page that shows the wheels: a port of the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
@@ -176,6 +178,8 @@ enum Pickup {
 
 /// Batches of events on their way to the output.
 const BATCHES: usize = 4;
+/// What became of actions, likewise.
+const RESULTS: usize = 1024;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
@@ -227,14 +231,23 @@ impl Run {
             rto_min: self.rto_min,
             rto_max: self.rto_max,
             max_retrans: self.max_retrans,
-            enforce: self.enforce,
+            enforce: self.reap.i_know_this_drops_traffic,
+            enforce_rate: self.reap.enforce_rate,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
             levels: self.levels,
-            ..Wanted::default()
         };
-        let config = wanted.config(clock)?;
+        let reap = self.reap.wanted(
+            Known {
+                ended: true,
+                accounting: self.accounting,
+                rto: self.rto == Switch::On,
+            },
+            wanted.strict,
+        )?;
+        let mut config = wanted.config(clock)?;
+        config.1.0[state::Timeouts::REAP] = self.reap.actions.bits();
         if self.history_size.as_u64() < history::LEAST_BYTES {
             return Err(Failure::new(
                 Kind::Usage,
@@ -269,7 +282,8 @@ impl Run {
                 let mut stop = Stop::new()?;
                 let making = format!("making a table for {} flows", self.max_flows);
                 let plane = progress::spin(&making, || DataPlane::load(&load, &instance))?;
-                self.watch(plane, &instance, listener, &mut stop).await
+                self.watch(plane, &instance, listener, reap, &mut stop)
+                    .await
             });
         let leave = match &result {
             Ok(()) => self.keep,
@@ -286,6 +300,7 @@ impl Run {
         mut plane: DataPlane,
         instance: &Instance,
         listener: Option<Listener>,
+        reap: reap::Wanted,
         stop: &mut Stop,
     ) -> Result<()> {
         let mut logger = match self.log_level {
@@ -328,6 +343,9 @@ impl Run {
             metrics.clone(),
         )?;
 
+        // Before anything is attached: what it needs may not be there.
+        let (results, mut reaped) = mpsc::channel(RESULTS);
+        let reaper = Reaper::start(&pins, reap, self.reap.actions, results)?;
         for interface in &self.interfaces {
             let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
             if let Some(why) = &attached.refused {
@@ -361,7 +379,11 @@ impl Run {
             None => None,
         };
         let history = self.history(&plane, &pins);
+        if let Some(metrics) = &metrics {
+            metrics.watch(reaper.shared(), history.as_ref().map(history::Writer::lost));
+        }
         let mut report = Report::new(self.json, &plane, &pins, history, metrics)?;
+        report.reaper = Some((reaper, Asked::open(&pins)?));
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -372,6 +394,7 @@ impl Run {
                     Some(batch) => if let Err(error) = report.print(batch) { break Err(error) },
                     None => break Ok(()),
                 },
+                Some(reaped) = reaped.recv() => if let Err(error) = report.reaped(&reaped) { break Err(error) },
                 // Events that the packet path raised: nobody is stepping.
                 ready = ring.readable() => {
                     ready?.clear_ready();
@@ -401,7 +424,11 @@ impl Run {
                 _ = stop.interrupt.recv() => break Ok(()),
                 _ = stop.terminate.recv() => break Ok(()),
                 _ = stop.hangup.recv() => {
+                    let resumed = report.resume();
                     if self.policy.is_none() {
+                        if resumed {
+                            continue;
+                        }
                         break Ok(());
                     }
                     let (pins, file, clock) = (pins.clone(), self.policy.clone(), plane.clock());
@@ -429,7 +456,18 @@ impl Run {
         let mut batch = Vec::new();
         events.lock().expect("no holder panics").drain(&mut batch);
         report.print(batch)?;
-        report.summary(&plane)?;
+        // The reaper is heard out, too.
+        let mut stopping = tokio::task::spawn_blocking(report.take_reaper());
+        let shared = loop {
+            tokio::select! {
+                Some(reaped) = reaped.recv() => report.reaped(&reaped)?,
+                shared = &mut stopping => break shared?,
+            }
+        };
+        while let Ok(reaped) = reaped.try_recv() {
+            report.reaped(&reaped)?;
+        }
+        report.summary(&plane, shared.as_deref())?;
         result.and(stopped)
     }
 }
@@ -504,6 +542,7 @@ struct Report {
     names: Names,
     history: Option<history::Writer>,
     metrics: Option<Arc<Metrics>>,
+    reaper: Option<(Reaper, Asked)>,
     /// The reader of our output is gone.
     closed: bool,
 }
@@ -526,8 +565,42 @@ impl Report {
             names: Names::open(&install::pinned(pins))?,
             history,
             metrics,
+            reaper: None,
             closed: false,
         })
+    }
+
+    /// Ends the reaper; gives what it has done.
+    fn take_reaper(&mut self) -> impl FnOnce() -> Option<Arc<reap::Shared>> + Send + use<> {
+        let reaper = self.reaper.take();
+        move || {
+            let (reaper, _) = reaper?;
+            let shared = reaper.shared();
+            reaper.stop();
+            Some(shared)
+        }
+    }
+
+    /// Lets the reaper go on, if it has paused. Returns whether it had.
+    fn resume(&self) -> bool {
+        self.reaper.as_ref().is_some_and(|(reaper, _)| {
+            let paused = reaper.shared().is_paused();
+            if paused {
+                reaper.resume();
+                say!("reaping goes on");
+            }
+            paused
+        })
+    }
+
+    /// Prints what became of something that was to be done.
+    fn reaped(&mut self, reaped: &Reaped) -> Result<()> {
+        let Some(ended) = Expired::new(&reaped.event, self.clock, self.one_way) else {
+            return Ok(());
+        };
+        let rule = self.names.of(ended.flow.rule)?;
+        let mut out = io::stdout().lock();
+        self.written(|output| output.reaped(&ended, reaped, rule.as_deref(), &mut out))
     }
 
     fn print(&mut self, batch: Vec<Record>) -> Result<()> {
@@ -560,6 +633,12 @@ impl Report {
                 }
             }
         }
+        if let Some((reaper, asked)) = &self.reaper {
+            let flows = asked.of(&batch)?;
+            if !flows.is_empty() {
+                reaper.reap(flows);
+            }
+        }
         if let Some(history) = &self.history {
             history.add(batch);
         }
@@ -585,7 +664,7 @@ impl Report {
         }
     }
 
-    fn summary(&mut self, plane: &DataPlane) -> Result<()> {
+    fn summary(&mut self, plane: &DataPlane, reaped: Option<&reap::Shared>) -> Result<()> {
         let counters = plane.counters()?;
         let total: u64 = self.ended.values().sum();
         say!("{total} flows ended, {} live", counters.live());
@@ -611,6 +690,14 @@ impl Report {
         ] {
             if counters.get(counter) > 0 {
                 say!("  {:>8}  {}", counters.get(counter), counter.meaning());
+            }
+        }
+        for action in Action::ALL {
+            for outcome in reap::Outcome::ALL {
+                let count = reaped.map_or(0, |reaped| reaped.count(action, *outcome));
+                if count > 0 {
+                    say!("  {count:>8}  {}: {}", action.name(), outcome.meaning());
+                }
             }
         }
         let lost = self.history.take().map_or(0, |history| {

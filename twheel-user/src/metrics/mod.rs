@@ -10,8 +10,8 @@ mod status;
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -37,6 +37,7 @@ use crate::{
     data_plane::{self, DataPlane},
     output::Expired,
     pins::Pins,
+    reap::{self, Action, Outcome},
 };
 
 /// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
@@ -87,6 +88,14 @@ pub struct Metrics {
     counters: Map,
     wheels: PerCpuArray<MapData, Wheel>,
     timeouts: Array<MapData, Timeouts>,
+    beside: OnceLock<Beside>,
+}
+
+/// What others count beside the data plane.
+struct Beside {
+    reaper: Arc<reap::Shared>,
+    /// Events that are not in the history; `None` without one.
+    lost: Option<Arc<AtomicU64>>,
 }
 
 /// A flow that has ended, for the page.
@@ -181,7 +190,14 @@ impl Metrics {
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
             timeouts: Array::try_from(Map::Array(pins.map("TIMEOUTS")?))?,
+            beside: OnceLock::new(),
         })
+    }
+
+    /// Serves what the reaper counts, and the events that a history has lost; once.
+    pub fn watch(&self, reaper: Arc<reap::Shared>, lost: Option<Arc<AtomicU64>>) {
+        // A second one would be of the same run.
+        let _ = self.beside.set(Beside { reaper, lost });
     }
 
     /// Notes a stepper's call: how long it took, and the data plane's clock, in units.
@@ -216,6 +232,9 @@ impl Metrics {
     pub fn text(&self) -> Result<String> {
         let mut families = self.registry.gather();
         families.extend(kernel(&self.counters()?)?);
+        if let Some(beside) = self.beside.get() {
+            families.extend(beside.families()?);
+        }
         TextEncoder::new()
             .encode_to_string(&families)
             .context("cannot write the metrics")
@@ -223,6 +242,41 @@ impl Metrics {
 
     fn counters(&self) -> Result<Counters> {
         data_plane::counters(&self.counters)
+    }
+}
+
+impl Beside {
+    fn families(&self) -> prometheus::Result<Vec<MetricFamily>> {
+        let actions = IntCounterVec::new(
+            Opts::new(
+                "twheel_reaped_total",
+                "what was to be done to expired flows, by what became of it",
+            ),
+            &["action", "outcome"],
+        )?;
+        for action in Action::ALL {
+            for outcome in Outcome::ALL {
+                let count = self.reaper.count(action, *outcome);
+                let labels = [action.name(), outcome.name()];
+                actions.with_label_values(&labels).inc_by(count);
+            }
+        }
+        let paused = IntGauge::new(
+            "twheel_reaper_paused",
+            "1 if nothing is reaped, because too large a share was to be",
+        )?;
+        paused.set(self.reaper.is_paused().into());
+        let mut families = actions.collect();
+        families.extend(paused.collect());
+        if let Some(lost) = &self.lost {
+            let family = IntCounter::new(
+                "twheel_history_lost_total",
+                "events that are not in the history, because the disk was too slow or full",
+            )?;
+            family.inc_by(lost.load(Ordering::Relaxed));
+            families.extend(family.collect());
+        }
+        Ok(families)
     }
 }
 

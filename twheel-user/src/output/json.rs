@@ -6,7 +6,7 @@ use serde::Serialize;
 use twheel_common::flow::Traffic;
 
 use super::{Expired, Flow, Output, Rto};
-use crate::inspect::Tracked;
+use crate::{inspect::Tracked, reap::Reaped};
 
 /// Lines of JSON.
 pub struct Json;
@@ -104,6 +104,19 @@ struct Timing {
     reply_rtt_ms: Option<f64>,
     reply_retransmissions: u32,
     stalled: bool,
+}
+
+#[derive(Serialize)]
+struct Deed<'a> {
+    event: &'a str,
+    #[serde(flatten)]
+    flow: Ends,
+    reason: &'a str,
+    rule: Option<&'a str>,
+    idle_ms: u64,
+    action: &'a str,
+    outcome: &'a str,
+    error: Option<&'a str>,
 }
 
 fn milliseconds(micros: u32) -> f64 {
@@ -220,6 +233,26 @@ impl Output for Json {
             rto_ms: milliseconds(timer.pace.rto),
             retransmissions: timer.pace.retransmissions,
             stalled: timer.flow.stalled,
+        };
+        write(&line, to)
+    }
+
+    fn reaped(
+        &mut self,
+        ended: &Expired,
+        reaped: &Reaped,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let line = Deed {
+            event: "reap",
+            flow: ended.flow.into(),
+            reason: ended.reason.name(),
+            rule,
+            idle_ms: ended.idle.as_millis() as u64,
+            action: reaped.action.name(),
+            outcome: reaped.outcome.name(),
+            error: reaped.error.as_deref(),
         };
         write(&line, to)
     }

@@ -15,7 +15,7 @@ use twheel_common::{
 
 pub(crate) use self::json::Line;
 pub use self::{json::Json, text::Text};
-use crate::clock::Clock;
+use crate::{clock::Clock, reap::Reaped};
 
 /// A flow, in the words of its readers.
 #[derive(Clone, Copy, Debug)]
@@ -154,4 +154,13 @@ pub trait Output {
 
     /// Writes the expiry of a retransmission timer, with the name of the flow's rule.
     fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()>;
+
+    /// Writes what became of something that was to be done to a flow that has ended, likewise.
+    fn reaped(
+        &mut self,
+        ended: &Expired,
+        reaped: &Reaped,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()>;
 }

@@ -3,6 +3,7 @@
 use std::{io, time::Duration};
 
 use super::{Expired, Output, Rto};
+use crate::reap::Reaped;
 
 /// Lines of text.
 pub struct Text;
@@ -71,6 +72,31 @@ impl Output for Text {
             rtt(timer.pace.srtt),
             f64::from(timer.pace.rto) / 1000.0,
             if flow.stalled { "  stalled" } else { "" },
+            if rule.is_some() { "  rule " } else { "" },
+            rule.unwrap_or_default(),
+        )
+    }
+
+    fn reaped(
+        &mut self,
+        ended: &Expired,
+        reaped: &Reaped,
+        rule: Option<&str>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let flow = ended.flow;
+        writeln!(
+            to,
+            "reap     {}  {:<21} -> {:<21}  {:<11}  idle {:>8}  {}: {}{}{}{}{}",
+            flow.proto,
+            flow.src,
+            flow.dst,
+            flow.state,
+            seconds(ended.idle),
+            reaped.action.name(),
+            reaped.outcome.meaning(),
+            if reaped.error.is_some() { ": " } else { "" },
+            reaped.error.as_deref().unwrap_or_default(),
             if rule.is_some() { "  rule " } else { "" },
             rule.unwrap_or_default(),
         )

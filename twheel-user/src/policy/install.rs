@@ -15,7 +15,7 @@ use aya::{
 };
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
-    config::{Meta, NAME_BYTES, RULES, UNRULED},
+    config::{EXTRA_ENFORCE, Meta, NAME_BYTES, RULES, UNRULED},
     policy::{Active, Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules, Tables},
     state::{self, State},
     step::{MAX_SWEEP, Sweep},
@@ -24,7 +24,13 @@ use twheel_common::{
 
 use super::{Compiled, Policy, Timeouts};
 use crate::{
-    clock::Clock, data_plane, pins::Pins, progress::ProgressBar, settings::longest_timeout,
+    clock::Clock,
+    data_plane,
+    failure::{Failure, Kind},
+    pins::Pins,
+    progress::ProgressBar,
+    reap::{Action, Actions},
+    settings::longest_timeout,
     stepper::pin_to,
 };
 
@@ -64,6 +70,7 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
     let policy = file
         .map(|file| {
             let policy = Policy::load(file, tick..=longest)?;
+            check_enforcement(&policy, &meta)?;
             let compiled = policy.compile(|name| if_nametoindex(name).ok())?;
             anyhow::Ok((policy, compiled))
         })
@@ -72,6 +79,33 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
     let policy = policy.as_ref().map(|(policy, compiled)| (policy, compiled));
     install(&open, policy, clock)?;
     Ok(lock)
+}
+
+/// # Errors
+///
+/// [`Kind::Usage`]: packets are to be dropped in an instance that does not.
+fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
+    let mut asked = policy
+        .rules
+        .iter()
+        .map(|rule| rule.reap)
+        .chain([policy.reap]);
+    let enforces = asked.any(|actions| {
+        let mut actions = actions.iter().flat_map(|actions| actions.iter());
+        actions.any(Action::enforces)
+    });
+    if enforces && meta.extras & EXTRA_ENFORCE == 0 {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!(
+                "{}: it has enforce in a reap: packets will be dropped: confirm it by starting `twheel run` with \
+                 --i-know-this-drops-traffic",
+                policy.file
+            ),
+        )
+        .into());
+    }
+    Ok(())
 }
 
 /// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
@@ -83,7 +117,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     let mut timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
     let base = timeouts.get(&UNRULED.into(), 0)?;
     let unruled = match policy {
-        Some((policy, _)) => with(base, &policy.timeouts, clock),
+        Some((policy, _)) => with(base, &policy.timeouts, policy.reap, clock),
         None => base,
     };
 
@@ -113,10 +147,14 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                 )?;
                 taken[usize::from(*number)] = true;
                 // No flow bears it yet.
-                timeouts.set(u32::from(*number), with(unruled, &rule.timeouts, clock), 0)?;
+                timeouts.set(
+                    u32::from(*number),
+                    with(unruled, &rule.timeouts, rule.reap, clock),
+                    0,
+                )?;
                 names.set(u32::from(*number), padded(&rule.name)?, 0)?;
             }
-            rules.push((*number, with(unruled, &rule.timeouts, clock)));
+            rules.push((*number, with(unruled, &rule.timeouts, rule.reap, clock)));
         }
         write(open, set, compiled)?;
     }
@@ -217,8 +255,16 @@ pub fn sweep(program: &Xdp, records: u32, progress: &ProgressBar) -> Result<u64>
     Ok(armed)
 }
 
-/// The timeouts of a rule in units: the given ones, and those without it.
-fn with(mut base: state::Timeouts, given: &Timeouts, clock: Clock) -> state::Timeouts {
+/// The timeouts of a rule in units, and what is done to its flows: what is given, and what is without it.
+fn with(
+    mut base: state::Timeouts,
+    given: &Timeouts,
+    reap: Option<Actions>,
+    clock: Clock,
+) -> state::Timeouts {
+    if let Some(actions) = reap {
+        base.0[state::Timeouts::REAP] = actions.bits();
+    }
     for (units, given) in base.0.iter_mut().zip(given) {
         if let Some(given) = given {
             *units = clock.timeout(*given) as u32;

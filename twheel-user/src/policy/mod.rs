@@ -24,7 +24,10 @@ pub use self::{
     compile::{Compiled, words},
     network::{Network, mapped},
 };
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    reap::Actions,
+};
 
 /// A policy file is no longer than this, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -55,6 +58,8 @@ pub struct Policy {
     pub file: String,
     /// For the flows that meet no rule.
     pub timeouts: Timeouts,
+    /// Likewise: what is done to them once they have expired; `None`: what `--reap` says.
+    pub reap: Option<Actions>,
     /// In the order of the file; rule `n` of [`first_match`](twheel_common::policy::first_match) is
     /// `rules[n - 1]`.
     pub rules: Vec<Rule>,
@@ -84,6 +89,8 @@ pub struct Rule {
     /// What a flow gets that meets this rule first: what the rule says, else what the policy says
     /// for all.
     pub timeouts: Timeouts,
+    /// What is done to its flows once they have expired; `None`: what `--reap` says.
+    pub reap: Option<Actions>,
 }
 
 /// What is known of a flow; `None` is unknown.

@@ -11,8 +11,9 @@ use toml::{
 use twheel_common::policy::{Hook, MAX_RULES, Protocol, TIMEOUTS, TimeoutName};
 
 use super::{Network, Place, Policy, Rule, Timeouts, network::number, refuse};
+use crate::reap::{Action, Actions};
 
-const KEYS: &str = "name, dport, src, dst, any, iface, direction, proto, timeouts";
+const KEYS: &str = "name, dport, src, dst, any, iface, direction, proto, timeouts, reap";
 /// As long as a name may be, in characters: a table of rules stays one.
 const MAX_NAME: usize = 64;
 /// The kernel's IFNAMSIZ, less the terminator.
@@ -53,10 +54,12 @@ impl Parser<'_> {
             self.error(at, format!("not TOML: {what}"))
         })?;
         let mut timeouts = [None; TIMEOUTS];
+        let mut reap = None;
         let mut rules = Vec::new();
         for (key, value) in entries(document.get_ref()) {
             match key.get_ref().as_ref() {
                 "timeouts" => timeouts = self.timeouts(value)?,
+                "reap" => reap = Some(self.actions(value)?),
                 "rule" => {
                     let DeValue::Array(items) = value.get_ref() else {
                         return Err(self.wrong_type("rule", value, "begin each with [[rule]]"));
@@ -70,17 +73,21 @@ impl Parser<'_> {
                         rules.push(rule);
                     }
                 }
-                other => return Err(self.unknown_key(key.span().start, other, "timeouts, rule")),
+                other => {
+                    return Err(self.unknown_key(key.span().start, other, "timeouts, reap, rule"));
+                }
             }
         }
         for rule in &mut rules {
             for (own, common) in rule.timeouts.iter_mut().zip(timeouts) {
                 *own = own.or(common);
             }
+            rule.reap = rule.reap.or(reap);
         }
         Ok(Policy {
             file: self.file.to_owned(),
             timeouts,
+            reap,
             rules,
         })
     }
@@ -100,6 +107,7 @@ impl Parser<'_> {
             hook: None,
             protocols: None,
             timeouts: [None; TIMEOUTS],
+            reap: None,
         };
         let mut ports_at = None;
         for (key, value) in entries(table) {
@@ -116,6 +124,7 @@ impl Parser<'_> {
                 "direction" => rule.hook = Some(self.hook(value)?),
                 "proto" => rule.protocols = Some(self.protocols(value)?),
                 "timeouts" => rule.timeouts = self.timeouts(value)?,
+                "reap" => rule.reap = Some(self.actions(value)?),
                 other => return Err(self.unknown_key(key.span().start, other, KEYS)),
             }
         }
@@ -294,6 +303,26 @@ impl Parser<'_> {
             return Err(self.at(value, what));
         }
         Ok(timeout)
+    }
+
+    /// Actions; an empty list is none.
+    fn actions(&self, value: &Value) -> Result<Actions> {
+        let names = Action::ALL.map(Action::name).join(", ");
+        let allowed = format!("give a list of {names}, or an empty one");
+        let DeValue::Array(items) = value.get_ref() else {
+            return Err(self.wrong_type("reap", value, &allowed));
+        };
+        let action = |item| {
+            let name = self.string("reap", item, &allowed)?;
+            Action::from_name(name)
+                .ok_or_else(|| self.at(item, format!("reap {}: {allowed}", quoted(name))))
+        };
+        let actions: Actions = items.iter().map(action).collect::<Result<_>>()?;
+        if actions.iter().filter(|action| action.enforces()).count() > 1 {
+            let what = "reap: packets are dropped or answered, not both: give one enforce";
+            return Err(self.at(value, what));
+        }
+        Ok(actions)
     }
 
     /// A value, or those of a list.

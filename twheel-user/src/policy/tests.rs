@@ -133,7 +133,7 @@ fn what_is_wrong_is_said_with_its_place() {
         // Unknown keys.
         (
             "\n  tiemouts = 1",
-            "p:2:3: unknown key `tiemouts`: there are timeouts, rule",
+            "p:2:3: unknown key `tiemouts`: there are timeouts, reap, rule",
         ),
         (
             "[[rule]]\nname = \"a\"\nsport = 1",
@@ -180,6 +180,18 @@ fn what_is_wrong_is_said_with_its_place() {
         (
             "direction = [\"in\"]",
             "p:3:13: direction is an array: give \"in\" or \"out\"",
+        ),
+        (
+            "reap = \"socket\"",
+            "p:3:8: reap is a string: give a list of reset, socket, conntrack",
+        ),
+        (
+            "reap = [\"socket\", \"close\"]",
+            "p:3:19: reap `close`: give a list of reset",
+        ),
+        (
+            "reap = [\"enforce\", \"enforce=reset\"]",
+            "p:3:8: reap: packets are dropped or answered, not both",
         ),
         ("proto = 6", "p:3:9: proto is an integer: give \"tcp\""),
         (
@@ -846,4 +858,21 @@ fn no_text_makes_it_panic() {
             policy.compile(|_| Some(1)).unwrap();
         }
     }
+}
+
+#[test]
+fn what_is_done_to_expired_flows_is_that_of_the_rule_else_of_the_policy() {
+    use crate::reap::{Action, Actions};
+    let policy = parse(
+        "reap = [\"conntrack\", \"socket\"]\n[[rule]]\nname = \"a\"\nreap = []\n[[rule]]\nname = \"b\"\n[[rule]]\nname = \
+         \"c\"\nreap = [\"enforce\"]",
+    )
+    .unwrap();
+    let reap = |actions: &[Action]| Some(actions.iter().copied().collect::<Actions>());
+    assert_eq!(policy.reap, reap(&[Action::Socket, Action::Conntrack]));
+    let rules: Vec<_> = policy.rules.iter().map(|rule| rule.reap).collect();
+    assert_eq!(
+        rules,
+        [reap(&[]), policy.reap, reap(&[Action::EnforceDrop])]
+    );
 }

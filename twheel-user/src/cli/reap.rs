@@ -1,0 +1,87 @@
+//! What `twheel run` does to flows that have expired.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    failure::{Failure, Kind},
+    filter::{Filter, Known},
+    reap::{Actions, Namespace, Wanted},
+};
+
+/// Options of the reaper.
+#[derive(Args)]
+#[command(next_help_heading = "Reaping: docs/reap.md")]
+pub struct Reap {
+    /// What is done to a flow that has expired idle: `none`, or a list of reset (send both ends a RST), socket (close
+    /// the local socket), conntrack (delete the kernel's entry), enforce=drop, enforce=reset (refuse what comes later
+    /// without a SYN). A policy's rules may say otherwise
+    #[arg(long = "reap", value_name = "ACTIONS", value_parser = Actions::parse, default_value = "none")]
+    pub actions: Actions,
+    /// Flows to which nothing is done: a filter; may be given several times
+    #[arg(long, value_name = "FILTER")]
+    protect: Vec<String>,
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Actions a second, at most [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    reap_rate: Option<u32>,
+    /// The reaper pauses if more than this many percent of the live flows would be reaped within a minute
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=100))]
+    reap_max_share: u8,
+    /// Close sockets and delete entries in this network namespace, too: a name as `ip netns` has it, or a path; may be
+    /// given several times
+    #[arg(long, value_name = "NAME")]
+    reap_netns: Vec<String>,
+    /// Needed for enforce: packets are dropped
+    #[arg(long)]
+    pub i_know_this_drops_traffic: bool,
+    /// RSTs a second that enforce=reset answers one source with, at most
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub enforce_rate: u32,
+}
+
+impl Reap {
+    /// What the reaper may do. `known`: what can be asked of flows that have ended.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed.
+    pub fn wanted(&self, known: Known, strict: bool) -> Result<Wanted> {
+        fn refuse<T>(what: &str) -> Result<T> {
+            Err(Failure::new(Kind::Usage, what).into())
+        }
+        if self.actions.iter().any(|action| action.enforces()) && !self.i_know_this_drops_traffic {
+            return refuse(
+                "--reap enforce: packets of flows that have expired will be dropped: confirm it by \
+                 --i-know-this-drops-traffic",
+            );
+        }
+        if strict && !self.actions.is_empty() {
+            return refuse(
+                "--reap with --pickup strict: a flow that comes alive again could not be told from one that does \
+                 not: leave one of the two out",
+            );
+        }
+        let protect = self.protect.iter().map(|text| {
+            let filter = Filter::parse(text, known)?;
+            match filter.is_empty() {
+                true => refuse("--protect \"\": say which flows, such as 'dport == 22'"),
+                false => Ok(filter),
+            }
+        });
+        Ok(Wanted {
+            protect: protect.collect::<Result<_>>()?,
+            dry_run: self.dry_run,
+            rate: self.reap_rate,
+            max_share: f64::from(self.reap_max_share) / 100.0,
+            namespaces: self
+                .reap_netns
+                .iter()
+                .map(|name| Namespace::named(name))
+                .collect::<Result<_>>()?,
+            strict,
+        })
+    }
+}

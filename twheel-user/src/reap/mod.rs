@@ -1,0 +1,626 @@
+//! Ends what has expired: closes sockets, deletes conntrack entries, tells both ends, keeps out what comes later.
+//!
+//! On a thread of its own, behind a bounded queue: neither wheels nor output wait for it. What becomes of each action is
+//! counted and reported. Before each one the flow is looked up again: if it is back, nothing is done to it.
+
+mod action;
+mod conntrack;
+mod guard;
+mod netlink;
+mod reset;
+mod sockets;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{Array, HashMap, Map, MapData};
+use netlink_packet_netfilter::conntrack::Protocol;
+use twheel_common::{
+    config::EXTRA_ENFORCE,
+    counter::Counters,
+    enforce::Tomb,
+    event::{Event, Reason, Record},
+    flow::FlowKey,
+    packet::{PROTO_TCP, PROTO_UDP},
+    state::{State, Timeouts},
+};
+
+pub use self::{
+    action::{Action, Actions},
+    netlink::Namespace,
+};
+use self::{
+    conntrack::Conntrack,
+    guard::{Guard, Pace},
+    reset::{Reset, Resets},
+    sockets::Sockets,
+};
+use crate::{
+    filter::{Filter, Subject},
+    inspect::Reader,
+    output::Expired,
+    pins::Pins,
+    policy::install,
+};
+
+/// Flows that wait for their actions, at most: 18 MiB.
+const QUEUE: usize = 1 << 17;
+/// How old the number of live flows may be that a share is taken of.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// What the reaper may do.
+pub struct Wanted {
+    /// Flows to which nothing is done.
+    pub protect: Vec<Filter>,
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// Actions a second, at most; `None`: no limit.
+    pub rate: Option<u32>,
+    /// Which part of the live flows, 0 to 1, may be reaped within a minute.
+    pub max_share: f64,
+    /// Where sockets and conntrack entries are, besides this network namespace.
+    pub namespaces: Vec<Namespace>,
+    /// Flows begin with a SYN or are none: it cannot be told whether one is back.
+    pub strict: bool,
+}
+
+macro_rules! outcomes {
+    ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal,)+) => {
+        /// What became of an action.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Outcome {
+            $($(#[doc = $meaning])+ $variant,)+
+        }
+
+        impl Outcome {
+            /// All of them, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Stable name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// One line for a reader.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
+                }
+            }
+        }
+    };
+}
+
+outcomes! {
+    /// done
+    Done = "done",
+    /// nothing to do
+    Nothing = "nothing",
+    /// failed
+    Failed = "failed",
+    /// not done: the flow came back
+    Back = "back",
+    /// not done: the flow is protected
+    Protected = "protected",
+    /// not done: too large a share was to be reaped
+    Paused = "paused",
+    /// not done: the queue was full, or the run ended first
+    Overrun = "overrun",
+    /// would be done, but for --dry-run
+    Would = "would",
+}
+
+/// What became of an action, for whoever reports it.
+#[derive(Clone, Debug)]
+pub struct Reaped {
+    /// The end of the flow.
+    pub event: Event,
+    /// What was to be done.
+    pub action: Action,
+    /// How that went.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// The actions of rules.
+pub struct Asked {
+    timeouts: Array<MapData, Timeouts>,
+}
+
+impl Asked {
+    /// Of an instance.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        Ok(Self {
+            timeouts: Array::try_from(Map::Array(pins.map("TIMEOUTS")?))?,
+        })
+    }
+
+    /// Of these flows those that have expired, and for which anything is to be done.
+    pub fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
+        let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
+        let mut asked = Vec::new();
+        for record in batch {
+            let Record::Ended(event) = record else {
+                continue;
+            };
+            // Those that were closed or reset have ended by themselves, and the rest was not idle for long enough.
+            if event.reason != Reason::Idle as u32 {
+                continue;
+            }
+            let actions = match known.get(&event.rule) {
+                Some(actions) => *actions,
+                None => {
+                    let of =
+                        |rule: u32| self.timeouts.get(&rule, 0).context("cannot read TIMEOUTS");
+                    let mut timeouts = of(event.rule)?;
+                    if timeouts.0[Timeouts::GONE] != 0 {
+                        timeouts = of(0)?;
+                    }
+                    let actions = Actions::from_bits(timeouts.0[Timeouts::REAP]);
+                    known.insert(event.rule, actions);
+                    actions
+                }
+            };
+            if !actions.is_empty() {
+                asked.push((*event, actions));
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// What is known of the reaper from outside.
+#[derive(Default)]
+pub struct Shared {
+    counts: [[AtomicU64; Outcome::ALL.len()]; Action::ALL.len()],
+    queued: AtomicUsize,
+    paused: AtomicBool,
+    resume: AtomicBool,
+}
+
+impl Shared {
+    /// How often an action had this outcome.
+    pub fn count(&self, action: Action, outcome: Outcome) -> u64 {
+        self.counts[action.index()][outcome as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing is reaped, because too large a share was to be.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, action: Action, outcome: Outcome) {
+        self.counts[action.index()][outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The thread that reaps.
+pub struct Reaper {
+    queue: Option<Sender<Vec<(Event, Actions)>>>,
+    /// Never sent to: its end is what ends the thread.
+    _stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+}
+
+impl Reaper {
+    /// Starts it. `results` takes what becomes of each action; a reader that is slow holds up the reaper alone.
+    ///
+    /// # Errors
+    ///
+    /// What `first` needs cannot be opened: the actions that are known of now.
+    pub fn start(
+        pins: &Pins,
+        wanted: Wanted,
+        first: Actions,
+        results: tokio::sync::mpsc::Sender<Reaped>,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (queue, jobs) = channel();
+        let (stop, stopped) = channel();
+        let here = Place::default();
+        let named = wanted.namespaces.iter().cloned();
+        let mut worker = Worker {
+            reader: Reader::of(pins.clone())?,
+            pins: pins.clone(),
+            guard: Guard::new(wanted.max_share),
+            pace: Pace::new(wanted.rate),
+            places: std::iter::once(here)
+                .chain(named.map(|namespace| Place {
+                    namespace: Some(namespace),
+                    ..Place::default()
+                }))
+                .collect(),
+            expired: None,
+            wanted,
+            shared: shared.clone(),
+            results,
+            stopped,
+            began: Instant::now(),
+            live: (Duration::ZERO, None),
+        };
+        worker.prepare(first)?;
+        let thread = thread::Builder::new()
+            .name("twheel-reaper".to_owned())
+            .spawn(move || worker.run(&jobs))
+            .context("cannot start the reaper's thread")?;
+        Ok(Self {
+            queue: Some(queue),
+            _stop: Some(stop),
+            thread: Some(thread),
+            shared,
+        })
+    }
+
+    /// What is known of it.
+    pub fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    /// Has it reap these flows, as far as its queue has room.
+    pub fn reap(&self, mut flows: Vec<(Event, Actions)>) {
+        let queued = self.shared.queued.load(Ordering::Relaxed);
+        let room = QUEUE.saturating_sub(queued).min(flows.len());
+        for (_, actions) in flows.drain(room..) {
+            actions
+                .iter()
+                .for_each(|action| self.shared.add(action, Outcome::Overrun));
+        }
+        if flows.is_empty() {
+            return;
+        }
+        self.shared.queued.fetch_add(flows.len(), Ordering::Relaxed);
+        if let Some(queue) = &self.queue {
+            // It is there until it is told to stop.
+            let _ = queue.send(flows);
+        }
+    }
+
+    /// Goes on after a pause.
+    pub fn resume(&self) {
+        self.shared.resume.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it: what waits is not done, and counted.
+    pub fn stop(mut self) {
+        (self._stop, self.queue) = (None, None);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported when it came.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Where sockets and entries are, and what was opened there.
+#[derive(Default)]
+struct Place {
+    /// `None`: where this process is.
+    namespace: Option<Namespace>,
+    sockets: Option<Sockets>,
+    conntrack: Option<Conntrack>,
+    resets: Option<Resets>,
+}
+
+/// Opens something in a namespace, the first time.
+fn opened<'a, T: Send>(
+    namespace: Option<&Namespace>,
+    place: &'a mut Option<T>,
+    open: impl FnOnce() -> Result<T> + Send,
+) -> Result<&'a mut T> {
+    match place {
+        Some(opened) => Ok(opened),
+        None => {
+            let tool = match namespace {
+                Some(namespace) => namespace.inside(open)?,
+                None => open()?,
+            };
+            Ok(place.insert(tool))
+        }
+    }
+}
+
+impl Place {
+    fn sockets(&mut self) -> Result<&mut Sockets> {
+        opened(self.namespace.as_ref(), &mut self.sockets, Sockets::open)
+    }
+
+    fn conntrack(&mut self) -> Result<&mut Conntrack> {
+        opened(
+            self.namespace.as_ref(),
+            &mut self.conntrack,
+            Conntrack::open,
+        )
+    }
+
+    fn resets(&mut self) -> Result<&mut Resets> {
+        opened(self.namespace.as_ref(), &mut self.resets, Resets::open)
+    }
+}
+
+struct Worker {
+    reader: Reader,
+    pins: Pins,
+    guard: Guard,
+    pace: Pace,
+    places: Vec<Place>,
+    expired: Option<HashMap<MapData, FlowKey, Tomb>>,
+    wanted: Wanted,
+    shared: Arc<Shared>,
+    results: tokio::sync::mpsc::Sender<Reaped>,
+    stopped: Receiver<()>,
+    began: Instant,
+    /// When the live flows were counted, and how many there were.
+    live: (Duration, Option<u64>),
+}
+
+/// What becomes of an action, before it is counted.
+type Done = Result<Outcome>;
+
+impl Worker {
+    /// Opens what these actions need.
+    fn prepare(&mut self, actions: Actions) -> Result<()> {
+        for action in actions.iter() {
+            for place in &mut self.places {
+                match action {
+                    Action::Socket => drop(place.sockets()?),
+                    Action::Conntrack => drop(place.conntrack()?),
+                    Action::Reset if place.namespace.is_none() => drop(place.resets()?),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, jobs: &Receiver<Vec<(Event, Actions)>>) {
+        for flows in jobs {
+            for (event, actions) in flows {
+                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+                self.reap(&event, actions);
+            }
+        }
+    }
+
+    fn reap(&mut self, event: &Event, actions: Actions) {
+        if self.shared.resume.swap(false, Ordering::Relaxed) {
+            self.guard.reset();
+            self.shared.paused.store(false, Ordering::Relaxed);
+        }
+        let all = |worker: &Self, outcome| {
+            actions
+                .iter()
+                .for_each(|action| worker.report(event, action, outcome, None));
+        };
+        match self.is_protected(event) {
+            Ok(false) => {}
+            Ok(true) => return all(self, Outcome::Protected),
+            // What cannot be read may be protected.
+            Err(_) => return all(self, Outcome::Protected),
+        }
+        if !self.admit() {
+            return all(self, Outcome::Paused);
+        }
+        for action in actions.iter() {
+            let wait = self.pace.turn(self.began.elapsed());
+            if !matches!(
+                self.stopped.recv_timeout(wait),
+                Err(RecvTimeoutError::Timeout)
+            ) {
+                self.report(event, action, Outcome::Overrun, None);
+                continue;
+            }
+            let (outcome, error) = match self.act(event, action) {
+                Ok(outcome) => (outcome, None),
+                Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
+            };
+            self.report(event, action, outcome, error);
+        }
+    }
+
+    fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
+        self.shared.add(action, outcome);
+        // Without a reader the run is over.
+        let _ = self.results.blocking_send(Reaped {
+            event: *event,
+            action,
+            outcome,
+            error,
+        });
+    }
+
+    fn is_protected(&self, event: &Event) -> Result<bool> {
+        if self.wanted.protect.is_empty() {
+            return Ok(false);
+        }
+        let one_way = self.reader.is_one_way();
+        let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
+            bail!("an event that cannot be read");
+        };
+        let rule = install::Names::open(&install::pinned(&self.pins))?.of(ended.flow.rule)?;
+        let subject = Subject::ended(&ended, rule.as_deref(), Duration::ZERO);
+        Ok(self
+            .wanted
+            .protect
+            .iter()
+            .any(|filter| filter.matches(&subject)))
+    }
+
+    /// Whether the share that is reaped is still small enough.
+    fn admit(&mut self) -> bool {
+        let now = self.began.elapsed();
+        let (counted, live) = self.live;
+        let live = match live {
+            Some(live) if now < counted + FRESH => live,
+            _ => {
+                // Without a count nothing is known to be left.
+                let live = self.reader.counters().map_or(0, |cpus| {
+                    let mut sum = Counters::default();
+                    cpus.iter().for_each(|cpu| sum.add(cpu));
+                    sum.live()
+                });
+                self.live = (now, Some(live));
+                live
+            }
+        };
+        // Those that wait here were live a moment ago.
+        let waiting = self.shared.queued.load(Ordering::Relaxed) as u64;
+        let admitted = self.guard.admit(now, live + waiting);
+        if self.guard.is_tripped() && !self.shared.paused.swap(true, Ordering::Relaxed) {
+            say!(
+                "twheel: nothing is reaped any more: more than {:.0} % of the live flows were to be within a minute. \
+                 If that is meant, give a larger --reap-max-share; SIGHUP goes on",
+                100.0 * self.wanted.max_share
+            );
+        }
+        admitted
+    }
+
+    fn is_back(&self, event: &Event) -> bool {
+        let hash = &self.reader.meta().hash;
+        self.reader.table().find(hash, &event.key).is_some()
+    }
+
+    fn act(&mut self, event: &Event, action: Action) -> Done {
+        if self.wanted.strict {
+            bail!("with --pickup strict it cannot be told whether the flow is back");
+        }
+        if self.is_back(event) {
+            return Ok(Outcome::Back);
+        }
+        let seen = event.seen();
+        let initiator = seen.initiator();
+        let src = event.key.sender(initiator);
+        let dst = event.key.sender(initiator.reverse());
+        let is_tcp = event.key.proto() == PROTO_TCP;
+        match action {
+            Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
+            _ if self.wanted.dry_run => return Ok(Outcome::Would),
+            _ => {}
+        }
+        match action {
+            Action::Socket => self.close(event, src, dst),
+            Action::Conntrack => self.forget(event, src, dst),
+            Action::Reset => self.reset(event, src, dst),
+            Action::EnforceDrop | Action::EnforceReset => self.enforce(event, action),
+        }
+    }
+
+    /// Closes the sockets of either end that are local.
+    fn close(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
+        let mut outcome = Outcome::Nothing;
+        for at in 0..self.places.len() {
+            for (local, peer) in [(dst, src), (src, dst)] {
+                let found = self.places[at].sockets()?.find(local, peer);
+                let Some(socket) = found.context("cannot look for the socket")? else {
+                    continue;
+                };
+                // As late as can be: what comes from here on comes while it is closed.
+                if self.is_back(event) {
+                    return Ok(Outcome::Back);
+                }
+                let closed = self.places[at].sockets()?.close(socket);
+                if closed.context("cannot close the socket")? {
+                    outcome = Outcome::Done;
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Deletes the conntrack entries that know the flow by either tuple.
+    fn forget(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
+        let proto = || match event.key.proto() {
+            PROTO_TCP => Some(Protocol::Tcp),
+            PROTO_UDP => Some(Protocol::Udp),
+            _ => None,
+        };
+        let mut outcome = Outcome::Nothing;
+        for at in 0..self.places.len() {
+            for (src, dst) in [(src, dst), (dst, src)] {
+                let Some(proto) = proto() else {
+                    return Ok(Outcome::Nothing);
+                };
+                let conntrack = self.places[at].conntrack()?;
+                if conntrack
+                    .delete(proto, src, dst)
+                    .context("cannot delete the conntrack entry")?
+                {
+                    outcome = Outcome::Done;
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Has the XDP program refuse what comes later.
+    fn enforce(&mut self, event: &Event, action: Action) -> Done {
+        let expired = match &mut self.expired {
+            Some(expired) => expired,
+            None => {
+                if self.reader.meta().extras & EXTRA_ENFORCE == 0 {
+                    bail!(
+                        "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
+                    );
+                }
+                let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
+                self.expired.insert(HashMap::try_from(map)?)
+            }
+        };
+        let verdict = match action {
+            Action::EnforceReset => Tomb::RESET,
+            _ => Tomb::DROP,
+        };
+        expired
+            .insert(event.key, Tomb::new(verdict), 0)
+            .context("cannot write EXPIRED")?;
+        // A packet that came in between has begun the flow again, which is found before its tomb is: it lives.
+        if self.is_back(event) {
+            self.expired
+                .as_mut()
+                .map(|expired| expired.remove(&event.key));
+            return Ok(Outcome::Back);
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Sends a RST to each end of which it is known what it expects.
+    fn reset(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
+        let seen = event.seen();
+        let initiator = seen.initiator();
+        let [of_src, of_dst] =
+            [initiator, initiator.reverse()].map(|direction| event.positions[direction as usize]);
+        let mut resets = Vec::new();
+        let reset = |from, to, seq, ack| Reset { from, to, seq, ack };
+        if seen.is_replied() {
+            resets.push(reset(dst, src, of_dst, of_src));
+            resets.push(reset(src, dst, of_src, of_dst));
+        } else if seen.state() == State::SynSent {
+            // Who has sent a SYN takes a RST that acknowledges it (RFC 9293, section 3.10.7.3).
+            resets.push(reset(dst, src, 0, of_src));
+        }
+        if resets.is_empty() {
+            return Ok(Outcome::Nothing);
+        }
+        let sockets = self.places[0].resets()?;
+        // Both are tried, whatever becomes of the first.
+        let sent: Vec<io::Result<()>> = resets.iter().map(|reset| sockets.send(reset)).collect();
+        for (reset, sent) in resets.iter().zip(sent) {
+            sent.with_context(|| format!("cannot send a RST to {}", reset.to))?;
+        }
+        Ok(Outcome::Done)
+    }
+}

@@ -1,0 +1,129 @@
+//! Telling both ends of a connection that it is over.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use anyhow::{Context, Result};
+use etherparse::PacketBuilder;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// Raw sockets of a network namespace.
+pub struct Resets {
+    v4: Socket,
+    v6: Socket,
+}
+
+/// What the end that is told takes for its peer's next segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// The other end, of which it seems to come.
+    pub from: SocketAddr,
+    /// The end that is told.
+    pub to: SocketAddr,
+    /// What that expects next: exactly this, or it asks back (RFC 5961, section 3.2).
+    pub seq: u32,
+    /// What it has sent.
+    pub ack: u32,
+}
+
+impl Reset {
+    /// The packet, from the IP header on.
+    fn packet(&self) -> Result<Vec<u8>, io::Error> {
+        const TTL: u8 = 64;
+        let builder = match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                PacketBuilder::ipv4(from.octets(), to.octets(), TTL)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                PacketBuilder::ipv6(from.octets(), to.octets(), TTL)
+            }
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let mut packet = Vec::with_capacity(60);
+        builder
+            .tcp(self.from.port(), self.to.port(), self.seq, 0)
+            .rst()
+            .ack(self.ack)
+            .write(&mut packet, &[])
+            .map_err(io::Error::other)?;
+        Ok(packet)
+    }
+}
+
+impl Resets {
+    /// Of this thread's network namespace.
+    pub fn open() -> Result<Self> {
+        // The sender writes the IP header: that is what this protocol means, for either family.
+        let open = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
+        Ok(Self {
+            v4: open(Domain::IPV4).context("cannot open a raw socket")?,
+            v6: open(Domain::IPV6).context("cannot open a raw socket of IPv6")?,
+        })
+    }
+
+    /// Sends one.
+    pub fn send(&self, reset: &Reset) -> io::Result<()> {
+        let socket = match reset.to {
+            SocketAddr::V4(_) => &self.v4,
+            SocketAddr::V6(_) => &self.v6,
+        };
+        // A port has no meaning here, and IPv6 refuses one.
+        let to = SockAddr::from(SocketAddr::new(reset.to.ip(), 0));
+        socket.send_to(&reset.packet()?, &to).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+
+    use super::*;
+
+    #[test]
+    fn a_reset_has_the_numbers_and_checksums_that_its_end_expects() {
+        for (from, to) in [
+            ("192.0.2.1:80", "10.0.0.1:4000"),
+            ("[2001:db8::1]:80", "[fd00::7]:4000"),
+        ] {
+            let reset = Reset {
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+                seq: 0xdead_beef,
+                ack: 7,
+            };
+            let packet = reset.packet().unwrap();
+            let sliced = SlicedPacket::from_ip(&packet).unwrap();
+            let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+                panic!("no TCP");
+            };
+            assert_eq!((tcp.source_port(), tcp.destination_port()), (80, 4000));
+            assert_eq!(
+                (tcp.sequence_number(), tcp.acknowledgment_number()),
+                (0xdead_beef, 7)
+            );
+            assert!(tcp.rst() && tcp.ack() && !tcp.syn() && !tcp.fin());
+            let sum = match sliced.net.unwrap() {
+                NetSlice::Ipv4(ip) => {
+                    let header = ip.header().to_header();
+                    assert_eq!(header.calc_header_checksum(), header.header_checksum);
+                    tcp.calc_checksum_ipv4(header.source, header.destination)
+                }
+                NetSlice::Ipv6(ip) => {
+                    let header = ip.header().to_header();
+                    tcp.calc_checksum_ipv6(header.source, header.destination)
+                }
+                _ => panic!("another protocol"),
+            };
+            assert_eq!(sum.unwrap(), tcp.checksum());
+        }
+        let mixed = Reset {
+            from: "192.0.2.1:80".parse().unwrap(),
+            to: "[fd00::7]:1".parse().unwrap(),
+            seq: 0,
+            ack: 0,
+        };
+        assert!(mixed.packet().is_err());
+    }
+}
