@@ -864,8 +864,9 @@ fn no_text_makes_it_panic() {
 fn what_is_done_to_expired_flows_is_that_of_the_rule_else_of_the_policy() {
     use crate::reap::{Action, Actions};
     let policy = parse(
-        "reap = [\"conntrack\", \"socket\"]\n[[rule]]\nname = \"a\"\nreap = []\n[[rule]]\nname = \"b\"\n[[rule]]\nname = \
-         \"c\"\nreap = [\"enforce\"]",
+        "reap = [\"conntrack\", \"socket\"]\n\
+         rule = [ { name = \"a\", dport = 1, reap = [] }, { name = \"b\", dport = 2 },\n\
+         { name = \"c\", reap = [\"enforce\"] } ]",
     )
     .unwrap();
     let reap = |actions: &[Action]| Some(actions.iter().copied().collect::<Actions>());
