@@ -42,7 +42,7 @@ use crate::{
 
 /// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
 /// `touched`, too.)
-const VERDICTS: [Counter; 11] = [
+const VERDICTS: [Counter; 14] = [
     Counter::Touched,
     Counter::Created,
     Counter::NotIp,
@@ -54,6 +54,9 @@ const VERDICTS: [Counter; 11] = [
     Counter::NoFlow,
     Counter::TableFull,
     Counter::WindowFull,
+    Counter::EnforcedDropped,
+    Counter::EnforcedReset,
+    Counter::EnforcedLimited,
 ];
 
 /// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
