@@ -168,7 +168,7 @@ fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
     );
     // What was buried is refused without a loader, and by the next one.
     connection.expect_reset()?;
-    let twheel = refusing(&pair.server, "generic")?;
+    let twheel = refusing(&pair.server, "auto")?;
     twheel.await_stderr("adopted")?;
     ensure!(
         counted(&pair.server, "enforced_reset")? >= 1,
