@@ -36,7 +36,7 @@ pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twh
 /// halves off for no longer than a packet burst does.
 pub const STEP_BUDGET: u32 = 256;
 
-/// Size of production's ring of events: room for some 7,700.
+/// Size of production's ring of events: room for some 7,200.
 pub const RING_BYTES: u32 = 1 << 20;
 
 /// What to load.
