@@ -180,6 +180,8 @@ enum Pickup {
 const BATCHES: usize = 4;
 /// What became of actions, likewise.
 const RESULTS: usize = 1024;
+/// Reasons for failures that are told apart in the summary.
+const REASONS: usize = 16;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
@@ -543,6 +545,8 @@ struct Report {
     history: Option<history::Writer>,
     metrics: Option<Arc<Metrics>>,
     reaper: Option<(Reaper, Asked)>,
+    /// Why actions have failed.
+    failures: BTreeMap<String, u64>,
     /// The reader of our output is gone.
     closed: bool,
 }
@@ -566,6 +570,7 @@ impl Report {
             history,
             metrics,
             reaper: None,
+            failures: BTreeMap::new(),
             closed: false,
         })
     }
@@ -598,6 +603,12 @@ impl Report {
         let Some(ended) = Expired::new(&reaped.event, self.clock, self.one_way) else {
             return Ok(());
         };
+        if let Some(error) = &reaped.error {
+            let more = "for other reasons";
+            let is_known = self.failures.contains_key(error) || self.failures.len() < REASONS;
+            let why = if is_known { error } else { more };
+            *self.failures.entry(why.to_owned()).or_default() += 1;
+        }
         let rule = self.names.of(ended.flow.rule)?;
         let mut out = io::stdout().lock();
         self.written(|output| output.reaped(&ended, reaped, rule.as_deref(), &mut out))
@@ -699,6 +710,9 @@ impl Report {
                     say!("  {count:>8}  {}: {}", action.name(), outcome.meaning());
                 }
             }
+        }
+        for (why, count) in &self.failures {
+            say!("  {count:>8}  failed: {why}");
         }
         let lost = self.history.take().map_or(0, |history| {
             let lost = history.lost();

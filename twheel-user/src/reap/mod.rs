@@ -51,7 +51,7 @@ use crate::{
     inspect::Reader,
     output::Expired,
     pins::Pins,
-    policy::install,
+    policy::install::{self, Names},
 };
 
 /// Flows that wait for their actions, at most: 18 MiB.
@@ -236,6 +236,7 @@ impl Reaper {
         let named = wanted.namespaces.iter().cloned();
         let mut worker = Worker {
             reader: Reader::of(pins.clone())?,
+            names: Names::open(&install::pinned(pins))?,
             pins: pins.clone(),
             guard: Guard::new(wanted.max_share),
             pace: Pace::new(wanted.rate),
@@ -353,6 +354,7 @@ impl Place {
 
 struct Worker {
     reader: Reader,
+    names: Names,
     pins: Pins,
     guard: Guard,
     pace: Pace,
@@ -450,7 +452,7 @@ impl Worker {
         let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
             bail!("an event that cannot be read");
         };
-        let rule = install::Names::open(&install::pinned(&self.pins))?.of(ended.flow.rule)?;
+        let rule = self.names.of(ended.flow.rule)?;
         let subject = Subject::ended(&ended, rule.as_deref(), Duration::ZERO);
         Ok(self
             .wanted
@@ -554,6 +556,13 @@ impl Worker {
                 let Some(proto) = proto() else {
                     return Ok(Outcome::Nothing);
                 };
+                // The first may be gone, and the connection back with another.
+                if self.is_back(event) {
+                    return Ok(match outcome {
+                        Outcome::Done => Outcome::Done,
+                        _ => Outcome::Back,
+                    });
+                }
                 let conntrack = self.places[at].conntrack()?;
                 if conntrack
                     .delete(proto, src, dst)
