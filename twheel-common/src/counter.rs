@@ -1,98 +1,75 @@
 //! Counters of the data plane: one set per CPU, written by that CPU alone.
 
-macro_rules! counters {
-    ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal,)+) => {
-        /// A counter; its discriminant is its index in [`Counters`].
-        #[repr(u32)]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Counter {
-            $($(#[doc = $meaning])+ $variant,)+
-        }
+use crate::named;
 
-        impl Counter {
-            /// All of them, in order.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// Stable name.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-
-            /// One line for a reader.
-            pub const fn meaning(self) -> &'static str {
-                match self {
-                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
-                }
-            }
-        }
-    };
-}
-
-counters! {
-    /// packets of a flow in the table
-    Touched = "touched",
-    /// flows that entered the table
-    Created = "created",
-    /// flows that left it because their deadline had passed
-    Expired = "expired",
-    /// flows that left it early to make room for another
-    Evicted = "evicted",
-    /// flows that userspace has deleted
-    Deleted = "deleted",
-    /// flows that ended because a SYN began another with the same key
-    Superseded = "superseded",
-    /// packets that changed the state of their flow
-    Changed = "changed",
-    /// packets that are neither IPv4 nor IPv6
-    NotIp = "not_ip",
-    /// IP packets of no protocol that is tracked
-    NotTracked = "not_tracked",
-    /// fragments other than the first
-    Fragment = "fragment",
-    /// packets that end before the header of their protocol does
-    Truncated = "truncated",
-    /// packets whose headers contradict themselves
-    Malformed = "malformed",
-    /// TCP packets with flags that no stack sends together
-    BadFlags = "bad_flags",
-    /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
-    Ignored = "ignored",
-    /// RST or FIN of a flow that is not in the table
-    NoFlow = "no_flow",
-    /// packets that would have begun a flow but found the table full
-    TableFull = "table_full",
-    /// packets that would have begun a flow but found no free record in its window
-    WindowFull = "window_full",
-    /// packets whose flow another CPU was just entering or ending: not tracked
-    Raced = "raced",
-    /// events of the packet path that found the ring full
-    EventsLost = "events_lost",
-    /// retransmission timers that were started
-    RtoStarted = "rto_started",
-    /// retransmission timers that have expired
-    RtoExpired = "rto_expired",
-    /// flows whose retransmissions were found to be answered no more
-    Stalled = "stalled",
-    /// packets of expired flows that were dropped
-    EnforcedDropped = "enforced_dropped",
-    /// packets of expired flows that were answered with a RST
-    EnforcedReset = "enforced_reset",
-    /// packets of expired flows that were dropped because their source has had its answers
-    EnforcedLimited = "enforced_limited",
-    /// visits of the wheel to a flow
-    Visits = "visits",
-    /// visits that found the deadline ahead and armed the flow again
-    Rearmed = "rearmed",
-    /// flows whose deadline a packet has brought forward on another CPU than that of their wheel
-    Posted = "posted",
-    /// times the stepper stopped because the ring was full
-    RingFull = "ring_full",
-    /// times the packet path called a sleeping stepper
-    Wakes = "wakes",
-    /// links of the wheel to what is no flow of it: always 0, or the data plane has a defect
-    Orphans = "orphans",
+named! {
+    /// A counter; its discriminant is its index in [`Counters`].
+    #[repr(u32)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Counter {
+        /// packets of a flow in the table
+        Touched = "touched",
+        /// flows that entered the table
+        Created = "created",
+        /// flows that left it because their deadline had passed
+        Expired = "expired",
+        /// flows that left it early to make room for another
+        Evicted = "evicted",
+        /// flows that userspace has deleted
+        Deleted = "deleted",
+        /// flows that ended because a SYN began another with the same key
+        Superseded = "superseded",
+        /// packets that changed the state of their flow
+        Changed = "changed",
+        /// packets that are neither IPv4 nor IPv6
+        NotIp = "not_ip",
+        /// IP packets of no protocol that is tracked
+        NotTracked = "not_tracked",
+        /// fragments other than the first
+        Fragment = "fragment",
+        /// packets that end before the header of their protocol does
+        Truncated = "truncated",
+        /// packets whose headers contradict themselves
+        Malformed = "malformed",
+        /// TCP packets with flags that no stack sends together
+        BadFlags = "bad_flags",
+        /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
+        Ignored = "ignored",
+        /// RST or FIN of a flow that is not in the table
+        NoFlow = "no_flow",
+        /// packets that would have begun a flow but found the table full
+        TableFull = "table_full",
+        /// packets that would have begun a flow but found no free record in its window
+        WindowFull = "window_full",
+        /// packets whose flow another CPU was just entering or ending: not tracked
+        Raced = "raced",
+        /// events of the packet path that found the ring full
+        EventsLost = "events_lost",
+        /// retransmission timers that were started
+        RtoStarted = "rto_started",
+        /// retransmission timers that have expired
+        RtoExpired = "rto_expired",
+        /// flows whose retransmissions were found to be answered no more
+        Stalled = "stalled",
+        /// packets of expired flows that were dropped
+        EnforcedDropped = "enforced_dropped",
+        /// packets of expired flows that were answered with a RST
+        EnforcedReset = "enforced_reset",
+        /// packets of expired flows that were dropped because their source has had its answers
+        EnforcedLimited = "enforced_limited",
+        /// visits of the wheel to a flow
+        Visits = "visits",
+        /// visits that found the deadline ahead and armed the flow again
+        Rearmed = "rearmed",
+        /// flows whose deadline a packet has brought forward on another CPU than that of their wheel
+        Posted = "posted",
+        /// times the stepper stopped because the ring was full
+        RingFull = "ring_full",
+        /// times the packet path called a sleeping stepper
+        Wakes = "wakes",
+        /// links of the wheel to what is no flow of it: always 0, or the data plane has a defect
+        Orphans = "orphans",
+    }
 }
 
 /// Number of counters.

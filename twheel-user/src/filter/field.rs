@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use twheel_common::named;
+
 use super::{Found, Subject};
 
 /// Where a filter is asked.
@@ -30,30 +32,15 @@ pub(super) enum Type {
 
 macro_rules! fields {
     ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal: $kind:expr,)+) => {
-        /// A field.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Field {
-            $($(#[doc = $meaning])+ $variant,)+
+        named! {
+            /// A field.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Field {
+                $($(#[doc = $meaning])+ $variant = $name,)+
+            }
         }
 
         impl Field {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// Stable name.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-
-            /// One line for a reader.
-            pub const fn meaning(self) -> &'static str {
-                match self {
-                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
-                }
-            }
-
             pub(super) const fn kind(self) -> Type {
                 match self {
                     $(Self::$variant => $kind,)+

@@ -32,6 +32,7 @@ use twheel_common::{
     enforce::Tomb,
     event::{Event, Reason, Record},
     flow::FlowKey,
+    named,
     packet::{PROTO_TCP, PROTO_UDP},
     state::{State, Timeouts},
 };
@@ -75,52 +76,27 @@ pub struct Wanted {
     pub strict: bool,
 }
 
-macro_rules! outcomes {
-    ($($(#[doc = $meaning:literal])+ $variant:ident = $name:literal,)+) => {
-        /// What became of an action.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Outcome {
-            $($(#[doc = $meaning])+ $variant,)+
-        }
-
-        impl Outcome {
-            /// All of them, in order.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// Stable name.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-
-            /// One line for a reader.
-            pub const fn meaning(self) -> &'static str {
-                match self {
-                    $(Self::$variant => concat!($($meaning),+).trim_ascii(),)+
-                }
-            }
-        }
-    };
-}
-
-outcomes! {
-    /// done
-    Done = "done",
-    /// nothing to do
-    Nothing = "nothing",
-    /// failed
-    Failed = "failed",
-    /// not done: the flow came back
-    Back = "back",
-    /// not done: the flow is protected
-    Protected = "protected",
-    /// not done: too large a share was to be reaped
-    Paused = "paused",
-    /// not done: the queue was full, or the run ended first
-    Overrun = "overrun",
-    /// would be done, but for --dry-run
-    Would = "would",
+named! {
+    /// What became of an action.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Outcome {
+        /// done
+        Done = "done",
+        /// nothing to do
+        Nothing = "nothing",
+        /// failed
+        Failed = "failed",
+        /// not done: the flow came back
+        Back = "back",
+        /// not done: the flow is protected
+        Protected = "protected",
+        /// not done: too large a share was to be reaped
+        Paused = "paused",
+        /// not done: the queue was full, or the run ended first
+        Overrun = "overrun",
+        /// would be done, but for --dry-run
+        Would = "would",
+    }
 }
 
 /// What became of an action, for whoever reports it.
