@@ -651,7 +651,7 @@ impl Lab {
         let end = Instant::now() + PATIENCE;
         while self.reader.table().iter().next().is_some() {
             ensure!(Instant::now() < end, "flows stay in the table");
-            delete_all(&self.reader, |_, _| true, Reason::Deleted)?;
+            delete_all(&self.reader, |_, _| true, Reason::Deleted, None)?;
         }
         Ok(())
     }

@@ -13,10 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::programs::{TestRun, TestRunOptions};
 use serde_json::Value;
+use twheel::pins::Instance;
 use twheel_tests::netns::{
     Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
 };
+use twheel_tests::plane::{ACK, frame};
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -514,6 +517,65 @@ fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     Ok(())
 }
 
+/// More than the ring has room for.
+const MANY: u32 = 9000;
+
+#[test]
+fn what_a_run_has_left_can_be_deleted_without_one() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("orphans")?;
+    let args = ["--iface", SERVER, "--keep", "--json"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let program = pair
+        .server
+        .enter(|| Instance::of(SERVER)?.xdp("twheel_xdp"))?;
+    for flow in 0..MANY {
+        program.test_run(TestRunOptions {
+            data_in: Some(&frame(flow, false, ACK)),
+            ..TestRunOptions::new()
+        })?;
+    }
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    let history = ["--history", directory.path()];
+    let delete = [&["delete", "--json", "sport in 1024-1033"][..], &history].concat();
+    let dry = objects(&pair.server, &[&delete[..], &["--dry-run"]].concat())?;
+    assert_eq!(dry[0]["would_delete"], 10);
+    let deleted = objects(&pair.server, &delete)?;
+    assert_eq!(
+        (&deleted[0]["deleted"], &deleted[0]["stayed"]),
+        (&10.into(), &0.into())
+    );
+    let flush = [&["flush", "--json"][..], &history].concat();
+    let flushed = objects(&pair.server, &flush)?;
+    assert_eq!(flushed[0]["deleted"], MANY - 10);
+    assert!(objects(&pair.server, &["flows", "--json"])?.is_empty());
+    // Nobody but the history was told.
+    let expired = [&["expired", "--json"][..], &history].concat();
+    let ended = objects(&pair.server, &expired)?;
+    assert_eq!(sources(&ended)?.len(), MANY as usize);
+    assert_eq!(ended.len(), MANY as usize, "each once");
+    let count = |reason: &str| ended.iter().filter(|it| it["reason"] == reason).count();
+    assert_eq!(
+        (count("deleted"), count("flushed")),
+        (10, MANY as usize - 10)
+    );
+
+    let twheel = Twheel::start(&pair.server, &args)?;
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(300))?.len(),
+        0
+    );
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    assert_eq!(
+        pair.server
+            .twheel_once(&["detach", "--iface", SERVER])?
+            .code(),
+        Some(0)
+    );
+    pair.server.check_clean(SERVER)
+}
+
 #[test]
 fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     require_root();
@@ -549,10 +611,19 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     refused(
         &once(&["talkers", "--state", "foo\" or proto == tcp or rule == \"x"])?,
         2,
-        "filter, column",
+        "possible values",
     );
     refused(&once(&["flows", "--reverse"])?, 2, "--sort");
     refused(&once(&["flows", "--sort", "colour"])?, 2, "possible values");
+    for interval in ["0s", "99ms", "2days", "500000000000years"] {
+        let watch = ["stats", "--watch", "--interval", interval];
+        refused(&once(&watch)?, 2, "100ms to 1day");
+    }
+    refused(
+        &once(&["run", "--iface", "e\x1b[31mX"])?,
+        5,
+        "control characters",
+    );
 
     // Two instances: one must be named; and no two may claim an interface.
     pair.server.ip("link add twh0 type veth peer name twh1")?;
@@ -626,8 +697,8 @@ fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
         &["flows"][..],
         &["flows", "--json"],
         &["flows", "--sort", "idle"],
-        &["stats", "--watch", "--interval", "10ms"],
-        &["stats", "--json", "--watch", "--interval", "10ms"],
+        &["stats", "--watch", "--interval", "100ms"],
+        &["stats", "--json", "--watch", "--interval", "100ms"],
         &["talkers"],
         &["expired", "--history", directory.path()],
     ] {

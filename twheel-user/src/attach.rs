@@ -52,6 +52,17 @@ pub struct Attached {
 
 /// Fails unless the interface exists here and its packets have Ethernet headers.
 pub fn check_interface(interface: &str) -> Result<()> {
+    // The kernel allows them; terminals and those who read our output would do as they say.
+    if interface.chars().any(char::is_control) {
+        return Err(Failure::new(
+            Kind::Interface,
+            format!(
+                "{}: an interface with control characters in its name: rename it",
+                interface.escape_debug()
+            ),
+        )
+        .into());
+    }
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
             Kind::Interface,

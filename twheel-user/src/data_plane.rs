@@ -310,6 +310,11 @@ impl DataPlane {
 pub struct Events(RingBuf<MapData>);
 
 impl Events {
+    /// The map `EVENTS`.
+    pub fn open(map: MapData) -> Result<Self> {
+        Ok(Self(RingBuf::try_from(Map::RingBuf(map))?))
+    }
+
     /// Takes all that is there, in order.
     pub fn drain(&mut self, into: &mut Vec<Record>) {
         const { assert!(size_of::<Event>() != size_of::<RtoExpired>()) };

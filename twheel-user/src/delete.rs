@@ -2,12 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, mem, thread,
+    fmt,
+    fs::File,
+    mem,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow};
 use aya::programs::Xdp;
+use nix::fcntl::Flock;
+use serde::Serialize;
 use twheel_common::{
     event::Reason,
     flow::idle,
@@ -15,9 +21,10 @@ use twheel_common::{
 };
 
 use crate::{
-    data_plane,
+    data_plane::{self, Events},
     failure::{Failure, Kind},
     flows::Flow,
+    history::{DEFAULT_BYTES, Writer},
     inspect::Reader,
     progress,
     stepper::pin_to,
@@ -29,11 +36,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// How deleting went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
     /// Flows deleted, each with an event.
+    #[serde(rename = "deleted")]
     pub done: u64,
     /// Flows that had a packet since they were chosen, or have ended: left as they are.
+    #[serde(rename = "stayed")]
     pub changed: u64,
 }
 
@@ -43,6 +52,42 @@ impl fmt::Display for Tally {
         match self.changed {
             0 => Ok(()),
             changed => write!(f, ", {changed} had a packet or an end meanwhile"),
+        }
+    }
+}
+
+/// The events of an instance that has no loader: whoever deletes flows there takes them out of the ring meanwhile, and
+/// keeps them in the history.
+pub struct Unread {
+    /// No loader comes meanwhile.
+    _held: Flock<File>,
+    events: Events,
+    history: Option<Writer>,
+}
+
+impl Unread {
+    /// Of an instance; `None` if a loader reads its events. `history`: the directory of histories, or `off`.
+    pub fn of(reader: &Reader, history: &Path) -> Result<Option<Self>> {
+        let pins = reader.pins();
+        let Some(held) = pins.hold()? else {
+            return Ok(None);
+        };
+        let (clock, one_way) = (reader.clock(), reader.is_one_way());
+        let history = (history.as_os_str() != "off")
+            .then(|| Writer::start(history, pins, DEFAULT_BYTES, clock, one_way))
+            .transpose()?;
+        Ok(Some(Self {
+            _held: held,
+            events: Events::open(pins.map("EVENTS")?)?,
+            history,
+        }))
+    }
+
+    fn drain(&mut self) {
+        let mut batch = Vec::new();
+        self.events.drain(&mut batch);
+        if let Some(history) = &self.history {
+            history.add_all(batch);
         }
     }
 }
@@ -57,6 +102,7 @@ pub fn delete_all(
     reader: &Reader,
     chosen: impl Fn(&Flow, u32) -> bool + Send,
     reason: Reason,
+    unread: Option<&mut Unread>,
 ) -> Result<Tally> {
     // A thread of its own: this one stays where it may run.
     thread::scope(|scope| {
@@ -66,6 +112,7 @@ pub fn delete_all(
                     reader,
                     chosen,
                     reason,
+                    unread,
                     program: reader.pins().xdp("twheel_delete")?,
                     tally: Tally::default(),
                     batches: BTreeMap::new(),
@@ -86,6 +133,7 @@ struct Deletion<'a, C> {
     reader: &'a Reader,
     chosen: C,
     reason: Reason,
+    unread: Option<&'a mut Unread>,
     program: Xdp,
     tally: Tally,
     /// By CPU.
@@ -115,8 +163,11 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
             }
         }
         self.choose_young()?;
-        for (cpu, batch) in &mut self.batches {
-            delete(&self.program, *cpu, batch, &mut self.tally)?;
+        for (cpu, batch) in mem::take(&mut self.batches) {
+            self.delete(cpu, batch)?;
+        }
+        if let Some(unread) = &mut self.unread {
+            unread.drain();
         }
         Ok(())
     }
@@ -141,36 +192,37 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
         let batch = self.batches.entry(flow.cpu).or_default();
         batch.push(flow.delete(self.reason));
         if batch.len() == MAX_DELETES {
-            delete(&self.program, flow.cpu, batch, &mut self.tally)?;
+            let batch = mem::take(batch);
+            self.delete(flow.cpu, batch)?;
         }
         Ok(())
     }
-}
 
-/// Deletes flows of one CPU's wheel, and empties the list.
-fn delete(program: &Xdp, cpu: u32, batch: &mut Vec<Delete>, tally: &mut Tally) -> Result<()> {
-    pin_to(cpu)?;
-    let mut since = Instant::now();
-    while !batch.is_empty() {
-        let mut asked = batch.clone();
-        data_plane::delete(program, &mut asked)?;
-        let mut left = Vec::new();
-        for (entry, answer) in batch.iter().zip(&asked) {
-            match Deleted::from_raw(answer.outcome) {
-                Some(Deleted::Done) => tally.done += 1,
-                // Elsewhere: the record is another flow's by now.
-                Some(Deleted::Changed | Deleted::Elsewhere) => tally.changed += 1,
-                Some(Deleted::RingFull) => left.push(*entry),
-                None => {
-                    return Err(anyhow!("outcome {}", answer.outcome))
-                        .context("the program that deletes gives an answer that is none");
+    /// Deletes flows of one CPU's wheel.
+    fn delete(&mut self, cpu: u32, mut batch: Vec<Delete>) -> Result<()> {
+        let tally = &mut self.tally;
+        pin_to(cpu)?;
+        let mut since = Instant::now();
+        while !batch.is_empty() {
+            let mut asked = batch.clone();
+            data_plane::delete(&self.program, &mut asked)?;
+            let mut left = Vec::new();
+            for (entry, answer) in batch.iter().zip(&asked) {
+                match Deleted::from_raw(answer.outcome) {
+                    Some(Deleted::Done) => tally.done += 1,
+                    // Elsewhere: the record is another flow's by now.
+                    Some(Deleted::Changed | Deleted::Elsewhere) => tally.changed += 1,
+                    Some(Deleted::RingFull) => left.push(*entry),
+                    None => {
+                        return Err(anyhow!("outcome {}", answer.outcome))
+                            .context("the program that deletes gives an answer that is none");
+                    }
                 }
             }
-        }
-        if left.len() < batch.len() {
-            since = Instant::now();
-        } else if since.elapsed() > PATIENCE {
-            return Err(Failure::new(
+            if left.len() < batch.len() {
+                since = Instant::now();
+            } else if since.elapsed() > PATIENCE {
+                return Err(Failure::new(
                 Kind::Other,
                 format!(
                     "{} flows deleted; the rest stay, since nobody reads the events: run twheel on the \
@@ -179,11 +231,14 @@ fn delete(program: &Xdp, cpu: u32, batch: &mut Vec<Delete>, tally: &mut Tally) -
                 ),
             )
             .into());
+            }
+            batch = left;
+            match &mut self.unread {
+                Some(unread) => unread.drain(),
+                None if batch.is_empty() => {}
+                None => thread::sleep(PAUSE),
+            }
         }
-        *batch = left;
-        if !batch.is_empty() {
-            thread::sleep(PAUSE);
-        }
+        Ok(())
     }
-    Ok(())
 }

@@ -3,12 +3,16 @@
 //! A check is a function of what was read; [`examine`] reads. Nothing is attached, and what is loaded for a trial is
 //! gone at the end.
 
-use std::{collections::HashSet, fs, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path, thread};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use humantime::format_duration;
-use nix::net::if_::if_nametoindex;
+use nix::{
+    mount::{MsFlags, mount},
+    net::if_::if_nametoindex,
+    sched::{CloneFlags, unshare},
+};
 use serde::Serialize;
 
 use crate::{
@@ -198,8 +202,30 @@ fn bpffs(mounted: bool) -> Finding {
         .remedy(format!("mount -t bpf bpf {BPFFS}"))
 }
 
-/// Loads the data plane for one flow, and drops it.
+/// Loads the data plane for one flow, and drops it. Its pins are in a bpffs that nobody else sees, and that is gone with
+/// this thread: whatever ends the process leaves nothing behind.
 fn trial() -> Result<()> {
+    let unseen = || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), none)
+    };
+    let trial = || {
+        unseen()
+            .map_err(io::Error::from)
+            .context("cannot mount a bpffs to try it in")?;
+        load()
+    };
+    thread::scope(|scope| {
+        scope
+            .spawn(trial)
+            .join()
+            .unwrap_or_else(|_| bail!("the trial panicked"))
+    })
+}
+
+fn load() -> Result<()> {
     let clock = Clock::jiffies()?;
     let config = Wanted {
         max_flows: 1,

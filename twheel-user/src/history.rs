@@ -16,6 +16,8 @@ use std::{
     collections::{HashMap, VecDeque},
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, BufReader, Read, Write},
+    mem,
+    os::fd::AsFd,
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
@@ -31,6 +33,7 @@ use anyhow::{Context, Result};
 use aya::programs::Xdp;
 use nix::{
     fcntl::OFlag,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
 use twheel_common::{
@@ -51,6 +54,9 @@ use crate::{
 /// Where histories are, unless told otherwise.
 pub const DIRECTORY: &str = "/var/lib/twheel";
 
+/// Room for one, unless told otherwise: 64 MiB.
+pub const DEFAULT_BYTES: u64 = 64 << 20;
+
 const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Changes with [`Event`].
 const VERSION: u32 = 1;
@@ -61,6 +67,9 @@ const SEGMENTS: u64 = 8;
 /// The least room that makes sense: a thousand events a segment.
 pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
 
+/// The year 9999, milliseconds since 1970: no event is of later.
+const LATEST: u64 = 253_370_764_800_000;
+
 const ENDED: u32 = 1;
 const NAME: u32 = 2;
 
@@ -69,6 +78,8 @@ const NAME: u32 = 2;
 const BATCHES: usize = 16;
 /// What was written is on the disk after this, at the latest.
 const SYNC: Duration = Duration::from_secs(1);
+/// A history that was not written to for so long is removed.
+const STALE: Duration = Duration::from_secs(30 * 86_400);
 
 /// Writes a history, on a thread of its own.
 pub struct Writer {
@@ -98,6 +109,7 @@ impl Writer {
             unit_ns: clock.unit().subsec_nanos(),
             one_way,
         };
+        remove_stale(directory, SystemTime::now())?;
         let mut log = Log::open(path, header, bytes)?;
         let names = Names::open(&install::pinned(pins))?;
         let sweep = pins.xdp("twheel_sweep")?;
@@ -107,12 +119,16 @@ impl Writer {
         let thread = thread::Builder::new()
             .name("twheel-history".to_owned())
             .spawn(move || {
-                if let Err(error) = write(&mut log, &inbox, &names, &sweep, clock) {
-                    say!("twheel: {error:#}: what ends from here on is not in the history");
-                }
-                // What comes now is lost, and counted, but nobody waits.
-                for batch in inbox {
-                    counter.fetch_add(ended(&batch).count() as u64, Ordering::Relaxed);
+                let mut failing = false;
+                // A disk that was full may have room again.
+                while let Err(error) = write(&mut log, &inbox, &names, &sweep, clock, &mut failing)
+                {
+                    let lost = log.recover();
+                    counter.fetch_add(lost, Ordering::Relaxed);
+                    if !failing {
+                        say!("twheel: {error:#}: what ends meanwhile is not in the history");
+                    }
+                    failing = true;
                 }
             })
             .context("cannot start the history's thread")?;
@@ -133,6 +149,14 @@ impl Writer {
         {
             let lost = ended(&batch).count() as u64;
             self.lost.fetch_add(lost, Ordering::Relaxed);
+        }
+    }
+
+    /// The same, for whoever can wait.
+    pub fn add_all(&self, batch: Vec<Record>) {
+        if let Some(batches) = &self.batches {
+            // The thread is there until it is told to end.
+            let _ = batches.send(batch);
         }
     }
 
@@ -166,6 +190,7 @@ fn write(
     names: &Names,
     sweep: &Xdp,
     clock: Clock,
+    failing: &mut bool,
 ) -> Result<()> {
     let mut dirty = false;
     loop {
@@ -185,7 +210,8 @@ fn write(
                 Err(_) => return Ok(()),
             }
         };
-        if ended(&batch).next().is_none() {
+        log.wanted = ended(&batch).count() as u64;
+        if log.wanted == 0 {
             continue;
         }
         let now = data_plane::sweep(sweep, Sweep::default())?.now;
@@ -197,6 +223,7 @@ fn write(
             log.append(when, event, |rule| names.of(rule))?;
         }
         log.flush()?;
+        *failing = false;
         dirty = true;
     }
 }
@@ -299,12 +326,23 @@ struct Log {
     buffer: Vec<u8>,
     /// Rules of which the segment has the names.
     named: HashMap<u32, String>,
+    /// Events of the batch at hand that are not in the file yet.
+    wanted: u64,
+    /// Those of them that are in the buffer.
+    buffered: u64,
 }
 
 impl Log {
     fn open(directory: PathBuf, header: Header, bytes: u64) -> Result<Self> {
         let mut segments = VecDeque::from(segments(&directory)?);
         let segment = bytes.max(LEAST_BYTES) / SEGMENTS;
+        // There may have been more room when they were written.
+        let length = |(_, path): &(u64, PathBuf)| fs::metadata(path).map_or(0, |it| it.len());
+        let mut total: u64 = segments.iter().map(length).sum();
+        while total > bytes && segments.len() > 1 {
+            total -= segments.front().map_or(0, length);
+            remove_oldest(&mut segments)?;
+        }
         let (file, length) = match segments.back() {
             Some((_, path)) => match go_on(path, header)? {
                 Some(found) => found,
@@ -321,6 +359,8 @@ impl Log {
             length,
             buffer: Vec::new(),
             named: HashMap::new(),
+            wanted: 0,
+            buffered: 0,
         })
     }
 
@@ -338,10 +378,7 @@ impl Log {
             (self.file, self.length) = begin(&self.directory, &mut self.segments, self.header)?;
             self.named.clear();
             while self.segments.len() as u64 > SEGMENTS {
-                if let Some((_, oldest)) = self.segments.pop_front() {
-                    fs::remove_file(&oldest)
-                        .with_context(|| format!("cannot remove {}", oldest.display()))?;
-                }
+                remove_oldest(&mut self.segments)?;
             }
         }
         if let Some(name) = name(event.rule as u16)?
@@ -357,6 +394,7 @@ impl Log {
         // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
         let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
         self.put(ENDED, when, body);
+        self.buffered += 1;
         if self.buffer.len() > FLUSH {
             self.flush()?;
         }
@@ -380,13 +418,58 @@ impl Log {
             .context("cannot write the history")?;
         self.length += self.buffer.len() as u64;
         self.buffer.clear();
+        self.wanted = self.wanted.saturating_sub(self.buffered);
+        self.buffered = 0;
         Ok(())
+    }
+
+    /// After a failure: leaves the file as it was before. Returns how many events are lost by that.
+    fn recover(&mut self) -> u64 {
+        // Should that fail too, a reader passes over what is torn.
+        let _ = self.file.set_len(self.length);
+        self.buffer.clear();
+        self.named.clear();
+        self.buffered = 0;
+        mem::take(&mut self.wanted)
     }
 
     /// And sees it on the disk.
     fn sync(&self) -> Result<()> {
         self.file.sync_data().context("cannot write the history")
     }
+}
+
+fn remove_oldest(segments: &mut VecDeque<(u64, PathBuf)>) -> Result<()> {
+    match segments.pop_front() {
+        Some((_, oldest)) => {
+            fs::remove_file(&oldest).with_context(|| format!("cannot remove {}", oldest.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Removes histories of instances that nobody has written to for long: those of namespaces that are gone would pile up.
+fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
+    let context = || format!("cannot list {}", directory.display());
+    for entry in fs::read_dir(directory).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        let Some(segments) = path.is_dir().then(|| segments(&path)).transpose()? else {
+            continue;
+        };
+        let written = |(_, path): &(u64, PathBuf)| fs::metadata(path)?.modified();
+        let Some(Ok(newest)) = segments.last().map(written) else {
+            continue;
+        };
+        if now.duration_since(newest).is_ok_and(|since| since > STALE) {
+            for (_, segment) in &segments {
+                fs::remove_file(segment)
+                    .with_context(|| format!("cannot remove {}", segment.display()))?;
+            }
+            // What else is there is not ours.
+            let _ = fs::remove_dir(&path);
+        }
+    }
+    Ok(())
 }
 
 /// Creates the next segment.
@@ -404,8 +487,15 @@ fn begin(
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&path)
         .with_context(|| format!("cannot create {}", path.display()))?;
-    file.write_all(&header.bytes())
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    if let Err(error) = file.write_all(&header.bytes()) {
+        // One without a header would be in the way of the next try.
+        let _ = fs::remove_file(&path);
+        return Err(error).with_context(|| format!("cannot write {}", path.display()));
+    }
+    // That it is there, too, is to outlive a loss of power.
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .with_context(|| format!("cannot write {}", directory.display()))?;
     segments.push_back((number, path));
     Ok((file, HEADER as u64))
 }
@@ -470,6 +560,8 @@ pub struct Reader {
     since: SystemTime,
     /// Records that are damaged, and were passed over.
     pub damaged: u64,
+    /// Segments that cannot be read, and were passed over: why, each in a sentence.
+    pub refused: Vec<anyhow::Error>,
 }
 
 struct Segment {
@@ -504,6 +596,7 @@ impl Reader {
             last: 0,
             since,
             damaged: 0,
+            refused: Vec::new(),
         })
     }
 
@@ -534,7 +627,7 @@ impl Reader {
                 }
                 continue;
             }
-            if !is_whole(&record) {
+            if !is_whole(&record) || u64_at(&record, 8) > LATEST {
                 self.damaged += 1;
                 continue;
             }
@@ -571,7 +664,18 @@ impl Reader {
             if modified < self.since && number < newest {
                 continue;
             }
-            let header = Header::read(&header, &path)?;
+            if header == [0; HEADER] {
+                // The power went before it was written.
+                self.damaged += 1;
+                continue;
+            }
+            let header = match Header::read(&header, &path) {
+                Ok(header) => header,
+                Err(error) => {
+                    self.refused.push(error);
+                    continue;
+                }
+            };
             self.open = Some(Segment {
                 path,
                 file,
@@ -607,7 +711,26 @@ pub struct Follow(Inotify);
 
 impl Follow {
     /// Returns when something was written since it was last called.
+    ///
+    /// # Errors
+    ///
+    /// A broken pipe, as soon as nobody reads standard output any more.
     pub fn wait(&self) -> Result<()> {
+        let stdout = io::stdout();
+        let mut watched = [
+            PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
+            // What is wrong is told unasked.
+            PollFd::new(stdout.as_fd(), PollFlags::empty()),
+        ];
+        match poll(&mut watched, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => {
+                return Err(io::Error::from(error)).context("cannot wait for the history");
+            }
+        }
+        if watched[1].any() == Some(true) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        }
         match self.0.read_events() {
             Ok(_) | Err(nix::Error::EINTR) => Ok(()),
             Err(error) => Err(io::Error::from(error)).context("cannot wait for the history"),
@@ -823,6 +946,60 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_is_full_for_a_while_costs_what_ends_meanwhile() {
+        let directory = fresh();
+        let mut log = Log::open(directory.path().join("it"), HEADER_4MS, LEAST_BYTES).unwrap();
+        let good = mem::replace(&mut log.file, File::open("/dev/full").unwrap());
+        log.wanted = 3;
+        for number in 0..3 {
+            log.append(1000 + u64::from(number), &event(number), name)
+                .unwrap();
+        }
+        log.flush().unwrap_err();
+        log.file = good;
+        assert_eq!(log.recover(), 3);
+        log.wanted = 2;
+        for number in 3..5 {
+            log.append(1000 + u64::from(number), &event(number), name)
+                .unwrap();
+        }
+        log.flush().unwrap();
+        assert_eq!((log.wanted, log.recover()), (0, 0));
+        assert_eq!(read(directory.path()), (vec![3, 4], 0));
+    }
+
+    #[test]
+    fn less_room_than_before_is_kept_to_and_stale_histories_go() {
+        let directory = fresh();
+        write(directory.path(), 0..20_000, 4 * LEAST_BYTES);
+        write(directory.path(), 20_000..20_001, LEAST_BYTES);
+        let sizes = segments(&directory.path().join("it")).unwrap();
+        let sizes: u64 = sizes
+            .iter()
+            .map(|(_, path)| fs::metadata(path).unwrap().len())
+            .sum();
+        assert!(sizes <= LEAST_BYTES, "{sizes}");
+        assert_eq!(read(directory.path()).0.last(), Some(&20_000));
+
+        fs::write(directory.path().join("something else"), "").unwrap();
+        let soon = SystemTime::now() + STALE - Duration::from_secs(60);
+        remove_stale(directory.path(), soon).unwrap();
+        assert!(directory.path().join("it").exists());
+        remove_stale(directory.path(), soon + Duration::from_secs(120)).unwrap();
+        assert!(!directory.path().join("it").exists());
+        assert!(directory.path().join("something else").exists());
+    }
+
+    #[test]
+    fn a_time_that_no_calendar_has_is_damage() {
+        let directory = fresh();
+        let mut log = Log::open(directory.path().join("it"), HEADER_4MS, LEAST_BYTES).unwrap();
+        log.append(LATEST + 1, &event(1), name).unwrap();
+        log.flush().unwrap();
+        assert_eq!(read(directory.path()), (vec![], 1));
+    }
+
+    #[test]
     fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
         for (at, part) in [
             (0, "no history"),
@@ -836,12 +1013,19 @@ mod tests {
             bytes[at] ^= 0xff;
             fs::write(&path, &bytes).unwrap();
             let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
-            let error = reader.next().map(|_| ()).unwrap_err();
-            assert!(error.to_string().contains(part), "{error}");
+            assert!(reader.next().unwrap().is_none());
+            assert!(reader.refused[0].to_string().contains(part));
             write(directory.path(), 10..20, LEAST_BYTES);
             assert_eq!(fs::read(&path).unwrap(), bytes);
             assert_eq!(segments(&directory.path().join("it")).unwrap().len(), 2);
+            // The rest is there all the same.
+            assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
         }
+        // Nothing was written yet when the power went.
+        let directory = fresh();
+        write(directory.path(), 0..10, LEAST_BYTES);
+        fs::write(directory.path().join("it/0000000002.history"), [0; HEADER]).unwrap();
+        assert_eq!(read(directory.path()), ((0..10).collect(), 1));
         // Too short for a header: whoever began it died.
         let directory = fresh();
         write(directory.path(), 0..10, LEAST_BYTES);

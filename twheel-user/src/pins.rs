@@ -12,6 +12,8 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -127,17 +129,12 @@ impl Pins {
 
     /// Whether a loader holds it.
     pub fn has_loader(&self) -> Result<bool> {
-        const LOCKS: &str = "/proc/locks";
-        let inode = fs::metadata(&self.0)
-            .with_context(|| format!("cannot look at {}", self.0.display()))?
-            .ino();
-        // To try the lock would keep out a loader that is about to start.
-        let locks = fs::read_to_string(LOCKS).with_context(|| format!("cannot read {LOCKS}"))?;
-        Ok(locks.lines().any(|line| {
-            let mut words = line.split_ascii_whitespace();
-            words.any(|word| word == "FLOCK")
-                && words.any(|word| word.ends_with(&format!(":{inode}")))
-        }))
+        Ok(try_lock(&self.0, FlockArg::LockSharedNonblock)?.is_none())
+    }
+
+    /// Holds it as a loader does, for whoever does a loader's work for a moment; `None` if one does.
+    pub fn hold(&self) -> Result<Option<Flock<File>>> {
+        try_lock(&self.0, FlockArg::LockExclusiveNonblock)
     }
 
     /// The interfaces to which there are links.
@@ -314,17 +311,21 @@ impl Instance {
 
     /// Locks a directory that exists.
     fn lock(path: PathBuf) -> Result<Self> {
-        let directory = File::open(&path)
-            .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
-        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { path, _lock: lock }),
-            Err((_, nix::Error::EWOULDBLOCK)) => pins(format!(
-                "another twheel is using {}: stop it first",
-                path.display()
-            )),
-            Err((_, error)) => Err(io::Error::from(error))
-                .with_context(|| format!("cannot lock {}", path.display())),
+        // Whoever only looks whether it is locked holds it for a moment.
+        const TRIES: u32 = 10;
+        const PAUSE: Duration = Duration::from_millis(50);
+        for again in 0..TRIES {
+            if again > 0 {
+                thread::sleep(PAUSE);
+            }
+            if let Some(lock) = try_lock(&path, FlockArg::LockExclusiveNonblock)? {
+                return Ok(Self { path, _lock: lock });
+            }
         }
+        pins(format!(
+            "another twheel is using {}: stop it first",
+            path.display()
+        ))
     }
 
     /// The directory.
@@ -356,6 +357,19 @@ impl Instance {
     /// it had set all up.
     pub fn clear(&self) -> Result<()> {
         clear_directory(&self.path)
+    }
+}
+
+/// Locks a pin directory; `None` if others have it locked.
+fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
+    let directory = File::open(path)
+        .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
+    match Flock::lock(directory, how) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::Error::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => {
+            Err(io::Error::from(error)).with_context(|| format!("cannot lock {}", path.display()))
+        }
     }
 }
 

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use clap::Args;
+use serde_json::json;
 use twheel_common::event::Reason;
 
-use super::select::{Select, Which};
+use super::select::{Deleting, Select, Which};
 use crate::{
-    delete::delete_all,
     failure::{Failure, Kind},
     filter::Subject,
 };
@@ -29,6 +29,8 @@ pub struct Delete {
     /// Say how many would be deleted, and delete none
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    deleting: Deleting,
 }
 
 impl Delete {
@@ -50,11 +52,10 @@ impl Delete {
         if self.dry_run {
             let now = reader.now()?;
             let flows = reader.table().iter().filter(|flow| chosen(flow, now));
-            say!("{} flows would be deleted", flows.count());
-            return Ok(());
+            let count = flows.count();
+            let text = format!("{count} flows would be deleted");
+            return self.deleting.say(&json!({ "would_delete": count }), &text);
         }
-        let tally = delete_all(&reader, chosen, Reason::Deleted)?;
-        say!("{tally}");
-        Ok(())
+        self.deleting.delete(&reader, chosen, Reason::Deleted)
     }
 }

@@ -75,14 +75,19 @@ fn print(findings: &[Finding]) -> io::Result<()> {
         writeln!(
             out,
             "{style}{word:<4}{style:#}  {:<width$}  {}",
-            subject(finding),
-            finding.what
+            plain(&subject(finding)),
+            plain(&finding.what)
         )?;
         if let Some(remedy) = &finding.remedy {
-            writeln!(out, "{:<6}{:<width$}  -> {remedy}", "", "")?;
+            writeln!(out, "{:<6}{:<width$}  -> {}", "", "", plain(remedy))?;
         }
     }
     out.flush()
+}
+
+/// Without what a terminal would take for orders: interfaces may be called anything.
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 fn print_json(findings: &[Finding]) -> io::Result<()> {

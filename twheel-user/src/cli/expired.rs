@@ -77,6 +77,8 @@ impl Expired {
             // All that were chosen, where the latest are asked for.
             let mut latest = VecDeque::new();
             let mut limit = self.limit;
+            let mut damaged = 0;
+            let mut refused = None;
             loop {
                 while let Some(past) = reader.next()? {
                     let ago = SystemTime::now()
@@ -99,18 +101,25 @@ impl Expired {
                 }
                 limit = None;
                 out.flush()?;
+                if reader.damaged > damaged {
+                    damaged = reader.damaged;
+                    say!("{damaged} records of the history are damaged and left out");
+                }
+                refused = refused.or(tell(&mut reader.refused));
                 match &follow {
                     Some(follow) => follow.wait()?,
-                    None => return Ok(()),
+                    None => return refused.map_or(Ok(()), Err),
                 }
             }
-        })?;
-        if reader.damaged > 0 {
-            say!(
-                "{} records of the history are damaged and left out",
-                reader.damaged
-            );
-        }
-        Ok(())
+        })
     }
+}
+
+/// Says why segments cannot be read: of all but one, which is left for the end.
+fn tell(refused: &mut Vec<anyhow::Error>) -> Option<anyhow::Error> {
+    let last = refused.pop();
+    for error in refused.drain(..) {
+        say!("twheel: {error:#}");
+    }
+    last
 }

@@ -4,8 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use twheel_common::event::Reason;
 
-use super::select::Select;
-use crate::delete::delete_all;
+use super::select::{Deleting, Select};
 
 /// Delete all flows of an instance that is running, or that `run --keep` has left
 ///
@@ -20,12 +19,13 @@ Examples:
 pub struct Flush {
     #[command(flatten)]
     select: Select,
+    #[command(flatten)]
+    deleting: Deleting,
 }
 
 impl Flush {
     pub(super) fn execute(self) -> Result<()> {
-        let tally = delete_all(&self.select.open()?, |_, _| true, Reason::Flushed)?;
-        say!("{tally}");
-        Ok(())
+        let reader = self.select.open()?;
+        self.deleting.delete(&reader, |_, _| true, Reason::Flushed)
     }
 }

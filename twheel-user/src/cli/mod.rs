@@ -53,6 +53,9 @@ const AFTER_HELP: &str = "\
 Examples:
   twheel doctor --iface eth0
   twheel run --iface eth0
+  twheel flows 'state == established and idle > 1h'
+  twheel expired --since 10m
+  twheel top
   twheel policy check policy.toml
 
 Exit codes: 0 success; 1 failure; 2 unusable arguments; 3 not permitted; 4 the host lacks \

@@ -15,7 +15,7 @@ use twheel_common::{
     wheel::Scheme,
 };
 
-use super::select::{Select, while_read};
+use super::select::{Select, interval, while_read};
 use crate::inspect::Reader;
 
 /// Show every counter of an instance, with what it counts
@@ -35,7 +35,7 @@ pub struct Stats {
     #[arg(long)]
     watch: bool,
     /// How long between two looks
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "1s", requires = "watch")]
+    #[arg(long, value_parser = interval, default_value = "1s", requires = "watch")]
     interval: Duration,
     /// Print a JSON object a line
     #[arg(long)]

@@ -3,12 +3,12 @@
 use std::{cmp::Reverse, collections::HashMap, io::Write, net::IpAddr};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use serde::Serialize;
 
 use super::select::{Select, Which, while_read};
 use crate::{
-    filter::{Filter, Known, Subject},
+    filter::{STATES, Subject},
     inspect::Tracked,
 };
 
@@ -28,7 +28,7 @@ pub struct Talkers {
     #[arg(long, value_enum, default_value = "src")]
     by: By,
     /// Flows in this state alone
-    #[arg(long, value_name = "STATE")]
+    #[arg(long, value_name = "STATE", value_parser = PossibleValuesParser::new(STATES))]
     state: Option<String>,
     /// So many at most
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -96,16 +96,13 @@ impl Talkers {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
         let filter = self.which.of(&reader)?;
-        let state = match &self.state {
-            Some(state) => Filter::parse(&format!("state == \"{state}\""), Known::default())?,
-            None => Filter::default(),
-        };
         let now = reader.now()?;
         let mut talkers: HashMap<Talker, Share> = HashMap::new();
         let mut all = 0u64;
         for (_, tracked) in reader.flows(now) {
             let subject = Subject::tracked(&tracked, reader.rule(tracked.flow.rule));
-            if !filter.matches(&subject) || !state.matches(&subject) {
+            let is_in = |state: &String| tracked.flow.state == state;
+            if !filter.matches(&subject) || !self.state.as_ref().is_none_or(is_in) {
                 continue;
             }
             all += 1;

@@ -51,7 +51,8 @@ macro_rules! fields {
 }
 
 const PROTOCOLS: &[&str] = &["tcp", "udp", "icmp", "icmpv6"];
-const STATES: &[&str] = &[
+/// Names of states.
+pub const STATES: [&str; 13] = [
     "syn_sent",
     "syn_recv",
     "established",
@@ -82,7 +83,7 @@ fields! {
     /// protocol: tcp, udp, icmp, icmpv6
     Proto = "proto": Type::Name(PROTOCOLS),
     /// state, by conntrack's name
-    State = "state": Type::Name(STATES),
+    State = "state": Type::Name(&STATES),
     /// address of the initiator
     Src = "src": Type::Address,
     /// address of the responder

@@ -11,7 +11,7 @@ use std::{cmp::Ordering, net::IpAddr, time::Duration};
 use anyhow::Result;
 use twheel_common::{event::Reason, flow::Traffic};
 
-pub use self::field::{Field, Known};
+pub use self::field::{Field, Known, STATES};
 use crate::{
     failure::{Failure, Kind},
     inspect::Tracked,

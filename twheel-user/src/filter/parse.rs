@@ -88,7 +88,12 @@ pub(super) fn parse(text: &str, known: Known) -> Result<Test, Wrong> {
 fn check_depth(text: &str) -> Result<(), Wrong> {
     let mut depth = 0usize;
     let mut negations = 0usize;
+    let mut quoted = false;
     for (at, character) in text.char_indices() {
+        quoted ^= character == '"';
+        if quoted {
+            continue;
+        }
         match character {
             '(' => depth += 1,
             ')' => depth = depth.saturating_sub(1),

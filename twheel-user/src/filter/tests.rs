@@ -220,6 +220,7 @@ fn no_text_makes_the_parser_panic_or_overflow() {
     }
     let long = vec!["dport == 1"; 10_000].join(" or ");
     check(&long, LIVE, false);
+    check(&format!("rule != \"{}\"", "(".repeat(100)), LIVE, true);
     // Every prefix of a filter, cut anywhere.
     let whole = "not (state in {close, udp} or src == 10.0.0.0/8) and rule != \"ä b\" && idle>=1h";
     for (at, _) in whole.char_indices() {

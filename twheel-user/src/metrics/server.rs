@@ -19,15 +19,17 @@ use hyper::{
     server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::Metrics;
 use crate::failure::{Failure, Kind};
 
 /// Connections at once; more wait in the kernel.
-const CONNECTIONS: usize = 16;
-/// A connection carries one request, and has this long for it.
+const CONNECTIONS: usize = 64;
+/// A connection carries one request, and has this long to bring it …
+const SPEECH: Duration = Duration::from_secs(1);
+/// … and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Nothing but what comes from here, and no inline script: what the page shows was said by strangers.
@@ -164,6 +166,8 @@ async fn serve(
             });
             let connection = http1::Builder::new()
                 .keep_alive(false)
+                .timer(TokioTimer::new())
+                .header_read_timeout(SPEECH)
                 .serve_connection(TokioIo::new(stream), answer);
             // Whoever is too slow, or breaks off, is not waited for.
             let _ = tokio::time::timeout(PATIENCE, connection).await;

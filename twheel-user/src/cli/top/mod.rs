@@ -25,11 +25,11 @@ use twheel_common::counter::Counter;
 
 use super::{
     flows::{Choice, Key},
-    select::{Select, Which, known},
+    select::{Select, Which, interval, known},
     stats,
 };
 use crate::{
-    failure::{Failure, Kind, exit_code},
+    failure::{Failure, Kind},
     filter::Filter,
     inspect::{Reader, Tracked},
     wheels::Wheels,
@@ -59,16 +59,6 @@ pub struct Top {
     /// The other way round
     #[arg(long)]
     reverse: bool,
-}
-
-/// Looking is not for nothing.
-fn interval(text: &str) -> Result<Duration, String> {
-    const LEAST: Duration = Duration::from_millis(100);
-    match humantime::parse_duration(text) {
-        Ok(interval) if interval < LEAST => Err("at least 100ms".to_owned()),
-        Ok(interval) => Ok(interval),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// What the program waits for.
@@ -265,7 +255,7 @@ impl App {
             if Instant::now() >= due {
                 due = Instant::now() + interval;
                 if !self.paused {
-                    self.refresh(select)?;
+                    self.refresh(select);
                 }
             }
             if self.stale {
@@ -275,19 +265,11 @@ impl App {
     }
 
     /// Looks at the instance, which may be another by now.
-    fn refresh(&mut self, select: &Select) -> Result<()> {
-        match Reader::open(select.interface()) {
-            Ok(reader) => {
-                self.picture.next(reader)?;
-                self.gone = None;
-                self.stale = true;
-            }
-            Err(error) if exit_code(&error) == Kind::Pins as u8 => {
-                self.gone = Some(format!("{error:#}"));
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
+    fn refresh(&mut self, select: &Select) {
+        let looked = Reader::open(select.interface()).and_then(|reader| self.picture.next(reader));
+        // It may be gone, or half way through coming or going: what was read last stays.
+        self.gone = looked.err().map(|error| format!("{error:#}"));
+        self.stale |= self.gone.is_none();
     }
 
     /// Chooses the flows that are shown.
