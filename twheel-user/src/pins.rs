@@ -142,15 +142,31 @@ impl Pins {
         interfaces_of(&self.0)
     }
 
+    /// The same, if there is something.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`]: there is not.
+    fn there(&self, name: &str) -> Result<PathBuf> {
+        let path = self.object(name);
+        if !path.exists() {
+            return pins(format!(
+                "there is no {}: the instance is just being set up, or removed: try again",
+                path.display()
+            ));
+        }
+        Ok(path)
+    }
+
     /// Opens a map.
     pub fn map(&self, name: &str) -> Result<MapData> {
-        let path = self.object(name);
+        let path = self.there(name)?;
         MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
     }
 
     /// Opens an XDP program.
     pub fn xdp(&self, name: &str) -> Result<Xdp> {
-        let path = self.object(name);
+        let path = self.there(name)?;
         Xdp::from_pin(&path, XdpAttachType::Interface)
             .with_context(|| format!("cannot open {}", path.display()))
     }
