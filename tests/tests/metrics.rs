@@ -539,7 +539,7 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
     let watched = Watched::start(&pair.server, &["--timeout", "500ms"])?;
     let begun = Instant::now();
     // More than are let in at once.
-    let mut silent: Vec<_> = (0..40).map(|_| watched.connect()).collect::<Result<_>>()?;
+    let mut silent: Vec<_> = (0..100).map(|_| watched.connect()).collect::<Result<_>>()?;
     write!(silent[0], "GET /metrics HTTP/1.1\r\nHost")?;
     let _connections = connect(&pair, 3)?;
     assert_eq!(
@@ -547,13 +547,10 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
         3,
         "the output does not wait"
     );
-    drop(silent.split_off(16));
+    drop(silent.split_off(64));
     assert_eq!(watched.get("/healthz")?.code, 200);
     let waited = begun.elapsed();
-    assert!(
-        (millis(9_000)..millis(19_000)).contains(&waited),
-        "{waited:?}"
-    );
+    assert!((millis(900)..millis(6_000)).contains(&waited), "{waited:?}");
     Ok(())
 }
 
