@@ -531,6 +531,8 @@ struct Racer {
     /// Bytes that were sent, and that the server's side has read.
     sent: usize,
     read: usize,
+    /// There was a RST before the byte could be sent.
+    told: bool,
     closed: bool,
 }
 
@@ -543,15 +545,15 @@ impl Racer {
             connection,
             sent: 0,
             read: 0,
+            told: false,
             closed: false,
         })
     }
 
+    /// Sends a byte, unless a RST is here already: what it said is then no more to come.
     fn send(&mut self) {
-        // Where it was closed, a RST may be here already: then nothing is sent, and nothing is lost.
-        if (&self.connection.client).write(b"!").is_ok() {
-            self.sent += 1;
-        }
+        self.told = (&self.connection.client).write(b"!").is_err();
+        self.sent += usize::from(!self.told);
     }
 
     /// Reads all that is there, and whether it was closed.
@@ -624,7 +626,7 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
         racer.look()?;
         if !std::mem::take(&mut first[number]) {
             tally.tries += 1;
-            match (racer.closed, racer.read == racer.sent) {
+            match (racer.closed, !racer.told && racer.read == racer.sent) {
                 (true, true) => tally.lost += 1,
                 (true, false) => tally.closed += 1,
                 (false, true) => tally.alive += 1,
@@ -676,7 +678,7 @@ fn a_flow_that_comes_back_before_it_is_reaped_survives() -> Result<()> {
             .stderr
             .lines()
             .find(|it| it.ends_with(&format!("socket: {meaning}")));
-        line.and_then(|it| it.split_whitespace().nth(1)?.parse().ok())
+        line.and_then(|it| it.split_whitespace().next()?.parse().ok())
             .unwrap_or(0)
     };
     let back = outcome("not done: the flow came back");
@@ -780,12 +782,11 @@ fn very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper() -> Resu
         "{}",
         ended.stderr
     );
-    // A tick, and what a busy machine adds.
-    for late in [late, late_reaping] {
-        assert!(late <= 1000 + 500, "{late} ms late");
-    }
+    // Beyond the tick to whose end they wait.
+    let [beyond, beyond_reaping] = [late, late_reaping].map(|late| late.saturating_sub(1000));
+    assert!(beyond <= 300, "{late} ms late");
     assert!(
-        late_reaping <= late + 500,
+        beyond_reaping <= beyond + 200,
         "{late_reaping} ms late, {late} without the reaper"
     );
     assert!(
@@ -922,7 +923,7 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
     assert!(begun.elapsed() < millis(1000), "{:?}", begun.elapsed());
     let outcome = |meaning: &str| -> usize {
         let line = ended.stderr.lines().find(|it| it.contains(meaning));
-        line.and_then(|it| it.split_whitespace().nth(1)?.parse().ok())
+        line.and_then(|it| it.split_whitespace().next()?.parse().ok())
             .unwrap_or(0)
     };
     let (done, rest) = (outcome("socket: done"), outcome("the run ended first"));

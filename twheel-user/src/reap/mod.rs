@@ -51,7 +51,7 @@ use crate::{
     inspect::Reader,
     output::Expired,
     pins::Pins,
-    policy::install,
+    policy::install::{self, Names},
 };
 
 /// Flows that wait for their actions, at most: 18 MiB.
@@ -121,6 +121,16 @@ outcomes! {
     Overrun = "overrun",
     /// would be done, but for --dry-run
     Would = "would",
+}
+
+impl Outcome {
+    /// Where the flow is back: what was done stays done.
+    fn or_back(self) -> Self {
+        match self {
+            Self::Done => Self::Done,
+            _ => Self::Back,
+        }
+    }
 }
 
 /// What became of an action, for whoever reports it.
@@ -236,6 +246,7 @@ impl Reaper {
         let named = wanted.namespaces.iter().cloned();
         let mut worker = Worker {
             reader: Reader::of(pins.clone())?,
+            names: Names::open(&install::pinned(pins))?,
             pins: pins.clone(),
             guard: Guard::new(wanted.max_share),
             pace: Pace::new(wanted.rate),
@@ -293,6 +304,8 @@ impl Reaper {
     /// Goes on after a pause.
     pub fn resume(&self) {
         self.shared.resume.store(true, Ordering::Relaxed);
+        // The thread may have nothing to do for long: whoever asks is told now.
+        self.shared.paused.store(false, Ordering::Relaxed);
     }
 
     /// Ends it: what waits is not done, and counted.
@@ -353,6 +366,7 @@ impl Place {
 
 struct Worker {
     reader: Reader,
+    names: Names,
     pins: Pins,
     guard: Guard,
     pace: Pace,
@@ -398,13 +412,15 @@ impl Worker {
     fn reap(&mut self, event: &Event, actions: Actions) {
         if self.shared.resume.swap(false, Ordering::Relaxed) {
             self.guard.reset();
-            self.shared.paused.store(false, Ordering::Relaxed);
         }
         let all = |worker: &Self, outcome| {
             actions
                 .iter()
                 .for_each(|action| worker.report(event, action, outcome, None));
         };
+        if self.is_over(Duration::ZERO) {
+            return all(self, Outcome::Overrun);
+        }
         match self.is_protected(event) {
             Ok(false) => {}
             Ok(true) => return all(self, Outcome::Protected),
@@ -416,10 +432,7 @@ impl Worker {
         }
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
-            if !matches!(
-                self.stopped.recv_timeout(wait),
-                Err(RecvTimeoutError::Timeout)
-            ) {
+            if self.is_over(wait) {
                 self.report(event, action, Outcome::Overrun, None);
                 continue;
             }
@@ -429,6 +442,12 @@ impl Worker {
             };
             self.report(event, action, outcome, error);
         }
+    }
+
+    /// Whether the run ends within this time; waits for it.
+    fn is_over(&self, wait: Duration) -> bool {
+        let waited = self.stopped.recv_timeout(wait);
+        waited != Err(RecvTimeoutError::Timeout)
     }
 
     fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
@@ -450,7 +469,7 @@ impl Worker {
         let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
             bail!("an event that cannot be read");
         };
-        let rule = install::Names::open(&install::pinned(&self.pins))?.of(ended.flow.rule)?;
+        let rule = self.names.of(ended.flow.rule)?;
         let subject = Subject::ended(&ended, rule.as_deref(), Duration::ZERO);
         Ok(self
             .wanted
@@ -530,7 +549,7 @@ impl Worker {
                 };
                 // As late as can be: what comes from here on comes while it is closed.
                 if self.is_back(event) {
-                    return Ok(Outcome::Back);
+                    return Ok(outcome.or_back());
                 }
                 let closed = self.places[at].sockets()?.close(socket);
                 if closed.context("cannot close the socket")? {
@@ -554,6 +573,9 @@ impl Worker {
                 let Some(proto) = proto() else {
                     return Ok(Outcome::Nothing);
                 };
+                if self.is_back(event) {
+                    return Ok(outcome.or_back());
+                }
                 let conntrack = self.places[at].conntrack()?;
                 if conntrack
                     .delete(proto, src, dst)
