@@ -6,7 +6,7 @@ use std::{
     collections::{BinaryHeap, HashSet},
     fs,
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     sync::{
         Arc,
@@ -81,6 +81,15 @@ fn count(said: &[Said], action: &str, outcome: &str) -> usize {
         one.is("reap") && one.text("action") == action && one.text("outcome") == outcome
     };
     said.iter().filter(is).count()
+}
+
+/// What the summary counts of this.
+fn summed(ended: &Ended, what: &str) -> usize {
+    let lines = ended.stderr.lines();
+    lines
+        .filter_map(|line| line.trim().split_once("  "))
+        .find(|(_, text)| *text == what)
+        .map_or(0, |(count, _)| count.parse().expect("a number"))
 }
 
 fn run(namespace: &Namespace, interface: &str, more: &[&str]) -> Result<Twheel> {
@@ -528,6 +537,8 @@ const TRIES: usize = 10_000;
 /// A connection whose next byte is timed to come as its flow expires.
 struct Racer {
     connection: Connection,
+    /// When the latest byte was sent.
+    at: Instant,
     /// Bytes that were sent, and that the server's side has read.
     sent: usize,
     read: usize,
@@ -543,6 +554,7 @@ impl Racer {
         connection.server.set_nonblocking(true)?;
         Ok(Self {
             connection,
+            at: Instant::now(),
             sent: 0,
             read: 0,
             told: false,
@@ -552,6 +564,7 @@ impl Racer {
 
     /// Sends a byte, unless a RST is here already: what it said is then no more to come.
     fn send(&mut self) {
+        self.at = Instant::now();
         self.told = (&self.connection.client).write(b"!").is_err();
         self.sent += usize::from(!self.told);
     }
@@ -624,6 +637,10 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
             continue;
         }
         racer.look()?;
+        if racer.at.elapsed() > timeout - millis(50) {
+            // This thread was held up for so long that the flow may have expired once more.
+            first[number] = true;
+        }
         if !std::mem::take(&mut first[number]) {
             tally.tries += 1;
             match (racer.closed, !racer.told && racer.read == racer.sent) {
@@ -650,52 +667,46 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
     Ok(tally)
 }
 
-#[test]
-fn a_flow_that_comes_back_before_it_is_reaped_survives() -> Result<()> {
-    require_root();
+fn comes_back(actions: &str, more: &[&str]) -> Result<()> {
     allow_descriptors(8192);
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "300ms",
-            "--tick",
-            "10ms",
-            "--egress",
-            "off",
-            "--reap",
-            "socket",
-            "--reap-max-share",
-            "100",
-        ],
-    )?;
+    let mut args = vec![
+        "--timeout",
+        "300ms",
+        "--tick",
+        "10ms",
+        "--egress",
+        "off",
+        "--reap-max-share",
+        "100",
+        "--reap",
+        actions,
+    ];
+    args.extend(more);
+    let twheel = run(&pair.server, SERVER, &args)?;
     let tally = race(&pair, millis(300), millis(4), millis(24))?;
     let ended = twheel.stop()?;
-    let outcome = |meaning: &str| -> usize {
-        let line = ended
-            .stderr
-            .lines()
-            .find(|it| it.ends_with(&format!("socket: {meaning}")));
-        line.and_then(|it| it.split_whitespace().next()?.parse().ok())
-            .unwrap_or(0)
-    };
-    let back = outcome("not done: the flow came back");
-    println!(
-        "{tally:?}; by the reaper: {} done, {back} back, {} nothing",
-        outcome("done"),
-        outcome("nothing to do")
-    );
-    println!("{}", ended.stderr);
+    let done = summed(&ended, "socket: done");
+    let back = summed(&ended, "socket: not done: the flow came back");
+    println!("--reap {actions}: {tally:?}; sockets closed {done}, flows back before that {back}");
     assert_eq!(tally.tries, TRIES);
     assert_eq!(tally.lost, 0, "{tally:?}");
     // The gap was hit.
-    assert!(
-        back > 20 && tally.closed > TRIES / 10 && tally.alive > TRIES / 10,
-        "{back} {tally:?}"
-    );
+    assert!(back > 10, "{back} {tally:?}");
+    assert!(tally.closed.min(tally.alive) > TRIES / 10, "{tally:?}");
     Ok(())
+}
+
+#[test]
+fn a_flow_that_comes_back_before_its_socket_is_closed_survives() -> Result<()> {
+    require_root();
+    comes_back("socket", &[])
+}
+
+#[test]
+fn a_flow_that_comes_back_before_it_is_refused_survives() -> Result<()> {
+    require_root();
+    comes_back("socket,enforce", &["--i-know-this-drops-traffic"])
 }
 
 // ---- very many
@@ -921,12 +932,11 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
     let begun = Instant::now();
     let ended = twheel.stop()?;
     assert!(begun.elapsed() < millis(1000), "{:?}", begun.elapsed());
-    let outcome = |meaning: &str| -> usize {
-        let line = ended.stderr.lines().find(|it| it.contains(meaning));
-        line.and_then(|it| it.split_whitespace().next()?.parse().ok())
-            .unwrap_or(0)
-    };
-    let (done, rest) = (outcome("socket: done"), outcome("the run ended first"));
+    let done = summed(&ended, "socket: done");
+    let rest = summed(
+        &ended,
+        "socket: not done: the queue was full, or the run ended first",
+    );
     assert_eq!(done + rest, 100, "{}", ended.stderr);
     assert!((60..65).contains(&done), "{}", ended.stderr);
     assert_eq!(
@@ -1130,6 +1140,31 @@ fn sockets_and_entries_of_other_namespaces_are_found() -> Result<()> {
         read_error(&mut connection.server),
         Some(ErrorKind::ConnectionAborted)
     );
+    twheel.stop()?;
+    Ok(())
+}
+
+#[test]
+fn sockets_of_ipv6_that_serve_ipv4_are_closed() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT + 2);
+    let listener = pair.server.enter(|| Ok(TcpListener::bind(any)?))?;
+    let twheel = run(
+        &pair.server,
+        SERVER,
+        &["--timeout", "500ms", "--reap", "socket"],
+    )?;
+    let address = SocketAddr::new(Family::V4.server(), PORT + 2);
+    let connect = || {
+        let client = pair.client.enter(|| Ok(TcpStream::connect(address)?))?;
+        anyhow::Ok((client, listener.accept()?.0))
+    };
+    let (_client, mut server) = connect()?;
+    let said = actions(&twheel, 1, millis(3000))?;
+    assert_eq!(count(&said, "socket", "done"), 1, "{said:?}");
+    assert_eq!(read_error(&mut server), Some(ErrorKind::ConnectionAborted));
+    connect()?;
     twheel.stop()?;
     Ok(())
 }
