@@ -727,6 +727,11 @@ fn most_memory(twheel: &Twheel) -> Result<u64> {
 fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
     const TIMEOUT: u64 = 5_000;
     let pair = Pair::new()?;
+    // Where they go somebody listens, who has no such connections: the kernel's lookup falls back to that socket.
+    pair.server.ip("addr add 192.0.2.1/32 dev lo")?;
+    let listener = pair
+        .server
+        .enter(|| Ok(TcpListener::bind("192.0.2.1:80")?))?;
     let mut args = vec!["--timeout", "5s", "--tick", "1s", "--mode", "generic"];
     args.extend(more);
     let twheel = run(&pair.server, SERVER, &args)?;
@@ -769,6 +774,7 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
         begun.elapsed()
     );
     let memory = most_memory(&twheel)?;
+    Connection::open(&pair.server, &listener)?.talk()?;
     Ok((latest, memory, twheel.stop()?))
 }
 
