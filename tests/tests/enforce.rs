@@ -130,7 +130,7 @@ fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
     let run = ["run", "--iface", SERVER, "--mode", "generic"];
     let ended = pair.server.twheel_once(&run)?;
     ensure!(
-        ended.code() == Some(6) && ended.stderr.contains(" --reap enforce, not "),
+        ended.code() == Some(6) && ended.stderr.contains(" --i-know-this-drops-traffic, not "),
         "{ended:?}"
     );
     // What was buried is refused without a loader, and by the next one.
