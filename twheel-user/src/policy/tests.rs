@@ -864,8 +864,8 @@ fn no_text_makes_it_panic() {
 fn what_is_done_to_expired_flows_is_that_of_the_rule_else_of_the_policy() {
     use crate::reap::{Action, Actions};
     let policy = parse(
-        "reap = [\"conntrack\", \"socket\"]\n[[rule]]\nname = \"a\"\nreap = []\n[[rule]]\nname = \"b\"\n[[rule]]\nname = \
-         \"c\"\nreap = [\"enforce\"]",
+        "reap = [\"conntrack\", \"socket\"]\n[[rule]]\nname = \"a\"\ndport = 1\nreap = []\n[[rule]]\nname = \"b\"\n\
+         dport = 2\n[[rule]]\nname = \"c\"\nreap = [\"enforce\"]",
     )
     .unwrap();
     let reap = |actions: &[Action]| Some(actions.iter().copied().collect::<Actions>());
