@@ -799,11 +799,11 @@ fn very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper() -> Resu
         "{}",
         ended.stderr
     );
-    // Beyond the tick to whose end they wait.
+    // Beyond the tick to whose end they wait. A busy machine adds some hundred, and two seconds to the reaper's work.
     let [beyond, beyond_reaping] = [late, late_reaping].map(|late| late.saturating_sub(1000));
-    assert!(beyond <= 300, "{late} ms late");
+    assert!(beyond <= 500, "{late} ms late");
     assert!(
-        beyond_reaping <= beyond + 200,
+        beyond_reaping <= beyond + 400,
         "{late_reaping} ms late, {late} without the reaper"
     );
     assert!(
