@@ -601,7 +601,8 @@ struct Tally {
 
 /// Each connection sends a byte about when its flow expires. A try is lost if the server's application has read that
 /// byte and the connection was closed nevertheless, before it was idle for another timeout. A byte that finds the
-/// socket closed is answered with a RST, as any that comes too late: that is no loss.
+/// socket closed is answered with a RST, as any that comes too late: that is no loss. (docs/reap.md has how small the
+/// gap is in which one could be lost.)
 fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Result<Tally> {
     /// Long after a byte has arrived, and long before its flow could expire again.
     const LOOK: Duration = Duration::from_millis(120);
@@ -799,7 +800,7 @@ fn very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper() -> Resu
         "{}",
         ended.stderr
     );
-    // Beyond the tick to whose end they wait. A busy machine adds some hundred, and two seconds to the reaper's work.
+    // Beyond the tick to whose end they wait. A busy machine adds some hundreds; to wait for the reaper, two seconds.
     let [beyond, beyond_reaping] = [late, late_reaping].map(|late| late.saturating_sub(1000));
     assert!(beyond <= 500, "{late} ms late");
     assert!(

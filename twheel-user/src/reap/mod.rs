@@ -262,7 +262,7 @@ impl Reaper {
             results,
             stopped,
             began: Instant::now(),
-            live: (Duration::ZERO, None),
+            left: (Duration::ZERO, None),
         };
         worker.prepare(first)?;
         let thread = thread::Builder::new()
@@ -377,8 +377,8 @@ struct Worker {
     results: tokio::sync::mpsc::Sender<Reaped>,
     stopped: Receiver<()>,
     began: Instant,
-    /// When the live flows were counted, and how many there were.
-    live: (Duration, Option<u64>),
+    /// When the live flows were counted, and how many are left of those.
+    left: (Duration, Option<u64>),
 }
 
 /// What becomes of an action, before it is counted.
@@ -481,9 +481,10 @@ impl Worker {
     /// Whether the share that is reaped is still small enough.
     fn admit(&mut self) -> bool {
         let now = self.began.elapsed();
-        let (counted, live) = self.live;
-        let live = match live {
-            Some(live) if now < counted + FRESH => live,
+        let (counted, left) = self.left;
+        let left = match left {
+            // Less the one that was taken since.
+            Some(left) if now < counted + FRESH => left.saturating_sub(1),
             _ => {
                 // Without a count nothing is known to be left.
                 let live = self.reader.counters().map_or(0, |cpus| {
@@ -491,13 +492,14 @@ impl Worker {
                     cpus.iter().for_each(|cpu| sum.add(cpu));
                     sum.live()
                 });
-                self.live = (now, Some(live));
-                live
+                // Those that wait here were live a moment ago.
+                let left = live + self.shared.queued.load(Ordering::Relaxed) as u64;
+                self.left.0 = now;
+                left
             }
         };
-        // Those that wait here were live a moment ago.
-        let waiting = self.shared.queued.load(Ordering::Relaxed) as u64;
-        let admitted = self.guard.admit(now, live + waiting);
+        self.left.1 = Some(left);
+        let admitted = self.guard.admit(now, left);
         if self.guard.is_tripped() && !self.shared.paused.swap(true, Ordering::Relaxed) {
             say!(
                 "twheel: nothing is reaped any more: more than {:.0} % of the live flows were to be within a minute. \
