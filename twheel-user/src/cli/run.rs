@@ -395,7 +395,8 @@ impl Run {
                     Some(batch) => if let Err(error) = report.print(batch) { break Err(error) },
                     None => break Ok(()),
                 },
-                1.. = reaped.recv_many(&mut results, RESULTS) => {
+                // After the events: for those the steppers wait.
+                1.. = reaped.recv_many(&mut results, RESULTS), if inbox.is_empty() => {
                     if let Err(error) = report.reaped(&mut results) { break Err(error) }
                 }
                 // Events that the packet path raised: nobody is stepping.
