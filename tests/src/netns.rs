@@ -381,25 +381,7 @@ impl Pair {
     /// Opens a connection from the client to the server.
     pub fn connect(&self, family: Family) -> Result<Connection> {
         let listener = &self.listeners[usize::from(family == Family::V6)];
-        let address = SocketAddr::new(family.server(), PORT);
-        let before = Instant::now();
-        let client = self
-            .client
-            .enter(|| TcpStream::connect_timeout(&address, PATIENCE).context("cannot connect"))?;
-        let after = Instant::now();
-        let (server, peer) = listener.accept().context("cannot accept")?;
-        ensure!(peer == client.local_addr()?, "accepted somebody else");
-        for socket in [&client, &server] {
-            socket.set_nodelay(true)?;
-            socket.set_read_timeout(Some(PATIENCE))?;
-        }
-        Ok(Connection {
-            name: peer,
-            client,
-            server,
-            before,
-            after,
-        })
+        Connection::open(&self.client, listener)
     }
 
     /// Sends one SYN to an address that never answers. Returns the client's end.
@@ -430,8 +412,10 @@ impl Pair {
 pub struct Connection {
     /// The client's end: how the connection is told from others.
     pub name: SocketAddr,
-    client: TcpStream,
-    server: TcpStream,
+    /// The end that opened it.
+    pub client: TcpStream,
+    /// The end that accepted it.
+    pub server: TcpStream,
     /// Before its first packet.
     pub before: Instant,
     /// After the last packet of its handshake.
@@ -439,6 +423,28 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Opens one from a namespace to a listener, wherever that is.
+    pub fn open(from: &Namespace, listener: &TcpListener) -> Result<Self> {
+        let address = listener.local_addr()?;
+        let before = Instant::now();
+        let client = from
+            .enter(|| TcpStream::connect_timeout(&address, PATIENCE).context("cannot connect"))?;
+        let after = Instant::now();
+        let (server, peer) = listener.accept().context("cannot accept")?;
+        for socket in [&client, &server] {
+            socket.set_nodelay(true)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+        }
+        Ok(Self {
+            // As the server's side sees it, where addresses are translated on the way.
+            name: peer,
+            client,
+            server,
+            before,
+            after,
+        })
+    }
+
     /// Sends a byte, and waits until it is there.
     pub fn talk(&mut self) -> Result<()> {
         self.client.write_all(b"!").context("cannot send")?;

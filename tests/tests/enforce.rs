@@ -4,11 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{HashMap, Map, MapData};
-use twheel_common::{
-    enforce::Tomb,
-    flow::{Direction, FlowKey},
-};
 use twheel_tests::netns::{
     CLIENT, Connection, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, require_root,
 };
@@ -31,7 +26,9 @@ const NATIVE: Way = Way {
     },
 };
 
-fn refusing(server: &Namespace, mode: &str) -> Result<Twheel> {
+const RESET: &str = "enforce=reset";
+
+fn refusing(server: &Namespace, mode: &str, action: &str) -> Result<Twheel> {
     Twheel::start(
         server,
         &[
@@ -41,50 +38,20 @@ fn refusing(server: &Namespace, mode: &str) -> Result<Twheel> {
             mode,
             "--timeout",
             "2s",
+            "--reap",
+            action,
             "--i-know-this-drops-traffic",
             "--json",
         ],
     )
 }
 
-/// Waits until the connection's flow has expired, and says what becomes of its packets, as userspace does.
-fn expire(
-    server: &Namespace,
-    twheel: &Twheel,
-    connection: &Connection,
-    family: Family,
-    verdict: u32,
-) -> Result<()> {
+/// Waits until the connection's flow has expired, and its packets are refused.
+fn expire(twheel: &Twheel, connection: &Connection) -> Result<()> {
     let line = twheel.line(PATIENCE)?.context("nothing has expired")?;
-    let expiry = line.expiry()?;
-    ensure!(expiry.src == connection.name, "another has expired");
-    let [instance] = &server.instances()?[..] else {
-        anyhow::bail!("not one instance");
-    };
-    let map = MapData::from_pin(instance.join("EXPIRED"))?;
-    let mut tombs = HashMap::<_, FlowKey, Tomb>::try_from(Map::LruHashMap(map))?;
-    let end = |address: std::net::IpAddr| {
-        let octets = match address {
-            std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            std::net::IpAddr::V6(address) => address.octets(),
-        };
-        let (words, _) = octets.as_chunks();
-        [u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1])]
-    };
-    let (key, _) = FlowKey::new(
-        end(family.client()),
-        expiry.src.port().to_be(),
-        end(family.server()),
-        expiry.dst.port().to_be(),
-        6,
-    );
-    ensure!(
-        [Direction::FromLow, Direction::FromHigh]
-            .iter()
-            .any(|it| key.sender(*it) == connection.name),
-        "another key"
-    );
-    tombs.insert(key, Tomb::new(verdict), 0)?;
+    ensure!(line.expiry()?.src == connection.name, "another has expired");
+    let line = twheel.line(PATIENCE)?.context("nothing was done")?;
+    ensure!(line.text.contains(r#""outcome":"done""#), "{}", line.text);
     Ok(())
 }
 
@@ -103,10 +70,10 @@ fn a_reset_comes(way: &Way) -> Result<()> {
     let pair = Pair::new()?;
     let _peer = (way.receives)(&pair)?;
     for family in [Family::V4, Family::V6] {
-        let twheel = refusing(&pair.server, way.mode)?;
+        let twheel = refusing(&pair.server, way.mode, RESET)?;
         let mut connection = pair.connect(family)?;
         connection.talk()?;
-        expire(&pair.server, &twheel, &connection, family, Tomb::RESET)?;
+        expire(&twheel, &connection)?;
         connection.expect_reset()?;
         ensure!(counted(&pair.server, "enforced_reset")? >= 1, "not counted");
         // The next connection is none of this.
@@ -134,10 +101,10 @@ fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     for (family, mode) in [(Family::V4, "native"), (Family::V6, "generic")] {
-        let twheel = refusing(&pair.server, mode)?;
+        let twheel = refusing(&pair.server, mode, "enforce=drop")?;
         let mut connection = pair.connect(family)?;
         connection.talk()?;
-        expire(&pair.server, &twheel, &connection, family, Tomb::DROP)?;
+        expire(&twheel, &connection)?;
         ensure!(
             connection.unacknowledged(Duration::from_secs(1))? > 0,
             "acknowledged"
@@ -155,20 +122,20 @@ fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
 fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let twheel = refusing(&pair.server, "generic")?;
+    let twheel = refusing(&pair.server, "generic", RESET)?;
     let mut connection = pair.connect(Family::V4)?;
     connection.talk()?;
-    expire(&pair.server, &twheel, &connection, Family::V4, Tomb::RESET)?;
+    expire(&twheel, &connection)?;
     twheel.kill()?;
     let run = ["run", "--iface", SERVER, "--mode", "generic"];
     let ended = pair.server.twheel_once(&run)?;
     ensure!(
-        ended.code() == Some(6) && ended.stderr.contains(" --reap enforce, not "),
+        ended.code() == Some(6) && ended.stderr.contains(" --i-know-this-drops-traffic, not "),
         "{ended:?}"
     );
     // What was buried is refused without a loader, and by the next one.
     connection.expect_reset()?;
-    let twheel = refusing(&pair.server, "auto")?;
+    let twheel = refusing(&pair.server, "auto", RESET)?;
     twheel.await_stderr("adopted")?;
     ensure!(
         counted(&pair.server, "enforced_reset")? >= 1,

@@ -1,6 +1,9 @@
 //! Getting the programs onto an interface, and every link pinned.
 
-use std::io;
+use std::{
+    io, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use aya::programs::{
@@ -39,6 +42,9 @@ pub enum Egress {
     /// See incoming packets alone
     Off,
 }
+
+/// How long the kernel may take to let go of a link that was unpinned.
+const LET_GO: Duration = Duration::from_secs(1);
 
 /// How an interface ended up attached, for people.
 pub struct Attached {
@@ -130,6 +136,7 @@ fn attach_xdp(
     mode: Mode,
 ) -> Result<(&'static str, Option<String>)> {
     let adopted = pinned(instance, Hook::Xdp, interface)?;
+    let anew = adopted.is_some();
     if adopted.is_some() && mode != Mode::Auto {
         // The kernel does not say in which mode a link is, and cannot change it.
         log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
@@ -145,17 +152,25 @@ fn attach_xdp(
         // The interface it belonged to is gone; one of the same name is here.
         unpin(instance, Hook::Xdp, interface)?;
     }
+    // The kernel lets go of an unpinned link a moment later.
+    let until = Instant::now() + if anew { LET_GO } else { Duration::ZERO };
+    let mut attach = |mode: XdpMode| {
+        loop {
+            match program.attach(interface, mode) {
+                Err(error) if is_taken(errno(&error)) && Instant::now() < until => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                result => return result,
+            }
+        }
+    };
     let (id, name, refused) = match mode {
-        Mode::Native => (program.attach(interface, XdpMode::Driver), "native", None),
-        Mode::Generic => (program.attach(interface, XdpMode::Skb), "generic", None),
-        Mode::Auto => match program.attach(interface, XdpMode::Driver) {
+        Mode::Native => (attach(XdpMode::Driver), "native", None),
+        Mode::Generic => (attach(XdpMode::Skb), "generic", None),
+        Mode::Auto => match attach(XdpMode::Driver) {
             Err(error) if !is_taken(errno(&error)) => {
                 let why = format!("{:#}", anyhow::Error::new(error));
-                (
-                    program.attach(interface, XdpMode::Skb),
-                    "generic",
-                    Some(why),
-                )
+                (attach(XdpMode::Skb), "generic", Some(why))
             }
             result => (result, "native", None),
         },

@@ -346,8 +346,9 @@ impl Run {
         )?;
 
         // Before anything is attached: what it needs may not be there.
-        let (results, mut reaped) = mpsc::channel(RESULTS);
-        let reaper = Reaper::start(&pins, reap, self.reap.actions, results)?;
+        let (to_results, mut reaped) = mpsc::channel(RESULTS);
+        let reaper = Reaper::start(&pins, reap, self.reap.actions, to_results)?;
+        let mut results = Vec::new();
         for interface in &self.interfaces {
             let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
             if let Some(why) = &attached.refused {
@@ -396,7 +397,10 @@ impl Run {
                     Some(batch) => if let Err(error) = report.print(batch) { break Err(error) },
                     None => break Ok(()),
                 },
-                Some(reaped) = reaped.recv() => if let Err(error) = report.reaped(&reaped) { break Err(error) },
+                // After the events: for those the steppers wait.
+                1.. = reaped.recv_many(&mut results, RESULTS), if inbox.is_empty() => {
+                    if let Err(error) = report.reaped(&mut results) { break Err(error) }
+                }
                 // Events that the packet path raised: nobody is stepping.
                 ready = ring.readable() => {
                     ready?.clear_ready();
@@ -462,13 +466,14 @@ impl Run {
         let mut stopping = tokio::task::spawn_blocking(report.take_reaper());
         let shared = loop {
             tokio::select! {
-                Some(reaped) = reaped.recv() => report.reaped(&reaped)?,
+                1.. = reaped.recv_many(&mut results, RESULTS) => report.reaped(&mut results)?,
                 shared = &mut stopping => break shared?,
             }
         };
         while let Ok(reaped) = reaped.try_recv() {
-            report.reaped(&reaped)?;
+            results.push(reaped);
         }
+        report.reaped(&mut results)?;
         report.summary(&plane, shared.as_deref())?;
         result.and(stopped)
     }
@@ -598,20 +603,23 @@ impl Report {
         })
     }
 
-    /// Prints what became of something that was to be done.
-    fn reaped(&mut self, reaped: &Reaped) -> Result<()> {
-        let Some(ended) = Expired::new(&reaped.event, self.clock, self.one_way) else {
-            return Ok(());
-        };
-        if let Some(error) = &reaped.error {
-            let more = "for other reasons";
-            let is_known = self.failures.contains_key(error) || self.failures.len() < REASONS;
-            let why = if is_known { error } else { more };
-            *self.failures.entry(why.to_owned()).or_default() += 1;
+    /// Prints what became of what was to be done.
+    fn reaped(&mut self, results: &mut Vec<Reaped>) -> Result<()> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        for reaped in results.drain(..) {
+            let Some(ended) = Expired::new(&reaped.event, self.clock, self.one_way) else {
+                continue;
+            };
+            if let Some(error) = &reaped.error {
+                let more = "for other reasons";
+                let is_known = self.failures.contains_key(error) || self.failures.len() < REASONS;
+                let why = if is_known { error } else { more };
+                *self.failures.entry(why.to_owned()).or_default() += 1;
+            }
+            let rule = self.names.of(ended.flow.rule)?;
+            self.written(|output| output.reaped(&ended, &reaped, rule.as_deref(), &mut out))?;
         }
-        let rule = self.names.of(ended.flow.rule)?;
-        let mut out = io::stdout().lock();
-        self.written(|output| output.reaped(&ended, reaped, rule.as_deref(), &mut out))
+        self.flush(out)
     }
 
     fn print(&mut self, batch: Vec<Record>) -> Result<()> {
@@ -653,6 +661,10 @@ impl Report {
         if let Some(history) = &self.history {
             history.add(batch);
         }
+        self.flush(out)
+    }
+
+    fn flush(&mut self, mut out: BufWriter<io::StdoutLock<'_>>) -> Result<()> {
         if self.closed {
             // Keeps the buffer from being written when it is dropped.
             drop(out.into_parts());

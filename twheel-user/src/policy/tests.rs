@@ -183,11 +183,11 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "reap = \"socket\"",
-            "p:3:8: reap is a string: give a list of reset, socket, conntrack",
+            "p:3:8: reap is a string: give a list of enforce=drop, enforce=reset, reset",
         ),
         (
             "reap = [\"socket\", \"close\"]",
-            "p:3:19: reap `close`: give a list of reset",
+            "p:3:19: reap `close`: give a list of enforce",
         ),
         (
             "reap = [\"enforce\", \"enforce=reset\"]",

@@ -2,30 +2,31 @@
 
 use std::fmt;
 
-/// An action. They are done in this order: a RST must find its way by the conntrack entry that goes after it.
+/// An action. They are done in this order: where packets are refused none can reach a socket between the last look and
+/// its end; and a RST must find its way by the conntrack entry that goes after it.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// Both ends get a RST.
-    Reset = 1,
-    /// The local socket is closed.
-    Socket = 2,
-    /// The kernel's conntrack entry is deleted.
-    Conntrack = 4,
     /// Later packets are dropped.
-    EnforceDrop = 8,
+    EnforceDrop = 1,
     /// Later packets are answered by a RST.
-    EnforceReset = 16,
+    EnforceReset = 2,
+    /// Both ends get a RST.
+    Reset = 4,
+    /// The local socket is closed.
+    Socket = 8,
+    /// The kernel's conntrack entry is deleted.
+    Conntrack = 16,
 }
 
 impl Action {
     /// All of them, in order.
     pub const ALL: [Self; 5] = [
+        Self::EnforceDrop,
+        Self::EnforceReset,
         Self::Reset,
         Self::Socket,
         Self::Conntrack,
-        Self::EnforceDrop,
-        Self::EnforceReset,
     ];
 
     /// Stable name.
@@ -138,7 +139,7 @@ mod tests {
         let all: Actions = Action::ALL.into_iter().rev().collect();
         assert_eq!(
             all.to_string(),
-            "reset,socket,conntrack,enforce=drop,enforce=reset"
+            "enforce=drop,enforce=reset,reset,socket,conntrack"
         );
         assert_eq!(Actions::from_bits(all.bits()), all);
         assert_eq!(Actions::from_bits(!all.bits()), Actions::default());
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(Action::from_name("none"), None);
         assert_eq!(Actions::parse("none"), Ok(Actions::default()));
         let parsed = Actions::parse("conntrack,socket,enforce").unwrap();
-        assert_eq!(parsed.to_string(), "socket,conntrack,enforce=drop");
+        assert_eq!(parsed.to_string(), "enforce=drop,socket,conntrack");
         for list in [
             "",
             "socket,",

@@ -99,6 +99,16 @@ named! {
     }
 }
 
+impl Outcome {
+    /// Where the flow is back: what was done stays done.
+    fn or_back(self) -> Self {
+        match self {
+            Self::Done => Self::Done,
+            _ => Self::Back,
+        }
+    }
+}
+
 /// What became of an action, for whoever reports it.
 #[derive(Clone, Debug)]
 pub struct Reaped {
@@ -228,7 +238,7 @@ impl Reaper {
             results,
             stopped,
             began: Instant::now(),
-            live: (Duration::ZERO, None),
+            left: (Duration::ZERO, None),
         };
         worker.prepare(first)?;
         let thread = thread::Builder::new()
@@ -270,6 +280,8 @@ impl Reaper {
     /// Goes on after a pause.
     pub fn resume(&self) {
         self.shared.resume.store(true, Ordering::Relaxed);
+        // The thread may have nothing to do for long: whoever asks is told now.
+        self.shared.paused.store(false, Ordering::Relaxed);
     }
 
     /// Ends it: what waits is not done, and counted.
@@ -341,8 +353,8 @@ struct Worker {
     results: tokio::sync::mpsc::Sender<Reaped>,
     stopped: Receiver<()>,
     began: Instant,
-    /// When the live flows were counted, and how many there were.
-    live: (Duration, Option<u64>),
+    /// When the live flows were counted, and how many are left of those.
+    left: (Duration, Option<u64>),
 }
 
 /// What becomes of an action, before it is counted.
@@ -376,13 +388,15 @@ impl Worker {
     fn reap(&mut self, event: &Event, actions: Actions) {
         if self.shared.resume.swap(false, Ordering::Relaxed) {
             self.guard.reset();
-            self.shared.paused.store(false, Ordering::Relaxed);
         }
         let all = |worker: &Self, outcome| {
             actions
                 .iter()
                 .for_each(|action| worker.report(event, action, outcome, None));
         };
+        if self.is_over(Duration::ZERO) {
+            return all(self, Outcome::Overrun);
+        }
         match self.is_protected(event) {
             Ok(false) => {}
             Ok(true) => return all(self, Outcome::Protected),
@@ -394,10 +408,7 @@ impl Worker {
         }
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
-            if !matches!(
-                self.stopped.recv_timeout(wait),
-                Err(RecvTimeoutError::Timeout)
-            ) {
+            if self.is_over(wait) {
                 self.report(event, action, Outcome::Overrun, None);
                 continue;
             }
@@ -407,6 +418,12 @@ impl Worker {
             };
             self.report(event, action, outcome, error);
         }
+    }
+
+    /// Whether the run ends within this time; waits for it.
+    fn is_over(&self, wait: Duration) -> bool {
+        let waited = self.stopped.recv_timeout(wait);
+        waited != Err(RecvTimeoutError::Timeout)
     }
 
     fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
@@ -440,9 +457,10 @@ impl Worker {
     /// Whether the share that is reaped is still small enough.
     fn admit(&mut self) -> bool {
         let now = self.began.elapsed();
-        let (counted, live) = self.live;
-        let live = match live {
-            Some(live) if now < counted + FRESH => live,
+        let (counted, left) = self.left;
+        let left = match left {
+            // Less the one that was taken since.
+            Some(left) if now < counted + FRESH => left.saturating_sub(1),
             _ => {
                 // Without a count nothing is known to be left.
                 let live = self.reader.counters().map_or(0, |cpus| {
@@ -450,13 +468,14 @@ impl Worker {
                     cpus.iter().for_each(|cpu| sum.add(cpu));
                     sum.live()
                 });
-                self.live = (now, Some(live));
-                live
+                // Those that wait here were live a moment ago.
+                let left = live + self.shared.queued.load(Ordering::Relaxed) as u64;
+                self.left.0 = now;
+                left
             }
         };
-        // Those that wait here were live a moment ago.
-        let waiting = self.shared.queued.load(Ordering::Relaxed) as u64;
-        let admitted = self.guard.admit(now, live + waiting);
+        self.left.1 = Some(left);
+        let admitted = self.guard.admit(now, left);
         if self.guard.is_tripped() && !self.shared.paused.swap(true, Ordering::Relaxed) {
             say!(
                 "twheel: nothing is reaped any more: more than {:.0} % of the live flows were to be within a minute. \
@@ -508,7 +527,7 @@ impl Worker {
                 };
                 // As late as can be: what comes from here on comes while it is closed.
                 if self.is_back(event) {
-                    return Ok(Outcome::Back);
+                    return Ok(outcome.or_back());
                 }
                 let closed = self.places[at].sockets()?.close(socket);
                 if closed.context("cannot close the socket")? {
@@ -532,12 +551,8 @@ impl Worker {
                 let Some(proto) = proto() else {
                     return Ok(Outcome::Nothing);
                 };
-                // The first may be gone, and the connection back with another.
                 if self.is_back(event) {
-                    return Ok(match outcome {
-                        Outcome::Done => Outcome::Done,
-                        _ => Outcome::Back,
-                    });
+                    return Ok(outcome.or_back());
                 }
                 let conntrack = self.places[at].conntrack()?;
                 if conntrack
