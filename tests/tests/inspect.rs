@@ -1,10 +1,10 @@
 //! What is tracked and what has ended, from the command line, beside real connections.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{BufRead, BufReader, Read},
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, Stdio},
@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 use twheel::pins::Instance;
 use twheel_tests::netns::{
     Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
@@ -415,6 +415,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
         let cpus = of["cpus"].as_array().context("no cpus")?;
         let sum: u64 = cpus.iter().filter_map(Value::as_u64).sum();
         assert_eq!(Some(sum), of["total"].as_u64(), "{name}");
+        assert_eq!(of["interfaces"], json!({ SERVER: sum }), "{name}");
         assert!(of["meaning"].as_str().is_some_and(|it| !it.is_empty()));
         Ok(sum)
     };
@@ -464,6 +465,123 @@ fn counters_and_talkers_add_up() -> Result<()> {
     drop((connections, more));
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
+}
+
+/// A counter: in all, and of each interface.
+fn counted(namespace: &Namespace, name: &str) -> Result<(u64, BTreeMap<String, u64>)> {
+    let args = ["stats", "--json", "--iface", SERVER];
+    let counters = objects(namespace, &args)?;
+    let of = counters.iter().find(|it| it["counter"] == name);
+    let of = of.with_context(|| format!("no {name}"))?;
+    let total = of["total"].as_u64().context("no total")?;
+    Ok((total, serde_json::from_value(of["interfaces"].clone())?))
+}
+
+#[test]
+fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
+    require_root();
+    const OTHER: &str = "server1";
+    const ADDRESS: &str = "10.71.0.2";
+    let pair = Pair::new()?;
+    pair.client.ip(&format!(
+        "link add name client1 type veth peer name {OTHER} netns {}",
+        pair.server.name()
+    ))?;
+    for (host, interface, address) in [
+        (&pair.client, "client1", "10.71.0.1"),
+        (&pair.server, OTHER, ADDRESS),
+    ] {
+        host.ip(&format!("addr add {address}/24 dev {interface}"))?;
+        host.ip(&format!("link set {interface} up"))?;
+    }
+    let listener = pair
+        .server
+        .enter(|| Ok(TcpListener::bind((ADDRESS, PORT))?))?;
+    let connect_other = |count: usize| -> Result<Vec<[TcpStream; 2]>> {
+        let one = |_| {
+            let client = pair
+                .client
+                .enter(|| Ok(TcpStream::connect((ADDRESS, PORT))?))?;
+            Ok([client, listener.accept()?.0])
+        };
+        (0..count).map(one).collect()
+    };
+    let check = |name: &str, here: u64, there: u64| -> Result<()> {
+        let expected = BTreeMap::from([(SERVER.to_owned(), here), (OTHER.to_owned(), there)]);
+        assert_eq!(
+            counted(&pair.server, name)?,
+            (here + there, expected),
+            "{name}"
+        );
+        Ok(())
+    };
+
+    let args = ["--accounting", "--iface", SERVER, "--iface", OTHER];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    twheel.await_stderr(&format!("{OTHER}: attached"))?;
+    let mut connections = connect(&pair, 5)?;
+    let mut others = connect_other(9)?;
+    check("created", 5, 9)?;
+    // All packets, as the flows have counted them.
+    for connection in &mut connections {
+        connection.talk()?;
+    }
+    thread::sleep(millis(300));
+    let packets = |filter: &str| -> Result<u64> {
+        let flows = objects(
+            &pair.server,
+            &["flows", "--json", "--iface", SERVER, filter],
+        )?;
+        let of = |flow: &Value, key: &str| flow[key].as_u64().unwrap_or(0);
+        let sum = |flow| of(flow, "orig_packets") + of(flow, "reply_packets");
+        Ok(flows.iter().map(sum).sum())
+    };
+    let there = packets(&format!("dst == {ADDRESS}"))?;
+    let here = packets(&format!("dst != {ADDRESS}"))?;
+    assert!(here >= 5 * 5 && there >= 9 * 3, "{here} {there}");
+    check("touched", here - 5, there - 9)?;
+    let table = lines(&pair.server, &["stats", "--iface", SERVER])?;
+    let head = table.iter().find(|line| line.starts_with("COUNTER"));
+    let head = head.context("no table")?.split_ascii_whitespace();
+    assert_eq!(
+        head.take(4).collect::<Vec<_>>(),
+        ["COUNTER", "TOTAL", SERVER, OTHER]
+    );
+
+    // The data plane goes on counting, and so does the next run, whatever the order of its interfaces.
+    twheel.kill()?;
+    connections.extend(connect(&pair, 2)?);
+    check("created", 7, 9)?;
+    let args = ["--accounting", "--iface", OTHER, "--iface", SERVER];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    twheel.await_stderr("adopted 16 flows")?;
+    check("created", 7, 9)?;
+    connections.extend(connect(&pair, 1)?);
+    others.extend(connect_other(4)?);
+    check("created", 8, 13)?;
+
+    // What userspace deletes is of no interface.
+    let filter = format!("dst == {ADDRESS}");
+    lines(&pair.server, &["delete", "--iface", SERVER, &filter])?;
+    let (deleted, apart) = counted(&pair.server, "deleted")?;
+    assert_eq!((deleted, apart.values().sum::<u64>()), (13, 0));
+
+    // One that is gone keeps its counters, without its name.
+    twheel.kill()?;
+    let number = pair.server.ip(&format!("-o link show dev {OTHER}"))?;
+    let number = number.split(':').next().context("no number")?;
+    pair.server.ip(&format!("link del {OTHER}"))?;
+    let (total, apart) = counted(&pair.server, "created")?;
+    assert_eq!(
+        (total, apart.get(&format!("if{number}"))),
+        (21, Some(&13)),
+        "{apart:?}"
+    );
+    drop((connections, others));
+    for interface in [SERVER, OTHER] {
+        lines(&pair.server, &["detach", "--iface", interface])?;
+    }
+    pair.server.check_clean(SERVER)
 }
 
 #[test]

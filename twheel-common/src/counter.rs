@@ -75,6 +75,11 @@ named! {
 /// Number of counters.
 pub const COUNT: usize = Counter::ALL.len();
 
+/// Interfaces that are counted apart, at most.
+pub const APART: usize = 16;
+/// Places of counters on a CPU: one for each of those, behind one for all that is of none of them.
+pub const PLACES: usize = 1 + APART;
+
 /// The counters of a CPU, indexed by [`Counter`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

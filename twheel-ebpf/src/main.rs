@@ -17,7 +17,7 @@ use twheel_common::{
 };
 use twheel_ebpf::{
     answer, clock, config,
-    count::count_skip,
+    count::{count_for, count_skip},
     frame::Frame,
     policy::Place,
     rto, step,
@@ -32,6 +32,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         interface: ctx.ingress_ifindex() as u32,
         hook: Hook::Ingress,
     };
+    count_for(place.interface);
     // By reference: a copy would load words that were just stored in parts, and wait for those.
     let linear = ctx.data_end() - ctx.data();
     match &mut parse(ctx.data(), ctx.data_end(), linear) {
@@ -50,6 +51,8 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
 /// (`TCX_NEXT` has the same value).
 #[classifier]
 pub fn twheel_egress(ctx: TcContext) -> i32 {
+    // SAFETY: the context of this program, which the kernel fills in.
+    count_for(unsafe { (*ctx.skb.skb).ifindex });
     // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where
     // they do not, they are brought there. That costs a copy, so only if it is needed.
     let linear = ctx.data_end() - ctx.data();
@@ -82,6 +85,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Step>(&ctx) else {
         return xdp_action::XDP_ABORTED;
     };
+    count_for(0);
     step::step(call);
     debug!(
         &ctx,
@@ -93,6 +97,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
 /// Unattached, like the stepper and run where it is: deletes flows.
 #[xdp]
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
+    count_for(0);
     step::delete(&ctx);
     xdp_action::XDP_PASS
 }
@@ -103,6 +108,7 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Sweep>(&ctx) else {
         return xdp_action::XDP_ABORTED;
     };
+    count_for(0);
     step::sweep(call);
     xdp_action::XDP_PASS
 }

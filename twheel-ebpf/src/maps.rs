@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto},
-    counter::Counters,
+    counter::{self, Counters, PLACES},
     enforce::{Bucket, Tomb},
     flow::{Account, FlowKey},
     packet::Protocols,
@@ -61,6 +61,11 @@ pub static HASH: Global<Hash> = Global::new(Hash {
     keys: [0; 11],
     homes: 64,
 });
+
+/// Set by the loader, likewise: the interfaces that have [`COUNTERS`] of their own, in the order of their places. All 0,
+/// and no code, where there is one interface.
+#[unsafe(no_mangle)]
+pub static APART: Global<[u32; counter::APART]> = Global::new([0; counter::APART]);
 
 /// The flow table: see `table`. Mappable: its records then begin where cache lines do, and userspace
 /// reads it without a system call.
@@ -165,9 +170,17 @@ pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
 #[map]
 pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(1, 0);
 
-/// Counters per CPU.
+/// Counters per CPU: those of each interface in [`APART`], behind those of all else.
 #[map]
-pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(1, 0);
+pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(PLACES as u32, 0);
+
+/// Which of [`COUNTERS`] whatever runs on this CPU counts in; of no meaning where there is one interface.
+#[map]
+pub static PLACE: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+
+/// The interface that each of [`COUNTERS`] is of; 0: none. Written by the loader, for the next one and for readers.
+#[map]
+pub static COUNTED: Array<u32> = Array::pinned(PLACES as u32, 0);
 
 /// What the pinned maps were made for; written by the loader, for the next one.
 #[map]

@@ -12,7 +12,7 @@ use aya::{
 };
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
-    counter::Counters,
+    counter::{APART, Counters, PLACES},
     enforce::{MAX_SOURCES, MAX_TOMBS},
     event::{Event, Record, RtoExpired},
     packet::ETH_HEADER,
@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
-    pins::Instance,
+    pins::{Instance, Pins},
 };
 
 /// The object that this program carries.
@@ -47,6 +47,8 @@ pub struct Load<'a> {
     pub config: Config,
     /// How long flows of no rule may be idle.
     pub timeouts: Timeouts,
+    /// The interfaces, by number. Where there are several, each has its own counters, up to [`APART`].
+    pub interfaces: Vec<u32>,
     /// Its clock.
     pub clock: Clock,
     /// Size of the ring of events, bytes, a power of two and at least a page.
@@ -64,6 +66,7 @@ impl<'a> Load<'a> {
             object,
             config,
             timeouts,
+            interfaces: Vec::new(),
             clock,
             ring_bytes: RING_BYTES,
             log_level: 0,
@@ -106,6 +109,13 @@ impl DataPlane {
             Some(meta) => (meta, true),
             None => (wanted, false),
         };
+        let kept = match adopted {
+            true => counted(&instance.pins())?,
+            false => [0; PLACES],
+        };
+        let counted = assign(kept, &load.interfaces);
+        let mut apart = [0; APART];
+        apart.copy_from_slice(&counted[1..]);
         let extra = |asked| match asked {
             0 => 1,
             _ => wanted.hash.records() as u32,
@@ -130,6 +140,7 @@ impl DataPlane {
             .map_max_entries("WAKES", wakes_bytes()?)
             .override_global("CONFIG", &load.config, true)
             .override_global("HASH", &wanted.hash, true)
+            .override_global("APART", &apart, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
         let bpf = loader.load(load.object).map_err(explain_load)?;
         let mut plane = Self {
@@ -140,6 +151,7 @@ impl DataPlane {
         };
         plane.set_timeouts(0, &load.timeouts)?;
         plane.set_timeouts(UNRULED, &load.timeouts)?;
+        plane.set_counted(&counted)?;
         if !adopted {
             // Last, so that maps with it are whole.
             let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
@@ -261,6 +273,15 @@ impl DataPlane {
             .context("cannot set timeouts")
     }
 
+    fn set_counted(&mut self, counted: &[u32; PLACES]) -> Result<()> {
+        let mut map = Array::<_, u32>::try_from(self.map_mut("COUNTED")?)?;
+        for (place, interface) in (0..).zip(counted) {
+            map.set(place, interface, 0)
+                .context("cannot write COUNTED")?;
+        }
+        Ok(())
+    }
+
     /// How long flows of a rule may be idle.
     pub fn timeouts(&self, rule: u16) -> Result<Timeouts> {
         let map = Array::<_, Timeouts>::try_from(self.map("TIMEOUTS")?)?;
@@ -348,6 +369,33 @@ impl AsFd for Events {
     }
 }
 
+/// The interface that each place of the map `COUNTERS` is of, or 0.
+pub fn counted(pins: &Pins) -> Result<[u32; PLACES]> {
+    let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
+    let mut counted = [0; PLACES];
+    for (place, interface) in (0..).zip(&mut counted) {
+        *interface = map.get(&place, 0).context("cannot read COUNTED")?;
+    }
+    Ok(counted)
+}
+
+/// Gives each of several interfaces a place, as long as there are some. Who has one keeps it, so that what was counted
+/// there stays its own. One interface alone, which has never had company, has none: all there is, is its own.
+fn assign(mut counted: [u32; PLACES], interfaces: &[u32]) -> [u32; PLACES] {
+    let (_, apart) = counted.split_at_mut(1);
+    if apart[0] == 0 && interfaces.len() < 2 {
+        return counted;
+    }
+    for interface in interfaces {
+        if !apart.contains(interface)
+            && let Some(free) = apart.iter_mut().find(|it| **it == 0)
+        {
+            *free = *interface;
+        }
+    }
+    counted
+}
+
 /// The counters of the map `COUNTERS`, summed over all CPUs.
 pub fn counters(map: &Map) -> Result<Counters> {
     let mut sum = Counters::default();
@@ -359,9 +407,28 @@ pub fn counters(map: &Map) -> Result<Counters> {
 
 /// The counters of the map `COUNTERS`, of each CPU that this host may have.
 pub fn counters_of_cpus(map: &Map) -> Result<Vec<Counters>> {
+    Ok(of_cpus(&counters_of_places(map)?))
+}
+
+/// The same, of places that have been read.
+pub fn of_cpus(places: &[Vec<Counters>]) -> Vec<Counters> {
+    let cpus = places.iter().map(Vec::len).max().unwrap_or(0);
+    let mut sums = vec![Counters::default(); cpus];
+    for place in places {
+        sums.iter_mut().zip(place).for_each(|(sum, it)| sum.add(it));
+    }
+    sums
+}
+
+/// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
+pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
     let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
-    let counters = per_cpu.get(&0, 0).context("cannot read the counters")?;
-    Ok(counters.iter().copied().collect())
+    (0..PLACES as u32)
+        .map(|place| {
+            let cpus = per_cpu.get(&place, 0).context("cannot read the counters")?;
+            Ok(cpus.iter().copied().collect())
+        })
+        .collect()
 }
 
 /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
@@ -557,6 +624,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
             4,
             size(size_of::<Counters>()),
         ),
+        ("COUNTED", MapType::Array, 4, 4),
         ("META", MapType::Array, 4, size(size_of::<Meta>())),
         ("CLOCK", MapType::Array, 4, 8),
     ];
@@ -644,5 +712,26 @@ pub fn errno(error: &ProgramError) -> Option<i32> {
     match error {
         ProgramError::SyscallError(SyscallError { io_error, .. }) => io_error.raw_os_error(),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_keeps_its_place() {
+        let of = |first: &[u32]| {
+            let mut counted = [0; PLACES];
+            counted[1..=first.len()].copy_from_slice(first);
+            counted
+        };
+        assert_eq!(assign(of(&[]), &[7]), of(&[]), "one needs none");
+        assert_eq!(assign(of(&[]), &[7, 5]), of(&[7, 5]));
+        assert_eq!(assign(of(&[7, 5]), &[5, 9, 7]), of(&[7, 5, 9]));
+        assert_eq!(assign(of(&[7, 5]), &[5]), of(&[7, 5]));
+        assert_eq!(assign(of(&[7, 5]), &[9]), of(&[7, 5, 9]));
+        let many: Vec<u32> = (1..40).collect();
+        assert_eq!(assign(of(&[]), &many), of(&many[..APART]));
     }
 }

@@ -8,6 +8,7 @@ use aya::{
     maps::{Array, Map},
     programs::Xdp,
 };
+use nix::net::if_::if_indextoname;
 use twheel_common::{
     config::{Meta, RULES},
     counter::Counters,
@@ -58,6 +59,15 @@ pub struct Tracked {
     pub account: Option<[Traffic; 2]>,
     /// How the two have sent, likewise; `None` without `--rto on`.
     pub timing: Option<[Timing; 2]>,
+}
+
+/// Counters, read at one moment.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// Of each CPU that this host may have.
+    pub cpus: Vec<Counters>,
+    /// Of each interface, by name. What the wheels count is of none, where there are several.
+    pub interfaces: Vec<(String, Counters)>,
 }
 
 /// What a retransmission timer knows of one side's sending.
@@ -147,6 +157,31 @@ impl Reader {
         data_plane::counters_of_cpus(&Map::PerCpuArray(self.pins.map("COUNTERS")?))
     }
 
+    /// Its counters, of each CPU and of each interface.
+    pub fn counted(&self) -> Result<Counted> {
+        let map = Map::PerCpuArray(self.pins.map("COUNTERS")?);
+        let places = data_plane::counters_of_places(&map)?;
+        let cpus = data_plane::of_cpus(&places);
+        let sum = |cpus: &[Counters]| {
+            let mut sum = Counters::default();
+            cpus.iter().for_each(|cpu| sum.add(cpu));
+            sum
+        };
+        let apart = data_plane::counted(&self.pins)?;
+        let mut interfaces: Vec<_> = apart
+            .iter()
+            .zip(&places)
+            .filter(|(interface, _)| **interface != 0)
+            .map(|(interface, place)| (name_of(*interface), sum(place)))
+            .collect();
+        if interfaces.is_empty() {
+            // One interface has no place of its own.
+            let all = sum(&cpus);
+            interfaces.extend(self.pins.interfaces()?.into_iter().map(|name| (name, all)));
+        }
+        Ok(Counted { cpus, interfaces })
+    }
+
     /// The name of a rule by the number that flows bear; none for 0.
     pub fn rule(&self, number: u16) -> Option<&str> {
         self.names.get(usize::from(number))?.as_deref()
@@ -205,5 +240,14 @@ impl Reader {
             timeouts => timeouts,
         };
         timeouts.of(seen)
+    }
+}
+
+/// The name of an interface; `if17` where number 17 is gone.
+fn name_of(interface: u32) -> String {
+    match if_indextoname(interface) {
+        // That is how `nix` says that there is none.
+        Ok(name) if !name.is_empty() => name.to_string_lossy().into_owned(),
+        _ => format!("if{interface}"),
     }
 }

@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
+use nix::net::if_::if_nametoindex;
 use tokio::{
     io::unix::AsyncFd,
     signal::unix::{Signal, SignalKind, signal},
@@ -270,6 +271,12 @@ impl Run {
         let instance = Instance::open(&self.interfaces)?;
         let load = Load {
             log_level: self.log_level as u8,
+            interfaces: self
+                .interfaces
+                .iter()
+                .map(|name| if_nametoindex(name.as_str()))
+                .collect::<Result<_, _>>()
+                .context("cannot tell the interfaces' numbers")?,
             ..Load::new(OBJECT, config, clock)
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.

@@ -1,6 +1,7 @@
 //! `twheel stats`
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{IsTerminal, Write},
     thread,
@@ -16,12 +17,12 @@ use twheel_common::{
 };
 
 use super::select::{Select, interval, while_read};
-use crate::inspect::Reader;
+use crate::inspect::{Counted, Reader};
 
 /// Show every counter of an instance, with what it counts
 ///
-/// Counters are kept per CPU, for all interfaces of an instance together; beside each interface stands what the kernel
-/// says has passed there since it came up.
+/// Counters are kept per CPU and, where an instance has several interfaces, for each of them: what the wheels do is of
+/// none. Above them stands what the kernel says has passed each interface since it came up.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -47,6 +48,7 @@ struct Line<'a> {
     counter: &'a str,
     total: u64,
     cpus: &'a [u64],
+    interfaces: BTreeMap<&'a str, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     per_second: Option<f64>,
     meaning: &'a str,
@@ -55,7 +57,7 @@ struct Line<'a> {
 /// What was counted at one moment.
 pub(super) struct Look {
     at: Instant,
-    cpus: Vec<Counters>,
+    counted: Counted,
     /// Of all CPUs.
     pub sum: Counters,
 }
@@ -63,12 +65,12 @@ pub(super) struct Look {
 impl Look {
     /// Now.
     pub fn at(reader: &Reader) -> Result<Self> {
-        let cpus = reader.counters()?;
+        let counted = reader.counted()?;
         let mut sum = Counters::default();
-        cpus.iter().for_each(|cpu| sum.add(cpu));
+        counted.cpus.iter().for_each(|cpu| sum.add(cpu));
         Ok(Self {
             at: Instant::now(),
-            cpus,
+            counted,
             sum,
         })
     }
@@ -113,11 +115,16 @@ impl Stats {
 
 fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Result<()> {
     for counter in Counter::ALL {
-        let cpus: Vec<_> = look.cpus.iter().map(|cpu| cpu.get(*counter)).collect();
+        let Counted { cpus, interfaces } = &look.counted;
+        let cpus: Vec<_> = cpus.iter().map(|cpu| cpu.get(*counter)).collect();
+        let interfaces = interfaces.iter();
         let line = Line {
             counter: counter.name(),
             total: look.sum.get(*counter),
             cpus: &cpus,
+            interfaces: interfaces
+                .map(|(name, counters)| (name.as_str(), counters.get(*counter)))
+                .collect(),
             per_second: earlier.map(|earlier| look.rate(earlier, *counter)),
             meaning: counter.meaning(),
         };
@@ -126,6 +133,9 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
     }
     Ok(())
 }
+
+/// The longest name of an interface.
+const WIDE: usize = 15;
 
 fn write_text(
     reader: &Reader,
@@ -159,15 +169,21 @@ fn write_text(
         }
     }
     writeln!(out)?;
+    let Counted { cpus, interfaces } = &look.counted;
     // CPUs that a host may have but has not would be columns of zeros.
-    let cpus = look
-        .cpus
-        .iter()
-        .rposition(|cpu| *cpu != Counters::default());
-    let cpus = &look.cpus[..cpus.map_or(0, |last| last + 1)];
+    let last = cpus.iter().rposition(|cpu| *cpu != Counters::default());
+    let cpus = &cpus[..last.map_or(0, |last| last + 1)];
+    // One interface would be the total again.
+    let interfaces = match interfaces.as_slice() {
+        [_] => &[],
+        several => several,
+    };
     write!(out, "{:<14} {:>12}", "COUNTER", "TOTAL")?;
     if earlier.is_some() {
         write!(out, " {:>10}", "A SECOND")?;
+    }
+    for (name, _) in interfaces {
+        write!(out, " {name:>WIDE$}")?;
     }
     for cpu in 0..cpus.len() {
         write!(out, " {:>12}", format!("CPU {cpu}"))?;
@@ -177,6 +193,9 @@ fn write_text(
         write!(out, "{:<14} {:>12}", counter.name(), look.sum.get(*counter))?;
         if let Some(earlier) = earlier {
             write!(out, " {:>10.0}", look.rate(earlier, *counter))?;
+        }
+        for (_, counters) in interfaces {
+            write!(out, " {:>WIDE$}", counters.get(*counter))?;
         }
         for cpu in cpus {
             write!(out, " {:>12}", cpu.get(*counter))?;
