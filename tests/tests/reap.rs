@@ -701,9 +701,7 @@ fn comes_back(actions: &str, more: &[&str], allowed: usize) -> Result<()> {
 #[test]
 fn a_flow_that_comes_back_before_its_socket_is_closed_survives() -> Result<()> {
     require_root();
-    // The gap between the last look and the kernel's lock is small, and not nothing: 1 of 90,000 was lost, and 5 or more
-    // of 10,000 with 20 µs more.
-    comes_back("socket", &[], 3)
+    comes_back("socket", &[], 0)
 }
 
 #[test]
@@ -922,9 +920,9 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
         .map(|it| it.at)
         .collect();
     assert_eq!(times.len(), 60);
-    // A second's worth at once, then one each 50 ms.
-    for (number, time) in times.iter().enumerate().skip(20) {
-        let least = millis(50) * (number as u32 - 19);
+    // One each 50 ms; what is missed is made up for, if it is no more than two.
+    for (number, time) in times.iter().enumerate() {
+        let least = millis(50) * (number as u32).saturating_sub(2);
         assert!(
             *time - times[0] + millis(20) >= least,
             "{number} after {:?}",
@@ -932,7 +930,7 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
         );
     }
     assert!(
-        times[59] - times[0] < millis(2600),
+        times[59] - times[0] < millis(3600),
         "{:?}",
         times[59] - times[0]
     );
@@ -952,6 +950,100 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
         connections.iter().filter(|it| is_open(&it.server)).count(),
         rest
     );
+    Ok(())
+}
+
+#[test]
+fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
+    require_root();
+    const IDLE: usize = 10;
+    const ROOM: usize = 40;
+    let pair = Pair::new()?;
+    let room = ROOM.to_string();
+    let twheel = run(
+        &pair.server,
+        SERVER,
+        &[
+            "--timeout",
+            "2s",
+            "--tick",
+            "50ms",
+            "--max-flows",
+            &room,
+            "--reap",
+            "socket",
+            "--reap-max-share",
+            "100",
+            "--reap-rate",
+            "1",
+        ],
+    )?;
+    let connect = |count: usize| -> Result<Vec<Connection>> {
+        (0..count)
+            .map(|number| pair.connect(Family::alternate(number)))
+            .collect()
+    };
+    let mut idle = connect(IDLE)?;
+    // The first action is done; the rest wait for their turn, each a second.
+    let said = actions(&twheel, 1, millis(6000))?;
+    assert_eq!(count(&said, "socket", "done"), 1);
+    // Others take all the room, and keep it.
+    let mut others = connect(ROOM + 10)?;
+    others.iter_mut().try_for_each(Connection::talk)?;
+    let busy = twheel_tests::netns::Busy::start(others, millis(200));
+    let alive: Vec<_> = idle
+        .iter_mut()
+        .map(|connection| connection.talk().is_ok())
+        .collect();
+    let alive_then = alive.iter().filter(|it| **it).count();
+    assert!(alive_then >= IDLE - 2, "{alive:?}");
+    let said = actions(&twheel, IDLE - 1, millis(15_000))?;
+    let kept = count(&said, "socket", "unknown") + count(&said, "socket", "back");
+    assert!(kept >= alive_then, "{kept} of {alive_then}");
+    assert!(
+        count(&said, "socket", "unknown") > 0,
+        "the table was not full"
+    );
+    for (connection, alive) in idle.iter_mut().zip(alive) {
+        assert!(
+            !alive || connection.talk().is_ok(),
+            "one that talked was closed"
+        );
+    }
+    busy.stop()?;
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+#[test]
+fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let asks = PolicyFile::new("asks", "reap = [\"socket\"]\n")?;
+    let asks_not = PolicyFile::new("asks-not", "reap = []\n")?;
+    let args = [
+        "--timeout",
+        "500ms",
+        "--reap-max-share",
+        "100",
+        "--reap-rate",
+        "1",
+        "--policy",
+        asks.path(),
+    ];
+    let twheel = run(&pair.server, SERVER, &args)?;
+    let connections = (0..6)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect::<Result<Vec<_>>>()?;
+    let said = actions(&twheel, 1, millis(6000))?;
+    assert_eq!(count(&said, "socket", "done"), 1);
+    let load = ["policy", "load", asks_not.path(), "--iface", SERVER];
+    assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
+    let said = actions(&twheel, 5, millis(10_000))?;
+    assert!(count(&said, "socket", "revoked") >= 4, "{}", said.len());
+    let open = connections.iter().filter(|it| is_open(&it.server)).count();
+    assert_eq!(open, count(&said, "socket", "revoked"));
+    assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
 }
 

@@ -44,7 +44,7 @@ pub struct Config {
     pub accounting: u32,
     /// Whether retransmission timers run, and their bounds.
     pub rto: Rto,
-    /// 1: packets of flows that have expired are [answered](crate::enforce), not passed.
+    /// Bits. 1: packets of flows that have expired can be [refused](crate::enforce) for a moment; 2: for good, too.
     pub enforce: u32,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,

@@ -10,6 +10,8 @@ use crate::{
 
 /// Flows that can be told to have expired, where that is asked for.
 pub const MAX_TOMBS: u32 = 1 << 16;
+/// And where it is not, since packets are refused for a moment all the same: more than one at a time never is.
+pub const HELD: u32 = 1 << 8;
 /// Sources whose answers are counted.
 pub const MAX_SOURCES: u32 = 1 << 14;
 /// The highest rate of answers to a source, a second: the clock's units times this fit 64 bits.

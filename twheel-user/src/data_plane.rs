@@ -13,7 +13,7 @@ use aya::{
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
     counter::{APART, Counters, PLACES},
-    enforce::{MAX_SOURCES, MAX_TOMBS},
+    enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
     event::{Event, Record, RtoExpired},
     packet::ETH_HEADER,
     state::Timeouts,
@@ -99,7 +99,7 @@ impl DataPlane {
             max_flows: load.config.max_flows,
             extras: load.config.accounting
                 | load.config.rto.on << 1
-                | (load.config.enforce * EXTRA_ENFORCE),
+                | ((load.config.enforce >> 1) * EXTRA_ENFORCE),
             hash: Hash::new(
                 load.secret.map_or_else(random_keys, Ok)?,
                 load.config.max_flows,
@@ -124,6 +124,8 @@ impl DataPlane {
             0 => 1,
             _ => entries,
         };
+        // Not a matter of what is adopted, unless it is for good.
+        let confirmed = load.config.enforce & 2 != 0;
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
@@ -131,7 +133,7 @@ impl DataPlane {
             .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
-            .map_max_entries("EXPIRED", enforcing(MAX_TOMBS))
+            .map_max_entries("EXPIRED", if confirmed { MAX_TOMBS } else { HELD })
             .map_max_entries("ANSWERS", enforcing(MAX_SOURCES))
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)

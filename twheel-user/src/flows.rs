@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::{Map, MapInfo};
 use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
@@ -141,12 +141,22 @@ impl Flows {
     }
 
     /// The live flow of a key, where homes are as this hash has them.
-    pub fn find(&self, hash: &Hash, key: &FlowKey) -> Option<Flow> {
+    ///
+    /// # Errors
+    ///
+    /// It cannot be told: the table cannot be mapped, or a record does not come to rest.
+    pub fn find(&self, hash: &Hash, key: &FlowKey) -> Result<Option<Flow>> {
+        let whole = self.whole().context("cannot map the flow table")?;
         let home = hash.home(key);
         // All of its window: what stands there is what packets find.
-        let window = home..(home + table::WINDOW).min(self.count);
-        let mut flows = window.filter_map(|index| self.get(index));
-        flows.find(|flow| flow.key == *key)
+        for index in home..(home + table::WINDOW).min(self.count) {
+            let flow = whole.read(index);
+            let flow = flow.map_err(|Changed| anyhow!("a record changes all the time"))?;
+            if flow.is_some_and(|flow| flow.key == *key) {
+                return Ok(flow);
+            }
+        }
+        Ok(None)
     }
 
     /// The record that follows in the same slot of the wheel, if the flow of this one stands on the wheel of this
@@ -226,15 +236,19 @@ struct Window {
 
 impl Window {
     fn get(&self, index: u32) -> Option<Flow> {
+        self.read(index).ok().flatten()
+    }
+
+    fn read(&self, index: u32) -> Result<Option<Flow>, Changed> {
         const TRIES: u32 = 1 << 20;
         for _ in 0..TRIES {
             match self.try_get(index) {
-                Ok(flow) => return flow,
                 // A matter of nanoseconds.
                 Err(Changed) => std::hint::spin_loop(),
+                found => return found,
             }
         }
-        None
+        Err(Changed)
     }
 
     /// A record and its node.

@@ -51,6 +51,8 @@ pub struct Wanted {
     pub max_retrans: u32,
     /// Packets of flows that have expired are answered, not passed.
     pub enforce: bool,
+    /// Whether they are refused for a moment, while a socket is closed.
+    pub hold: bool,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`].
     pub enforce_rate: u32,
     /// Capacity of the table.
@@ -78,6 +80,7 @@ impl Default for Wanted {
             rto_max: Duration::from_secs(120),
             max_retrans: 3,
             enforce: false,
+            hold: false,
             enforce_rate: 10,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
@@ -135,7 +138,7 @@ impl Wanted {
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
             rto,
-            enforce: self.enforce.into(),
+            enforce: u32::from(self.enforce || self.hold) | u32::from(self.enforce) << 1,
             enforce_rate: self.enforce_rate.min(MAX_RATE),
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };

@@ -6,7 +6,7 @@ use clap::Args;
 use crate::{
     failure::{Failure, Kind},
     filter::{Filter, Known},
-    reap::{Actions, Namespace, Wanted},
+    reap::{Action, Actions, Namespace, Wanted},
 };
 
 /// Options of the reaper.
@@ -82,6 +82,12 @@ impl Reap {
                 .map(|name| Namespace::named(name))
                 .collect::<Result<_>>()?,
             strict,
+            holds: self.holds(),
         })
+    }
+
+    /// Whether the XDP program must be able to drop packets, for good or while a socket is closed.
+    pub fn holds(&self) -> bool {
+        self.i_know_this_drops_traffic || self.actions.has(Action::Socket)
     }
 }

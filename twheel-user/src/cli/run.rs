@@ -235,6 +235,7 @@ impl Run {
             rto_max: self.rto_max,
             max_retrans: self.max_retrans,
             enforce: self.reap.i_know_this_drops_traffic,
+            hold: self.reap.holds(),
             enforce_rate: self.reap.enforce_rate,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
@@ -376,6 +377,11 @@ impl Run {
                 "incoming only"
             };
             say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+            if !attached.egress && !self.reap.actions.is_empty() && self.interfaces.len() == 1 {
+                say!(
+                    "{interface}: --reap: packets that go out are not seen, and keep no flow alive"
+                );
+            }
         }
         if plane.adopted() {
             say!("adopted {adopted} flows");
@@ -662,7 +668,7 @@ impl Report {
         if let Some((reaper, asked)) = &self.reaper {
             let flows = asked.of(&batch)?;
             if !flows.is_empty() {
-                reaper.reap(flows);
+                reaper.reap(flows)?;
             }
         }
         if let Some(history) = &self.history {

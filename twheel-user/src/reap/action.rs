@@ -104,6 +104,11 @@ impl Actions {
         self.0 == 0
     }
 
+    /// Whether an action is one of them.
+    pub fn has(self, action: Action) -> bool {
+        self.0 & action as u32 != 0
+    }
+
     /// In order.
     pub fn iter(self) -> impl Iterator<Item = Action> {
         Action::ALL

@@ -11,11 +11,11 @@ mod reset;
 mod sockets;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
@@ -28,7 +28,7 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use netlink_packet_netfilter::conntrack::Protocol;
 use twheel_common::{
     config::EXTRA_ENFORCE,
-    counter::Counters,
+    counter::{Counter, Counters},
     enforce::Tomb,
     event::{Event, Reason, Record},
     flow::FlowKey,
@@ -48,6 +48,7 @@ use self::{
     sockets::Sockets,
 };
 use crate::{
+    data_plane,
     filter::{Filter, Subject},
     inspect::Reader,
     output::Expired,
@@ -74,6 +75,8 @@ pub struct Wanted {
     pub namespaces: Vec<Namespace>,
     /// Flows begin with a SYN or are none: it cannot be told whether one is back.
     pub strict: bool,
+    /// The XDP program can be told to drop packets of an expired flow.
+    pub holds: bool,
 }
 
 named! {
@@ -88,6 +91,10 @@ named! {
         Failed = "failed",
         /// not done: the flow came back
         Back = "back",
+        /// not done: packets that would have begun flows found no room, and this may be one that came back
+        Unknown = "unknown",
+        /// not done: the policy asks for it no more
+        Revoked = "revoked",
         /// not done: the flow is protected
         Protected = "protected",
         /// not done: too large a share was to be reaped
@@ -100,11 +107,11 @@ named! {
 }
 
 impl Outcome {
-    /// Where the flow is back: what was done stays done.
-    fn or_back(self) -> Self {
+    /// Where this keeps the rest from being done: what was done stays done.
+    fn or(self, why: Self) -> Self {
         match self {
             Self::Done => Self::Done,
-            _ => Self::Back,
+            _ => why,
         }
     }
 }
@@ -135,6 +142,15 @@ impl Asked {
         })
     }
 
+    fn of_rule(&self, rule: u32) -> Result<Actions> {
+        let of = |rule: u32| self.timeouts.get(&rule, 0).context("cannot read TIMEOUTS");
+        let mut timeouts = of(rule)?;
+        if timeouts.0[Timeouts::GONE] != 0 {
+            timeouts = of(0)?;
+        }
+        Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
+    }
+
     /// Of these flows those that have expired, and for which anything is to be done.
     pub fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
         let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
@@ -150,13 +166,7 @@ impl Asked {
             let actions = match known.get(&event.rule) {
                 Some(actions) => *actions,
                 None => {
-                    let of =
-                        |rule: u32| self.timeouts.get(&rule, 0).context("cannot read TIMEOUTS");
-                    let mut timeouts = of(event.rule)?;
-                    if timeouts.0[Timeouts::GONE] != 0 {
-                        timeouts = of(0)?;
-                    }
-                    let actions = Actions::from_bits(timeouts.0[Timeouts::REAP]);
+                    let actions = self.of_rule(event.rule)?;
                     known.insert(event.rule, actions);
                     actions
                 }
@@ -196,11 +206,78 @@ impl Shared {
 
 /// The thread that reaps.
 pub struct Reaper {
-    queue: Option<Sender<Vec<(Event, Actions)>>>,
+    queue: Option<Sender<Vec<Job>>>,
     /// Never sent to: its end is what ends the thread.
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
+    refusals: Mutex<Refusals>,
+}
+
+/// A flow that waits for its actions.
+struct Job {
+    event: Event,
+    actions: Actions,
+    /// [`refused`] before it expired.
+    refused: u64,
+}
+
+/// Packets that may have been of flows that are back, and are not in the table for want of room.
+fn refused(counters: &Map) -> Result<u64> {
+    let counters = data_plane::counters(counters)?;
+    let refusals = [Counter::TableFull, Counter::WindowFull, Counter::Raced];
+    Ok(refusals
+        .into_iter()
+        .map(|counter| counters.get(counter))
+        .sum())
+}
+
+/// How many there were by when.
+struct Refusals {
+    reader: Reader,
+    counters: Map,
+    /// Low 32 bits of the clock and the number, oldest first.
+    samples: VecDeque<(u32, u64)>,
+}
+
+impl Refusals {
+    /// More than anything waits for.
+    const SAMPLES: usize = 256;
+
+    fn new(reader: Reader, counters: Map) -> Result<Self> {
+        let mut refusals = Self {
+            reader,
+            counters,
+            samples: VecDeque::new(),
+        };
+        refusals.sample()?;
+        Ok(refusals)
+    }
+
+    fn sample(&mut self) -> Result<()> {
+        let refused = refused(&self.counters)?;
+        // The time after that: what has come in between counts as later.
+        let now = self.reader.now()?;
+        if self
+            .samples
+            .back()
+            .is_some_and(|(latest, _)| *latest == now)
+        {
+            return Ok(());
+        }
+        self.samples.push_back((now, refused));
+        if self.samples.len() > Self::SAMPLES {
+            self.samples.pop_front();
+        }
+        Ok(())
+    }
+
+    /// As of some moment before this one. Of what is older than all that is known nobody can tell: everything counts.
+    fn before(&self, at: u64) -> u64 {
+        let is_before = |(now, _): &&(u32, u64)| (at as u32).wrapping_sub(*now) as i32 > 0;
+        let latest = self.samples.iter().rev().find(is_before);
+        latest.map_or(0, |(_, refused)| *refused)
+    }
 }
 
 impl Reaper {
@@ -216,11 +293,15 @@ impl Reaper {
         results: tokio::sync::mpsc::Sender<Reaped>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
+        let counters = || anyhow::Ok(Map::PerCpuArray(pins.map("COUNTERS")?));
+        let refusals = Refusals::new(Reader::of(pins.clone())?, counters()?)?;
         let (queue, jobs) = channel();
         let (stop, stopped) = channel();
         let here = Place::default();
         let named = wanted.namespaces.iter().cloned();
         let mut worker = Worker {
+            asked: Asked::open(pins)?,
+            counters: counters()?,
             reader: Reader::of(pins.clone())?,
             names: Names::open(&install::pinned(pins))?,
             pins: pins.clone(),
@@ -250,6 +331,7 @@ impl Reaper {
             _stop: Some(stop),
             thread: Some(thread),
             shared,
+            refusals: Mutex::new(refusals),
         })
     }
 
@@ -259,7 +341,7 @@ impl Reaper {
     }
 
     /// Has it reap these flows, as far as its queue has room.
-    pub fn reap(&self, mut flows: Vec<(Event, Actions)>) {
+    pub fn reap(&self, mut flows: Vec<(Event, Actions)>) -> Result<()> {
         let queued = self.shared.queued.load(Ordering::Relaxed);
         let room = QUEUE.saturating_sub(queued).min(flows.len());
         for (_, actions) in flows.drain(room..) {
@@ -267,14 +349,20 @@ impl Reaper {
                 .iter()
                 .for_each(|action| self.shared.add(action, Outcome::Overrun));
         }
-        if flows.is_empty() {
-            return;
-        }
-        self.shared.queued.fetch_add(flows.len(), Ordering::Relaxed);
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = |(event, actions): (Event, Actions)| Job {
+            refused: refusals.before(event.at),
+            event,
+            actions,
+        };
+        let jobs: Vec<_> = flows.into_iter().map(job).collect();
+        refusals.sample()?;
+        self.shared.queued.fetch_add(jobs.len(), Ordering::Relaxed);
         if let Some(queue) = &self.queue {
             // It is there until it is told to stop.
-            let _ = queue.send(flows);
+            let _ = queue.send(jobs);
         }
+        Ok(())
     }
 
     /// Goes on after a pause.
@@ -341,6 +429,8 @@ impl Place {
 }
 
 struct Worker {
+    asked: Asked,
+    counters: Map,
     reader: Reader,
     names: Names,
     pins: Pins,
@@ -376,18 +466,20 @@ impl Worker {
         Ok(())
     }
 
-    fn run(&mut self, jobs: &Receiver<Vec<(Event, Actions)>>) {
-        for flows in jobs {
-            for (event, actions) in flows {
+    fn run(&mut self, batches: &Receiver<Vec<Job>>) {
+        for jobs in batches {
+            for job in jobs {
                 self.shared.queued.fetch_sub(1, Ordering::Relaxed);
-                self.reap(&event, actions);
+                self.reap(&job);
             }
         }
     }
 
-    fn reap(&mut self, event: &Event, actions: Actions) {
+    fn reap(&mut self, job: &Job) {
+        let (event, actions) = (&job.event, job.actions);
         if self.shared.resume.swap(false, Ordering::Relaxed) {
             self.guard.reset();
+            self.shared.paused.store(false, Ordering::Relaxed);
         }
         let all = |worker: &Self, outcome| {
             actions
@@ -403,7 +495,9 @@ impl Worker {
             // What cannot be read may be protected.
             Err(_) => return all(self, Outcome::Protected),
         }
-        if !self.admit() {
+        // A connection that nobody answers is nobody's loss, and anybody can begin as many as he likes.
+        let counts = event.seen().is_replied() || self.reader.is_one_way();
+        if self.guard.is_tripped() || counts && !self.admit() {
             return all(self, Outcome::Paused);
         }
         for action in actions.iter() {
@@ -412,7 +506,7 @@ impl Worker {
                 self.report(event, action, Outcome::Overrun, None);
                 continue;
             }
-            let (outcome, error) = match self.act(event, action) {
+            let (outcome, error) = match self.act(job, action) {
                 Ok(outcome) => (outcome, None),
                 Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
             };
@@ -486,17 +580,31 @@ impl Worker {
         admitted
     }
 
-    fn is_back(&self, event: &Event) -> bool {
+    /// Why nothing may be done any more, if so.
+    fn look(&self, job: &Job) -> Result<Option<Outcome>> {
+        // The counters first: the look at the table is the last.
+        let refused = refused(&self.counters)?;
         let hash = &self.reader.meta().hash;
-        self.reader.table().find(hash, &event.key).is_some()
+        let found = self.reader.table().find(hash, &job.event.key);
+        if found
+            .context("cannot tell whether the flow is back")?
+            .is_some()
+        {
+            return Ok(Some(Outcome::Back));
+        }
+        Ok((refused != job.refused).then_some(Outcome::Unknown))
     }
 
-    fn act(&mut self, event: &Event, action: Action) -> Done {
+    fn act(&mut self, job: &Job, action: Action) -> Done {
+        let event = &job.event;
         if self.wanted.strict {
             bail!("with --pickup strict it cannot be told whether the flow is back");
         }
-        if self.is_back(event) {
-            return Ok(Outcome::Back);
+        if !self.asked.of_rule(event.rule)?.has(action) {
+            return Ok(Outcome::Revoked);
+        }
+        if let Some(why) = self.look(job)? {
+            return Ok(why);
         }
         let seen = event.seen();
         let initiator = seen.initiator();
@@ -509,15 +617,15 @@ impl Worker {
             _ => {}
         }
         match action {
-            Action::Socket => self.close(event, src, dst),
-            Action::Conntrack => self.forget(event, src, dst),
+            Action::Socket => self.close(job, src, dst),
+            Action::Conntrack => self.forget(job, src, dst),
             Action::Reset => self.reset(event, src, dst),
-            Action::EnforceDrop | Action::EnforceReset => self.enforce(event, action),
+            Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
         }
     }
 
     /// Closes the sockets of either end that are local.
-    fn close(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
+    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Done {
         let mut outcome = Outcome::Nothing;
         for at in 0..self.places.len() {
             for (local, peer) in [(dst, src), (src, dst)] {
@@ -525,13 +633,27 @@ impl Worker {
                 let Some(socket) = found.context("cannot look for the socket")? else {
                     continue;
                 };
-                // As late as can be: what comes from here on comes while it is closed.
-                if self.is_back(event) {
-                    return Ok(outcome.or_back());
+                // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
+                let held = self.hold(job)?;
+                let closed = match self.look(job) {
+                    Ok(None) => self.places[at].sockets().and_then(|sockets| {
+                        let closed = sockets.close(socket).context("cannot close the socket")?;
+                        Ok(if closed {
+                            Outcome::Done
+                        } else {
+                            Outcome::Nothing
+                        })
+                    }),
+                    Ok(Some(why)) => Ok(why),
+                    Err(error) => Err(error),
+                };
+                if held {
+                    self.release(job);
                 }
-                let closed = self.places[at].sockets()?.close(socket);
-                if closed.context("cannot close the socket")? {
-                    outcome = Outcome::Done;
+                match closed? {
+                    Outcome::Done => outcome = Outcome::Done,
+                    Outcome::Nothing => {}
+                    why => return Ok(outcome.or(why)),
                 }
             }
         }
@@ -539,8 +661,8 @@ impl Worker {
     }
 
     /// Deletes the conntrack entries that know the flow by either tuple.
-    fn forget(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
-        let proto = || match event.key.proto() {
+    fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Done {
+        let proto = || match job.event.key.proto() {
             PROTO_TCP => Some(Protocol::Tcp),
             PROTO_UDP => Some(Protocol::Udp),
             _ => None,
@@ -551,8 +673,8 @@ impl Worker {
                 let Some(proto) = proto() else {
                     return Ok(Outcome::Nothing);
                 };
-                if self.is_back(event) {
-                    return Ok(outcome.or_back());
+                if let Some(why) = self.look(job)? {
+                    return Ok(outcome.or(why));
                 }
                 let conntrack = self.places[at].conntrack()?;
                 if conntrack
@@ -566,35 +688,55 @@ impl Worker {
         Ok(outcome)
     }
 
+    /// The map of flows whose packets are refused.
+    fn expired(&mut self) -> Result<&mut HashMap<MapData, FlowKey, Tomb>> {
+        if self.expired.is_none() {
+            let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
+            self.expired = Some(HashMap::try_from(map)?);
+        }
+        self.expired.as_mut().context("no map EXPIRED")
+    }
+
+    /// Has packets of the flow dropped for a moment, if the program can and they are not anyway. Returns whether that
+    /// must be taken back.
+    fn hold(&mut self, job: &Job) -> Result<bool> {
+        if !self.wanted.holds || job.actions.iter().any(Action::enforces) {
+            return Ok(false);
+        }
+        let tomb = Tomb::new(Tomb::DROP);
+        self.expired()?
+            .insert(job.event.key, tomb, 0)
+            .context("cannot write EXPIRED")?;
+        Ok(true)
+    }
+
+    fn release(&mut self, job: &Job) {
+        if let Ok(expired) = self.expired() {
+            // A SYN may have taken it away.
+            let _ = expired.remove(&job.event.key);
+        }
+    }
+
     /// Has the XDP program refuse what comes later.
-    fn enforce(&mut self, event: &Event, action: Action) -> Done {
-        let expired = match &mut self.expired {
-            Some(expired) => expired,
-            None => {
-                if self.reader.meta().extras & EXTRA_ENFORCE == 0 {
-                    bail!(
-                        "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
-                    );
-                }
-                let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
-                self.expired.insert(HashMap::try_from(map)?)
-            }
-        };
+    fn enforce(&mut self, job: &Job, action: Action) -> Done {
+        if self.reader.meta().extras & EXTRA_ENFORCE == 0 {
+            bail!(
+                "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
+            );
+        }
         let verdict = match action {
             Action::EnforceReset => Tomb::RESET,
             _ => Tomb::DROP,
         };
-        expired
-            .insert(event.key, Tomb::new(verdict), 0)
+        self.expired()?
+            .insert(job.event.key, Tomb::new(verdict), 0)
             .context("cannot write EXPIRED")?;
         // A packet that came in between has begun the flow again, which is found before its tomb is: it lives.
-        if self.is_back(event) {
-            self.expired
-                .as_mut()
-                .map(|expired| expired.remove(&event.key));
-            return Ok(Outcome::Back);
+        let why = self.look(job);
+        if !matches!(why, Ok(None)) {
+            self.release(job);
         }
-        Ok(Outcome::Done)
+        Ok(why?.unwrap_or(Outcome::Done))
     }
 
     /// Sends a RST to each end of which it is known what it expects.

@@ -34,13 +34,16 @@ impl Namespace {
             true => PathBuf::from(name),
             false => Path::new("/run/netns").join(name),
         };
-        File::open(&path).map_err(|error| {
+        let namespace = Self(path);
+        namespace.inside(|| Ok(())).map_err(|error| {
             Failure::new(
                 Kind::Usage,
-                format!("--reap-netns {name}: no network namespace there ({error}): `ip netns` lists them"),
+                format!(
+                    "--reap-netns {name}: no network namespace there ({error:#}): `ip netns` lists them"
+                ),
             )
         })?;
-        Ok(Self(path))
+        Ok(namespace)
     }
 
     /// Does something inside, on a thread that ends with it: a socket that is opened there stays there.
