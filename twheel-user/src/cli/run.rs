@@ -396,7 +396,8 @@ impl Run {
         };
         let history = self.history(&plane, &pins);
         if let Some(metrics) = &metrics {
-            metrics.watch(reaper.shared(), history.as_ref().map(history::Writer::lost));
+            let lost = history.as_ref().map(history::Writer::lost);
+            metrics.watch(reaper.shared(), lost.unwrap_or_default());
         }
         let mut report = Report::new(self.json, &plane, &pins, history, metrics)?;
         report.reaper = Some((reaper, Asked::open(&pins)?));

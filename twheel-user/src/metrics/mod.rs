@@ -97,8 +97,8 @@ pub struct Metrics {
 /// What others count beside the data plane.
 struct Beside {
     reaper: Arc<reap::Shared>,
-    /// Events that are not in the history; `None` without one.
-    lost: Option<Arc<AtomicU64>>,
+    /// Events that are not in the history.
+    lost: Arc<AtomicU64>,
 }
 
 /// A flow that has ended, for the page.
@@ -198,7 +198,7 @@ impl Metrics {
     }
 
     /// Serves what the reaper counts, and the events that a history has lost; once.
-    pub fn watch(&self, reaper: Arc<reap::Shared>, lost: Option<Arc<AtomicU64>>) {
+    pub fn watch(&self, reaper: Arc<reap::Shared>, lost: Arc<AtomicU64>) {
         // A second one would be of the same run.
         let _ = self.beside.set(Beside { reaper, lost });
     }
@@ -271,14 +271,12 @@ impl Beside {
         paused.set(self.reaper.is_paused().into());
         let mut families = actions.collect();
         families.extend(paused.collect());
-        if let Some(lost) = &self.lost {
-            let family = IntCounter::new(
-                "twheel_history_lost_total",
-                "events that are not in the history, because the disk was too slow or full",
-            )?;
-            family.inc_by(lost.load(Ordering::Relaxed));
-            families.extend(family.collect());
-        }
+        let lost = IntCounter::new(
+            "twheel_history_lost_total",
+            "events that are not in the history, because the disk was too slow or full",
+        )?;
+        lost.inc_by(self.lost.load(Ordering::Relaxed));
+        families.extend(lost.collect());
         Ok(families)
     }
 }
