@@ -336,7 +336,7 @@ fn what_cannot_be_shown_is_refused() -> Result<()> {
     for (args, text) in [
         ("state", "filter, column 6: expected a comparison"),
         ("bytes", "column 1: bytes"),
-        ("--interval 1ms", "at least 100ms"),
+        ("--interval 1ms", "100ms to 1day"),
     ] {
         let said = terminal.shell(&format!("{top} {args}; echo code $?"))?;
         assert!(said.contains(text), "{args}: {said}");
