@@ -24,12 +24,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{SchedClassifier, TcAttachType, TestRun, TestRunOptions};
 use nix::{
     sched::{CloneFlags, setns},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use twheel::pins::Instance;
+
+use crate::plane::{ACK, PASS, frame};
 
 /// Where twheel pins.
 pub const PINS: &str = "/sys/fs/bpf/twheel";
@@ -176,6 +179,22 @@ impl Namespace {
     /// Runs `twheel` to its end.
     pub fn twheel_once(&self, args: &[&str]) -> Result<Ended> {
         once(self.twheel(args)?)
+    }
+
+    /// Begins so many flows with the `twheel run` on an interface: the packet of each, as [`frame`] numbers them, goes
+    /// through its pinned program.
+    pub fn begin_flows(&self, interface: &str, flows: u32) -> Result<()> {
+        let program = self.enter(|| Instance::of(interface)?.xdp("twheel_xdp"))?;
+        for flow in 0..flows {
+            let result = program
+                .test_run(TestRunOptions {
+                    data_in: Some(&frame(flow, false, ACK)),
+                    ..TestRunOptions::new()
+                })
+                .context("cannot begin a flow")?;
+            ensure!(result.return_value == PASS, "a packet does not pass");
+        }
+        Ok(())
     }
 
     /// The instances pinned by a twheel of any version in this namespace.
@@ -827,17 +846,8 @@ impl Twheel {
 
     /// Waits for its end. One that does not end is killed, and that is an error.
     pub fn wait(mut self) -> Result<Ended> {
-        let end = Instant::now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            ensure!(
-                Instant::now() < end,
-                "twheel does not end: {}",
-                self.stderr().trim()
-            );
-            thread::sleep(Duration::from_millis(2));
+        let Some(status) = wait_within(&mut self.child, PATIENCE)? else {
+            bail!("twheel does not end: {}", self.stderr().trim());
         };
         for reader in self.readers.drain(..) {
             let _ = reader.join();
@@ -859,6 +869,51 @@ impl Drop for Twheel {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits for a program's end; one that does not come to it in that time is killed: `None`.
+pub fn wait_within(child: &mut Child, within: Duration) -> Result<Option<ExitStatus>> {
+    let end = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A file for a policy, removed when dropped.
+pub struct PolicyFile(PathBuf);
+
+impl PolicyFile {
+    /// With this text, under a name that no other test has.
+    pub fn new(name: &str, text: &str) -> Result<Self> {
+        let file = format!("twheel-{}-{name}.toml", std::process::id());
+        let file = Self(std::env::temp_dir().join(file));
+        file.write(text)?;
+        Ok(file)
+    }
+
+    /// With another.
+    pub fn write(&self, text: &str) -> Result<()> {
+        fs::write(&self.0, text).with_context(|| format!("cannot write {}", self.0.display()))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &str {
+        self.0.to_str().expect("a name of our own")
+    }
+}
+
+impl Drop for PolicyFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -540,20 +540,8 @@ impl Lab {
     /// Packets that the data plane has come to the end of.
     fn seen(&self) -> Result<u64> {
         let counters = data_plane::counters(&self.counters)?;
-        Ok([
-            Counter::Touched,
-            Counter::Created,
-            Counter::NotIp,
-            Counter::NotTracked,
-            Counter::Fragment,
-            Counter::Truncated,
-            Counter::Malformed,
-            Counter::BadFlags,
-            Counter::NoFlow,
-        ]
-        .into_iter()
-        .map(|counter| counters.get(counter))
-        .sum())
+        let verdicts = Counter::VERDICTS.into_iter();
+        Ok(verdicts.map(|counter| counters.get(counter)).sum())
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {

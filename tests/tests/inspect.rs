@@ -13,13 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{TestRun, TestRunOptions};
 use serde_json::{Value, json};
-use twheel::pins::Instance;
 use twheel_tests::netns::{
     Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
+    wait_within,
 };
-use twheel_tests::plane::{ACK, frame};
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -645,15 +643,7 @@ fn what_a_run_has_left_can_be_deleted_without_one() -> Result<()> {
     let directory = Directory::new("orphans")?;
     let args = ["--iface", SERVER, "--keep", "--json"];
     let twheel = Twheel::start(&pair.server, &args)?;
-    let program = pair
-        .server
-        .enter(|| Instance::of(SERVER)?.xdp("twheel_xdp"))?;
-    for flow in 0..MANY {
-        program.test_run(TestRunOptions {
-            data_in: Some(&frame(flow, false, ACK)),
-            ..TestRunOptions::new()
-        })?;
-    }
+    pair.server.begin_flows(SERVER, MANY)?;
     assert_eq!(twheel.stop()?.code(), Some(0));
     let history = ["--history", directory.path()];
     let delete = [&["delete", "--json", "sport in 1024-1033"][..], &history].concat();
@@ -826,17 +816,8 @@ fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
             .stderr(Stdio::piped())
             .spawn()?;
         drop(child.stdout.take());
-        let end = Instant::now() + millis(5000);
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > end {
-                child.kill()?;
-                child.wait()?;
-                panic!("{args:?} goes on without a reader");
-            }
-            thread::sleep(millis(5));
+        let Some(status) = wait_within(&mut child, millis(5000))? else {
+            panic!("{args:?} goes on without a reader");
         };
         let mut stderr = String::new();
         child

@@ -17,11 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::{
-    maps::{Array, Map, MapData},
-    programs::{TestRun, TestRunOptions, Xdp},
-};
-use aya_obj::programs::XdpAttachType;
+use aya::maps::{Array, Map, MapData};
 use nix::fcntl::{FcntlArg, fcntl};
 use prometheus_parse::{Scrape, Value};
 use twheel::{
@@ -33,11 +29,8 @@ use twheel::{
     settings::Wanted,
 };
 use twheel_common::config::NAME_BYTES;
-use twheel_tests::{
-    netns::{
-        Busy, Connection, Expiry, Family, Namespace, PORT, Pair, SERVER, Twheel, require_root,
-    },
-    plane::{ACK, frame},
+use twheel_tests::netns::{
+    Busy, Connection, Expiry, Family, Namespace, PORT, Pair, SERVER, Twheel, require_root,
 };
 
 fn millis(number: u64) -> Duration {
@@ -563,14 +556,7 @@ fn a_million_flows_are_no_more_to_scrape_than_none() -> Result<()> {
     const FLOWS: u32 = 1_000_000;
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--max-flows", "1100000", "--timeout", "1h"])?;
-    let instance = pair.server.instances()?.pop().context("no instance")?;
-    let program = Xdp::from_pin(instance.join("twheel_xdp"), XdpAttachType::Interface)?;
-    for flow in 0..FLOWS {
-        program.test_run(TestRunOptions {
-            data_in: Some(&frame(flow, false, ACK)),
-            ..TestRunOptions::new()
-        })?;
-    }
+    pair.server.begin_flows(SERVER, FLOWS)?;
     let mut times = Vec::new();
     for _ in 0..50 {
         let begun = Instant::now();

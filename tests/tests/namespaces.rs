@@ -2,10 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs,
     io::{BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -18,7 +16,8 @@ use nix::{
     unistd::Pid,
 };
 use twheel_tests::netns::{
-    Busy, Connection, Expiry, Family, Namespace, PORT, Pair, SERVER, Twheel, require_root,
+    Busy, Connection, Expiry, Family, Namespace, PORT, Pair, PolicyFile, SERVER, Twheel,
+    require_root, wait_within,
 };
 
 const TICK: Duration = Duration::from_millis(100);
@@ -294,41 +293,19 @@ fn the_way_a_connection_ends_is_told() -> Result<()> {
     Ok(())
 }
 
-/// A policy file, removed when dropped.
-struct PolicyFile(PathBuf);
-
-impl PolicyFile {
-    fn new(name: &str) -> Self {
-        let file = format!("twheel-{}-{name}.toml", std::process::id());
-        Self(std::env::temp_dir().join(file))
-    }
-
-    /// One rule for the port of the tests' servers, and what it gives established flows.
-    fn write(&self, rule: &str, established: &str) -> Result<()> {
-        let text = format!(
-            "[[rule]]\nname = '{rule}'\ndport = {PORT}\niface = '{SERVER}'\ndirection = 'in'\n\
-             timeouts = {{ established = '{established}' }}\n"
-        );
-        Ok(fs::write(&self.0, text)?)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().expect("a name of our own")
-    }
-}
-
-impl Drop for PolicyFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
+/// One rule for the port of the tests' servers, and what it gives established flows.
+fn policy(rule: &str, established: &str) -> String {
+    format!(
+        "[[rule]]\nname = '{rule}'\ndport = {PORT}\niface = '{SERVER}'\ndirection = 'in'\n\
+         timeouts = {{ established = '{established}' }}\n"
+    )
 }
 
 #[test]
 fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let file = PolicyFile::new("run");
-    file.write("first", "1s")?;
+    let file = PolicyFile::new("run", &policy("first", "1s"))?;
     let args = ["--iface", SERVER, "--policy", file.path(), "--json"];
     let twheel = Twheel::start(&pair.server, &args)?;
     let first = pair.connect(Family::V4)?;
@@ -343,7 +320,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     assert!(expiry.idle >= millis(1000) && expiry.idle < millis(1000) + lateness() + SCHEDULING);
 
     // Read again: a flow of a minute.
-    file.write("second", "60s")?;
+    file.write(&policy("second", "60s"))?;
     let pid = Pid::from_raw(twheel.pid().try_into()?);
     kill(pid, Signal::SIGHUP)?;
     twheel.await_stderr("the policy was read again")?;
@@ -354,7 +331,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     );
 
     // What is wrong changes nothing, from here or from there.
-    file.write("second", "soon")?;
+    file.write(&policy("second", "soon"))?;
     kill(pid, Signal::SIGHUP)?;
     let stderr = twheel.await_stderr("the policy stays as it was")?;
     assert!(stderr.contains(&format!("{}:6:", file.path())), "{stderr}");
@@ -367,7 +344,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     );
 
     // Beside the run, by another process.
-    file.write("third", "500ms")?;
+    file.write(&policy("third", "500ms"))?;
     let ended = pair.server.twheel_once(&load)?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     assert!(ended.stderr.contains("1 flows follow"), "{}", ended.stderr);
@@ -386,11 +363,11 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     );
 
     // A rule that keeps its name gives its flows what it says now.
-    file.write("third", "60s")?;
+    file.write(&policy("third", "60s"))?;
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let fourth = pair.connect(Family::V6)?;
     thread::sleep(millis(700));
-    file.write("third", "500ms")?;
+    file.write(&policy("third", "500ms"))?;
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let expiries = twheel.expiries_until(Instant::now() + millis(400))?;
     assert_eq!(names(by_name(&expiries)?.keys()), [fourth.name]);
@@ -491,17 +468,8 @@ fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
     drop(child.stdout.take());
     let connections = connect(&pair, 2)?;
 
-    let end = Instant::now() + millis(5000);
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            child.kill()?;
-            child.wait()?;
-            panic!("twheel goes on without a reader: {text}");
-        }
-        thread::sleep(millis(5));
+    let Some(status) = wait_within(&mut child, millis(5000))? else {
+        panic!("twheel goes on without a reader: {text}");
     };
     while stderr.read_line(&mut text)? > 0 {}
     assert_eq!(status.code(), Some(0), "{text}");

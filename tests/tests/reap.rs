@@ -7,7 +7,6 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,19 +16,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::programs::{TestRun, TestRunOptions};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::Value;
-use twheel::pins::Instance;
 use twheel_tests::{
     ctnetlink::Conntrack,
     netns::{
-        Connection, Ended, Family, Namespace, PATIENCE, PORT, Pair, SERVER, Twheel, require_root,
+        Connection, Ended, Family, Namespace, PATIENCE, PORT, Pair, PolicyFile, SERVER, Twheel,
+        require_root,
     },
-    plane::{ACK, frame},
 };
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -736,18 +733,8 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
     let mut args = vec!["--timeout", "5s", "--tick", "1s", "--mode", "generic"];
     args.extend(more);
     let twheel = run(&pair.server, SERVER, &args)?;
-    let program = pair
-        .server
-        .enter(|| Instance::of(SERVER)?.xdp("twheel_xdp"))?;
     let begun = Instant::now();
-    for flow in 0..MANY {
-        program
-            .test_run(TestRunOptions {
-                data_in: Some(&frame(flow, false, ACK)),
-                ..TestRunOptions::new()
-            })
-            .context("cannot begin a flow")?;
-    }
+    pair.server.begin_flows(SERVER, MANY)?;
     let filled = begun.elapsed();
     assert!(filled < millis(TIMEOUT), "too slow a machine: {filled:?}");
     let (mut seen, mut latest, mut reaped) = (HashSet::new(), 0, 0);
@@ -1045,28 +1032,6 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     assert_eq!(open, count(&said, "socket", "revoked"));
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
-}
-
-/// A policy file, removed when dropped.
-struct PolicyFile(PathBuf);
-
-impl PolicyFile {
-    fn new(name: &str, text: &str) -> Result<Self> {
-        let file = format!("twheel-{}-reap-{name}.toml", std::process::id());
-        let file = Self(std::env::temp_dir().join(file));
-        fs::write(&file.0, text)?;
-        Ok(file)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().expect("a name of our own")
-    }
-}
-
-impl Drop for PolicyFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 #[test]

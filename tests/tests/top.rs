@@ -8,16 +8,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{TestRun, TestRunOptions};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::Value;
-use twheel::{failure::Kind, pins::Instance};
-use twheel_tests::{
-    netns::{Connection, Family, Namespace, Pair, SERVER, Twheel, require_root, twheel_bin},
-    plane::{ACK, PASS, frame},
+use twheel::failure::Kind;
+use twheel_tests::netns::{
+    Connection, Family, Namespace, Pair, SERVER, Twheel, require_root, twheel_bin,
 };
 
 /// Longer than anything here takes, on a machine that is busy with other things.
@@ -435,18 +433,7 @@ fn a_million_flows_cost_little_to_watch() -> Result<()> {
     let pair = Pair::new()?;
     let args = ["--iface", SERVER, "--max-flows", "1048576"];
     let _run = Twheel::start(&pair.server, &args)?;
-    pair.server.enter(|| {
-        let program = Instance::the(Some(SERVER))?.xdp("twheel_xdp")?;
-        for flow in 0..FLOWS {
-            let frame = frame(flow, false, ACK);
-            let result = program.test_run(TestRunOptions {
-                data_in: Some(&frame),
-                ..TestRunOptions::new()
-            })?;
-            ensure!(result.return_value == PASS);
-        }
-        Ok(())
-    })?;
+    pair.server.begin_flows(SERVER, FLOWS)?;
     let terminal = Terminal::open(&pair.server)?;
     // A filter that all pass, and an order in which many are better than those before.
     for args in ["", "--sort idle 'state == unreplied and dport == 80'"] {

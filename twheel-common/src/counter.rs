@@ -72,6 +72,27 @@ named! {
     }
 }
 
+impl Counter {
+    /// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
+    /// `touched`, too.)
+    pub const VERDICTS: [Self; 14] = [
+        Self::Touched,
+        Self::Created,
+        Self::NotIp,
+        Self::NotTracked,
+        Self::Fragment,
+        Self::Truncated,
+        Self::Malformed,
+        Self::BadFlags,
+        Self::NoFlow,
+        Self::TableFull,
+        Self::WindowFull,
+        Self::EnforcedDropped,
+        Self::EnforcedReset,
+        Self::EnforcedLimited,
+    ];
+}
+
 /// Number of counters.
 pub const COUNT: usize = Counter::ALL.len();
 
@@ -95,6 +116,13 @@ impl Counters {
     /// One counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
+    }
+
+    /// Of several CPUs together.
+    pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut sum = Self::default();
+        all.into_iter().for_each(|one| sum.add(one));
+        sum
     }
 
     /// Adds another CPU's.

@@ -129,6 +129,11 @@ impl Geometry {
 }
 
 impl Geometry {
+    /// Name of its [`Scheme`].
+    pub fn scheme_name(&self) -> &'static str {
+        Scheme::from_raw(self.scheme).map_or("unknown", Scheme::name)
+    }
+
     /// Slots of all levels.
     #[inline(always)]
     pub const fn slots(&self) -> u32 {

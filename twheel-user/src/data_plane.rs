@@ -19,7 +19,7 @@ use twheel_common::{
     state::Timeouts,
     step::{Delete, MAX_DELETES, Step, Sweep},
     table::{Hash, NODES},
-    wheel::{Geometry, Scheme},
+    wheel::Geometry,
 };
 
 use crate::{
@@ -120,12 +120,15 @@ impl DataPlane {
             0 => 1,
             _ => wanted.hash.records() as u32,
         };
-        let enforcing = |entries| match load.config.enforce {
-            0 => 1,
-            _ => entries,
-        };
         // Not a matter of what is adopted, unless it is for good.
-        let confirmed = load.config.enforce & 2 != 0;
+        let tombs = match load.config.enforce & 2 {
+            0 => HELD,
+            _ => MAX_TOMBS,
+        };
+        let sources = match load.config.enforce {
+            0 => 1,
+            _ => MAX_SOURCES,
+        };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
@@ -133,8 +136,8 @@ impl DataPlane {
             .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
-            .map_max_entries("EXPIRED", if confirmed { MAX_TOMBS } else { HELD })
-            .map_max_entries("ANSWERS", enforcing(MAX_SOURCES))
+            .map_max_entries("EXPIRED", tombs)
+            .map_max_entries("ANSWERS", sources)
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
@@ -398,28 +401,9 @@ fn assign(mut counted: [u32; PLACES], interfaces: &[u32]) -> [u32; PLACES] {
     counted
 }
 
-/// The counters of the map `COUNTERS`, summed over all CPUs.
+/// The counters of the map `COUNTERS`, summed over all places and CPUs.
 pub fn counters(map: &Map) -> Result<Counters> {
-    let mut sum = Counters::default();
-    for counters in counters_of_cpus(map)? {
-        sum.add(&counters);
-    }
-    Ok(sum)
-}
-
-/// The counters of the map `COUNTERS`, of each CPU that this host may have.
-pub fn counters_of_cpus(map: &Map) -> Result<Vec<Counters>> {
-    Ok(of_cpus(&counters_of_places(map)?))
-}
-
-/// The same, of places that have been read.
-pub fn of_cpus(places: &[Vec<Counters>]) -> Vec<Counters> {
-    let cpus = places.iter().map(Vec::len).max().unwrap_or(0);
-    let mut sums = vec![Counters::default(); cpus];
-    for place in places {
-        sums.iter_mut().zip(place).for_each(|(sum, it)| sum.add(it));
-    }
-    sums
+    Ok(Counters::sum(counters_of_places(map)?.iter().flatten()))
 }
 
 /// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
@@ -440,6 +424,12 @@ pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
         ..Step::default()
     };
     answer(program, call).context("cannot run the stepper")
+}
+
+/// Low 32 bits of the data plane's clock, units, by its program that sweeps.
+pub fn now(sweeper: &Xdp) -> Result<u32> {
+    let call = sweep(sweeper, Sweep::default());
+    Ok(call.context("cannot ask the data plane for the time")?.now)
 }
 
 /// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
@@ -524,12 +514,8 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
     if meta != (Meta { hash, ..*wanted }) {
         let options = |meta: &Meta| {
             let tick = Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns));
-            let Geometry {
-                levels,
-                bits,
-                scheme,
-            } = meta.geometry;
-            let scheme = Scheme::from_raw(scheme).map_or("unknown", Scheme::name);
+            let Geometry { levels, bits, .. } = meta.geometry;
+            let scheme = meta.geometry.scheme_name();
             format!(
                 "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}",
                 meta.max_flows,

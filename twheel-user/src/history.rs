@@ -39,7 +39,6 @@ use nix::{
 use twheel_common::{
     config::NAME_BYTES,
     event::{Event, Record},
-    step::Sweep,
 };
 
 use crate::{
@@ -214,7 +213,7 @@ fn write(
         if log.wanted == 0 {
             continue;
         }
-        let now = data_plane::sweep(sweep, Sweep::default())?.now;
+        let now = data_plane::now(sweep)?;
         let wall = since_1970(SystemTime::now());
         for event in ended(&batch) {
             // One that another CPU has ended after the time was read is of now.

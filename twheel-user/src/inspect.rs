@@ -12,9 +12,9 @@ use nix::net::if_::if_indextoname;
 use twheel_common::{
     config::{Meta, RULES},
     counter::Counters,
+    event::Pace,
     flow::{Traffic, age, idle},
     state,
-    step::Sweep,
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     flows::{self, Flows},
     output::{Flow, in_order, table::Columns},
     pins::{Instance, Pins},
-    policy::install::{self, Names},
+    policy::install::{self, InForce, Names},
 };
 
 /// What is read of an instance.
@@ -79,6 +79,15 @@ pub struct Timing {
     pub retransmissions: u32,
 }
 
+impl From<Pace> for Timing {
+    fn from(pace: Pace) -> Self {
+        Self {
+            srtt: pace.srtt,
+            retransmissions: pace.retransmissions,
+        }
+    }
+}
+
 impl Reader {
     /// Reads the instance on an interface; without one, the only instance in this network namespace.
     ///
@@ -96,18 +105,14 @@ impl Reader {
             .get(&0, 0)
             .context("cannot read META")?;
         let names = Names::open(&open)?;
-        let timeouts = Array::<_, state::Timeouts>::try_from(Map::Array(open("TIMEOUTS")?))?;
+        let timeouts = InForce::open(&open)?;
         let rules = 0..RULES as u16;
         Ok(Self {
             clock: Clock::jiffies()?,
             meta,
             timeouts: rules
                 .clone()
-                .map(|rule| {
-                    timeouts
-                        .get(&rule.into(), 0)
-                        .context("cannot read TIMEOUTS")
-                })
+                .map(|rule| timeouts.of(rule))
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
             flows: Flows::pinned(&pins)?,
@@ -147,36 +152,26 @@ impl Reader {
 
     /// Low 32 bits of its clock, units.
     pub fn now(&self) -> Result<u32> {
-        Ok(data_plane::sweep(&self.sweep, Sweep::default())
-            .context("cannot ask the data plane for the time")?
-            .now)
-    }
-
-    /// Its counters, of each CPU.
-    pub fn counters(&self) -> Result<Vec<Counters>> {
-        data_plane::counters_of_cpus(&Map::PerCpuArray(self.pins.map("COUNTERS")?))
+        data_plane::now(&self.sweep)
     }
 
     /// Its counters, of each CPU and of each interface.
     pub fn counted(&self) -> Result<Counted> {
         let map = Map::PerCpuArray(self.pins.map("COUNTERS")?);
         let places = data_plane::counters_of_places(&map)?;
-        let cpus = data_plane::of_cpus(&places);
-        let sum = |cpus: &[Counters]| {
-            let mut sum = Counters::default();
-            cpus.iter().for_each(|cpu| sum.add(cpu));
-            sum
-        };
+        let cpus = places.iter().map(Vec::len).max().unwrap_or(0);
+        let of_cpu = |cpu| Counters::sum(places.iter().filter_map(|place| place.get(cpu)));
+        let cpus: Vec<_> = (0..cpus).map(of_cpu).collect();
         let apart = data_plane::counted(&self.pins)?;
         let mut interfaces: Vec<_> = apart
             .iter()
             .zip(&places)
             .filter(|(interface, _)| **interface != 0)
-            .map(|(interface, place)| (name_of(*interface), sum(place)))
+            .map(|(interface, place)| (name_of(*interface), Counters::sum(place)))
             .collect();
         if interfaces.is_empty() {
             // One interface has no place of its own.
-            let all = sum(&cpus);
+            let all = Counters::sum(&cpus);
             interfaces.extend(self.pins.interfaces()?.into_iter().map(|name| (name, all)));
         }
         Ok(Counted { cpus, interfaces })
@@ -232,14 +227,8 @@ impl Reader {
 
     /// The timeout of a flow, units.
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
-        let none = state::Timeouts::default();
-        let of = |rule: u16| self.timeouts.get(usize::from(rule)).unwrap_or(&none);
-        let timeouts = match of(rule) {
-            // Its flows are no rule's any more.
-            gone if gone.0[state::Timeouts::GONE] != 0 => of(0),
-            timeouts => timeouts,
-        };
-        timeouts.of(seen)
+        let timeouts = self.timeouts.get(usize::from(rule));
+        timeouts.map_or(0, |timeouts| timeouts.of(seen))
     }
 }
 

@@ -6,14 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use aya::programs::{TestRun, TestRunOptions};
+use anyhow::{Result, ensure};
 use serde_json::json;
-use twheel::pins::Instance;
-use twheel_tests::{
-    netns::{Namespace, Twheel},
-    plane::{ACK, frame},
-};
+use twheel_tests::netns::{Namespace, Twheel};
 
 use crate::report::{Figure, Report, verdict};
 
@@ -35,7 +30,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         &host,
         &["--iface", INTERFACE, "--max-flows", &flows, "--accounting"],
     )?;
-    fill(&host)?;
+    host.begin_flows(INTERFACE, FLOWS)?;
     report.say(&format!(
         "An instance with {FLOWS} flows and --accounting, and its loader; the flows have come as packets of the \
          pinned program's.\nEach command {ROUNDS} times, its output to /dev/null: seconds from start to exit, and the \
@@ -90,20 +85,6 @@ fn within(value: f64, bound: Option<f64>) -> String {
     let text = verdict(value, bound);
     text.split_once(' ')
         .map_or_else(String::new, |(_, rest)| rest.to_owned())
-}
-
-/// Begins the flows.
-fn fill(host: &Namespace) -> Result<()> {
-    let program = host.enter(|| Instance::of(INTERFACE)?.xdp("twheel_xdp"))?;
-    for flow in 0..FLOWS {
-        program
-            .test_run(TestRunOptions {
-                data_in: Some(&frame(flow, false, ACK)),
-                ..TestRunOptions::new()
-            })
-            .context("cannot begin a flow")?;
-    }
-    Ok(())
 }
 
 /// Runs a command; how long that took, and its memory in bytes.

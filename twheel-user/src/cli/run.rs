@@ -40,7 +40,7 @@ use crate::{
     pins::{Instance, PROGRAMS, Pins},
     policy::install::{self, Names},
     progress,
-    reap::{self, Action, Asked, Reaped, Reaper},
+    reap::{self, Action, Reaped, Reaper},
     settings::Wanted,
     stepper::{SharedEvents, Steppers},
     timeouts::Timeouts,
@@ -400,7 +400,7 @@ impl Run {
             metrics.watch(reaper.shared(), lost.unwrap_or_default());
         }
         let mut report = Report::new(self.json, &plane, &pins, history, metrics)?;
-        report.reaper = Some((reaper, Asked::open(&pins)?));
+        report.reaper = Some(reaper);
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
@@ -563,7 +563,7 @@ struct Report {
     names: Names,
     history: Option<history::Writer>,
     metrics: Option<Arc<Metrics>>,
-    reaper: Option<(Reaper, Asked)>,
+    reaper: Option<Reaper>,
     /// Why actions have failed.
     failures: BTreeMap<String, u64>,
     /// The reader of our output is gone.
@@ -598,7 +598,7 @@ impl Report {
     fn take_reaper(&mut self) -> impl FnOnce() -> Option<Arc<reap::Shared>> + Send + use<> {
         let reaper = self.reaper.take();
         move || {
-            let (reaper, _) = reaper?;
+            let reaper = reaper?;
             let shared = reaper.shared();
             reaper.stop();
             Some(shared)
@@ -607,7 +607,7 @@ impl Report {
 
     /// Lets the reaper go on, if it has paused. Returns whether it had.
     fn resume(&self) -> bool {
-        self.reaper.as_ref().is_some_and(|(reaper, _)| {
+        self.reaper.as_ref().is_some_and(|reaper| {
             let paused = reaper.shared().is_paused();
             if paused {
                 reaper.resume();
@@ -666,11 +666,8 @@ impl Report {
                 }
             }
         }
-        if let Some((reaper, asked)) = &self.reaper {
-            let flows = asked.of(&batch)?;
-            if !flows.is_empty() {
-                reaper.reap(flows)?;
-            }
+        if let Some(reaper) = &self.reaper {
+            reaper.reap(&batch)?;
         }
         if let Some(history) = &self.history {
             history.add(batch);

@@ -18,6 +18,7 @@ use crate::{
     flows::Flow,
     history, host,
     inspect::Reader,
+    output::json,
 };
 
 /// Which instance.
@@ -71,10 +72,7 @@ impl Deleting {
             say!("{text}");
             return Ok(());
         }
-        while_read(|out| {
-            serde_json::to_writer(&mut *out, object)?;
-            Ok(writeln!(out)?)
-        })
+        while_read(|out| Ok(json::write(object, out)?))
     }
 }
 

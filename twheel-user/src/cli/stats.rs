@@ -11,13 +11,13 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use twheel_common::{
-    counter::{Counter, Counters},
-    wheel::Scheme,
-};
+use twheel_common::counter::{Counter, Counters};
 
 use super::select::{Select, interval, while_read};
-use crate::inspect::{Counted, Reader};
+use crate::{
+    inspect::{Counted, Reader},
+    output::json,
+};
 
 /// Show every counter of an instance, with what it counts
 ///
@@ -66,12 +66,10 @@ impl Look {
     /// Now.
     pub fn at(reader: &Reader) -> Result<Self> {
         let counted = reader.counted()?;
-        let mut sum = Counters::default();
-        counted.cpus.iter().for_each(|cpu| sum.add(cpu));
         Ok(Self {
             at: Instant::now(),
+            sum: Counters::sum(&counted.cpus),
             counted,
-            sum,
         })
     }
 
@@ -128,8 +126,7 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
             per_second: earlier.map(|earlier| look.rate(earlier, *counter)),
             meaning: counter.meaning(),
         };
-        serde_json::to_writer(&mut *out, &line)?;
-        writeln!(out)?;
+        json::write(&line, out)?;
     }
     Ok(())
 }
@@ -151,7 +148,7 @@ fn write_text(
         look.sum.live(),
         meta.max_flows,
         humantime::format_duration(reader.clock().duration(meta.tick.into())),
-        Scheme::from_raw(geometry.scheme).map_or("unknown", Scheme::name),
+        geometry.scheme_name(),
         geometry.levels,
         1u64 << geometry.bits,
         if reader.pins().has_loader()? {

@@ -10,6 +10,7 @@ use super::select::{Select, Which, while_read};
 use crate::{
     filter::{STATES, Subject},
     inspect::Tracked,
+    output::json,
 };
 
 /// Say who fills the table
@@ -168,8 +169,7 @@ impl By {
 impl Line {
     fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
         if json {
-            serde_json::to_writer(&mut *out, self)?;
-            return Ok(writeln!(out)?);
+            return Ok(json::write(self, out)?);
         }
         write!(
             out,

@@ -9,12 +9,11 @@ use anyhow::Result;
 use clap::Args;
 use ratatui::crossterm::terminal;
 use serde::Serialize;
-use twheel_common::wheel::Scheme;
 
 use super::select::{Select, while_read};
 use crate::{
     inspect::Reader,
-    output::table::short,
+    output::{json, table::short},
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
 };
 
@@ -77,20 +76,13 @@ impl Wheel {
     }
 }
 
-fn scheme(wheels: &Wheels) -> &'static str {
-    Scheme::from_raw(wheels.geometry.scheme).map_or("unknown", Scheme::name)
-}
-
 fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Write) -> Result<()> {
-    let mut write = |line: Line<'_>| -> Result<()> {
-        serde_json::to_writer(&mut *out, &line)?;
-        Ok(writeln!(out)?)
-    };
+    let mut write = |line: Line<'_>| json::write(&line, out);
     for (turning, counted) in wheels.wheels.iter().zip(counted) {
         let cpu = turning.cpu;
         write(Line::Wheel {
             cpu,
-            scheme: scheme(wheels),
+            scheme: wheels.geometry.scheme_name(),
             levels: wheels.geometry.levels,
             slots: wheels.slots(),
             tick_ms: wheels.tick().as_secs_f64() * 1000.0,
@@ -138,7 +130,7 @@ fn write_text(
         counted.len(),
         wheels.geometry.levels,
         wheels.slots(),
-        scheme(wheels),
+        wheels.geometry.scheme_name(),
         span(wheels.tick()),
         if reader.pins().has_loader()? {
             "a loader is running"

@@ -185,12 +185,12 @@ impl Field {
             Self::Packets => sum(of.account.map(|sides| sides.map(|side| side.packets))),
             Self::Bytes => sum(of.account.map(|sides| sides.map(|side| side.bytes))),
             Self::Rtt => of.timing.is_some_and(|sides| {
-                let mut sampled = sides.iter().filter(|(srtt, _)| *srtt > 0);
-                sampled.any(|(srtt, _)| duration(Duration::from_micros((*srtt).into())))
+                let mut sampled = sides.iter().filter(|side| side.srtt > 0);
+                sampled.any(|side| duration(Duration::from_micros(side.srtt.into())))
             }),
-            Self::Retransmissions => {
-                sum(of.timing.map(|sides| sides.map(|(_, again)| again.into())))
-            }
+            Self::Retransmissions => sum(of
+                .timing
+                .map(|sides| sides.map(|side| side.retransmissions.into()))),
             Self::PickedUp | Self::Stalled => false,
         }
     }

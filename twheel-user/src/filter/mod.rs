@@ -14,7 +14,7 @@ use twheel_common::{event::Reason, flow::Traffic};
 pub use self::field::{Field, Known, STATES};
 use crate::{
     failure::{Failure, Kind},
-    inspect::Tracked,
+    inspect::{Timing, Tracked},
     output::{Expired, Flow},
     policy::network::{Network, mapped},
 };
@@ -83,9 +83,8 @@ pub struct Subject<'a> {
     pub age: Duration,
     /// Of both sides, if that is counted.
     pub account: Option<[Traffic; 2]>,
-    /// Of both sides: round trip in microseconds, 0 if there was no sample, and retransmissions; if there are
-    /// retransmission timers.
-    pub timing: Option<[(u32, u32); 2]>,
+    /// Of both sides, if there are retransmission timers.
+    pub timing: Option<[Timing; 2]>,
     /// Of a flow that is in the table: until it expires.
     pub expires: Option<Duration>,
     /// Likewise: the CPU on whose wheel it stands.
@@ -106,9 +105,7 @@ impl<'a> Subject<'a> {
             idle: flow.idle,
             age: flow.age,
             account: flow.account,
-            timing: flow
-                .timing
-                .map(|sides| sides.map(|side| (side.srtt, side.retransmissions))),
+            timing: flow.timing,
             expires: Some(flow.expires),
             cpu: Some(flow.cpu),
             reason: None,
@@ -125,9 +122,7 @@ impl<'a> Subject<'a> {
             idle: flow.idle,
             age: flow.age,
             account: flow.account,
-            timing: flow
-                .pace
-                .map(|sides| sides.map(|side| (side.srtt, side.retransmissions))),
+            timing: flow.pace.map(|sides| sides.map(Timing::from)),
             expires: None,
             cpu: None,
             reason: Some(flow.reason),

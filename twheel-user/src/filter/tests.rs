@@ -7,6 +7,7 @@ use twheel_common::{event::Reason, flow::Traffic};
 use super::{Field, Filter, Known, Subject};
 use crate::{
     failure::{Kind, exit_code},
+    inspect::Timing,
     output::Flow,
 };
 
@@ -37,7 +38,16 @@ fn subject() -> Subject<'static> {
         idle: Duration::from_secs(45),
         age: Duration::from_secs(3600),
         account: Some([traffic(10, 1000), traffic(20, 2000)]),
-        timing: Some([(0, 3), (25_000, 4)]),
+        timing: Some([
+            Timing {
+                srtt: 0,
+                retransmissions: 3,
+            },
+            Timing {
+                srtt: 25_000,
+                retransmissions: 4,
+            },
+        ]),
         expires: Some(Duration::from_secs(15)),
         cpu: Some(1),
         reason: Some(Reason::Idle),

@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, Map, MapData, PerCpuArray};
+use aya::maps::{Map, MapData, PerCpuArray};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder, core::Collector, proto::MetricFamily,
@@ -37,27 +37,9 @@ use crate::{
     data_plane::{self, DataPlane},
     output::Expired,
     pins::Pins,
+    policy::install::{self, InForce},
     reap::{self, Action, Outcome},
 };
-
-/// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
-/// `touched`, too.)
-const VERDICTS: [Counter; 14] = [
-    Counter::Touched,
-    Counter::Created,
-    Counter::NotIp,
-    Counter::NotTracked,
-    Counter::Fragment,
-    Counter::Truncated,
-    Counter::Malformed,
-    Counter::BadFlags,
-    Counter::NoFlow,
-    Counter::TableFull,
-    Counter::WindowFull,
-    Counter::EnforcedDropped,
-    Counter::EnforcedReset,
-    Counter::EnforcedLimited,
-];
 
 /// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
 const STEP_BUCKETS: [f64; 12] = [
@@ -90,7 +72,7 @@ pub struct Metrics {
     pins: Pins,
     counters: Map,
     wheels: PerCpuArray<MapData, Wheel>,
-    timeouts: Array<MapData, Timeouts>,
+    timeouts: InForce,
     beside: OnceLock<Beside>,
 }
 
@@ -192,7 +174,7 @@ impl Metrics {
             pins: pins.clone(),
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
-            timeouts: Array::try_from(Map::Array(pins.map("TIMEOUTS")?))?,
+            timeouts: InForce::open(&install::pinned(pins))?,
             beside: OnceLock::new(),
         })
     }
@@ -291,7 +273,7 @@ fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
     )?;
     let mut families = flows.collect();
     for counter in Counter::ALL {
-        if VERDICTS.contains(counter) {
+        if Counter::VERDICTS.contains(counter) {
             let packets = packets.with_label_values(&[counter.name()]);
             packets.inc_by(counters.get(*counter));
         } else {
@@ -339,7 +321,7 @@ impl Batch<'_> {
         }
         let timeouts = self.timeouts.entry(event.rule).or_insert_with(|| {
             // A rule that was there a moment ago.
-            self.metrics.timeouts.get(&event.rule, 0).ok()
+            self.metrics.timeouts.of(event.rule as u16).ok()
         });
         let timeout = timeouts.as_ref()?.of(event.seen());
         let late = event.idle.saturating_sub(timeout);

@@ -8,10 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use aya::util::online_cpus;
 use serde::Serialize;
-use twheel_common::{
-    counter::Counter,
-    wheel::{Scheme, Wheel},
-};
+use twheel_common::{counter::Counter, wheel::Wheel};
 
 use super::{Metrics, lock};
 use crate::{
@@ -77,7 +74,7 @@ impl Metrics {
             healthy: self.is_healthy(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             tick_seconds: self.clock.duration(config.tick.into()).as_secs_f64(),
-            scheme: Scheme::from_raw(config.geometry.scheme).map_or("", Scheme::name),
+            scheme: config.geometry.scheme_name(),
             levels: config.geometry.levels,
             slots: 1 << config.geometry.bits,
             tick: self.tick(),

@@ -146,7 +146,8 @@ impl From<[Traffic; 2]> for Account {
     }
 }
 
-fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
+/// Writes an object, and the end of its line.
+pub fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *to, line)?;
     writeln!(to)
 }

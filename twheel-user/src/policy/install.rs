@@ -192,6 +192,26 @@ pub fn forget(open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The timeouts of rules, as they are in force.
+pub struct InForce(Array<MapData, state::Timeouts>);
+
+impl InForce {
+    /// Of an instance.
+    pub fn open(open: Open<'_>) -> Result<Self> {
+        array(open, "TIMEOUTS").map(Self)
+    }
+
+    /// Those of a rule by the number that flows bear; flows of a rule that is gone have those of none.
+    pub fn of(&self, number: u16) -> Result<state::Timeouts> {
+        let timeouts = self.0.get(&number.into(), 0);
+        let timeouts = match timeouts.context("cannot read TIMEOUTS")? {
+            gone if gone.0[state::Timeouts::GONE] != 0 => self.0.get(&0, 0)?,
+            timeouts => timeouts,
+        };
+        Ok(timeouts)
+    }
+}
+
 /// The names of rules.
 pub struct Names(Array<MapData, [u8; NAME_BYTES]>);
 

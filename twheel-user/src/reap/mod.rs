@@ -24,11 +24,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::Xdp,
+};
 use netlink_packet_netfilter::conntrack::Protocol;
 use twheel_common::{
     config::EXTRA_ENFORCE,
-    counter::{Counter, Counters},
+    counter::Counter,
     enforce::Tomb,
     event::{Event, Reason, Record},
     flow::FlowKey,
@@ -53,7 +56,7 @@ use crate::{
     inspect::Reader,
     output::Expired,
     pins::Pins,
-    policy::install::{self, Names},
+    policy::install::{self, InForce, Names},
 };
 
 /// Flows that wait for their actions, at most: 18 MiB.
@@ -130,29 +133,16 @@ pub struct Reaped {
 }
 
 /// The actions of rules.
-pub struct Asked {
-    timeouts: Array<MapData, Timeouts>,
-}
+struct Asked(InForce);
 
 impl Asked {
-    /// Of an instance.
-    pub fn open(pins: &Pins) -> Result<Self> {
-        Ok(Self {
-            timeouts: Array::try_from(Map::Array(pins.map("TIMEOUTS")?))?,
-        })
-    }
-
     fn of_rule(&self, rule: u32) -> Result<Actions> {
-        let of = |rule: u32| self.timeouts.get(&rule, 0).context("cannot read TIMEOUTS");
-        let mut timeouts = of(rule)?;
-        if timeouts.0[Timeouts::GONE] != 0 {
-            timeouts = of(0)?;
-        }
+        let timeouts = self.0.of(rule as u16)?;
         Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
     }
 
     /// Of these flows those that have expired, and for which anything is to be done.
-    pub fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
+    fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
         let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
         let mut asked = Vec::new();
         for record in batch {
@@ -211,6 +201,7 @@ pub struct Reaper {
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
+    asked: Arc<Asked>,
     refusals: Mutex<Refusals>,
 }
 
@@ -220,6 +211,10 @@ struct Job {
     actions: Actions,
     /// [`refused`] before it expired.
     refused: u64,
+}
+
+fn counters(pins: &Pins) -> Result<Map> {
+    pins.map("COUNTERS").map(Map::PerCpuArray)
 }
 
 /// Packets that may have been of flows that are back, and are not in the table for want of room.
@@ -234,7 +229,8 @@ fn refused(counters: &Map) -> Result<u64> {
 
 /// How many there were by when.
 struct Refusals {
-    reader: Reader,
+    /// The program that tells the time.
+    sweep: Xdp,
     counters: Map,
     /// Low 32 bits of the clock and the number, oldest first.
     samples: VecDeque<(u32, u64)>,
@@ -244,10 +240,10 @@ impl Refusals {
     /// More than anything waits for.
     const SAMPLES: usize = 256;
 
-    fn new(reader: Reader, counters: Map) -> Result<Self> {
+    fn new(pins: &Pins) -> Result<Self> {
         let mut refusals = Self {
-            reader,
-            counters,
+            sweep: pins.xdp("twheel_sweep")?,
+            counters: counters(pins)?,
             samples: VecDeque::new(),
         };
         refusals.sample()?;
@@ -257,7 +253,7 @@ impl Refusals {
     fn sample(&mut self) -> Result<()> {
         let refused = refused(&self.counters)?;
         // The time after that: what has come in between counts as later.
-        let now = self.reader.now()?;
+        let now = data_plane::now(&self.sweep)?;
         if self
             .samples
             .back()
@@ -293,17 +289,18 @@ impl Reaper {
         results: tokio::sync::mpsc::Sender<Reaped>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let counters = || anyhow::Ok(Map::PerCpuArray(pins.map("COUNTERS")?));
-        let refusals = Refusals::new(Reader::of(pins.clone())?, counters()?)?;
+        let open = install::pinned(pins);
+        let asked = Arc::new(Asked(InForce::open(&open)?));
+        let refusals = Refusals::new(pins)?;
         let (queue, jobs) = channel();
         let (stop, stopped) = channel();
         let here = Place::default();
         let named = wanted.namespaces.iter().cloned();
         let mut worker = Worker {
-            asked: Asked::open(pins)?,
-            counters: counters()?,
+            asked: asked.clone(),
+            counters: counters(pins)?,
             reader: Reader::of(pins.clone())?,
-            names: Names::open(&install::pinned(pins))?,
+            names: Names::open(&open)?,
             pins: pins.clone(),
             guard: Guard::new(wanted.max_share),
             pace: Pace::new(wanted.rate),
@@ -331,6 +328,7 @@ impl Reaper {
             _stop: Some(stop),
             thread: Some(thread),
             shared,
+            asked,
             refusals: Mutex::new(refusals),
         })
     }
@@ -340,8 +338,12 @@ impl Reaper {
         self.shared.clone()
     }
 
-    /// Has it reap these flows, as far as its queue has room.
-    pub fn reap(&self, mut flows: Vec<(Event, Actions)>) -> Result<()> {
+    /// Has it reap those of these flows for which anything is to be done, as far as its queue has room.
+    pub fn reap(&self, batch: &[Record]) -> Result<()> {
+        let mut flows = self.asked.of(batch)?;
+        if flows.is_empty() {
+            return Ok(());
+        }
         let queued = self.shared.queued.load(Ordering::Relaxed);
         let room = QUEUE.saturating_sub(queued).min(flows.len());
         for (_, actions) in flows.drain(room..) {
@@ -429,7 +431,7 @@ impl Place {
 }
 
 struct Worker {
-    asked: Asked,
+    asked: Arc<Asked>,
     counters: Map,
     reader: Reader,
     names: Names,
@@ -557,11 +559,8 @@ impl Worker {
             Some(left) if now < counted + FRESH => left.saturating_sub(1),
             _ => {
                 // Without a count nothing is known to be left.
-                let live = self.reader.counters().map_or(0, |cpus| {
-                    let mut sum = Counters::default();
-                    cpus.iter().for_each(|cpu| sum.add(cpu));
-                    sum.live()
-                });
+                let counters = data_plane::counters(&self.counters);
+                let live = counters.map_or(0, |counters| counters.live());
                 // Those that wait here were live a moment ago.
                 let left = live + self.shared.queued.load(Ordering::Relaxed) as u64;
                 self.left.0 = now;
