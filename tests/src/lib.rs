@@ -1,11 +1,32 @@
 //! What the tests that need root stand on: labs of network namespaces, and the loaded data plane
 //! under virtual time.
+
+use std::io::Write;
+
 pub mod plane;
 
 pub mod ctnetlink;
 
+pub mod directory;
+
+pub mod lru;
+
 pub mod netns;
+
+pub mod order;
 
 pub mod path;
 
+pub mod recorded;
+
 pub mod tracefs;
+
+/// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists and counts it.
+pub fn skipped(what: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "skipped: {what}");
+}
+
+/// Whether tests of faults are to go on for longer, with more of everything: `cargo xtask test --soak`.
+pub fn is_soak() -> bool {
+    std::env::var_os("TWHEEL_SOAK").is_some()
+}

@@ -45,7 +45,7 @@ pub const PORT: u16 = 7777;
 /// A link-layer address that nobody has.
 const NOBODY: &str = "02:00:00:00:00:63";
 /// Longer than anything here takes, on a machine that is busy with other things.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Panics unless the caller is root: a test that cannot run has failed.
 pub fn require_root() {
@@ -70,7 +70,7 @@ pub fn twheel_bin() -> Result<PathBuf> {
 }
 
 /// A program of the system's, also where a user's PATH lacks sbin.
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     let sbin = Path::new("/usr/sbin").join(name);
     if sbin.exists() { sbin } else { name.into() }
 }
@@ -181,11 +181,28 @@ impl Namespace {
         once(self.twheel(args)?)
     }
 
+    /// A counter, as `twheel stats` has it.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let ended = self.twheel_once(&["stats", "--json"])?;
+        for line in &ended.lines {
+            let value: serde_json::Value = serde_json::from_str(&line.text)?;
+            if value["counter"] == name {
+                return value["total"].as_u64().context("no total");
+            }
+        }
+        anyhow::bail!("no {name}: {}", ended.stderr)
+    }
+
     /// Begins so many flows with the `twheel run` on an interface: the packet of each, as [`frame`] numbers them, goes
     /// through its pinned program.
     pub fn begin_flows(&self, interface: &str, flows: u32) -> Result<()> {
+        self.begin_these(interface, 0..flows)
+    }
+
+    /// The same, of these numbers.
+    pub fn begin_these(&self, interface: &str, flows: std::ops::Range<u32>) -> Result<()> {
         let program = self.enter(|| Instance::of(interface)?.xdp("twheel_xdp"))?;
-        for flow in 0..flows {
+        for flow in flows {
             let result = program
                 .test_run(TestRunOptions {
                     data_in: Some(&frame(flow, false, ACK)),
@@ -249,7 +266,8 @@ impl Namespace {
         Ok(())
     }
 
-    fn inode(&self) -> Result<u64> {
+    /// Its inode, by which twheel names its instances.
+    pub fn inode(&self) -> Result<u64> {
         Ok(self.file.metadata().context("cannot stat")?.ino())
     }
 }
@@ -711,9 +729,39 @@ impl Twheel {
         args: &[&str],
         on_stderr: impl Fn(&str) + Send + 'static,
     ) -> Result<Self> {
+        Self::attached(namespace, args, Stdio::piped(), on_stderr)
+    }
+
+    /// The same; its output goes to /dev/null.
+    pub fn start_muted(namespace: &Namespace, args: &[&str]) -> Result<Self> {
+        Self::attached(namespace, args, Stdio::null(), |_| {})
+    }
+
+    fn attached(
+        namespace: &Namespace,
+        args: &[&str],
+        stdout: Stdio,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
         let mut command = namespace.twheel(&["run"])?;
         command.args(args);
-        let (twheel, attached) = Self::spawn(command, on_stderr)?;
+        Self::attached_by(command, stdout, on_stderr)
+    }
+
+    /// The same of a command that comes to `twheel run` by way of others.
+    pub fn start_command(
+        command: Command,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        Self::attached_by(command, Stdio::piped(), on_stderr)
+    }
+
+    fn attached_by(
+        command: Command,
+        stdout: Stdio,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        let (twheel, attached) = Self::spawn(command, stdout, on_stderr)?;
         if attached.recv_timeout(PATIENCE).is_err() {
             let ended = twheel.kill()?;
             bail!("twheel did not start: {}", ended.stderr.trim());
@@ -723,15 +771,16 @@ impl Twheel {
 
     fn spawn(
         mut command: Command,
+        stdout: Stdio,
         on_stderr: impl Fn(&str) + Send + 'static,
     ) -> Result<(Self, Receiver<()>)> {
         let mut child = command
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+        let stdout = child.stdout.take().map(BufReader::new);
         let errors = BufReader::new(child.stderr.take().context("no stderr")?);
         let (to_lines, lines) = channel();
         let (to_attached, attached) = channel();
@@ -739,7 +788,8 @@ impl Twheel {
         let collected = stderr.clone();
         let readers = vec![
             thread::spawn(move || {
-                for text in stdout.lines().map_while(Result::ok) {
+                let lines = stdout.into_iter().flat_map(BufRead::lines);
+                for text in lines.map_while(Result::ok) {
                     let at = Instant::now();
                     let _ = to_lines.send(Line { at, text });
                 }
@@ -919,5 +969,5 @@ impl Drop for PolicyFile {
 
 /// Runs a command to its end.
 pub fn once(command: Command) -> Result<Ended> {
-    Twheel::spawn(command, |_| {})?.0.wait()
+    Twheel::spawn(command, Stdio::piped(), |_| {})?.0.wait()
 }

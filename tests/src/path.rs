@@ -75,7 +75,8 @@ impl Path {
             host.enter(|| whole_frames(interface))?;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let ends = middle.enter(|| Ok([open("left")?, open("right")?]))?;
+        let all = libc::ETH_P_ALL as u16;
+        let ends = middle.enter(|| Ok([open("left", all)?, open("right", all)?]))?;
         let forwarder = thread::spawn({
             let stop = stop.clone();
             move || forward(&ends, manner, &stop)
@@ -104,37 +105,79 @@ impl Drop for Path {
 
 /// Turns off what leaves segmentation and checksums to the other end (`ethtool -K`).
 fn whole_frames(interface: &str) -> Result<()> {
-    const SIOCETHTOOL: libc::c_ulong = 0x8946;
     // Transmit checksums, scatter/gather, TSO, GSO: `linux/ethtool.h`.
-    const OFF: [u32; 4] = [0x17, 0x19, 0x1f, 0x24];
+    const ALL: [u32; 4] = [0x17, 0x19, 0x1f, 0x24];
+    ALL.into_iter()
+        .try_for_each(|command| offload(interface, command, false))
+}
+
+/// Sets one of the offloads of an interface of this namespace, by its number in `linux/ethtool.h`.
+pub fn offload(interface: &str, command: u32, on: bool) -> Result<()> {
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
     // SAFETY: a descriptor that nobody else has.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         ensure!(fd >= 0, "no socket");
         OwnedFd::from_raw_fd(fd)
     };
-    for command in OFF {
-        let mut value = [command, 0];
-        // SAFETY: all zeros are valid.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-        // SAFETY: the request and what it points to live as long as the call.
-        let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-        ensure!(
-            result == 0,
-            "cannot set {interface}'s offloads: {}",
-            std::io::Error::last_os_error()
-        );
+    let mut value = [command, on.into()];
+    // SAFETY: all zeros are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
     }
+    request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+    // SAFETY: the request and what it points to live as long as the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    ensure!(
+        result == 0,
+        "cannot set {interface}'s offloads: {}",
+        std::io::Error::last_os_error()
+    );
     Ok(())
 }
 
-/// All frames that come in on an interface of this namespace.
-fn open(interface: &str) -> Result<OwnedFd> {
-    let protocol = (libc::ETH_P_ALL as u16).to_be();
+/// How many frames this socket of [`open`] has had since it was last asked, those included for which it had no room.
+pub fn arrived(socket: &OwnedFd) -> Result<u64> {
+    let mut stats = libc::tpacket_stats {
+        tp_packets: 0,
+        tp_drops: 0,
+    };
+    let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+    // SAFETY: the option's value is of that type and that long, and alive.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            (&raw mut stats).cast(),
+            &raw mut length,
+        )
+    };
+    ensure!(result == 0, "{}", std::io::Error::last_os_error());
+    Ok(stats.tp_packets.into())
+}
+
+/// Sends a frame by a socket of [`open`], as soon as the other end has room for it.
+pub fn send(socket: &OwnedFd, frame: &[u8]) -> Result<()> {
+    loop {
+        // SAFETY: the frame is as long as it says.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+        if sent == frame.len() as isize {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        ensure!(
+            matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN)),
+            "a frame was not sent: {error}"
+        );
+        thread::yield_now();
+    }
+}
+
+/// The frames of a protocol, `ETH_P_…`, that come in on an interface of this namespace.
+pub fn open(interface: &str, protocol: u16) -> Result<OwnedFd> {
+    let protocol = protocol.to_be();
     let name = CString::new(interface)?;
     // SAFETY: plain calls with buffers of their own; the descriptor is nobody else's.
     unsafe {
@@ -218,14 +261,7 @@ fn forward(ends: &[OwnedFd; 2], manner: Manner, stop: &AtomicBool) -> Result<()>
             let Some(Reverse((_, _, to, frame))) = under_way.pop() else {
                 break;
             };
-            // SAFETY: the frame is as long as it says.
-            let sent =
-                unsafe { libc::send(ends[to].as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-            ensure!(
-                sent == frame.len() as isize,
-                "a frame was not sent: {}",
-                std::io::Error::last_os_error()
-            );
+            send(&ends[to], &frame)?;
         }
     }
     Ok(())

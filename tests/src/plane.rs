@@ -80,6 +80,8 @@ pub struct Setup {
     pub rto: bool,
     /// Whether packets of flows that have expired are answered.
     pub enforce: bool,
+    /// Whether sources that hold too much make room for others.
+    pub share: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
     /// Of the table's hash; `None`: random.
@@ -109,6 +111,7 @@ impl Setup {
         accounting: false,
         rto: false,
         enforce: false,
+        share: false,
         log_level: 0,
         secret: None,
     };
@@ -129,6 +132,7 @@ impl Setup {
             accounting: self.accounting,
             rto: self.rto,
             enforce: self.enforce,
+            share: self.share,
             max_flows: self.max_flows,
             scheme: self.scheme,
             slots: self.slots,
@@ -321,10 +325,7 @@ impl Plane {
 
     /// Arms this CPU's flows as timeouts are now; how many.
     pub fn sweep(&mut self) -> u64 {
-        let records = match self.plane.map("FLOWS").unwrap() {
-            Map::Array(data) => data.info().unwrap().max_entries(),
-            _ => panic!("no array"),
-        };
+        let records = self.plane.flows().unwrap().records();
         let armed = install::sweep(
             self.plane.xdp("twheel_sweep").unwrap(),
             records,

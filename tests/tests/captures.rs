@@ -32,6 +32,7 @@ use twheel_common::{counter::Counter, event::Reason, packet::tcp::URG, policy::T
 use twheel_tests::{
     netns::{CLIENT, Namespace, SERVER, Twheel, require_root},
     plane::{ACK, FIN, RST, SYN},
+    recorded::captures,
 };
 
 /// The folder with captures, searched through and through.
@@ -780,27 +781,9 @@ impl fmt::Display for Summary {
     }
 }
 
-/// All captures below a folder.
-fn files(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    let entries =
-        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    for entry in entries {
-        let path = entry?.path();
-        let extension = path.extension().unwrap_or_default();
-        if path.is_dir() {
-            files(&path, found)?;
-        } else if ["pcap", "pcapng", "cap"].iter().any(|it| extension == *it) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(())
-}
-
 /// Compares all files of a folder.
 fn compare(lab: &mut Lab, folder: &Path) -> Result<Summary> {
-    let mut paths = Vec::new();
-    files(folder, &mut paths)?;
+    let paths = captures(folder)?;
     ensure!(!paths.is_empty(), "no captures in {}", folder.display());
     let mut summary = Summary::default();
     thread::scope(|scope| {
@@ -1112,8 +1095,8 @@ fn flows_and_packets_are_those_of_tshark() -> Result<()> {
     let mut lab = Lab::start()?;
     check_own(&mut lab)?;
     match env::var_os(FOLDER) {
-        None => say(format_args!(
-            "recorded captures are skipped: give a folder of them with {FOLDER}=…"
+        None => twheel_tests::skipped(format_args!(
+            "recorded captures; give a folder of them with {FOLDER}=…"
         )),
         Some(folder) => {
             let summary = compare(&mut lab, Path::new(&folder))?;

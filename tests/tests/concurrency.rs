@@ -1,11 +1,11 @@
 //! The loaded programs on two CPUs at once: packets of the same flows, steppers, deletions, and a reader
 //! that never stops anybody. Virtual time runs meanwhile.
 //!
-//! `TWHEEL_STRESS_SECONDS` says for how long each load, 5 by default.
+//! `TWHEEL_STRESS_SECONDS` says for how long each load, 5 by default, 60 where `TWHEEL_SOAK` is set.
 #![allow(missing_docs)]
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::atomic::{
         AtomicBool, AtomicU64,
@@ -30,8 +30,8 @@ use twheel_common::{
     flow::{Direction, FlowKey},
     state::State,
     step::{Deleted, Outcome},
-    table::{self, Hash, NODES, Nodes, Record, holds_flow},
-    wheel::{Link, Wheel},
+    table::{self, BLOCK, Block, Hash, Node, Record, holds_flow},
+    wheel::{Heads, LISTS, Link, Wheel},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
 
@@ -92,7 +92,8 @@ const WIDE: Load = Load {
 #[test]
 fn two_cpus_at_once() {
     let seconds = std::env::var("TWHEEL_STRESS_SECONDS");
-    let seconds = seconds.map_or(5, |seconds| seconds.parse().unwrap());
+    let default = if twheel_tests::is_soak() { 60 } else { 5 };
+    let seconds = seconds.map_or(default, |seconds| seconds.parse().unwrap());
     run(Duration::from_secs(seconds));
 }
 
@@ -135,6 +136,8 @@ struct Stress<'a> {
     /// Of the ring.
     events: Vec<Event>,
     ended: u64,
+    /// When the last life of a key has ended.
+    lives: HashMap<FlowKey, u64>,
     /// Packets, by the accounts of what has ended.
     counted: u64,
     packets: AtomicU64,
@@ -169,6 +172,7 @@ impl Stress<'_> {
             idle,
             events: Vec::new(),
             ended: 0,
+            lives: HashMap::new(),
             counted: 0,
             packets: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -243,6 +247,13 @@ impl Stress<'_> {
         for event in self.events.drain(..) {
             client(&event.key, self.load.keys).expect("the end of a flow that was not");
             assert_eq!(event.rule, 0);
+            if self.load.in_step {
+                // One life of a key after another, and none twice: the ring has them in order. Neither CPU is more
+                // than a burst ahead, nor so its clock.
+                let began = event.at - u64::from(event.age);
+                let before = self.lives.insert(event.key, event.at).unwrap_or(0);
+                assert!(before <= began + 2, "lived before {before}: {event:?}");
+            }
             self.ended += 1;
             self.counted += event.account.iter().map(|side| side.packets).sum::<u64>();
         }
@@ -250,20 +261,14 @@ impl Stress<'_> {
         let count = |counter| counters.get(counter);
         assert_eq!(count(Counter::Orphans), 0);
 
-        let records: Vec<Record> = {
+        let blocks: Vec<Block> = {
             let map = self.plane.map("FLOWS").unwrap();
-            let map = Array::<_, Record>::try_from(map).unwrap();
-            assert_eq!(map.len(), self.records);
-            (0..self.records)
-                .map(|index| map.get(&index, 0).unwrap())
-                .collect()
+            let map = Array::<_, Block>::try_from(map).unwrap();
+            assert_eq!(map.len() * BLOCK as u32, self.records);
+            map.iter().collect::<Result<_, _>>().unwrap()
         };
-        let nodes = {
-            let map = self.plane.map("NODES").unwrap();
-            let map = Array::<_, Nodes>::try_from(map).unwrap();
-            let value = |index| map.get(&index, 0).unwrap().0;
-            Vec::from_iter((0..self.records.div_ceil(NODES as u32)).flat_map(value))
-        };
+        let records: Vec<Record> = blocks.iter().flat_map(|block| block.records).collect();
+        let nodes: Vec<Node> = blocks.iter().flat_map(|block| block.nodes).collect();
         // What the table holds.
         let mut listed = HashSet::new();
         let mut hops = vec![0; records.len()];
@@ -286,19 +291,22 @@ impl Stress<'_> {
             assert_eq!(record.hops, hops, "{record:?}");
         }
         // Where the lists lead.
-        let slots = PerCpuArray::<_, Link>::try_from(self.plane.map("SLOTS").unwrap()).unwrap();
+        let slots = PerCpuArray::<_, Heads>::try_from(self.plane.map("SLOTS").unwrap()).unwrap();
         let mut linked = HashSet::new();
         for slot in 0..self.plane.config().geometry.slots() + 1 {
-            for (cpu, head) in (0..).zip(slots.get(&slot, 0).unwrap().iter()) {
-                let (mut link, mut before) = (*head, Link::slot(slot));
-                while let Some(index) = link.as_flow() {
-                    let record = &records[index as usize];
-                    assert!(linked.insert(index), "in two lists: {record:?}");
-                    assert!(holds_flow(record.tag) && table::cpu(record.tag) == cpu);
-                    assert_eq!(nodes[index as usize].prev, before, "{record:?}");
-                    (before, link) = (link, record.next);
+            for (cpu, heads) in (0..).zip(slots.get(&slot, 0).unwrap().iter()) {
+                for (list, head) in (0..).zip(heads) {
+                    let (mut link, mut before) = (*head, Link::list(slot, list));
+                    while let Some(index) = link.as_flow() {
+                        let record = &records[index as usize];
+                        assert!(linked.insert(index), "in two lists: {record:?}");
+                        assert!(holds_flow(record.tag) && table::cpu(record.tag) == cpu);
+                        assert_eq!(index % LISTS as u32, list, "{record:?}");
+                        assert_eq!(nodes[index as usize].prev, before, "{record:?}");
+                        (before, link) = (link, record.next);
+                    }
+                    assert_eq!(link, Link::NONE);
                 }
-                assert_eq!(link, Link::NONE);
             }
         }
         assert_eq!(linked.len(), listed.len(), "flows in no list");

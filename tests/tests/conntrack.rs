@@ -13,6 +13,7 @@ use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -353,7 +354,7 @@ impl Lab {
     }
 }
 
-/// A client's socket that has begun to connect; it has sent a SYN.
+/// A client's socket that has begun to connect, from a port of its own (0) or a given one; it has sent a SYN.
 fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> Result<OwnedFd> {
     client.enter(|| {
         let domain = match family {
@@ -364,6 +365,12 @@ fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> Resul
         let fd = socket(domain, SockType::Stream, flags, None)?;
         // The port may have been in use a moment ago.
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+        // Not from any port by the kernel's choice, which may fall on one twice: a connection is known by its ports.
+        static NEXT: AtomicU16 = AtomicU16::new(10_000);
+        let port = match port {
+            0 => NEXT.fetch_add(1, Ordering::Relaxed),
+            port => port,
+        };
         let from = SocketAddr::new(family.client(), port);
         bind(fd.as_raw_fd(), &SockaddrStorage::from(from))?;
         match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
@@ -373,7 +380,7 @@ fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> Resul
     })
 }
 
-/// A connection that is up, from any port (0) or a given one.
+/// A connection that is up, from a port of its own (0) or a given one.
 fn connected(
     client: &Namespace,
     listener: &TcpListener,

@@ -14,12 +14,12 @@ use twheel_common::{
     config::Meta,
     counter::Counter,
     enforce::Tomb,
-    event::{Event, Reason, Record as Told},
+    event::{BATCH, Event, Reason, Record as Told},
     flow::{Account, Direction, MAX_AGE, Word},
     packet::{Protocols, Skip, parse},
     state::{Change, Seen, State, Timeouts, View},
     step::{Deleted, Outcome},
-    table::{NODES, Node, Nodes, Record},
+    table::{BLOCK, Block, Node, Record},
     wheel::Scheme,
 };
 use twheel_tests::plane::{ACK, DROP, FIN, PASS, Plane, RST, SYN, Setup, TX, frame};
@@ -468,10 +468,14 @@ fn a_full_ring_delays_evictions_and_loses_none() {
     plane.pass(60_100);
     let (outcome, step) = plane.call(1_000);
     assert_eq!(outcome, Outcome::RingFull);
-    // Each with a header of the ring's.
-    let room = 4096 / (size_of::<Event>() as u32 + 8);
-    assert!((room - 1..=room).contains(&step.expired), "{step:?}");
+    // As many as a record takes, with its header of the ring's.
+    let batch = BATCH as u64;
+    let room = 4096 / (size_of::<Event>() as u64 * batch + 8) * batch;
+    assert_eq!(u64::from(step.expired), room, "{step:?}");
+    // The next ones have ended, too, and wait: they keep their room in the table.
     let before = plane.counters().live();
+    assert_eq!(before, 1_000 - room - batch);
+    assert_eq!(plane.plane().tracked().unwrap(), 1_000 - room);
     let (outcome, step) = plane.call(1_000);
     assert_eq!(
         (outcome, step.expired),
@@ -787,23 +791,26 @@ fn index(plane: &mut Plane, client: u32) -> u32 {
     flows.iter().find(|flow| flow.key == key).unwrap().index
 }
 
-/// Changes a record behind the data plane's back.
-fn edit(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Record)) {
+/// Changes a record's block behind the data plane's back; the record's number in it is given, too.
+fn edit_block(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Block, usize)) {
     let map = plane.plane().bpf_mut().map_mut("FLOWS").unwrap();
-    let mut map = aya::maps::Array::<_, Record>::try_from(map).unwrap();
-    let mut record = map.get(&index, 0).unwrap();
-    edit(&mut record);
-    map.set(index, record, 0).unwrap();
+    let mut map = aya::maps::Array::<_, Block>::try_from(map).unwrap();
+    let (value, number) = (index / BLOCK as u32, index as usize % BLOCK);
+    let mut block = map.get(&value, 0).unwrap();
+    edit(&mut block, number);
+    map.set(value, block, 0).unwrap();
 }
 
-/// The same with what no packet needs of a flow.
+/// The same for the record.
+fn edit(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Record)) {
+    edit_block(plane, index, |block, number| {
+        edit(&mut block.records[number]);
+    });
+}
+
+/// And for what no packet needs of its flow.
 fn edit_node(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Node)) {
-    let map = plane.plane().bpf_mut().map_mut("NODES").unwrap();
-    let mut map = aya::maps::Array::<_, Nodes>::try_from(map).unwrap();
-    let (value, number) = (index / NODES as u32, index as usize % NODES);
-    let mut nodes = map.get(&value, 0).unwrap();
-    edit(&mut nodes.0[number]);
-    map.set(value, nodes, 0).unwrap();
+    edit_block(plane, index, |block, number| edit(&mut block.nodes[number]));
 }
 
 #[test]

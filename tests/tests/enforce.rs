@@ -55,17 +55,6 @@ fn expire(twheel: &Twheel, connection: &Connection) -> Result<()> {
     Ok(())
 }
 
-fn counted(server: &Namespace, counter: &str) -> Result<u64> {
-    let ended = server.twheel_once(&["stats", "--json"])?;
-    for line in &ended.lines {
-        let value: serde_json::Value = serde_json::from_str(&line.text)?;
-        if value["counter"] == counter {
-            return value["total"].as_u64().context("no total");
-        }
-    }
-    anyhow::bail!("no {counter}")
-}
-
 fn a_reset_comes(way: &Way) -> Result<()> {
     let pair = Pair::new()?;
     let _peer = (way.receives)(&pair)?;
@@ -75,7 +64,7 @@ fn a_reset_comes(way: &Way) -> Result<()> {
         connection.talk()?;
         expire(&twheel, &connection)?;
         connection.expect_reset()?;
-        ensure!(counted(&pair.server, "enforced_reset")? >= 1, "not counted");
+        ensure!(pair.server.counter("enforced_reset")? >= 1, "not counted");
         // The next connection is none of this.
         let mut next = pair.connect(family)?;
         next.talk()?;
@@ -109,10 +98,7 @@ fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
             connection.unacknowledged(Duration::from_secs(1))? > 0,
             "acknowledged"
         );
-        ensure!(
-            counted(&pair.server, "enforced_dropped")? >= 1,
-            "not counted"
-        );
+        ensure!(pair.server.counter("enforced_dropped")? >= 1, "not counted");
         twheel.stop()?;
     }
     Ok(())
@@ -138,7 +124,7 @@ fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
     let twheel = refusing(&pair.server, "auto", RESET)?;
     twheel.await_stderr("adopted")?;
     ensure!(
-        counted(&pair.server, "enforced_reset")? >= 1,
+        pair.server.counter("enforced_reset")? >= 1,
         "the counters are gone"
     );
     twheel.stop()?;

@@ -14,34 +14,16 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use twheel_tests::netns::{
-    Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
-    wait_within,
+use twheel_tests::{
+    directory::Directory,
+    netns::{
+        Busy, Connection, Ended, Family, Namespace, PORT, Pair, SERVER, Twheel, once, require_root,
+        wait_within,
+    },
 };
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
-}
-
-/// A directory that goes with the test.
-struct Directory(std::path::PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("twheel-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().expect("ASCII")
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
@@ -342,10 +324,11 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         );
     }
 
-    // Torn in the middle of its last record, or another's altogether.
+    // Torn in the middle of its last event, or another's altogether. Behind that is how its writer has ended.
+    const RECORD: usize = 24 + size_of::<twheel_common::event::Event>();
     let segment = segment(&instance)?;
     let bytes = fs::read(&segment)?;
-    fs::write(&segment, &bytes[..bytes.len() - 7])?;
+    fs::write(&segment, &bytes[..bytes.len() - RECORD - 7])?;
     assert_eq!(objects(&pair.server, &expired)?, ended[..30]);
     fs::write(
         &segment,

@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 use twheel_tests::netns::{
-    Busy, Connection, Expiry, Family, Namespace, PORT, Pair, PolicyFile, SERVER, Twheel,
+    Busy, Connection, Expiry, Family, Namespace, PATIENCE, PORT, Pair, PolicyFile, SERVER, Twheel,
     require_root, wait_within,
 };
 
@@ -151,6 +151,8 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     let twheel = Twheel::start(&pair.server, &args)?;
     // Idle ones that are due may be gone before twheel counts.
     let stderr = twheel.await_stderr(" flows\n")?;
+    let attached = format!("{SERVER}: attached, adopted XDP, both directions");
+    assert!(stderr.contains(&attached), "{stderr}");
     let adopted: usize = stderr
         .lines()
         .find_map(|line| line.strip_prefix("adopted ")?.strip_suffix(" flows"))
@@ -468,7 +470,7 @@ fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
     drop(child.stdout.take());
     let connections = connect(&pair, 2)?;
 
-    let Some(status) = wait_within(&mut child, millis(5000))? else {
+    let Some(status) = wait_within(&mut child, PATIENCE)? else {
         panic!("twheel goes on without a reader: {text}");
     };
     while stderr.read_line(&mut text)? > 0 {}

@@ -17,3 +17,20 @@ pub fn lowest(word: u64) -> u32 {
     };
     bit
 }
+
+/// The same number, as an index below 2^16.
+#[inline(always)]
+pub fn index(number: u16) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut index = u64::from(number);
+        // As above; and before 6.13 the verifier does not know what a swap of two bytes leaves.
+        // SAFETY: arithmetic on one register.
+        unsafe {
+            core::arch::asm!("{index} &= 0xffff", index = inout(reg) index, options(pure, nomem, nostack))
+        }
+        index as usize
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    number.into()
+}

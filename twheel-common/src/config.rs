@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 7;
+pub const LAYOUT: u32 = 10;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -48,6 +48,8 @@ pub struct Config {
     pub enforce: u32,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,
+    /// 1: sources that hold more than their [share](crate::share) of a full table make room for others.
+    pub share: u32,
 }
 
 /// See [`Config::rto`].
@@ -89,22 +91,26 @@ pub struct Meta {
     pub hash: Hash,
 }
 
-impl Config {
+/// Clock units in a tick, as [`Config::tick`].
+#[derive(Clone, Copy, Debug)]
+pub struct Tick(pub u32);
+
+impl Tick {
     /// The tick that a time (units) lies in. (A tick of 0, which no loader sets, has no panic.)
     #[inline(always)]
-    pub fn tick_of(&self, time: u64) -> u64 {
-        time.checked_div(u64::from(self.tick)).unwrap_or(time)
+    pub fn of(self, time: u64) -> u64 {
+        time.checked_div(u64::from(self.0)).unwrap_or(time)
     }
 
     /// When the tick began that a time lies in (units).
     #[inline(always)]
-    pub fn tick_begin(&self, time: u64) -> u64 {
-        self.tick_of(time).wrapping_mul(u64::from(self.tick))
+    pub fn begin(self, time: u64) -> u64 {
+        self.of(time).wrapping_mul(u64::from(self.0))
     }
 
     /// The first tick that begins no earlier than a time (units).
     #[inline(always)]
-    pub fn tick_from(&self, time: u64) -> u64 {
-        self.tick_of(time.wrapping_add(u64::from(self.tick)).wrapping_sub(1))
+    pub fn from(self, time: u64) -> u64 {
+        self.of(time.wrapping_add(u64::from(self.0)).wrapping_sub(1))
     }
 }

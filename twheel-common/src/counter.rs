@@ -1,4 +1,4 @@
-//! Counters of the data plane: one set per CPU, written by that CPU alone.
+//! Counters of the data plane: one set per CPU, written by that CPU alone; and one that the loader writes.
 
 use crate::named;
 
@@ -15,6 +15,8 @@ named! {
         Expired = "expired",
         /// flows that left it early to make room for another
         Evicted = "evicted",
+        /// those of them that were of a source with more than its share of a full table
+        OverShare = "over_share",
         /// flows that userspace has deleted
         Deleted = "deleted",
         /// flows that ended because a SYN began another with the same key
@@ -69,6 +71,14 @@ named! {
         Wakes = "wakes",
         /// links of the wheel to what is no flow of it: always 0, or the data plane has a defect
         Orphans = "orphans",
+        /// ends of flows that are not in the history: the disk was too slow or full, or a run was killed meanwhile
+        HistoryLost = "history_lost",
+        /// actions that were to be done to expired flows
+        ReapAsked = "reap_asked",
+        /// those of them of which it is known what became of them
+        ReapSettled = "reap_settled",
+        /// those of them that a run had before it when it was killed, at most
+        ReapLost = "reap_lost",
     }
 }
 
@@ -98,8 +108,10 @@ pub const COUNT: usize = Counter::ALL.len();
 
 /// Interfaces that are counted apart, at most.
 pub const APART: usize = 16;
-/// Places of counters on a CPU: one for each of those, behind one for all that is of none of them.
-pub const PLACES: usize = 1 + APART;
+/// Places of counters on a CPU: one for each of those, behind one for all that is of none of them, and [`LOADER`].
+pub const PLACES: usize = 2 + APART;
+/// The place where the loader counts, and nobody else: on the first CPU's.
+pub const LOADER: usize = PLACES - 1;
 
 /// The counters of a CPU, indexed by [`Counter`].
 #[repr(C)]

@@ -5,7 +5,7 @@ use crate::{
     state::{Positions, Seen},
 };
 
-/// Record of the ring buffer `EVENTS`: a flow has ended.
+/// A flow has ended. One to [`BATCH`] of these are a record of the ring buffer `EVENTS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
@@ -32,6 +32,19 @@ pub struct Event {
     /// How far each side has sent, the key's low endpoint first: the sequence number behind the last byte that was
     /// seen, or acknowledged by the other side; 0 where nothing was.
     pub positions: Positions,
+}
+
+/// Events of a record of the ring, at most.
+pub const BATCH: usize = 16;
+
+/// What a stepper has to say and has not put into the ring: several events make one record there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// How many there are.
+    pub count: u64,
+    /// They, in order.
+    pub events: [Event; BATCH],
 }
 
 /// What a retransmission timer knows of one side's sending.
@@ -75,7 +88,7 @@ impl RtoExpired {
     }
 }
 
-/// A record of the ring.
+/// What there is to say.
 #[derive(Clone, Copy, Debug)]
 pub enum Record {
     /// A flow has ended.

@@ -20,6 +20,7 @@ pub mod policy;
 pub mod rto;
 #[cfg(feature = "std")]
 pub mod schemes;
+pub mod share;
 pub mod state;
 pub mod step;
 pub mod table;
@@ -28,12 +29,12 @@ pub mod wheel;
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, enforce, flow, policy, state, step, table, wheel};
+    use crate::{config, counter, enforce, flow, policy, share, state, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
     unsafe impl aya::Pod for table::Record {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for table::Nodes {}
+    unsafe impl aya::Pod for table::Block {}
     // SAFETY: as above.
     unsafe impl aya::Pod for table::Hash {}
     // SAFETY: as above.
@@ -68,4 +69,8 @@ mod pod {
     unsafe impl aya::Pod for policy::Ends {}
     // SAFETY: as above.
     unsafe impl aya::Pod for policy::Prefix {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for share::Hog {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for share::Victims {}
 }

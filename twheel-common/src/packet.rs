@@ -421,7 +421,7 @@ fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<S
                 if fragment & 0xfff8 != 0 {
                     return Err(Skip::Fragment);
                 }
-                more = fragment & 1 != 0;
+                more |= fragment & 1 != 0;
                 8
             }
             // RFC 4302, section 2.2: in words of four bytes, minus 2.

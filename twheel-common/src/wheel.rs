@@ -44,6 +44,10 @@ pub const MAX_BITS: u32 = 12;
 /// log2 of slots a level, at least.
 pub const MIN_BITS: u32 = 1;
 
+/// Lists of a slot, a power of two: a flow stands in that of the lowest bits of its index. What comes next in a list is
+/// known once what comes before has been loaded; with several, whoever visits a slot waits for several at a time.
+pub const LISTS: usize = 16;
+
 /// The tick of a slot that does not exist.
 pub const NEVER: u64 = u64::MAX;
 
@@ -162,8 +166,8 @@ pub struct Slot {
     pub starts: u64,
 }
 
-/// Links the flows of a slot, and the slot to the first of them: nothing, a flow by its index in the
-/// table, or a slot. All zero is nothing.
+/// Links the flows of a list, and the list to the first of them: nothing, a flow by its index in the
+/// table, or a list. All zero is nothing.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link(u32);
@@ -171,7 +175,7 @@ pub struct Link(u32);
 impl Link {
     /// To nothing.
     pub const NONE: Self = Self(0);
-    const SLOT: u32 = 1 << 31;
+    const LIST: u32 = 1 << 31;
     /// Not yet written, by whoever is about to.
     pub const PENDING: Self = Self(u32::MAX);
 
@@ -193,30 +197,34 @@ impl Link {
         Self(raw)
     }
 
-    /// To a slot.
+    /// To a list of a slot.
     #[inline(always)]
-    pub const fn slot(index: u32) -> Self {
-        Self(Self::SLOT | index)
+    pub const fn list(slot: u32, list: u32) -> Self {
+        Self(Self::LIST | (slot * LISTS as u32) | list)
     }
 
     /// The flow's index, if this leads to one.
     #[inline(always)]
     pub const fn as_flow(self) -> Option<u32> {
         match self.0 {
-            0 | Self::SLOT.. => None,
+            0 | Self::LIST.. => None,
             link => Some(link - 1),
         }
     }
 
-    /// The slot's index, if this leads to one.
+    /// The slot's index and the list's, if this leads to a list.
     #[inline(always)]
-    pub const fn as_slot(self) -> Option<u32> {
+    pub const fn as_list(self) -> Option<(u32, u32)> {
+        const LISTS: u32 = self::LISTS as u32;
         match self.0 {
-            Self::SLOT.. => Some(self.0 & !Self::SLOT),
+            Self::LIST.. => Some(((self.0 & !Self::LIST) / LISTS, self.0 & (LISTS - 1))),
             _ => None,
         }
     }
 }
+
+/// The heads of a slot's lists.
+pub type Heads = [Link; LISTS];
 
 /// Which slots of a level hold timers.
 #[repr(C)]
@@ -283,8 +291,8 @@ pub struct Wheel {
     pub wake: u64,
     /// Timers that others have asked for and that have not been looked at.
     pub inbox: Link,
-    /// Zero.
-    pub reserved: u32,
+    /// The list, of whatever slot, that a timer was put into last.
+    pub latest: u32,
     levels: [Occupancy; MAX_LEVELS],
 }
 
@@ -294,7 +302,7 @@ impl Default for Wheel {
             elapsed: 0,
             wake: 0,
             inbox: Link::NONE,
-            reserved: 0,
+            latest: 0,
             levels: [Occupancy {
                 summary: 0,
                 words: [0; 64],

@@ -236,8 +236,14 @@ fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
     frame[20] = 44;
     frame[18..20].copy_from_slice(&32u16.to_be_bytes());
     assert_eq!(udp(&frame), Ok(72));
+    let mut again = frame.clone();
     frame[57] = 0; // the only fragment
     assert_eq!(udp(&frame), Err(Skip::Malformed));
+    // A second fragment header takes nothing back.
+    again.splice(62..62, [17, 0, 0, 0, 0, 0, 0, 9]);
+    again[54] = 44;
+    again[18..20].copy_from_slice(&40u16.to_be_bytes());
+    assert_eq!(udp(&again), Ok(80));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 use twheel_common::{
     flow::{FlowKey, Word},
     state::Seen,
-    table::{self, Begins, Hash, Inserted, Record, Records, WINDOW, find, insert},
+    table::{self, BLOCK, Begins, Hash, Inserted, Record, Records, WINDOW, find, insert},
 };
 
 const SYN: Seen = Seen(0);
@@ -397,7 +397,9 @@ fn a_full_window_refuses_and_a_free_record_is_found() {
     }
     // Beyond the end of the table there is none, and the last home has its whole window.
     let last = table.hash.homes as u32 - 1;
-    assert!(table.at(last + WINDOW - 1).is_some() && table.at(last + WINDOW).is_none());
+    let records = table.hash.records() as u32;
+    assert!(table.at(last + WINDOW - 1).is_some() && records < last + WINDOW + BLOCK as u32);
+    assert!(table.at(records - 1).is_some() && table.at(records).is_none());
     table.remove(home as usize + 7);
     let again = insert(&table, home, &any(99), &syn(2));
     assert!(matches!(again, Inserted::New(12, 12)));

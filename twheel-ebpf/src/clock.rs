@@ -1,7 +1,7 @@
 //! When and where this runs: `now`, read once for each packet and each step, and the CPU.
 
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_jiffies64};
-use twheel_common::config::CLOCK_VIRTUAL;
+use twheel_common::config::{CLOCK_VIRTUAL, Tick};
 
 use crate::{config, maps::CLOCK};
 
@@ -11,7 +11,7 @@ pub fn now() -> u64 {
     if config!(clock) == CLOCK_VIRTUAL {
         return CLOCK.get(0).copied().unwrap_or(0);
     }
-    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for 6.6.
+    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for more.
     unsafe { bpf_jiffies64() }
 }
 
@@ -31,4 +31,10 @@ pub fn micros() -> u32 {
 pub fn cpu() -> u32 {
     // SAFETY: the helper takes no argument.
     unsafe { bpf_get_smp_processor_id() }
+}
+
+/// What a tick is.
+#[inline(always)]
+pub fn tick() -> Tick {
+    Tick(config!(tick))
 }

@@ -41,26 +41,32 @@ fn apart(index: usize) -> u32 {
 /// Adds one to a counter of this CPU.
 #[inline(always)]
 pub fn count(counter: Counter) {
+    add(counter, 1);
+}
+
+/// Adds to a counter of this CPU.
+#[inline(always)]
+pub fn add(counter: Counter, number: u32) {
     if apart(0) != 0 {
-        return count_apart(counter);
+        return add_apart(counter, number);
     }
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {
         // SAFETY: the value is this CPU's own and no other program of this CPU can run in between
         // (bottom halves are off), so this is the only reference to it.
-        unsafe { (*counters).0[counter as usize] += 1 }
+        unsafe { (*counters).0[counter as usize] += u64::from(number) }
     }
 }
 
 /// Where there are several interfaces.
 #[inline(never)]
-fn count_apart(counter: Counter) {
+fn add_apart(counter: Counter, number: u32) {
     let Some(place) = PLACE.get_ptr(0) else {
         return;
     };
     // SAFETY: the value is this CPU's own, as in `set_place`.
     if let Some(counters) = COUNTERS.get_ptr_mut(unsafe { *place }) {
-        // SAFETY: as in `count`.
-        unsafe { (*counters).0[counter as usize] += 1 }
+        // SAFETY: as in `add`.
+        unsafe { (*counters).0[counter as usize] += u64::from(number) }
     }
 }
 

@@ -1,12 +1,22 @@
 //! Events to userspace.
 
-use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, maps::ring_buf::RingBufEntry};
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    bindings::BPF_RB_NO_WAKEUP, helpers::generated::bpf_ringbuf_output,
+    maps::ring_buf::RingBufEntry,
+};
 use twheel_common::{
-    event::{Event, Pace, Reason, RtoExpired},
+    event::{BATCH, Event, Pace, Reason, RtoExpired, Staged},
     flow::{Account, FlowKey, Word, age, idle},
 };
 
-use crate::{clock, maps::EVENTS, rto, table::At};
+use crate::{
+    clock,
+    maps::{EVENTS, STAGED},
+    rto,
+    table::{self, At},
+};
 
 /// Who waits for an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +52,80 @@ pub fn reserve_rto() -> Option<RingBufEntry<RtoExpired>> {
     EVENTS.reserve::<RtoExpired>(0)
 }
 
-/// Fills in the end of a flow; `None`: of one that is not in the table.
+/// Room for an event of the stepper's, with as many as can come before it in its record: a record costs more than what is
+/// in it. `None` if there is none in the ring for those that are staged. Of the same use as [`reserve`]: no flow ends
+/// without its event, which stays here until it is in the ring.
+#[inline(always)]
+pub fn stage() -> Option<Stage> {
+    let staged = STAGED.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, and only the stepper uses it.
+    let mut count = unsafe { (&raw const (*staged).count).read_volatile() };
+    if count >= BATCH as u64 {
+        flush();
+        // SAFETY: as above.
+        count = unsafe { (&raw const (*staged).count).read_volatile() };
+    }
+    if count >= BATCH as u64 {
+        return None;
+    }
+    Some(Stage(staged, count))
+}
+
+/// How many events are staged.
+#[inline(always)]
+pub fn staged() -> u32 {
+    match STAGED.get_ptr(0) {
+        // SAFETY: as in `stage`.
+        Some(staged) => unsafe { (&raw const (*staged).count).read_volatile() as u32 },
+        None => 0,
+    }
+}
+
+/// Puts what is staged into the ring, if there is room for all of it, and counts the flows out. Its reader is not woken: it drives the step, and
+/// drains the ring after it.
+#[inline(never)]
+pub fn flush() -> u32 {
+    let Some(staged) = STAGED.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: as in `stage`.
+    let count = unsafe { (&raw const (*staged).count).read_volatile() };
+    if count == 0 || count > BATCH as u64 {
+        return 0;
+    }
+    // SAFETY: the first of the events, of which so many are there; see `stage`.
+    unsafe {
+        let put = bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast::<c_void>(),
+            (&raw mut (*staged).events).cast::<c_void>(),
+            count * size_of::<Event>() as u64,
+            u64::from(BPF_RB_NO_WAKEUP),
+        );
+        if put == 0 {
+            (&raw mut (*staged).count).write_volatile(0);
+            table::uncount(count as u32);
+        }
+    }
+    0
+}
+
+/// A place for an event among those that are staged.
+pub struct Stage(*mut Staged, u64);
+
+impl Stage {
+    /// Fills in the end of a flow.
+    #[inline(always)]
+    pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
+        // SAFETY: see `stage`, which has compared the number.
+        unsafe {
+            let events = (&raw mut (*self.0).events).cast::<Event>();
+            fill(events.add(self.1 as usize), Some(flow), key, ended, now);
+            (&raw mut (*self.0).count).write_volatile(self.1 + 1);
+        }
+    }
+}
+
+/// Fills in the end of a flow and submits it; `None`: of one that is not in the table.
 #[inline(always)]
 pub fn submit(
     mut entry: RingBufEntry<Event>,
@@ -52,8 +135,22 @@ pub fn submit(
     now: u64,
     reader: Reader,
 ) {
-    let event = entry.as_mut_ptr();
-    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else; every field is set.
+    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
+    unsafe { fill(entry.as_mut_ptr(), flow, key, ended, now) };
+    entry.submit(match reader {
+        Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),
+        Reader::Asleep => 0,
+    });
+}
+
+/// Sets every field.
+///
+/// # Safety
+///
+/// `event` is valid for writes, aligned, and nobody else's.
+#[inline(always)]
+unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended, now: u64) {
+    // SAFETY: the caller's promise.
     unsafe {
         key.store(&raw mut (*event).key);
         (&raw mut (*event).at).write(now);
@@ -79,8 +176,4 @@ pub fn submit(
             }
         }
     }
-    entry.submit(match reader {
-        Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),
-        Reader::Asleep => 0,
-    });
 }

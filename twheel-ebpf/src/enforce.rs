@@ -26,7 +26,7 @@ pub const ANSWER: u64 = 2;
 /// What becomes of a packet of no flow in the table. One that goes out always passes.
 #[inline(always)]
 pub fn of_none(segment: &mut Segment, now: u64, hook: Hook) -> u64 {
-    forget_segment(segment);
+    forget_segment(segment, now);
     if segment.flags & tcp::SYN != 0 {
         if segment.flags & tcp::ACK == 0 {
             let key = &segment.key;

@@ -17,7 +17,7 @@ use twheel_common::{
 use crate::{
     atomic, clock,
     count::count,
-    maps::{CONFIG, INBOXES, WAKES, WHEEL},
+    maps::{INBOXES, WAKES, WHEEL},
     table::{self, At},
     wheel,
 };
@@ -35,13 +35,13 @@ pub fn post(flow: At, due: u64) {
     let before = unsafe { atomic::swap(&raw mut (*inbox).head, me.raw().into()) };
     flow.set_inbox(Link::from_raw(before as u32));
     count(Counter::Posted);
-    wake(cpu, CONFIG.load().tick_from(due));
+    wake(cpu, clock::tick().from(due));
 }
 
 /// Has a flow that is posted looked at before `due` (units).
 #[inline(always)]
 pub fn hurry(flow: At, due: u64) {
-    wake(flow.cpu(), CONFIG.load().tick_from(due));
+    wake(flow.cpu(), clock::tick().from(due));
 }
 
 /// Calls a stepper of another CPU that means to sleep past a tick. The swap has come before: either it sees the

@@ -1,5 +1,5 @@
 //! The data plane of twheel, as modules; `main.rs` has the entry points that production loads,
-//! `bench.rs` those of the benches, which call the very same code.
+//! `bench` those of the benches, which call the very same code.
 //!
 //! The logic is in `twheel-common`. Here are the maps under it, and what only a program in the
 //! kernel can do.
@@ -18,6 +18,7 @@ pub mod inbox;
 pub mod maps;
 pub mod policy;
 pub mod rto;
+pub mod share;
 pub mod step;
 pub mod table;
 pub mod touch;

@@ -11,13 +11,15 @@ use twheel_common::{
     config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto},
     counter::{self, Counters, PLACES},
     enforce::{Bucket, Tomb},
+    event::Staged,
     flow::{Account, FlowKey},
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
     rto::Timers,
+    share::{Hog, MAX_HOGS, Victims},
     state::Timeouts,
-    table::{Hash, Nodes, Record},
-    wheel::{Geometry, Link, Wheel},
+    table::{Block, Hash},
+    wheel::{Geometry, Heads, Wheel},
 };
 
 /// Set by the loader; read-only to the verifier.
@@ -41,16 +43,17 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     },
     enforce: 0,
     enforce_rate: 10,
+    share: 0,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
 #[macro_export]
 macro_rules! config {
-    ($field:ident) => {
+    ($($field:ident).+) => {
         // SAFETY: the global's own memory, which nobody writes after it was loaded.
         unsafe {
             let config = (&raw const $crate::maps::CONFIG).cast::<twheel_common::config::Config>();
-            (&raw const (*config).$field).read_volatile()
+            (&raw const (*config).$($field).+).read_volatile()
         }
     };
 }
@@ -70,11 +73,7 @@ pub static APART: Global<[u32; counter::APART]> = Global::new([0; counter::APART
 /// The flow table: see `table`. Mappable: its records then begin where cache lines do, and userspace
 /// reads it without a system call.
 #[map]
-pub static FLOWS: Array<Record> = Array::pinned(95, BPF_F_MMAPABLE);
-
-/// What of a flow no packet needs that finds it: a value for sixteen records.
-#[map]
-pub static NODES: Array<Nodes> = Array::pinned(6, BPF_F_MMAPABLE);
+pub static FLOWS: Array<Block> = Array::pinned(6, BPF_F_MMAPABLE);
 
 /// What was sent, for each record; of one value where that is not counted.
 #[map]
@@ -147,16 +146,20 @@ pub static TRACKED: Array<u64> = Array::pinned(1, 0);
 #[map]
 pub static WHEEL: PerCpuArray<Wheel> = PerCpuArray::pinned(1, 0);
 
-/// Heads of the lists of flows, one for each slot of the wheel, and behind them one for the flows
-/// that have been handed out and await their visit. Same rule as [`WHEEL`].
+/// Heads of the lists of flows of each slot of the wheel, and behind them those of the flows that have been handed out
+/// and await their visit. Same rule as [`WHEEL`].
 #[map]
-pub static SLOTS: PerCpuArray<Link> = PerCpuArray::pinned((3 << 10) + 1, 0);
+pub static SLOTS: PerCpuArray<Heads> = PerCpuArray::pinned((3 << 10) + 1, 0);
 
-/// Flows that have ended: `twheel_common::event::Event`.
+/// What there is to say of flows: `twheel_common::event`.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 
-/// CPUs (`u64`) whose stepper sleeps past a new deadline. A ring of its own, so that no amount of
+/// Events of this CPU's stepper on their way there. Pinned: their flows have ended, whatever becomes of the loader.
+#[map]
+pub static STAGED: PerCpuArray<Staged> = PerCpuArray::pinned(1, 0);
+
+/// CPUs (`u64`) whose stepper sleeps past a new deadline, and [`CALL`](twheel_common::share::CALL). A ring of its own, so that no amount of
 /// events keeps a stepper asleep.
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
@@ -170,7 +173,20 @@ pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
 #[map]
 pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(1, 0);
 
-/// Counters per CPU: those of each interface in [`APART`], behind those of all else.
+/// Sources that hold more than their share of a full table. Not pinned, as all that is known of shares: it is of one
+/// loader, and soon forgotten.
+#[map]
+pub static HOGS: HashMap<[u64; 2], Hog> = HashMap::with_max_entries(MAX_HOGS, 0);
+
+/// Flows of theirs on each CPU's wheel.
+#[map]
+pub static VICTIMS: PerCpuArray<Victims> = PerCpuArray::with_max_entries(1, 0);
+
+/// When the loader was last told that the table is full, clock units.
+#[map]
+pub static FULL: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Counters per CPU: those of each interface in [`APART`], behind those of all else; then the loader's.
 #[map]
 pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(PLACES as u32, 0);
 

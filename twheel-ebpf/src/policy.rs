@@ -2,6 +2,7 @@
 
 use aya_ebpf::maps::lpm_trie::Key;
 use twheel_common::{
+    bits,
     flow::{Direction, FlowKey},
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
@@ -114,8 +115,9 @@ impl Tables for Policy {
         let Some(classes) = PORTS.get(self.set) else {
             return Rules::NONE;
         };
-        let class = u32::from(classes[usize::from(port)]);
-        match CLASSES.get(self.set * MAX_CLASSES as u32 + class) {
+        // Every port has a class.
+        let class = classes.get(bits::index(port)).copied().unwrap_or(0);
+        match CLASSES.get(self.set * MAX_CLASSES as u32 + u32::from(class)) {
             Some(rules) => *rules,
             None => Rules::NONE,
         }

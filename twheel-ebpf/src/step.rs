@@ -13,10 +13,8 @@ use twheel_common::{
 
 use crate::{
     clock,
-    count::count,
-    inbox,
-    maps::CONFIG,
-    rto, table,
+    count::{add, count},
+    emit, inbox, rto, table,
     wheel::{self, Handled},
 };
 
@@ -38,12 +36,14 @@ pub fn step(call: &mut Step) {
     let now = clock::now();
     let mut state = State {
         now,
-        tick: CONFIG.load().tick_of(now),
+        tick: clock::tick().of(now),
         next: NEVER,
         outcome: Outcome::Budget as u32,
         visits: 0,
-        expired: 0,
+        rearmed: 0,
+        expired: emit::staged(),
         micros: if rto::is_on() { clock::micros() } else { 0 },
+        round: 0,
     };
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     unsafe {
@@ -54,13 +54,22 @@ pub fn step(call: &mut Step) {
             0,
         );
     }
+    add(Counter::Visits, state.visits);
+    add(Counter::Rearmed, state.rearmed);
+    add(Counter::Expired, state.visits - state.rearmed);
+    emit::flush();
+    let left = emit::staged();
+    if left != 0 && state.outcome != Outcome::RingFull as u32 {
+        count(Counter::RingFull);
+        state.outcome = Outcome::RingFull as u32;
+    }
     *call = Step {
         budget: call.budget,
         outcome: state.outcome,
         now,
         next: state.next,
         visits: state.visits,
-        expired: state.expired,
+        expired: state.expired - left,
     };
 }
 
@@ -71,9 +80,12 @@ struct State {
     next: u64,
     outcome: u32,
     visits: u32,
+    rearmed: u32,
     expired: u32,
     /// Of the timers, at the beginning of the call.
     micros: u32,
+    /// See [`wheel::step`].
+    round: u32,
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
@@ -89,21 +101,20 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
         wheel.inbox != Link::NONE
     };
     if posted && inbox::deliver(wheel, state.now) {
-        count(Counter::Visits);
-        count(Counter::Rearmed);
         state.visits += 1;
+        state.rearmed += 1;
+        // It may have been one of those that are about to be visited.
+        state.round = 0;
         return 0;
     }
-    match wheel::step(wheel, state.now, state.tick, state.micros) {
+    match wheel::step(wheel, state.now, state.tick, state.micros, &mut state.round) {
         handled @ (Handled::Rearmed | Handled::Reported) => {
-            count(Counter::Visits);
-            count(Counter::Rearmed);
             state.visits += 1;
+            state.rearmed += 1;
             state.expired += u32::from(matches!(handled, Handled::Reported));
             0
         }
         Handled::Removed => {
-            count(Counter::Visits);
             state.visits += 1;
             state.expired += 1;
             0

@@ -13,23 +13,23 @@ pub use twheel_common::table::{Begins, Inserted};
 use twheel_common::{
     flow::{Direction, FlowKey, Word},
     state::{Positions, Seen, Timeouts},
-    table::{self, NODES as NODES_A_VALUE, Node, Record, Records, cpu},
+    table::{self, BLOCK, Block, Node, Record, Records, cpu},
     wheel::Link,
 };
 
 use crate::{
     atomic, clock, config,
     forget::{bit, forget},
-    maps::{ACCOUNTS, FLOWS, HASH, NODES, TIMEOUTS, TRACKED},
+    maps::{ACCOUNTS, FLOWS, HASH, TIMEOUTS, TRACKED},
     rto,
 };
 
 /// Which half of a word in memory is the low one.
 const LOW: usize = if cfg!(target_endian = "big") { 1 } else { 0 };
 
-/// A record of the table, and its index.
+/// A record of the table: its block, and its index.
 #[derive(Clone, Copy)]
-pub struct At(*mut Record, u32);
+pub struct At(*mut Block, u32);
 
 /// Where to look for a key.
 #[inline(always)]
@@ -66,16 +66,16 @@ pub fn has_room() -> bool {
     if before < u64::from(config!(max_flows)) {
         return true;
     }
-    uncount();
+    uncount(1);
     false
 }
 
-/// Counts a flow out.
+/// Counts flows out.
 #[inline(always)]
-pub fn uncount() {
+pub fn uncount(flows: u32) {
     if let Some(tracked) = TRACKED.get_ptr_mut(0) {
         // SAFETY: as above.
-        unsafe { atomic::add(tracked, u64::MAX) };
+        unsafe { atomic::add(tracked, u64::from(flows).wrapping_neg()) };
     }
 }
 
@@ -115,7 +115,7 @@ impl At {
         // SAFETY: a record is valid memory while the program runs; see the module for what it means if the
         // flow is removed meanwhile. Volatile, because other CPUs store there too.
         unsafe {
-            let word = (&raw mut (*self.0).word).cast::<u32>();
+            let word = (&raw mut (*self.record()).word).cast::<u32>();
             word.add(LOW).write_volatile(now as u32);
         }
     }
@@ -125,7 +125,7 @@ impl At {
     pub fn started(self) {
         // SAFETY: as above.
         unsafe {
-            let word = (&raw mut (*self.0).word).cast::<u32>();
+            let word = (&raw mut (*self.record()).word).cast::<u32>();
             atomic::and(word.add(1 - LOW), Word::STARTED);
         }
     }
@@ -149,7 +149,7 @@ impl At {
     pub fn delivered(self) {
         // SAFETY: as above.
         unsafe {
-            let word = (&raw mut (*self.0).word).cast::<u32>();
+            let word = (&raw mut (*self.record()).word).cast::<u32>();
             atomic::and(word.add(1 - LOW), Word::DELIVERED);
         }
     }
@@ -200,7 +200,7 @@ impl At {
     pub fn positions(self) -> Positions {
         // SAFETY: as in `touch`.
         unsafe {
-            let place = (&raw const (*self.0).positions).cast::<u32>();
+            let place = (&raw const (*self.record()).positions).cast::<u32>();
             [place.read_volatile(), place.add(1).read_volatile()]
         }
     }
@@ -210,7 +210,7 @@ impl At {
     pub fn set_position(self, direction: Direction, position: u32) {
         // SAFETY: as in `touch`.
         unsafe {
-            let place = (&raw mut (*self.0).positions).cast::<u32>();
+            let place = (&raw mut (*self.record()).positions).cast::<u32>();
             match direction {
                 Direction::FromLow => place.write_volatile(position),
                 Direction::FromHigh => place.add(1).write_volatile(position),
@@ -279,26 +279,34 @@ impl At {
         ACCOUNTS.get_ptr_mut(self.1).map(|account| account.cast())
     }
 
-    /// Frees the record of a flow that this CPU has killed.
+    /// Frees the record of a flow that this CPU has killed, and that is yet to be [counted out](uncount).
     #[inline(always)]
     pub fn remove(self) {
         table::remove(&Table, self, self.1);
-        uncount();
     }
 
     #[inline(always)]
-    fn node(self) -> Option<*mut Node> {
-        let nodes = NODES.get_ptr_mut(self.1 / NODES_A_VALUE as u32)?;
-        let number = self.1 as usize & (NODES_A_VALUE - 1);
-        // SAFETY: a value has so many nodes.
-        Some(unsafe { nodes.cast::<Node>().add(number) })
+    fn number(self) -> usize {
+        self.1 as usize & (BLOCK - 1)
+    }
+
+    #[inline(always)]
+    fn record(self) -> *mut Record {
+        // SAFETY: a block has so many records, and begins with them.
+        unsafe { self.0.cast::<Record>().add(self.number()) }
+    }
+
+    #[inline(always)]
+    fn node(self) -> *mut Node {
+        // SAFETY: a block has so many nodes, which follow the records.
+        unsafe { (&raw mut (*self.0).nodes).cast::<Node>().add(self.number()) }
     }
 
     /// The flow's key.
     #[inline(always)]
     pub fn key(self) -> FlowKey {
         // SAFETY: as in `touch`.
-        let addresses = unsafe { (&raw const (*self.0).addresses).read_volatile() };
+        let addresses = unsafe { (&raw const (*self.record()).addresses).read_volatile() };
         table::key(addresses, Table.tag(self))
     }
 
@@ -312,72 +320,70 @@ impl At {
     /// Low 32 bits of the clock at the flow's first packet.
     #[inline(always)]
     pub fn created(self) -> u32 {
-        match self.node() {
-            // SAFETY: as in `touch`.
-            Some(node) => unsafe { (&raw const (*node).created).read_volatile() },
-            None => 0,
-        }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.node()).created).read_volatile() }
     }
 
     /// Sets [`created`](Self::created).
     #[inline(always)]
     pub fn set_created(self, created: u32) {
-        if let Some(node) = self.node() {
-            // SAFETY: as in `touch`.
-            unsafe { (&raw mut (*node).created).write_volatile(created) }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.node()).created).write_volatile(created) }
+    }
+
+    /// Loads what a visit of a flow that stands first in a list needs of other lines than its record: of its home, and of
+    /// the flow behind it.
+    #[inline(always)]
+    pub fn fetch(self) {
+        if let Some(home) = Table.at(self.1.wrapping_sub(table::distance(Table.tag(self)))) {
+            Table.hops(home);
+        }
+        if let Some(next) = self.next().as_flow().and_then(at) {
+            Table.word(next);
+            next.prev();
         }
     }
 
     /// What follows in the inbox.
     #[inline(always)]
     pub fn inbox(self) -> Link {
-        match self.node() {
-            // SAFETY: as in `touch`.
-            Some(node) => unsafe { (&raw const (*node).inbox).read_volatile() },
-            None => Link::NONE,
-        }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.node()).inbox).read_volatile() }
     }
 
     /// Sets [`inbox`](Self::inbox). For whoever has posted the flow.
     #[inline(always)]
     pub fn set_inbox(self, link: Link) {
-        if let Some(node) = self.node() {
-            // SAFETY: as in `touch`.
-            unsafe { (&raw mut (*node).inbox).write_volatile(link) }
-        }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.node()).inbox).write_volatile(link) }
     }
 
     /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
     #[inline(always)]
     pub fn next(self) -> Link {
         // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.0).next).read_volatile() }
+        unsafe { (&raw const (*self.record()).next).read_volatile() }
     }
 
     /// Sets [`next`](Self::next).
     #[inline(always)]
     pub fn set_next(self, link: Link) {
         // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.0).next).write_volatile(link) }
+        unsafe { (&raw mut (*self.record()).next).write_volatile(link) }
     }
 
     /// What comes before in the slot.
     #[inline(always)]
     pub fn prev(self) -> Link {
-        match self.node() {
-            // SAFETY: as in `touch`.
-            Some(node) => unsafe { (&raw const (*node).prev).read_volatile() },
-            None => Link::NONE,
-        }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.node()).prev).read_volatile() }
     }
 
     /// Sets [`prev`](Self::prev).
     #[inline(always)]
     pub fn set_prev(self, link: Link) {
-        if let Some(node) = self.node() {
-            // SAFETY: as in `touch`.
-            unsafe { (&raw mut (*node).prev).write_volatile(link) }
-        }
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.node()).prev).write_volatile(link) }
     }
 }
 
@@ -391,67 +397,71 @@ impl Records for Table {
 
     #[inline(always)]
     fn at(&self, index: u32) -> Option<At> {
-        FLOWS.get_ptr_mut(index).map(|record| At(record, index))
+        FLOWS
+            .get_ptr_mut(index / BLOCK as u32)
+            .map(|block| At(block, index))
     }
 
     #[inline(always)]
     fn tag(&self, at: At) -> u64 {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.0).tag).read_volatile() }
+        unsafe { (&raw const (*at.record()).tag).read_volatile() }
     }
 
     #[inline(always)]
     fn claim(&self, at: At, tag: u64) -> bool {
         // SAFETY: see above.
-        unsafe { atomic::compare_exchange(&raw mut (*at.0).tag, 0, tag) == 0 }
+        unsafe { atomic::compare_exchange(&raw mut (*at.record()).tag, 0, tag) == 0 }
     }
 
     #[inline(always)]
     fn set_tag(&self, at: At, tag: u64) {
         // SAFETY: see above.
-        unsafe { atomic::swap(&raw mut (*at.0).tag, tag) };
+        unsafe { atomic::swap(&raw mut (*at.record()).tag, tag) };
     }
 
     #[inline(always)]
     fn publish(&self, at: At, tag: u64) {
         // SAFETY: see above.
-        unsafe { (&raw mut (*at.0).tag).write_volatile(tag) };
+        unsafe { (&raw mut (*at.record()).tag).write_volatile(tag) };
     }
 
     #[inline(always)]
     fn word(&self, at: At) -> Word {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.0).word).read_volatile() }
+        unsafe { (&raw const (*at.record()).word).read_volatile() }
     }
 
     #[inline(always)]
     fn set_word(&self, at: At, word: Word) {
         // SAFETY: see above; a `Word` is a `u64`.
-        unsafe { atomic::swap((&raw mut (*at.0).word).cast(), word.0) };
+        unsafe { atomic::swap((&raw mut (*at.record()).word).cast(), word.0) };
     }
 
     #[inline(always)]
     fn change(&self, at: At, old: Word, new: Word) -> Word {
         // SAFETY: as above.
-        Word(unsafe { atomic::compare_exchange((&raw mut (*at.0).word).cast(), old.0, new.0) })
+        Word(unsafe {
+            atomic::compare_exchange((&raw mut (*at.record()).word).cast(), old.0, new.0)
+        })
     }
 
     #[inline(always)]
     fn hops(&self, at: At) -> u32 {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.0).hops).read_volatile() }
+        unsafe { (&raw const (*at.record()).hops).read_volatile() }
     }
 
     #[inline(always)]
     fn announce(&self, at: At, bits: u32) -> u32 {
         // SAFETY: see above.
-        unsafe { atomic::or(&raw mut (*at.0).hops, bits) }
+        unsafe { atomic::or(&raw mut (*at.record()).hops, bits) }
     }
 
     #[inline(always)]
     fn renounce(&self, at: At, bits: u32) {
         // SAFETY: see above.
-        unsafe { atomic::and(&raw mut (*at.0).hops, !bits) };
+        unsafe { atomic::and(&raw mut (*at.record()).hops, !bits) };
     }
 
     #[inline(always)]
@@ -459,7 +469,7 @@ impl Records for Table {
         let [a, b, c, d] = key.addresses();
         // SAFETY: see above.
         unsafe {
-            let addresses = (&raw const (*at.0).addresses).cast::<u64>();
+            let addresses = (&raw const (*at.record()).addresses).cast::<u64>();
             addresses.read_volatile() == a
                 && addresses.add(1).read_volatile() == b
                 && addresses.add(2).read_volatile() == c
@@ -472,7 +482,7 @@ impl Records for Table {
         let [a, b, c, d] = key.addresses();
         // SAFETY: see above.
         unsafe {
-            let addresses = (&raw mut (*at.0).addresses).cast::<u64>();
+            let addresses = (&raw mut (*at.record()).addresses).cast::<u64>();
             addresses.write_volatile(a);
             addresses.add(1).write_volatile(b);
             addresses.add(2).write_volatile(c);

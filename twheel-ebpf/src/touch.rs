@@ -22,7 +22,7 @@ use crate::{
     forget::{forget, forget_segment},
     inbox,
     policy::{self, Place},
-    rto,
+    rto, share,
     table::{self, At, Begins, Inserted},
     wheel::{self, Handled},
 };
@@ -80,7 +80,7 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
                 count(Counter::NoFlow);
                 return Touched::NoFlow;
             };
-            forget_segment(segment);
+            forget_segment(segment, now);
             let seen = Seen(forget(seen.0.into()) as u16);
             let begun = begin(segment, seen, forget(home), now, &place);
             if begun == FULL {
@@ -129,7 +129,7 @@ fn view() -> View {
 fn update(flow: At, segment: &mut Segment, now: u64) {
     let word = flow.word();
     if word.seen().next(segment.direction, segment.flags, view()) != Change::Nothing {
-        forget_segment(segment);
+        forget_segment(segment, now);
         return change(flow, segment, now);
     }
     keep(flow, word, segment, now);
@@ -284,9 +284,9 @@ fn positions(segment: &Segment) -> Positions {
 }
 
 /// Ends the old life of a key; `word` was its last. Only the CPU whose exchange has begun the new one
-/// comes here.
-#[inline(always)]
-fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
+/// comes here. Its locals are not on the stack while [`change`] calls what it loops over.
+#[inline(never)]
+fn supersede(flow: At, segment: &Segment, word: Word, now: u64) -> u64 {
     let ended = Ended {
         created: flow.created(),
         word,
@@ -303,12 +303,13 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) {
     flow.set_positions(positions(segment));
     rto::forget(flow);
     flow.started();
+    0
 }
 
 /// A segment that begins a flow: [`NEW`], [`FULL`] or [`EXISTS`].
 #[inline(never)]
 fn begin(segment: &Segment, seen: Seen, home: u32, now: u64, place: &Place) -> u64 {
-    let room = table::has_room() || make_room(now) && table::has_room();
+    let room = table::has_room() || make_room(segment, seen, now) && table::has_room();
     if !room {
         count(Counter::TableFull);
         return FULL;
@@ -325,34 +326,47 @@ fn begin(segment: &Segment, seen: Seen, home: u32, now: u64, place: &Place) -> u
         entered = enter(&segment.key, home, &begins);
     }
     if entered != FULL && entered < EXISTS {
+        // Here and not in `enter`, for the stack.
+        if let Some(flow) = table::at(entered as u32) {
+            let timeout = table::timeout(begins.rule, seen);
+            wheel::start(flow, now, now + u64::from(timeout));
+        }
         count(Counter::Created);
         return entered;
     }
-    table::uncount();
+    table::uncount(1);
     if entered == FULL {
         count(Counter::WindowFull);
     }
     entered
 }
 
-/// Enters a flow and puts it on the wheel: [`NEW`], [`FULL`] or [`EXISTS`].
+/// Enters a flow, which is then to be put on the wheel: [`NEW`], [`FULL`] or [`EXISTS`].
 #[inline(never)]
 fn enter(key: &FlowKey, home: u32, begins: &Begins) -> u64 {
     match table::insert(home, key, begins) {
-        Inserted::New(flow, _) => {
-            let timeout = table::timeout(begins.rule, begins.seen);
-            wheel::start(flow, begins.now, begins.now + u64::from(timeout));
-            NEW | u64::from(flow.index())
-        }
+        Inserted::New(flow, _) => NEW | u64::from(flow.index()),
         Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
         Inserted::Full => FULL,
     }
 }
 
-/// Removes one flow of this CPU that can go, if one of the first [`TRIES`] can.
+/// Removes one flow of this CPU that can go, if one of the first [`TRIES`] can; else one of a source that holds more
+/// than its share, if that of the segment does not.
 #[inline(always)]
-fn make_room(now: u64) -> bool {
-    let mut state = Room { now, removed: 0 };
+fn make_room(segment: &Segment, seen: Seen, now: u64) -> bool {
+    let Some(wheel) = wheel::this_cpu() else {
+        return false;
+    };
+    let is_shared = config!(share) != 0;
+    let hog = is_shared && share::is_hog(&segment.key, seen, now) != 0;
+    let mut state = Room {
+        now,
+        list: wheel.latest,
+        hog: hog.into(),
+        removed: 0,
+        reserved: 0,
+    };
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     // (`bpf_loop`, so that the verifier goes through a try once.)
     unsafe {
@@ -363,13 +377,24 @@ fn make_room(now: u64) -> bool {
             0,
         );
     }
-    state.removed == 1
+    if state.removed == 1 {
+        return true;
+    }
+    if !is_shared || hog {
+        return false;
+    }
+    share::tell(now);
+    wheel::take_from_hogs(now)
 }
 
 #[repr(C)]
 struct Room {
     now: u64,
-    removed: u64,
+    /// Where the latest flow is, which is the first that could go; each try looks at another list.
+    list: u32,
+    hog: u32,
+    removed: u32,
+    reserved: u32,
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
@@ -379,7 +404,8 @@ unsafe extern "C" fn try_to_remove(index: u64, state: *mut c_void) -> i64 {
     let Some(wheel) = wheel::this_cpu() else {
         return 1;
     };
-    match wheel::make_room(wheel, state.now, index + 1 == u64::from(TRIES)) {
+    let (list, last) = (state.list + index as u32, index + 1 == u64::from(TRIES));
+    match wheel::make_room(wheel, state.now, list, last, state.hog != 0) {
         Handled::Rearmed | Handled::Reported => 0,
         Handled::Removed => {
             state.removed = 1;

@@ -7,21 +7,22 @@
 //! lock is needed.
 
 use twheel_common::{
+    bits::lowest,
     counter::Counter,
     event::Reason,
     flow::{MAX_AGE, Visit, Word, age, idle, visit},
     step::Deleted,
     table::WINDOW,
-    wheel::{Link, Slot, Wheel},
+    wheel::{Geometry, Heads, LISTS, Link, Slot, Wheel},
 };
 
 use crate::{
-    clock,
+    clock, config,
     count::count,
     emit::{self, Ended, Reader},
     inbox,
-    maps::{CONFIG, SLOTS, WHEEL},
-    rto,
+    maps::{SLOTS, WHEEL},
+    rto, share,
     table::{self, At},
 };
 
@@ -48,40 +49,78 @@ pub fn this_cpu() -> Option<&'static mut Wheel> {
     Some(unsafe { &mut *wheel })
 }
 
-/// The head of a list. Belongs to this CPU, as `this_cpu` does.
+/// The heads of a slot's lists. Belong to this CPU, as `this_cpu` does.
 #[derive(Clone, Copy)]
-struct Head(*mut Link);
+struct Lists(*mut Heads);
 
-impl Head {
+impl Lists {
     #[inline(always)]
-    fn of(index: u32) -> Option<Self> {
-        SLOTS.get_ptr_mut(index).map(Self)
+    fn of(slot: u32) -> Option<Self> {
+        SLOTS.get_ptr_mut(slot).map(Self)
     }
 
     #[inline(always)]
-    fn get(self) -> Link {
+    fn place(self, list: u32) -> *mut Link {
+        // SAFETY: within the value.
+        unsafe { self.0.cast::<Link>().add(list as usize & (LISTS - 1)) }
+    }
+
+    #[inline(always)]
+    fn get(self, list: u32) -> Link {
         // SAFETY: a place in a map, aligned to 4, that only this CPU reads and writes.
-        unsafe { self.0.read() }
+        unsafe { self.place(list).read_volatile() }
     }
 
     #[inline(always)]
-    fn set(self, link: Link) {
+    fn set(self, list: u32, link: Link) {
         // SAFETY: as above; no references are made of it.
-        unsafe { self.0.write(link) }
+        unsafe { self.place(list).write_volatile(link) }
+    }
+
+    /// The first flow of the first list from this one on that is not empty.
+    #[inline(always)]
+    fn first(self, from: u32) -> Link {
+        let mut first = Link::NONE;
+        for list in (0..LISTS as u32).rev() {
+            let link = self.get(from + list);
+            first = if link == Link::NONE { first } else { link };
+        }
+        first
+    }
+
+    #[inline(always)]
+    fn are_empty(self) -> bool {
+        (0..LISTS as u32).fold(0, |any, list| any | self.get(list).raw()) == 0
     }
 }
 
-/// The list of flows that were handed out and await their visit.
+/// The list of a flow in whichever slot it stands.
+#[inline(always)]
+fn list_of(flow: At) -> u32 {
+    flow.index() & (LISTS as u32 - 1)
+}
+
+/// The shape of the wheel.
+#[inline(always)]
+fn geometry() -> Geometry {
+    Geometry {
+        levels: config!(geometry.levels),
+        bits: config!(geometry.bits),
+        scheme: config!(geometry.scheme),
+    }
+}
+
+/// The slot of flows that were handed out and await their visit.
 #[inline(always)]
 fn pending() -> u32 {
-    CONFIG.load().geometry.slots()
+    geometry().slots()
 }
 
 /// Puts a flow that has just entered the table on this CPU's wheel.
 #[inline(always)]
 pub fn start(flow: At, now: u64, due: u64) {
     let Some(wheel) = this_cpu() else { return };
-    wheel.catch_up(CONFIG.load().tick_of(now));
+    wheel.catch_up(clock::tick().of(now));
     place(flow, due);
 }
 
@@ -89,8 +128,7 @@ pub fn start(flow: At, now: u64, due: u64) {
 #[inline(never)]
 fn place(flow: At, due: u64) -> u32 {
     let Some(wheel) = this_cpu() else { return 0 };
-    let config = CONFIG.load();
-    let slot = wheel.slot(config.geometry, config.tick_from(due));
+    let slot = wheel.slot(geometry(), clock::tick().from(due));
     push(wheel, flow, slot);
     rto::set_visit(flow, due);
     wake_for(wheel, slot);
@@ -154,17 +192,18 @@ fn settle(flow: At, now: u64, due: u64) {
 /// Puts a flow at the front of a slot.
 #[inline(always)]
 fn push(wheel: &mut Wheel, flow: At, slot: Slot) {
-    let index = flow.index();
-    let Some(head) = Head::of(slot.index) else {
+    let (index, list) = (flow.index(), list_of(flow));
+    let Some(lists) = Lists::of(slot.index) else {
         return;
     };
-    let first = head.get();
-    head.set(Link::flow(index));
+    let first = lists.get(list);
+    lists.set(list, Link::flow(index));
+    wheel.latest = list;
     flow.set_next(first);
-    flow.set_prev(Link::slot(slot.index));
+    flow.set_prev(Link::list(slot.index, list));
     match first.as_flow().and_then(table::at) {
         Some(first) => first.set_prev(Link::flow(index)),
-        None => wheel.occupy(CONFIG.load().geometry, slot.index),
+        None => wheel.occupy(geometry(), slot.index),
     }
 }
 
@@ -175,20 +214,18 @@ fn unlink(wheel: &mut Wheel, flow: At) {
     if let Some(next) = next.as_flow().and_then(table::at) {
         next.set_prev(prev);
     }
-    match prev.as_slot() {
-        None => {
-            if let Some(prev) = prev.as_flow().and_then(table::at) {
-                prev.set_next(next);
-            }
+    let Some((slot, list)) = prev.as_list() else {
+        if let Some(prev) = prev.as_flow().and_then(table::at) {
+            prev.set_next(next);
         }
-        Some(index) => {
-            if let Some(head) = Head::of(index) {
-                head.set(next);
-            }
-            if next == Link::NONE && index != pending() {
-                wheel.vacate(CONFIG.load().geometry, index);
-            }
-        }
+        return;
+    };
+    let Some(lists) = Lists::of(slot) else {
+        return;
+    };
+    lists.set(list, next);
+    if next == Link::NONE && slot != pending() && lists.are_empty() {
+        wheel.vacate(geometry(), slot);
     }
 }
 
@@ -204,64 +241,119 @@ fn wake_for(wheel: &mut Wheel, slot: Slot) {
     }
 }
 
-/// Visits one flow on behalf of the stepper: the first that has been handed out, or else the first
-/// of the next slot whose turn is not after `tick`.
+/// Visits one flow on behalf of the stepper: one that has been handed out, or else one of the next slot whose turn is
+/// not after `tick`. `round` says in which lists there are flows that this call has gathered and not yet visited.
 #[inline(always)]
-pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32) -> Handled {
-    let geometry = CONFIG.load().geometry;
-    let Some(waiting) = Head::of(pending()) else {
+pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
+    let geometry = geometry();
+    let Some(waiting) = Lists::of(pending()) else {
         return Handled::Nothing(None);
     };
-    let mut first = waiting.get();
-    if first == Link::NONE {
-        match wheel.first(geometry) {
-            Some(slot) if slot.starts <= tick => {
-                // The whole list at once: flows armed again may come back to the same slot.
-                if let Some(list) = Head::of(slot.index) {
-                    first = list.get();
-                    list.set(Link::NONE);
-                    waiting.set(first);
-                    if let Some(flow) = first.as_flow().and_then(table::at) {
-                        flow.set_prev(Link::slot(pending()));
-                    }
+    if *round == 0 {
+        if waiting.are_empty() {
+            match wheel.first(geometry) {
+                Some(slot) if slot.starts <= tick => {
+                    hand_out(slot.index);
+                    wheel.take(geometry, slot);
                 }
-                wheel.take(geometry, slot);
-            }
-            next => {
-                wheel.advance(tick);
-                return Handled::Nothing(next);
+                next => {
+                    wheel.advance(tick);
+                    return Handled::Nothing(next);
+                }
             }
         }
+        *round = gather();
     }
-    handle(wheel, first, now, micros, For::Stepper)
+    let list = lowest(u64::from(*round));
+    *round &= round.wrapping_sub(1);
+    // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
+    // schemes report it at the same tick.
+    let due = tick.wrapping_mul(u64::from(config!(tick)));
+    handle(
+        wheel,
+        waiting.get(list),
+        now,
+        due,
+        micros,
+        For::Stepper,
+        false,
+    )
 }
 
-/// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so the head of those
-/// that have been handed out or of the next slot. A flow that is not established goes, unless it has whole
-/// rounds left and this is not the `last` try.
+/// Hands out whole lists at once: flows armed again may come back to the same slot.
+#[inline(never)]
+fn hand_out(slot: u32) -> u32 {
+    let (Some(from), Some(to)) = (Lists::of(slot), Lists::of(pending())) else {
+        return 0;
+    };
+    for list in 0..LISTS as u32 {
+        let first = from.get(list);
+        from.set(list, Link::NONE);
+        to.set(list, first);
+        if let Some(flow) = first.as_flow().and_then(table::at) {
+            flow.set_prev(Link::list(pending(), list));
+        }
+    }
+    0
+}
+
+/// Loads what the visits of the first flow of each list read, and what they change of the flow behind it, so that the
+/// processor waits for all of it at once. Says in which lists there are flows.
+///
+/// In a loop that does nothing else: before each atomic operation of a visit it would wait for what was asked for. The
+/// flow at the front was behind another one the last time.
+#[inline(never)]
+fn gather() -> u32 {
+    let Some(waiting) = Lists::of(pending()) else {
+        return 0;
+    };
+    let mut round = 0;
+    for list in 0..LISTS as u32 {
+        if let Some(flow) = waiting.get(list).as_flow().and_then(table::at) {
+            round |= 1 << list;
+            flow.fetch();
+        }
+    }
+    round
+}
+
+/// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so one of those
+/// that have been handed out or of the next slot, the first of a list. A flow that is not established goes, unless it has
+/// whole rounds left and this is not the `last` try. For a source that holds more than its share (`hog`) only one
+/// of such a source goes.
 #[inline(always)]
-pub fn make_room(wheel: &mut Wheel, now: u64, last: bool) -> Handled {
-    let mut first = match Head::of(pending()) {
-        Some(waiting) => waiting.get(),
+pub fn make_room(wheel: &mut Wheel, now: u64, list: u32, last: bool, hog: bool) -> Handled {
+    let mut first = match Lists::of(pending()) {
+        Some(waiting) => waiting.first(list),
         None => Link::NONE,
     };
     if first == Link::NONE {
-        let Some(slot) = wheel.first(CONFIG.load().geometry) else {
+        let Some(slot) = wheel.first(geometry()) else {
             return Handled::Nothing(None);
         };
-        if let Some(head) = Head::of(slot.index) {
-            first = head.get();
+        if let Some(lists) = Lists::of(slot.index) {
+            first = lists.first(list);
         }
     }
     let purpose = if last { For::RoomAtAll } else { For::Room };
-    handle(wheel, first, now, 0, purpose)
+    handle(wheel, first, now, now, 0, purpose, hog)
 }
 
 /// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
 /// and are due or not established, the one nearest its deadline goes. Says whether one went.
-#[inline(never)]
+#[inline(always)]
 pub fn make_room_at(home: u32, now: u64) -> bool {
-    let one_way = CONFIG.load().one_way != 0;
+    let nearest = nearest_at(home, now);
+    nearest < NONE && end_at(nearest as u32, now)
+}
+
+/// No record.
+const NONE: u64 = u64::MAX;
+
+/// The record of that flow, or [`NONE`]. (Two functions, for the stack.)
+#[inline(never)]
+fn nearest_at(home: u32, now: u64) -> u64 {
+    let one_way = config!(one_way) != 0;
     let (mut nearest, mut left) = (None, u64::MAX);
     table::repeat(WINDOW, |distance| {
         let Some(flow) = table::at(home + distance) else {
@@ -278,11 +370,13 @@ pub fn make_room_at(home: u32, now: u64) -> bool {
         }
         false
     });
-    let (Some(distance), Some(wheel)) = (nearest, this_cpu()) else {
-        return false;
-    };
-    let index = home + distance;
-    let Some(flow) = table::at(index) else {
+    nearest.map_or(NONE, |distance| u64::from(home + distance))
+}
+
+/// Ends a flow of this CPU's wheel that can go. Says whether it went.
+#[inline(never)]
+fn end_at(index: u32, now: u64) -> bool {
+    let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
         return false;
     };
     let word = flow.word();
@@ -297,6 +391,46 @@ pub fn make_room_at(home: u32, now: u64) -> bool {
     gone
 }
 
+/// Makes room for a flow of a source that holds no more than its share: of those that userspace has named, the first
+/// goes that is still of a source that holds more. Says whether one went.
+#[inline(never)]
+pub fn take_from_hogs(now: u64) -> bool {
+    let Some(wheel) = this_cpu() else {
+        return false;
+    };
+    let mut victim = None;
+    table::repeat(TRIES, |_| {
+        let Some(index) = share::next_victim() else {
+            return true;
+        };
+        let Some(flow) = table::at(index) else {
+            return true;
+        };
+        let word = flow.word();
+        // One that is on its way to this CPU does not end before it is there, which may take a while.
+        let can_end = !word.is_dead() && !word.seen().is_posted();
+        if can_end && flow.is_ours() && share::may_take(flow, now) != 0 {
+            victim = Some(index);
+        }
+        victim.is_some()
+    });
+    let Some(flow) = victim.and_then(table::at) else {
+        return false;
+    };
+    let gone = matches!(
+        end(wheel, flow, flow.word(), Reason::Evicted, now, By::Packet),
+        End::Done
+    );
+    if gone {
+        count(Counter::Evicted);
+        count(Counter::OverShare);
+    }
+    gone
+}
+
+/// Flows looked at, at most, of those that userspace has named: others may stand in their places by now.
+const TRIES: u32 = 32;
+
 /// What a visit is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum For {
@@ -307,10 +441,17 @@ enum For {
     RoomAtAll,
 }
 
-/// Visits the flow at the head of a list.
+/// Visits the flow at the head of a list. What is due is what was `decided` on, units.
 #[inline(always)]
-fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -> Handled {
-    let config = CONFIG.load();
+fn handle(
+    wheel: &mut Wheel,
+    first: Link,
+    now: u64,
+    decided: u64,
+    micros: u32,
+    purpose: For,
+    hog: bool,
+) -> Handled {
     let for_room = purpose != For::Stepper;
     let Some(index) = first.as_flow() else {
         return Handled::Nothing(None);
@@ -336,19 +477,13 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -
     }
     // Stalled by now, it may be.
     let word = flow.word();
-    // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
-    // schemes report it at the same tick.
-    let decided = if for_room {
-        now
-    } else {
-        config.tick_begin(now)
-    };
     let (reason, counter) = match visit(decided, word, flow.timeout(word.seen())) {
         Visit::Rearm(due)
             if for_room
-                && !word.seen().is_established(config.one_way != 0)
+                && !word.seen().is_established(config!(one_way) != 0)
                 && (purpose == For::RoomAtAll
-                    || wheel.reaches(config.geometry, config.tick_from(due))) =>
+                    || wheel.reaches(geometry(), clock::tick().from(due)))
+                && (!hog || share::is_of_hog(flow, now) != 0) =>
         {
             (Reason::Evicted, Counter::Evicted)
         }
@@ -369,7 +504,10 @@ fn handle(wheel: &mut Wheel, first: Link, now: u64, micros: u32, purpose: For) -
     let by = if for_room { By::Packet } else { By::Stepper };
     match end(wheel, flow, word, reason, now, by) {
         End::Done => {
-            count(counter);
+            // The stepper counts when it is through.
+            if for_room {
+                count(counter);
+            }
             Handled::Removed
         }
         End::Alive => {
@@ -407,7 +545,7 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
 /// Who ends a flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// Can wait for room in the ring, and reads it.
+    /// Can wait for room in the ring, and reads it after the call.
     Stepper,
     /// Can wait, but does not read.
     User,
@@ -429,8 +567,11 @@ enum End {
 /// flow lives; one that comes after finds a flow that has ended.
 #[inline(always)]
 fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By) -> End {
-    let entry = emit::reserve();
-    if entry.is_none() && by != By::Packet {
+    let (stage, entry) = match by {
+        By::Stepper => (emit::stage(), None),
+        By::User | By::Packet => (None, emit::reserve()),
+    };
+    if stage.is_none() && entry.is_none() && by != By::Packet {
         return End::RingFull;
     }
     if !flow.kill(word) {
@@ -445,17 +586,17 @@ fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By
         rule: flow.rule(),
         reason,
     };
-    let reader = if by == By::Stepper {
-        Reader::Stepping
-    } else {
-        Reader::Asleep
-    };
-    match entry {
-        Some(entry) => emit::submit(entry, Some(flow), &flow.key(), &ended, now, reader),
-        None => count(Counter::EventsLost),
+    let key = flow.key();
+    match (stage, entry) {
+        (Some(stage), _) => stage.submit(flow, &key, &ended, now),
+        (None, Some(entry)) => emit::submit(entry, Some(flow), &key, &ended, now, Reader::Asleep),
+        (None, None) => count(Counter::EventsLost),
     }
     unlink(wheel, flow);
     flow.remove();
+    if by != By::Stepper {
+        table::uncount(1);
+    }
     End::Done
 }
 
@@ -466,13 +607,12 @@ fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
         flow.set_created((now as u32).wrapping_sub(MAX_AGE));
     }
     unlink(wheel, flow);
-    let config = CONFIG.load();
     let due = if for_room {
         rto::no_later(flow, now, due)
     } else {
         due
     };
-    let slot = wheel.again(config.geometry, config.tick_from(due));
+    let slot = wheel.again(geometry(), clock::tick().from(due));
     push(wheel, flow, slot);
     rto::set_visit(flow, due);
     if for_room {

@@ -1,11 +1,11 @@
 //! Getting the programs onto an interface, and every link pinned.
 
 use std::{
-    io, thread,
+    fs, io, thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::programs::{
     SchedClassifier, TcAttachType, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
@@ -18,6 +18,7 @@ use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 use crate::{
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
+    links,
     pins::{Hook, Instance},
 };
 
@@ -35,7 +36,7 @@ pub enum Mode {
 /// Whether packets that go out are seen too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Egress {
-    /// Where the kernel has TCX (6.6)
+    /// Where the kernel has TCX
     Auto,
     /// Fail where it has not
     On,
@@ -72,7 +73,9 @@ pub fn check_interface(interface: &str) -> Result<()> {
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
             Kind::Interface,
-            format!("no interface {interface} here ({error}): `ip link` lists them"),
+            format!(
+                "no interface {interface} here ({error}): `ip link` lists them, and `twheel run --wait-iface` waits"
+            ),
         )
     })?;
     let link_type = getifaddrs()
@@ -92,7 +95,7 @@ pub fn check_interface(interface: &str) -> Result<()> {
     }
 }
 
-/// Attaches to an interface. A link that an earlier loader left is taken over: the program behind
+/// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
 /// it is replaced atomically, and no packet is missed.
 pub fn attach(
     plane: &mut DataPlane,
@@ -101,57 +104,101 @@ pub fn attach(
     mode: Mode,
     egress: Egress,
 ) -> Result<Attached> {
-    let (ingress, refused) = attach_xdp(plane.xdp("twheel_xdp")?, instance, interface, mode)?;
-    let egress = match egress {
-        Egress::Off => {
-            // An earlier loader may have seen it.
-            if pinned(instance, Hook::Egress, interface)?.is_some() {
-                unpin(instance, Hook::Egress, interface)?;
-            }
-            false
+    let_go_of_others(instance, interface)?;
+    // First: where it fails, the driver was not disturbed.
+    let egress = see_egress(plane, instance, interface, egress)?;
+    match see_ingress(plane, instance, interface, mode) {
+        Ok((ingress, refused)) => Ok(Attached {
+            ingress,
+            refused,
+            egress,
+        }),
+        Err(error) => {
+            instance.let_go(interface)?;
+            Err(error)
         }
-        _ => {
-            let program = plane.classifier("twheel_egress")?;
-            match attach_egress(program, instance, interface) {
-                Ok(()) => true,
-                Err(error) if egress == Egress::On => return Err(error),
-                Err(error) => {
-                    log::warn!("{interface}: only incoming packets are seen: {error:#}");
-                    false
-                }
-            }
-        }
-    };
-    Ok(Attached {
-        ingress,
-        refused,
-        egress,
-    })
+    }
 }
 
+/// Sees incoming packets. Returns how, and why not otherwise, if that was tried first.
+fn see_ingress(
+    plane: &mut DataPlane,
+    instance: &Instance,
+    interface: &str,
+    mode: Mode,
+) -> Result<(&'static str, Option<String>)> {
+    let program = plane.xdp("twheel_xdp")?;
+    let anew = pinned(instance, Hook::Xdp, interface)?.is_some();
+    if anew && mode != Mode::Auto {
+        // The kernel does not say in which mode a link is, and cannot change it.
+        log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
+        instance.unpin(Hook::Xdp, interface)?;
+    }
+    match adopt_xdp(program, instance, interface)? {
+        true => Ok(("adopted", None)),
+        false => attach_xdp(program, instance, interface, mode, anew),
+    }
+}
+
+/// Sees outgoing packets, if they are to be seen. Returns whether they are.
+fn see_egress(
+    plane: &mut DataPlane,
+    instance: &Instance,
+    interface: &str,
+    egress: Egress,
+) -> Result<bool> {
+    if egress == Egress::Off {
+        // An earlier loader may have seen it.
+        instance.unpin(Hook::Egress, interface)?;
+        return Ok(false);
+    }
+    match attach_egress(plane.classifier("twheel_egress")?, instance, interface) {
+        Ok(()) => Ok(true),
+        Err(error) if egress == Egress::On => Err(error),
+        Err(error) => {
+            log::warn!("{interface}: only incoming packets are seen: {error:#}");
+            // Nor by the program of an earlier loader.
+            instance.unpin(Hook::Egress, interface)?;
+            Ok(false)
+        }
+    }
+}
+
+/// Removes links that are pinned for an interface of this name, and on another: that was renamed, or moved away, and may have
+/// the same number there.
+fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
+    if let Some(link) = pinned(instance, Hook::Xdp, interface)?
+        && !carries(interface, link.info()?.program_id())?
+    {
+        instance.let_go(interface)?;
+    }
+    Ok(())
+}
+
+/// Takes over the XDP link that is pinned. Returns whether there is one.
+fn adopt_xdp(program: &mut Xdp, instance: &Instance, interface: &str) -> Result<bool> {
+    let Some(link) = pinned(instance, Hook::Xdp, interface)? else {
+        return Ok(false);
+    };
+    let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
+    if let Ok(id) = program.attach_to_link(link) {
+        // The pin holds the link; this handle may go.
+        drop(program.take_link(id)?);
+        return Ok(true);
+    }
+    // The interface it belonged to is gone.
+    instance.unpin(Hook::Xdp, interface)?;
+    Ok(false)
+}
+
+/// `anew`: a link of ours was there just before.
 fn attach_xdp(
     program: &mut Xdp,
     instance: &Instance,
     interface: &str,
     mode: Mode,
+    anew: bool,
 ) -> Result<(&'static str, Option<String>)> {
-    let adopted = pinned(instance, Hook::Xdp, interface)?;
-    let anew = adopted.is_some();
-    if adopted.is_some() && mode != Mode::Auto {
-        // The kernel does not say in which mode a link is, and cannot change it.
-        log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
-        drop(adopted);
-        unpin(instance, Hook::Xdp, interface)?;
-    } else if let Some(link) = adopted {
-        let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
-        if let Ok(id) = program.attach_to_link(link) {
-            // The pin holds the link; this handle may go.
-            drop(program.take_link(id)?);
-            return Ok(("adopted", None));
-        }
-        // The interface it belonged to is gone; one of the same name is here.
-        unpin(instance, Hook::Xdp, interface)?;
-    }
     // The kernel lets go of an unpinned link a moment later.
     let until = Instant::now() + if anew { LET_GO } else { Duration::ZERO };
     let mut attach = |mode: XdpMode| {
@@ -200,23 +247,61 @@ fn attach_xdp(
     Ok((name, refused))
 }
 
+/// Whether an interface of this name carries an XDP program.
+fn carries(interface: &str, program: u32) -> Result<bool> {
+    let links = links::all()?;
+    let link = links.iter().find(|link| link.name == interface);
+    Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| *id == program)))
+}
+
+/// The number of the interface that a link is on; 0 of one that is gone. From what the kernel says of an open file: asking it
+/// for the programs of an interface takes `CAP_SYS_ADMIN`, which a run has given up.
+fn interface_of(link: &FdLink) -> Result<u32> {
+    const FILES: &str = "/proc/self/fdinfo";
+    let id = link.info()?.id();
+    for file in fs::read_dir(FILES).with_context(|| format!("cannot list {FILES}"))? {
+        // Other threads close theirs meanwhile.
+        let Ok(text) = fs::read_to_string(file?.path()) else {
+            continue;
+        };
+        let field = |name: &str| -> Option<u32> {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            value.trim().parse().ok()
+        };
+        if field("link_id:") == Some(id)
+            && let Some(interface) = field("ifindex:")
+        {
+            return Ok(interface);
+        }
+    }
+    bail!("what is pinned as a link is on no interface: `twheel detach` removes it")
+}
+
 fn attach_egress(
     program: &mut SchedClassifier,
     instance: &Instance,
     interface: &str,
 ) -> Result<()> {
     if let Some(link) = pinned(instance, Hook::Egress, interface)? {
+        // It may be on what has another name by now.
+        let is_here = interface_of(&link)? == if_nametoindex(interface)?;
         let link =
             SchedClassifierLink::try_from(link).context("the pinned link is not one of TCX")?;
-        if let Ok(id) = program.attach_to_link(link) {
+        if is_here && let Ok(id) = program.attach_to_link(link) {
             drop(program.take_link(id)?);
             return Ok(());
         }
-        unpin(instance, Hook::Egress, interface)?;
+        instance.unpin(Hook::Egress, interface)?;
     }
     let id = program
         .attach(interface, TcAttachType::Egress)
-        .context("cannot attach to outgoing packets: TCX needs kernel 6.6")?;
+        .context(Failure::new(
+            Kind::Unsupported,
+            format!(
+                "packets that go out of {interface} cannot be seen, which --egress on and --rto on need: has this kernel \
+                 TCX (CONFIG_NET_XGRESS)?"
+            ),
+        ))?;
     let link = FdLink::try_from(program.take_link(id)?)
         .map_err(anyhow::Error::new)
         .context("this kernel has no TCX links")?;
@@ -246,9 +331,4 @@ fn pinned(instance: &Instance, hook: Hook, interface: &str) -> Result<Option<FdL
         }
         Err(error) => Err(error).context("cannot open the pinned link"),
     }
-}
-
-fn unpin(instance: &Instance, hook: Hook, interface: &str) -> Result<()> {
-    let path = instance.link(hook, interface);
-    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
 }

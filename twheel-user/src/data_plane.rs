@@ -1,27 +1,34 @@
 //! The eBPF object, loaded: maps, programs, and what userspace does with them.
 
-use std::{collections::HashMap, io, os::fd::AsFd, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::AsFd,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader, Pod, include_bytes_aligned,
-    maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, RingBuf},
+    maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues, RingBuf},
     programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp},
     sys::SyscallError,
     util::nr_cpus,
 };
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
-    counter::{APART, Counters, PLACES},
+    counter::{APART, Counter, Counters, LOADER, PLACES},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
-    event::{Event, Record, RtoExpired},
     packet::ETH_HEADER,
     state::Timeouts,
     step::{Delete, MAX_DELETES, Step, Sweep},
-    table::{Hash, NODES},
+    table::Hash,
     wheel::Geometry,
 };
 
+pub use crate::ring::Events;
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
@@ -115,7 +122,7 @@ impl DataPlane {
         };
         let counted = assign(kept, &load.interfaces);
         let mut apart = [0; APART];
-        apart.copy_from_slice(&counted[1..]);
+        apart.copy_from_slice(&counted[1..=APART]);
         let extra = |asked| match asked {
             0 => 1,
             _ => wanted.hash.records() as u32,
@@ -132,8 +139,7 @@ impl DataPlane {
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
-            .map_max_entries("FLOWS", wanted.hash.records() as u32)
-            .map_max_entries("NODES", wanted.hash.records().div_ceil(NODES as u64) as u32)
+            .map_max_entries("FLOWS", wanted.hash.blocks() as u32)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
             .map_max_entries("EXPIRED", tombs)
@@ -237,7 +243,7 @@ impl DataPlane {
 
     /// The flow table, for reading.
     pub fn flows(&self) -> Result<Flows> {
-        Flows::map(self.map("FLOWS")?, self.map("NODES")?)
+        Flows::map(self.map("FLOWS")?)
     }
 
     /// The room in the table that is taken: flows, and those that are just entering.
@@ -248,7 +254,10 @@ impl DataPlane {
 
     /// Takes the ring of events; once.
     pub fn take_events(&mut self) -> Result<Events> {
-        Ok(Events(RingBuf::try_from(self.take_map("EVENTS")?)?))
+        match self.take_map("EVENTS")? {
+            Map::RingBuf(map) => Events::open(map),
+            _ => bail!("EVENTS is a map of a type that is not expected"),
+        }
     }
 
     /// Takes the ring of calls to sleeping steppers; once.
@@ -295,13 +304,18 @@ impl DataPlane {
 
     /// Opens a map again, for whoever writes there.
     pub fn open(&self, name: &str) -> Result<MapData> {
-        let id = match self.map(name)? {
-            Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) => {
-                data.info()?.id()
-            }
+        let data = match self.map(name)? {
+            Map::Array(data)
+            | Map::PerCpuArray(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::LpmTrie(data) => data,
             _ => bail!("{name} is a map of a type that is not expected"),
         };
-        MapData::from_id(id).with_context(|| format!("cannot open {name}"))
+        // Not by its number, which takes more than a run keeps.
+        let fd = data.fd().as_fd().try_clone_to_owned();
+        let open = || Ok::<_, anyhow::Error>(MapData::from_fd(fd?)?);
+        open().with_context(|| format!("cannot open {name}"))
     }
 
     /// A map, for whoever reads it.
@@ -332,46 +346,34 @@ impl DataPlane {
     }
 }
 
-/// The ring of ended flows, as its reader sees it.
-pub struct Events(RingBuf<MapData>);
-
-impl Events {
-    /// The map `EVENTS`.
-    pub fn open(map: MapData) -> Result<Self> {
-        Ok(Self(RingBuf::try_from(Map::RingBuf(map))?))
+/// What an instance's maps were made for.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: they are laid out in another way than this version reads them.
+pub fn meta(pins: &Pins) -> Result<Meta> {
+    let (path, data) = (pins.object("META"), pins.map("META")?);
+    if data.info()?.value_size() as usize != size_of::<Meta>() {
+        return Err(other_layout(&path).into());
     }
-
-    /// Takes all that is there, in order.
-    pub fn drain(&mut self, into: &mut Vec<Record>) {
-        const { assert!(size_of::<Event>() != size_of::<RtoExpired>()) };
-        while let Some(record) = self.0.next() {
-            if record.len() == size_of::<Event>() {
-                // SAFETY: the record is that long, and any bytes are a valid `Event`.
-                let event = unsafe { record.as_ptr().cast::<Event>().read_unaligned() };
-                into.push(Record::Ended(event));
-            } else if record.len() == size_of::<RtoExpired>() {
-                // SAFETY: likewise.
-                let event = unsafe { record.as_ptr().cast::<RtoExpired>().read_unaligned() };
-                into.push(Record::Rto(event));
-            }
-        }
-    }
-
-    /// Takes the ends of flows, and passes over the rest.
-    pub fn drain_ended(&mut self, into: &mut Vec<Event>) {
-        let mut records = Vec::new();
-        self.drain(&mut records);
-        into.extend(records.into_iter().filter_map(|record| match record {
-            Record::Ended(event) => Some(event),
-            Record::Rto(_) => None,
-        }));
+    let map = Array::<_, Meta>::try_from(Map::Array(data))?;
+    let meta = map.get(&0, 0).context("cannot read META")?;
+    match meta.layout {
+        LAYOUT => Ok(meta),
+        _ => Err(other_layout(&path).into()),
     }
 }
 
-impl AsFd for Events {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+fn other_layout(path: &Path) -> Failure {
+    let path = path.parent().unwrap_or(path);
+    Failure::new(
+        Kind::Pins,
+        format!(
+            "the pins at {} were made by another version of twheel, whose maps this one cannot read: use that one, or \
+             run `twheel detach` first",
+            path.display()
+        ),
+    )
 }
 
 /// The interface that each place of the map `COUNTERS` is of, or 0.
@@ -387,7 +389,7 @@ pub fn counted(pins: &Pins) -> Result<[u32; PLACES]> {
 /// Gives each of several interfaces a place, as long as there are some. Who has one keeps it, so that what was counted
 /// there stays its own. One interface alone, which has never had company, has none: all there is, is its own.
 fn assign(mut counted: [u32; PLACES], interfaces: &[u32]) -> [u32; PLACES] {
-    let (_, apart) = counted.split_at_mut(1);
+    let apart = &mut counted[1..=APART];
     if apart[0] == 0 && interfaces.len() < 2 {
         return counted;
     }
@@ -415,6 +417,64 @@ pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
             Ok(cpus.iter().copied().collect())
         })
         .collect()
+}
+
+/// What the loader counts. It stands beside what the programs count, and outlives the run like that.
+pub struct LoaderCounters(Mutex<Unwritten>);
+
+struct Unwritten {
+    map: PerCpuArray<MapData, Counters>,
+    /// What could not be written yet.
+    more: Counters,
+}
+
+impl LoaderCounters {
+    /// Of pinned maps. Whoever holds their instance has one: a counter is read and then written.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        let map = Map::PerCpuArray(pins.map("COUNTERS")?);
+        Ok(Self(Mutex::new(Unwritten {
+            map: PerCpuArray::try_from(map)?,
+            more: Counters::default(),
+        })))
+    }
+
+    /// What was counted, by earlier runs as well.
+    pub fn get(&self, counter: Counter) -> Result<u64> {
+        let unwritten = self.lock();
+        Ok(unwritten.read()?[0].get(counter) + unwritten.more.get(counter))
+    }
+
+    /// Adds to a counter.
+    pub fn add(&self, counter: Counter, number: u64) {
+        let mut unwritten = self.lock();
+        unwritten.more.0[counter as usize] += number;
+        if let Err(error) = unwritten.write() {
+            log::error!("cannot count {}, tried again: {error:#}", counter.name());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Unwritten> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Unwritten {
+    /// Of each CPU; the loader's are the first one's.
+    fn read(&self) -> Result<Vec<Counters>> {
+        let cpus = self.map.get(&(LOADER as u32), 0);
+        let cpus = cpus.context("cannot read the counters")?;
+        Ok(cpus.iter().copied().collect())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let mut cpus = self.read()?;
+        cpus[0].add(&self.more);
+        let cpus = PerCpuValues::try_from(cpus)?;
+        let written = self.map.set(LOADER as u32, cpus, 0);
+        written.context("cannot write the counters")?;
+        self.more = Counters::default();
+        Ok(())
+    }
 }
 
 /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
@@ -506,6 +566,9 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
         instance.clear()?;
         return Ok(None);
     }
+    if meta.layout != LAYOUT {
+        return Err(other_layout(&instance.object("META")).into());
+    }
     // The secret of the hash is the table's own.
     let hash = Hash {
         keys: meta.hash.keys,
@@ -567,16 +630,16 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     use twheel_common::{
         config::NAME_BYTES,
         enforce::Tomb,
+        event::Staged,
         flow::{Account, FlowKey},
         policy::{Ends, Header, PortClasses, Rules},
         rto::Timers,
-        table::{Nodes, Record},
-        wheel::{Link, Wheel},
+        table::Block,
+        wheel::{Heads, Wheel},
     };
     let size = |bytes: usize| bytes as u32;
     let shapes = [
-        ("FLOWS", MapType::Array, 4, size(size_of::<Record>())),
-        ("NODES", MapType::Array, 4, size(size_of::<Nodes>())),
+        ("FLOWS", MapType::Array, 4, size(size_of::<Block>())),
         ("ACCOUNTS", MapType::Array, 4, size(size_of::<Account>())),
         ("RTOS", MapType::Array, 4, size(size_of::<Timers>())),
         ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
@@ -603,8 +666,9 @@ fn check_pinned(instance: &Instance) -> Result<()> {
             size(size_of::<Tomb>()),
         ),
         ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
-        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Link>())),
+        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Heads>())),
         ("EVENTS", MapType::RingBuf, 0, 0),
+        ("STAGED", MapType::PerCpuArray, 4, size(size_of::<Staged>())),
         ("WAKES", MapType::RingBuf, 0, 0),
         (
             "COUNTERS",

@@ -6,6 +6,7 @@ use std::{
     fs::File,
     mem,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -15,18 +16,20 @@ use aya::programs::Xdp;
 use nix::fcntl::Flock;
 use serde::Serialize;
 use twheel_common::{
-    event::Reason,
+    counter::Counter,
+    event::{Reason, Record},
     flow::idle,
     step::{Delete, Deleted, MAX_DELETES},
 };
 
 use crate::{
-    data_plane::{self, Events},
+    data_plane::{self, Events, LoaderCounters},
     failure::{Failure, Kind},
     flows::Flow,
-    history::{DEFAULT_BYTES, Writer},
+    history::{Directory, Writer},
     inspect::Reader,
-    progress,
+    pins::Pins,
+    progress, reap,
     stepper::pin_to,
 };
 
@@ -61,8 +64,14 @@ impl fmt::Display for Tally {
 pub struct Unread {
     /// No loader comes meanwhile.
     _held: Flock<File>,
+    pins: Pins,
     events: Events,
     history: Option<Writer>,
+    tally: Arc<LoaderCounters>,
+    /// Somebody's events are in the ring that no loader has printed yet.
+    left: bool,
+    /// Actions that are to be done to their flows.
+    asked: u64,
 }
 
 impl Unread {
@@ -73,22 +82,67 @@ impl Unread {
             return Ok(None);
         };
         let (clock, one_way) = (reader.clock(), reader.is_one_way());
+        let tally = Arc::new(LoaderCounters::open(pins)?);
         let history = (history.as_os_str() != "off")
-            .then(|| Writer::start(history, pins, DEFAULT_BYTES, clock, one_way))
+            .then(|| {
+                let directory = Directory::make(history, pins)?;
+                Writer::start(&directory, pins, tally.clone(), None, clock, one_way)
+            })
             .transpose()?;
-        Ok(Some(Self {
+        let mut unread = Self {
             _held: held,
+            pins: pins.clone(),
             events: Events::open(pins.map("EVENTS")?)?,
             history,
-        }))
+            tally,
+            left: false,
+            asked: 0,
+        };
+        unread.keep()?;
+        // Whatever that was, it was not deleted by this.
+        unread.left = unread.events.has_unreleased();
+        Ok(Some(unread))
     }
 
-    fn drain(&mut self) {
+    /// Keeps in the history what has come, and in the ring.
+    fn keep(&mut self) -> Result<()> {
         let mut batch = Vec::new();
-        self.events.drain(&mut batch);
-        if let Some(history) = &self.history {
-            history.add_all(batch);
+        self.events.read(&mut batch, usize::MAX);
+        let records: Vec<_> = batch.iter().map(|read| read.record).collect();
+        self.asked += reap::asked(&self.pins, &records)?;
+        if let Some(history) = &mut self.history {
+            history.add_now(batch);
         }
+        // The packet path goes on meanwhile.
+        let is_own = |record: &Record| match record {
+            Record::Ended(event) => {
+                let own = [Reason::Deleted, Reason::Flushed];
+                own.iter().any(|reason| event.reason == *reason as u32)
+            }
+            Record::Rto(_) => false,
+        };
+        self.left |= !records.iter().all(is_own);
+        Ok(())
+    }
+
+    /// If all was deleted by this it leaves the ring. Else it stays there, for the next loader to print and to act upon.
+    fn end(&mut self) -> Result<()> {
+        self.keep()?;
+        if !self.left {
+            self.events.release_all();
+        }
+        Ok(())
+    }
+
+    /// Makes room for more events. What was to be done to the flows of those that leave the ring is not done, and counted
+    /// by the next loader.
+    fn make_room(&mut self) -> Result<()> {
+        self.keep()?;
+        self.left = false;
+        self.tally
+            .add(Counter::ReapAsked, mem::take(&mut self.asked));
+        self.events.release_all();
+        Ok(())
     }
 }
 
@@ -166,10 +220,10 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
         for (cpu, batch) in mem::take(&mut self.batches) {
             self.delete(cpu, batch)?;
         }
-        if let Some(unread) = &mut self.unread {
-            unread.drain();
+        match &mut self.unread {
+            Some(unread) => unread.end(),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn choose_young(&mut self) -> Result<()> {
@@ -234,8 +288,8 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
             }
             batch = left;
             match &mut self.unread {
-                Some(unread) => unread.drain(),
-                None if batch.is_empty() => {}
+                _ if batch.is_empty() => {}
+                Some(unread) => unread.make_room()?,
                 None => thread::sleep(PAUSE),
             }
         }

@@ -7,6 +7,7 @@ use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path, t
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use caps::Capability;
 use humantime::format_duration;
 use nix::{
     mount::{MsFlags, mount},
@@ -21,6 +22,7 @@ use crate::{
     host,
     links::{self, Link},
     pins::{self, BPFFS, Found},
+    privilege,
     settings::Wanted,
 };
 
@@ -94,7 +96,9 @@ pub fn examine(interfaces: &[String]) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let permitted = host::check_capabilities().is_ok();
     let bpffs = host::check_bpffs(Path::new(BPFFS)).is_ok();
-    let trial = (permitted && bpffs).then(|| trial().map_err(|error| format!("{error:#}")));
+    let can_hide = privilege::has(Capability::CAP_SYS_ADMIN);
+    let trial =
+        (permitted && bpffs && can_hide).then(|| trial().map_err(|error| format!("{error:#}")));
     let mut findings = vec![
         kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
         btf(Path::new("/sys/kernel/btf/vmlinux").exists()),
@@ -244,8 +248,9 @@ fn programs(trial: Option<&Result<(), String>>) -> Finding {
             .remedy(
                 "if nothing else is red, `twheel run --iface NAME` has the kernel's whole answer",
             ),
-        None => Finding::warn("programs", "whether the kernel accepts them was not tried")
-            .remedy("run this as root, with bpffs mounted"),
+        None => Finding::warn("programs", "whether the kernel accepts them was not tried").remedy(
+            "run this as root (it takes CAP_SYS_ADMIN, for a bpffs of its own), with bpffs mounted",
+        ),
     }
 }
 
@@ -482,7 +487,7 @@ mod tests {
 
     #[test]
     fn what_a_host_has() {
-        is(&kernel("6.6.0"), Status::Ok);
+        is(&kernel("6.12.0"), Status::Ok);
         is(&kernel("6.1.0-44-amd64\n"), Status::Fail);
         is(&btf(true), Status::Ok);
         is(&btf(false), Status::Warn);

@@ -20,19 +20,18 @@ use twheel_common::{
     flow::{Account, FlowKey, Traffic, Word},
     rto::{Side, Timers},
     step::Delete,
-    table::{self, Changed, Hash, NODES, Node, Nodes, Reads, Record},
+    table::{self, BLOCK, Block, Changed, Hash, Node, Reads, Record},
     wheel::Link,
 };
 
 use crate::pins::Pins;
 
-/// Records that are mapped at a time: every array's part begins on a page then.
+/// Records that are mapped at a time, whole blocks: every array's part begins on a page then.
 const WINDOW: u32 = 1 << 16;
 
 /// The table.
 pub struct Flows {
-    records: Values,
-    nodes: Values,
+    blocks: Values,
     accounts: Option<Values>,
     timers: Option<Values>,
     count: u32,
@@ -77,7 +76,7 @@ impl Flows {
     /// An instance's table, by its pins.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
-        let mut flows = Self::map(&open("FLOWS")?, &open("NODES")?)?;
+        let mut flows = Self::map(&open("FLOWS")?)?;
         // Of one value where there is nothing to read.
         let extra = |values: Values| (values.count >= flows.count).then_some(values);
         let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
@@ -86,22 +85,14 @@ impl Flows {
         Ok(flows)
     }
 
-    /// A table without what is counted and timed: the maps `FLOWS` and `NODES`.
-    pub fn map(flows: &Map, nodes: &Map) -> Result<Self> {
-        let records = Values::new::<Record>(flows).context("cannot read FLOWS")?;
-        let nodes = Values::new::<Nodes>(nodes).context("cannot read NODES")?;
-        let count = records.count;
-        ensure!(
-            nodes.count as usize * NODES >= count as usize,
-            "NODES has {} values for {count} records",
-            nodes.count
-        );
+    /// A table without what is counted and timed: the map `FLOWS`.
+    pub fn map(flows: &Map) -> Result<Self> {
+        let blocks = Values::new::<Block>(flows).context("cannot read FLOWS")?;
         Ok(Self {
-            records,
-            nodes,
+            count: blocks.count * BLOCK as u32,
+            blocks,
             accounts: None,
             timers: None,
-            count,
             whole: OnceLock::new(),
         })
     }
@@ -177,10 +168,9 @@ impl Flows {
             values.map(|it| it.map(first, count)).transpose()
         };
         Ok(Window {
-            records: self.records.map(first, count)?,
-            nodes: self
-                .nodes
-                .map(first / NODES as u32, count.div_ceil(NODES as u32))?,
+            blocks: self
+                .blocks
+                .map(first / BLOCK as u32, count / BLOCK as u32)?,
             accounts: extra(&self.accounts)?,
             timers: extra(&self.timers)?,
             first,
@@ -226,8 +216,7 @@ impl Values {
 
 /// Records from `first` on, mapped.
 struct Window {
-    records: MmapRaw,
-    nodes: MmapRaw,
+    blocks: MmapRaw,
     accounts: Option<MmapRaw>,
     timers: Option<MmapRaw>,
     first: u32,
@@ -257,11 +246,17 @@ impl Window {
         if at >= self.count {
             return None;
         }
-        // SAFETY: within the mapping, which has `count` records; the kernel has it aligned to a page. No reference
-        // to the record is made: others write there.
-        let record = unsafe { self.records.as_mut_ptr().cast::<Record>().add(at as usize) };
-        // SAFETY: as above; there are as many nodes as records, or more.
-        let node = unsafe { self.nodes.as_mut_ptr().cast::<Node>().add(at as usize) };
+        // SAFETY: within the mapping, which has `count` records in whole blocks; the kernel has it aligned to a page. No
+        // references are made of it: others write there.
+        let (record, node) = unsafe {
+            let block = self.blocks.as_mut_ptr().cast::<Block>();
+            let block = block.add(at as usize / BLOCK);
+            let number = at as usize % BLOCK;
+            (
+                (&raw mut (*block).records).cast::<Record>().add(number),
+                (&raw mut (*block).nodes).cast::<Node>().add(number),
+            )
+        };
         Some(Mapped {
             record,
             node,

@@ -6,19 +6,25 @@
 //!
 //! ```text
 //! header   magic 8, version 4, bytes of a record 4, nanoseconds in a clock unit 4, one way 4, zeros 4, checksum 4
-//! record   checksum 4, kind 4, when 8 (milliseconds since 1970), body 128
+//! record   checksum 4, kind 4, when 8 (milliseconds since 1970), ring 4, end 8, body 128
 //! ```
 //!
-//! The body is an [`Event`]; or, before the first event of a rule in each segment, the rule's number and name. In machine
-//! byte order: a history is read where it was written.
+//! `ring` tells the ring of events from others that the instance has had, and `end` is where the event ended in it. So a
+//! writer that goes on knows which of the events that it finds in the ring the history has: each is in it once, whatever
+//! killed whom.
+//!
+//! The body is an [`Event`]; or, before the first event of a rule in each segment, the rule's number and name; or how many
+//! events up to there the history has lost since it said so last, and how many the instance has counted by then, with which
+//! each writer and each segment but the first begins, and each writer ends. In machine byte order: a history is read where
+//! it was written.
 
 use std::{
     collections::{HashMap, VecDeque},
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, BufReader, Read, Write},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, BufReader, Read as _, Write},
     mem,
     os::fd::AsFd,
-    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -35,19 +41,23 @@ use nix::{
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+    unistd::{Gid, geteuid},
 };
+use tokio::sync::watch;
 use twheel_common::{
     config::NAME_BYTES,
+    counter::Counter,
     event::{Event, Record},
 };
 
 use crate::{
     clock::Clock,
-    data_plane,
+    data_plane::{self, LoaderCounters},
     failure::{Failure, Kind},
     output::Expired,
     pins::Pins,
     policy::install::{self, Names},
+    ring::{Events, Read},
 };
 
 /// Where histories are, unless told otherwise.
@@ -58,10 +68,12 @@ pub const DEFAULT_BYTES: u64 = 64 << 20;
 
 const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Changes with [`Event`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 3;
 const HEADER: usize = 32;
 const BODY: usize = size_of::<Event>();
-const RECORD: usize = 16 + BODY;
+/// Before the body.
+const HEAD: usize = 28;
+const RECORD: usize = HEAD + BODY;
 const SEGMENTS: u64 = 8;
 /// The least room that makes sense: a thousand events a segment.
 pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
@@ -71,97 +83,215 @@ const LATEST: u64 = 253_370_764_800_000;
 
 const ENDED: u32 = 1;
 const NAME: u32 = 2;
+const LOST: u32 = 3;
 
 /// Batches on their way to the disk. A disk that falls further behind costs events of the history, which are counted;
 /// it holds up neither wheels nor output.
 const BATCHES: usize = 16;
 /// What was written is on the disk after this, at the latest.
 const SYNC: Duration = Duration::from_secs(1);
+/// Between two looks whether it was written, for whoever has nothing else to do.
+const WRITING: Duration = Duration::from_micros(200);
 /// A history that was not written to for so long is removed.
 const STALE: Duration = Duration::from_secs(30 * 86_400);
+
+/// Where the history of an instance is written.
+pub struct Directory {
+    /// With those of other instances.
+    all: PathBuf,
+    own: PathBuf,
+}
+
+impl Directory {
+    /// Makes it, or takes the one that is there, below one for all.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made; or what is there is a symbolic link, or somebody else's.
+    pub fn make(all: &Path, pins: &Pins) -> Result<Self> {
+        let own = all.join(pins.name());
+        let context = || format!("cannot create {}, for the history", own.display());
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o755);
+        builder.create(all).with_context(context)?;
+        match builder.recursive(false).mode(0o700).create(&own) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made.with_context(context)?,
+        }
+        for path in [all, &own] {
+            let found = fs::symlink_metadata(path).with_context(context)?;
+            let is_ours = [0, geteuid().as_raw()].contains(&found.uid());
+            let is_own = path == own;
+            // A link to all of them may be the administrator's.
+            let is_real = found.is_dir() || !is_own && is_ours;
+            if !is_real || is_own && (!is_ours || found.mode() & 0o022 != 0) {
+                return Err(Failure::new(
+                    Kind::Other,
+                    format!(
+                        "{} is {} of user {} (mode {:o}), who could put anything there: remove it, or give another \
+                         --history",
+                        path.display(),
+                        if found.is_dir() { "a directory" } else { "a symbolic link" },
+                        found.uid(),
+                        found.mode() & 0o7777
+                    ),
+                )
+                .into());
+            }
+        }
+        Ok(Self {
+            all: all.to_owned(),
+            own,
+        })
+    }
+
+    /// Who may read it, beside its owner: nobody, or a group that this process is in.
+    pub fn share(&self, group: Option<Gid>) -> Result<()> {
+        let mode = match group {
+            Some(_) => 0o750,
+            None => 0o700,
+        };
+        lchown(&self.own, None, group.map(Gid::as_raw))
+            .and_then(|()| fs::set_permissions(&self.own, Permissions::from_mode(mode)))
+            .with_context(|| format!("cannot set the mode of {}", self.own.display()))
+    }
+}
 
 /// Writes a history, on a thread of its own.
 pub struct Writer {
     /// Until it is to end.
-    batches: Option<SyncSender<Vec<Record>>>,
+    batches: Option<SyncSender<Arc<Vec<Read>>>>,
+    written: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
-    lost: Arc<AtomicU64>,
+    lost: Arc<Lost>,
+}
+
+/// Events that are not in the history.
+struct Lost {
+    /// In the time of a writer.
+    number: AtomicU64,
+    tally: Arc<LoaderCounters>,
+}
+
+impl Lost {
+    fn add(&self, more: u64) {
+        if more > 0 {
+            self.number.fetch_add(more, Ordering::Relaxed);
+            self.tally.add(Counter::HistoryLost, more);
+        }
+    }
+
+    fn get(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
 }
 
 impl Writer {
-    /// Goes on with an instance's history below `directory`, or begins one. `bytes`: room for it on disk, at least
-    /// [`LEAST_BYTES`].
+    /// Goes on with an instance's history, or begins one. `bytes`: room for it on disk, at least [`LEAST_BYTES`]; `None`: as
+    /// much as it takes, or [`DEFAULT_BYTES`].
     pub fn start(
-        directory: &Path,
+        directory: &Directory,
         pins: &Pins,
-        bytes: u64,
+        tally: Arc<LoaderCounters>,
+        bytes: Option<u64>,
         clock: Clock,
         one_way: bool,
     ) -> Result<Self> {
-        let path = directory.join(pins.name());
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot create {}, for the history", path.display()))?;
         let header = Header {
             unit_ns: clock.unit().subsec_nanos(),
             one_way,
         };
-        remove_stale(directory, SystemTime::now())?;
-        let mut log = Log::open(path, header, bytes)?;
+        remove_stale(&directory.all, SystemTime::now())?;
+        let mut log = Log::open(directory.own.clone(), header, bytes, ring_of(pins)?)?;
+        let events = Events::open(pins.map("EVENTS")?)?;
+        let missing = log.adopt(events.released(), tally.get(Counter::HistoryLost)?);
+        if missing > 0 {
+            say!(
+                "twheel: up to {missing} events that have left the ring are not in the history: an earlier run kept \
+                 none, or was killed while the disk was slow"
+            );
+        }
         let names = Names::open(&install::pinned(pins))?;
         let sweep = pins.xdp("twheel_sweep")?;
-        let lost = Arc::new(AtomicU64::new(0));
+        let lost = Arc::new(Lost {
+            number: AtomicU64::new(0),
+            tally,
+        });
+        lost.add(missing);
         let (batches, inbox) = sync_channel(BATCHES);
+        let (tell, written) = watch::channel(0);
         let counter = lost.clone();
         let thread = thread::Builder::new()
             .name("twheel-history".to_owned())
             .spawn(move || {
                 let mut failing = false;
                 // A disk that was full may have room again.
-                while let Err(error) = write(&mut log, &inbox, &names, &sweep, clock, &mut failing)
-                {
-                    let lost = log.recover();
-                    counter.fetch_add(lost, Ordering::Relaxed);
+                while let Err(error) = write(
+                    &mut log,
+                    &inbox,
+                    &tell,
+                    &names,
+                    &sweep,
+                    clock,
+                    &counter,
+                    &mut failing,
+                ) {
+                    counter.add(log.recover());
+                    // Nobody waits for what is lost.
+                    tell.send_replace(log.end);
                     if !failing {
                         say!("twheel: {error:#}: what ends meanwhile is not in the history");
                     }
                     failing = true;
                 }
+                // What the disk was too slow for may have left the ring. Should this fail, the next writer counts it too.
+                log.end = log.end.max(events.released());
+                log.note(counter.get());
+                let _ = log.flush().and_then(|()| log.sync());
             })
             .context("cannot start the history's thread")?;
         Ok(Self {
             batches: Some(batches),
+            written,
             thread: Some(thread),
             lost,
         })
     }
 
-    /// Adds what has ended.
-    pub fn add(&self, batch: Vec<Record>) {
+    /// Adds what has ended. Once [`written`](Self::written) says so it is in the file, which outlives this process.
+    pub fn add(&self, batch: &Arc<Vec<Read>>) {
         let Some(batches) = &self.batches else {
             return;
         };
         if let Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) =
-            batches.try_send(batch)
+            batches.try_send(batch.clone())
         {
-            let lost = ended(&batch).count() as u64;
-            self.lost.fetch_add(lost, Ordering::Relaxed);
+            self.lost.add(ended(&batch).count() as u64);
         }
     }
 
-    /// The same, for whoever can wait.
-    pub fn add_all(&self, batch: Vec<Record>) {
-        if let Some(batches) = &self.batches {
-            // The thread is there until it is told to end.
-            let _ = batches.send(batch);
+    /// Adds it and waits until it is in the file, for whoever can wait.
+    pub fn add_now(&mut self, batch: Vec<Read>) {
+        let (Some(batches), Some(end)) = (&self.batches, batch.last().map(|read| read.end)) else {
+            return;
+        };
+        // The thread is there until it is told to end.
+        let _ = batches.send(Arc::new(batch));
+        while *self.written.borrow_and_update() < end {
+            thread::sleep(WRITING);
         }
     }
 
-    /// Events that are not in the history, because the disk was too slow or full.
-    pub fn lost(&self) -> Arc<AtomicU64> {
-        self.lost.clone()
+    /// Where in the ring the latest event ended that is in the file, or is lost.
+    pub fn written(&self) -> watch::Receiver<u64> {
+        self.written.clone()
+    }
+
+    /// Ends it: what is left is written. Returns how many events are not in the history.
+    pub fn end(self) -> u64 {
+        let lost = self.lost.clone();
+        drop(self);
+        lost.get()
     }
 }
 
@@ -176,22 +306,36 @@ impl Drop for Writer {
     }
 }
 
-fn ended(batch: &[Record]) -> impl Iterator<Item = &Event> {
-    batch.iter().filter_map(|record| match record {
-        Record::Ended(event) => Some(event),
+fn ended(batch: &[Read]) -> impl Iterator<Item = (&Event, u64)> {
+    batch.iter().filter_map(|read| match &read.record {
+        Record::Ended(event) => Some((event, read.end)),
         Record::Rto(_) => None,
     })
 }
 
+/// What tells an instance's ring of events from those of earlier ones of its name: their tables had other secrets.
+fn ring_of(pins: &Pins) -> Result<u32> {
+    let mut checksum = crc32fast::Hasher::new();
+    for key in data_plane::meta(pins)?.hash.keys {
+        checksum.update(&key.to_ne_bytes());
+    }
+    Ok(checksum.finalize())
+}
+
+#[allow(clippy::too_many_arguments)]
 fn write(
     log: &mut Log,
-    inbox: &Receiver<Vec<Record>>,
+    inbox: &Receiver<Arc<Vec<Read>>>,
+    tell: &watch::Sender<u64>,
     names: &Names,
     sweep: &Xdp,
     clock: Clock,
+    lost: &Lost,
     failing: &mut bool,
 ) -> Result<()> {
-    let mut dirty = false;
+    // How it begins.
+    let mut dirty = !log.buffer.is_empty();
+    log.flush()?;
     loop {
         let batch = if dirty {
             match inbox.recv_timeout(SYNC) {
@@ -209,21 +353,24 @@ fn write(
                 Err(_) => return Ok(()),
             }
         };
-        log.wanted = ended(&batch).count() as u64;
-        if log.wanted == 0 {
-            continue;
+        log.reach(batch.last().map_or(0, |read| read.end));
+        let batch: Vec<_> = ended(&batch).filter(|(_, end)| !log.has(*end)).collect();
+        log.wanted = batch.len() as u64;
+        if log.wanted > 0 {
+            log.note_more(lost.get());
+            let now = data_plane::now(sweep)?;
+            let wall = since_1970(SystemTime::now());
+            for (event, end) in batch {
+                // One that another CPU has ended after the time was read is of now.
+                let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
+                let when = wall.saturating_sub(clock.duration(ago as u64).as_millis() as u64);
+                log.append(when, event, end, |rule| names.of(rule))?;
+            }
+            log.flush()?;
+            *failing = false;
+            dirty = true;
         }
-        let now = data_plane::now(sweep)?;
-        let wall = since_1970(SystemTime::now());
-        for event in ended(&batch) {
-            // One that another CPU has ended after the time was read is of now.
-            let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
-            let when = wall.saturating_sub(clock.duration(ago as u64).as_millis() as u64);
-            log.append(when, event, |rule| names.of(rule))?;
-        }
-        log.flush()?;
-        *failing = false;
-        dirty = true;
+        tell.send_replace(log.end);
     }
 }
 
@@ -329,19 +476,40 @@ struct Log {
     wanted: u64,
     /// Those of them that are in the buffer.
     buffered: u64,
+    /// Whose events these are: see the module's comment.
+    ring: u32,
+    /// What earlier writers have written of that ring.
+    had: Option<Had>,
+    /// Where in that ring the last event of the batch at hand ended.
+    end: u64,
+    /// And the last that was appended.
+    appended: u64,
+    /// Events lost, of which the file says so: those in the time of this writer, and what was lost before and is not
+    /// among these.
+    noted: u64,
+    /// And those of which the buffer does.
+    noting: u64,
+    before: u64,
+    /// Those in the time of this writer, when it was last told.
+    lost: u64,
+    /// What the instance had counted when it began.
+    counted: u64,
 }
 
 impl Log {
-    fn open(directory: PathBuf, header: Header, bytes: u64) -> Result<Self> {
+    /// `bytes`: as to [`Writer::start`].
+    fn open(directory: PathBuf, header: Header, bytes: Option<u64>, ring: u32) -> Result<Self> {
         let mut segments = VecDeque::from(segments(&directory)?);
-        let segment = bytes.max(LEAST_BYTES) / SEGMENTS;
-        // There may have been more room when they were written.
         let length = |(_, path): &(u64, PathBuf)| fs::metadata(path).map_or(0, |it| it.len());
         let mut total: u64 = segments.iter().map(length).sum();
+        let bytes = bytes.unwrap_or(total.max(DEFAULT_BYTES));
+        let segment = bytes.max(LEAST_BYTES) / SEGMENTS;
+        // There may have been more room when they were written.
         while total > bytes && segments.len() > 1 {
             total -= segments.front().map_or(0, length);
             remove_oldest(&mut segments)?;
         }
+        let had = last_of(&segments, ring)?;
         let (file, length) = match segments.back() {
             Some((_, path)) => match go_on(path, header)? {
                 Some(found) => found,
@@ -360,13 +528,83 @@ impl Log {
             named: HashMap::new(),
             wanted: 0,
             buffered: 0,
+            ring,
+            had,
+            end: 0,
+            appended: 0,
+            noted: 0,
+            noting: 0,
+            before: 0,
+            lost: 0,
+            counted: 0,
         })
+    }
+
+    /// Goes on with a ring that was released up to a place, of an instance that has counted so many lost events. Returns
+    /// how many more have left it since the last one that is in the history: at most, since what is known is how many
+    /// bytes they took, with whatever was between.
+    fn adopt(&mut self, released: u64, counted: u64) -> u64 {
+        // What has not been released may be in the history.
+        let had = self.had.unwrap_or(Had {
+            end: released,
+            counted: None,
+        });
+        let missing = released.saturating_sub(had.end) / BODY as u64;
+        // An earlier writer has counted some of them, and was killed before it could say so here.
+        let known = counted - had.counted.unwrap_or(counted).min(counted);
+        let lost = missing.saturating_sub(known);
+        self.end = had.end.max(released);
+        self.appended = self.end;
+        self.had = Some(Had {
+            end: self.end,
+            ..had
+        });
+        self.counted = counted;
+        self.before = missing - lost;
+        self.note(lost);
+        lost
+    }
+
+    /// There is a batch at hand that ends there. One that an earlier run has left in the ring may be in the history, and more
+    /// behind it.
+    fn reach(&mut self, end: u64) {
+        self.end = self.end.max(end);
+    }
+
+    /// Says that up to the end of the batch at hand all is in the file but what was lost, so many events in the time of this
+    /// writer.
+    fn note(&mut self, lost: u64) {
+        self.lost = lost;
+        self.put_lost(self.end);
+    }
+
+    /// The same, if there is more to say, of what lies before the batch at hand.
+    fn note_more(&mut self, lost: u64) {
+        if lost > self.lost || self.before + self.lost > self.noted {
+            self.lost = lost;
+            self.put_lost(self.appended);
+        }
+    }
+
+    fn put_lost(&mut self, end: u64) {
+        let more = self.before + self.lost - self.noted - self.noting;
+        self.noting += more;
+        let mut body = [0; BODY];
+        body[..8].copy_from_slice(&more.to_ne_bytes());
+        body[8..16].copy_from_slice(&(self.counted + self.lost).to_ne_bytes());
+        self.put(LOST, since_1970(SystemTime::now()), end, &body);
+    }
+
+    /// Whether earlier writers have written the event that ends there.
+    fn has(&self, end: u64) -> bool {
+        self.had.is_some_and(|had| end <= had.end)
     }
 
     fn append(
         &mut self,
         when: u64,
         event: &Event,
+        end: u64,
         name: impl Fn(u16) -> Result<Option<String>>,
     ) -> Result<()> {
         const FLUSH: usize = 1 << 16;
@@ -379,6 +617,7 @@ impl Log {
             while self.segments.len() as u64 > SEGMENTS {
                 remove_oldest(&mut self.segments)?;
             }
+            self.put_lost(self.appended);
         }
         if let Some(name) = name(event.rule as u16)?
             && self.named.get(&event.rule) != Some(&name)
@@ -387,12 +626,13 @@ impl Log {
             body[..4].copy_from_slice(&event.rule.to_ne_bytes());
             body[4..][..name.len().min(NAME_BYTES)]
                 .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
-            self.put(NAME, when, &body);
+            self.put(NAME, when, end, &body);
             self.named.insert(event.rule, name);
         }
         // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
         let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
-        self.put(ENDED, when, body);
+        self.put(ENDED, when, end, body);
+        self.appended = end;
         self.buffered += 1;
         if self.buffer.len() > FLUSH {
             self.flush()?;
@@ -400,11 +640,13 @@ impl Log {
         Ok(())
     }
 
-    fn put(&mut self, kind: u32, when: u64, body: &[u8; BODY]) {
+    fn put(&mut self, kind: u32, when: u64, end: u64, body: &[u8; BODY]) {
         let start = self.buffer.len();
         self.buffer.extend([0; 4]);
         self.buffer.extend(kind.to_ne_bytes());
         self.buffer.extend(when.to_ne_bytes());
+        self.buffer.extend(self.ring.to_ne_bytes());
+        self.buffer.extend(end.to_ne_bytes());
         self.buffer.extend(body);
         let checksum = crc32fast::hash(&self.buffer[start + 4..]);
         self.buffer[start..start + 4].copy_from_slice(&checksum.to_ne_bytes());
@@ -419,6 +661,7 @@ impl Log {
         self.buffer.clear();
         self.wanted = self.wanted.saturating_sub(self.buffered);
         self.buffered = 0;
+        self.noted += mem::take(&mut self.noting);
         Ok(())
     }
 
@@ -429,6 +672,9 @@ impl Log {
         self.buffer.clear();
         self.named.clear();
         self.buffered = 0;
+        self.noting = 0;
+        // Up to there all is in the file, or lost.
+        self.appended = self.end;
         mem::take(&mut self.wanted)
     }
 
@@ -436,6 +682,48 @@ impl Log {
     fn sync(&self) -> Result<()> {
         self.file.sync_data().context("cannot write the history")
     }
+}
+
+/// What the segments have of a ring.
+#[derive(Clone, Copy)]
+struct Had {
+    /// Where the last event ended that is there, or is said to be lost.
+    end: u64,
+    /// Lost events that the instance had counted when that was last said.
+    counted: Option<u64>,
+}
+
+/// What the segments have of a ring, if it was the last.
+fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>> {
+    let mut had = None;
+    for (_, path) in segments.iter().rev() {
+        let context = || format!("cannot read {}", path.display());
+        let file = File::open(path).with_context(context)?;
+        let mut header = [0; HEADER];
+        if file.read_exact_at(&mut header, 0).is_err() || Header::read(&header, path).is_err() {
+            continue;
+        }
+        let length = file.metadata().with_context(context)?.len();
+        let mut record = [0; RECORD];
+        for number in (0..(length - HEADER as u64) / RECORD as u64).rev() {
+            let at = HEADER as u64 + number * RECORD as u64;
+            file.read_exact_at(&mut record, at).with_context(context)?;
+            let kind = u32_at(&record, 4);
+            if !is_whole(&record) || ![ENDED, LOST].contains(&kind) {
+                continue;
+            }
+            if u32_at(&record, 16) != ring {
+                return Ok(had);
+            }
+            let end = u64_at(&record, 20);
+            let last = had.get_or_insert(Had { end, counted: None });
+            if kind == LOST {
+                last.counted = Some(u64_at(&record, HEAD + 8));
+                return Ok(had);
+            }
+        }
+    }
+    Ok(had)
 }
 
 fn remove_oldest(segments: &mut VecDeque<(u64, PathBuf)>) -> Result<()> {
@@ -452,7 +740,9 @@ fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
     let context = || format!("cannot list {}", directory.display());
     for entry in fs::read_dir(directory).with_context(context)? {
         let path = entry.with_context(context)?.path();
-        let Some(segments) = path.is_dir().then(|| segments(&path)).transpose()? else {
+        // What belongs to others may not be looked at.
+        let is_directory = fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir());
+        let Ok(Some(segments)) = is_directory.then(|| segments(&path)).transpose() else {
             continue;
         };
         let written = |(_, path): &(u64, PathBuf)| fs::metadata(path)?.modified();
@@ -460,12 +750,11 @@ fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
             continue;
         };
         if now.duration_since(newest).is_ok_and(|since| since > STALE) {
-            for (_, segment) in &segments {
-                fs::remove_file(segment)
-                    .with_context(|| format!("cannot remove {}", segment.display()))?;
-            }
             // What else is there is not ours.
-            let _ = fs::remove_dir(&path);
+            let _ = segments
+                .iter()
+                .try_for_each(|(_, segment)| fs::remove_file(segment))
+                .and_then(|()| fs::remove_dir(&path));
         }
     }
     Ok(())
@@ -479,10 +768,12 @@ fn begin(
 ) -> Result<(File, u64)> {
     let number = segments.back().map_or(1, |(number, _)| number + 1);
     let path = directory.join(format!("{number:010}.history"));
+    // Who may look into the directory may read what is there.
+    let shared = fs::metadata(directory).map_or(0, |it| it.mode() & 0o040);
     let mut file = OpenOptions::new()
         .append(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(0o600 | shared)
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&path)
         .with_context(|| format!("cannot create {}", path.display()))?;
@@ -559,6 +850,10 @@ pub struct Reader {
     since: SystemTime,
     /// Records that are damaged, and were passed over.
     pub damaged: u64,
+    /// Events that the history has lost, as far as its writers know: at most, where one was killed.
+    pub lost: u64,
+    /// Segments that were removed, to make room for newer ones, before they were read.
+    pub missed: u64,
     /// Segments that cannot be read, and were passed over: why, each in a sentence.
     pub refused: Vec<anyhow::Error>,
 }
@@ -595,6 +890,8 @@ impl Reader {
             last: 0,
             since,
             damaged: 0,
+            lost: 0,
+            missed: 0,
             refused: Vec::new(),
         })
     }
@@ -630,6 +927,10 @@ impl Reader {
                 self.damaged += 1;
                 continue;
             }
+            let when = UNIX_EPOCH + Duration::from_millis(u64_at(&record, 8));
+            if u32_at(&record, 4) == LOST && when >= self.since {
+                self.lost += u64_at(&record, HEAD);
+            }
             if let Some(past) = segment.take(&record)
                 && past.when >= self.since
             {
@@ -656,7 +957,14 @@ impl Reader {
             let mut header = [0; HEADER];
             if !read_whole(&mut file, &mut header)? {
                 // Its writer is about to begin, or died when it did.
+                if number < newest {
+                    self.last = number;
+                }
                 continue;
+            }
+            // The first that is found has nothing before it that anybody could miss.
+            if self.last > 0 {
+                self.missed += number - self.last - 1;
             }
             self.last = number;
             // To the newest, events may come.
@@ -739,7 +1047,7 @@ impl Follow {
 
 impl Segment {
     fn take(&mut self, record: &[u8; RECORD]) -> Option<Past> {
-        let body = &record[16..];
+        let body = &record[HEAD..];
         match u32_at(record, 4) {
             NAME => {
                 let name = String::from_utf8_lossy(&body[4..4 + NAME_BYTES]);
@@ -795,6 +1103,7 @@ mod tests {
         one_way: false,
     };
     const RULE: u32 = 7;
+    const RING: u32 = 0xbee;
 
     fn event(number: u32) -> Event {
         let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
@@ -817,12 +1126,21 @@ mod tests {
         Ok((rule != 0).then(|| "web".to_owned()))
     }
 
-    fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
-        let mut log = Log::open(directory.join("it"), HEADER_4MS, bytes).unwrap();
+    fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
         for number in numbers {
-            log.append(1000 + u64::from(number), &event(number), name)
+            let when = 1000 + u64::from(number);
+            log.append(when, &event(number), number.into(), name)
                 .unwrap();
         }
+    }
+
+    fn open(directory: &Path, bytes: Option<u64>) -> Log {
+        Log::open(directory.join("it"), HEADER_4MS, bytes, RING).unwrap()
+    }
+
+    fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
+        let mut log = open(directory, Some(bytes));
+        append(&mut log, numbers);
         log.flush().unwrap();
         log.sync().unwrap();
     }
@@ -872,6 +1190,78 @@ mod tests {
         }
         assert_eq!(read(directory.path()), ((0..500).collect(), 0));
         only_segment(directory.path());
+    }
+
+    #[test]
+    fn a_writer_knows_what_earlier_ones_have_written_of_its_ring() {
+        let directory = fresh();
+        let open = |ring| {
+            let path = directory.path().join("it");
+            Log::open(path, HEADER_4MS, Some(LEAST_BYTES), ring).unwrap()
+        };
+        assert!(!open(RING).has(0), "nothing yet");
+        write(directory.path(), 0..100, LEAST_BYTES);
+        let log = open(RING);
+        assert!((0..100).all(|end| log.has(end)) && !log.has(100));
+        assert!(!open(RING + 1).has(0), "another ring, which begins anew");
+        // The name of a rule is written before its event.
+        let mut log = open(RING);
+        log.put(NAME, 1100, 100, &[0; BODY]);
+        log.flush().unwrap();
+        assert!(open(RING).has(99) && !open(RING).has(100));
+        // A segment that was just begun says nothing.
+        let header = fs::read(only_segment(directory.path())).unwrap();
+        let next = directory.path().join("it/0000000002.history");
+        fs::write(next, &header[..HEADER]).unwrap();
+        assert!(open(RING).has(99) && !open(RING).has(100));
+        // However far the ring has come since.
+        log.flush().unwrap();
+        drop(log);
+        let mut log = open(RING);
+        log.adopt(100, 0);
+        assert!(log.has(100));
+        assert!((8..63).all(|bits| !log.has(1 << bits)));
+        // What is met again takes nothing back.
+        log.reach(50);
+        log.note(0);
+        log.flush().unwrap();
+        assert!(open(RING).has(99));
+    }
+
+    #[test]
+    fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
+        let directory = fresh();
+        let mut counted = 0;
+        // A writer that finds the ring released so far, and then loses as many, and is killed before it says so or not.
+        let mut lost = |released, too_slow, is_killed: bool| {
+            let mut log = open(directory.path(), Some(LEAST_BYTES));
+            let missing = log.adopt(released, counted);
+            log.flush().unwrap();
+            if !is_killed {
+                log.note(missing + too_slow);
+                log.flush().unwrap();
+            }
+            counted += missing + too_slow;
+            missing
+        };
+        let bytes = |events: u64| events * BODY as u64;
+        assert_eq!(lost(bytes(100), 0, false), 0, "it begins there");
+        assert_eq!(lost(bytes(100), 0, false), 0);
+        assert_eq!(lost(bytes(130) + 8, 5, false), 30, "and 5 by the disk");
+        assert_eq!(lost(bytes(130) + 8, 0, false), 0, "once");
+        // What is in the history and was not released is not lost.
+        assert_eq!(lost(bytes(90), 0, false), 0);
+        // 20 were counted and not noted, and 7 neither.
+        assert_eq!(lost(bytes(130) + 8, 20, true), 0);
+        assert_eq!(lost(bytes(157) + 8, 0, false), 7);
+        assert_eq!(lost(bytes(157) + 8, 0, false), 0, "once");
+        // Further than 32 bits tell.
+        let far = ((9 << 32) - bytes(157) - 8) / BODY as u64;
+        assert_eq!(lost(9 << 32, 0, false), far);
+        let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+        assert!(reader.next().unwrap().is_none());
+        assert_eq!(reader.lost, 30 + 5 + 20 + 7 + far);
+        assert_eq!(reader.lost, counted);
     }
 
     #[test]
@@ -947,21 +1337,15 @@ mod tests {
     #[test]
     fn a_disk_that_is_full_for_a_while_costs_what_ends_meanwhile() {
         let directory = fresh();
-        let mut log = Log::open(directory.path().join("it"), HEADER_4MS, LEAST_BYTES).unwrap();
+        let mut log = open(directory.path(), Some(LEAST_BYTES));
         let good = mem::replace(&mut log.file, File::open("/dev/full").unwrap());
         log.wanted = 3;
-        for number in 0..3 {
-            log.append(1000 + u64::from(number), &event(number), name)
-                .unwrap();
-        }
+        append(&mut log, 0..3);
         log.flush().unwrap_err();
         log.file = good;
         assert_eq!(log.recover(), 3);
         log.wanted = 2;
-        for number in 3..5 {
-            log.append(1000 + u64::from(number), &event(number), name)
-                .unwrap();
-        }
+        append(&mut log, 3..5);
         log.flush().unwrap();
         assert_eq!((log.wanted, log.recover()), (0, 0));
         assert_eq!(read(directory.path()), (vec![3, 4], 0));
@@ -979,6 +1363,11 @@ mod tests {
             .sum();
         assert!(sizes <= LEAST_BYTES, "{sizes}");
         assert_eq!(read(directory.path()).0.last(), Some(&20_000));
+        // Who says nothing of room leaves what there is.
+        write(directory.path(), 20_001..40_000, 4 * LEAST_BYTES);
+        let kept = read(directory.path()).0.len();
+        drop(open(directory.path(), None));
+        assert_eq!(read(directory.path()).0.len(), kept);
 
         fs::write(directory.path().join("something else"), "").unwrap();
         let soon = SystemTime::now() + STALE - Duration::from_secs(60);
@@ -992,8 +1381,8 @@ mod tests {
     #[test]
     fn a_time_that_no_calendar_has_is_damage() {
         let directory = fresh();
-        let mut log = Log::open(directory.path().join("it"), HEADER_4MS, LEAST_BYTES).unwrap();
-        log.append(LATEST + 1, &event(1), name).unwrap();
+        let mut log = open(directory.path(), Some(LEAST_BYTES));
+        log.append(LATEST + 1, &event(1), 1, name).unwrap();
         log.flush().unwrap();
         assert_eq!(read(directory.path()), (vec![], 1));
     }

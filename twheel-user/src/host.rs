@@ -2,22 +2,20 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use nix::sys::statfs::{FsType, statfs};
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    privilege,
+};
 
 /// `BPF_FS_MAGIC`, `include/uapi/linux/magic.h`.
 const BPF_FS_MAGIC: FsType = FsType(0xcafe_4a11);
-/// `bpf_loop` came with 5.17, XDP programs that accept multi-buffer packets with 5.18, TCX with 6.6.
-/// And no lock is needed only where a test run has bottom halves off (`bpf_test_run` in
-/// `net/bpf/test_run.c`), as it has in 6.6.
-const OLDEST_KERNEL: (u32, u32) = (6, 6);
-
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
+/// The oldest that is tested (`cargo xtask vm-test`). What is needed was there in 6.6: `bpf_loop` came with 5.17, XDP
+/// programs that accept multi-buffer packets with 5.18, TCX with 6.6. And no lock is needed only where a test run has
+/// bottom halves off (`bpf_test_run` in `net/bpf/test_run.c`), as it has in 6.6.
+const OLDEST_KERNEL: (u32, u32) = (6, 12);
 
 /// The kernel is new enough, the caller may load programs, bpffs is there.
 ///
@@ -25,8 +23,17 @@ const CAP_BPF: u32 = 39;
 ///
 /// [`Kind::Unsupported`] or [`Kind::Permission`].
 pub fn check() -> Result<()> {
-    check_kernel(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
     check_capabilities()?;
+    check_pins()
+}
+
+/// The same for whoever only uses what is pinned, of which the modes of its files say who may.
+///
+/// # Errors
+///
+/// [`Kind::Unsupported`].
+pub fn check_pins() -> Result<()> {
+    check_kernel(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
     check_bpffs(Path::new(crate::pins::BPFFS))
 }
 
@@ -50,20 +57,17 @@ pub(crate) fn check_kernel(release: &str) -> Result<()> {
 }
 
 pub(crate) fn check_capabilities() -> Result<()> {
-    let status = fs::read_to_string("/proc/self/status").context("cannot read own capabilities")?;
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .context("cannot read own capabilities")?;
-    let has = |capability: u32| effective >> capability & 1 == 1;
-    if has(CAP_NET_ADMIN) && (has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON)) {
+    let missing = privilege::missing()?;
+    if missing.is_empty() {
         return Ok(());
     }
+    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
     Err(Failure::new(
         Kind::Permission,
-        "not permitted to load BPF programs: run as root, or with CAP_BPF, CAP_PERFMON and \
-         CAP_NET_ADMIN",
+        format!(
+            "not permitted to load BPF programs: no {}: run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+            missing.join(", no ")
+        ),
     )
     .into())
 }
@@ -89,10 +93,10 @@ mod tests {
 
     #[test]
     fn kernels_are_told_apart_by_number() {
-        for release in ["6.6.0", "6.12.0-44-amd64", "6.18.44+\n", "10.0"] {
+        for release in ["6.12.0", "6.12.0-44-amd64", "6.18.44+\n", "10.0"] {
             check_kernel(release).unwrap();
         }
-        for release in ["6.5.9", "6.1.0-44-amd64", "5.15", ""] {
+        for release in ["6.11.9", "6.6.0", "6.1.0-44-amd64", "5.15", ""] {
             let error = check_kernel(release).unwrap_err();
             assert_eq!(exit_code(&error), Kind::Unsupported as u8, "{release}");
         }

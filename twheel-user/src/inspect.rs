@@ -3,11 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use aya::{
-    maps::{Array, Map},
-    programs::Xdp,
-};
+use anyhow::Result;
+use aya::{maps::Map, programs::Xdp};
 use nix::net::if_::if_indextoname;
 use twheel_common::{
     config::{Meta, RULES},
@@ -101,9 +98,7 @@ impl Reader {
     /// Reads an instance by its pins.
     pub fn of(pins: Pins) -> Result<Self> {
         let open = install::pinned(&pins);
-        let meta = Array::<_, Meta>::try_from(Map::Array(open("META")?))?
-            .get(&0, 0)
-            .context("cannot read META")?;
+        let meta = data_plane::meta(&pins)?;
         let names = Names::open(&open)?;
         let timeouts = InForce::open(&open)?;
         let rules = 0..RULES as u16;

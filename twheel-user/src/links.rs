@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fs, io, os::fd::AsRawFd, path::Path};
 
+use crate::notices::Interface;
 use anyhow::{Context, Result, ensure};
 use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ALIGNTO,
@@ -61,6 +62,25 @@ pub fn all() -> Result<Vec<Link>> {
     let native = native().unwrap_or_default();
     let links = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
+        _ => None,
+    });
+    Ok(links.collect())
+}
+
+/// All interfaces, as those who [hear of changes](crate::notices) know them.
+///
+/// # Errors
+///
+/// As [`all`].
+pub fn interfaces() -> Result<Vec<Interface>> {
+    let answers = ask(
+        SockProtocol::NetlinkRoute,
+        RouteNetlinkMessage::GetLink(LinkMessage::default()),
+        NLM_F_DUMP,
+    )
+    .context("cannot list the interfaces")?;
+    let links = answers.into_iter().filter_map(|answer| match answer {
+        RouteNetlinkMessage::NewLink(link) => Interface::of(&link),
         _ => None,
     });
     Ok(links.collect())

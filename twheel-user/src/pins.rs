@@ -1,28 +1,34 @@
 //! Where things are pinned: one directory an instance, below one for the layout's version.
 //!
 //! ```text
-//! /sys/fs/bpf/twheel/v7/4026531840-eth0/    network namespace (inode) and first interface
+//! /sys/fs/bpf/twheel/v10/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links
 //! ```
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use aya::{maps::MapData, programs::Xdp};
 use aya_obj::programs::XdpAttachType;
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    fcntl::{Flock, FlockArg, OFlag},
+    unistd::{Gid, geteuid},
+};
 use twheel_common::config::LAYOUT;
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    data_plane,
+    failure::{Failure, Kind, exit_code},
+};
 
 /// The BPF file system.
 pub const BPFFS: &str = "/sys/fs/bpf";
@@ -98,7 +104,7 @@ pub fn found() -> Result<Vec<Found>> {
 /// Whether a loader has an instance; `None` if it has just gone. A loader that starts in the very microseconds of this
 /// finds it taken.
 fn is_held(path: &Path) -> Result<Option<bool>> {
-    let directory = match File::open(path) {
+    let directory = match open_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         result => {
             result.with_context(|| format!("cannot open the pin directory {}", path.display()))?
@@ -149,7 +155,8 @@ impl Pins {
     /// [`Kind::Pins`]: there is not.
     fn there(&self, name: &str) -> Result<PathBuf> {
         let path = self.object(name);
-        if !path.exists() {
+        let exists = path.try_exists();
+        if !exists.map_err(|error| refused(error.into(), &path))? {
             return pins(format!(
                 "there is no {}: the instance is just being set up, or removed: try again",
                 path.display()
@@ -161,14 +168,17 @@ impl Pins {
     /// Opens a map.
     pub fn map(&self, name: &str) -> Result<MapData> {
         let path = self.there(name)?;
-        MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))
+        MapData::from_pin(&path)
+            .map_err(anyhow::Error::new)
+            .map_err(|error| refused(error, &path))
     }
 
     /// Opens an XDP program.
     pub fn xdp(&self, name: &str) -> Result<Xdp> {
         let path = self.there(name)?;
         Xdp::from_pin(&path, XdpAttachType::Interface)
-            .with_context(|| format!("cannot open {}", path.display()))
+            .map_err(anyhow::Error::new)
+            .map_err(|error| refused(error, &path))
     }
 
     /// A lock among those who change the policy.
@@ -179,10 +189,18 @@ impl Pins {
     pub fn lock_policy(&self) -> Result<Flock<File>> {
         // The instance's own lock is the loader's, for as long as it runs.
         let path = self.0.parent().unwrap_or(&self.0);
-        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Flock::lock(file, FlockArg::LockExclusiveNonblock)
-            .map_err(|(_, error)| io::Error::from(error))
-            .context("another twheel is changing a policy just now: try again")
+        // Another instance that starts holds it for a moment; one with many flows to sweep, longer.
+        const TRIES: u32 = 40;
+        const PAUSE: Duration = Duration::from_millis(50);
+        for again in 0..TRIES {
+            if again > 0 {
+                thread::sleep(PAUSE);
+            }
+            if let Some(lock) = try_lock(path, FlockArg::LockExclusiveNonblock)? {
+                return Ok(lock);
+            }
+        }
+        pins("another twheel is changing a policy just now: try again".to_owned())
     }
 }
 
@@ -250,8 +268,7 @@ impl Instance {
                 ));
             }
         }
-        fs::create_dir_all(&path)
-            .with_context(|| format!("cannot create the pin directory {}", path.display()))?;
+        make_directories(&path)?;
         Self::lock(path)
     }
 
@@ -301,6 +318,12 @@ impl Instance {
             let held = interfaces_of(&path)?;
             if !held.is_empty() {
                 all.push((path, held.join(", ")));
+            } else if is_held(&path)? == Some(true) {
+                // A run that waits for its interfaces.
+                let first = name(&path)
+                    .split_once('-')
+                    .map(|(_, first)| unescape(first));
+                all.push((path, first.unwrap_or_default()));
             }
         }
         match all.as_slice() {
@@ -364,6 +387,49 @@ impl Instance {
         self.path.join(link_name(hook, interface))
     }
 
+    /// Lets go of an interface, be it still there or not.
+    ///
+    /// # Errors
+    ///
+    /// A pin cannot be removed.
+    pub fn let_go(&self, interface: &str) -> Result<()> {
+        self.unpin(Hook::Xdp, interface)?;
+        self.unpin(Hook::Egress, interface)
+    }
+
+    /// Removes a link's pin, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be removed.
+    pub fn unpin(&self, hook: Hook, interface: &str) -> Result<()> {
+        let link = self.link(hook, interface);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", link.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who may use what is pinned here, beside its owner: nobody, or a group that this process is in.
+    pub fn share(&self, group: Option<Gid>) -> Result<()> {
+        let (directory, pin) = match group {
+            Some(_) => (0o750, 0o660),
+            None => (0o700, 0o600),
+        };
+        let share = |path: &Path, mode| {
+            lchown(path, None, group.map(Gid::as_raw))?;
+            fs::set_permissions(path, Permissions::from_mode(mode))
+        };
+        for entry in entries(&self.path)? {
+            share(&entry, pin)
+                .with_context(|| format!("cannot set the mode of {}", entry.display()))?;
+        }
+        share(&self.path, directory)
+            .with_context(|| format!("cannot set the mode of {}", self.path.display()))
+    }
+
     /// Removes all pins, links first: what is attached goes before what it needs.
     pub fn remove(self) -> Result<()> {
         remove_directory(&self.path)
@@ -376,9 +442,103 @@ impl Instance {
     }
 }
 
+/// A lock among those who start, to be had until links are pinned: only then others see which interfaces an instance has,
+/// and two of different names might want the same.
+pub fn lock_start() -> Result<Flock<File>> {
+    // A start takes seconds at most.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (root, until) = (root(), Instant::now() + PATIENCE);
+    loop {
+        make_directory(&root, 0o755)?;
+        check_ours(&root)?;
+        let there = || Ok::<_, io::Error>(fs::metadata(&root)?.ino());
+        if let Some(lock) = try_lock(&root, FlockArg::LockExclusiveNonblock)?
+            // Who removes the last instance takes it away.
+            && there().ok() == lock.metadata().ok().map(|it| it.ino())
+        {
+            return Ok(lock);
+        }
+        if Instant::now() > until {
+            return pins(format!(
+                "another twheel is just starting, and does not come to an end: `fuser {}` says which",
+                root.display()
+            ));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Makes a directory where there is none.
+fn make_directory(path: &Path, mode: u32) -> Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error)
+            .with_context(|| format!("cannot create the pin directory {}", path.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Makes an instance's directory and those above it.
+fn make_directories(path: &Path) -> Result<()> {
+    make_directory(&root(), 0o755)?;
+    make_directory(path.parent().unwrap_or(path), 0o755)?;
+    make_directory(path, 0o700)?;
+    check_ours(path)
+}
+
+/// Fails if an instance's directory, or one above it, could be in somebody else's hands. A BPF file system that was mounted
+/// by hand is writable for all: what is found there need not be twheel's.
+fn check_ours(path: &Path) -> Result<()> {
+    let is_below = |it: &&Path| it.starts_with(root());
+    let mut directories: Vec<_> = path.ancestors().take_while(is_below).collect();
+    directories.reverse();
+    for directory in directories {
+        let owner = match fs::symlink_metadata(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => {
+                let found =
+                    found.with_context(|| format!("cannot look at {}", directory.display()))?;
+                check_real(directory, &found)?;
+                found
+            }
+        };
+        if ![0, geteuid().as_raw()].contains(&owner.uid()) || owner.mode() & 0o022 != 0 {
+            return pins(format!(
+                "{} belongs to user {} (mode {:o}), who could put anything there: run as that user, or remove it",
+                directory.display(),
+                owner.uid(),
+                owner.mode() & 0o7777
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_real(path: &Path, found: &fs::Metadata) -> Result<()> {
+    if found.is_dir() {
+        return Ok(());
+    }
+    let what = match found.is_symlink() {
+        true => "a symbolic link, which is not followed",
+        false => "no directory",
+    };
+    pins(format!(
+        "{} is {what}: it is not twheel's, find out who put it there and remove it",
+        path.display()
+    ))
+}
+
+/// Opens a directory, which a symbolic link is not.
+fn open_directory(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+        .open(path)
+}
+
 /// Locks a pin directory; `None` if others have it locked.
 fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
-    let directory = File::open(path)
+    let directory = open_directory(path)
         .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
     match Flock::lock(directory, how) {
         Ok(lock) => Ok(Some(lock)),
@@ -399,17 +559,9 @@ pub fn detach(interface: &str) -> Result<bool> {
     let mut found = false;
     for directory in holding(interface)? {
         found = true;
+        check_ours(&directory)?;
         let instance = Instance::lock(directory)?;
-        for hook in [Hook::Xdp, Hook::Egress] {
-            let link = instance.link(hook, interface);
-            match fs::remove_file(&link) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    return Err(error).with_context(|| format!("cannot remove {}", link.display()));
-                }
-            }
-        }
+        instance.let_go(interface)?;
         if interfaces_of(instance.path())?.is_empty() {
             instance.remove()?;
         }
@@ -422,18 +574,27 @@ pub fn detach(interface: &str) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// [`Kind::Pins`]: there are several, or none.
+/// [`Kind::Pins`]: there are several, or none; or what is there is another version's.
 pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
-    if let Some(interface) = interface {
-        return match Instance::of(interface) {
-            Ok(pins) => Ok(pins.name()),
-            Err(_) => Ok(format!("{}-{}", namespace()?, escape(interface))),
-        };
-    }
-    let none = match Instance::the(None) {
-        Ok(pins) => return Ok(pins.name()),
+    let none = match Instance::the(interface) {
+        Ok(pins) => {
+            // A run that waits for its interfaces has none yet, and who may read the history may be kept from it.
+            if pins.object("META").exists()
+                && let Err(error) = data_plane::meta(&pins)
+                && exit_code(&error) == Kind::Pins as u8
+            {
+                return Err(error);
+            }
+            return Ok(pins.name());
+        }
         Err(none) => none,
     };
+    if let Some(interface) = interface {
+        return match holding(interface) {
+            Ok(others) if !others.is_empty() => Err(none),
+            _ => Ok(format!("{}-{}", namespace()?, escape(interface))),
+        };
+    }
     match all_here(directory)?.as_slice() {
         [one] => Ok(name(one)),
         _ => Err(none),
@@ -468,8 +629,17 @@ fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// The interfaces to which an instance has links, each once.
 fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
+    let entries = match entries(instance) {
+        // Who may not look has its name to go by.
+        Err(error) if exit_code(&error) == Kind::Permission as u8 => {
+            let name = name(instance);
+            let first = name.split_once('-').map(|(_, first)| unescape(first));
+            return Ok(first.into_iter().collect());
+        }
+        entries => entries?,
+    };
     let mut interfaces = Vec::new();
-    for entry in entries(instance)? {
+    for entry in entries {
         let name = name(&entry);
         if let Some((_, interface)) = name.split_once('@') {
             let interface = unescape(interface);
@@ -493,7 +663,10 @@ fn clear_directory(path: &Path) -> Result<()> {
 fn remove_directory(path: &Path) -> Result<()> {
     clear_directory(path)?;
     fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    // The directories above go with the last instance.
+    // The directories above go with the last instance, unless another is just starting.
+    let Ok(Some(_lock)) = try_lock(&root(), FlockArg::LockExclusiveNonblock) else {
+        return Ok(());
+    };
     for parent in [path.parent(), path.parent().and_then(Path::parent)] {
         if parent.is_none_or(|parent| fs::remove_dir(parent).is_err()) {
             break;
@@ -505,12 +678,16 @@ fn remove_directory(path: &Path) -> Result<()> {
 /// What a directory holds; nothing if it does not exist.
 fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", path.display());
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => check_real(path, &found.with_context(context)?)?,
+    }
     match fs::read_dir(path) {
         Ok(entries) => entries
             .map(|entry| Ok(entry.with_context(context)?.path()))
             .collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error).with_context(context),
+        Err(error) => Err(refused(error.into(), path)),
     }
 }
 
@@ -538,6 +715,26 @@ pub fn namespace() -> Result<u64> {
     Ok(fs::metadata("/proc/thread-self/ns/net")
         .context("cannot tell the network namespace")?
         .ino())
+}
+
+/// Why something that is pinned cannot be opened.
+fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
+    let is_refusal = |it: &io::Error| it.kind() == io::ErrorKind::PermissionDenied;
+    let causes = || {
+        error
+            .chain()
+            .filter_map(|it| it.downcast_ref::<io::Error>())
+    };
+    let path = path.display();
+    if !causes().any(is_refusal) {
+        return error.context(format!("cannot open {path}"));
+    }
+    error.context(Failure::new(
+        Kind::Permission,
+        format!(
+            "not permitted to open {path}: do this as the user of `twheel run`, or give that a --group that you are in"
+        ),
+    ))
 }
 
 fn pins<T>(message: String) -> Result<T> {

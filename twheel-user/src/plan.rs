@@ -20,10 +20,12 @@ use anyhow::{Context, Result, ensure};
 use aya::programs::{TestRun, TestRunOptions};
 use nix::time::{ClockId, clock_gettime};
 use twheel_common::{
+    config::Config,
     counter::Counters,
+    state::{self, State},
     step::Outcome,
-    table::{Hash, Node, Record},
-    wheel::{Geometry, Link, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
+    table::{Block, Hash},
+    wheel::{Geometry, Heads, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
 };
 
 use crate::{
@@ -72,6 +74,25 @@ pub struct Demand {
     pub units: u32,
     /// CPUs, a wheel each.
     pub cpus: u64,
+}
+
+impl Demand {
+    /// So many flows that are busy and established, under this configuration.
+    pub fn of(
+        flows: u32,
+        cpus: usize,
+        (config, timeouts): &(Config, state::Timeouts),
+        clock: Clock,
+    ) -> Self {
+        let established = timeouts.0[State::Established as usize];
+        Self {
+            flows: flows.into(),
+            ahead: established.div_ceil(config.tick).into(),
+            tick: clock.duration(config.tick.into()),
+            units: config.tick,
+            cpus: cpus as u64,
+        }
+    }
 }
 
 /// What a geometry makes of a demand.
@@ -176,11 +197,10 @@ fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
 
 /// Bytes of the maps that grow with flows, slots and CPUs, and of the ring.
 fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
-    let records = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).records();
-    let wheel = u64::from(geometry.slots() + 1) * (size_of::<Link>() as u64).next_multiple_of(8)
+    let blocks = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).blocks();
+    let wheel = u64::from(geometry.slots() + 1) * size_of::<Heads>() as u64
         + (size_of::<Wheel>() + size_of::<Counters>()) as u64;
-    let record = (size_of::<Record>() + size_of::<Node>()) as u64;
-    records * record + cpus * wheel + u64::from(RING_BYTES)
+    blocks * size_of::<Block>() as u64 + cpus * wheel + u64::from(RING_BYTES)
 }
 
 /// Flows that a machine is measured with, at most: what they cost grows no more beyond.
@@ -393,11 +413,13 @@ mod tests {
         assert!((plan(1_000_000, 2).share - 0.02).abs() < 1e-6);
         assert!(plan(1, 1).share < 0.002, "an idle wheel is not woken up");
         let wheel = plan(1_000, 3).memory - plan(1_000, 2).memory;
-        let least = (1 << 10) * size_of::<Link>() + size_of::<Wheel>();
+        let least = (1 << 10) * size_of::<Heads>() + size_of::<Wheel>();
         assert!(wheel >= least as u64, "{wheel} bytes a wheel");
+        // Both are whole blocks.
+        let blocks = |flows| Hash::new([0; 11], flows).blocks();
         assert_eq!(
             plan(2_000, 2).memory - plan(1_000, 2).memory,
-            2_500 * (size_of::<Record>() + size_of::<Node>()) as u64
+            (blocks(2_000) - blocks(1_000)) * size_of::<Block>() as u64
         );
     }
 

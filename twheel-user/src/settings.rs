@@ -55,6 +55,8 @@ pub struct Wanted {
     pub hold: bool,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`].
     pub enforce_rate: u32,
+    /// Whether sources that hold more than their share of a full table make room for others.
+    pub share: bool,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -82,6 +84,7 @@ impl Default for Wanted {
             enforce: false,
             hold: false,
             enforce_rate: 10,
+            share: false,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -140,6 +143,7 @@ impl Wanted {
             rto,
             enforce: u32::from(self.enforce || self.hold) | u32::from(self.enforce) << 1,
             enforce_rate: self.enforce_rate.min(MAX_RATE),
+            share: self.share.into(),
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))

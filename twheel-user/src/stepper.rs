@@ -4,11 +4,15 @@
 //! can run meanwhile. After a step it knows when the next slot has its turn and sleeps until then,
 //! or until it is called: by the packet path, for a new flow that is due earlier, or to stop. An
 //! idle host sees no wake-up.
+//!
+//! Where packets take all the time that a CPU has, a stepper would wait for its turn like everybody
+//! else, and flows would expire late by that. So it has a real-time priority, as long as it has little to do.
 
 use std::{
+    io,
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc, Once,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread::{self, JoinHandle},
@@ -19,23 +23,24 @@ use anyhow::{Context, Result, anyhow, bail};
 use aya::{programs::Xdp, util::online_cpus};
 use aya_obj::programs::XdpAttachType;
 use nix::{
-    sched::{CpuSet, sched_setaffinity},
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
     unistd::Pid,
 };
 use twheel_common::{
-    event::Record,
     step::{Outcome, Step},
     wheel::NEVER,
 };
 
 use crate::{
     clock::Clock,
-    data_plane::{Events, STEP_BUDGET, step},
+    data_plane::{STEP_BUDGET, step},
     metrics::Metrics,
+    ring::Signals,
 };
 
-/// The ring of events, shared by the steppers that fill it and the task that waits on it.
-pub type SharedEvents = Arc<Mutex<Events>>;
+/// Calls of a turn that a stepper makes ahead of all that has no real-time priority: 8,192 visits, a few
+/// milliseconds. Who has more to do than that goes on as everybody else.
+const AHEAD: u32 = 32;
 
 /// What a stepper is told.
 enum Call {
@@ -59,14 +64,15 @@ struct Shared {
     clock: Clock,
     /// Units.
     tick: u32,
-    events: SharedEvents,
-    /// Bounded: a reader that falls behind stops the wheels, and the wheels stop evicting. Nothing
-    /// is lost, and nothing grows.
-    batches: tokio::sync::mpsc::Sender<Vec<Record>>,
+    /// A reader that falls behind stops the wheels, and the wheels stop evicting. Nothing is lost, and nothing
+    /// grows.
+    signals: Arc<Signals>,
     /// Whom to tell how long steps take.
     metrics: Option<Arc<Metrics>>,
     /// A stepper has ended with an error.
     failed: tokio::sync::Notify,
+    /// Somebody was told that steppers have no priority.
+    told: Once,
 }
 
 impl Steppers {
@@ -76,45 +82,28 @@ impl Steppers {
         program: PathBuf,
         clock: Clock,
         tick: u32,
-        events: SharedEvents,
-        batches: tokio::sync::mpsc::Sender<Vec<Record>>,
+        signals: Arc<Signals>,
         metrics: Option<Arc<Metrics>>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             program,
             clock,
             tick,
-            events,
-            batches,
+            signals,
             metrics,
             failed: tokio::sync::Notify::new(),
+            told: Once::new(),
         });
         let cpus = online_cpus()
             .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
         let mut steppers = Self {
             calls: Vec::new(),
             threads: Vec::new(),
-            shared: shared.clone(),
+            shared,
         };
         let (ready, is_ready) = channel();
         for cpu in cpus {
-            let (call, calls) = channel();
-            let (shared, ready) = (shared.clone(), ready.clone());
-            let thread = thread::Builder::new()
-                .name(format!("twheel-step-{cpu}"))
-                .spawn(move || {
-                    let result = shared.run(cpu, &calls, &ready);
-                    if result.is_err() {
-                        if let Some(metrics) = &shared.metrics {
-                            metrics.failed();
-                        }
-                        shared.failed.notify_one();
-                    }
-                    result
-                })
-                .context("cannot start a stepper's thread")?;
-            steppers.calls.push((cpu, call));
-            steppers.threads.push(thread);
+            steppers.start_on(cpu, ready.clone())?;
         }
         drop(ready);
         if is_ready.iter().take(steppers.threads.len()).count() < steppers.threads.len() {
@@ -123,6 +112,37 @@ impl Steppers {
             bail!("a stepper ended before it was ready");
         }
         Ok(steppers)
+    }
+
+    fn start_on(&mut self, cpu: u32, ready: Sender<()>) -> Result<()> {
+        let (call, calls) = channel();
+        let shared = self.shared.clone();
+        let thread = thread::Builder::new()
+            .name(format!("twheel-step-{cpu}"))
+            .spawn(move || {
+                let result = shared.run(cpu, &calls, &ready);
+                if result.is_err() {
+                    if let Some(metrics) = &shared.metrics {
+                        metrics.failed();
+                    }
+                    shared.failed.notify_one();
+                }
+                result
+            })
+            .context("cannot start a stepper's thread")?;
+        self.calls.push((cpu, call));
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// A CPU has come: its stepper goes on, or begins.
+    pub fn come(&mut self, cpu: u32) -> Result<()> {
+        if self.calls.iter().any(|(of, _)| *of == cpu) {
+            self.call(cpu);
+            return Ok(());
+        }
+        // Nobody waits for it.
+        self.start_on(cpu, channel().0)
     }
 
     /// Calls the stepper of a CPU.
@@ -159,8 +179,14 @@ impl Shared {
         pin_to(cpu)?;
         let program = Xdp::from_pin(&self.program, XdpAttachType::Interface)
             .context("cannot open the pinned stepper")?;
-        let mut deadline = self.turn(&program)?;
-        let _ = ready.send(());
+        if let Err(error) = run_ahead(true) {
+            self.told.call_once(|| {
+                say!(
+                    "twheel: steppers have no real-time priority ({error}): flows expire later where CPUs are busy"
+                );
+            });
+        }
+        let mut deadline = self.turn(cpu, &program, Some(ready))?;
         loop {
             let call = match deadline {
                 Some(at) => {
@@ -174,42 +200,73 @@ impl Shared {
             };
             match call {
                 Call::Stop => return Ok(()),
-                Call::Step => deadline = self.turn(&program)?,
+                Call::Step => deadline = self.turn(cpu, &program, None)?,
             }
         }
     }
 
-    /// Steps until nothing more is due. Returns when to come back; `None`: when called.
-    fn turn(&self, program: &Xdp) -> Result<Option<Instant>> {
+    /// Steps until nothing more is due. Returns when to come back; `None`: when called. `ready` is told of the first
+    /// call.
+    fn turn(&self, cpu: u32, program: &Xdp, ready: Option<&Sender<()>>) -> Result<Option<Instant>> {
+        let mut calls = 0;
+        let deadline = self.calls(cpu, program, &mut calls, ready);
+        if calls > AHEAD {
+            let _ = run_ahead(true);
+        }
+        deadline
+    }
+
+    fn calls(
+        &self,
+        cpu: u32,
+        program: &Xdp,
+        calls: &mut u32,
+        mut ready: Option<&Sender<()>>,
+    ) -> Result<Option<Instant>> {
         loop {
+            *calls += 1;
+            if *calls == AHEAD + 1 {
+                let _ = run_ahead(false);
+            }
+            // The kernel moves a thread whose CPU goes, and others may move it. There it would step another's wheel, which
+            // harms nobody (the program works on the wheel of the CPU that it runs on), and its own would wait for ever.
+            if sched_getcpu()? != cpu as usize && pin_to(cpu).is_err() {
+                log::warn!("CPU {cpu} is away: its flows wait until it is back");
+                return Ok(None);
+            }
+            let room = self.signals.room();
             let before = Instant::now();
             let result = step(program, STEP_BUDGET)?;
+            let stepped = Instant::now();
+            if let Some(ready) = ready.take() {
+                // Not when the turn is over: nobody reads the ring before all are ready, and more may be due than it
+                // holds.
+                let _ = ready.send(());
+            }
             if let Some(metrics) = &self.metrics {
-                metrics.stepped(before.elapsed(), result.now);
+                metrics.stepped(stepped - before, result.now);
             }
             if result.expired > 0 || result.outcome == Outcome::RingFull as u32 {
-                let mut batch = Vec::new();
-                self.events
-                    .lock()
-                    .expect("no holder panics")
-                    .drain(&mut batch);
-                if !batch.is_empty() && self.batches.blocking_send(batch).is_err() {
-                    // The reader is gone, which only a failure to print makes it.
-                    return Ok(None);
-                }
+                self.signals.fill();
             }
             match Outcome::from_raw(result.outcome) {
-                Some(Outcome::Done) => return Ok(self.deadline(&result)),
-                Some(Outcome::Budget) => {}
-                // Another stepper may have filled the ring, and be about to drain it.
-                Some(Outcome::RingFull) => thread::yield_now(),
+                Some(Outcome::Done) if sched_getcpu()? == cpu as usize => {
+                    return Ok(self.deadline(stepped, &result));
+                }
+                Some(Outcome::Done | Outcome::Budget) => {}
+                Some(Outcome::RingFull) => {
+                    if !self.signals.await_room(room) {
+                        // The reader is gone, which only a failure to print makes it.
+                        return Ok(None);
+                    }
+                }
                 None => bail!("the stepper gave no answer"),
             }
         }
     }
 
-    /// When the next slot has its turn.
-    fn deadline(&self, step: &Step) -> Option<Instant> {
+    /// When the next slot has its turn, after a step that was over at `stepped`.
+    fn deadline(&self, stepped: Instant, step: &Step) -> Option<Instant> {
         if step.next == NEVER {
             return None;
         }
@@ -217,9 +274,27 @@ impl Shared {
             .next
             .saturating_mul(u64::from(self.tick))
             .saturating_sub(step.now);
-        // The unit in which the step was may be nearly over or just begun: one more is enough.
-        let wait = self.clock.duration(units).saturating_add(self.clock.unit());
-        Instant::now().checked_add(wait.min(Duration::from_secs(1 << 32)))
+        // The unit of the step had begun when it was over, so that of the slot has when as many have passed. A
+        // little more, since the CPU that counts units may be late; whoever comes too early comes once more.
+        let wait = self
+            .clock
+            .duration(units)
+            .saturating_add(self.clock.unit() / 16);
+        stepped.checked_add(wait.min(Duration::from_secs(1 << 32)))
+    }
+}
+
+/// Gives this thread the lowest of real-time priorities, or takes it away.
+pub fn run_ahead(ahead: bool) -> io::Result<()> {
+    let (policy, sched_priority) = match ahead {
+        true => (libc::SCHED_FIFO, 1),
+        false => (libc::SCHED_OTHER, 0),
+    };
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: the parameters live as long as the call; 0 is this thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

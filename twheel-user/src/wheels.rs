@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use aya::maps::{Map, PerCpuArray};
-use twheel_common::wheel::{Geometry, Link, NEVER, Wheel};
+use twheel_common::wheel::{Geometry, Heads, Link, NEVER, Wheel};
 
 use crate::{clock::Clock, inspect::Reader};
 
@@ -138,7 +138,7 @@ impl Wheels {
     pub fn count(&self, reader: &Reader) -> Result<Vec<Counted>> {
         let geometry = self.geometry;
         let map = Map::PerCpuArray(reader.pins().map("SLOTS")?);
-        let heads = PerCpuArray::<_, Link>::try_from(map)?;
+        let heads = PerCpuArray::<_, Heads>::try_from(map)?;
         // One system call tells the heads of all CPUs.
         let mut wanted: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, turning) in self.wheels.iter().enumerate() {
@@ -157,13 +157,10 @@ impl Wheels {
             let heads = heads.get(&index, 0).context("cannot read SLOTS")?;
             for place in places {
                 let turning = &self.wheels[place];
-                let head = heads.get(turning.cpu as usize).copied();
-                let flows = length(
-                    reader,
-                    head.unwrap_or_default(),
-                    turning.cpu,
-                    &mut left[place],
-                );
+                let heads = heads.get(turning.cpu as usize).copied();
+                let lists = heads.unwrap_or_default().into_iter();
+                let lengths = lists.map(|head| length(reader, head, turning.cpu, &mut left[place]));
+                let flows = lengths.sum();
                 if index == geometry.slots() {
                     counted[place].handed_out = flows;
                 } else if flows > 0 {

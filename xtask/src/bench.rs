@@ -9,22 +9,18 @@ use crate::{
     sh::{self, say},
 };
 
-/// Runs one benchmark.
-pub fn bench(name: &str, args: &[String]) -> Result<()> {
+/// Runs one benchmark, or all.
+pub fn bench(args: &[String]) -> Result<()> {
     // On the host alone: neither root nor a BPF object.
-    if name == "schemes" {
+    if args.iter().any(|arg| arg == "schemes") {
         say!("Building the bench; this usually takes 90 s the first time.");
         let mut cargo = sh::cargo();
         let build = "build --quiet --release -p twheel-tests --bin twheel-bench";
         sh::run(cargo.args(build.split(' ')))?;
         let mut bench = Command::new(sh::target("release/twheel-bench"));
-        return sh::exec(bench.arg(name).args(args));
+        return sh::exec(bench.args(args));
     }
-    setup::lab()?;
+    setup::benches()?;
     let built = run::build(Some("twheel-bench"))?;
-    sh::exec(
-        sh::as_root(sh::target("release/twheel-bench"), built.env())?
-            .arg(name)
-            .args(args),
-    )
+    sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

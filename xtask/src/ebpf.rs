@@ -22,7 +22,7 @@ use crate::{
 
 const TARGET: &str = "bpfel-unknown-none";
 /// The binaries of twheel-ebpf.
-const NAMES: [&str; 2] = ["twheel", "bench"];
+const NAMES: [&str; 3] = ["twheel", "bench", "peers"];
 const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
 
 /// Flags for rustc, next to those that keep paths out of the objects.
@@ -47,20 +47,31 @@ pub struct Objects {
     pub twheel: PathBuf,
     /// The programs that only benchmarks load.
     pub bench: PathBuf,
+    /// And what they compare with.
+    pub peers: PathBuf,
 }
 
 impl Objects {
     fn at(path: impl Fn(&str) -> PathBuf) -> Self {
-        let [twheel, bench] = NAMES.map(path);
-        Self { twheel, bench }
+        let [twheel, bench, peers] = NAMES.map(path);
+        Self {
+            twheel,
+            bench,
+            peers,
+        }
     }
 
     fn prebuilt() -> Self {
         Self::at(|name| prebuilt(&format!("{name}.bpf.o")))
     }
 
-    fn each(&self) -> [(&'static str, &Path); 2] {
-        [(NAMES[0], &self.twheel), (NAMES[1], &self.bench)]
+    fn each(&self) -> [(&'static str, &Path); 3] {
+        let [twheel, bench, peers] = NAMES;
+        [
+            (twheel, &self.twheel),
+            (bench, &self.bench),
+            (peers, &self.peers),
+        ]
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod bench;
 mod ebpf;
+mod fuzz;
 mod lint;
 mod man;
 mod run;
@@ -12,6 +13,7 @@ mod setup;
 mod sh;
 mod test;
 mod toolchain;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -46,16 +48,20 @@ enum Task {
         /// In release mode, many more random operations, and the tests that are marked as ignored
         #[arg(long)]
         exhaustive: bool,
+        /// Only the tests of faults: floods, crashes, stalls, hostile packets
+        #[arg(long, conflicts_with = "exhaustive")]
+        faults: bool,
+        /// The same, longer and with more of everything: an hour
+        #[arg(long, conflicts_with = "exhaustive")]
+        soak: bool,
         /// A filter on test names, and other arguments for the test binaries
         #[arg(last = true)]
         args: Vec<String>,
     },
 
-    /// Run a benchmark
+    /// Run a benchmark, or all of them
     Bench {
-        /// Which one
-        name: String,
-        /// Passed on as they are, such as --json
+        /// Which one, and what is passed on, such as --json
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -73,6 +79,25 @@ enum Task {
     /// Check formatting, lints and documentation
     Lint,
 
+    /// Fuzz the parser beside etherparse with libFuzzer, for a minute unless told otherwise
+    ///
+    /// Needs a nightly of rustup's and a C++ compiler; cargo-fuzz is built once.
+    Fuzz {
+        /// Afterwards minimise the corpus into fuzz/corpus.hex
+        #[arg(long)]
+        keep: bool,
+        /// Passed on to libFuzzer, such as -max_total_time=600
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+
+    /// Boot Debian's kernels in a virtual machine and run tests there
+    VmTest {
+        /// The package of one kernel, instead of all
+        #[arg(long, value_name = "PACKAGE")]
+        kernel: Option<String>,
+    },
+
     /// Write a man page for each command of twheel into target/man
     Man,
 
@@ -83,12 +108,26 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Run { args } => run::run(&args),
-        Task::Test { exhaustive, args } => test::test(exhaustive, &args),
-        Task::Bench { name, args } => bench::bench(&name, &args),
+        Task::Test {
+            exhaustive,
+            faults,
+            soak,
+            args,
+        } => test::test(
+            test::Which {
+                exhaustive,
+                faults,
+                soak,
+            },
+            &args,
+        ),
+        Task::Bench { args } => bench::bench(&args),
         Task::BuildEbpf { check: true, .. } => ebpf::check(),
         Task::BuildEbpf { update: true, .. } => ebpf::update(),
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
+        Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
+        Task::VmTest { kernel } => vm::test(kernel.as_deref()),
         Task::Man => man::man(),
         Task::Setup => setup::setup(),
     };

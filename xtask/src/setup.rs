@@ -21,32 +21,54 @@ pub fn setup() -> Result<()> {
 /// what replays captures, and says what is in them; a terminal to drive; a browser, for the page.
 pub fn tests() -> Result<()> {
     lab()?;
-    if !Path::new("/usr/sbin/nft").exists() && sh::which("nft").is_empty() {
-        apt(&["nftables"], "10 s")?;
-    }
-    if sh::which("tcpreplay").is_empty() {
-        apt(&["tcpreplay"], "10 s")?;
-    }
-    if sh::which("tshark").is_empty() {
-        apt(&["tshark"], "1 min")?;
-    }
-    if sh::which("tmux").is_empty() {
-        apt(&["tmux"], "10 s")?;
-    }
-    if sh::which("chromium").is_empty() {
-        apt(&["chromium"], "1 min")?;
-    }
-    Ok(())
+    need(&[
+        ("nft", "nftables", "10 s"),
+        ("tcpreplay", "tcpreplay", "10 s"),
+        ("tshark", "tshark", "1 min"),
+        ("tmux", "tmux", "10 s"),
+        ("chromium", "chromium", "1 min"),
+    ])
+}
+
+/// What the benches need: what the lab does, and the peers that are no programs of our own.
+pub fn benches() -> Result<()> {
+    lab()?;
+    need(&[
+        ("nft", "nftables", "10 s"),
+        ("conntrack", "conntrack", "10 s"),
+        ("tcpreplay", "tcpreplay", "10 s"),
+        ("softflowd", "softflowd", "10 s"),
+    ])
+}
+
+/// What boots other kernels.
+pub fn vm() -> Result<()> {
+    need(&[
+        ("qemu-system-x86_64", "qemu-system-x86", "1 min"),
+        ("busybox", "busybox-static", "5 s"),
+        ("cpio", "cpio", "5 s"),
+        ("kmod", "kmod", "5 s"),
+        ("strip", "binutils", "10 s"),
+        ("nft", "nftables", "10 s"),
+    ])
 }
 
 /// What the lab needs: root, `ip` and a bpffs.
 pub fn lab() -> Result<()> {
     sh::require_root()?;
-    // A user's PATH may lack sbin, where some distributions keep `ip`.
-    if !Path::new("/usr/sbin/ip").exists() && sh::which("ip").is_empty() {
-        apt(&["iproute2"], "10 s")?;
-    }
+    need(&[("ip", "iproute2", "10 s")])?;
     bpffs()
+}
+
+/// Installs what is missing: programs, the packages that bring them, and how long that usually takes.
+fn need(programs: &[(&str, &str, &str)]) -> Result<()> {
+    for (program, package, usually) in programs {
+        // A user's PATH may lack sbin, where some distributions keep programs.
+        if !Path::new("/usr/sbin").join(program).exists() && sh::which(program).is_empty() {
+            apt(&[package], usually)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sees to it that a bpffs is mounted: programs and links are pinned there.

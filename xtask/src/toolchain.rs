@@ -180,14 +180,19 @@ fn rustups() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The directory and the LLVM version of a bpf-linker for an LLVM major version, and for `exactly`
-/// a version if one is given; built here if need be.
-fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> {
+/// Where what takes long to get is kept, for all clones.
+pub fn cache() -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(env::home_dir()?.join(".cache")))
-        .context("there is no home directory to keep bpf-linker in")?;
-    let tools = cache.join("twheel/tools");
+        .context("there is no home directory to keep a cache in")?;
+    Ok(cache.join("twheel"))
+}
+
+/// The directory and the LLVM version of a bpf-linker for an LLVM major version, and for `exactly`
+/// a version if one is given; built here if need be.
+fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> {
+    let tools = cache()?.join("tools");
     let cached = tools.join("bin/bpf-linker");
     for linker in sh::which("bpf-linker").into_iter().chain([cached.clone()]) {
         let llvm = linker_llvm(&linker).filter(|llvm| major(llvm) == llvm_major);

@@ -5,9 +5,10 @@ use std::time::Duration;
 use anyhow::Result;
 use twheel::{clock::Clock, progress};
 use twheel_common::counter::Counter;
+use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, PACKETS, Segment},
+    plane::{self, Bench, Segment},
     report::{Figure, Report, verdict},
 };
 
@@ -71,7 +72,7 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     // Nothing is due while this runs.
     let config = plane::config(clock, Duration::from_secs(3600), flows)?;
     let mut bench = Bench::load(config, clock)?;
-    bench.age(flows, true)?;
+    bench.age(flows, true, None)?;
     if rules > 0 {
         bench.policy(&policy(rules))?;
     }

@@ -1,21 +1,32 @@
-//! `twheel-bench`, the benches of `cargo xtask bench`. They attach nothing to anything.
+//! `twheel-bench`, the benches of `cargo xtask bench`.
 //!
 //! Those of the data plane need root; their times are the kernel's own, `duration` of
 //! `BPF_PROG_TEST_RUN`, never with `repeat`.
 
+mod batch;
+mod cores;
+mod expire;
+mod exporter;
+mod idle;
 mod insert;
 mod inspect;
+mod lateness;
 mod machine;
 mod memory;
+mod path;
+mod peers;
 mod plan;
 mod plane;
+mod plot;
+mod real;
 mod report;
 mod rto;
+mod scale;
 mod schemes;
 mod step;
 mod touch;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -26,12 +37,17 @@ use crate::report::Report;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 struct Cli {
+    /// All of them, one after the other, where none is named
     #[command(subcommand)]
-    bench: Bench,
+    bench: Option<Bench>,
 
-    /// A JSON object a line instead of a table
+    /// A JSON object a line instead of a table, and no page
     #[arg(long, global = true)]
     json: bool,
+
+    /// Where pages and plots are written to, instead of docs/bench
+    #[arg(long, global = true, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -54,6 +70,26 @@ enum Bench {
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
+    /// Nanoseconds added to a packet that is forwarded, beside what nf_conntrack adds
+    Path {
+        /// Runs through each gateway at each number of flows
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
+    /// CPU time of watching a capture that is replayed, beside a flow exporter's
+    Exporter {
+        /// Replays to each
+        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
+    /// What stepping live flows takes of a CPU, beside sweeps of the same precision and timers of the kernel
+    Expire,
+    /// Two CPUs that touch the same flows, beside flows of their own
+    Cores {
+        /// Rounds at each number of flows
+        #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
     /// Bytes a flow: what the kernel charges for all maps; and how long a large table takes to load
     Memory,
     /// What `twheel plan` predicts, beside what steppers then take
@@ -62,6 +98,27 @@ enum Bench {
     Inspect,
     /// What retransmission timers cost the steppers
     Rto,
+    /// How late flows expire while both CPUs have all the packets that they can take
+    Lateness {
+        /// Seconds over which flows begin, and over which they expire
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=600))]
+        seconds: u32,
+    },
+    /// What a program costs that has nothing to do, and what is left of flows that are gone
+    Idle {
+        /// Seconds in which nothing is to happen
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+        seconds: u32,
+        /// Flows that expire
+        #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1_000_000..=16_000_000))]
+        flows: u32,
+    },
+    /// Ten million flows: loaded, begun, touched, expired, and the memory for all that
+    Scale {
+        /// How many instead
+        #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(100_000..=10_000_000))]
+        flows: u32,
+    },
     /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
     Schemes(schemes::Options),
 }
@@ -77,20 +134,70 @@ fn main() -> ExitCode {
     }
 }
 
+/// All benches, as they are without options.
+const ALL: [&str; 15] = [
+    "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
+    "cores", "plan", "inspect", "rto", "schemes",
+];
+
 fn run(cli: &Cli) -> Result<()> {
-    if !matches!(cli.bench, Bench::Schemes(_)) {
+    let docs = || concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench").into();
+    let out = cli.out.clone().unwrap_or_else(docs);
+    let mut report = Report::new(cli.json, out)?;
+    match &cli.bench {
+        Some(bench) => one(bench, &mut report),
+        None => ALL.into_iter().try_for_each(|name| {
+            let bench = Cli::parse_from(["", name]).bench;
+            one(&bench.expect("a bench's name"), &mut report)
+        }),
+    }
+}
+
+fn one(bench: &Bench, report: &mut Report) -> Result<()> {
+    if !matches!(bench, Bench::Schemes(_)) {
         twheel::host::check()?;
     }
-    let mut report = Report::new(cli.json);
+    report.begin(bench.name());
     report.say(&machine::describe());
-    match cli.bench {
-        Bench::Schemes(ref options) => schemes::bench(options, &mut report),
-        Bench::Touch { rounds } => touch::bench(rounds, &mut report),
-        Bench::Insert { rounds } => insert::bench(rounds, &mut report),
-        Bench::Step { rounds } => step::bench(rounds, &mut report),
-        Bench::Memory => memory::bench(&mut report),
-        Bench::Plan => plan::bench(&mut report),
-        Bench::Inspect => inspect::bench(&mut report),
-        Bench::Rto => rto::bench(&mut report),
+    match *bench {
+        // Writes a page of its own.
+        Bench::Schemes(ref options) => return schemes::bench(options, report),
+        Bench::Touch { rounds } => touch::bench(rounds, report),
+        Bench::Insert { rounds } => insert::bench(rounds, report),
+        Bench::Step { rounds } => step::bench(rounds, report),
+        Bench::Path { rounds } => path::bench(rounds, report),
+        Bench::Exporter { rounds } => exporter::bench(rounds, report),
+        Bench::Expire => expire::bench(report),
+        Bench::Cores { rounds } => cores::bench(rounds, report),
+        Bench::Memory => memory::bench(report),
+        Bench::Plan => plan::bench(report),
+        Bench::Inspect => inspect::bench(report),
+        Bench::Rto => rto::bench(report),
+        Bench::Lateness { seconds } => lateness::bench(seconds, report),
+        Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
+        Bench::Scale { flows } => scale::bench(flows, report),
+    }?;
+    report.end()
+}
+
+impl Bench {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Touch { .. } => "touch",
+            Self::Insert { .. } => "insert",
+            Self::Step { .. } => "step",
+            Self::Path { .. } => "path",
+            Self::Exporter { .. } => "exporter",
+            Self::Expire => "expire",
+            Self::Cores { .. } => "cores",
+            Self::Memory => "memory",
+            Self::Plan => "plan",
+            Self::Inspect => "inspect",
+            Self::Rto => "rto",
+            Self::Lateness { .. } => "lateness",
+            Self::Idle { .. } => "idle",
+            Self::Scale { .. } => "scale",
+            Self::Schemes(_) => "schemes",
+        }
     }
 }

@@ -1,9 +1,8 @@
 //! What `twheel plan` predicts, beside what steppers then take.
 
 use std::{
-    collections::HashMap,
     fs,
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +18,7 @@ use twheel::{
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
 };
-use twheel_common::{counter::Counter, state::State, wheel::Scheme};
+use twheel_common::{counter::Counter, wheel::Scheme};
 
 use crate::report::Report;
 
@@ -60,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     ));
     for (scheme, slots) in SHAPES {
         let clock = Clock::jiffies()?;
-        let (config, timeouts) = Wanted {
+        let config = Wanted {
             tick: TICK,
             timeouts: Timeouts::new(TIMEOUT, TIMEOUT),
             max_flows: FLOWS,
@@ -70,17 +69,11 @@ pub fn bench(report: &mut Report) -> Result<()> {
             ..Wanted::default()
         }
         .config(clock)?;
-        let demand = Demand {
-            flows: FLOWS.into(),
-            ahead: u64::from(timeouts.0[State::Established as usize].div_ceil(config.tick)),
-            tick: clock.duration(config.tick.into()),
-            units: config.tick,
-            // All flows begin on one.
-            cpus: 1,
-        };
-        let predicted = Plan::of(config.geometry, &demand, &costs).context("no plan")?;
+        // All flows begin on one CPU.
+        let demand = Demand::of(FLOWS, 1, &config, clock);
+        let predicted = Plan::of(config.0.geometry, &demand, &costs).context("no plan")?;
         let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
-        let result = DataPlane::load(&Load::new(OBJECT, (config, timeouts), clock), &instance)
+        let result = DataPlane::load(&Load::new(OBJECT, config, clock), &instance)
             .and_then(|plane| watch(plane, &instance));
         instance.remove()?;
         let (visits, share) = result?;
@@ -93,7 +86,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         report.say(&format!(
             "{:<13} {:>6} {slots:>6}  {visits:>10.0} {:>10.0}  {:>8.3} % {:>8.3} %  {ratio:.2} ({verdict} a factor of {FACTOR})",
             scheme.name(),
-            config.geometry.levels,
+            config.0.geometry.levels,
             predicted.visits,
             share * 100.0,
             predicted.share * 100.0,
@@ -115,14 +108,12 @@ pub fn bench(report: &mut Report) -> Result<()> {
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     let program = instance.object("twheel_step");
     plane.xdp("twheel_step")?.pin(&program)?;
-    let events = Arc::new(Mutex::new(plane.take_events()?));
-    let (batches, mut ended) = tokio::sync::mpsc::channel(1);
+    let mut events = plane.take_events()?;
     let steppers = Steppers::start(
         program,
         plane.clock(),
         plane.config().tick,
-        events,
-        batches,
+        Arc::default(),
         None,
     )?;
     // The flows stand on the wheel of CPU 1, where nobody touches them.
@@ -155,8 +146,10 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         since.elapsed().as_secs_f64(),
     );
     steppers.stop()?;
+    let mut ended = Vec::new();
+    events.drain(&mut ended);
     ensure!(
-        ended.try_recv().is_err(),
+        ended.is_empty(),
         "a busy flow expired: this machine is too slow for this"
     );
     Ok((visits as f64 / seconds, cpu.as_secs_f64() / seconds))
@@ -168,14 +161,22 @@ fn visits(plane: &DataPlane) -> Result<u64> {
 
 /// CPU time of the steppers' threads of this process.
 pub fn stepper_time() -> Result<Duration> {
-    let mut times = HashMap::new();
+    Ok(stepper_stats()?.0)
+}
+
+/// The same, and how often they were given a CPU: each wake-up is one.
+pub fn stepper_stats() -> Result<(Duration, u64)> {
+    let (mut time, mut runs) = (0, 0);
     for task in fs::read_dir("/proc/self/task")? {
         let task = task?.path();
         if fs::read_to_string(task.join("comm"))?.starts_with("twheel-step") {
             let schedstat = fs::read_to_string(task.join("schedstat"))?;
-            let nanoseconds = schedstat.split_whitespace().next().context("schedstat")?;
-            times.insert(task, Duration::from_nanos(nanoseconds.parse()?));
+            let mut fields = schedstat.split_whitespace().map(str::parse::<u64>);
+            let mut next = || fields.next().context("schedstat");
+            time += next()??;
+            next()??;
+            runs += next()??;
         }
     }
-    Ok(times.values().sum())
+    Ok((Duration::from_nanos(time), runs))
 }

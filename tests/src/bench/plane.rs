@@ -4,10 +4,8 @@
 use std::{array, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use aya::{
-    maps::{Array, MapData},
-    programs::{TestRun, TestRunOptions},
-};
+use aya::maps::Array;
+use nix::time::{ClockId, clock_gettime};
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Events, Load},
@@ -27,17 +25,16 @@ use twheel_common::{
     table::Hash,
 };
 
+use twheel_tests::order::Order;
+
+use crate::peers::Peers;
+
 /// The CPU that everything is measured on.
-const CPU: u32 = 0;
-/// Packets of one run: long enough that its beginning and end do not count, short enough (4 ms) that
-/// the machine is the same for all the programs of a round. `twheel-ebpf/src/bench.rs` has the same.
-pub const PACKETS: usize = 1 << 13;
+pub const CPU: u32 = 0;
 /// A table is aged by removing one flow in so many at random and entering new ones instead, …
 const BATCHES: usize = 16;
 /// … until it has had so many times its flows.
 const LIVES: usize = 3;
-
-const XDP_PASS: u32 = 2;
 
 /// IPv4 and TCP without options or flags.
 const SEGMENT: [u8; 54] = [
@@ -59,7 +56,7 @@ pub enum Segment {
 
 impl Segment {
     /// Without its source, which the programs write.
-    fn bytes(self) -> [u8; SEGMENT.len()] {
+    pub fn bytes(self) -> [u8; SEGMENT.len()] {
         let mut segment = SEGMENT;
         match self {
             Self::Ack => segment[47] = 0x10,
@@ -74,6 +71,7 @@ impl Segment {
 }
 
 /// A generator: SplitMix64.
+#[derive(Default)]
 pub struct Random(u64);
 
 impl Random {
@@ -106,25 +104,31 @@ pub struct Bench {
     pub events: Events,
     /// For all that is at random.
     pub random: Random,
+    cpu: u32,
     /// Flows that there have been.
     begun: u32,
     flows: Flows,
     hash: Hash,
-    order: Array<MapData, [u32; 1 + PACKETS]>,
+    order: Order,
 }
 
 impl Bench {
     /// Loads it.
     pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
-        let mut plane = load(&object("TWHEEL_BENCH_OBJECT")?, config, clock)?;
-        let order = plane.bpf_mut().take_map("ORDER");
+        Self::of(load(&object("TWHEEL_BENCH_OBJECT")?, config, clock)?)
+    }
+
+    /// The same over a data plane that was loaded from the bench's object.
+    pub fn of(mut plane: DataPlane) -> Result<Self> {
+        let order = Order::open(plane.map("ORDER")?)?;
         let meta = Array::<_, Meta>::try_from(plane.map("META")?)?.get(&0, 0)?;
         Ok(Self {
             events: plane.take_events()?,
             flows: plane.flows()?,
             hash: meta.hash,
-            order: order.context("the object has no map ORDER")?.try_into()?,
-            random: Random(0),
+            order,
+            random: Random::default(),
+            cpu: CPU,
             begun: 0,
             plane,
         })
@@ -140,28 +144,16 @@ impl Bench {
         install::install(&open, Some((&policy, &compiled)), clock)
     }
 
+    /// Goes to another CPU with this thread, whose packets come in there from now on.
+    pub fn go_to(&mut self, cpu: u32) -> Result<()> {
+        self.cpu = cpu;
+        pin_to(cpu)
+    }
+
     /// Runs a program over a packet of each of these flows; the kernel's time for it.
     pub fn run(&mut self, program: &str, segment: Segment, flows: &[u32]) -> Result<Duration> {
         let program = self.plane.xdp(&format!("bench_{program}"))?;
-        let mut duration = Duration::ZERO;
-        for flows in flows.chunks(PACKETS) {
-            let mut order = [0; 1 + PACKETS];
-            order[0] = flows.len() as u32;
-            order[1..=flows.len()].copy_from_slice(flows);
-            self.order.set(0, order, 0).context("cannot write ORDER")?;
-            let result = program
-                .test_run(TestRunOptions {
-                    data_in: Some(&segment.bytes()),
-                    ..TestRunOptions::new()
-                })
-                .context("cannot run a bench")?;
-            ensure!(
-                result.return_value == XDP_PASS,
-                "a bench met a packet that it should not have met"
-            );
-            duration += result.duration;
-        }
-        Ok(duration)
+        self.order.run(program, self.cpu, &segment.bytes(), flows)
     }
 
     /// Deletes flows at random, from twheel's table alone.
@@ -203,8 +195,14 @@ impl Bench {
 
     /// Fills twheel's table, which is empty, and brings it to the state that it has in long use: the
     /// flows that stand there have come one by one to a table that was full. Gives the flows, in random
-    /// order. The floor's table, if it is wanted, holds the same, with the same past.
-    pub fn age(&mut self, flows: u32, with_floor: bool) -> Result<Vec<u32>> {
+    /// order. The floor's table, if it is wanted, holds the same, with the same past, and so does that of the peer
+    /// `peer_lru`.
+    pub fn age(
+        &mut self,
+        flows: u32,
+        with_floor: bool,
+        mut lru: Option<&mut Peers>,
+    ) -> Result<Vec<u32>> {
         let batch = (flows as usize / BATCHES).max(1);
         let mut come = self.fresh(flows as usize);
         for life in 0..=LIVES * BATCHES {
@@ -213,13 +211,21 @@ impl Bench {
                 if with_floor {
                     self.run("floor_delete", Segment::Ack, &gone)?;
                 }
+                if let Some(lru) = &mut lru {
+                    lru.run("peer_lru_delete", Segment::Ack, &gone)?;
+                }
                 come = self.fresh(batch);
             }
             self.run("touch", Segment::Ack, &come)?;
             if with_floor {
                 self.run("floor_insert", Segment::Ack, &come)?;
             }
+            if let Some(lru) = &mut lru {
+                lru.run("peer_lru", Segment::Ack, &come)?;
+            }
         }
+        // Who found no free record in its window has taken another's place; that is not what is measured next.
+        self.events.drain_ended(&mut Vec::new());
         let mut flows: Vec<_> = self.flows.iter().map(|flow| source(&flow.key)).collect();
         self.random.shuffle(&mut flows);
         Ok(flows)
@@ -246,6 +252,11 @@ impl Bench {
         );
         Ok(())
     }
+}
+
+/// Sources of flows, for those who have no table of twheel's.
+pub fn addresses(numbers: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
+    numbers.map(address)
 }
 
 /// The source address of the flow of a number, which the programs write, and of which they take the
@@ -275,6 +286,12 @@ pub fn object(variable: &str) -> Result<Vec<u8>> {
     let path = std::env::var_os(variable)
         .with_context(|| format!("{variable} is not set: run this through `cargo xtask bench`"))?;
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// CPU time of this thread.
+pub fn cpu_time() -> Result<Duration> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_err(std::io::Error::from)?;
+    Ok(time.into())
 }
 
 /// Configuration and timeouts, with this one for all; else as production has it by default.

@@ -1,12 +1,17 @@
 //! Figures, for people or for programs.
 
 use std::{
-    fmt::Display,
+    fmt::{Display, Write as _},
+    fs,
     io::{ErrorKind, Write, stdout},
+    path::PathBuf,
     process::exit,
 };
 
+use anyhow::{Context, Result};
 use serde_json::json;
+
+use crate::plot::{self, Curve};
 
 /// What was measured over several rounds.
 #[derive(Clone, Copy)]
@@ -58,19 +63,86 @@ pub fn verdict(ratio: f64, bound: Option<f64>) -> String {
 /// Where figures go.
 pub struct Report {
     json: bool,
+    /// Where pages are written to.
+    out: Option<PathBuf>,
+    bench: &'static str,
+    /// What was said of this bench.
+    text: String,
+    /// Links to its plots.
+    plots: String,
 }
 
 impl Report {
-    /// On standard output, as JSON lines or as text.
-    pub fn new(json: bool) -> Self {
-        Self { json }
+    /// On standard output: as JSON lines, or as text, and as pages in a directory, too.
+    pub fn new(json: bool, out: PathBuf) -> Result<Self> {
+        let mut report = Self {
+            json,
+            out: None,
+            bench: "",
+            text: String::new(),
+            plots: String::new(),
+        };
+        if !json {
+            fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+            report.out = Some(out);
+        }
+        Ok(report)
+    }
+
+    /// Begins a bench.
+    pub fn begin(&mut self, bench: &'static str) {
+        self.bench = bench;
+        self.text.clear();
+        self.plots.clear();
     }
 
     /// A line for people.
     pub fn say(&mut self, line: &str) {
         if !self.json {
             put(line);
+            let _ = writeln!(self.text, "{line}");
         }
+    }
+
+    /// Where pages are written to.
+    pub fn out(&self) -> Option<PathBuf> {
+        self.out.clone()
+    }
+
+    /// A plot beside the page: what lies across, what up.
+    pub fn plot(
+        &mut self,
+        name: &str,
+        title: &str,
+        axes: [&str; 2],
+        curves: &[Curve],
+    ) -> Result<()> {
+        let Some(out) = &self.out else {
+            return Ok(());
+        };
+        let file = format!("{}-{name}.svg", self.bench);
+        plot::draw(&out.join(&file), title, axes, curves)?;
+        let _ = write!(self.plots, "\n![{title}]({file})\n");
+        Ok(())
+    }
+
+    /// Writes the page of the bench: what was said, and the plots.
+    pub fn end(&mut self) -> Result<()> {
+        self.page(&format!(
+            "# {0}\n\nBy `cargo xtask bench {0}`.\n\n```text\n{1}```\n{2}",
+            self.bench, self.text, self.plots
+        ))
+    }
+
+    /// Writes a page of another make.
+    pub fn page(&self, text: &str) -> Result<()> {
+        let Some(out) = &self.out else {
+            return Ok(());
+        };
+        let path = out.join(format!("{}.md", self.bench));
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        put(format!("\nWritten to {}.", path.display()));
+        Ok(())
     }
 
     /// A figure in nanoseconds, for programs; people get it in a table.

@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsFd, AsRawFd},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -21,6 +21,7 @@ use twheel::{
     pins::Instance,
     plan,
     plan::receive,
+    ring::Signals,
     settings::Wanted,
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
@@ -89,14 +90,13 @@ pub fn bench(report: &mut Report) -> Result<()> {
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     let program = instance.object("twheel_step");
     plane.xdp("twheel_step")?.pin(&program)?;
-    let events = Arc::new(Mutex::new(plane.take_events()?));
-    let (batches, mut told) = tokio::sync::mpsc::channel(1);
+    let mut events = plane.take_events()?;
+    let signals = Arc::new(Signals::default());
     let steppers = Steppers::start(
         program,
         plane.clock(),
         plane.config().tick,
-        events,
-        batches,
+        signals.clone(),
         None,
     )?;
     // Timers expire while the flows are made, and must not while steppers are watched.
@@ -104,8 +104,15 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     thread::spawn({
         let expired = expired.clone();
         move || {
-            while let Some(batch) = told.blocking_recv() {
-                expired.fetch_add(batch.len() as u64, Relaxed);
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let runtime = runtime.expect("a runtime needs nothing that a bench has not");
+            let mut batch = Vec::new();
+            // To the end of the process.
+            loop {
+                runtime.block_on(signals.filled());
+                events.drain(&mut batch);
+                signals.make_room();
+                expired.fetch_add(batch.drain(..).count() as u64, Relaxed);
             }
         }
     });

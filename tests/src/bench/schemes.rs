@@ -11,9 +11,9 @@ mod plot;
 mod stopwatch;
 mod workload;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use twheel::progress;
 
@@ -42,20 +42,14 @@ pub struct Options {
     /// Schemes whose names contain one of these
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Where the table and the plots are written to
-    ///
-    /// By default that is docs/bench, for all that is there to measure, and nowhere for a part of it.
-    #[arg(long)]
-    out: Option<PathBuf>,
 }
 
 const SIZES: [u32; 7] = [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000];
 
 impl Options {
-    fn out(&self) -> Option<PathBuf> {
-        let all = self.only.is_empty() && self.sizes == SIZES && self.intervals == Intervals::ALL;
-        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench");
-        self.out.clone().or(all.then(|| docs.into()))
+    /// Whether this is all that there is to measure.
+    fn is_all(&self) -> bool {
+        self.only.is_empty() && self.sizes == SIZES && self.intervals == Intervals::ALL
     }
 }
 
@@ -210,18 +204,14 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
     emit(&results, report);
     let text = document::write(&machine::describe(), &how, &results);
     report.say(&text);
-    let Some(out) = options.out() else {
-        return Ok(());
-    };
-    std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let path = out.join("schemes.md");
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    plot::all(&out, &results)?;
-    report.say(&format!(
-        "Written to {}, with plots beside it.",
-        path.display()
-    ));
-    Ok(())
+    // Of a part of it there is no page.
+    match report.out().filter(|_| options.is_all()) {
+        Some(out) => {
+            plot::all(&out, &results)?;
+            report.page(&text)
+        }
+        None => Ok(()),
+    }
 }
 
 fn how(rounds: u32) -> String {

@@ -10,9 +10,10 @@ use twheel_common::{
     event::Event,
     step::{Outcome, Step},
 };
+use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, PACKETS, Segment},
+    plane::{self, Bench, Segment},
     report::{Figure, Report, verdict},
 };
 
@@ -25,27 +26,34 @@ const SPREAD: u64 = 30_000;
 /// Lists of the wheel over the kernel's hash: the flows to visit, and the slots.
 const LISTS: u64 = 1 + 512;
 /// What a visit may cost: so many times that over the kernel's hash.
-const REARM: f64 = 0.45;
+const REARM: f64 = 0.5;
 /// And an eviction.
 const EVICT: f64 = 0.6;
+/// And an eviction over the record of the ring alone.
+const RECORD: f64 = 1.5;
 /// Evictions a second, at least.
-const RATE: f64 = 2e6;
+const RATE: f64 = 2.5e6;
 
-const VARIANTS: [&str; 4] = ["rearm_hash", "rearm", "evict_hash", "evict"];
+const VARIANTS: [&str; 5] = ["rearm_hash", "rearm", "evict_hash", "evict", "record"];
 
 /// Whose stepper.
 #[derive(Clone, Copy)]
-enum Side {
+pub enum Side {
+    /// That over the kernel's hash.
     Hash,
+    /// Ours.
     Twheel,
 }
 
 /// What one turn of a stepper came to.
 #[derive(Default)]
-struct Turn {
-    visits: u64,
-    expired: u64,
-    in_kernel: Duration,
+pub struct Turn {
+    /// Visits to flows.
+    pub visits: u64,
+    /// Flows that have expired.
+    pub expired: u64,
+    /// The kernel's time for all calls.
+    pub in_kernel: Duration,
 }
 
 /// Lives of whole tables: begun, touched in another order, visited, evicted.
@@ -58,12 +66,14 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          reading the ring after each is not in it. `hash` is the least that\nthe same takes where flows are \
          in the kernel's hash and keys are the links: 1. look up the key at the head of the\nlist, read \
          stamp and state, write two keys of 40 bytes; 2. look up, reserve, compare-and-swap, delete, submit.\n\
+         `record alone` is what the ring takes for as many events: reserve, fill, submit.\n\
          The ratio is the median of the ratios of each round.\n",
         SPREAD / TICK
     ));
     let samples = measure(rounds)?;
     let ratio = |side, other| Figure::of(&plane::ratios(&samples, side, other)).median;
     let ratios = [ratio(1, 0), ratio(3, 2)];
+    let record = ratio(3, 4);
     let figures = samples.map(|samples| Figure::of(&samples));
     for (variant, figure) in VARIANTS.iter().zip(&figures) {
         report.nanoseconds("step", variant, u64::from(FLOWS), figure);
@@ -72,7 +82,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         "{:>8}  {:>20}  {:>20}  ratio",
         "", "hash", "twheel"
     ));
-    let rows = figures.chunks(2).zip(ratios).zip([REARM, EVICT]);
+    let rows = figures[..4].chunks(2).zip(ratios).zip([REARM, EVICT]);
     for (variant, ((figures, ratio), bound)) in ["rearm", "evict"].iter().zip(rows) {
         report.say(&format!(
             "{variant:>8}  {}  {}",
@@ -80,6 +90,15 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             verdict(ratio, Some(bound))
         ));
     }
+    report.say(&format!(
+        "\n{:>8}  {:>20}  {:>20}  ratio\n{:>8}  {}  {}",
+        "",
+        "record alone",
+        "twheel",
+        "evict",
+        Figure::row(&[figures[4], figures[3]]),
+        verdict(record, Some(RECORD))
+    ));
     let rate = 1e9 / figures[3].median;
     report.say(&format!(
         "\nEvictions on one core: {:.2} million a second ({} {})",
@@ -103,7 +122,7 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     // The first round warms up, and leaves the memory of the tables in no particular order.
     for round in progress::over("lives", 0..rounds + 1) {
         bench.plane.set_clock(start)?;
-        let mut order = bench.age(FLOWS, false)?;
+        let mut order = bench.age(FLOWS, false, None)?;
         let flows = order.len() as u64;
         bench.run("listed_insert", Segment::Ack, &order)?;
         bench.random.shuffle(&mut order);
@@ -135,8 +154,12 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
             );
         }
         ensure!(bench.plane.tracked()? == 0, "flows are left");
+        let mut records = Turn::default();
+        while records.expired < flows {
+            call(&mut bench, "bench_record", 0, &mut records)?;
+        }
         if round > 0 {
-            let turns = visited.iter().chain(&evicted);
+            let turns = visited.iter().chain(&evicted).chain([&records]);
             for (samples, turn) in samples.iter_mut().zip(turns) {
                 samples.push(turn.in_kernel.as_nanos() as f64 / turn.visits as f64);
             }
@@ -160,7 +183,7 @@ fn turns(bench: &mut Bench, round: u32) -> Result<[Turn; 2]> {
 
 /// Steps until nothing more is due, reading the ring after each call as production does. Every
 /// eviction has its event, or this fails.
-fn turn(bench: &mut Bench, side: Side) -> Result<Turn> {
+pub fn turn(bench: &mut Bench, side: Side) -> Result<Turn> {
     let mut turn = Turn::default();
     match side {
         Side::Twheel => loop {
@@ -215,9 +238,10 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
     bench.events.drain_ended(&mut events);
     ensure!(
         events.len() == step.expired as usize,
-        "{} events of {} evictions",
+        "{} events of {} evictions; the first: {:?}",
         events.len(),
-        step.expired
+        step.expired,
+        events.first()
     );
     Ok(step)
 }

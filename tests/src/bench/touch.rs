@@ -1,18 +1,25 @@
 //! Nanoseconds a packet.
 
-use std::time::Duration;
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use twheel::{clock::Clock, progress};
-use twheel_common::counter::Counter;
+use twheel_common::{counter::Counter, table::Hash};
+use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, PACKETS, Random, Segment},
+    peers::{Peers, lru_entries},
+    plane::{self, Bench, Random, Segment},
     report::{Figure, Report, verdict},
 };
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
-const SIZES: [(u32, f64); 4] = [(1, 0.75), (1 << 10, 0.75), (1 << 17, 0.75), (1 << 20, 0.75)];
+const SIZES: [(u32, f64); 4] = [(1, 0.70), (CACHED, 0.70), (1 << 17, 0.70), (1 << 20, 0.70)];
+/// The number of flows that stay in the processor's caches.
+const CACHED: u32 = 1 << 10;
 /// Options that cost something, and what touch may cost with them.
 const OPTIONS: [(&str, &str, f64); 2] = [
     ("--accounting", "accounting", 0.85),
@@ -20,15 +27,25 @@ const OPTIONS: [(&str, &str, f64); 2] = [
 ];
 /// The number of flows at which a packet of none is bound, and by how much.
 const ABSENT: (u32, f64) = (1 << 20, 1.0);
-/// Programs, and what they are given.
-const VARIANTS: [(&str, &str, Segment); 6] = [
+/// Programs, and what they are given. `LRU` is of another object.
+const VARIANTS: [(&str, &str, Segment); 8] = [
     ("empty", "empty", Segment::Ack),
     ("parse", "parse", Segment::Ack),
+    ("find", "find", Segment::Ack),
     ("floor", "floor", Segment::Ack),
+    ("lru", "peer_lru", Segment::Ack),
     ("touch", "touch", Segment::Ack),
     ("absent_floor", "floor_absent", Segment::Absent),
     ("absent_touch", "touch", Segment::Absent),
 ];
+const EMPTY: usize = 0;
+const PARSE: usize = 1;
+const FIND: usize = 2;
+const FLOOR: usize = 3;
+const LRU: usize = 4;
+const TOUCH: usize = 5;
+const ABSENT_FLOOR: usize = 6;
+const ABSENT_TOUCH: usize = 7;
 /// Runs before the rounds.
 const WARM_UP: u32 = 2;
 /// The table is never made smaller than this, so that few flows are not measured in a table that
@@ -37,12 +54,25 @@ const SMALLEST_TABLE: u32 = 1 << 16;
 
 /// What was measured at one number of flows.
 struct Measured {
-    figures: [Figure; VARIANTS.len()],
-    /// Touch over floor, of a known flow.
-    known: Figure,
-    /// And of a packet of no flow.
-    absent: Figure,
+    samples: [Vec<f64>; VARIANTS.len()],
     at_home: f64,
+}
+
+impl Measured {
+    fn figure(&self, variant: usize) -> Figure {
+        Figure::of(&self.samples[variant])
+    }
+
+    /// Of one variant over another, round by round.
+    fn ratio(&self, side: usize, other: usize) -> f64 {
+        Figure::of(&plane::ratios(&self.samples, side, other)).median
+    }
+
+    /// What one variant takes more than another, round by round.
+    fn more(&self, side: usize, than: usize) -> Figure {
+        let pairs = self.samples[side].iter().zip(&self.samples[than]);
+        Figure::of(&pairs.map(|(side, than)| side - than).collect::<Vec<_>>())
+    }
 }
 
 /// All sizes, all variants.
@@ -52,12 +82,14 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          turn; a run is\none BPF_PROG_TEST_RUN over {PACKETS} packets of flows at random, its time the \
          kernel's `duration`. One CPU. The flows'\naddresses are random.\n\
          `empty` is the loop and the writing of each packet's source, and is in all the others; `parse` \
-         adds the parser,\n`floor` to that a lookup in the kernel's hash and a store, `touch` is what \
-         production does, by jiffies. Absent: a\nRST of no flow; its floor is the parser and a lookup. \
-         The tables are made for as many flows as are in them (at\nleast {SMALLEST_TABLE}) and aged: one flow \
+         adds the parser,\n`find` to that the lookup in twheel's table; `floor` instead a lookup in the kernel's hash \
+         and a store; `lru` is the\nusual tracker: parser, lookup in an LRU hash, a store; `touch` is what \
+         production does, by jiffies. Absent: a RST of\nno flow; its floor is the parser and a lookup. \
+         The tables are made for as many flows as are in them (at least {SMALLEST_TABLE};\nthe LRU hash for a quarter \
+         more, for it pushes out live flows when it is full: it was checked that it lost none) and\naged: one flow \
          in 16 at random makes room for a new one, 48 times over.\n\
-         The ratio is touch/floor, whole programs: the median of the ratios of each round. At home: flows \
-         that stand where\ntheir hash says, and not a little behind.\n"
+         Ratios are of whole programs: the median of the ratios of each round. At home: flows \
+         that stand where their hash says,\nand not a little behind.\n"
     ));
     let measured = |option| {
         SIZES
@@ -67,20 +99,24 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     };
     let all = measured("")?;
     report.say(&format!(
-        "{:>8}  {:>20}  {:>20}  {:>20}  {:>20}  ratio                 at home",
-        "flows", "empty", "parse", "floor", "touch"
+        "{:>8}  {:>20}  {:>20}  {:>20}  touch/floor           lru/floor  touch/lru  at home",
+        "flows", "floor", "lru", "touch"
     ));
     for ((flows, measured), (_, bound)) in all.iter().zip(SIZES) {
         report.say(&format!(
-            "{flows:>8}  {}  {:<20}  {:.1} %",
-            Figure::row(&measured.figures[..4]),
-            verdict(measured.known.median, Some(bound)),
+            "{flows:>8}  {}  {:<20}  {:>9.3}  {:>9.3}  {:.1} %",
+            Figure::row(&[FLOOR, LRU, TOUCH].map(|variant| measured.figure(variant))),
+            verdict(measured.ratio(TOUCH, FLOOR), Some(bound)),
+            measured.ratio(LRU, FLOOR),
+            measured.ratio(TOUCH, LRU),
             measured.at_home * 100.0
         ));
-        for ((variant, ..), figure) in VARIANTS.iter().zip(&measured.figures) {
-            report.nanoseconds("touch", variant, u64::from(*flows), figure);
+        for (number, (variant, ..)) in VARIANTS.iter().enumerate() {
+            let figure = measured.figure(number);
+            report.nanoseconds("touch", variant, u64::from(*flows), &figure);
         }
     }
+    parts(&all, report);
     report.say(&format!(
         "\n{:>8}  {:>20}  {:>20}  ratio",
         "flows", "absent floor", "absent touch"
@@ -89,8 +125,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         let bound = (*flows == ABSENT.0).then_some(ABSENT.1);
         report.say(&format!(
             "{flows:>8}  {}  {}",
-            Figure::row(&measured.figures[4..]),
-            verdict(measured.absent.median, bound)
+            Figure::row(&[ABSENT_FLOOR, ABSENT_TOUCH].map(|variant| measured.figure(variant))),
+            verdict(measured.ratio(ABSENT_TOUCH, ABSENT_FLOOR), bound)
         ));
     }
     for (option, name, bound) in OPTIONS {
@@ -101,13 +137,91 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         for (flows, measured) in measured(option)? {
             report.say(&format!(
                 "{flows:>8}  {}  {}",
-                Figure::row(&measured.figures[2..4]),
-                verdict(measured.known.median, Some(bound))
+                Figure::row(&[FLOOR, TOUCH].map(|variant| measured.figure(variant))),
+                verdict(measured.ratio(TOUCH, FLOOR), Some(bound))
             ));
-            report.nanoseconds("touch", name, flows.into(), &measured.figures[3]);
+            report.nanoseconds("touch", name, flows.into(), &measured.figure(TOUCH));
         }
     }
     Ok(())
+}
+
+/// What the nanoseconds of a touch are.
+fn parts(all: &[(u32, Measured)], report: &mut Report) {
+    report.say(&format!(
+        "\nWhat a touch is made of: differences of programs, the median (least–most) of those of each round. Rest: the \
+         clock, what\nthe packet says of the flow's state, the stamp if the clock has moved on, a counter.\n\
+         {:>8}  {:>20}  {:>20}  {:>20}  {:>20}  floor without parser",
+        "flows", "loop", "parser", "find", "rest"
+    ));
+    for (flows, measured) in all {
+        report.say(&format!(
+            "{flows:>8}  {}",
+            Figure::row(&[
+                measured.figure(EMPTY),
+                measured.more(PARSE, EMPTY),
+                measured.more(FIND, PARSE),
+                measured.more(TOUCH, FIND),
+                measured.more(FLOOR, PARSE),
+            ])
+        ));
+    }
+    let Some((_, cached)) = all.iter().find(|(flows, _)| *flows == CACHED) else {
+        return;
+    };
+    report.say(&format!(
+        "\nOf these, what is more than at {CACHED} flows, where everything is in the caches. The instructions are the same, \
+         so this is\nwaiting for memory. A find reads the flow's home and, where the flow is not at home, the record that \
+         `hops` names; the rest\nreads no other memory of the flow's, but waits for what was read, writes it, and has the \
+         processor begin with the next\npacket's memory that much later. The kernel's hash reads its bucket and the elements \
+         chained there, two lines each: three\nor four misses, one after the other.\n\
+         {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}",
+        "flows", "find", "rest", "touch", "floor", "lru"
+    ));
+    let beyond = |flows| flows > CACHED;
+    for (flows, measured) in all.iter().filter(|(flows, _)| beyond(*flows)) {
+        let misses = |side, than| measured.more(side, than).median - cached.more(side, than).median;
+        report.say(&format!(
+            "{flows:>8}  {:>8.1}  {:>8.1}  {:>8.1}  {:>8.1}  {:>8.1}",
+            misses(FIND, PARSE),
+            misses(TOUCH, FIND),
+            misses(TOUCH, PARSE),
+            misses(FLOOR, PARSE),
+            misses(LRU, PARSE),
+        ));
+    }
+    let figures: Vec<_> = all
+        .iter()
+        .filter(|(flows, _)| beyond(*flows))
+        .map(|(flows, _)| {
+            let records = Hash::new([0; 11], *flows).records();
+            format!("{:.0} ns at {flows}", miss(records as u32))
+        })
+        .collect();
+    report.say(&format!(
+        "One miss alone, by a walk of userspace over as many lines as the table has records: {}. (Packets that \
+         follow\none another overlap theirs, where what is read of one does not say where the next begins.)",
+        figures.join(", ")
+    ));
+}
+
+/// Nanoseconds of a miss: a walk over as many lines, where each says which is next.
+fn miss(lines: u32) -> f64 {
+    const LINE: usize = 64 / size_of::<u32>();
+    const STEPS: u32 = 1 << 18;
+    let mut order: Vec<_> = (0..lines).collect();
+    Random::default().shuffle(&mut order);
+    let mut memory = vec![0; lines as usize * LINE];
+    for (number, line) in order.iter().enumerate() {
+        memory[*line as usize * LINE] = order[(number + 1) % order.len()];
+    }
+    let begun = Instant::now();
+    let mut line = 0;
+    for _ in 0..STEPS {
+        line = memory[line as usize * LINE];
+    }
+    black_box(line);
+    begun.elapsed().as_nanos() as f64 / f64::from(STEPS)
 }
 
 fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
@@ -118,7 +232,13 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     config.0.accounting = (option == "--accounting").into();
     config.0.rto.on = (option == "--rto on").into();
     let mut bench = Bench::load(config, clock)?;
-    let all = bench.age(flows, true)?;
+    let most = flows.max(SMALLEST_TABLE);
+    let mut lru = Peers::load(
+        &["peer_lru", "peer_lru_delete"],
+        &[("LRU", lru_entries(most))],
+    )?;
+    let all = bench.age(flows, true, Some(&mut lru))?;
+    let inserts = lru.inserts()?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];
     let mut samples = plane::no_samples::<{ VARIANTS.len() }>();
     for round in progress::over(format!("{flows} flows"), 0..WARM_UP + rounds) {
@@ -127,7 +247,11 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
             let number = (turn + round as usize) % VARIANTS.len();
             let (_, program, segment) = VARIANTS[number];
             let order: Vec<_> = (0..PACKETS).map(|_| one_of(&mut bench.random)).collect();
-            let duration = bench.run(program, segment, &order)?;
+            let duration = if number == LRU {
+                lru.run(program, segment, &order)?
+            } else {
+                bench.run(program, segment, &order)?
+            };
             if round >= WARM_UP {
                 samples[number].push(duration.as_nanos() as f64 / PACKETS as f64);
             }
@@ -136,10 +260,12 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let packets = PACKETS as u64 * u64::from(WARM_UP + rounds);
     bench.check(Counter::Touched, packets)?;
     bench.check(Counter::NoFlow, packets)?;
+    ensure!(
+        lru.inserts()? == inserts,
+        "the LRU hash lost flows: the packets of these were no lookups"
+    );
     Ok(Measured {
-        known: Figure::of(&plane::ratios(&samples, 3, 2)),
-        absent: Figure::of(&plane::ratios(&samples, 5, 4)),
         at_home: bench.at_home(),
-        figures: samples.map(|samples| Figure::of(&samples)),
+        samples,
     })
 }

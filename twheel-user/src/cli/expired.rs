@@ -77,7 +77,7 @@ impl Expired {
             // All that were chosen, where the latest are asked for.
             let mut latest = VecDeque::new();
             let mut limit = self.limit;
-            let mut damaged = 0;
+            let (mut damaged, mut lost, mut missed) = (0, 0, 0);
             let mut refused = None;
             loop {
                 while let Some(past) = reader.next()? {
@@ -104,6 +104,19 @@ impl Expired {
                 if reader.damaged > damaged {
                     damaged = reader.damaged;
                     say!("{damaged} records of the history are damaged and left out");
+                }
+                if reader.lost > lost {
+                    lost = reader.lost;
+                    say!(
+                        "up to {lost} events are not in the history: the disk was too slow or full, or none was kept"
+                    );
+                }
+                if reader.missed > missed {
+                    missed = reader.missed;
+                    say!(
+                        "{missed} segments of the history were removed before they were read: a larger --history-size \
+                         of `twheel run` keeps them longer"
+                    );
                 }
                 refused = refused.or(tell(&mut reader.refused));
                 match &follow {

@@ -7,7 +7,7 @@ use aya::util::nr_cpus;
 use clap::Args;
 use humantime::format_duration;
 use serde_json::json;
-use twheel_common::{state::State, wheel::Scheme};
+use twheel_common::wheel::Scheme;
 
 use crate::{
     clock::Clock,
@@ -70,7 +70,7 @@ impl std::str::FromStr for Memory {
 impl Plan {
     pub(super) fn execute(self) -> Result<()> {
         let clock = Clock::jiffies()?;
-        let (config, timeouts) = Wanted {
+        let config = Wanted {
             tick: self.tick,
             timeouts: Timeouts::new(self.timeout, self.timeout),
             max_flows: self.flows,
@@ -80,13 +80,7 @@ impl Plan {
         let cpus = nr_cpus().map_err(|(path, error)| {
             anyhow::Error::new(error).context(format!("cannot read {path}"))
         })?;
-        let demand = Demand {
-            flows: self.flows.into(),
-            ahead: u64::from(timeouts.0[State::Established as usize].div_ceil(config.tick)),
-            tick: clock.duration(config.tick.into()),
-            units: config.tick,
-            cpus: cpus as u64,
-        };
+        let demand = Demand::of(self.flows, cpus, &config, clock);
         let costs = if self.calibrate {
             host::check()?;
             calibrate(demand.flows)?

@@ -6,7 +6,7 @@ use clap::Args;
 use crate::{
     failure::{Failure, Kind},
     filter::{Filter, Known},
-    reap::{Action, Actions, Namespace, Wanted},
+    reap::{Action, Actions, Namespace, Places, Wanted},
 };
 
 /// Options of the reaper.
@@ -47,7 +47,8 @@ impl Reap {
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed.
+    /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed. And what the actions
+    /// need cannot be opened.
     pub fn wanted(&self, known: Known, strict: bool) -> Result<Wanted> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
@@ -71,16 +72,13 @@ impl Reap {
                 false => Ok(filter),
             }
         });
+        let namespaces = self.reap_netns.iter().map(|name| Namespace::named(name));
         Ok(Wanted {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,
             rate: self.reap_rate,
             max_share: f64::from(self.reap_max_share) / 100.0,
-            namespaces: self
-                .reap_netns
-                .iter()
-                .map(|name| Namespace::named(name))
-                .collect::<Result<_>>()?,
+            places: Places::open(namespaces.collect::<Result<_>>()?, self.actions)?,
             strict,
             holds: self.holds(),
         })

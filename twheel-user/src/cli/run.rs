@@ -1,29 +1,32 @@
 //! `twheel run`
 
 use std::{
-    collections::BTreeMap,
+    cell::Cell,
+    collections::{BTreeMap, VecDeque},
+    fs::File,
     io::{self, BufWriter, Write},
     net::SocketAddr,
-    os::fd::AsRawFd,
+    os::fd::{AsFd, AsRawFd},
     path::PathBuf,
-    sync::{Arc, Mutex, atomic::Ordering},
-    time::Duration,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
-use nix::net::if_::if_nametoindex;
+use nix::{fcntl::Flock, net::if_::if_nametoindex, unistd::Gid};
 use tokio::{
     io::unix::AsyncFd,
     signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, watch},
 };
 use twheel_common::{
     counter::Counter,
     event::{Reason, Record},
     packet::Protocols,
+    share::CALL,
     state,
 };
 
@@ -31,18 +34,21 @@ use super::{Scheme, reap::Reap};
 use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
-    data_plane::{DataPlane, Load, OBJECT},
+    data_plane::{DataPlane, Load, LoaderCounters, OBJECT},
     failure::{Failure, Kind},
     filter::Known,
-    history, host,
+    history, host, links,
     metrics::{self, Listener, Metrics, Server},
+    notices::{self, Change},
     output::{Expired, Json, Output, Rto, Text},
-    pins::{Instance, PROGRAMS, Pins},
+    pins::{self, Instance, PROGRAMS, Pins},
     policy::install::{self, Names},
-    progress,
+    privilege, progress,
     reap::{self, Action, Reaped, Reaper},
+    ring::{Events, Read, Signals},
     settings::Wanted,
-    stepper::{SharedEvents, Steppers},
+    share::{self, Share},
+    stepper::Steppers,
     timeouts::Timeouts,
 };
 
@@ -54,11 +60,15 @@ Examples:
   twheel run --iface eth0 --iface eth1 --timeout 5m --json
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
+  twheel run --iface tun0 --wait-iface      # that is not there yet, and goes and comes back
   twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
 pub struct Run {
     /// The interface; may be given several times, for a gateway
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
+    /// Wait for interfaces that are not there yet, and for those that go to come back
+    #[arg(long)]
+    wait_iface: bool,
     /// Where XDP runs
     #[arg(long, value_enum, default_value = "auto")]
     mode: Mode,
@@ -105,6 +115,10 @@ pub struct Run {
     /// Flows tracked at once, at most
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     max_flows: u32,
+    /// Percent of a full table that one source (an IPv4 address, an IPv6 network of 64 bits) may hold when others want
+    /// room: what it holds above makes room for them; or `off`
+    #[arg(long, value_name = "PERCENT", default_value = "25")]
+    source_share: Share,
     /// How the wheels turn
     #[arg(long, value_enum, default_value = "hierarchical")]
     scheme: Scheme,
@@ -133,6 +147,10 @@ pub struct Run {
     /// Leave everything attached and pinned at the end; the next run adopts it
     #[arg(long)]
     keep: bool,
+    /// Let the members of a group look at the flows and the history, delete flows and change the policy: by default what a
+    /// run makes is its user's alone
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
     /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     log_level: log::LevelFilter,
@@ -177,8 +195,14 @@ enum Pickup {
     Strict,
 }
 
-/// Batches of events on their way to the output.
-const BATCHES: usize = 4;
+/// Events that are read from the ring at a time.
+const BATCH: usize = 512;
+/// Batches that the history may have before it, until no more are read.
+const BATCHES: usize = 8;
+/// What a pipe takes as a whole or not at all (`PIPE_BUF`): lines that were written to one are never cut.
+const PIPE: usize = 4096;
+/// How long events wait for a disk that does not keep up.
+const SLOW: Duration = Duration::from_secs(1);
 /// What became of actions, likewise.
 const RESULTS: usize = 1024;
 /// Reasons for failures that are told apart in the summary.
@@ -237,6 +261,7 @@ impl Run {
             enforce: self.reap.i_know_this_drops_traffic,
             hold: self.reap.holds(),
             enforce_rate: self.reap.enforce_rate,
+            share: self.source_share.0.is_some(),
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
@@ -265,23 +290,33 @@ impl Run {
         }
         host::check()?;
         for interface in &self.interfaces {
-            attach::check_interface(interface)?;
+            if !self.wait_iface || if_nametoindex(interface.as_str()).is_ok() {
+                attach::check_interface(interface)?;
+            }
         }
         // Before anything is loaded: a port that is taken leaves nothing behind.
         let listener = self.metrics.map(Listener::bind).transpose()?;
+        let group = self.group.as_deref().map(privilege::join).transpose()?;
+        let start = pins::lock_start()?;
         let instance = Instance::open(&self.interfaces)?;
+        let history = self.history(&instance.pins(), group);
+        // What follows takes no more, and so are all threads.
+        privilege::give_up()?;
         let load = Load {
             log_level: self.log_level as u8,
             interfaces: self
                 .interfaces
                 .iter()
-                .map(|name| if_nametoindex(name.as_str()))
-                .collect::<Result<_, _>>()
-                .context("cannot tell the interfaces' numbers")?,
+                // One that is waited for has no number yet, and will have no counters of its own.
+                .filter_map(|name| if_nametoindex(name.as_str()).ok())
+                .collect(),
             ..Load::new(OBJECT, config, clock)
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.
         let attached = instance.is_attached()?;
+        // Nor are its maps, also where no link is left; nor the table of one that is to be kept, whatever becomes of the
+        // run.
+        let stays = Cell::new(attached || instance.object("META").exists());
         let result = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -292,12 +327,20 @@ impl Run {
                 let mut stop = Stop::new()?;
                 let making = format!("making a table for {} flows", self.max_flows);
                 let plane = progress::spin(&making, || DataPlane::load(&load, &instance))?;
-                self.watch(plane, &instance, listener, reap, &mut stop)
+                let opened = Opened {
+                    listener,
+                    reap,
+                    history,
+                    group,
+                    start,
+                };
+                stays.set(attached || plane.adopted());
+                self.watch(plane, &instance, opened, &mut stop, &stays)
                     .await
             });
         let leave = match &result {
             Ok(()) => self.keep,
-            Err(_) => attached,
+            Err(_) => stays.get(),
         };
         if leave {
             return result;
@@ -309,10 +352,11 @@ impl Run {
         &self,
         mut plane: DataPlane,
         instance: &Instance,
-        listener: Option<Listener>,
-        reap: reap::Wanted,
+        opened: Opened,
         stop: &mut Stop,
+        stays: &Cell<bool>,
     ) -> Result<()> {
+        let Opened { listener, .. } = opened;
         let mut logger = match self.log_level {
             log::LevelFilter::Off => None,
             _ => Some(watched(
@@ -332,61 +376,79 @@ impl Run {
         } else {
             install::put(&pins, self.policy.as_deref(), plane.clock())?;
         }
-        let events: SharedEvents = Arc::new(Mutex::new(plane.take_events()?));
-        let ring = watched(
-            std::os::fd::AsFd::as_fd(&*events.lock().expect("no holder panics"))
-                .try_clone_to_owned()?,
-        )?;
+        let events = plane.take_events()?;
+        let ring = watched(events.as_fd().try_clone_to_owned()?)?;
+        let signals = Arc::new(Signals::default());
+        // Whoever waits for room hears of our end, however that comes.
+        let _closes = Closes(signals.clone());
         let mut wakes = watched(plane.take_wakes()?)?;
+        let shares = match self.source_share.0 {
+            Some(percent) => Some(share::Reader::new(&plane, percent)?),
+            None => None,
+        };
+        let shares = Arc::new(Mutex::new(shares));
         let adopted = plane.counters()?.live();
-        let (batches, mut inbox) = mpsc::channel(BATCHES);
+        let tally = Arc::new(LoaderCounters::open(&pins)?);
         let metrics = match &listener {
             Some(_) => Some(Arc::new(Metrics::new(&plane, &pins, &self.interfaces)?)),
             None => None,
         };
-        let steppers = Steppers::start(
+        let mut steppers = Steppers::start(
             instance.object("twheel_step"),
             plane.clock(),
             plane.config().tick,
-            events.clone(),
-            batches.clone(),
+            signals.clone(),
             metrics.clone(),
         )?;
 
         // Before anything is attached: what it needs may not be there.
         let (to_results, mut reaped) = mpsc::channel(RESULTS);
-        let reaper = Reaper::start(&pins, reap, self.reap.actions, to_results)?;
+        let reaper = Reaper::start(&pins, tally.clone(), opened.reap, to_results)?;
         let mut results = Vec::new();
-        for interface in &self.interfaces {
-            let attached = attach::attach(&mut plane, instance, interface, self.mode, self.egress)?;
-            if let Some(why) = &attached.refused {
-                say!("{interface}: the driver refuses native XDP ({why})");
+        let changes = watched(notices::Interfaces::listen()?)?;
+        // Where the kernel does not tell, a CPU that comes waits for the next run.
+        let cpus = notices::Cpus::listen()
+            .and_then(|cpus| Ok(watched(cpus)?))
+            .ok();
+        let mut places: Vec<_> = self.interfaces.iter().map(|name| Place::of(name)).collect();
+        for place in &mut places {
+            if self.wait_iface && if_nametoindex(place.name.as_str()).is_err() {
+                say!("{}: not there yet: waited for", place.name);
+                continue;
             }
-            if !attached.egress && self.rto == Switch::On && self.interfaces.len() == 1 {
-                return Err(Failure::new(
-                    Kind::Unsupported,
-                    format!(
-                        "{interface}: --rto on needs both directions, and packets that go out cannot be seen here"
-                    ),
-                )
-                .into());
-            }
-            let egress = if attached.egress {
-                "both directions"
-            } else {
-                "incoming only"
-            };
-            say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
-            if !attached.egress && !self.reap.actions.is_empty() && self.interfaces.len() == 1 {
-                say!(
-                    "{interface}: --reap: packets that go out are not seen, and keep no flow alive"
-                );
+            if let Err(error) = self.attach(&mut plane, instance, place) {
+                if !self.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
+                    return Err(error);
+                }
+                instance.let_go(&place.name)?;
+                say!("{}: {error:#}: waited for", place.name);
             }
         }
+        stays.set(stays.get() || self.keep);
+        instance.share(opened.group)?;
+        drop(opened.start);
         if plane.adopted() {
             say!("adopted {adopted} flows");
         }
 
+        let history = opened.history.and_then(|directory| {
+            let one_way = plane.config().one_way != 0;
+            let bytes = self.history_size.as_u64();
+            history::Writer::start(
+                &directory,
+                &pins,
+                tally,
+                Some(bytes),
+                plane.clock(),
+                one_way,
+            )
+            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+            .ok()
+        });
+        if let Some(metrics) = &metrics {
+            metrics.watch(reaper.shared());
+        }
+        // When all is there that it serves.
         let _server = match listener.zip(metrics.clone()) {
             Some((listener, metrics)) => {
                 say!("metrics and page: http://{}/", listener.address());
@@ -394,42 +456,75 @@ impl Run {
             }
             None => None,
         };
-        let history = self.history(&plane, &pins);
-        if let Some(metrics) = &metrics {
-            let lost = history.as_ref().map(history::Writer::lost);
-            metrics.watch(reaper.shared(), lost.unwrap_or_default());
-        }
-        let mut report = Report::new(self.json, &plane, &pins, history, metrics)?;
+        let unwritten = Unwritten::new(events, signals.clone(), history.as_ref());
+        let mut report = Report::new(self.json, &plane, &pins, history, metrics, unwritten)?;
         report.reaper = Some(reaper);
+        (report.keeps, report.stays) = (self.keep, stays.get());
+        // What a loader that was killed has left.
+        signals.fill();
         let result = loop {
             if report.closed {
                 // `| head` has what it wanted: no failure, and nobody left to run for.
                 break Ok(());
             }
             tokio::select! {
-                batch = inbox.recv() => match batch {
-                    Some(batch) => if let Err(error) = report.print(batch) { break Err(error) },
-                    None => break Ok(()),
-                },
-                // After the events: for those the steppers wait.
-                1.. = reaped.recv_many(&mut results, RESULTS), if inbox.is_empty() => {
+                () = signals.filled() => {
+                    if let Err(error) = report.go_on() { break Err(error) }
+                }
+                () = report.unwritten.wait() => {
+                    if let Err(error) = report.go_on() { break Err(error) }
+                }
+                1.. = reaped.recv_many(&mut results, RESULTS) => {
                     if let Err(error) = report.reaped(&mut results) { break Err(error) }
                 }
                 // Events that the packet path raised: nobody is stepping.
                 ready = ring.readable() => {
                     ready?.clear_ready();
-                    let mut batch = Vec::new();
-                    events.lock().expect("no holder panics").drain(&mut batch);
-                    if let Err(error) = report.print(batch) { break Err(error) }
+                    if let Err(error) = report.go_on() { break Err(error) }
                 }
                 ready = wakes.readable_mut() => {
                     let mut ready = ready?;
                     while let Some(record) = ready.get_inner_mut().next() {
-                        if let Ok(cpu) = <[u8; 8]>::try_from(&*record) {
-                            steppers.call(u64::from_ne_bytes(cpu) as u32);
+                        match <[u8; 8]>::try_from(&*record).map(u64::from_ne_bytes) {
+                            Ok(CALL) => {
+                                let shares = shares.clone();
+                                // Not here: the steppers' calls must not wait.
+                                tokio::task::spawn_blocking(move || look_at(&shares));
+                            }
+                            Ok(cpu) => steppers.call(cpu as u32),
+                            Err(_) => {}
                         }
                     }
                     ready.clear_ready();
+                }
+                ready = changes.readable() => {
+                    ready?.clear_ready();
+                    let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
+                    let mut attached = false;
+                    for change in changes.get_ref().changes(known.into_iter())? {
+                        attached |= self.follow(&mut plane, instance, &mut places, &change)?;
+                    }
+                    if attached {
+                        instance.share(opened.group)?;
+                    }
+                    if attached && let Some(file) = self.policy.clone() {
+                        // The rules of an interface are those of its number.
+                        reload(&pins, Some(file), plane.clock());
+                    }
+                }
+                ready = async { match &cpus {
+                    Some(cpus) => cpus.readable().await,
+                    None => std::future::pending().await,
+                } } => {
+                    ready?.clear_ready();
+                    for (cpu, is_there) in cpus.iter().flat_map(|cpus| cpus.get_ref().changes()) {
+                        if is_there {
+                            say!("CPU {cpu} has come");
+                            steppers.come(cpu)?;
+                        } else {
+                            say!("CPU {cpu} has gone: its flows wait until it is back");
+                        }
+                    }
                 }
                 ready = async { match &mut logger {
                     Some(logger) => logger.readable_mut().await,
@@ -451,31 +546,22 @@ impl Run {
                         }
                         break Ok(());
                     }
-                    let (pins, file, clock) = (pins.clone(), self.policy.clone(), plane.clock());
-                    // Not here: it takes a while, and the steppers' calls must not wait.
-                    tokio::task::spawn_blocking(move || {
-                        match install::load(&pins, file.as_deref(), clock, &progress::none()) {
-                            Ok(armed) => say!("the policy was read again, {armed} flows follow"),
-                            Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
-                        }
-                    });
+                    reload(&pins, self.policy.clone(), plane.clock());
                 }
             }
         };
-        // A stepper may be waiting for room in the inbox, with flows that have ended: it is heard out.
+        // A stepper may be waiting for room in the ring, with flows that have ended: it is heard out.
         let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
         let stopped = loop {
             tokio::select! {
-                Some(batch) = inbox.recv() => report.print(batch)?,
+                () = signals.filled() => { report.go_on()?; }
+                () = report.unwritten.wait() => { report.go_on()?; }
                 stopped = &mut stopping => break stopped?,
             }
         };
-        while let Ok(batch) = inbox.try_recv() {
-            report.print(batch)?;
+        while report.go_on()? {
+            report.unwritten.wait().await;
         }
-        let mut batch = Vec::new();
-        events.lock().expect("no holder panics").drain(&mut batch);
-        report.print(batch)?;
         // The reaper is heard out, too.
         let mut stopping = tokio::task::spawn_blocking(report.take_reaper());
         let shared = loop {
@@ -493,19 +579,157 @@ impl Run {
     }
 }
 
+/// Puts a policy file into force, beside what else there is to do: it takes a while, and the steppers' calls must not
+/// wait.
+fn reload(pins: &Pins, file: Option<PathBuf>, clock: Clock) {
+    let pins = pins.clone();
+    tokio::task::spawn_blocking(move || {
+        match install::load(&pins, file.as_deref(), clock, &progress::none()) {
+            Ok(armed) => say!("the policy was read again, {armed} flows follow"),
+            Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
+        }
+    });
+}
+
+/// An interface to be watched.
+struct Place {
+    /// As it was asked for, and as its links are pinned.
+    name: String,
+    /// Its number, once it is attached.
+    index: Option<u32>,
+    /// Its name by now.
+    called: String,
+    /// Bytes; 0 until something was heard of it.
+    mtu: u32,
+}
+
+impl Place {
+    fn of(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            index: None,
+            called: name.to_owned(),
+            mtu: 0,
+        }
+    }
+}
+
 impl Run {
-    /// What writes the history, unless that is off. A disk that has no room for one is no reason to leave flows
+    /// Attaches to an interface that is there.
+    fn attach(&self, plane: &mut DataPlane, instance: &Instance, place: &mut Place) -> Result<()> {
+        let interface = &place.name;
+        // It may have come since the options were looked at.
+        attach::check_interface(interface)?;
+        // Before it is attached, so that nothing fails then.
+        let is = links::interfaces()?
+            .into_iter()
+            .find(|it| it.name == *interface)
+            .context("it has gone again")?;
+        // With one interface, the other direction comes by no other.
+        let both = self.rto == Switch::On && self.interfaces.len() == 1;
+        let egress = if both { Egress::On } else { self.egress };
+        let attached = attach::attach(plane, instance, interface, self.mode, egress)?;
+        if let Some(why) = &attached.refused {
+            say!("{interface}: the driver refuses native XDP ({why})");
+        }
+        let egress = if attached.egress {
+            "both directions"
+        } else {
+            "incoming only"
+        };
+        say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+        if !attached.egress && !self.reap.actions.is_empty() && self.interfaces.len() == 1 {
+            say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
+        }
+        place.mtu = is.mtu;
+        place.index = Some(is.index);
+        place.called.clone_from(interface);
+        Ok(())
+    }
+
+    /// Does what a change of interfaces asks for. Returns whether one was attached.
+    fn follow(
+        &self,
+        plane: &mut DataPlane,
+        instance: &Instance,
+        places: &mut [Place],
+        change: &Change,
+    ) -> Result<bool> {
+        let is = match change {
+            Change::Gone(index) => {
+                for place in places.iter_mut().filter(|it| it.index == Some(*index)) {
+                    place.index = None;
+                    // In another network namespace it would go on to be watched.
+                    instance.let_go(&place.name)?;
+                    let then = match self.wait_iface {
+                        true => "waited for",
+                        false => "start again when it is back, or with --wait-iface",
+                    };
+                    let name = &place.name;
+                    say!(
+                        "{name}: gone: its flows end when their timeouts are over, no packet is seen: {then}"
+                    );
+                }
+                return Ok(false);
+            }
+            Change::Is(is) => is,
+        };
+        for place in places.iter_mut().filter(|it| it.index == Some(is.index)) {
+            let (name, now) = (&place.name, &is.name);
+            if place.called != *now {
+                say!(
+                    "{name}: is called {now} now, and watched as before; for twheel it is still {name}"
+                );
+                place.called.clone_from(now);
+            }
+            if place.mtu != is.mtu {
+                say!("{name}: the MTU is {} now; it is watched as before", is.mtu);
+                place.mtu = is.mtu;
+            }
+        }
+        let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
+        let Some(place) = places.iter_mut().find(|it| it.name == is.name) else {
+            return Ok(false);
+        };
+        if !self.wait_iface || known.contains(&is.index) {
+            return Ok(false);
+        }
+        if place.index.take().is_some() {
+            say!(
+                "{}: {}, which was called so, is let go of: there is another",
+                place.name,
+                place.called
+            );
+            instance.let_go(&place.name)?;
+        }
+        let attached = self.attach(plane, instance, place);
+        if let Err(error) = &attached {
+            instance.let_go(&place.name)?;
+            say!("{}: {error:#}: tried again when it changes", place.name);
+        }
+        Ok(attached.is_ok())
+    }
+
+    /// Where the history is written, unless that is off. A disk that has no room for one is no reason to leave flows
     /// unwatched.
-    fn history(&self, plane: &DataPlane, pins: &Pins) -> Option<history::Writer> {
+    fn history(&self, pins: &Pins, group: Option<Gid>) -> Option<history::Directory> {
         if self.history.as_os_str() == "off" {
             return None;
         }
-        let one_way = plane.config().one_way != 0;
-        let bytes = self.history_size.as_u64();
-        history::Writer::start(&self.history, pins, bytes, plane.clock(), one_way)
+        history::Directory::make(&self.history, pins)
+            .and_then(|directory| directory.share(group).map(|()| directory))
             .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
             .ok()
     }
+}
+
+/// What was opened while all capabilities were there.
+struct Opened {
+    listener: Option<Listener>,
+    reap: reap::Wanted,
+    history: Option<history::Directory>,
+    group: Option<Gid>,
+    start: Flock<File>,
 }
 
 /// The signals that end a run.
@@ -523,6 +747,29 @@ impl Stop {
             terminate: on(SignalKind::terminate())?,
             hangup: on(SignalKind::hangup())?,
         })
+    }
+}
+
+/// Looks who holds too much of a full table, unless somebody does already.
+fn look_at(shares: &Mutex<Option<share::Reader>>) {
+    let Ok(mut shares) = shares.try_lock() else {
+        return;
+    };
+    let Some(reader) = &mut *shares else {
+        return;
+    };
+    match reader.read() {
+        Ok(holders) => {
+            for holder in holders.iter().filter(|holder| holder.is_new) {
+                say!(
+                    "the table is full: {} has {} flows, and its share is {}: others take its place (--source-share)",
+                    holder.source,
+                    holder.flows,
+                    reader.most()
+                );
+            }
+        }
+        Err(error) => say!("twheel: cannot tell who fills the table: {error:#}"),
     }
 }
 
@@ -566,8 +813,101 @@ struct Report {
     reaper: Option<Reaper>,
     /// Why actions have failed.
     failures: BTreeMap<String, u64>,
-    /// The reader of our output is gone.
+    unwritten: Unwritten,
+    /// The reader of our output is gone, or it cannot be written.
     closed: bool,
+    /// Whether the table stays after a good end, and after a failure.
+    keeps: bool,
+    stays: bool,
+    /// Closed, and the ring stays, for the next run to print what is left.
+    leaves: bool,
+}
+
+/// What lies between the ring and standard output. An event goes to the history, then to standard output, and only then
+/// out of the ring: so whoever is killed on the way takes none with him.
+struct Unwritten {
+    events: Events,
+    signals: Arc<Signals>,
+    /// What the history has or is about to have, and standard output has not.
+    batches: VecDeque<(Arc<Vec<Read>>, Instant)>,
+    /// Where the history is.
+    written: Option<watch::Receiver<u64>>,
+    /// Where the last event ended that was read.
+    read: u64,
+    /// The history does not keep up, and nobody waits for it until it does.
+    behind: bool,
+}
+
+impl Unwritten {
+    fn new(events: Events, signals: Arc<Signals>, history: Option<&history::Writer>) -> Self {
+        Self {
+            events,
+            signals,
+            batches: VecDeque::new(),
+            read: 0,
+            written: history.map(history::Writer::written),
+            behind: false,
+        }
+    }
+
+    /// Reads the next batch.
+    fn read(&mut self) -> Option<Arc<Vec<Read>>> {
+        if self.batches.len() == BATCHES {
+            return None;
+        }
+        self.behind &= !self.has_written(self.read);
+        let mut batch = Vec::new();
+        self.events.read(&mut batch, BATCH);
+        if batch.is_empty() {
+            return None;
+        }
+        self.read = batch.last()?.end;
+        let batch = Arc::new(batch);
+        self.batches.push_back((batch.clone(), Instant::now()));
+        Some(batch)
+    }
+
+    /// Whether the history has come so far, or there is none.
+    fn has_written(&self, end: u64) -> bool {
+        let written = self.written.as_ref();
+        written.is_none_or(|written| *written.borrow() >= end)
+    }
+
+    /// The first batch that is in the history, or for which that has had its time.
+    fn ready(&mut self) -> Option<Arc<Vec<Read>>> {
+        let (batch, since) = self.batches.front()?;
+        let (end, since) = (batch.last()?.end, *since);
+        let is_written = self.has_written(end);
+        self.behind |= !is_written && since.elapsed() >= SLOW;
+        if !is_written && !self.behind {
+            return None;
+        }
+        self.batches.pop_front().map(|(batch, _)| batch)
+    }
+
+    /// What ends there, or before, is written.
+    fn release(&mut self, end: u64) {
+        self.events.release(end);
+        self.signals.make_room();
+    }
+
+    /// Returns when the history has got further, or has had its time. Nobody waits who waits for nothing.
+    async fn wait(&mut self) {
+        let (Some((_, since)), Some(written)) = (self.batches.front(), &mut self.written) else {
+            return std::future::pending().await;
+        };
+        // Its thread outlives this.
+        let _ = tokio::time::timeout_at((*since + SLOW).into(), written.changed()).await;
+    }
+}
+
+/// Tells steppers that nobody reads any more, when dropped.
+struct Closes(Arc<Signals>);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl Report {
@@ -577,6 +917,7 @@ impl Report {
         pins: &Pins,
         history: Option<history::Writer>,
         metrics: Option<Arc<Metrics>>,
+        unwritten: Unwritten,
     ) -> Result<Self> {
         let output: Box<dyn Output> = if json { Box::new(Json) } else { Box::new(Text) };
         Ok(Self {
@@ -590,7 +931,11 @@ impl Report {
             metrics,
             reaper: None,
             failures: BTreeMap::new(),
+            unwritten,
             closed: false,
+            keeps: false,
+            stays: false,
+            leaves: false,
         })
     }
 
@@ -636,12 +981,50 @@ impl Report {
         self.flush(out)
     }
 
-    fn print(&mut self, batch: Vec<Record>) -> Result<()> {
-        let mut out = BufWriter::new(io::stdout().lock());
+    /// Brings events a step nearer to standard output. Returns whether some are on their way.
+    fn go_on(&mut self) -> Result<bool> {
+        if self.leaves {
+            return Ok(false);
+        }
+        let mut more = false;
+        if let Some(batch) = self.unwritten.read() {
+            if let Some(history) = &self.history {
+                history.add(&batch);
+            }
+            more = true;
+        }
+        while let Some(batch) = self.unwritten.ready() {
+            self.print(&batch)?;
+            more = true;
+        }
+        if more {
+            // After a look at what else there is to do.
+            self.unwritten.signals.fill();
+        } else if self.unwritten.batches.is_empty() {
+            // What was passed over, too. Nobody wakes who has not yet released all: so look again.
+            if self.unwritten.events.release_all() {
+                self.unwritten.signals.make_room();
+                self.unwritten.signals.fill();
+            }
+        }
+        Ok(more || !self.unwritten.batches.is_empty())
+    }
+
+    /// Prints events, and lets go of them as they are written.
+    fn print(&mut self, batch: &[Read]) -> Result<()> {
+        // First: for who is killed behind this, the next one does it again. (What the reaper still has before it is lost.)
+        if let Some(reaper) = &self.reaper {
+            let records: Vec<_> = batch.iter().map(|read| read.record).collect();
+            reaper.reap(&records)?;
+        }
         let metrics = self.metrics.clone();
         let mut noted = metrics.as_deref().map(Metrics::batch);
-        for record in &batch {
-            match record {
+        let (mut out, mut line) = (Vec::with_capacity(PIPE), Vec::new());
+        // What is of whole records: so many bytes, and where the last of them ends.
+        let mut whole = None;
+        for read in batch {
+            line.clear();
+            match &read.record {
                 Record::Ended(event) => {
                     let Some(ended) = Expired::new(event, self.clock, self.one_way) else {
                         log::error!("an event that cannot be read: {event:?}");
@@ -653,7 +1036,7 @@ impl Report {
                     if let Some(noted) = &mut noted {
                         noted.ended(event, &ended, rule.as_deref());
                     }
-                    self.written(|output| output.expired(&ended, rule.as_deref(), &mut out))?;
+                    self.output.expired(&ended, rule.as_deref(), &mut line)?;
                 }
                 Record::Rto(event) => {
                     let Some(timer) = Rto::new(event, self.one_way) else {
@@ -662,17 +1045,36 @@ impl Report {
                     };
                     self.rtos += 1;
                     let rule = self.names.of(timer.flow.rule)?;
-                    self.written(|output| output.rto(&timer, rule.as_deref(), &mut out))?;
+                    self.output.rto(&timer, rule.as_deref(), &mut line)?;
                 }
             }
+            while out.len() + line.len() > PIPE && !out.is_empty() {
+                self.write(&mut out, whole.take())?;
+            }
+            out.extend_from_slice(&line);
+            if read.free == read.end {
+                whole = Some((out.len(), read.end));
+            }
         }
-        if let Some(reaper) = &self.reaper {
-            reaper.reap(&batch)?;
+        self.write(&mut out, whole)
+    }
+
+    /// Writes the lines of whole records, and lets go of these; of one that is too long what there is.
+    fn write(&mut self, out: &mut Vec<u8>, whole: Option<(usize, u64)>) -> Result<()> {
+        let length = whole.map_or(out.len(), |(length, _)| length);
+        self.written(|_| {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&out[..length])?;
+            stdout.flush()
+        })?;
+        out.drain(..length);
+        // What its reader does not want any more stays, for the next run.
+        if let Some((_, end)) = whole
+            && !self.leaves
+        {
+            self.unwritten.release(end);
         }
-        if let Some(history) = &self.history {
-            history.add(batch);
-        }
-        self.flush(out)
+        Ok(())
     }
 
     fn flush(&mut self, mut out: BufWriter<io::StdoutLock<'_>>) -> Result<()> {
@@ -690,11 +1092,20 @@ impl Report {
             return Ok(());
         }
         match write(&mut *self.output) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let is_gone = error.kind() == io::ErrorKind::BrokenPipe;
                 self.closed = true;
-                Ok(())
+                self.leaves = if is_gone { self.keeps } else { self.stays };
+                if self.leaves {
+                    // Whoever waits for room waits in vain.
+                    self.unwritten.signals.close();
+                }
+                match is_gone {
+                    true => Ok(()),
+                    false => Err(error).context("cannot write to standard output"),
+                }
             }
-            result => result.context("cannot write to standard output"),
         }
     }
 
@@ -716,6 +1127,7 @@ impl Report {
             say!("  {count:>8}  {} in {state}", reason.name());
         }
         for counter in [
+            Counter::OverShare,
             Counter::TableFull,
             Counter::WindowFull,
             Counter::Raced,
@@ -737,11 +1149,7 @@ impl Report {
         for (why, count) in &self.failures {
             say!("  {count:>8}  failed: {why}");
         }
-        let lost = self.history.take().map_or(0, |history| {
-            let lost = history.lost();
-            drop(history);
-            lost.load(Ordering::Relaxed)
-        });
+        let lost = self.history.take().map_or(0, history::Writer::end);
         if lost > 0 {
             say!("  {lost:>8}  events that are not in the history: the disk was too slow or full");
         }

@@ -32,7 +32,7 @@ pub struct Select {
 impl Select {
     /// Opens it for reading.
     pub fn open(&self) -> Result<Reader> {
-        host::check()?;
+        host::check_pins()?;
         Reader::open(self.interface())
     }
 

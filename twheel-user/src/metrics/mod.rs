@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -73,14 +73,7 @@ pub struct Metrics {
     counters: Map,
     wheels: PerCpuArray<MapData, Wheel>,
     timeouts: InForce,
-    beside: OnceLock<Beside>,
-}
-
-/// What others count beside the data plane.
-struct Beside {
-    reaper: Arc<reap::Shared>,
-    /// Events that are not in the history.
-    lost: Arc<AtomicU64>,
+    reaper: OnceLock<Arc<reap::Shared>>,
 }
 
 /// A flow that has ended, for the page.
@@ -175,14 +168,14 @@ impl Metrics {
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
             timeouts: InForce::open(&install::pinned(pins))?,
-            beside: OnceLock::new(),
+            reaper: OnceLock::new(),
         })
     }
 
-    /// Serves what the reaper counts, and the events that a history has lost; once.
-    pub fn watch(&self, reaper: Arc<reap::Shared>, lost: Arc<AtomicU64>) {
+    /// Serves what the reaper counts; once.
+    pub fn watch(&self, reaper: Arc<reap::Shared>) {
         // A second one would be of the same run.
-        let _ = self.beside.set(Beside { reaper, lost });
+        let _ = self.reaper.set(reaper);
     }
 
     /// Notes a stepper's call: how long it took, and the data plane's clock, in units.
@@ -217,8 +210,8 @@ impl Metrics {
     pub fn text(&self) -> Result<String> {
         let mut families = self.registry.gather();
         families.extend(kernel(&self.counters()?)?);
-        if let Some(beside) = self.beside.get() {
-            families.extend(beside.families()?);
+        if let Some(reaper) = self.reaper.get() {
+            families.extend(reaped(reaper)?);
         }
         TextEncoder::new()
             .encode_to_string(&families)
@@ -230,37 +223,30 @@ impl Metrics {
     }
 }
 
-impl Beside {
-    fn families(&self) -> prometheus::Result<Vec<MetricFamily>> {
-        let actions = IntCounterVec::new(
-            Opts::new(
-                "twheel_reaped_total",
-                "what was to be done to expired flows, by what became of it",
-            ),
-            &["action", "outcome"],
-        )?;
-        for action in Action::ALL {
-            for outcome in Outcome::ALL {
-                let count = self.reaper.count(action, *outcome);
-                let labels = [action.name(), outcome.name()];
-                actions.with_label_values(&labels).inc_by(count);
-            }
+/// The families of what the reaper counts.
+fn reaped(reaper: &reap::Shared) -> prometheus::Result<Vec<MetricFamily>> {
+    let actions = IntCounterVec::new(
+        Opts::new(
+            "twheel_reaped_total",
+            "what was to be done to expired flows, by what became of it",
+        ),
+        &["action", "outcome"],
+    )?;
+    for action in Action::ALL {
+        for outcome in Outcome::ALL {
+            let count = reaper.count(action, *outcome);
+            let labels = [action.name(), outcome.name()];
+            actions.with_label_values(&labels).inc_by(count);
         }
-        let paused = IntGauge::new(
-            "twheel_reaper_paused",
-            "1 if nothing is reaped, because too large a share was to be",
-        )?;
-        paused.set(self.reaper.is_paused().into());
-        let mut families = actions.collect();
-        families.extend(paused.collect());
-        let lost = IntCounter::new(
-            "twheel_history_lost_total",
-            "events that are not in the history, because the disk was too slow or full",
-        )?;
-        lost.inc_by(self.lost.load(Ordering::Relaxed));
-        families.extend(lost.collect());
-        Ok(families)
     }
+    let paused = IntGauge::new(
+        "twheel_reaper_paused",
+        "1 if nothing is reaped, because too large a share was to be",
+    )?;
+    paused.set(reaper.is_paused().into());
+    let mut families = actions.collect();
+    families.extend(paused.collect());
+    Ok(families)
 }
 
 /// The families of the data plane's counters.

@@ -71,7 +71,7 @@ impl Listener {
                 ),
                 io::ErrorKind::PermissionDenied => (
                     Kind::Permission,
-                    "not permitted: give a port from 1024 on, or run as root".to_owned(),
+                    "not permitted without CAP_NET_BIND_SERVICE: give a port from 1024 on, or run as root".to_owned(),
                 ),
                 _ => (Kind::Other, format!("{error}: give another address")),
             };

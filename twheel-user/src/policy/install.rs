@@ -27,6 +27,7 @@ use crate::{
     clock::Clock,
     data_plane,
     failure::{Failure, Kind},
+    flows::Flows,
     pins::Pins,
     progress::ProgressBar,
     reap::{Action, Actions},
@@ -236,7 +237,7 @@ impl Names {
 /// Arms all flows of an instance as timeouts and rules are now, each on its own CPU. Returns how many.
 pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     let open = pinned(pins);
-    let records = open("FLOWS")?.info()?.max_entries();
+    let records = Flows::pinned(pins)?.records();
     let cpus = online_cpus()
         .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
     progress.set_length(u64::from(records) * cpus.len() as u64);

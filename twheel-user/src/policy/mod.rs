@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::Result;
+use caps::Capability;
 use twheel_common::policy::{Hook, Protocol, TIMEOUTS};
 
 pub use self::{
@@ -26,6 +27,7 @@ pub use self::{
 };
 use crate::{
     failure::{Failure, Kind},
+    privilege::lacks,
     reap::Actions,
 };
 
@@ -133,7 +135,10 @@ impl Policy {
         let mut bytes = Vec::new();
         File::open(path)
             .and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes))
-            .map_err(|error| refuse(format!("cannot be read: {error}: give a policy file")))?;
+            .map_err(|error| {
+                let why = lacks(&error, Capability::CAP_DAC_OVERRIDE);
+                refuse(format!("cannot be read: {why}: give a policy file"))
+            })?;
         if bytes.len() as u64 > MAX_FILE {
             return Err(refuse(format!("is longer than the {MAX_FILE} bytes allowed")).into());
         }

@@ -51,7 +51,7 @@ use self::{
     sockets::Sockets,
 };
 use crate::{
-    data_plane,
+    data_plane::{self, LoaderCounters},
     filter::{Filter, Subject},
     inspect::Reader,
     output::Expired,
@@ -74,8 +74,8 @@ pub struct Wanted {
     pub rate: Option<u32>,
     /// Which part of the live flows, 0 to 1, may be reaped within a minute.
     pub max_share: f64,
-    /// Where sockets and conntrack entries are, besides this network namespace.
-    pub namespaces: Vec<Namespace>,
+    /// Where sockets and conntrack entries are.
+    pub places: Places,
     /// Flows begin with a SYN or are none: it cannot be told whether one is back.
     pub strict: bool,
     /// The XDP program can be told to drop packets of an expired flow.
@@ -201,6 +201,7 @@ pub struct Reaper {
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
+    tally: Arc<LoaderCounters>,
     asked: Arc<Asked>,
     refusals: Mutex<Refusals>,
 }
@@ -215,6 +216,24 @@ struct Job {
 
 fn counters(pins: &Pins) -> Result<Map> {
     pins.map("COUNTERS").map(Map::PerCpuArray)
+}
+
+/// Actions that were asked for, and of which nobody knows what became of them.
+fn unsettled(tally: &LoaderCounters) -> Result<u64> {
+    let known = tally.get(Counter::ReapSettled)? + tally.get(Counter::ReapLost)?;
+    Ok(tally.get(Counter::ReapAsked)?.saturating_sub(known))
+}
+
+/// Actions that the policy in force asks for on these flows.
+pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
+    let asked = Asked(InForce::open(&install::pinned(pins))?);
+    Ok(number(&asked.of(batch)?))
+}
+
+/// How many actions that are.
+fn number(flows: &[(Event, Actions)]) -> u64 {
+    let actions = flows.iter().map(|(_, actions)| actions.iter().count());
+    actions.sum::<usize>() as u64
 }
 
 /// Packets that may have been of flows that are back, and are not in the table for want of room.
@@ -278,24 +297,25 @@ impl Refusals {
 
 impl Reaper {
     /// Starts it. `results` takes what becomes of each action; a reader that is slow holds up the reaper alone.
-    ///
-    /// # Errors
-    ///
-    /// What `first` needs cannot be opened: the actions that are known of now.
     pub fn start(
         pins: &Pins,
+        tally: Arc<LoaderCounters>,
         wanted: Wanted,
-        first: Actions,
         results: tokio::sync::mpsc::Sender<Reaped>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
+        let lost = unsettled(&tally)?;
+        if lost > 0 {
+            say!(
+                "twheel: up to {lost} actions on expired flows were not done: an earlier run was killed before"
+            );
+            tally.add(Counter::ReapLost, lost);
+        }
         let open = install::pinned(pins);
         let asked = Arc::new(Asked(InForce::open(&open)?));
         let refusals = Refusals::new(pins)?;
         let (queue, jobs) = channel();
         let (stop, stopped) = channel();
-        let here = Place::default();
-        let named = wanted.namespaces.iter().cloned();
         let mut worker = Worker {
             asked: asked.clone(),
             counters: counters(pins)?,
@@ -304,21 +324,15 @@ impl Reaper {
             pins: pins.clone(),
             guard: Guard::new(wanted.max_share),
             pace: Pace::new(wanted.rate),
-            places: std::iter::once(here)
-                .chain(named.map(|namespace| Place {
-                    namespace: Some(namespace),
-                    ..Place::default()
-                }))
-                .collect(),
             expired: None,
             wanted,
             shared: shared.clone(),
+            tally: tally.clone(),
             results,
             stopped,
             began: Instant::now(),
             left: (Duration::ZERO, None),
         };
-        worker.prepare(first)?;
         let thread = thread::Builder::new()
             .name("twheel-reaper".to_owned())
             .spawn(move || worker.run(&jobs))
@@ -328,6 +342,7 @@ impl Reaper {
             _stop: Some(stop),
             thread: Some(thread),
             shared,
+            tally,
             asked,
             refusals: Mutex::new(refusals),
         })
@@ -344,12 +359,16 @@ impl Reaper {
         if flows.is_empty() {
             return Ok(());
         }
+        // Before these flows leave the ring: what is asked and not settled when this process is killed is lost.
+        self.tally.add(Counter::ReapAsked, number(&flows));
         let queued = self.shared.queued.load(Ordering::Relaxed);
         let room = QUEUE.saturating_sub(queued).min(flows.len());
-        for (_, actions) in flows.drain(room..) {
-            actions
-                .iter()
-                .for_each(|action| self.shared.add(action, Outcome::Overrun));
+        let over: Vec<_> = flows.drain(room..).collect();
+        for action in over.iter().flat_map(|(_, actions)| actions.iter()) {
+            self.shared.add(action, Outcome::Overrun);
+        }
+        if !over.is_empty() {
+            self.tally.add(Counter::ReapSettled, number(&over));
         }
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let job = |(event, actions): (Event, Actions)| Job {
@@ -413,6 +432,16 @@ fn opened<'a, T: Send>(
 }
 
 impl Place {
+    /// Opens what an action needs here.
+    fn prepare(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Socket => self.sockets().map(drop),
+            Action::Conntrack => self.conntrack().map(drop),
+            Action::Reset if self.namespace.is_none() => self.resets().map(drop),
+            _ => Ok(()),
+        }
+    }
+
     fn sockets(&mut self) -> Result<&mut Sockets> {
         opened(self.namespace.as_ref(), &mut self.sockets, Sockets::open)
     }
@@ -430,6 +459,36 @@ impl Place {
     }
 }
 
+/// Where sockets and conntrack entries are: this network namespace first.
+pub struct Places(Vec<Place>);
+
+impl Places {
+    /// This network namespace and these.
+    ///
+    /// What needs more than a run [keeps](crate::privilege) is opened now, as a policy may come to ask for it.
+    ///
+    /// # Errors
+    ///
+    /// What `first` needs cannot be opened: the actions that are known of now.
+    pub fn open(namespaces: Vec<Namespace>, first: Actions) -> Result<Self> {
+        let named = namespaces.into_iter().map(|namespace| Place {
+            namespace: Some(namespace),
+            ..Place::default()
+        });
+        let mut places: Vec<_> = std::iter::once(Place::default()).chain(named).collect();
+        for place in &mut places {
+            for action in [Action::Socket, Action::Conntrack, Action::Reset] {
+                let opened = place.prepare(action);
+                // If it is asked for later it is tried again, and the action fails with that error.
+                if first.has(action) {
+                    opened?;
+                }
+            }
+        }
+        Ok(Self(places))
+    }
+}
+
 struct Worker {
     asked: Arc<Asked>,
     counters: Map,
@@ -438,10 +497,10 @@ struct Worker {
     pins: Pins,
     guard: Guard,
     pace: Pace,
-    places: Vec<Place>,
     expired: Option<HashMap<MapData, FlowKey, Tomb>>,
     wanted: Wanted,
     shared: Arc<Shared>,
+    tally: Arc<LoaderCounters>,
     results: tokio::sync::mpsc::Sender<Reaped>,
     stopped: Receiver<()>,
     began: Instant,
@@ -453,26 +512,13 @@ struct Worker {
 type Done = Result<Outcome>;
 
 impl Worker {
-    /// Opens what these actions need.
-    fn prepare(&mut self, actions: Actions) -> Result<()> {
-        for action in actions.iter() {
-            for place in &mut self.places {
-                match action {
-                    Action::Socket => drop(place.sockets()?),
-                    Action::Conntrack => drop(place.conntrack()?),
-                    Action::Reset if place.namespace.is_none() => drop(place.resets()?),
-                    _ => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn run(&mut self, batches: &Receiver<Vec<Job>>) {
         for jobs in batches {
             for job in jobs {
                 self.shared.queued.fetch_sub(1, Ordering::Relaxed);
                 self.reap(&job);
+                let settled = job.actions.iter().count();
+                self.tally.add(Counter::ReapSettled, settled as u64);
             }
         }
     }
@@ -626,16 +672,16 @@ impl Worker {
     /// Closes the sockets of either end that are local.
     fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Done {
         let mut outcome = Outcome::Nothing;
-        for at in 0..self.places.len() {
+        for at in 0..self.wanted.places.0.len() {
             for (local, peer) in [(dst, src), (src, dst)] {
-                let found = self.places[at].sockets()?.find(local, peer);
+                let found = self.wanted.places.0[at].sockets()?.find(local, peer);
                 let Some(socket) = found.context("cannot look for the socket")? else {
                     continue;
                 };
                 // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
                 let held = self.hold(job)?;
                 let closed = match self.look(job) {
-                    Ok(None) => self.places[at].sockets().and_then(|sockets| {
+                    Ok(None) => self.wanted.places.0[at].sockets().and_then(|sockets| {
                         let closed = sockets.close(socket).context("cannot close the socket")?;
                         Ok(if closed {
                             Outcome::Done
@@ -667,7 +713,7 @@ impl Worker {
             _ => None,
         };
         let mut outcome = Outcome::Nothing;
-        for at in 0..self.places.len() {
+        for at in 0..self.wanted.places.0.len() {
             for (src, dst) in [(src, dst), (dst, src)] {
                 let Some(proto) = proto() else {
                     return Ok(Outcome::Nothing);
@@ -675,7 +721,7 @@ impl Worker {
                 if let Some(why) = self.look(job)? {
                     return Ok(outcome.or(why));
                 }
-                let conntrack = self.places[at].conntrack()?;
+                let conntrack = self.wanted.places.0[at].conntrack()?;
                 if conntrack
                     .delete(proto, src, dst)
                     .context("cannot delete the conntrack entry")?
@@ -756,7 +802,7 @@ impl Worker {
         if resets.is_empty() {
             return Ok(Outcome::Nothing);
         }
-        let sockets = self.places[0].resets()?;
+        let sockets = self.wanted.places.0[0].resets()?;
         // Both are tried, whatever becomes of the first.
         let sent: Vec<io::Result<()>> = resets.iter().map(|reset| sockets.send(reset)).collect();
         for (reset, sent) in resets.iter().zip(sent) {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use caps::Capability;
 use netlink_packet_core::{
     NetlinkDeserializable, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
@@ -16,7 +17,10 @@ use netlink_sys::{Socket, SocketAddr};
 use nix::sched::{CloneFlags, setns};
 use socket2::SockRef;
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    privilege::lacks,
+};
 
 /// The kernel answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,6 +40,13 @@ impl Namespace {
         };
         let namespace = Self(path);
         namespace.inside(|| Ok(())).map_err(|error| {
+            let cause = error.downcast_ref::<io::Error>();
+            if cause.is_some_and(|it| it.kind() == io::ErrorKind::PermissionDenied) {
+                return Failure::new(
+                    Kind::Permission,
+                    format!("--reap-netns {name}: {error:#}: run as root"),
+                );
+            }
             Failure::new(
                 Kind::Usage,
                 format!(
@@ -53,7 +64,10 @@ impl Namespace {
             let file = File::open(&self.0).with_context(|| format!("cannot open {path}"))?;
             setns(file, CloneFlags::CLONE_NEWNET)
                 .map_err(io::Error::from)
-                .with_context(|| format!("cannot enter the network namespace {path}"))?;
+                .map_err(|error| {
+                    let why = lacks(&error, Capability::CAP_SYS_ADMIN);
+                    anyhow!(error).context(format!("cannot enter {path}: {why}"))
+                })?;
             what()
         };
         thread::scope(|scope| {

@@ -5,9 +5,15 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use caps::Capability;
 use etherparse::PacketBuilder;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::{
+    failure::{Failure, Kind},
+    privilege::lacks,
+};
 
 /// Raw sockets of a network namespace.
 pub struct Resets {
@@ -56,10 +62,23 @@ impl Resets {
     /// Of this thread's network namespace.
     pub fn open() -> Result<Self> {
         // The sender writes the IP header: that is what this protocol means, for either family.
-        let open = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)));
+        let open = |domain, name| {
+            let protocol = Some(Protocol::from(libc::IPPROTO_RAW));
+            Socket::new(domain, Type::RAW, protocol).map_err(|error| {
+                let kind = match error.kind() {
+                    io::ErrorKind::PermissionDenied => Kind::Permission,
+                    _ => Kind::Other,
+                };
+                let why = lacks(&error, Capability::CAP_NET_RAW);
+                Failure::new(
+                    kind,
+                    format!("--reap reset: cannot open a raw socket of {name}: {why}"),
+                )
+            })
+        };
         Ok(Self {
-            v4: open(Domain::IPV4).context("cannot open a raw socket")?,
-            v6: open(Domain::IPV6).context("cannot open a raw socket of IPv6")?,
+            v4: open(Domain::IPV4, "IPv4")?,
+            v6: open(Domain::IPV6, "IPv6")?,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Entry points of the benches: one test run is a loop over packets of many flows, around the very
 //! same inlined code as production has, or around what a table in the kernel's hash cannot do without.
 //!
-//! [`ORDER`] says which flows the packets are of. The "packet" of the run is a TCP segment, into which
+//! `ORDER` says which flows the packets are of. The "packet" of the run is a TCP segment, into which
 //! each turn writes the next flow's source address and port before it does what the program is named
 //! for. What the programs share (the loop and the writing) is all that `bench_empty` does.
 //!
@@ -13,10 +13,12 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
+mod packets;
+
 use core::{ffi::c_void, hint::black_box};
 
 use aya_ebpf::{
-    bindings::{xdp_action, xdp_md},
+    bindings::xdp_action,
     helpers::generated::bpf_loop,
     macros::{map, xdp},
     maps::{Array, HashMap},
@@ -25,7 +27,7 @@ use aya_ebpf::{
 use twheel_common::{
     event::Reason,
     flow::{FlowKey, Visit, Word, visit},
-    packet::{Protocols, Segment, Wanted, parse_any},
+    packet::{Protocols, Wanted, parse_any},
     policy::Hook,
     state::Seen,
     step::Step,
@@ -34,11 +36,15 @@ use twheel_ebpf::{
     atomic, clock,
     count::count_skip,
     emit::{self, Ended, Reader},
-    frame::Frame,
-    maps::CONFIG,
+    frame,
     policy::Place,
     rto, step, table,
     touch::{Touched, touch},
+};
+
+use crate::{
+    frame::Frame,
+    packets::{parsed, run},
 };
 
 /// What every tracker in eBPF keeps its flows in: the kernel's hash, preallocated. The value makes an
@@ -58,14 +64,6 @@ pub static LISTS: Array<FlowKey> = Array::with_max_entries(1 + SLOTS, 0);
 /// Slots of that wheel, a power of two. It has but one level, and no bitmap.
 const SLOTS: u32 = 512;
 
-/// The number of packets, and the flows that they are of: source addresses, as they stand in a packet; the
-/// low half is the port, too.
-#[map]
-pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(1, 0);
-
-/// Packets of a run at most, a power of two. `tests/src/bench/plane.rs` has the same.
-const PACKETS: usize = 1 << 13;
-
 /// What a table in the kernel's hash keeps of a flow: an element of three cache lines.
 #[repr(C)]
 pub struct Listed {
@@ -75,11 +73,6 @@ pub struct Listed {
     next: FlowKey,
     reserved: [u64; 6],
 }
-
-/// Ethernet, IPv4 and TCP without options.
-const SEGMENT: usize = 54;
-const SOURCE_ADDRESS: usize = 26;
-const SOURCE_PORT: usize = 34;
 
 const BPF_NOEXIST: u64 = 1;
 
@@ -114,6 +107,15 @@ pub fn bench_floor(ctx: XdpContext) -> u32 {
             }
             None => false,
         }
+    })
+}
+
+/// The parser, and the flow of the packet in twheel's table: what a touch does before it knows the flow.
+#[xdp]
+pub fn bench_find(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => table::find(table::home(&segment.key), &segment.key).is_some(),
+        None => false,
     })
 }
 
@@ -166,7 +168,7 @@ pub fn twheel_delete(ctx: XdpContext) -> u32 {
 /// Enters flows into the list of those to visit.
 #[xdp]
 pub fn bench_listed_insert(ctx: XdpContext) -> u32 {
-    run(&ctx, |frame, now| {
+    run(&ctx, |frame, _| {
         let Some(segment) = parsed(frame) else {
             return false;
         };
@@ -174,8 +176,8 @@ pub fn bench_listed_insert(ctx: XdpContext) -> u32 {
             return false;
         };
         let flow = Listed {
-            word: Word::new(now, 0, Seen(0)),
-            created: now as u32,
+            word: Word::new(clock::now(), 0, Seen(0)),
+            created: clock::now() as u32,
             cpu: 0,
             // SAFETY: a place in a map; the bench runs on one CPU.
             next: unsafe { load(first) },
@@ -190,11 +192,13 @@ pub fn bench_listed_insert(ctx: XdpContext) -> u32 {
 /// Touches flows.
 #[xdp]
 pub fn bench_listed_touch(ctx: XdpContext) -> u32 {
-    run(&ctx, |frame, now| {
+    run(&ctx, |frame, _| {
         match parsed(frame).and_then(|segment| LISTED.get_ptr_mut(segment.key)) {
             Some(flow) => {
                 // SAFETY: as in the floor; the bench runs on one CPU.
-                unsafe { (&raw mut (*flow).word).write_volatile(Word::new(now, 0, Seen(0))) };
+                unsafe {
+                    (&raw mut (*flow).word).write_volatile(Word::new(clock::now(), 0, Seen(0)))
+                };
                 true
             }
             None => false,
@@ -227,6 +231,43 @@ pub fn bench_listed_step(ctx: XdpContext) -> u32 {
     })
 }
 
+/// What an eviction cannot do without: room for an event, which is filled and submitted. `expired` says how many were.
+#[xdp]
+pub fn bench_record(ctx: XdpContext) -> u32 {
+    answer(&ctx, |call| {
+        let mut records = 0;
+        // SAFETY: the callback has the signature that the helper calls, and `records` outlives the loop.
+        unsafe {
+            bpf_loop(
+                call.budget,
+                record_one as *mut c_void,
+                (&raw mut records).cast(),
+                0,
+            );
+        }
+        call.visits = records;
+        call.expired = records;
+    })
+}
+
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
+    let Some(entry) = emit::reserve() else {
+        return 1;
+    };
+    let ended = Ended {
+        created: 0,
+        word: Word::new(index, 0, Seen(0)),
+        rule: 0,
+        reason: Reason::Idle,
+    };
+    let key = FlowKey::from_parts([index; 4], index);
+    emit::submit(entry, None, &key, &ended, index, Reader::Stepping);
+    // SAFETY: `bench_record` passes a number that nobody else refers to meanwhile.
+    unsafe { *records.cast::<u32>() += 1 };
+    0
+}
+
 #[repr(C)]
 struct Walk {
     now: u64,
@@ -239,7 +280,6 @@ struct Walk {
 unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
     // SAFETY: `bench_listed_step` passes a `Walk` that nobody else refers to meanwhile.
     let state = unsafe { &mut *state.cast::<Walk>() };
-    let config = CONFIG.load();
     let Some(list) = LISTS.get_ptr_mut(state.list) else {
         return 1;
     };
@@ -258,7 +298,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
     };
     match visit(state.now, word, table::timeout(0, word.seen())) {
         Visit::Rearm(due) => {
-            let slot = 1 + (config.tick_from(due) as u32 & (SLOTS - 1));
+            let slot = 1 + (clock::tick().from(due) as u32 & (SLOTS - 1));
             let Some(to) = LISTS.get_ptr_mut(slot) else {
                 return 1;
             };
@@ -320,66 +360,6 @@ fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// What the loop carries from packet to packet.
-#[repr(C)]
-struct State<F> {
-    ctx: *mut xdp_md,
-    /// Clock at the beginning of the run, for the floor alone, which is not to pay for a clock.
-    now: u64,
-    verdict: u32,
-    packet: F,
-}
-
-/// Does `packet` with a packet of each flow that [`ORDER`] names, until it says `false`.
-#[inline(always)]
-fn run<F: Fn(Frame, u64) -> bool>(ctx: &XdpContext, packet: F) -> u32 {
-    unsafe extern "C" fn turn<F: Fn(Frame, u64) -> bool>(number: u64, state: *mut c_void) -> i64 {
-        // SAFETY: `run` passes a `State` that nobody else refers to meanwhile.
-        let state = unsafe { &mut *state.cast::<State<F>>() };
-        match next(state.ctx, number) {
-            Some(frame) if (state.packet)(frame, state.now) => 0,
-            _ => {
-                state.verdict = xdp_action::XDP_ABORTED;
-                1
-            }
-        }
-    }
-    let Some(order) = ORDER.get(0) else {
-        return xdp_action::XDP_ABORTED;
-    };
-    let mut state = State {
-        ctx: ctx.ctx,
-        now: clock::now(),
-        verdict: xdp_action::XDP_PASS,
-        packet,
-    };
-    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
-    unsafe {
-        bpf_loop(
-            order[0],
-            turn::<F> as *mut c_void,
-            (&raw mut state).cast(),
-            0,
-        );
-    }
-    state.verdict
-}
-
-#[inline(always)]
-fn parsed(frame: Frame) -> Option<Segment> {
-    let wanted = Wanted {
-        protocols: Protocols::TCP,
-        timing: false,
-    };
-    match parse_any(&frame, wanted) {
-        Ok(segment) => Some(segment),
-        Err(skip) => {
-            count_skip(skip);
-            None
-        }
-    }
-}
-
 /// What `twheel_xdp` does with a packet, without its diagnostics, which the verifier drops when they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
@@ -399,53 +379,6 @@ fn see(frame: Frame) -> Option<Touched> {
         }
     }
 }
-
-/// Makes the packet one of the next flow.
-#[inline(always)]
-fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
-    let ctx = XdpContext::new(ctx);
-    let (data, end) = (ctx.data(), ctx.data_end());
-    if data + SEGMENT > end {
-        return None;
-    }
-    let flow = u64::from(ORDER.get(0)?[1 + (number as usize & (PACKETS - 1))]);
-    // SAFETY: the bounds were just checked, and the packet is this test run's own.
-    unsafe {
-        store_u32(data + SOURCE_ADDRESS, flow);
-        store_u16(data + SOURCE_PORT, flow);
-    }
-    Some(Frame::new(data, end, SEGMENT))
-}
-
-/// Stores of one instruction, for the reason that the loads of `frame.rs` have.
-macro_rules! store {
-    ($name:ident, $type:ty, $instruction:literal) => {
-        /// # Safety
-        ///
-        /// `at` points to as many bytes of a packet that nobody else refers to.
-        #[inline(always)]
-        unsafe fn $name(at: usize, value: u64) {
-            #[cfg(target_arch = "bpf")]
-            // SAFETY: the caller's promise; the verifier checks as much.
-            unsafe {
-                core::arch::asm!(
-                    concat!("*(", $instruction, " *)({at} + 0) = {value}"),
-                    at = in(reg) at,
-                    value = in(reg) value,
-                    options(nostack, preserves_flags),
-                );
-            }
-            #[cfg(not(target_arch = "bpf"))]
-            // SAFETY: the caller's promise.
-            unsafe {
-                (at as *mut $type).write_unaligned(value as $type);
-            }
-        }
-    };
-}
-
-store!(store_u32, u32, "u32");
-store!(store_u16, u16, "u16");
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}

@@ -1,0 +1,17 @@
+//! Hostile packets: what makes them, and what another library says of each.
+
+pub mod corpus;
+pub mod make;
+pub mod opinion;
+
+use twheel_common::packet::{Protocols, Wanted};
+
+/// Takes an input apart: what is asked, and of which frame.
+pub fn input(bytes: &[u8]) -> Option<(Wanted, &[u8])> {
+    let (&first, frame) = bytes.split_first()?;
+    let wanted = Wanted {
+        protocols: Protocols(u32::from(first & 7)),
+        timing: first & 8 != 0,
+    };
+    Some((wanted, frame))
+}

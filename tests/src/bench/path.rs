@@ -1,0 +1,617 @@
+//! What a tracker adds to a packet on its way through a gateway, beside the kernel's own.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{
+    Ebpf,
+    maps::{Array, Map, MapData, PerCpuArray},
+    programs::{
+        LinkOrder, Program, SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions,
+        Xdp, tc::TcAttachOptions, xdp::XdpMode,
+    },
+};
+use nix::net::if_::if_nametoindex;
+use serde_json::json;
+use twheel::{data_plane, delete::delete_all, inspect::Reader, progress, stepper::pin_to};
+use twheel_common::{
+    counter::Counter,
+    event::Reason,
+    packet::tcp::{ACK, SYN},
+};
+use twheel_tests::{
+    netns::{self, Namespace, Twheel, once},
+    path::offload,
+};
+
+use crate::{
+    plane::{self, CPU},
+    report::{Figure, Report, verdict},
+};
+
+/// Numbers of flows, as powers of two, and what twheel may add there: so many times what conntrack does.
+const SIZES: [(u32, f64); 3] = [(10, 0.30), (17, 0.40), (20, 0.40)];
+/// New flows that come in a round, as powers of two, and what they may take. There is room for twice as many.
+const NEW: [(u32, f64); 2] = [(17, 0.25), (20, 0.25)];
+/// Frames of a run at least.
+const FRAMES: u32 = 1 << 18;
+/// Gateways, by what watches.
+const LANES: [&str; 4] = ["base", "xdp", "conntrack", "twheel"];
+const BASE: usize = 0;
+const PASS: usize = 1;
+const CONNTRACK: usize = 2;
+const TWHEEL: usize = 3;
+/// A gateway's interfaces: that on the flows' side, which twheel watches, and the other.
+const INTERFACES: [&str; 2] = ["in0", "out0"];
+/// twheel's table is never made smaller: nobody would.
+const SMALLEST_TABLE: u32 = 1 << 16;
+/// Frames that the kernel makes at a time: a driver's poll.
+const BATCH: u32 = 64;
+/// `ETHTOOL_SGRO`: a veth polls then, and takes frames.
+const GRO: u32 = 0x2c;
+/// What may be due to other work of the softirq's thread, of the time of a run.
+const MAX_THREAD: f64 = 0.1;
+/// Rounds before those that count.
+const WARM_UP: u32 = 1;
+
+/// IPv4 and TCP without options: an acknowledgment to the server, without what `twheel-ebpf/src/bench/path.rs` writes.
+const SEGMENT: [u8; 54] = [
+    0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
+    0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1, // IPv4
+    0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 4, 0, 0, 0, 0, 0, // TCP
+];
+
+/// A packet of each flow of a run.
+#[derive(Clone, Copy)]
+enum Kind {
+    Syn,
+    SynAck,
+    Ack,
+    /// The server's.
+    BackAck,
+}
+
+impl Kind {
+    fn is_back(self) -> bool {
+        matches!(self, Self::SynAck | Self::BackAck)
+    }
+
+    fn bytes(self) -> [u8; SEGMENT.len()] {
+        let mut segment = SEGMENT;
+        let (flags, seq, ack) = match self {
+            Self::Syn => (SYN, 0, 0),
+            Self::SynAck => (SYN | ACK, 0, 1),
+            Self::Ack | Self::BackAck => (ACK, 1, 1),
+        };
+        (segment[41], segment[45], segment[47]) = (seq, ack, flags);
+        if self.is_back() {
+            segment[26..34].rotate_left(4);
+            segment[34..38].rotate_left(2);
+        }
+        segment
+    }
+}
+
+/// Which flows the frames of a run are of.
+#[derive(Clone, Copy)]
+struct Flows {
+    /// Number of the first.
+    first: u32,
+    /// There are two to the power of so many.
+    bits: u32,
+    /// Each once, in order; or, in some order, as often as frames are wanted, beginning at this place of it.
+    from: Option<u32>,
+}
+
+/// How many conntrack's hash has.
+#[derive(Clone, Copy)]
+enum Buckets {
+    /// One for each end of a flow.
+    Enough,
+    /// What the kernel has made of this machine's memory, as where only `nf_conntrack_max` was raised.
+    Default,
+}
+
+/// Both globals of conntrack's, which are put back at the end.
+struct Limits(Vec<(&'static str, String)>);
+
+impl Limits {
+    /// Room for so many entries. The module is there: a namespace has rules that need it.
+    fn raise(entries: u32, buckets: Buckets) -> Result<Self> {
+        let mut before = Self(Vec::new());
+        // Two a flow stand in the hash: one in a bucket.
+        let wanted = [
+            ("nf_conntrack_max", 2 * entries),
+            ("nf_conntrack_buckets", 2 * entries),
+        ];
+        let count = match buckets {
+            Buckets::Enough => 2,
+            Buckets::Default => 1,
+        };
+        for (name, value) in wanted.into_iter().take(count) {
+            let path = format!("/proc/sys/net/netfilter/{name}");
+            let old = fs::read_to_string(&path).with_context(|| format!("no {path}"))?;
+            fs::write(&path, value.to_string()).with_context(|| format!("cannot set {path}"))?;
+            before.0.push((name, old));
+        }
+        Ok(before)
+    }
+}
+
+impl Drop for Limits {
+    fn drop(&mut self) {
+        for (name, value) in &self.0 {
+            if let Err(error) = fs::write(format!("/proc/sys/net/netfilter/{name}"), value.trim()) {
+                eprintln!("{name} was {}, and is not again: {error}", value.trim());
+            }
+        }
+    }
+}
+
+/// Sets what is below `/proc/sys/net` in a namespace.
+pub fn sysctl(namespace: &Namespace, name: &str, value: &str) -> Result<()> {
+    let path = format!("/proc/sys/net/{name}");
+    namespace.enter(|| fs::write(&path, value).with_context(|| format!("cannot set {path}")))
+}
+
+/// A namespace that forwards, or sends, IPv4 alone.
+fn namespace(role: &str) -> Result<Namespace> {
+    let namespace = Namespace::new(role)?;
+    for (name, value) in [
+        ("ipv6/conf/all/disable_ipv6", "1"),
+        ("ipv6/conf/default/disable_ipv6", "1"),
+        ("ipv4/ip_forward", "1"),
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+    ] {
+        sysctl(&namespace, name, value)?;
+    }
+    Ok(namespace)
+}
+
+/// A gateway, and the source's interfaces before and behind it.
+struct Lane {
+    gateway: Namespace,
+    ends: [u32; 2],
+}
+
+impl Lane {
+    fn new(source: &Namespace, name: &str) -> Result<Self> {
+        let gateway = namespace(name)?;
+        let mut ends = [0; 2];
+        let networks = ["10.0.0.0/8", "192.0.2.0/24"];
+        for ((interface, network), end) in INTERFACES.iter().zip(networks).zip(&mut ends) {
+            let peer = format!("{interface}-{name}");
+            gateway.ip(&format!(
+                "link add {interface} address 02:00:00:00:00:02 type veth peer name {peer} netns {}",
+                source.name()
+            ))?;
+            source.ip(&format!("link set {peer} up"))?;
+            gateway.ip(&format!("link set {interface} up"))?;
+            gateway.ip(&format!(
+                "route add {network} via 198.18.0.1 dev {interface} onlink"
+            ))?;
+            gateway.ip(&format!(
+                "neigh add 198.18.0.1 lladdr 02:00:00:00:00:01 dev {interface} nud permanent"
+            ))?;
+            gateway.enter(|| offload(interface, GRO, true))?;
+            *end = source.enter(|| Ok(if_nametoindex(peer.as_str())?))?;
+        }
+        Ok(Self { gateway, ends })
+    }
+
+    /// Entries of conntrack's here.
+    fn entries(&self) -> Result<u64> {
+        let path = "/proc/sys/net/netfilter/nf_conntrack_count";
+        let count = self.gateway.enter(|| Ok(fs::read_to_string(path)?))?;
+        Ok(count.trim().parse()?)
+    }
+}
+
+/// All of them side by side, so that a round is not interrupted.
+struct Lab {
+    bpf: Ebpf,
+    frames: Array<MapData, [u32; 16]>,
+    sunk: PerCpuArray<MapData, u64>,
+    thread: u32,
+    /// Of the time of all runs, what was the softirq's thread's.
+    in_thread: Duration,
+    in_all: Duration,
+    reader: Reader,
+    counters: Map,
+    // Dropped before their namespaces.
+    twheel: Twheel,
+    _limits: Limits,
+    lanes: Vec<Lane>,
+    source: Namespace,
+}
+
+impl Lab {
+    /// With tables for so many flows.
+    fn new(flows: u32, buckets: Buckets) -> Result<Self> {
+        let source = namespace("source")?;
+        let lanes = LANES
+            .iter()
+            .map(|name| Lane::new(&source, name))
+            .collect::<Result<Vec<_>>>()?;
+        let conntrack = &lanes[CONNTRACK].gateway;
+        // Registers the hooks; no packet that is forwarded comes by, and pays for the rule.
+        conntrack.nft(
+            "table ip bench { chain in { type filter hook input priority 0; ct state invalid drop; }; }",
+        )?;
+        sysctl(conntrack, "netfilter/nf_conntrack_checksum", "0")?;
+        sysctl(conntrack, "netfilter/nf_conntrack_tcp_loose", "1")?;
+        let limits = Limits::raise(flows, buckets)?;
+        let gateway = &lanes[TWHEEL].gateway;
+        let max_flows = flows.max(SMALLEST_TABLE).to_string();
+        let args = [
+            "--iface",
+            INTERFACES[0],
+            "--mode",
+            "native",
+            "--max-flows",
+            &max_flows,
+        ];
+        let twheel = Twheel::start(gateway, &args)?;
+        let attached = gateway.attached(INTERFACES[0])?;
+        ensure!(attached == ["xdp", "egress"], "attached: {attached:?}");
+        let reader = gateway.enter(|| Reader::open(Some(INTERFACES[0])))?;
+        let object = plane::object("TWHEEL_PEERS_OBJECT")?;
+        let mut bpf = Ebpf::load(&object).context("cannot load the peers")?;
+        for name in ["peer_source", "peer_pass"] {
+            let program: &mut Xdp = program(&mut bpf, name)?.try_into()?;
+            program
+                .load()
+                .with_context(|| format!("cannot load {name}"))?;
+        }
+        let pass: &mut Xdp = program(&mut bpf, "peer_pass")?.try_into()?;
+        lanes[PASS]
+            .gateway
+            .enter(|| Ok(pass.attach(INTERFACES[0], XdpMode::Driver)?))?;
+        let sink: &mut SchedClassifier = program(&mut bpf, "peer_sink")?.try_into()?;
+        sink.load().context("cannot load the sink")?;
+        for lane in &lanes {
+            for interface in INTERFACES {
+                lane.gateway.enter(|| {
+                    let order = TcAttachOptions::TcxOrder(LinkOrder::last());
+                    Ok(sink.attach_with_options(interface, TcAttachType::Egress, order)?)
+                })?;
+            }
+        }
+        let mut map = |name: &str| {
+            let map = bpf.take_map(name);
+            map.with_context(|| format!("the object has no map {name}"))
+        };
+        Ok(Self {
+            frames: map("FRAMES")?.try_into()?,
+            sunk: map("SUNK")?.try_into()?,
+            bpf,
+            thread: softirq_thread()?,
+            in_thread: Duration::ZERO,
+            in_all: Duration::ZERO,
+            counters: Map::PerCpuArray(reader.pins().map("COUNTERS")?),
+            reader,
+            twheel,
+            _limits: limits,
+            lanes,
+            source,
+        })
+    }
+
+    /// Sends frames of these flows through a gateway; nanoseconds a frame.
+    fn run(&mut self, lane: usize, kind: Kind, flows: Flows) -> Result<f64> {
+        let frames = match flows.from {
+            None => 1 << flows.bits,
+            Some(_) => FRAMES.max(1 << flows.bits),
+        };
+        let segment = kind.bytes();
+        let back = kind.is_back();
+        let mut entry = [0; 16];
+        entry[0] = self.lanes[lane].ends[usize::from(back)];
+        entry[1] = flows.from.unwrap_or(0);
+        entry[2] = flows.first;
+        entry[3] = flows.from.map_or(0, |_| flows.bits);
+        entry[4] = back.into();
+        entry[5] = sum(&segment[14..34]);
+        // And the pseudo header: addresses, protocol, length.
+        entry[6] = sum(&segment[34..]) + sum(&segment[26..34]) + sum(&[0, 6, 0, 20]);
+        self.frames.set(0, entry, 0)?;
+        let sunk = |it: &Self| anyhow::Ok(it.sunk.get(&0, 0)?.iter().sum::<u64>());
+        let (before, touched) = (sunk(self)?, self.count(Counter::Touched)?);
+        let thread = cpu_time(self.thread)?;
+        let source: &mut Xdp = program(&mut self.bpf, "peer_source")?.try_into()?;
+        let in_kernel = self.source.enter(|| {
+            pin_to(CPU)?;
+            let result = source.test_run(TestRunOptions {
+                data_in: Some(&segment),
+                repeat: frames,
+                attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+                ..TestRunOptions::new()
+            });
+            Ok(result.context("cannot make live frames")?.duration * frames)
+        })?;
+        let in_thread = cpu_time(self.thread)? - thread;
+        let came = sunk(self)? - before;
+        ensure!(
+            came == u64::from(frames),
+            "{}: of {frames} frames {came} have come",
+            LANES[lane]
+        );
+        // A packet in 100,000 may have found no room.
+        let touched = self.count(Counter::Touched)? - touched;
+        let wanted = match (lane, kind) {
+            (TWHEEL, Kind::SynAck | Kind::Ack | Kind::BackAck) => u64::from(frames),
+            _ => 0,
+        };
+        ensure!(
+            touched.abs_diff(wanted) <= wanted / 100_000,
+            "{}: twheel has touched {touched} flows, not {wanted}",
+            LANES[lane]
+        );
+        self.in_thread += in_thread;
+        self.in_all += in_kernel + in_thread;
+        Ok((in_kernel + in_thread).as_nanos() as f64 / f64::from(frames))
+    }
+
+    /// Ends what was measured here.
+    fn end(self, report: &mut Report) -> Result<()> {
+        let share = self.in_thread.as_secs_f64() / self.in_all.as_secs_f64();
+        report.say(&format!(
+            "With room for {} flows, {:.2} % of the time was ksoftirqd's.",
+            self.reader.meta().max_flows,
+            share * 100.0
+        ));
+        ensure!(share <= MAX_THREAD, "this machine is too busy for this");
+        ensure!(self.count(Counter::EventsLost)? == 0, "events were lost");
+        let ended = self.twheel.stop()?;
+        ensure!(ended.code() == Some(0), "{}", ended.stderr);
+        Ok(())
+    }
+
+    fn count(&self, counter: Counter) -> Result<u64> {
+        Ok(data_plane::counters(&self.counters)?.get(counter))
+    }
+
+    /// Whether both trackers have so many flows, and nobody else has any.
+    fn check(&self, flows: u32) -> Result<()> {
+        let entries = self.lanes[CONNTRACK].entries()?;
+        ensure!(
+            entries == u64::from(flows),
+            "conntrack has {entries} flows of {flows}"
+        );
+        let tracked = self.reader.table().iter().count() as u32;
+        ensure!(
+            tracked.abs_diff(flows) <= flows / 100_000,
+            "twheel has {tracked} flows of {flows}"
+        );
+        for lane in [BASE, PASS, TWHEEL] {
+            ensure!(
+                self.lanes[lane].entries()? == 0,
+                "conntrack watches {}",
+                LANES[lane]
+            );
+        }
+        Ok(())
+    }
+
+    /// Empties both tables.
+    fn flush(&self) -> Result<()> {
+        let mut command = self.lanes[CONNTRACK]
+            .gateway
+            .command(netns::program("conntrack"))?;
+        command.arg("-F");
+        let ended = once(command)?;
+        ensure!(ended.code() == Some(0), "conntrack -F: {}", ended.stderr);
+        while self.reader.table().iter().next().is_some() {
+            delete_all(&self.reader, |_, _| true, Reason::Flushed, None)?;
+        }
+        // Until all is told.
+        while self.twheel.line(Duration::from_millis(300))?.is_some() {}
+        self.check(0)
+    }
+}
+
+/// All sizes, all gateways.
+pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
+    report.say(&format!(
+        "Nanoseconds a packet takes through a gateway: median (least–most) of {rounds} rounds. A round runs each gateway \
+         once,\nin turn; a run is one BPF_PROG_TEST_RUN that makes live frames of all flows in random order (at least \
+         {FRAMES}), which\ngo by a veth to a namespace that routes them and drops them where they leave, counted: all \
+         of them, or this fails.\nOne CPU. Time is the kernel's `duration`, in which the softirq is, and what its thread \
+         (ksoftirqd) took over.\n\
+         The gateways: `base` does nothing but route, `xdp` has an XDP program that passes, in `conntrack` nf_conntrack is \
+         on\n(hooks alone, no rule that a packet meets; one bucket for each end of a flow, no checksums), in `twheel` there is a \
+         `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave. All \
+         have GRO on, without\nwhich a veth takes no frames. Flows are established by their handshakes. New flows: a SYN each, \
+         into tables that are empty.\n\
+         The ratio is (twheel - base) / (conntrack - base): the median of the ratios of each round (least–most).\n"
+    ));
+    let mut curves = LANES.map(|lane| (lane.to_owned(), Vec::new()));
+    let [mut there, mut back] = [Vec::new(), Vec::new()];
+    for (bits, bound) in SIZES {
+        let mut lab = Lab::new(1 << bits, Buckets::Enough)?;
+        let samples = established(&mut lab, bits, rounds)?;
+        lab.end(report)?;
+        for ((_, curve), samples) in curves.iter_mut().zip(&samples[0]) {
+            curve.push((f64::from(1 << bits), Figure::of(samples).median));
+        }
+        let [ahead, behind] = samples;
+        there.push((bits, bound, ahead));
+        back.push((bits, bound, behind));
+    }
+    let mut begun = [Vec::new(), Vec::new()];
+    for (begun, buckets) in begun.iter_mut().zip([Buckets::Enough, Buckets::Default]) {
+        for (bits, bound) in NEW {
+            let mut lab = Lab::new(2 << bits, buckets)?;
+            begun.push((bits, bound, new(&mut lab, bits, rounds)?));
+            lab.end(report)?;
+        }
+    }
+    table(report, "there", "Packets of established flows", &there);
+    table(report, "back", "On the way back", &back);
+    let [enough, default] = begun;
+    table(report, "new", "New flows", &enough);
+    let title = "New flows, where conntrack has the buckets that this machine gives it by default";
+    table(report, "new_default", title, &default);
+    report.plot(
+        "flows",
+        "A packet of an established flow through a gateway",
+        ["flows", "ns"],
+        &curves,
+    )
+}
+
+/// Of each gateway, its times by round: none where it was not measured.
+type Samples = [Vec<f64>; LANES.len()];
+
+/// What a tracker has added, round by round.
+fn added(samples: &Samples, lane: usize) -> Vec<f64> {
+    let pairs = samples[lane].iter().zip(&samples[BASE]);
+    pairs.map(|(with, without)| with - without).collect()
+}
+
+fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples)]) {
+    let head = |columns: &[&str]| {
+        let columns = columns.iter().map(|it| format!("  {it:>20}"));
+        columns.collect::<String>()
+    };
+    report.say(&format!("\n{title}\n{:>8}{}", "flows", head(&LANES)));
+    for (bits, _, samples) in rows {
+        let cells = LANES.iter().zip(samples).map(|(lane, samples)| {
+            if samples.is_empty() {
+                return format!("{:>20}", "");
+            }
+            let figure = Figure::of(samples);
+            report.nanoseconds("path", &format!("{way}_{lane}"), 1 << bits, &figure);
+            Figure::row(&[figure])
+        });
+        let cells = cells.collect::<Vec<_>>().join("  ");
+        report.say(&format!("{:>8}  {cells}", 1 << bits));
+    }
+    let columns = ["conntrack adds", "twheel adds"];
+    report.say(&format!("{:>8}{}  ratio", "", head(&columns)));
+    for (bits, bound, samples) in rows {
+        let [theirs, ours] = [CONNTRACK, TWHEEL].map(|lane| added(samples, lane));
+        let ratios: Vec<_> = ours
+            .iter()
+            .zip(&theirs)
+            .map(|(ours, theirs)| ours / theirs)
+            .collect();
+        let (ratio, added) = (
+            Figure::of(&ratios),
+            [&theirs, &ours].map(|it| Figure::of(it)),
+        );
+        report.say(&format!(
+            "{:>8}  {}  {:<20} ({:.2}–{:.2})",
+            1 << bits,
+            Figure::row(&added),
+            verdict(ratio.median, Some(*bound)),
+            ratio.min,
+            ratio.max
+        ));
+        report.object(&json!({
+            "bench": "path",
+            "variant": format!("{way}_ratio"),
+            "n": 1 << bits,
+            "conntrack_adds_ns": added[0].median,
+            "twheel_adds_ns": added[1].median,
+            "ratio": ratio.median,
+            "min": ratio.min,
+            "max": ratio.max,
+            "rounds": ratio.rounds,
+        }));
+    }
+}
+
+/// Flows that are established: packets from the flow's source, and those to it.
+fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
+    let each = |from| Flows {
+        first: 0,
+        bits,
+        from,
+    };
+    for kind in [Kind::Syn, Kind::SynAck, Kind::Ack] {
+        for lane in 0..LANES.len() {
+            lab.run(lane, kind, each(None))?;
+        }
+    }
+    lab.check(1 << bits)?;
+    let mut samples = [plane::no_samples(), plane::no_samples()];
+    for round in progress::over(format!("{} flows", 1 << bits), 0..WARM_UP + rounds) {
+        // Not always the same after the same.
+        for turn in 0..LANES.len() {
+            let lane = (turn + round as usize) % LANES.len();
+            for (kind, samples) in [Kind::Ack, Kind::BackAck].into_iter().zip(&mut samples) {
+                // What goes back does not come by the program.
+                if lane == PASS && kind.is_back() {
+                    continue;
+                }
+                let nanoseconds = lab.run(lane, kind, each(Some(round.wrapping_mul(40_503))))?;
+                if round >= WARM_UP {
+                    samples[lane].push(nanoseconds);
+                }
+            }
+        }
+    }
+    lab.check(1 << bits)?;
+    Ok(samples)
+}
+
+/// Flows that begin, in tables that are empty.
+fn new(lab: &mut Lab, bits: u32, rounds: u32) -> Result<Samples> {
+    let mut samples = plane::no_samples();
+    for round in progress::over(format!("{} new flows", 1 << bits), 0..WARM_UP + rounds) {
+        let flows = Flows {
+            // The generator has room for sixteen times a million.
+            first: round << bits & 0xff_ffff,
+            bits,
+            from: None,
+        };
+        for turn in 0..LANES.len() {
+            let lane = (turn + round as usize) % LANES.len();
+            let nanoseconds = lab.run(lane, Kind::Syn, flows)?;
+            if round >= WARM_UP {
+                samples[lane].push(nanoseconds);
+            }
+        }
+        lab.check(1 << bits)?;
+        lab.flush()?;
+    }
+    Ok(samples)
+}
+
+/// The sum of words as they stand in memory.
+fn sum(bytes: &[u8]) -> u32 {
+    let words = bytes.chunks_exact(2);
+    words
+        .map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]])))
+        .sum()
+}
+
+fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
+    let program = bpf.program_mut(name);
+    program.with_context(|| format!("the object has no program {name}"))
+}
+
+/// The thread that softirqs of [`CPU`] are left to when there are too many.
+pub fn softirq_thread() -> Result<u32> {
+    let name = format!("ksoftirqd/{CPU}\n");
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        if fs::read_to_string(path.join("comm")).is_ok_and(|it| it == name) {
+            let id = path.file_name().and_then(|name| name.to_str());
+            return Ok(id.context("no number")?.parse()?);
+        }
+    }
+    bail!("there is no {}", name.trim());
+}
+
+/// What a thread has run.
+pub fn cpu_time(thread: u32) -> Result<Duration> {
+    let text = fs::read_to_string(format!("/proc/{thread}/schedstat"))?;
+    let nanoseconds = text
+        .split_ascii_whitespace()
+        .next()
+        .context("no schedstat")?;
+    Ok(Duration::from_nanos(nanoseconds.parse()?))
+}

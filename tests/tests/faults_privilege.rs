@@ -1,0 +1,559 @@
+//! What a run may do and what it can do without, who may use what it makes, and what somebody else has put in its way.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use twheel::{failure::Kind, privilege::NEEDED};
+use twheel_tests::netns::{
+    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, require_root, twheel_bin,
+};
+
+/// Nobody's, as user and as group.
+const NOBODY: &str = "65534";
+/// A group that has no name and no members.
+const GROUP: u32 = 4242;
+/// Number of that capability (`linux/capability.h`).
+const CAP_SYS_NICE: u32 = 23;
+/// The highest exposure that `systemd-analyze security` may find: 2.5 of 10.
+const EXPOSURE: &str = "25";
+const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/twheel@.service");
+
+/// A directory that all may enter, with a `twheel` that all may execute; gone with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("twl-{}-{name}", std::process::id()));
+        fs::create_dir(&path)?;
+        let directory = Self(path);
+        directory.mode(0o755)?;
+        fs::copy(twheel_bin()?, directory.0.join("twheel"))?;
+        Ok(directory)
+    }
+
+    fn mode(&self, mode: u32) -> Result<()> {
+        Ok(fs::set_permissions(
+            &self.0,
+            fs::Permissions::from_mode(mode),
+        )?)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("ASCII")
+    }
+
+    /// `setpriv` and its arguments, for a user and group with these capabilities and no others.
+    fn as_user(&self, user: &str, group: &str, capabilities: &[&str]) -> String {
+        let set = capabilities
+            .iter()
+            .fold("-all".to_owned(), |set, it| set + ",+" + it);
+        format!(
+            "exec setpriv --reuid {user} --regid {group} --clear-groups --no-new-privs --inh-caps {set} \
+             --ambient-caps {set} --bounding-set {set} {}/twheel",
+            self.path()
+        )
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A shell on a host; where `bpffs` is given, in a mount namespace of its own, with a BPF file system mounted so.
+fn shell(host: &Namespace, bpffs: Option<&str>, script: &str) -> Result<Command> {
+    let mut command = match bpffs {
+        Some(_) => host.command("unshare")?,
+        None => host.command("sh")?,
+    };
+    let mount = bpffs.map(|options| format!("mount -t bpf -o {options} bpf /sys/fs/bpf && "));
+    if bpffs.is_some() {
+        command.args(["--mount", "--propagation", "private", "sh"]);
+    }
+    command
+        .args(["-c", &(mount.unwrap_or_default() + script)])
+        .env("TWHEEL_HISTORY", "off");
+    Ok(command)
+}
+
+fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
+    ensure!(ended.code() == Some(kind as i32), "not {kind:?}: {ended:?}");
+    for word in words {
+        ensure!(
+            ended.stderr.contains(word),
+            "no {word:?} in {}",
+            ended.stderr
+        );
+    }
+    ensure!(!ended.stderr.contains("attached"), "{}", ended.stderr);
+    Ok(())
+}
+
+/// The capabilities of each thread of a process, by set; and whether no program may give it more.
+fn check_threads(pid: u32, least: usize, is_root: bool) -> Result<()> {
+    let mut needed = NEEDED.iter().fold(0, |bits, it| bits | it.bitmask());
+    // Where a limit gives steppers no priority, the capability does, if it was there: root's.
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    let limit = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max realtime priority"))
+        .and_then(|limits| limits.split_whitespace().next())
+        .context("no limit of real-time priority")?;
+    if is_root && limit == "0" {
+        needed |= 1 << CAP_SYS_NICE;
+    }
+    let mut threads = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = fs::read_to_string(task?.path().join("status"))?;
+        let fields: BTreeMap<_, _> = status
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .collect();
+        let (name, set) = (fields["Name"].trim(), |set: &str| {
+            u64::from_str_radix(fields[set].trim(), 16)
+        });
+        for held in ["CapPrm", "CapEff", "CapBnd"] {
+            ensure!(set(held)? == needed, "{name}: {held} is {:x}", set(held)?);
+        }
+        for empty in ["CapInh", "CapAmb"] {
+            ensure!(set(empty)? == 0, "{name}: {empty} is {:x}", set(empty)?);
+        }
+        ensure!(fields["NoNewPrivs"].trim() == "1", "{name} may get more");
+        threads += 1;
+    }
+    ensure!(threads >= least, "{threads} threads");
+    Ok(())
+}
+
+fn modes(directory: &Path) -> Result<BTreeSet<(u32, u32, u32)>> {
+    let of = |path: &Path| -> Result<_> {
+        let it = fs::symlink_metadata(path)?;
+        Ok((it.mode() & 0o7777, it.uid(), it.gid()))
+    };
+    let mut modes = BTreeSet::from([of(directory)?]);
+    for entry in fs::read_dir(directory)? {
+        modes.insert(of(&entry?.path())?);
+    }
+    Ok(modes)
+}
+
+fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is()? {
+        ensure!(Instant::now() < end, "{what}: not within 20 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Expects the ends of these connections, and what was done to each.
+fn expect_reaped(twheel: &Twheel, flows: usize, actions: &[&str]) -> Result<()> {
+    let (mut expired, mut done) = (0, BTreeMap::new());
+    while expired < flows || done.values().sum::<usize>() < flows * actions.len() {
+        let line = twheel
+            .line(Duration::from_secs(20))?
+            .context("nothing more comes")?;
+        let object: serde_json::Value = serde_json::from_str(&line.text)?;
+        match object["event"].as_str() {
+            Some("expired") => expired += 1,
+            Some("reap") => {
+                let action = object["action"].as_str().context("no action")?;
+                ensure!(actions.contains(&action), "{object}");
+                ensure!(object["outcome"] != "failed", "{object}");
+                *done.entry(action.to_owned()).or_insert(0) += 1;
+            }
+            _ => bail!("{object}"),
+        }
+    }
+    Ok(())
+}
+
+const RUN: &str = "run --iface server0 --timeout 1s --json --reap-max-share 100";
+
+#[test]
+fn three_capabilities_are_enough() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("three")?;
+    let three = ["bpf", "net_admin", "perfmon"];
+    let own = Some("uid=65534,gid=65534,mode=0700");
+    let nobody = |capabilities: &[&str], args: &str| {
+        let user = directory.as_user(NOBODY, NOBODY, capabilities);
+        shell(&pair.server, own, &format!("{user} {args}"))
+    };
+
+    // What needs more says what.
+    let other = format!("--reap-netns {}", pair.client.name());
+    for (args, capability) in [
+        ("--reap reset", "CAP_NET_RAW"),
+        (other.as_str(), "CAP_SYS_ADMIN"),
+        ("--metrics 80", "CAP_NET_BIND_SERVICE"),
+        ("--group 0", "CAP_SETGID"),
+    ] {
+        let refused = once(nobody(&three, &format!("{RUN} {args}"))?)?;
+        check_refused(&refused, Kind::Permission, &[capability])?;
+    }
+    for (missing, capability) in [(0, "CAP_BPF"), (1, "CAP_NET_ADMIN"), (2, "CAP_PERFMON")] {
+        let mut two = three.to_vec();
+        two.remove(missing);
+        let refused = once(nobody(&two, RUN)?)?;
+        check_refused(&refused, Kind::Permission, &[&format!("no {capability}:")])?;
+    }
+    // Of which they were once part: it would have to be kept.
+    let refused = once(nobody(&["sys_admin", "net_admin"], RUN)?)?;
+    check_refused(&refused, Kind::Permission, &["CAP_BPF", "CAP_PERFMON"])?;
+    let doctor = once(nobody(&three, "doctor --iface server0 --json")?)?;
+    let programs = doctor
+        .lines
+        .iter()
+        .find(|line| line.text.contains("\"programs\""));
+    let programs = &programs.context("nothing about programs")?.text;
+    ensure!(
+        programs.contains("\"warn\"") && programs.contains("CAP_SYS_ADMIN"),
+        "{programs}"
+    );
+
+    // And all else works.
+    let run = format!("{RUN} --reap socket,conntrack --metrics 0");
+    let twheel = Twheel::start_command(nobody(&three, &run)?, |_| {})?;
+    twheel.await_stderr("metrics and page")?;
+    check_threads_of_nobody(twheel.pid())?;
+    let mut connections = (0..4)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect::<Result<Vec<_>>>()?;
+    connections.iter_mut().try_for_each(|it| it.talk())?;
+    expect_reaped(&twheel, 4, &["socket", "conntrack"])?;
+    // Its owner sees that the socket was closed: it was, for real.
+    for connection in &mut connections {
+        let told = connection.client.read(&mut [0]).map_err(|it| it.kind());
+        ensure!(told == Err(io::ErrorKind::ConnectionReset), "{told:?}");
+    }
+    let pins = PathBuf::from(format!("/proc/{}/root{PINS}", twheel.pid()));
+    ensure!(pins.exists(), "nothing is pinned");
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    pair.server.check_clean(SERVER)
+}
+
+/// No user's but nobody's.
+fn check_threads_of_nobody(pid: u32) -> Result<()> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    ensure!(
+        status.contains("Uid:\t65534\t65534\t65534\t65534"),
+        "{status}"
+    );
+    // Two steppers, perhaps one; the reaper; the metrics; and the first.
+    check_threads(pid, 4, false)
+}
+
+#[test]
+fn root_gives_up_the_rest_and_shares_with_a_group_alone() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("rest")?;
+    let history = directory.0.join("history");
+    let all = format!(
+        "{}/twheel {RUN} --history {} --reap reset,socket --reap-netns {} --metrics 80 --group {GROUP}",
+        directory.path(),
+        history.display(),
+        pair.client.name()
+    );
+    let twheel = Twheel::start_command(shell(&pair.server, None, &format!("exec {all}"))?, |_| {})?;
+    twheel.await_stderr("metrics and page")?;
+    let own = pair.server.instances()?.pop().context("no instance")?;
+    until("shared", || Ok(modes(&own)?.contains(&(0o750, 0, GROUP))))?;
+    until("history", || Ok(fs::read_dir(&history)?.count() == 1))?;
+    let pinned = BTreeSet::from([(0o750, 0, GROUP), (0o660, 0, GROUP)]);
+    ensure!(modes(&own)? == pinned, "{:?}", modes(&own)?);
+    let kept = history.join(own.file_name().context("no name")?);
+    until("a segment", || Ok(fs::read_dir(&kept)?.count() == 1))?;
+    let files = BTreeSet::from([(0o750, 0, GROUP), (0o640, 0, GROUP)]);
+    ensure!(modes(&kept)? == files, "{:?}", modes(&kept)?);
+    check_threads(twheel.pid(), 5, true)?;
+
+    let mut connections = [pair.connect(Family::V4)?, pair.connect(Family::V6)?];
+    connections.iter_mut().try_for_each(|it| it.talk())?;
+    // In the other namespace, too, for which there is no capability any more.
+    expect_reaped(&twheel, 2, &["reset", "socket"])?;
+
+    // A member needs no capability; anybody else is refused.
+    let history = history.display().to_string();
+    let asked = [
+        "flows".to_owned(),
+        "stats".to_owned(),
+        "delete 'dport == 1'".to_owned(),
+        format!("expired --iface {SERVER} --history {history}"),
+    ];
+    for command in &asked {
+        let member = directory.as_user(NOBODY, &GROUP.to_string(), &[]);
+        let ended = once(shell(&pair.server, None, &format!("{member} {command}"))?)?;
+        ensure!(ended.code() == Some(0), "{command}: {ended:?}");
+        if command.starts_with("expired") {
+            ensure!(ended.lines.len() == 2, "{ended:?}");
+        }
+        let stranger = directory.as_user(NOBODY, NOBODY, &["bpf"]);
+        let ended = once(shell(&pair.server, None, &format!("{stranger} {command}"))?)?;
+        ensure!(
+            ended.code() != Some(0) && ended.lines.is_empty(),
+            "{command}: {ended:?}"
+        );
+        if !command.starts_with("expired") {
+            check_refused(&ended, Kind::Permission, &["--group"])?;
+        }
+    }
+
+    // Killed, and adopted by a run without a group: it is its user's alone again.
+    twheel.kill()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &["--iface", SERVER, "--timeout", "1s", "--reap", "socket"],
+    )?;
+    let alone = BTreeSet::from([(0o700, 0, GROUP), (0o600, 0, GROUP), (0o600, 0, 0)]);
+    until("alone", || Ok(modes(&own)?.contains(&(0o700, 0, GROUP))))?;
+    ensure!(modes(&own)?.is_subset(&alone), "{:?}", modes(&own)?);
+    check_threads(twheel.pid(), 3, true)?;
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("way")?;
+    let target = directory.0.join("target");
+    fs::create_dir(&target)?;
+    fs::write(target.join("precious"), "it")?;
+    let untouched = || -> Result<()> {
+        let names: Vec<_> = fs::read_dir(&target)?
+            .flatten()
+            .map(|it| it.file_name())
+            .collect();
+        ensure!(names == ["precious"], "{names:?}");
+        Ok(())
+    };
+    let name = format!("{}-{SERVER}", pair.server.inode()?);
+    let layout = format!("{PINS}/v{}", twheel_common::config::LAYOUT);
+    let twheel = format!("{}/twheel", directory.path());
+    let target_path = target.display();
+    let plants = [
+        format!("ln -s {target_path} {PINS}"),
+        format!("mkdir -p {PINS} && ln -s {target_path} {layout}"),
+        format!("mkdir -p {layout} && ln -s {target_path} {layout}/{name}"),
+        format!("mkdir -p {layout}/{name} && chown {NOBODY} {layout}/{name}"),
+        format!("mkdir -p {layout} && chown {NOBODY} {PINS}"),
+        format!("mkdir -p {layout}/{name} && chmod 777 {layout}/{name}"),
+    ];
+    for (number, plant) in plants.iter().enumerate() {
+        let why = if number < 3 {
+            "symbolic link"
+        } else {
+            "who could put anything there"
+        };
+        for command in ["run", "detach"] {
+            let script = format!("{plant} && exec {twheel} {command} --iface {SERVER}");
+            let ended = once(shell(&pair.server, Some("mode=1777"), &script)?)?;
+            // There is nothing to detach where nothing of its name is.
+            if number != 4 || command == "run" {
+                check_refused(&ended, Kind::Pins, &[why]).with_context(|| plant.clone())?;
+            }
+            untouched()?;
+        }
+    }
+
+    // A history in a directory that all may write to, with one of its name already there.
+    let history = directory.0.join("all");
+    fs::create_dir(&history)?;
+    fs::set_permissions(&history, fs::Permissions::from_mode(0o1777))?;
+    symlink(&target, history.join(&name))?;
+    let path = history.to_str().context("no name")?;
+    let args = ["--iface", SERVER, "--keep", "--history", path];
+    let run = Twheel::start(&pair.server, &args)?;
+    run.await_stderr("no history is kept")?;
+    run.await_stderr("a symbolic link of user 0")?;
+    let ended = run.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    untouched()?;
+    // The same of a command that writes one, and a directory of somebody else's.
+    for plant in ["link", "directory"] {
+        if plant == "directory" {
+            fs::remove_file(history.join(&name))?;
+            fs::create_dir(history.join(&name))?;
+            chown(history.join(&name), Some(65534), None)?;
+        }
+        let ended = pair.server.twheel_once(&["flush", "--history", path])?;
+        check_refused(
+            &ended,
+            Kind::Other,
+            &[plant, "who could put anything there"],
+        )?;
+    }
+    untouched()?;
+    ensure!(fs::read_dir(history.join(&name))?.count() == 0);
+    let ended = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    pair.server.check_clean(SERVER)
+}
+
+/// The values of a directive of the unit, in order.
+fn directive<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
+    let lines = unit.lines().filter_map(|line| line.split_once('='));
+    lines
+        .filter(|(key, _)| *key == name)
+        .map(|(_, value)| value)
+        .collect()
+}
+
+/// The system calls that the unit allows: systemd's sets, spelled out by systemd.
+fn allowed(unit: &str) -> Result<BTreeSet<String>> {
+    let output = Command::new("systemd-analyze")
+        .arg("syscall-filter")
+        .output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let mut sets: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut set = "";
+    for line in text.lines() {
+        match line.trim() {
+            "" => set = "",
+            it if !line.starts_with(' ') => set = it,
+            it if it.starts_with('#') => {}
+            it if !set.is_empty() => sets.entry(set).or_default().push(it),
+            _ => {}
+        }
+    }
+    fn spell(sets: &BTreeMap<&str, Vec<&str>>, name: &str, into: &mut BTreeSet<String>) {
+        match sets.get(name) {
+            Some(members) => members.iter().for_each(|it| spell(sets, it, into)),
+            None => drop(into.insert(name.to_owned())),
+        }
+    }
+    let mut allowed = BTreeSet::new();
+    for filter in directive(unit, "SystemCallFilter") {
+        let mut named = BTreeSet::new();
+        let names = filter.trim_start_matches('~').split_ascii_whitespace();
+        names.for_each(|it| spell(&sets, it, &mut named));
+        match filter.starts_with('~') {
+            true => allowed.retain(|it| !named.contains(it)),
+            false => allowed.extend(named),
+        }
+    }
+    // What is always allowed.
+    spell(&sets, "@default", &mut allowed);
+    Ok(allowed)
+}
+
+fn present(program: &str) -> bool {
+    let is = Command::new(program).arg("--version").output().is_ok();
+    if !is {
+        twheel_tests::skipped(format_args!("there is no {program} here"));
+    }
+    is
+}
+
+#[test]
+fn the_unit_gives_what_a_run_needs() -> Result<()> {
+    require_root();
+    let unit = fs::read_to_string(UNIT)?;
+    let directory = Directory::new("unit")?;
+    let given: BTreeSet<_> = directive(&unit, "CapabilityBoundingSet")
+        .into_iter()
+        .flat_map(str::split_ascii_whitespace)
+        .map(str::to_owned)
+        .collect();
+    ensure!(
+        given == NEEDED.iter().map(ToString::to_string).collect(),
+        "{given:?}"
+    );
+    let has_systemd = present("systemd-analyze");
+    if has_systemd {
+        let path = directory.0.join("twheel@eth7.service");
+        fs::write(&path, unit.replace("/usr/local/bin", directory.path()))?;
+        for args in [
+            &["verify"][..],
+            &["security", "--offline=true", "--threshold", EXPOSURE],
+        ] {
+            let output = Command::new("systemd-analyze")
+                .args(args)
+                .arg(&path)
+                .output()?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{args:?}: {said}{stderr}");
+            ensure!(!stderr.contains("twheel@"), "{args:?}: {stderr}");
+            println!(
+                "{args:?}: {}",
+                said.lines().last().unwrap_or("nothing to say")
+            );
+        }
+    }
+
+    // Not under systemd, which must be process 1 for that: its capabilities, its read-only file systems and no new
+    // privileges, with every system call noted.
+    let pair = Pair::new()?;
+    let state = directory.0.join("state");
+    let trace = state.join("trace");
+    fs::create_dir(&state)?;
+    let strace = match present("strace") {
+        true => format!("strace -f -qq -o {} ", trace.display()),
+        false => String::new(),
+    };
+    let root = directory.as_user("0", "0", &[]).replace(
+        "--inh-caps -all --ambient-caps -all --bounding-set -all",
+        "--bounding-set -all,+bpf,+net_admin,+perfmon",
+    );
+    let script = format!(
+        "mount --bind {0} {0} && mount --bind /sys/fs/bpf /sys/fs/bpf && mount -o bind,remount,ro / && \
+         mount -o bind,remount,ro /sys && exec {strace}{1} {RUN} --keep --reap socket --metrics 0 --history {0}",
+        state.display(),
+        root.trim_start_matches("exec "),
+    );
+    let mut command = pair.server.command("unshare")?;
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let twheel = Twheel::start_command(command, |_| {})?;
+    twheel.await_stderr("metrics and page")?;
+    let mut connection = pair.connect(Family::V4)?;
+    connection.talk()?;
+    expect_reaped(&twheel, 1, &["socket"])?;
+    // strace stands before it.
+    let children = format!("/proc/{0}/task/{0}/children", twheel.pid());
+    let child = fs::read_to_string(children)?
+        .trim()
+        .parse()
+        .unwrap_or(twheel.pid());
+    check_threads(child, 5, false)?;
+    kill(Pid::from_raw(child as i32), Signal::SIGTERM)?;
+    let ended = twheel.wait()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    ensure!(!ended.stderr.contains("no history"), "{}", ended.stderr);
+    let detached = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    ensure!(detached.code() == Some(0), "{detached:?}");
+    if has_systemd && !strace.is_empty() {
+        let trace = fs::read_to_string(&trace)?;
+        let allowed = allowed(&unit)?;
+        let calls = trace
+            .lines()
+            // What setpriv does is not the unit's.
+            .skip_while(|line| !line.contains(&format!("execve(\"{}/twheel\"", directory.path())))
+            .filter_map(|line| line.split_ascii_whitespace().nth(1)?.split_once('('))
+            .map(|(name, _)| name);
+        let called: BTreeSet<_> = calls.filter(|it| !it.is_empty()).collect();
+        println!("{} system calls: {called:?}", called.len());
+        ensure!(called.contains("bpf") && called.len() > 30, "{called:?}");
+        let refused: Vec<_> = called.iter().filter(|it| !allowed.contains(**it)).collect();
+        ensure!(refused.is_empty(), "the unit refuses {refused:?}");
+    }
+    pair.server.check_clean(SERVER)
+}

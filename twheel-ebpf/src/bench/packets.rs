@@ -1,0 +1,143 @@
+//! Packets of many flows in one test run.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    bindings::{xdp_action, xdp_md},
+    helpers::{
+        bpf_get_smp_processor_id,
+        generated::{bpf_jiffies64, bpf_loop},
+    },
+    macros::map,
+    maps::Array,
+    programs::XdpContext,
+};
+use twheel_common::packet::{Protocols, Segment, Wanted, parse_any};
+
+use crate::frame::Frame;
+
+/// The number of packets, and the flows that they are of: source addresses, as they stand in a packet; the
+/// low half is the port, too. By CPU.
+#[map]
+pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(CPUS, 0);
+
+/// CPUs on which packets can be run at once, a power of two.
+const CPUS: u32 = 4;
+
+/// Packets of a run at most, a power of two. `tests/src/bench/plane.rs` has the same.
+const PACKETS: usize = 1 << 13;
+
+/// Ethernet, IPv4 and TCP without options.
+pub const SEGMENT: usize = 54;
+const SOURCE_ADDRESS: usize = 26;
+const SOURCE_PORT: usize = 34;
+
+/// This CPU's.
+#[inline(always)]
+fn order() -> Option<&'static [u32; 1 + PACKETS]> {
+    // SAFETY: the helper takes no argument.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    ORDER.get(cpu & (CPUS - 1))
+}
+
+/// What the loop carries from packet to packet.
+#[repr(C)]
+struct State<F> {
+    ctx: *mut xdp_md,
+    /// When the run began: whoever is compared is not to pay for a clock.
+    now: u64,
+    verdict: u32,
+    packet: F,
+}
+
+/// Does `packet` with a packet of each flow that [`ORDER`] names, until it says `false`.
+#[inline(always)]
+pub fn run<F: Fn(Frame, u64) -> bool>(ctx: &XdpContext, packet: F) -> u32 {
+    unsafe extern "C" fn turn<F: Fn(Frame, u64) -> bool>(number: u64, state: *mut c_void) -> i64 {
+        // SAFETY: `run` passes a `State` that nobody else refers to meanwhile.
+        let state = unsafe { &mut *state.cast::<State<F>>() };
+        match next(state.ctx, number) {
+            Some(frame) if (state.packet)(frame, state.now) => 0,
+            _ => {
+                state.verdict = xdp_action::XDP_ABORTED;
+                1
+            }
+        }
+    }
+    let Some(order) = order() else {
+        return xdp_action::XDP_ABORTED;
+    };
+    let mut state = State {
+        ctx: ctx.ctx,
+        // SAFETY: the helper takes no argument.
+        now: unsafe { bpf_jiffies64() },
+        verdict: xdp_action::XDP_PASS,
+        packet,
+    };
+    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+    unsafe {
+        bpf_loop(
+            order[0],
+            turn::<F> as *mut c_void,
+            (&raw mut state).cast(),
+            0,
+        );
+    }
+    state.verdict
+}
+
+#[inline(always)]
+pub fn parsed(frame: Frame) -> Option<Segment> {
+    let wanted = Wanted {
+        protocols: Protocols::TCP,
+        timing: false,
+    };
+    parse_any(&frame, wanted).ok()
+}
+
+/// Makes the packet one of the next flow.
+#[inline(always)]
+fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
+    let ctx = XdpContext::new(ctx);
+    let (data, end) = (ctx.data(), ctx.data_end());
+    if data + SEGMENT > end {
+        return None;
+    }
+    let flow = u64::from(order()?[1 + (number as usize & (PACKETS - 1))]);
+    // SAFETY: the bounds were just checked, and the packet is this test run's own.
+    unsafe {
+        store_u32(data + SOURCE_ADDRESS, flow);
+        store_u16(data + SOURCE_PORT, flow);
+    }
+    Some(Frame::new(data, end, SEGMENT))
+}
+
+/// Stores of one instruction, for the reason that the loads of `frame.rs` have.
+macro_rules! store {
+    ($name:ident, $type:ty, $instruction:literal) => {
+        /// # Safety
+        ///
+        /// `at` points to as many bytes of a packet that nobody else refers to.
+        #[inline(always)]
+        pub unsafe fn $name(at: usize, value: u64) {
+            #[cfg(target_arch = "bpf")]
+            // SAFETY: the caller's promise; the verifier checks as much.
+            unsafe {
+                core::arch::asm!(
+                    concat!("*(", $instruction, " *)({at} + 0) = {value}"),
+                    at = in(reg) at,
+                    value = in(reg) value,
+                    options(nostack, preserves_flags),
+                );
+            }
+            #[cfg(not(target_arch = "bpf"))]
+            // SAFETY: the caller's promise.
+            unsafe {
+                (at as *mut $type).write_unaligned(value as $type);
+            }
+        }
+    };
+}
+
+store!(store_u32, u32, "u32");
+store!(store_u16, u16, "u16");

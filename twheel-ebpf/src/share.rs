@@ -1,0 +1,106 @@
+//! Sources that hold more than their share, as userspace has counted: only looked at where the table is full.
+//!
+//! A flow is its initiator's. One whose beginning was not seen may be either end's, and is both's: else who has lost
+//! a flow would have it back, as nobody's, with the next packet.
+
+use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
+use twheel_common::{
+    flow::{Direction, FlowKey},
+    share::{CALL, Hog, VICTIMS as MOST, source},
+    state::Seen,
+};
+
+use crate::{
+    atomic, config,
+    maps::{FULL, HOGS, VICTIMS, WAKES},
+    table::At,
+};
+
+/// Whether a flow of this key is of a source that holds more than its share; as a number, which the programs' functions
+/// return.
+#[inline(never)]
+pub fn is_hog(key: &FlowKey, seen: Seen, now: u64) -> u64 {
+    find(key, seen, now).is_some().into()
+}
+
+/// The same for a flow in the table.
+#[inline(never)]
+pub fn is_of_hog(flow: At, now: u64) -> u64 {
+    find(&flow.key(), flow.word().seen(), now).is_some().into()
+}
+
+/// The same, and whether the source still has more than its share; it has one less then.
+#[inline(never)]
+pub fn may_take(flow: At, now: u64) -> u64 {
+    let Some(hog) = find(&flow.key(), flow.word().seen(), now) else {
+        return 0;
+    };
+    // SAFETY: a value that the map gave is valid memory while the program runs, aligned to 8. It may be given to another
+    // source meanwhile, which then keeps a flow more or has one less.
+    unsafe {
+        let excess = &raw mut (*hog).excess;
+        if excess.read_volatile() <= 0 {
+            return 0;
+        }
+        atomic::add(excess.cast(), u64::MAX);
+    }
+    1
+}
+
+#[inline(always)]
+fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut Hog> {
+    let [a, b, c, d] = key.addresses();
+    let (initiator, other) = match seen.initiator() {
+        Direction::FromLow => ([a, b], [c, d]),
+        Direction::FromHigh => ([c, d], [a, b]),
+    };
+    let found = of(initiator, now);
+    if found.is_none() && seen.is_pickup() {
+        return of(other, now);
+    }
+    found
+}
+
+#[inline(always)]
+fn of(address: [u64; 2], now: u64) -> Option<*mut Hog> {
+    let hog = HOGS.get_ptr_mut(source(address))?;
+    // SAFETY: as in `may_take`.
+    let until = unsafe { (&raw const (*hog).until).read_volatile() };
+    (now < until).then_some(hog)
+}
+
+/// The next of this CPU's flows that userspace has named.
+#[inline(always)]
+pub fn next_victim() -> Option<u32> {
+    let victims = VICTIMS.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, and the place within its array. Userspace may write a new list at the same time:
+    // what is then read of either is looked at before it is believed.
+    unsafe {
+        let next = (&raw const (*victims).next).read_volatile();
+        if next >= (&raw const (*victims).count).read_volatile() {
+            return None;
+        }
+        (&raw mut (*victims).next).write_volatile(next + 1);
+        let flows = (&raw const (*victims).flows).cast::<u32>();
+        Some(flows.add(next as usize & (MOST - 1)).read_volatile())
+    }
+}
+
+/// Tells userspace that the table is full of flows that nobody gives up: once a second.
+#[inline(always)]
+pub fn tell(now: u64) {
+    let Some(told) = FULL.get_ptr_mut(0) else {
+        return;
+    };
+    let second = i64::from(config!(two_seconds) / 2);
+    // SAFETY: a place in a map, aligned to 8. Two CPUs at once tell it twice.
+    let before = unsafe { told.read_volatile() };
+    if (now.wrapping_sub(before) as i64) < second {
+        return;
+    }
+    let told_now = WAKES.output::<u64>(CALL, u64::from(BPF_RB_FORCE_WAKEUP));
+    if told_now.is_ok() {
+        // SAFETY: as above.
+        unsafe { told.write_volatile(now) };
+    }
+}
