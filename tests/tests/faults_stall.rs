@@ -19,7 +19,10 @@ use nix::{
     unistd::Pid,
 };
 use twheel::{pins::Instance, stepper::pin_to};
-use twheel_tests::netns::{Expiry, Namespace, PATIENCE, Pair, SERVER, Twheel, require_root};
+use twheel_tests::{
+    directory::Directory,
+    netns::{Expiry, Namespace, PATIENCE, Pair, SERVER, Twheel, require_root},
+};
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
@@ -65,14 +68,18 @@ fn metric(namespace: &Namespace, port: u16, name: &str) -> Result<f64> {
 
 /// The thread of a CPU's stepper.
 fn stepper(twheel: &Twheel, cpu: u32) -> Result<Pid> {
+    thread_of(twheel, &format!("twheel-step-{cpu}"))
+}
+
+/// The thread of a name.
+fn thread_of(twheel: &Twheel, name: &str) -> Result<Pid> {
     for task in fs::read_dir(format!("/proc/{}/task", twheel.pid()))? {
         let task = task?;
-        let name = fs::read_to_string(task.path().join("comm"))?;
-        if name.trim() == format!("twheel-step-{cpu}") {
+        if fs::read_to_string(task.path().join("comm"))?.trim() == name {
             return Ok(Pid::from_raw(task.file_name().to_string_lossy().parse()?));
         }
     }
-    anyhow::bail!("no stepper on CPU {cpu}")
+    anyhow::bail!("no thread {name}")
 }
 
 /// Begins flows up to that number that are not there yet, on the wheel of a CPU.
@@ -199,6 +206,32 @@ fn while_one_stepper_stands_still_the_others_go_on() -> Result<()> {
     );
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
+}
+
+#[test]
+fn a_run_that_is_ended_while_its_history_stands_still_ends_and_has_all() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let history = Directory::new("ended")?;
+    let args = ["--iface", SERVER, "--timeout", "1s", "--json", "--history"];
+    let twheel = Twheel::start(&pair.server, &[&args[..], &[history.path()]].concat())?;
+    begin(&pair.server, 0, 100)?;
+    thread::sleep(millis(200));
+    let held = Held::new(thread_of(&twheel, "twheel-history")?)?;
+    // They have ended by then, and wait for the history.
+    thread::sleep(millis(1200));
+    signal(&twheel, Signal::SIGINT)?;
+    thread::sleep(millis(200));
+    drop(held);
+    let ended = twheel.wait()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert_eq!(ended.lines.len(), 100);
+    let reported = ended.stderr.contains("100 flows ended, 0 live");
+    assert!(reported, "{}", ended.stderr);
+    let args = ["expired", "--iface", SERVER, "--json", "--history"];
+    let kept = pair.server.twheel_once(&[&args[..], &[history.path()]].concat())?;
+    assert_eq!(kept.lines.len(), 100, "{}", kept.stderr);
+    pair.server.check_clean(SERVER)
 }
 
 #[test]

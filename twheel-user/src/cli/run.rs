@@ -560,7 +560,11 @@ impl Run {
             }
         };
         while report.go_on()? {
-            report.unwritten.wait().await;
+            tokio::select! {
+                // Something was done, and all of it perhaps: then there is nothing to wait for.
+                () = signals.filled() => {}
+                () = report.unwritten.wait() => {}
+            }
         }
         // The reaper is heard out, too.
         let mut stopping = tokio::task::spawn_blocking(report.take_reaper());
