@@ -4,6 +4,7 @@
 #![allow(missing_docs)]
 
 use std::{
+    array,
     collections::HashMap,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     sync::{
@@ -601,6 +602,11 @@ impl Shared {
             // Established flows outlive the test, closed ones are gone before what was counted is forgotten.
             timeout: 600_000,
             close: 5_000,
+            // Who wants room looks at eight lists of sixteen: with one secret in some hundreds all the half-open flows
+            // are in the others, and an established one goes.
+            secret: Some(array::from_fn(|at| {
+                (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            })),
             ..Setup::default()
         };
         let mut plane = setup.load();
