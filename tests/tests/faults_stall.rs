@@ -229,7 +229,9 @@ fn a_run_that_is_ended_while_its_history_stands_still_ends_and_has_all() -> Resu
     let reported = ended.stderr.contains("100 flows ended, 0 live");
     assert!(reported, "{}", ended.stderr);
     let args = ["expired", "--iface", SERVER, "--json", "--history"];
-    let kept = pair.server.twheel_once(&[&args[..], &[history.path()]].concat())?;
+    let kept = pair
+        .server
+        .twheel_once(&[&args[..], &[history.path()]].concat())?;
     assert_eq!(kept.lines.len(), 100, "{}", kept.stderr);
     pair.server.check_clean(SERVER)
 }

@@ -64,6 +64,8 @@ pub struct Load<'a> {
     pub log_level: u8,
     /// Secret of the hash, for tests; `None`: random.
     pub secret: Option<[u64; 11]>,
+    /// Entries of maps that only the object of the benches has.
+    pub others: Vec<(&'static str, u32)>,
 }
 
 impl<'a> Load<'a> {
@@ -78,6 +80,7 @@ impl<'a> Load<'a> {
             ring_bytes: RING_BYTES,
             log_level: 0,
             secret: None,
+            others: Vec::new(),
         }
     }
 }
@@ -147,12 +150,14 @@ impl DataPlane {
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
-            .map_max_entries("FLOOR", load.config.max_flows)
             .map_max_entries("WAKES", wakes_bytes()?)
             .override_global("CONFIG", &load.config, true)
             .override_global("HASH", &wanted.hash, true)
             .override_global("APART", &apart, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
+        for (map, entries) in &load.others {
+            loader.map_max_entries(map, *entries);
+        }
         let bpf = loader.load(load.object).map_err(explain_load)?;
         let mut plane = Self {
             bpf,
@@ -739,7 +744,7 @@ fn explain_load(error: EbpfError) -> anyhow::Error {
 }
 
 /// What the kernel charges for a map, bytes.
-fn memlock(map: &Map) -> Result<u64> {
+pub fn memlock(map: &Map) -> Result<u64> {
     use std::os::fd::AsRawFd;
     let data = match map {
         Map::Array(data)

@@ -13,8 +13,9 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::{Order, PACKETS};
 
 use crate::{
-    peers::{Peers, lru_entries},
-    plane::{self, Bench, Segment},
+    peers::Peers,
+    plane::{self, Bench, Segment, hash_entries},
+    plot,
     report::{Figure, Report, verdict},
 };
 
@@ -52,17 +53,17 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          common start; a run counts\nwhere the other CPU's runs had begun before it and ended after it. Time is the kernel's \
          `duration`. The tables are freshly\nfilled, with all flows of both CPUs. Where these are more than the caches hold, the same flows are half as many lines as \
          disjoint\nones, which shows where CPUs share a cache. `lru` is the usual tracker, an LRU hash. {}\n\
-         The bound is that of the packets of two CPUs a second: on the same flows at least 1/{BOUND} of those on disjoint \
+         Ratios: the median of those of each round (least–most). The bound is that of the packets of two CPUs a second: on the same flows at least 1/{BOUND} of those on disjoint \
          ones.\n",
         siblings()
     ));
     let heading = |report: &mut Report, name| {
         report.say(&format!(
-            "{:>8}  {:>20}  {:>20}  {:>20}  same/disjoint         same/alone",
-            name, "alone", "disjoint", "same"
+            "{:>8}  {:>20}  {:>20}  {:>20}  {:<30}  same/alone",
+            name, "alone", "disjoint", "same", "same/disjoint"
         ));
     };
-    let mut all = Vec::new();
+    let (mut all, mut points) = (Vec::new(), Vec::new());
     for flows in SIZES {
         all.push((flows, measure(flows, rounds)?));
     }
@@ -70,18 +71,22 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         heading(report, name);
         for (flows, samples) in &all {
             let samples = &samples[variant];
-            let ratio = |side, other| Figure::of(&plane::ratios(samples, side, other)).median;
+            let ratio = |side, other| plane::ratio(samples, side, other);
             let bound = (variant == 0).then_some(BOUND);
             let figures = [ALONE, DISJOINT, SAME].map(|case| Figure::of(&samples[case]));
             report.say(&format!(
-                "{flows:>8}  {}  {:<20}  {:.3}",
+                "{flows:>8}  {}  {:<30}  {}",
                 Figure::row(&figures),
-                verdict(ratio(SAME, DISJOINT), bound),
-                ratio(SAME, ALONE)
+                verdict(&ratio(SAME, DISJOINT), bound),
+                verdict(&ratio(SAME, ALONE), None)
             ));
             for (figure, case) in figures.iter().zip(["alone", "disjoint", "same"]) {
                 let variant = format!("{name}_{case}");
                 report.nanoseconds("cores", &variant, (*flows).into(), figure);
+                points.push((
+                    variant.replace('_', ", "),
+                    (f64::from(*flows), figure.median),
+                ));
             }
         }
         report.say("");
@@ -90,7 +95,12 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         "The clock is jiffies: of all packets of a flow in a jiffy one stores the time, the others only read, so both CPUs \
          keep\nthe line. Counters are each CPU's own. The LRU hash is stored to by every packet.",
     );
-    Ok(())
+    report.plot(
+        "flows",
+        "A packet on each of two CPUs at once",
+        ["flows of a CPU", "nanoseconds"],
+        &plot::curves(points),
+    )
 }
 
 /// Whether both CPUs are threads of one core, which then share more than memory.
@@ -113,7 +123,7 @@ fn measure(flows: u32, rounds: u32) -> Result<[[Vec<f64>; CASES.len()]; 2]> {
     let timeout = Duration::from_secs(3600);
     let entries = (2 * flows).max(SMALLEST_TABLE);
     let mut bench = Bench::load(plane::config(clock, timeout, entries)?, clock)?;
-    let mut lru = Peers::load(&["peer_lru"], &[("LRU", lru_entries(entries))])?;
+    let mut lru = Peers::load(&["peer_lru"], &[("LRU", hash_entries(entries))])?;
     let all = bench.fresh(2 * flows as usize);
     bench.run("touch", Segment::Ack, &all)?;
     for flows in all.chunks(PACKETS) {

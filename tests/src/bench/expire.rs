@@ -26,9 +26,10 @@ use twheel_tests::order::PACKETS;
 
 use crate::{
     batch::Sweeper,
-    peers::{Peers, lru_entries},
+    peers::Peers,
     plan::stepper_stats,
-    plane::{self, Bench, CPU, Segment, cpu_time},
+    plane::{self, Bench, CPU, Segment, cpu_time, hash_entries},
+    plot::Curve,
     report::{Figure, Report, verdict},
 };
 
@@ -211,17 +212,25 @@ pub fn bench(report: &mut Report) -> Result<()> {
          from userspace {:.0} times.",
         timeout.as_secs(),
         precision.as_millis(),
-        verdict(share * 100.0, Some(most * 100.0)),
+        verdict(&Figure::of(&[share * 100.0]), Some(most * 100.0)),
         if times >= SWEEP { "at least" } else { "BELOW" },
         of_sweep(&sweeps.batch, precision) / share,
     ));
+    let measured = |x| {
+        (
+            "twheel in real time".to_owned(),
+            vec![(x, real.share.median * 100.0)],
+        )
+    };
+    curves.push(measured(precision.as_secs_f64() * 1e3));
     report.plot(
         "precision",
         "One million live flows: cost of precision",
         ["precision, ms", "% of one CPU"],
         &curves,
     )?;
-    by_rate(&stepping, &sweeps, report)?;
+    let rate = f64::from(FLOWS) / timeout.as_secs_f64();
+    by_rate(&stepping, measured(rate), &sweeps, report)?;
     timers(report)
 }
 
@@ -241,11 +250,12 @@ fn costs() -> Result<Costs> {
 /// The plot over flows / timeout.
 fn by_rate(
     stepping: &dyn Fn(u32, Duration, Duration) -> Result<f64>,
+    real: Curve,
     sweeps: &Sweeps,
     report: &mut Report,
 ) -> Result<()> {
     let precision = BOUND.0;
-    let mut curves = Vec::new();
+    let mut curves = vec![real];
     let rate = |flows: u32, timeout: Duration| f64::from(flows) / timeout.as_secs_f64();
     for flows in [FLOWS / 10, FLOWS] {
         let points = TIMEOUTS
@@ -509,7 +519,7 @@ struct Cost {
 
 /// Passes over as many live flows, both kinds in turn.
 fn sweeps() -> Result<Sweeps> {
-    let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", lru_entries(FLOWS))])?;
+    let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", hash_entries(FLOWS))])?;
     let flows: Vec<_> = plane::addresses(0..FLOWS).collect();
     for flows in flows.chunks(PACKETS) {
         peers.run("peer_lru", Segment::Ack, flows)?;
@@ -606,7 +616,7 @@ fn timers(report: &mut Report) -> Result<()> {
             "{made} timers of {flows}, {failed} failed: {}",
             errno as i64
         );
-        let ratio = Figure::of(&plane::ratios(&samples, 1, 0)).median;
+        let ratio = plane::ratio(&samples, 1, 0).median;
         let figures = samples.map(|samples| Figure::of(&samples));
         report.nanoseconds("expire", "timer", flows.into(), &figures[1]);
         report.say(&format!(

@@ -9,10 +9,11 @@ use twheel_tests::order::PACKETS;
 
 use crate::{
     plane::{self, Bench, Segment},
+    plot,
     report::{Figure, Report, verdict},
 };
 
-const SIZES: [u32; 2] = [1 << 17, 1 << 20];
+const SIZES: [u32; 3] = [1 << 14, 1 << 17, 1 << 20];
 /// What a new flow may cost: so many times the floor.
 const BOUND: f64 = 1.1;
 /// Rules of the policy.
@@ -28,15 +29,16 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          and an insertion into the kernel's hash; `touch`\nis what production does with a SYN of a new flow: \
          parse, find nothing, enter, put on the wheel, count. The tables\nwere aged, and before each round \
          half of the flows at random are removed.\n\
-         The ratio is touch/floor, whole programs: the median of the ratios of each round. With rules: of a \
+         The ratio is touch/floor, whole programs: the median of the ratios of each round (least–most). With rules: of a \
          policy of so many,\nwhich the flows meet none of; 10 go by port, 100 by port, address and both.\n\n\
          {:>8}  {:>5}  {:>20}  {:>20}  ratio",
         "flows", "rules", "floor", "touch"
     ));
+    let mut points = Vec::new();
     for flows in SIZES {
         for rules in RULES {
             let samples = measure(flows, rounds, rules)?;
-            let ratio = Figure::of(&plane::ratios(&samples, 1, 0)).median;
+            let ratio = plane::ratio(&samples, 1, 0);
             let figures = samples.map(|samples| Figure::of(&samples));
             for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
                 let variant = format!("{variant}_{rules}_rules");
@@ -45,11 +47,24 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             report.say(&format!(
                 "{flows:>8}  {rules:>5}  {}  {}",
                 Figure::row(&figures),
-                verdict(ratio, (rules <= 10).then_some(BOUND))
+                verdict(&ratio, (rules <= 10).then_some(BOUND))
             ));
+            for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
+                let name = match (*variant, rules) {
+                    ("floor", 0) => "floor".to_owned(),
+                    ("floor", _) => continue,
+                    _ => format!("touch, {rules} rules"),
+                };
+                points.push((name, (f64::from(flows), figure.median)));
+            }
         }
     }
-    Ok(())
+    report.plot(
+        "flows",
+        "A new flow",
+        ["flows that the tables are made for", "nanoseconds"],
+        &plot::curves(points),
+    )
 }
 
 /// A policy of so many rules that none of the bench's flows meets; they go to 192.0.2.1.

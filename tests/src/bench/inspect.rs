@@ -82,7 +82,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
 }
 
 fn within(value: f64, bound: Option<f64>) -> String {
-    let text = verdict(value, bound);
+    let text = verdict(&Figure::of(&[value]), bound);
     text.split_once(' ')
         .map_or_else(String::new, |(_, rest)| rest.to_owned())
 }

@@ -6,15 +6,23 @@ use std::{
 };
 
 use anyhow::Result;
-use twheel::{clock::Clock, data_plane::RING_BYTES, progress};
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, RING_BYTES, memlock},
+    progress,
+};
 
 use crate::{
-    plane,
+    peers::Peers,
+    plane::{self, hash_entries},
+    plot,
     report::{Figure, Report, verdict},
 };
 
 /// Capacity at which bytes are counted.
 const FLOWS: u32 = 1 << 20;
+/// And those at which they are compared.
+const SIZES: [u32; 4] = [1 << 14, 1 << 17, FLOWS, MANY];
 /// What a flow may take, everything included.
 const BOUND: f64 = 200.0;
 /// Capacity at which loading is timed.
@@ -50,8 +58,9 @@ pub fn bench(report: &mut Report) -> Result<()> {
         "{:>13}  {total:>12}\n{:>13}  {:>12}",
         "total",
         "a flow",
-        verdict(each, Some(BOUND))
+        verdict(&Figure::of(&[each]), Some(BOUND))
     ));
+    compare(&object, clock, report)?;
     let mut seconds = Vec::new();
     for load in progress::over("loading", 0..LOADS + 1) {
         let begun = Instant::now();
@@ -70,13 +79,64 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let nanoseconds: Vec<_> = seconds.iter().map(|seconds| seconds * 1e9).collect();
     report.nanoseconds("memory", "load", u64::from(MANY), &Figure::of(&nanoseconds));
     report.say(&format!(
-        "\nSeconds to load with a capacity of {MANY} flows: {}, median of {LOADS} loads ({:.2}–{:.2}) after one that\n\
+        "\nSeconds to load with a capacity of {MANY} flows: {}, median (least–most) of {LOADS} loads after one that\n\
          does not count (a virtual machine may wait in it for its host to give it memory).\n\
          Timed: making and pinning all maps (the kernel clears their memory), the verification of all \
          programs.\nNot timed: reading the file, stepping, attaching.",
-        verdict(figure.median, Some(LOAD_BOUND)),
-        figure.min,
-        figure.max,
+        verdict(&figure, Some(LOAD_BOUND)),
     ));
     Ok(())
+}
+
+/// Beside tables of the kernel's hash.
+fn compare(object: &[u8], clock: Clock, report: &mut Report) -> Result<()> {
+    report.say(&format!(
+        "\nBytes a flow, everything included, beside one map of the kernel's: keys of 40 bytes as ours, a value of 40. hash: a \
+         lookup's\nfloor, which needs a timer beside it; lru: the usual tracker. Made for as many flows; and for a quarter more, as the \
+         other\nbenches have them, with which a full LRU hash pushes out nobody who is alive.\n\n\
+         {:>8}  {:>8}  {:>8}  {:>8}  {:>12}  {:>12}  twheel/lru, a quarter more",
+        "flows", "twheel", "hash", "lru", "hash, more", "lru, more"
+    ));
+    let bench = plane::object("TWHEEL_BENCH_OBJECT")?;
+    let config = |flows| plane::config(clock, Duration::from_secs(60), flows);
+    let small = config(SIZES[0])?;
+    let mut points = Vec::new();
+    for flows in SIZES {
+        let ours = plane::load(object, config(flows)?, clock)?;
+        let ours: u64 = ours.memory()?.values().sum();
+        let mut bytes = vec![("twheel".to_owned(), ours)];
+        for (entries, suffix) in [(flows, ""), (hash_entries(flows), ", a quarter more")] {
+            let hash = Load {
+                others: vec![("FLOOR", entries)],
+                ..Load::new(&bench, small, clock)
+            };
+            let hash = DataPlane::load_unpinned(&hash, "bench")?.memory()?["FLOOR"];
+            let lru = Peers::load(&[], &[("LRU", entries)])?;
+            bytes.push((format!("hash{suffix}"), hash));
+            bytes.push((format!("lru{suffix}"), memlock(lru.map("LRU")?)?));
+        }
+        let each: Vec<_> = bytes
+            .iter()
+            .map(|(_, bytes)| *bytes as f64 / f64::from(flows))
+            .collect();
+        report.say(&format!(
+            "{flows:>8}  {:>8.1}  {:>8.1}  {:>8.1}  {:>12.1}  {:>12.1}  {:.2}",
+            each[0],
+            each[1],
+            each[2],
+            each[3],
+            each[4],
+            each[0] / each[4]
+        ));
+        for ((name, bytes), each) in bytes.into_iter().zip(each) {
+            report.bytes("memory", &name, flows.into(), bytes);
+            points.push((name, (f64::from(flows), each)));
+        }
+    }
+    report.plot(
+        "flows",
+        "Memory of a table",
+        ["flows that it is made for", "bytes a flow"],
+        &plot::curves(points),
+    )
 }

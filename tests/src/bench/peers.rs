@@ -14,12 +14,6 @@ use twheel_tests::order::Order;
 
 use crate::plane::{self, CPU, Segment};
 
-/// What an LRU hash is made for that is to hold so many flows. One that is full pushes out whoever has not been looked up
-/// lately, dead or alive, and each CPU keeps some of the free entries to itself: so a quarter more.
-pub fn lru_entries(flows: u32) -> u32 {
-    flows + flows / 4
-}
-
 /// The peers, loaded and attached to nothing.
 pub struct Peers {
     bpf: Ebpf,

@@ -27,7 +27,7 @@ use twheel_common::{
 
 use twheel_tests::order::Order;
 
-use crate::peers::Peers;
+use crate::{peers::Peers, report::Figure};
 
 /// The CPU that everything is measured on.
 pub const CPU: u32 = 0;
@@ -96,6 +96,17 @@ impl Random {
     }
 }
 
+/// The tables of the kernel's hash in the object of the benches.
+const HASHES: [&str; 2] = ["FLOOR", "LISTED"];
+
+/// What the kernel's hash is made for that is to hold so many flows: a quarter more. It has a bucket for each entry, in
+/// number rounded up to a power of two, so one that is made for just a power of two has buckets half as many. And an LRU
+/// hash that is full pushes out whoever has not been looked up lately, dead or alive, and each CPU keeps some of the
+/// free entries to itself.
+pub fn hash_entries(flows: u32) -> u32 {
+    flows + flows / 4
+}
+
 /// The data plane of the benches.
 pub struct Bench {
     /// With production's stepper, and its program that deletes.
@@ -113,9 +124,16 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Loads it.
+    /// Loads it, and the tables of the kernel's hash beside it with room for as many flows.
     pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
-        Self::of(load(&object("TWHEEL_BENCH_OBJECT")?, config, clock)?)
+        pin_to(CPU)?;
+        let object = object("TWHEEL_BENCH_OBJECT")?;
+        let entries = hash_entries(config.0.max_flows);
+        let load = Load {
+            others: HASHES.map(|map| (map, entries)).to_vec(),
+            ..Load::new(&object, config, clock)
+        };
+        Self::of(DataPlane::load_unpinned(&load, "bench")?)
     }
 
     /// The same over a data plane that was loaded from the bench's object.
@@ -315,9 +333,9 @@ pub fn load(object: &[u8], config: (Config, state::Timeouts), clock: Clock) -> R
 }
 
 /// Each sample of one side over the same round's of the other.
-pub fn ratios<const N: usize>(samples: &[Vec<f64>; N], side: usize, other: usize) -> Vec<f64> {
+pub fn ratio<const N: usize>(samples: &[Vec<f64>; N], side: usize, other: usize) -> Figure {
     let pairs = samples[side].iter().zip(&samples[other]);
-    pairs.map(|(side, other)| side / other).collect()
+    Figure::of(&pairs.map(|(side, other)| side / other).collect::<Vec<_>>())
 }
 
 /// Empty lists of samples.

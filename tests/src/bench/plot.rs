@@ -13,6 +13,18 @@ const KEY: i32 = 250;
 /// Its name, and its points.
 pub type Curve = (String, Vec<(f64, f64)>);
 
+/// Points with the names of their curves, as curves.
+pub fn curves(points: impl IntoIterator<Item = (String, (f64, f64))>) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for (name, point) in points {
+        match curves.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, curve)) => curve.push(point),
+            None => curves.push((name, vec![point])),
+        }
+    }
+    curves
+}
+
 /// A power of ten at or below all values, and one at or above.
 fn decades<'a>(values: impl Iterator<Item = &'a f64>) -> std::ops::Range<f64> {
     let (least, most) = values.fold((f64::INFINITY, 1.0f64), |(least, most), value| {

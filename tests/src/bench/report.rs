@@ -50,14 +50,18 @@ impl Figure {
     }
 }
 
-/// A ratio, and whether it is within its bound.
-pub fn verdict(ratio: f64, bound: Option<f64>) -> String {
+/// A ratio, the least and the most of its rounds where there were several, and whether its median is within its bound.
+pub fn verdict(ratio: &Figure, bound: Option<f64>) -> String {
+    let spread = match ratio.rounds {
+        1 => String::new(),
+        _ => format!(" ({:.2}–{:.2})", ratio.min, ratio.max),
+    };
     let verdict = match bound {
         None => String::new(),
-        Some(bound) if ratio <= bound => format!("(within {bound})"),
-        Some(bound) => format!("(ABOVE {bound})"),
+        Some(bound) if ratio.median <= bound => format!(" within {bound}"),
+        Some(bound) => format!(" ABOVE {bound}"),
     };
-    format!("{ratio:.3} {verdict}")
+    format!("{:.3}{spread}{verdict}", ratio.median)
 }
 
 /// Where figures go.
@@ -66,6 +70,8 @@ pub struct Report {
     /// Where pages are written to.
     out: Option<PathBuf>,
     bench: &'static str,
+    /// With which it was asked for.
+    command: String,
     /// What was said of this bench.
     text: String,
     /// Links to its plots.
@@ -79,6 +85,7 @@ impl Report {
             json,
             out: None,
             bench: "",
+            command: String::new(),
             text: String::new(),
             plots: String::new(),
         };
@@ -89,9 +96,10 @@ impl Report {
         Ok(report)
     }
 
-    /// Begins a bench.
-    pub fn begin(&mut self, bench: &'static str) {
+    /// Begins a bench that was asked for with this command.
+    pub fn begin(&mut self, bench: &'static str, command: String) {
         self.bench = bench;
+        self.command = command;
         self.text.clear();
         self.plots.clear();
     }
@@ -129,8 +137,8 @@ impl Report {
     /// Writes the page of the bench: what was said, and the plots.
     pub fn end(&mut self) -> Result<()> {
         self.page(&format!(
-            "# {0}\n\nBy `cargo xtask bench {0}`.\n\n```text\n{1}```\n{2}",
-            self.bench, self.text, self.plots
+            "# {}\n\nBy `{}`.\n\n```text\n{}```\n{}",
+            self.bench, self.command, self.text, self.plots
         ))
     }
 

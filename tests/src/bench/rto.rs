@@ -35,7 +35,7 @@ use twheel_common::{
 
 use crate::{
     plan::stepper_time,
-    report::{Report, verdict},
+    report::{Figure, Report, verdict},
 };
 
 const FLOWS: u32 = 100_000;
@@ -76,7 +76,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     report.say(&format!(
         "{visits:.0} visits a second, {:.1} % of one CPU: {}",
         share * 100.0,
-        verdict(share, Some(BOUND))
+        verdict(&Figure::of(&[share]), Some(BOUND))
     ));
     report.object(&json!({
         "bench": "rto",

@@ -28,7 +28,8 @@ use twheel_tests::{
 };
 
 use crate::{
-    plane::{self, Bench, Segment},
+    peers::Peers,
+    plane::{self, Bench, Segment, hash_entries},
     real::{self, CPUS, History, Lab, WATCHED},
     report::{Figure, Report, verdict},
     step::{self, Side},
@@ -36,6 +37,8 @@ use crate::{
 
 /// Seconds that loading may take.
 const LOAD: f64 = 4.0;
+/// Times the floor that a touch may cost.
+const TOUCH: f64 = 0.70;
 /// GiB that all may take.
 const MEMORY: f64 = 3.0;
 /// Loads, of which the first does not count.
@@ -202,10 +205,8 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
     let rate = |time: Duration| tracked as f64 / time.as_secs_f64() / 1e6;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     report.say(&format!(
-        "  load     {} s ({:.2}–{:.2}), progress {} on the terminal",
-        verdict(load.median, Some(LOAD)),
-        load.min,
-        load.max,
+        "  load     {} s, progress {} on the terminal",
+        verdict(&load, Some(LOAD)),
         match pictures {
             0 => "NOT SHOWN".to_owned(),
             _ => format!("shown, {pictures} pictures"),
@@ -220,7 +221,7 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
         full,
         expire.as_secs_f64(),
         rate(expire),
-        verdict(gib(maps + peak), Some(MEMORY)),
+        verdict(&Figure::of(&[gib(maps + peak)]), Some(MEMORY)),
         gib(maps),
         gib(peak),
         (maps + peak) as f64 / f64::from(flows)
@@ -235,8 +236,8 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
 fn alone(flows: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "\nThe data plane alone, as in the other benches: the kernel's `duration` of runs over {PACKETS} packets on one CPU, \
-         virtual time.\nTouch: of flows at random, median of {TOUCHES} runs (least–most). Expire: calls of the stepper; reading the \
-         ring is not in it."
+         virtual time.\nTouch: of flows at random, median (least–most) of {TOUCHES} runs; in turn with it, over the same flows, floor and lru \
+         as in\n`touch`, made for a quarter more. Expire: calls of the stepper; reading the ring is not in it."
     ));
     let clock = Clock::virtual_ms();
     let mut bench = Bench::load(plane::config(clock, TIMEOUT, flows)?, clock)?;
@@ -248,22 +249,37 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
         begin += bench.run("touch", Segment::Ack, flows)?;
     }
     bench.check(Counter::Created, flows.into())?;
-    let mut touch = Vec::new();
+    let mut lru = Peers::load(&["peer_lru"], &[("LRU", hash_entries(flows))])?;
+    for flows in progress::over("peers' flows begin", all.chunks(PACKETS)) {
+        bench.run("floor_insert", Segment::Ack, flows)?;
+        lru.run("peer_lru", Segment::Ack, flows)?;
+    }
+    let inserts = lru.inserts()?;
+    let mut samples = plane::no_samples::<3>();
     let before = bench.plane.counters()?.get(Counter::Touched);
     for _ in progress::over("packets", 0..TOUCHES) {
         let order: Vec<_> = (0..PACKETS)
             .map(|_| all[bench.random.below(flows) as usize])
             .collect();
-        let duration = bench.run("touch", Segment::Ack, &order)?;
-        touch.push(duration.as_nanos() as f64 / PACKETS as f64);
+        let took = [
+            bench.run("touch", Segment::Ack, &order)?,
+            bench.run("floor", Segment::Ack, &order)?,
+            lru.run("peer_lru", Segment::Ack, &order)?,
+        ];
+        for (samples, took) in samples.iter_mut().zip(took) {
+            samples.push(took.as_nanos() as f64 / PACKETS as f64);
+        }
     }
+    ensure!(lru.inserts()? == inserts, "the LRU hash lost flows");
+    drop(lru);
     let touched = bench.plane.counters()?.get(Counter::Touched) - before;
     let packets = u64::from(TOUCHES) * PACKETS as u64;
     ensure!(
         packets - touched <= packets / 10_000,
         "{touched} of {packets} packets were of a flow in the table"
     );
-    let touch = Figure::of(&touch);
+    let [floor, lru] = [1, 2].map(|other| plane::ratio(&samples, 0, other));
+    let figures = samples.map(|samples| Figure::of(&samples));
     // Where windows were full, flows may have gone for others.
     let mut gone = Vec::new();
     bench.events.drain_ended(&mut gone);
@@ -293,14 +309,20 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
         each(turn.in_kernel, turn.expired),
     );
     report.say(&format!(
-        "  begin    {begin:.0} ns a flow\n  touch    {:.0} ns a packet ({:.0}–{:.0})\n  expire   {expire:.0} ns a flow with its \
-         event, {:.2} million a second",
-        touch.median,
-        touch.min,
-        touch.max,
+        "  begin    {begin:.0} ns a flow\n           {:>20}  {:>20}  {:>20}  {:<30}  touch/lru\n  touch    {}  {:<30}  {} ns a \
+         packet\n  expire   {expire:.0} ns a flow with its event, {:.2} million a second",
+        "touch",
+        "floor",
+        "lru",
+        "touch/floor",
+        Figure::row(&figures),
+        verdict(&floor, Some(TOUCH)),
+        verdict(&lru, None),
         1e3 / expire
     ));
-    report.nanoseconds("scale", "touch", flows.into(), &touch);
+    for (variant, figure) in ["touch", "floor", "lru"].iter().zip(&figures) {
+        report.nanoseconds("scale", variant, flows.into(), figure);
+    }
     report.nanoseconds("scale", "begin", flows.into(), &Figure::of(&[begin]));
     report.nanoseconds("scale", "expire", flows.into(), &Figure::of(&[expire]));
     Ok(())

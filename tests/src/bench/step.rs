@@ -14,27 +14,44 @@ use twheel_tests::order::PACKETS;
 
 use crate::{
     plane::{self, Bench, Segment},
+    plot,
     report::{Figure, Report, verdict},
 };
 
-const FLOWS: u32 = 1 << 20;
+/// Numbers of flows; bounds are of the last.
+const SIZES: [u32; 3] = [1 << 13, 1 << 17, 1 << 20];
 /// Milliseconds, as all times here.
 const TIMEOUT: u64 = 60_000;
 const TICK: u64 = 100;
 /// Flows are touched over this long, so that visits spread them over many slots.
 const SPREAD: u64 = 30_000;
+/// In so many portions.
+const PORTIONS: usize = 128;
 /// Lists of the wheel over the kernel's hash: the flows to visit, and the slots.
 const LISTS: u64 = 1 + 512;
-/// What a visit may cost: so many times that over the kernel's hash.
+/// What a visit may cost: so many times a lookup in the kernel's hash.
 const REARM: f64 = 0.5;
-/// And an eviction.
+/// And an eviction: so many times one over the kernel's hash,
 const EVICT: f64 = 0.6;
-/// And an eviction over the record of the ring alone.
+/// and so many times the record of the ring alone.
 const RECORD: f64 = 1.5;
 /// Evictions a second, at least.
 const RATE: f64 = 2.5e6;
 
-const VARIANTS: [&str; 5] = ["rearm_hash", "rearm", "evict_hash", "evict", "record"];
+const VARIANTS: [&str; 6] = [
+    "rearm_hash",
+    "rearm",
+    "evict_hash",
+    "evict",
+    "record",
+    "lookup",
+];
+const REARM_HASH: usize = 0;
+const REARM_OURS: usize = 1;
+const EVICT_HASH: usize = 2;
+const EVICT_OURS: usize = 3;
+const RECORD_ALONE: usize = 4;
+const LOOKUP: usize = 5;
 
 /// Whose stepper.
 #[derive(Clone, Copy)]
@@ -59,82 +76,117 @@ pub struct Turn {
 /// Lives of whole tables: begun, touched in another order, visited, evicted.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
-        "Nanoseconds each: median (least–most) of {rounds} rounds. {FLOWS} flows begin at once (and twheel's \
-         table is aged:\none flow in 16 at random makes room for a new one, 48 times over), and are then \
-         touched in random order: all\nare due at once and visited (rearm). Then all are due again, from {} \
-         slots, and evicted (evict). Time is the\nkernel's `duration` of calls of {STEP_BUDGET} visits; \
-         reading the ring after each is not in it. `hash` is the least that\nthe same takes where flows are \
-         in the kernel's hash and keys are the links: 1. look up the key at the head of the\nlist, read \
-         stamp and state, write two keys of 40 bytes; 2. look up, reserve, compare-and-swap, delete, submit.\n\
-         `record alone` is what the ring takes for as many events: reserve, fill, submit.\n\
-         The ratio is the median of the ratios of each round.\n",
-        SPREAD / TICK
+        "Nanoseconds each: median (least–most) of {rounds} rounds. All flows begin at once (and twheel's table is aged: one in \
+         16\nat random makes room for a new one, 48 times over), and are then touched in random order: all are due at once \
+         and\nvisited (rearm). Then all are due again, from {PORTIONS} slots, and evicted (evict). Time is the kernel's `duration` of \
+         calls of\n{STEP_BUDGET} visits; reading the ring after each is not in it. `lookup` is one in the kernel's hash, of each of the \
+         flows, in random\norder (`duration` of runs over {PACKETS} packets, less that of runs that do all but the lookup). `hash` is \
+         the least that the\nsame takes where flows are in the kernel's hash and keys are the links: 1. look up the key at the head of \
+         the list,\nread stamp and state, write two keys of 40 bytes; 2. look up, reserve, compare-and-swap, delete, submit. \
+         `record` is\nwhat the ring takes for as many events alone: reserve, fill, submit. Tables of the kernel's hash are made for a quarter \
+         more.\nRatios: the median of those of each round (least–most).\n",
     ));
-    let samples = measure(rounds)?;
-    let ratio = |side, other| Figure::of(&plane::ratios(&samples, side, other)).median;
-    let ratios = [ratio(1, 0), ratio(3, 2)];
-    let record = ratio(3, 4);
-    let figures = samples.map(|samples| Figure::of(&samples));
-    for (variant, figure) in VARIANTS.iter().zip(&figures) {
-        report.nanoseconds("step", variant, u64::from(FLOWS), figure);
+    let mut all = Vec::new();
+    for flows in SIZES {
+        let samples = measure(flows, rounds)?;
+        for (variant, samples) in VARIANTS.iter().zip(&samples) {
+            report.nanoseconds("step", variant, flows.into(), &Figure::of(samples));
+        }
+        all.push((flows, samples));
     }
-    report.say(&format!(
-        "{:>8}  {:>20}  {:>20}  ratio",
-        "", "hash", "twheel"
-    ));
-    let rows = figures[..4].chunks(2).zip(ratios).zip([REARM, EVICT]);
-    for (variant, ((figures, ratio), bound)) in ["rearm", "evict"].iter().zip(rows) {
+    let last = SIZES[SIZES.len() - 1];
+    let tables = [
+        (
+            "rearm",
+            REARM_OURS,
+            ("lookup", LOOKUP, REARM),
+            ("hash", REARM_HASH, None),
+        ),
+        (
+            "evict",
+            EVICT_OURS,
+            ("record", RECORD_ALONE, RECORD),
+            ("hash", EVICT_HASH, Some(EVICT)),
+        ),
+    ];
+    for (what, ours, (name, other, bound), (hash, theirs, loose)) in tables {
         report.say(&format!(
-            "{variant:>8}  {}  {}",
-            Figure::row(figures),
-            verdict(ratio, Some(bound))
+            "{:>8}  {:>20}  {:>20}  {:>20}  {:<30}  {what}/{hash}",
+            "flows",
+            what,
+            name,
+            hash,
+            format!("{what}/{name}")
+        ));
+        for (flows, samples) in &all {
+            let at_last = |bound: f64| (*flows == last).then_some(bound);
+            let figures = [ours, other, theirs].map(|it| Figure::of(&samples[it]));
+            report.say(&format!(
+                "{flows:>8}  {}  {:<30}  {}",
+                Figure::row(&figures),
+                verdict(&plane::ratio(samples, ours, other), at_last(bound)),
+                verdict(
+                    &plane::ratio(samples, ours, theirs),
+                    loose.and_then(at_last)
+                ),
+            ));
+        }
+        report.say("");
+    }
+    for (flows, samples) in &all {
+        let rate = 1e9 / Figure::of(&samples[EVICT_OURS]).median;
+        let verdict = match rate >= RATE {
+            true => "at least",
+            false => "BELOW",
+        };
+        report.say(&format!(
+            "Evictions on one core, of {flows} flows: {:.2} million a second ({verdict} {})",
+            rate / 1e6,
+            RATE / 1e6
         ));
     }
-    report.say(&format!(
-        "\n{:>8}  {:>20}  {:>20}  ratio\n{:>8}  {}  {}",
-        "",
-        "record alone",
-        "twheel",
-        "evict",
-        Figure::row(&[figures[4], figures[3]]),
-        verdict(record, Some(RECORD))
-    ));
-    let rate = 1e9 / figures[3].median;
-    report.say(&format!(
-        "\nEvictions on one core: {:.2} million a second ({} {})",
-        rate / 1e6,
-        if rate >= RATE { "at least" } else { "BELOW" },
-        RATE / 1e6
-    ));
     report.say("Every flow was reported, each round; no event was lost.");
-    Ok(())
+    let points = all.iter().flat_map(|(flows, samples)| {
+        VARIANTS.iter().zip(samples).map(|(variant, samples)| {
+            let point = (f64::from(*flows), Figure::of(samples).median);
+            (variant.replace('_', ", "), point)
+        })
+    });
+    report.plot(
+        "flows",
+        "A visit, and an eviction with its event",
+        ["flows", "nanoseconds"],
+        &plot::curves(points),
+    )
 }
 
-fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
+fn measure(flows: u32, rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     let clock = Clock::virtual_ms();
     let timeout = Duration::from_millis(TIMEOUT);
     // One for all: the wheel comes to a flow as often as its shortest timeout asks, and how often
     // that is should be known here.
-    let config = plane::config(clock, timeout, FLOWS)?;
+    let config = plane::config(clock, timeout, flows)?;
     let mut bench = Bench::load(config, clock)?;
     let mut samples = plane::no_samples();
     let mut start = 1_000_000;
     // The first round warms up, and leaves the memory of the tables in no particular order.
-    for round in progress::over("lives", 0..rounds + 1) {
+    for round in progress::over(format!("lives of {flows} flows"), 0..rounds + 1) {
         bench.plane.set_clock(start)?;
-        let mut order = bench.age(FLOWS, false, None)?;
+        let mut order = bench.age(flows, true, None)?;
         let flows = order.len() as u64;
         bench.run("listed_insert", Segment::Ack, &order)?;
         bench.random.shuffle(&mut order);
-        let chunks = order.chunks(PACKETS);
-        let each = SPREAD / chunks.len() as u64;
-        for (chunk, flows) in chunks.enumerate() {
-            bench
-                .plane
-                .set_clock(start + 2 * TICK + each * chunk as u64)?;
+        let each = SPREAD / PORTIONS as u64;
+        for (portion, flows) in order.chunks(order.len().div_ceil(PORTIONS)).enumerate() {
+            let now = start + 2 * TICK + each * portion as u64;
+            bench.plane.set_clock(now)?;
             bench.run("listed_touch", Segment::Ack, flows)?;
             bench.run("touch", Segment::Ack, flows)?;
         }
+        bench.random.shuffle(&mut order);
+        let [without, with] =
+            ["parse", "lookup"].map(|program| bench.run(program, Segment::Ack, &order));
+        let lookup = with?.as_nanos() as f64 - without?.as_nanos() as f64;
         bench.plane.set_clock(start + TIMEOUT + TICK)?;
         let visited = turns(&mut bench, round)?;
         bench.plane.set_clock(start + SPREAD + TIMEOUT + 4 * TICK)?;
@@ -154,6 +206,7 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
             );
         }
         ensure!(bench.plane.tracked()? == 0, "flows are left");
+        bench.run("floor_delete", Segment::Ack, &order)?;
         let mut records = Turn::default();
         while records.expired < flows {
             call(&mut bench, "bench_record", 0, &mut records)?;
@@ -163,6 +216,7 @@ fn measure(rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
             for (samples, turn) in samples.iter_mut().zip(turns) {
                 samples.push(turn.in_kernel.as_nanos() as f64 / turn.visits as f64);
             }
+            samples[LOOKUP].push(lookup / flows as f64);
         }
         start += 10 * TIMEOUT;
     }

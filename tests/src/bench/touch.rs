@@ -2,17 +2,19 @@
 
 use std::{
     hint::black_box,
+    path::Path,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use twheel::{clock::Clock, progress};
 use twheel_common::{counter::Counter, table::Hash};
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    peers::{Peers, lru_entries},
-    plane::{self, Bench, Random, Segment},
+    peers::Peers,
+    plane::{self, Bench, Random, Segment, hash_entries},
+    plot,
     report::{Figure, Report, verdict},
 };
 
@@ -56,6 +58,8 @@ const SMALLEST_TABLE: u32 = 1 << 16;
 struct Measured {
     samples: [Vec<f64>; VARIANTS.len()],
     at_home: f64,
+    /// Of the programs, as they run: bytes of machine code.
+    code: [u32; VARIANTS.len()],
 }
 
 impl Measured {
@@ -64,8 +68,8 @@ impl Measured {
     }
 
     /// Of one variant over another, round by round.
-    fn ratio(&self, side: usize, other: usize) -> f64 {
-        Figure::of(&plane::ratios(&self.samples, side, other)).median
+    fn ratio(&self, side: usize, other: usize) -> Figure {
+        plane::ratio(&self.samples, side, other)
     }
 
     /// What one variant takes more than another, round by round.
@@ -85,10 +89,10 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          adds the parser,\n`find` to that the lookup in twheel's table; `floor` instead a lookup in the kernel's hash \
          and a store; `lru` is the\nusual tracker: parser, lookup in an LRU hash, a store; `touch` is what \
          production does, by jiffies. Absent: a RST of\nno flow; its floor is the parser and a lookup. \
-         The tables are made for as many flows as are in them (at least {SMALLEST_TABLE};\nthe LRU hash for a quarter \
-         more, for it pushes out live flows when it is full: it was checked that it lost none) and\naged: one flow \
-         in 16 at random makes room for a new one, 48 times over.\n\
-         Ratios are of whole programs: the median of the ratios of each round. At home: flows \
+         The tables are made for as many flows as are in them (at least {SMALLEST_TABLE}; \
+         those of\nthe kernel's hash for a quarter more, which has twice the buckets, and an LRU hash pushes out live flows when it is full:\n\
+         it was checked that it lost none) and aged: one flow in 16 at random makes room for a new one, 48 times over.\n\
+         Ratios are of whole programs: the median of the ratios of each round (least–most). At home: flows \
          that stand where their hash says,\nand not a little behind.\n"
     ));
     let measured = |option| {
@@ -99,16 +103,16 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     };
     let all = measured("")?;
     report.say(&format!(
-        "{:>8}  {:>20}  {:>20}  {:>20}  touch/floor           lru/floor  touch/lru  at home",
-        "flows", "floor", "lru", "touch"
+        "{:>8}  {:>20}  {:>20}  {:>20}  {:<30}  {:<19}  {:<19}  at home",
+        "flows", "floor", "lru", "touch", "touch/floor", "lru/floor", "touch/lru"
     ));
     for ((flows, measured), (_, bound)) in all.iter().zip(SIZES) {
         report.say(&format!(
-            "{flows:>8}  {}  {:<20}  {:>9.3}  {:>9.3}  {:.1} %",
+            "{flows:>8}  {}  {:<30}  {:<19}  {:<19}  {:.1} %",
             Figure::row(&[FLOOR, LRU, TOUCH].map(|variant| measured.figure(variant))),
-            verdict(measured.ratio(TOUCH, FLOOR), Some(bound)),
-            measured.ratio(LRU, FLOOR),
-            measured.ratio(TOUCH, LRU),
+            verdict(&measured.ratio(TOUCH, FLOOR), Some(bound)),
+            verdict(&measured.ratio(LRU, FLOOR), None),
+            verdict(&measured.ratio(TOUCH, LRU), None),
             measured.at_home * 100.0
         ));
         for (number, (variant, ..)) in VARIANTS.iter().enumerate() {
@@ -126,10 +130,18 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         report.say(&format!(
             "{flows:>8}  {}  {}",
             Figure::row(&[ABSENT_FLOOR, ABSENT_TOUCH].map(|variant| measured.figure(variant))),
-            verdict(measured.ratio(ABSENT_TOUCH, ABSENT_FLOOR), bound)
+            verdict(&measured.ratio(ABSENT_TOUCH, ABSENT_FLOOR), bound)
         ));
     }
+    let points = all.iter().flat_map(|(flows, measured)| {
+        VARIANTS.iter().enumerate().map(|(number, (name, ..))| {
+            let point = (f64::from(*flows), measured.figure(number).median);
+            (name.replace('_', ", "), point)
+        })
+    });
+    let mut curves = plot::curves(points);
     for (option, name, bound) in OPTIONS {
+        let mut curve = Vec::new();
         report.say(&format!(
             "\nThe same with {option}.\n{:>8}  {:>20}  {:>20}  ratio",
             "flows", "floor", "touch"
@@ -138,12 +150,19 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             report.say(&format!(
                 "{flows:>8}  {}  {}",
                 Figure::row(&[FLOOR, TOUCH].map(|variant| measured.figure(variant))),
-                verdict(measured.ratio(TOUCH, FLOOR), Some(bound))
+                verdict(&measured.ratio(TOUCH, FLOOR), Some(bound))
             ));
             report.nanoseconds("touch", name, flows.into(), &measured.figure(TOUCH));
+            curve.push((f64::from(flows), measured.figure(TOUCH).median));
         }
+        curves.push((format!("touch {option}"), curve));
     }
-    Ok(())
+    report.plot(
+        "flows",
+        "A packet of a known flow, and of none (absent)",
+        ["flows", "nanoseconds"],
+        &curves,
+    )
 }
 
 /// What the nanoseconds of a touch are.
@@ -169,6 +188,17 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
     let Some((_, cached)) = all.iter().find(|(flows, _)| *flows == CACHED) else {
         return;
     };
+    let code = [EMPTY, PARSE, FIND, FLOOR, LRU, TOUCH]
+        .map(|variant| format!("{} {}", VARIANTS[variant].0, cached.code[variant]));
+    report.say(&format!(
+        "\nMachine code, bytes, all of it, whatever a packet of a known flow runs of it: {}.\n{}",
+        code.join(", "),
+        if Path::new("/sys/bus/event_source/devices/cpu").exists() {
+            "What the processor counts of its misses was not read."
+        } else {
+            "This machine has no counters of a processor (no PMU): what a packet waits for is told by time alone."
+        }
+    ));
     report.say(&format!(
         "\nOf these, what is more than at {CACHED} flows, where everything is in the caches. The instructions are the same, \
          so this is\nwaiting for memory. A find reads the flow's home and, where the flow is not at home, the record that \
@@ -235,7 +265,7 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let most = flows.max(SMALLEST_TABLE);
     let mut lru = Peers::load(
         &["peer_lru", "peer_lru_delete"],
-        &[("LRU", lru_entries(most))],
+        &[("LRU", hash_entries(most))],
     )?;
     let all = bench.age(flows, true, Some(&mut lru))?;
     let inserts = lru.inserts()?;
@@ -264,8 +294,20 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
         lru.inserts()? == inserts,
         "the LRU hash lost flows: the packets of these were no lookups"
     );
+    let mut code = [0; VARIANTS.len()];
+    for (code, (name, program, _)) in code.iter_mut().zip(VARIANTS) {
+        let program = match name {
+            "lru" => lru.program(program)?,
+            _ => bench.plane.xdp(&format!("bench_{program}"))?,
+        };
+        *code = program
+            .info()
+            .context("no info of a program")?
+            .size_jitted();
+    }
     Ok(Measured {
         at_home: bench.at_home(),
+        code,
         samples,
     })
 }

@@ -110,6 +110,15 @@ pub fn bench_floor(ctx: XdpContext) -> u32 {
     })
 }
 
+/// The parser, and the lookup alone.
+#[xdp]
+pub fn bench_lookup(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => FLOOR.get_ptr_mut(segment.key).is_some(),
+        None => false,
+    })
+}
+
 /// The parser, and the flow of the packet in twheel's table: what a touch does before it knows the flow.
 #[xdp]
 pub fn bench_find(ctx: XdpContext) -> u32 {
