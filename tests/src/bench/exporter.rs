@@ -30,7 +30,7 @@ use twheel_tests::{
 use crate::{
     path::{cpu_time, softirq_thread, sysctl},
     plane::{CPU, Random, object},
-    report::{Figure, Report},
+    report::{Figure, Report, verdict},
 };
 
 /// Connections in the capture, all at once, and packets of each: a handshake, then acknowledgments by turns.
@@ -393,12 +393,21 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     let [wall, cpu] = offline.each_ref().map(|samples| Figure::of(samples));
     let file = over(added(TWHEEL), &offline[1]);
     let (alone, live) = (over(alone, &live), over(added(TWHEEL), &live));
-    let text = |it: Figure| format!("{:.2} ({:.2}–{:.2})", it.median, it.min, it.max);
+    let walls = |watcher: usize| {
+        replays[watcher]
+            .iter()
+            .map(|it| it.seconds)
+            .collect::<Vec<_>>()
+    };
+    let slower = over(walls(TWHEEL), &walls(SOFTFLOWD));
+    let text = |it: Figure| verdict(&it, None);
     report.say(&format!(
-        "\nWhat twheel adds over what softflowd does: {}; without what `xdp` does: {}\n\
-         `softflowd -r` of the same file, its best: {} wall, {} CPU.\nWhat twheel adds over that CPU time: {}",
+        "\nCPU time: what twheel adds over what softflowd does: {}; without what `xdp` does on a veth: {}\n\
+         Wall time of the replay, the sender's CPU being where XDP runs: with twheel over with softflowd: {}\n\
+         `softflowd -r` of the same file, its best: {} wall, {} CPU. What twheel adds over that CPU time: {}",
         text(live),
         text(alone),
+        text(slower),
         Figure::row(&[wall]).trim(),
         Figure::row(&[cpu]).trim(),
         text(file)
@@ -406,7 +415,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.nanoseconds("exporter", "softflowd_file", FLOWS.into(), &cpu);
     report.object(&json!({
         "bench": "exporter", "variant": "ratio", "n": FLOWS, "rounds": rounds,
-        "live": live.median, "without_xdp": alone.median, "file": file.median,
+        "live": live.median, "without_xdp": alone.median, "file": file.median, "wall": slower.median,
         "softflowd_not_seen": lost(&replays[SOFTFLOWD]), "twheel_not_seen": lost(&replays[TWHEEL]),
     }));
     Ok(())

@@ -8,7 +8,8 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, Segment},
+    peers::Peers,
+    plane::{self, Bench, Segment, hash_entries},
     plot,
     report::{Figure, Report, verdict},
 };
@@ -18,42 +19,50 @@ const SIZES: [u32; 3] = [1 << 14, 1 << 17, 1 << 20];
 const BOUND: f64 = 1.1;
 /// Rules of the policy.
 const RULES: [u32; 3] = [0, 10, 100];
-const VARIANTS: [(&str, &str); 2] = [("floor", "floor_insert"), ("touch", "touch")];
+const VARIANTS: [(&str, &str); 3] = [
+    ("floor", "floor_insert"),
+    ("lru", "peer_lru"),
+    ("touch", "touch"),
+];
+const FLOOR: usize = 0;
+const LRU: usize = 1;
+const TOUCH: usize = 2;
 
 /// Fills tables from half to full.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
-        "Nanoseconds a new flow: median (least–most) of {rounds} rounds. A round fills both tables from half \
-         to full (the\nflows that they are made for), the same new flows of random addresses, {PACKETS} of \
-         them a BPF_PROG_TEST_RUN, the tables\nin turn; its time is the kernel's `duration`. `floor` is the parser \
-         and an insertion into the kernel's hash; `touch`\nis what production does with a SYN of a new flow: \
+        "Nanoseconds a new flow: median (least–most) of {rounds} rounds. A round fills the tables from half \
+         to full (those of\nthe kernel's hash are made for a quarter more), the same new flows of random addresses, {PACKETS} of \
+         them a BPF_PROG_TEST_RUN, the tables in\nturn; its time is the kernel's `duration`. `floor` is the parser \
+         and an insertion into the kernel's hash; `lru` the usual\ntracker: parser, lookup, insertion into an LRU hash; `touch` is what production does with a SYN of a new flow: \
          parse, find nothing, enter, put on the wheel, count. The tables\nwere aged, and before each round \
          half of the flows at random are removed.\n\
-         The ratio is touch/floor, whole programs: the median of the ratios of each round (least–most). With rules: of a \
+         Ratios are of whole programs: the median of the ratios of each round (least–most). With rules: of a \
          policy of so many,\nwhich the flows meet none of; 10 go by port, 100 by port, address and both.\n\n\
-         {:>8}  {:>5}  {:>20}  {:>20}  ratio",
-        "flows", "rules", "floor", "touch"
+         {:>8}  {:>5}  {:>20}  {:>20}  {:>20}  {:<30}  touch/lru",
+        "flows", "rules", "floor", "lru", "touch", "touch/floor"
     ));
     let mut points = Vec::new();
     for flows in SIZES {
         for rules in RULES {
             let samples = measure(flows, rounds, rules)?;
-            let ratio = plane::ratio(&samples, 1, 0);
+            let [floor, lru] = [FLOOR, LRU].map(|other| plane::ratio(&samples, TOUCH, other));
             let figures = samples.map(|samples| Figure::of(&samples));
             for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
                 let variant = format!("{variant}_{rules}_rules");
                 report.nanoseconds("insert", &variant, u64::from(flows), figure);
             }
             report.say(&format!(
-                "{flows:>8}  {rules:>5}  {}  {}",
+                "{flows:>8}  {rules:>5}  {}  {:<30}  {}",
                 Figure::row(&figures),
-                verdict(&ratio, (rules <= 10).then_some(BOUND))
+                verdict(&floor, (rules <= 10).then_some(BOUND)),
+                verdict(&lru, None)
             ));
             for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
                 let name = match (*variant, rules) {
-                    ("floor", 0) => "floor".to_owned(),
-                    ("floor", _) => continue,
-                    _ => format!("touch, {rules} rules"),
+                    ("touch", _) => format!("touch, {rules} rules"),
+                    (other, 0) => other.to_owned(),
+                    _ => continue,
                 };
                 points.push((name, (f64::from(flows), figure.median)));
             }
@@ -87,7 +96,9 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     // Nothing is due while this runs.
     let config = plane::config(clock, Duration::from_secs(3600), flows)?;
     let mut bench = Bench::load(config, clock)?;
-    bench.age(flows, true, None)?;
+    let programs = ["peer_lru", "peer_lru_delete"];
+    let mut lru = Peers::load(&programs, &[("LRU", hash_entries(flows))])?;
+    bench.age(flows, true, Some(&mut lru))?;
     if rules > 0 {
         bench.policy(&policy(rules))?;
     }
@@ -99,11 +110,15 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     for round in progress::over(what, 0..rounds + 1) {
         let gone = bench.delete(half)?;
         bench.run("floor_delete", Segment::Ack, &gone)?;
+        lru.run("peer_lru_delete", Segment::Ack, &gone)?;
         let mut durations = [Duration::ZERO; VARIANTS.len()];
         for (chunk, flows) in bench.fresh(half).chunks(PACKETS).enumerate() {
             for turn in 0..VARIANTS.len() {
                 let number = (turn + chunk) % VARIANTS.len();
-                durations[number] += bench.run(VARIANTS[number].1, Segment::Syn, flows)?;
+                durations[number] += match VARIANTS[number] {
+                    ("lru", program) => lru.run(program, Segment::Syn, flows)?,
+                    (_, program) => bench.run(program, Segment::Syn, flows)?,
+                };
             }
         }
         if round > 0 {

@@ -87,8 +87,8 @@ pub fn bench(seconds: u32, report: &mut Report) -> Result<()> {
          priority of steppers, has found its end in the ring of events, by the monotonic clock, less {0} s. Event: the same by\n\
          the program's own clock of jiffies (`idle_ms`). Line: as ring, but to the moment in which another process has read\n\
          the line of its end: that is all there is between, output and pipe included. Machine: by how much a thread on each CPU that does nothing\n\
-         but sleep, with the priority of steppers, is back later than it asked for. Deadlines are not rounded up for either: up to a tick and a\n\
-         jiffy, which rounding takes, count as late.\n",
+         but sleep, with the priority of steppers, is back later than it asked for. Deadlines are not rounded up for any: up to a tick and a\n\
+         jiffy, which rounding takes, count as late. Early would be told if it were by more than a look and a send take.\n",
         TIMEOUT.as_secs(),
         TICK.as_millis(),
         LOOK.as_micros(),

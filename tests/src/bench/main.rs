@@ -26,9 +26,12 @@ mod schemes;
 mod step;
 mod touch;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 
 use crate::report::Report;
@@ -146,11 +149,23 @@ fn run(cli: &Cli) -> Result<()> {
     let mut report = Report::new(cli.json, out)?;
     match &cli.bench {
         Some(bench) => one(bench, &mut report),
-        None => ALL.into_iter().try_for_each(|name| {
-            let bench = Cli::parse_from(["", name]).bench;
-            one(&bench.expect("a bench's name"), &mut report)
-        }),
+        None => ALL.into_iter().try_for_each(|name| alone(name, cli)),
     }
+}
+
+/// One bench in a process of its own: some go to one CPU, and stay there.
+fn alone(name: &str, cli: &Cli) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(name);
+    if cli.json {
+        command.arg("--json");
+    }
+    if let Some(out) = &cli.out {
+        command.arg("--out").arg(out);
+    }
+    let status = command.status().context("cannot start a bench")?;
+    ensure!(status.success(), "the bench {name} has failed");
+    Ok(())
 }
 
 fn one(bench: &Bench, report: &mut Report) -> Result<()> {

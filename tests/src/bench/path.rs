@@ -119,7 +119,7 @@ impl Limits {
     /// Room for so many entries. The module is there: a namespace has rules that need it.
     fn raise(entries: u32, buckets: Buckets) -> Result<Self> {
         let mut before = Self(Vec::new());
-        // Two a flow stand in the hash; as there is room for twice the flows, that is two buckets for each.
+        // Two a flow stand in the hash.
         let wanted = [
             ("nf_conntrack_max", 2 * entries),
             ("nf_conntrack_buckets", 2 * entries),
@@ -420,7 +420,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          of them, or this fails.\nOne CPU. Time is the kernel's `duration`, in which the softirq is, and what its thread \
          (ksoftirqd) took over.\n\
          The gateways: `base` does nothing but route, `xdp` has an XDP program that passes, in `conntrack` nf_conntrack is \
-         on\n(hooks alone, no rule that a packet meets; two buckets for each end of a flow, no checksums), in `twheel` there is a \
+         on\n(hooks alone, no rule that a packet meets; one bucket for each end of a flow, two where flows are new; no checksums), in `twheel` there is a \
          `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave. All \
          have GRO on, without\nwhich a veth takes no frames. Flows are established by their handshakes. New flows: a SYN each, \
          into tables that are empty.\n\

@@ -139,7 +139,7 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "A real `twheel run --max-flows {flows} --timeout {0}s`, else with default options, in a namespace of its own; standard \
          error\nis a terminal, output goes to /dev/null, the history to a disk. Load: from its start to `attached`, median of {1} \
-         after one that\ndoes not count (a virtual machine may wait in it for its host to give it memory). Begin: a packet of each \
+         after the first,\nin which a virtual machine may wait for its host to give it memory. Begin: a packet of each \
          flow through\nits program from a thread on each of {CPUS} CPUs, a system call each, which is in the time. The program is \
          halted (SIGSTOP)\nuntil all have begun and are due, and then goes on: expire is the time until the table is empty, with output and history. \
          Memory: `memlock` of\nall its maps and the peak of its resident memory, after all that.\n",
@@ -205,8 +205,9 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
     let rate = |time: Duration| tracked as f64 / time.as_secs_f64() / 1e6;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     report.say(&format!(
-        "  load     {} s, progress {} on the terminal",
+        "  load     {} s, the first {:.3}, progress {} on the terminal",
         verdict(&load, Some(LOAD)),
+        loads[0],
         match pictures {
             0 => "NOT SHOWN".to_owned(),
             _ => format!("shown, {pictures} pictures"),
@@ -257,17 +258,18 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
     let inserts = lru.inserts()?;
     let mut samples = plane::no_samples::<3>();
     let before = bench.plane.counters()?.get(Counter::Touched);
-    for _ in progress::over("packets", 0..TOUCHES) {
+    for round in progress::over("packets", 0..TOUCHES) {
         let order: Vec<_> = (0..PACKETS)
             .map(|_| all[bench.random.below(flows) as usize])
             .collect();
-        let took = [
-            bench.run("touch", Segment::Ack, &order)?,
-            bench.run("floor", Segment::Ack, &order)?,
-            lru.run("peer_lru", Segment::Ack, &order)?,
-        ];
-        for (samples, took) in samples.iter_mut().zip(took) {
-            samples.push(took.as_nanos() as f64 / PACKETS as f64);
+        for turn in 0..3 {
+            let number = (turn + round as usize) % 3;
+            let took = match number {
+                0 => bench.run("touch", Segment::Ack, &order)?,
+                1 => bench.run("floor", Segment::Ack, &order)?,
+                _ => lru.run("peer_lru", Segment::Ack, &order)?,
+            };
+            samples[number].push(took.as_nanos() as f64 / PACKETS as f64);
         }
     }
     ensure!(lru.inserts()? == inserts, "the LRU hash lost flows");

@@ -125,10 +125,20 @@ impl Results {
         operation: Operation,
         n: u32,
     ) -> Option<Figure> {
-        let samples = self
-            .samples
-            .get(&(intervals.name(), contender, operation, n))?;
+        let samples = self.samples(intervals, contender, operation, n)?;
         Some(Figure::of(samples))
+    }
+
+    /// By round.
+    fn samples(
+        &self,
+        intervals: Intervals,
+        contender: usize,
+        operation: Operation,
+        n: u32,
+    ) -> Option<&[f64]> {
+        let key = (intervals.name(), contender, operation, n);
+        self.samples.get(&key).map(Vec::as_slice)
     }
 
     /// Medians by number of timers.

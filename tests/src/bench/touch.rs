@@ -191,7 +191,7 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
     let code = [EMPTY, PARSE, FIND, FLOOR, LRU, TOUCH]
         .map(|variant| format!("{} {}", VARIANTS[variant].0, cached.code[variant]));
     report.say(&format!(
-        "\nMachine code, bytes, all of it, whatever a packet of a known flow runs of it: {}.\n{}",
+        "\nMachine code, bytes, of all that a program may do; a packet of a known flow runs a small part of it: {}.\n{}",
         code.join(", "),
         if Path::new("/sys/bus/event_source/devices/cpu").exists() {
             "What the processor counts of its misses was not read."

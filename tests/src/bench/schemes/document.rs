@@ -9,6 +9,7 @@ use super::{
     paper::{self, line},
     workload::{Intervals, Random},
 };
+use crate::report::Figure;
 
 /// Markdown.
 pub fn write(machine: &str, how: &str, results: &Results) -> String {
@@ -80,7 +81,7 @@ fn peers(text: &mut String, results: &Results) {
     let place = |name| contender::ALL.iter().position(|entry| entry.name == name);
     let _ = writeln!(
         text,
-        "\n## {} beside the wheels, {n} timers, uniform intervals\n\n\
+        "\n## {} beside the wheels, {n} timers, uniform intervals\n\nThe median of the ratios of each round (least–most).\n\n\
          | it takes as many times what it takes | fill | start | stop | re-arm | empty tick | expiry | after re-arm |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|",
         contender::DELAY_QUEUE
@@ -88,20 +89,24 @@ fn peers(text: &mut String, results: &Results) {
     for name in ["4 simple", "6 hashed", "7 hierarchical"] {
         let _ = write!(text, "| {name} |");
         for operation in Operation::ALL {
-            let median = |name| {
-                let figure = results.figure(Intervals::Uniform, place(name)?, operation, *n)?;
-                Some(figure.median)
-            };
-            let (Some(peer), Some(ours)) = (median(contender::DELAY_QUEUE), median(name)) else {
+            let samples = |name| results.samples(Intervals::Uniform, place(name)?, operation, *n);
+            let (Some(peer), Some(ours)) = (samples(contender::DELAY_QUEUE), samples(name)) else {
                 continue;
             };
-            let ratio = peer / ours;
+            let ratios: Vec<_> = peer
+                .iter()
+                .zip(ours)
+                .map(|(peer, ours)| peer / ours)
+                .collect();
+            let Figure {
+                median, min, max, ..
+            } = Figure::of(&ratios);
             let verdict = match operation.target() {
-                Some(target) if ratio < target => format!(" (BELOW {target})"),
-                Some(target) => format!(" (target {target})"),
+                Some(target) if median < target => format!(" BELOW {target}"),
+                Some(target) => format!(" target {target}"),
                 None => String::new(),
             };
-            let _ = write!(text, " {ratio:.1}{verdict} |");
+            let _ = write!(text, " {median:.1} ({min:.1}–{max:.1}){verdict} |");
         }
         text.push('\n');
     }
