@@ -50,7 +50,7 @@ pub struct Top {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// How long between two looks
+    /// How long between two looks; longer, where a look takes more than an eighth of it
     #[arg(long, value_parser = interval, default_value = "1s")]
     interval: Duration,
     /// In this order
@@ -60,6 +60,9 @@ pub struct Top {
     #[arg(long)]
     reverse: bool,
 }
+
+/// A look at a large table takes a while: looks are so many times that apart, whatever the interval.
+const LOOKS: u32 = 8;
 
 /// What the program waits for.
 enum Happens {
@@ -252,14 +255,15 @@ impl App {
                 }
                 happened = inbox.try_recv().ok();
             }
-            if Instant::now() >= due {
-                due = Instant::now() + interval;
-                if !self.paused {
-                    self.refresh(select);
-                }
+            let now = Instant::now();
+            if now >= due && !self.paused {
+                self.refresh(select);
             }
             if self.stale {
                 self.choose()?;
+            }
+            if now >= due {
+                due = now + interval.max(LOOKS * now.elapsed());
             }
         }
     }
