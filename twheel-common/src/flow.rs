@@ -29,6 +29,13 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
+    /// What names no flow: all 0.
+    pub const NONE: Self = Self {
+        low: [0; 2],
+        high: [0; 2],
+        ports: 0,
+    };
+
     /// The key of the flow between two endpoints (addresses and ports in network byte order), and
     /// which of the two the source is.
     #[inline(always)]

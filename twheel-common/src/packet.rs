@@ -4,6 +4,8 @@
 //! extension headers (RFC 8200), TCP (RFC 9293). The parser is generic over how bytes are read, so
 //! that XDP frames, socket buffers and plain slices all go through it.
 
+use core::mem::MaybeUninit;
+
 use crate::flow::{Direction, FlowKey};
 
 /// The bytes of a frame.
@@ -17,6 +19,23 @@ pub trait Bytes {
 
     /// How long the frame is, whatever can be reached of it.
     fn whole(&self) -> usize;
+
+    /// [`extension`] of this frame. The data plane has it in a function that the verifier goes through by itself.
+    #[inline(always)]
+    fn extension(&self, header: u8, at: usize) -> Result<Extension, Skip> {
+        extension(self, header, at)
+    }
+}
+
+/// What an extension header of IPv6 says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// IANA number of the header behind it.
+    pub next: u8,
+    /// Where that begins.
+    pub at: usize,
+    /// Whether this is a first fragment: more of the datagram follows.
+    pub more: bool,
 }
 
 /// A run of bytes that is there. Numbers are as they lie in memory: those of a packet are in network
@@ -107,14 +126,11 @@ pub mod datagram {
 }
 
 /// A TCP segment, or another protocol's datagram: the flow it belongs to and what it says of it.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Both directions of a connection have the same key.
     pub key: FlowKey,
-    /// Which of the key's two endpoints sent it.
-    pub direction: Direction,
-    /// [`tcp`]'s, without ECE and CWR; or one of [`datagram`].
-    pub flags: u8,
     /// Sequence number.
     pub seq: u32,
     /// Acknowledgment number; means nothing without that flag.
@@ -129,17 +145,38 @@ pub struct Segment {
     pub stamp: [u32; 2],
     /// The window, unscaled. This and `stamp` are 0 where nobody [asks for them](Wanted::timing).
     pub window: u32,
+    /// Which of the key's two endpoints sent it.
+    pub direction: Direction,
+    /// [`tcp`]'s, without ECE and CWR; or one of [`datagram`].
+    pub flags: u8,
+    /// 0. There is no padding: the kernel's verifier wants each byte written that a function is given.
+    pub reserved: u16,
+}
+
+const _: () = assert!(size_of::<Segment>() == size_of::<FlowKey>() + 32);
+
+impl Segment {
+    /// What no packet is: all 0.
+    pub const NONE: Self = Self {
+        key: FlowKey::NONE,
+        seq: 0,
+        ack: 0,
+        end: 0,
+        bytes: 0,
+        stamp: [0; 2],
+        window: 0,
+        direction: Direction::FromLow,
+        flags: 0,
+        reserved: 0,
+    };
 }
 
 /// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
-///
-/// As wide as a word of a key, with which it may share memory in a `Result`: as one byte it would have
-/// the compiler for the BPF target write that word of the key byte by byte.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
     /// Neither IPv4 nor IPv6 behind at most two VLAN tags.
-    NotIp,
+    NotIp = 0,
     /// IP, but of no protocol that is tracked.
     NotTracked,
     /// A fragment other than the first: it has no ports.
@@ -151,6 +188,21 @@ pub enum Skip {
     Malformed,
     /// Flags that no stack sends together.
     BadFlags,
+}
+
+impl Skip {
+    /// From its number.
+    #[inline(always)]
+    pub const fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Self::NotIp,
+            1 => Self::NotTracked,
+            2 => Self::Fragment,
+            3 => Self::Truncated,
+            5 => Self::BadFlags,
+            _ => Self::Malformed,
+        }
+    }
 }
 
 /// Bytes of an Ethernet header without tags.
@@ -216,6 +268,19 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
 /// Parses an Ethernet frame for what is asked of it.
 #[inline(always)]
 pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment, Skip> {
+    let mut segment = MaybeUninit::uninit();
+    parse_into(frame, wanted, &mut segment)?;
+    // SAFETY: who says `Ok` has written it.
+    Ok(unsafe { segment.assume_init() })
+}
+
+/// The same, and the segment is written where it is wanted: the BPF target would copy it by way of the stack.
+#[inline(always)]
+pub fn parse_into<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
     let mut offset = ETH_HEADER;
     let mut ether_type = be16(frame, offset - 2)?;
     // Unrolled by hand: at most two tags.
@@ -228,9 +293,105 @@ pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment
         }
     }
     match ether_type {
-        0x0800 => ipv4(frame, offset, wanted),
-        0x86dd => ipv6(frame, offset, wanted),
+        0x0800 => {
+            let datagram = ipv4(frame, offset, wanted)?;
+            transport(frame, &datagram, wanted, segment)
+        }
+        0x86dd => {
+            let datagram = ipv6::<MAX_EXTENSION_HEADERS, _>(frame, offset, wanted)?;
+            transport(frame, &datagram, wanted, segment)
+        }
         _ => Err(Skip::NotIp),
+    }
+}
+
+/// Parses what nearly every frame is: an Ethernet header without tags, an IP header without options or extensions.
+/// Says whether it was that, and has written the segment; else [`parse_into`] says what it is.
+#[inline(always)]
+pub fn parse_plain<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> bool {
+    plain(frame, wanted, segment).is_ok()
+}
+
+#[inline(always)]
+fn plain<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    match be16(frame, ETH_HEADER - 2)? {
+        0x0800 if is_plain_ipv4(frame) => {
+            let datagram = ipv4(frame, ETH_HEADER, wanted)?;
+            transport(frame, &datagram, wanted, segment)
+        }
+        0x86dd => {
+            let datagram = ipv6::<0, _>(frame, ETH_HEADER, wanted)?;
+            transport(frame, &datagram, wanted, segment)
+        }
+        _ => Err(Skip::NotIp),
+    }
+}
+
+#[inline(always)]
+fn is_plain_ipv4<B: Bytes + ?Sized>(frame: &B) -> bool {
+    match frame.header::<1>(ETH_HEADER) {
+        Some(header) => header.u8(0) == 0x45,
+        None => false,
+    }
+}
+
+/// What IP says of a datagram.
+struct Datagram<A> {
+    /// Where its payload begins.
+    at: usize,
+    /// IANA number of its protocol, which is tracked.
+    proto: u8,
+    /// Bytes of its payload.
+    room: usize,
+    /// Whether this is a first fragment: more of the datagram follows.
+    more: bool,
+    /// The header with the addresses, which are read last: there are more of them than registers.
+    ends: A,
+    /// Bytes of the packet.
+    bytes: u32,
+}
+
+/// The addresses of a datagram.
+trait Ends {
+    fn source(&self) -> [u64; 2];
+    fn destination(&self) -> [u64; 2];
+}
+
+/// Of an IPv4 header.
+struct V4<H>(H);
+
+impl<H: Header> Ends for V4<H> {
+    #[inline(always)]
+    fn source(&self) -> [u64; 2] {
+        mapped(self.0.u32(12))
+    }
+
+    #[inline(always)]
+    fn destination(&self) -> [u64; 2] {
+        mapped(self.0.u32(16))
+    }
+}
+
+/// Of an IPv6 header.
+struct V6<H>(H);
+
+impl<H: Header> Ends for V6<H> {
+    #[inline(always)]
+    fn source(&self) -> [u64; 2] {
+        [self.0.u64(8), self.0.u64(16)]
+    }
+
+    #[inline(always)]
+    fn destination(&self) -> [u64; 2] {
+        [self.0.u64(24), self.0.u64(32)]
     }
 }
 
@@ -246,7 +407,11 @@ fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, Skip> {
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<Segment, Skip> {
+fn ipv4<B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    wanted: Wanted,
+) -> Result<Datagram<V4<B::Header<20>>>, Skip> {
     let header = frame.header::<20>(offset).ok_or(Skip::Truncated)?;
     let first = header.u8(0);
     let header_len = usize::from(first & 0x0f) * 4;
@@ -271,13 +436,13 @@ fn ipv4<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<S
     let Some(room) = total.checked_sub(header_len) else {
         return Err(Skip::Malformed);
     };
-    let (source, destination) = (mapped(header.u32(12)), mapped(header.u32(16)));
-    let at = offset + header_len;
-    let ends = [source, destination];
-    let segment = transport(frame, at, proto, (room, more), ends, wanted)?;
-    Ok(Segment {
+    Ok(Datagram {
+        at: offset + header_len,
+        proto,
+        room,
+        more,
+        ends: V4(header),
         bytes: bytes as u32,
-        ..segment
     })
 }
 
@@ -288,20 +453,17 @@ fn tracked(proto: u8, icmp: u8, protocols: Protocols) -> bool {
         || proto == icmp && protocols.has(Protocols::ICMP)
 }
 
-/// Of a protocol that is tracked. Its room, and whether that is a first fragment's: more of the datagram follows.
 #[inline(always)]
 fn transport<B: Bytes + ?Sized>(
     frame: &B,
-    offset: usize,
-    proto: u8,
-    (room, more): (usize, bool),
-    [source, destination]: [[u64; 2]; 2],
+    datagram: &Datagram<impl Ends>,
     wanted: Wanted,
-) -> Result<Segment, Skip> {
-    match proto {
-        PROTO_TCP => tcp_segment(frame, offset, room, [source, destination], wanted),
-        PROTO_UDP => udp_datagram(frame, offset, (room, more), source, destination),
-        _ => icmp_query(frame, offset, proto, room, source, destination),
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    match datagram.proto {
+        PROTO_TCP => tcp_segment(frame, datagram, wanted, segment),
+        PROTO_UDP => udp_datagram(frame, datagram, segment),
+        _ => icmp_query(frame, datagram, segment),
     }
 }
 
@@ -309,61 +471,59 @@ fn transport<B: Bytes + ?Sized>(
 #[inline(always)]
 fn udp_datagram<B: Bytes + ?Sized>(
     frame: &B,
-    offset: usize,
-    (room, more): (usize, bool),
-    source: [u64; 2],
-    destination: [u64; 2],
-) -> Result<Segment, Skip> {
-    let header = frame.header::<8>(offset).ok_or(Skip::Truncated)?;
+    ip: &Datagram<impl Ends>,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let (room, more) = (ip.room, ip.more);
+    let header = frame.header::<8>(ip.at).ok_or(Skip::Truncated)?;
     // A length of 0 stands for a jumbogram (RFC 2675), or for what segmentation is still to fill in.
     // It is that of the whole datagram, of which a first fragment has a part.
     let length = usize::from(u16::from_be(header.u16(4)));
     if room < 8 || length != 0 && (length < 8 || length > room && !more) {
         return Err(Skip::Malformed);
     }
-    let key = FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_UDP);
-    Ok(without_numbers(key, datagram::UDP))
+    let key = FlowKey::new(
+        ip.ends.source(),
+        header.u16(0),
+        ip.ends.destination(),
+        header.u16(2),
+        PROTO_UDP,
+    );
+    segment.write(without_numbers(key, datagram::UDP, ip.bytes));
+    Ok(())
 }
 
 /// A query or its answer, whose identifier stands for both ports (RFC 792, RFC 4443); errors are about other flows.
 #[inline(always)]
 fn icmp_query<B: Bytes + ?Sized>(
     frame: &B,
-    offset: usize,
-    proto: u8,
-    room: usize,
-    source: [u64; 2],
-    destination: [u64; 2],
-) -> Result<Segment, Skip> {
-    let header = frame.header::<8>(offset).ok_or(Skip::Truncated)?;
-    if room < 8 {
+    ip: &Datagram<impl Ends>,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let header = frame.header::<8>(ip.at).ok_or(Skip::Truncated)?;
+    if ip.room < 8 {
         return Err(Skip::Malformed);
     }
-    let flags = match (proto, header.u8(0)) {
+    let flags = match (ip.proto, header.u8(0)) {
         // Echo, timestamp, information, address mask.
         (PROTO_ICMP, 8 | 13 | 15 | 17) | (PROTO_ICMP6, 128) => datagram::QUERY,
         (PROTO_ICMP, 0 | 14 | 16 | 18) | (PROTO_ICMP6, 129) => datagram::ANSWER,
         _ => return Err(Skip::NotTracked),
     };
     let id = header.u16(4);
-    Ok(without_numbers(
-        FlowKey::new(source, id, destination, id, proto),
-        flags,
-    ))
+    let key = FlowKey::new(ip.ends.source(), id, ip.ends.destination(), id, ip.proto);
+    segment.write(without_numbers(key, flags, ip.bytes));
+    Ok(())
 }
 
 #[inline(always)]
-fn without_numbers((key, direction): (FlowKey, Direction), flags: u8) -> Segment {
+fn without_numbers((key, direction): (FlowKey, Direction), flags: u8, bytes: u32) -> Segment {
     Segment {
         key,
         direction,
         flags,
-        seq: 0,
-        ack: 0,
-        end: 0,
-        bytes: 0,
-        stamp: [0; 2],
-        window: 0,
+        bytes,
+        ..Segment::NONE
     }
 }
 
@@ -379,8 +539,43 @@ fn mapped(address: u32) -> [u64; 2] {
     return [0, 0xffff_0000_0000 | address];
 }
 
+/// Reads an extension header of this number: hop-by-hop, routing, fragment, authentication, destination options,
+/// mobility, HIP, shim6, or one of the two for experiments (RFC 3692).
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<Segment, Skip> {
+pub fn extension<B: Bytes + ?Sized>(frame: &B, header: u8, at: usize) -> Result<Extension, Skip> {
+    if !matches!(header, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254) {
+        return Err(Skip::NotTracked);
+    }
+    let bytes = frame.header::<4>(at).ok_or(Skip::Truncated)?;
+    let words = usize::from(bytes.u8(1));
+    let mut more = false;
+    let length = match header {
+        44 => {
+            let fragment = u16::from_be(bytes.u16(2));
+            if fragment & 0xfff8 != 0 {
+                return Err(Skip::Fragment);
+            }
+            more = fragment & 1 != 0;
+            8
+        }
+        // RFC 4302, section 2.2: in words of four bytes, minus 2.
+        51 => (words + 2) * 4,
+        _ => (words + 1) * 8,
+    };
+    Ok(Extension {
+        next: bytes.u8(0),
+        at: at + length,
+        more,
+    })
+}
+
+/// With `MOST` extension headers.
+#[inline(always)]
+fn ipv6<const MOST: usize, B: Bytes + ?Sized>(
+    frame: &B,
+    offset: usize,
+    wanted: Wanted,
+) -> Result<Datagram<V6<B::Header<IPV6_HEADER>>>, Skip> {
     let header = frame.header::<IPV6_HEADER>(offset).ok_or(Skip::Truncated)?;
     if header.u8(0) >> 4 != 6 {
         return Err(Skip::Malformed);
@@ -391,57 +586,42 @@ fn ipv6<B: Bytes + ?Sized>(frame: &B, offset: usize, wanted: Wanted) -> Result<S
         payload => (payload.into(), usize::from(payload) + IPV6_HEADER),
     };
     let mut next = header.u8(6);
-    let source = [header.u64(8), header.u64(16)];
-    let destination = [header.u64(24), header.u64(32)];
     let start = offset + IPV6_HEADER;
     let mut at = start;
     let mut more = false;
-    for _ in 0..=MAX_EXTENSION_HEADERS {
+    for extensions in 0..=MOST {
         if tracked(next, PROTO_ICMP6, wanted.protocols) {
-            let Some(room) = payload.checked_sub(at - start) else {
-                return Err(Skip::Malformed);
-            };
-            let ends = [source, destination];
-            let segment = transport(frame, at, next, (room, more), ends, wanted)?;
-            return Ok(Segment {
-                bytes: bytes as u32,
-                ..segment
-            });
+            break;
         }
-        // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6,
-        // and the two for experiments (RFC 3692).
-        if !matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254) {
-            return Err(Skip::NotTracked);
+        if extensions == MOST {
+            return Err(Skip::Malformed);
         }
-        let header = frame.header::<4>(at).ok_or(Skip::Truncated)?;
-        let words = usize::from(header.u8(1));
-        at += match next {
-            44 => {
-                let fragment = u16::from_be(header.u16(2));
-                if fragment & 0xfff8 != 0 {
-                    return Err(Skip::Fragment);
-                }
-                more |= fragment & 1 != 0;
-                8
-            }
-            // RFC 4302, section 2.2: in words of four bytes, minus 2.
-            51 => (words + 2) * 4,
-            _ => (words + 1) * 8,
-        };
-        next = header.u8(0);
+        let extension = frame.extension(next, at)?;
+        (next, at) = (extension.next, extension.at);
+        more |= extension.more;
     }
-    Err(Skip::Malformed)
+    let Some(room) = payload.checked_sub(at - start) else {
+        return Err(Skip::Malformed);
+    };
+    Ok(Datagram {
+        at,
+        proto: next,
+        room,
+        more,
+        ends: V6(header),
+        bytes: bytes as u32,
+    })
 }
 
-/// `room`: bytes from the TCP header to the end of the datagram, as the IP header says.
+/// Its room: bytes from the TCP header to the end of the datagram, as the IP header says.
 #[inline(always)]
 fn tcp_segment<B: Bytes + ?Sized>(
     frame: &B,
-    offset: usize,
-    room: usize,
-    [source, destination]: [[u64; 2]; 2],
+    ip: &Datagram<impl Ends>,
     wanted: Wanted,
-) -> Result<Segment, Skip> {
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let (offset, room) = (ip.at, ip.room);
     let header = frame.header::<TCP_HEADER>(offset).ok_or(Skip::Truncated)?;
     let header_len = usize::from(header.u8(12) >> 4) * 4;
     if header_len < TCP_HEADER || header_len > room {
@@ -451,8 +631,19 @@ fn tcp_segment<B: Bytes + ?Sized>(
     if !tcp::valid(flags) {
         return Err(Skip::BadFlags);
     }
-    let (key, direction) =
-        FlowKey::new(source, header.u16(0), destination, header.u16(2), PROTO_TCP);
+    let (key, direction) = FlowKey::new(
+        ip.ends.source(),
+        header.u16(0),
+        ip.ends.destination(),
+        header.u16(2),
+        PROTO_TCP,
+    );
+    let place = segment.as_mut_ptr();
+    // SAFETY: the segment's own. Early, so that nothing of it is kept elsewhere meanwhile.
+    unsafe {
+        (&raw mut (*place).key).write(key);
+        (&raw mut (*place).direction).write(direction);
+    }
     let seq = u32::from_be(header.u32(4));
     let (mut stamp, mut window) = ([0; 2], 0);
     if wanted.timing {
@@ -473,15 +664,16 @@ fn tcp_segment<B: Bytes + ?Sized>(
         0
     };
     let counted = u32::from(flags & tcp::SYN != 0) + u32::from(flags & tcp::FIN != 0);
-    Ok(Segment {
-        key,
-        direction,
-        flags,
-        seq,
-        ack: u32::from_be(header.u32(8)),
-        end: seq.wrapping_add(data).wrapping_add(counted),
-        bytes: 0,
-        stamp,
-        window,
-    })
+    // SAFETY: as above; with these every field is written.
+    unsafe {
+        (&raw mut (*place).seq).write(seq);
+        (&raw mut (*place).ack).write(u32::from_be(header.u32(8)));
+        (&raw mut (*place).end).write(seq.wrapping_add(data).wrapping_add(counted));
+        (&raw mut (*place).bytes).write(ip.bytes);
+        (&raw mut (*place).stamp).write(stamp);
+        (&raw mut (*place).window).write(window);
+        (&raw mut (*place).flags).write(flags);
+        (&raw mut (*place).reserved).write(0);
+    }
+    Ok(())
 }

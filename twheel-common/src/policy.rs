@@ -170,6 +170,17 @@ pub enum Hook {
     Egress = 1,
 }
 
+impl Hook {
+    /// From its number.
+    #[inline(always)]
+    pub const fn from_raw(raw: u32) -> Self {
+        match raw {
+            0 => Self::Ingress,
+            _ => Self::Egress,
+        }
+    }
+}
+
 /// The protocol of a flow, as far as policies tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {

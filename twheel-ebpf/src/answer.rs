@@ -17,9 +17,15 @@ use twheel_common::{
 use crate::count::count;
 
 /// Answers a segment with a RST, in its own packet, or drops it where that cannot be: the program's verdict.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn answer(ctx: *mut xdp_md, segment: &Segment) -> u64 {
-    if !rewrite(ctx, segment) {
+pub extern "C" fn answer_reset(ctx: *mut xdp_md, segment: *const Segment) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let answered = match unsafe { segment.as_ref() } {
+        Some(segment) => rewrite(ctx, segment),
+        None => false,
+    };
+    if !answered {
         count(Counter::EnforcedDropped);
         return xdp_action::XDP_DROP.into();
     }

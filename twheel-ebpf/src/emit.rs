@@ -7,7 +7,7 @@ use aya_ebpf::{
     maps::ring_buf::RingBufEntry,
 };
 use twheel_common::{
-    event::{BATCH, Event, Pace, Reason, RtoExpired, Staged},
+    event::{BATCH, Event, Pace, RtoExpired, Staged},
     flow::{Account, FlowKey, Word, age, idle},
 };
 
@@ -35,8 +35,8 @@ pub struct Ended {
     pub word: Word,
     /// The rule it has met.
     pub rule: u16,
-    /// Why it has ended.
-    pub reason: Reason,
+    /// Why it has ended: [`Reason`](twheel_common::event::Reason).
+    pub reason: u32,
 }
 
 /// Room for an event. Taken before the flow is, so that no flow ends without one; given back by
@@ -61,7 +61,7 @@ pub fn stage() -> Option<Stage> {
     // SAFETY: the value is this CPU's own, and only the stepper uses it.
     let mut count = unsafe { (&raw const (*staged).count).read_volatile() };
     if count >= BATCH as u64 {
-        flush();
+        emit_flush();
         // SAFETY: as above.
         count = unsafe { (&raw const (*staged).count).read_volatile() };
     }
@@ -83,8 +83,9 @@ pub fn staged() -> u32 {
 
 /// Puts what is staged into the ring, if there is room for all of it, and counts the flows out. Its reader is not woken: it drives the step, and
 /// drains the ring after it.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn flush() -> u32 {
+pub extern "C" fn emit_flush() -> u32 {
     let Some(staged) = STAGED.get_ptr_mut(0) else {
         return 0;
     };
@@ -157,7 +158,7 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
         (&raw mut (*event).age).write(age(now, ended.created));
         (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
         (&raw mut (*event).seen).write(ended.word.seen().0.into());
-        (&raw mut (*event).reason).write(ended.reason as u32);
+        (&raw mut (*event).reason).write(ended.reason);
         (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());
         let (account, pace) = (&raw mut (*event).account, &raw mut (*event).pace);

@@ -12,7 +12,6 @@ use twheel_common::{
 use crate::{
     config,
     count::count,
-    forget::forget_segment,
     maps::{ANSWERS, EXPIRED},
 };
 
@@ -24,9 +23,13 @@ pub const DROP: u64 = 1;
 pub const ANSWER: u64 = 2;
 
 /// What becomes of a packet of no flow in the table. One that goes out always passes.
-#[inline(always)]
-pub fn of_none(segment: &mut Segment, now: u64, hook: Hook) -> u64 {
-    forget_segment(segment, now);
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.as_ref() }) else {
+        return PASS;
+    };
     if segment.flags & tcp::SYN != 0 {
         if segment.flags & tcp::ACK == 0 {
             let key = &segment.key;
@@ -35,14 +38,14 @@ pub fn of_none(segment: &mut Segment, now: u64, hook: Hook) -> u64 {
         }
         return PASS;
     }
-    match hook {
+    match Hook::from_raw(hook) {
         Hook::Ingress => judge(segment, now),
         Hook::Egress => PASS,
     }
 }
 
 /// What becomes of a packet that begins nothing and comes in.
-#[inline(never)]
+#[inline(always)]
 fn judge(segment: &Segment, now: u64) -> u64 {
     let key = &segment.key;
     let Some(tomb) = EXPIRED.get_ptr(key) else {

@@ -12,7 +12,7 @@ pub mod clock;
 pub mod count;
 pub mod emit;
 pub mod enforce;
-pub mod forget;
+pub mod extension;
 pub mod frame;
 pub mod inbox;
 pub mod maps;
@@ -22,6 +22,7 @@ pub mod share;
 pub mod step;
 pub mod table;
 pub mod touch;
+pub mod verifier;
 pub mod wheel;
 
 /// The verifier admits no program that can reach this: there is nothing to unwind to.

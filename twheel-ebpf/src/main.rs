@@ -3,48 +3,57 @@
 #![allow(missing_docs)]
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
     EbpfContext,
-    bindings::{TC_ACT_UNSPEC, xdp_action},
+    bindings::{__sk_buff, TC_ACT_UNSPEC, xdp_action, xdp_md},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 use aya_log_ebpf::{debug, trace};
 use twheel_common::{
-    packet::{Protocols, Segment, Skip, Wanted, parse_any},
+    packet::{Protocols, Segment, Skip, Wanted, parse_into, parse_plain},
     policy::Hook,
     step::{Step, Sweep},
 };
 use twheel_ebpf::{
     answer, clock, config,
     count::{count_for, count_skip},
+    extension::{Context, Long, packed},
     frame::Frame,
     policy::Place,
     rto, step,
     touch::{Touched, touch},
+    verifier::in_memory,
 };
 
 /// Ingress: touches the flow of every packet. Whatever it finds, the packet passes; unless it is of a flow that has
 /// expired, and somebody has asked for such to be refused.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
-    let place = Place {
-        interface: ctx.ingress_ifindex() as u32,
-        hook: Hook::Ingress,
-    };
-    count_for(place.interface);
-    // By reference: a copy would load words that were just stored in parts, and wait for those.
+    let interface = ctx.ingress_ifindex() as u32;
+    count_for(interface);
     let linear = ctx.data_end() - ctx.data();
-    match &mut parse(ctx.data(), ctx.data_end(), linear) {
-        // Those first that have another verdict: what passes is told apart no further.
-        Ok(segment) => match touch(segment, clock::now(), place) {
-            Touched::Refused => return xdp_action::XDP_DROP,
-            Touched::Answered => return answer::answer(ctx.ctx, segment) as u32,
-            touched => tell(&ctx, touched),
-        },
-        Err(reason) => skip(&ctx, *reason),
+    let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
+    let mut segment = MaybeUninit::uninit();
+    if !parse_plain(&frame, wanted(), &mut segment) {
+        segment.write(Segment::NONE);
+        if xdp_parse(ctx.ctx, segment.as_mut_ptr()) != PARSED {
+            return xdp_action::XDP_PASS;
+        }
     }
-    xdp_action::XDP_PASS
+    // SAFETY: one of the two has written it.
+    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    let hook = Hook::Ingress;
+    match touch(segment, clock::now(), Place { interface, hook }) {
+        Touched::Refused => xdp_action::XDP_DROP,
+        Touched::Answered => answer::answer_reset(ctx.ctx, segment) as u32,
+        touched => {
+            tell(&ctx, touched);
+            xdp_action::XDP_PASS
+        }
+    }
 }
 
 /// Egress: the same for what this host sends or forwards. Leaves the verdict to whoever comes next
@@ -52,32 +61,121 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
 #[classifier]
 pub fn twheel_egress(ctx: TcContext) -> i32 {
     // SAFETY: the context of this program, which the kernel fills in.
-    count_for(unsafe { (*ctx.skb.skb).ifindex });
-    // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where
-    // they do not, they are brought there. That costs a copy, so only if it is needed.
-    let linear = ctx.data_end() - ctx.data();
-    let whole = ctx.len() as usize;
-    let mut segment = parse(ctx.data(), ctx.data_end(), whole);
-    if segment == Err(Skip::Truncated) && whole > linear {
-        // A failure leaves the packet as it was, and truncated.
-        let _ = ctx.pull_data(ctx.len().min(HEADERS));
-        segment = parse(ctx.data(), ctx.data_end(), whole);
+    let interface = unsafe { (*ctx.skb.skb).ifindex };
+    count_for(interface);
+    let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
+    let mut segment = MaybeUninit::uninit();
+    if !parse_plain(&frame, wanted(), &mut segment) {
+        segment.write(Segment::NONE);
+        let mut parsed = egress_parse(ctx.skb.skb, segment.as_mut_ptr(), 0);
+        if parsed == TRUNCATED {
+            // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where they do
+            // not, they are brought there. That costs a copy, so only if it is needed. A failure leaves the packet as it was.
+            if ctx.len() as usize > ctx.data_end() - ctx.data() {
+                let _ = ctx.pull_data(ctx.len().min(HEADERS));
+            }
+            parsed = egress_parse(ctx.skb.skb, segment.as_mut_ptr(), 1);
+        }
+        if parsed != PARSED {
+            return TC_ACT_UNSPEC;
+        }
     }
-    let place = Place {
-        // SAFETY: the context of this program, which the kernel fills in.
-        interface: unsafe { (*ctx.skb.skb).ifindex },
-        hook: Hook::Egress,
-    };
-    // A copy all the same: of two results made one, the compiler would store what is not there.
-    match segment {
-        Ok(mut segment) => tell(&ctx, touch(&mut segment, clock::now(), place)),
-        Err(reason) => skip(&ctx, reason),
-    }
+    // SAFETY: one of the two has written it.
+    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    let hook = Hook::Egress;
+    tell(
+        &ctx,
+        touch(segment, clock::now(), Place { interface, hook }),
+    );
     TC_ACT_UNSPEC
+}
+
+/// What became of a frame with tags, options or extension headers, or one that is to be skipped: it is parsed;
+const PARSED: u64 = 0;
+/// it is of no flow, and was counted;
+const SKIPPED: u64 = 1;
+/// it may be of one, if its headers can be brought to where they can be read.
+const TRUNCATED: u64 = 2;
+
+/// Parses a frame that [`parse_plain`] does not.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_parse(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
+    // SAFETY: null or the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.cast::<MaybeUninit<Segment>>().as_mut() }) else {
+        return SKIPPED;
+    };
+    match parse_into(&Long::<Xdp>(of_xdp(ctx), ctx), wanted(), segment) {
+        Ok(()) => PARSED,
+        Err(reason) => skip(&XdpContext::new(ctx), reason),
+    }
+}
+
+#[inline(always)]
+fn of_xdp(ctx: *mut xdp_md) -> Frame {
+    let ctx = XdpContext::new(ctx);
+    Frame::new(ctx.data(), ctx.data_end(), ctx.data_end() - ctx.data())
+}
+
+/// [`packed`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
+    packed(&of_xdp(ctx), header as u8, at as usize)
+}
+
+/// The same for a socket buffer; `last`: whatever cannot be read is out of reach.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn egress_parse(skb: *mut __sk_buff, segment: *mut Segment, last: u32) -> u64 {
+    // SAFETY: null or the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.cast::<MaybeUninit<Segment>>().as_mut() }) else {
+        return SKIPPED;
+    };
+    match parse_into(&Long::<Skb>(of_skb(skb), skb), wanted(), segment) {
+        Ok(()) => PARSED,
+        Err(Skip::Truncated) if last == 0 => TRUNCATED,
+        Err(reason) => skip(&TcContext::new(skb), reason),
+    }
+}
+
+#[inline(always)]
+fn of_skb(skb: *mut __sk_buff) -> Frame {
+    let ctx = TcContext::new(skb);
+    Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize)
+}
+
+/// [`packed`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn egress_extension(skb: *mut __sk_buff, header: u32, at: u64) -> u64 {
+    packed(&of_skb(skb), header as u8, at as usize)
 }
 
 /// Ethernet with two tags, IPv6 and TCP, and room for some options.
 const HEADERS: u32 = 128;
+
+/// The parser's ways to the two functions that read extension headers.
+struct Xdp;
+struct Skb;
+
+impl Context for Xdp {
+    type Of = xdp_md;
+
+    #[inline(always)]
+    fn extension(context: *mut xdp_md, header: u8, at: usize) -> u64 {
+        xdp_extension(context, header.into(), at as u64)
+    }
+}
+
+impl Context for Skb {
+    type Of = __sk_buff;
+
+    #[inline(always)]
+    fn extension(context: *mut __sk_buff, header: u8, at: usize) -> u64 {
+        egress_extension(context, header.into(), at as u64)
+    }
+}
 
 /// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
@@ -115,12 +213,11 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
 
 /// What is wanted is the configuration's; the verifier drops the parsers of the rest.
 #[inline(always)]
-fn parse(data: usize, end: usize, whole: usize) -> Result<Segment, Skip> {
-    let wanted = Wanted {
+fn wanted() -> Wanted {
+    Wanted {
         protocols: Protocols(config!(protocols)),
         timing: rto::is_on(),
-    };
-    parse_any(&Frame::new(data, end, whole), wanted)
+    }
 }
 
 #[inline(always)]
@@ -129,15 +226,17 @@ fn tell<C: EbpfContext>(ctx: &C, touched: Touched) {
         Touched::Known => trace!(ctx, "touched"),
         Touched::Created => debug!(ctx, "new flow"),
         Touched::NoFlow => trace!(ctx, "no flow"),
-        Touched::TableFull => debug!(ctx, "table full"),
+        Touched::TableFull | Touched::WindowFull => debug!(ctx, "table full"),
         Touched::Refused | Touched::Answered => debug!(ctx, "of a flow that has expired"),
     }
 }
 
+/// Counts a frame of no flow.
 #[inline(always)]
-fn skip<C: EbpfContext>(ctx: &C, skip: Skip) {
+fn skip<C: EbpfContext>(ctx: &C, skip: Skip) -> u64 {
     count_skip(skip);
     trace!(ctx, "not tracked");
+    SKIPPED
 }
 
 #[cfg(not(target_arch = "bpf"))]

@@ -4,6 +4,7 @@ use aya_ebpf::maps::lpm_trie::Key;
 use twheel_common::{
     bits,
     flow::{Direction, FlowKey},
+    packet::Segment,
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
     },
@@ -22,8 +23,26 @@ pub struct Place {
 }
 
 /// The number of the rule that a new flow meets, by its first packet; 0 if none.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn rule(key: &FlowKey, seen: Seen, place: &Place) -> u32 {
+pub extern "C" fn policy_rule(
+    segment: *const Segment,
+    seen: u32,
+    interface: u32,
+    hook: u32,
+) -> u32 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    match unsafe { segment.as_ref() } {
+        Some(segment) => {
+            let hook = Hook::from_raw(hook);
+            rule(&segment.key, Seen(seen as u16), Place { interface, hook })
+        }
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn rule(key: &FlowKey, seen: Seen, place: Place) -> u32 {
     let active = ACTIVE.get(0).copied().unwrap_or_default();
     let policy = Policy {
         set: active.set(),

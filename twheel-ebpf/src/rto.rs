@@ -13,26 +13,24 @@ use twheel_common::{
 use crate::{
     atomic, clock, config,
     count::count,
-    emit,
-    forget::{bit, forget as forget_number},
-    inbox,
+    emit, inbox,
     maps::RTOS,
     table::{self, At},
+    verifier::bit,
     wheel,
 };
 
 /// Whether there are timers.
 #[inline(always)]
 pub fn is_on() -> bool {
-    config!(rto).on != 0
+    config!(rto.on) != 0
 }
 
 #[inline(always)]
 fn limits() -> Limits {
-    let config = config!(rto);
     Limits {
-        min: config.min,
-        max: config.max,
+        min: config!(rto.min),
+        max: config!(rto.max),
     }
 }
 
@@ -77,7 +75,7 @@ fn of([low, high]: Positions, direction: u64) -> u32 {
 /// just begun.
 #[inline(always)]
 fn units(micros: u32) -> u64 {
-    let unit = config!(rto).unit;
+    let unit = config!(rto.unit);
     u64::from(micros.checked_div(unit).unwrap_or(micros)) + 2
 }
 
@@ -103,7 +101,7 @@ fn fence(timers: *mut Timers) {
 /// No longer than this is a timer overlooked, units: two of the shortest.
 #[inline(always)]
 pub fn soon() -> u64 {
-    units(config!(rto).min) * 2
+    units(config!(rto.min)) * 2
 }
 
 /// When a timer expires that was started while the flow was armed for later; [`IDLE`] if none was.
@@ -113,7 +111,7 @@ pub fn started_meanwhile(flow: At, now: u64) -> u64 {
         return IDLE;
     };
     fence(timers);
-    next(flow, now)
+    rto_next(flow.index(), now)
 }
 
 /// When the wheel visits the flow next.
@@ -163,8 +161,13 @@ pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
 
 /// A packet of the flow; `before` is how far its sides had come, the low one in the low half. Says whether a timer has
 /// started, or has expired: 0 or 1.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn see(flow: At, segment: &Segment, before: u64, now: u64) -> u64 {
+pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) else {
+        return 0;
+    };
     let Some(timers) = timers(flow) else { return 0 };
     let before = [before as u32, (before >> 32) as u32];
     let direction = bit(segment.direction as u64);
@@ -227,7 +230,7 @@ fn mark(flow: At, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen,
         if word.is_dead() {
             return true;
         }
-        let seen = Seen(forget_number(change(word.seen()).0.into()) as u16);
+        let seen = change(word.seen());
         match flow.change(key, word, word.with_seen(seen)) {
             Some(Ok(changed)) => {
                 marked = Some((word.seen(), changed.seen()));
@@ -244,7 +247,7 @@ fn mark(flow: At, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen,
 #[inline(always)]
 fn come_forward(flow: At, segment: &Segment, due: u64) {
     if flow.is_ours() {
-        wheel::hasten(flow, due);
+        wheel::wheel_hasten(flow.index(), due);
         return;
     }
     match mark(flow, &segment.key, Seen::posted) {
@@ -259,15 +262,20 @@ fn come_forward(flow: At, segment: &Segment, due: u64) {
 
 /// The timers of a flow that has any, and how far its sides have come.
 #[inline(always)]
-fn running(flow: At) -> Option<(*mut Timers, Positions)> {
+fn running(index: u32) -> Option<(*mut Timers, Positions)> {
+    if !is_on() {
+        return None;
+    }
+    let flow = table::at(index)?;
     let timers = timers(flow)?;
     has_timers(flow.word()).then(|| (timers, flow.positions()))
 }
 
 /// When the first timer of a flow expires (units), at the earliest now; [`IDLE`] if none runs.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn next(flow: At, now: u64) -> u64 {
-    let Some((timers, positions)) = running(flow) else {
+pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
+    let Some((timers, positions)) = running(index) else {
         return IDLE;
     };
     let micros = clock::micros();
@@ -296,9 +304,10 @@ pub const RING_FULL: u64 = u64::MAX - 1;
 
 /// Looks at the timers of a flow: reports those that have expired, and starts them anew. Says when the next expires
 /// (units), or [`IDLE`], with [`REPORTED`] if one has; or [`RING_FULL`]. For the stepper alone.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn visit(flow: At, now: u64, micros: u32) -> u64 {
-    let Some((timers, positions)) = running(flow) else {
+pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
+    let (Some(flow), Some((timers, positions))) = (table::at(index), running(index)) else {
         return IDLE;
     };
     let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
@@ -330,7 +339,7 @@ pub fn visit(flow: At, now: u64, micros: u32) -> u64 {
             due = at;
         }
     }
-    if expiries >= config!(rto).max_retrans
+    if expiries >= config!(rto.max_retrans)
         && !flow.word().seen().is_stalled()
         && mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some()
     {

@@ -6,6 +6,7 @@
 use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
 use twheel_common::{
     flow::{Direction, FlowKey},
+    packet::Segment,
     share::{CALL, Hog, VICTIMS as MOST, source},
     state::Seen,
 };
@@ -13,25 +14,41 @@ use twheel_common::{
 use crate::{
     atomic, config,
     maps::{FULL, HOGS, VICTIMS, WAKES},
-    table::At,
+    table,
+    touch::view,
 };
 
-/// Whether a flow of this key is of a source that holds more than its share; as a number, which the programs' functions
-/// return.
+/// 1 if the flow that a segment begins is of a source that holds more than its share.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn is_hog(key: &FlowKey, seen: Seen, now: u64) -> u64 {
-    find(key, seen, now).is_some().into()
+pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.as_ref() }) else {
+        return 0;
+    };
+    match Seen::first(segment.direction, segment.flags, view()) {
+        Some(seen) => find(&segment.key, seen, now).is_some().into(),
+        None => 0,
+    }
 }
 
 /// The same for a flow in the table.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn is_of_hog(flow: At, now: u64) -> u64 {
-    find(&flow.key(), flow.word().seen(), now).is_some().into()
+pub extern "C" fn share_is_of_hog(index: u32, now: u64) -> u64 {
+    match table::at(index) {
+        Some(flow) => find(&flow.key(), flow.word().seen(), now).is_some().into(),
+        None => 0,
+    }
 }
 
 /// The same, and whether the source still has more than its share; it has one less then.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn may_take(flow: At, now: u64) -> u64 {
+pub extern "C" fn share_may_take(index: u32, now: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return 0;
+    };
     let Some(hog) = find(&flow.key(), flow.word().seen(), now) else {
         return 0;
     };

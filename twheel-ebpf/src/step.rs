@@ -57,7 +57,7 @@ pub fn step(call: &mut Step) {
     add(Counter::Visits, state.visits);
     add(Counter::Rearmed, state.rearmed);
     add(Counter::Expired, state.visits - state.rearmed);
-    emit::flush();
+    emit::emit_flush();
     let left = emit::staged();
     if left != 0 && state.outcome != Outcome::RingFull as u32 {
         count(Counter::RingFull);

@@ -9,19 +9,19 @@
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_loop;
-pub use twheel_common::table::{Begins, Inserted};
 use twheel_common::{
     flow::{Direction, FlowKey, Word},
+    packet::{Segment, tcp},
     state::{Positions, Seen, Timeouts},
-    table::{self, BLOCK, Block, Node, Record, Records, cpu},
+    table::{self, BLOCK, Begins, Block, Inserted, Node, Record, Records, cpu},
     wheel::Link,
 };
 
 use crate::{
     atomic, clock, config,
-    forget::{bit, forget},
     maps::{ACCOUNTS, FLOWS, HASH, TIMEOUTS, TRACKED},
     rto,
+    verifier::bit,
 };
 
 /// Which half of a word in memory is the low one.
@@ -79,10 +79,69 @@ pub fn uncount(flows: u32) {
     }
 }
 
-/// Enters a flow that was counted in, for this CPU's wheel.
+/// What [`table_enter`] says: there is no room;
+pub const FULL: u64 = 0;
+/// or this and the flow's index, where it was entered;
+const NEW: u64 = 1 << 32;
+/// or this and the flow's index, where another CPU was faster.
+const EXISTS: u64 = 2 << 32;
+
+/// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
+/// understand.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn table_enter(
+    segment: *const Segment,
+    home: u32,
+    now: u64,
+    seen: u32,
+    rule: u32,
+) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.as_ref() }) else {
+        return FULL;
+    };
+    let begins = Begins {
+        seen: Seen(seen as u16),
+        now,
+        cpu: clock::cpu(),
+        rule: rule as u16,
+        positions: first_positions(segment),
+    };
+    match table::insert(&Table, home, &segment.key, &begins) {
+        Inserted::New(flow, _) => NEW | u64::from(flow.index()),
+        Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
+        Inserted::Full => FULL,
+    }
+}
+
+/// Whether a flow was entered that was not there.
 #[inline(always)]
-pub fn insert(home: u32, key: &FlowKey, begins: &Begins) -> Inserted<At> {
-    table::insert(&Table, home, key, begins)
+pub fn is_new(entered: u64) -> bool {
+    entered != FULL && entered < EXISTS
+}
+
+/// The flow that was entered, or that was there.
+#[inline(always)]
+pub fn entered(entered: u64) -> Option<At> {
+    match entered {
+        FULL => None,
+        entered => at(entered as u32),
+    }
+}
+
+/// How far the sides have come, as a first segment has it.
+#[inline(always)]
+pub fn first_positions(segment: &Segment) -> Positions {
+    let ack = if segment.flags & tcp::ACK != 0 {
+        segment.ack
+    } else {
+        0
+    };
+    match segment.direction {
+        Direction::FromLow => [segment.end, ack],
+        Direction::FromHigh => [ack, segment.end],
+    }
 }
 
 /// How long a flow of this rule may be idle of which this was seen, units.
@@ -91,7 +150,7 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
     let Some(timeouts) = TIMEOUTS.get_ptr(rule.into()) else {
         return u32::MAX >> 2;
     };
-    let number = forget(Timeouts::number(seen) as u32) as usize & 15;
+    let number = Timeouts::number(seen) & 15;
     // SAFETY: a place in a map, of 16 aligned numbers. Volatile, because userspace changes them.
     let of = |number| unsafe { timeouts.cast::<u32>().add(number).read_volatile() };
     let timeout = of(number);

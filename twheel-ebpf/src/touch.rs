@@ -3,106 +3,187 @@
 //! A store of the time, if it has changed, and nothing else: no lock, no list, no timer moved. What
 //! the packet changed of the flow's deadline is found out when the wheel next visits the flow.
 
-use core::ffi::c_void;
-
-use aya_ebpf::helpers::generated::bpf_loop;
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Direction, FlowKey, Word, age},
+    flow::{Word, age},
     packet::{Segment, datagram, tcp},
     state::{Change, Positions, Seen, View, accepts_end, advance},
 };
 
 use crate::{
-    clock, config,
+    config,
     count::count,
     emit::{self, Ended, Reader},
-    enforce,
-    forget::{forget, forget_segment},
-    inbox,
+    enforce, inbox,
     policy::{self, Place},
     rto, share,
-    table::{self, At, Begins, Inserted},
-    wheel::{self, Handled},
+    table::{self, At},
+    wheel,
 };
 
-/// What became of a segment.
+/// What became of a segment. As a number, since a function that the verifier goes through by itself returns no more.
+#[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touched {
     /// Of a flow in the table.
-    Known,
+    Known = 0,
     /// It began a flow.
-    Created,
+    Created = 1,
     /// Of no flow, and no reason to begin one.
-    NoFlow,
-    /// It would have begun a flow, but there is no room.
-    TableFull,
+    NoFlow = 2,
+    /// It would have begun a flow, but the table is full.
+    TableFull = 3,
+    /// The same, but there is no room where it would stand.
+    WindowFull = 6,
     /// Of a flow that has expired, and is to be dropped.
-    Refused,
+    Refused = 4,
     /// The same, and is to be answered.
-    Answered,
+    Answered = 5,
 }
 
-/// What became of a flow that was to be entered, as one number, since the programs' functions return no more:
-/// there is no room;
-const FULL: u64 = 0;
-/// or this and the flow's index, where it was entered;
-const NEW: u64 = 1 << 32;
-/// or this and the flow's index, where another CPU was faster.
-const EXISTS: u64 = 2 << 32;
+impl Touched {
+    /// From its number.
+    #[inline(always)]
+    pub fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Self::Known,
+            1 => Self::Created,
+            3 => Self::TableFull,
+            6 => Self::WindowFull,
+            4 => Self::Refused,
+            5 => Self::Answered,
+            _ => Self::NoFlow,
+        }
+    }
+}
 
 /// Flows looked at, at most, to make room for a new one.
 const TRIES: u32 = 8;
 
-/// Touches the flow of a segment, or begins one.
+/// Touches the flow of a segment, or begins one. What a packet of a known flow needs is inlined; all else is in
+/// functions that the verifier goes through once.
 #[inline(always)]
-pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
+pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     let home = table::home(&segment.key);
     match table::find(home, &segment.key) {
         Some(flow) => {
             let before = flow.positions();
             update(flow, segment, now);
-            time(flow, segment, before, now);
-            flow.count(segment.direction, segment.bytes);
+            note(flow, segment, before, now);
             count(Counter::Touched);
             Touched::Known
         }
-        None => {
-            if config!(enforce) != 0 {
-                match enforce::of_none(segment, now, place.hook) {
-                    enforce::PASS => {}
-                    enforce::ANSWER => return Touched::Answered,
-                    _ => return Touched::Refused,
-                }
-            }
-            let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
-                count(Counter::NoFlow);
-                return Touched::NoFlow;
-            };
-            forget_segment(segment, now);
-            let seen = Seen(forget(seen.0.into()) as u16);
-            let begun = begin(segment, seen, forget(home), now, &place);
-            if begun == FULL {
-                return Touched::TableFull;
-            }
-            let begun_here = begun < EXISTS;
-            // Here and not in `begin`: the verifier adds up what callers and callees have on the stack.
+        None => begin(segment, home, now, place),
+    }
+}
+
+/// A segment of no flow in the table: begins one, and makes room for it where there is none.
+///
+/// The steps are taken one after the other here, and none within another: the verifier adds up what callers and callees
+/// have on the stack.
+#[inline(always)]
+fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
+    let (interface, hook) = (place.interface, place.hook as u32);
+    let mut begun = touch_unknown(segment, home, now, interface, hook);
+    for _ in 0..2 {
+        let room = match Touched::from_raw(begun >> 32) {
+            Touched::TableFull => touch_make_room(segment, now),
+            Touched::WindowFull => wheel::wheel_make_room_at(home, now),
+            _ => 0,
+        };
+        if room == 0 {
+            break;
+        }
+        begun = touch_unknown(segment, home, now, interface, hook);
+    }
+    let touched = Touched::from_raw(begun >> 32);
+    match touched {
+        Touched::TableFull => count(Counter::TableFull),
+        Touched::WindowFull => count(Counter::WindowFull),
+        Touched::Created => {
             if let Some(flow) = table::at(begun as u32) {
                 let before = flow.positions();
-                if !begun_here {
-                    update(flow, segment, now);
-                }
-                time(flow, segment, before, now);
-                flow.count(segment.direction, segment.bytes);
+                note(flow, segment, before, now);
             }
-            if begun_here {
-                return Touched::Created;
+        }
+        // Another CPU was faster.
+        Touched::Known => {
+            if let Some(flow) = table::at(begun as u32) {
+                let before = flow.positions();
+                touch_update(flow.index(), segment, now);
+                note(flow, segment, before, now);
             }
             count(Counter::Touched);
-            Touched::Known
+        }
+        _ => {}
+    }
+    touched
+}
+
+/// A segment of no flow in the table: [`Touched`] in the high half; in the low one the index of the flow that it is of,
+/// where there is one by now.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_unknown(
+    segment: *const Segment,
+    home: u32,
+    now: u64,
+    interface: u32,
+    hook: u32,
+) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let Some(segment) = (unsafe { segment.as_ref() }) else {
+        return (Touched::NoFlow as u64) << 32;
+    };
+    if config!(enforce) != 0 {
+        match enforce::enforce_of_none(segment, now, hook) {
+            enforce::PASS => {}
+            enforce::ANSWER => return (Touched::Answered as u64) << 32,
+            _ => return (Touched::Refused as u64) << 32,
         }
     }
+    let Some(seen) = Seen::first(segment.direction, segment.flags, view()) else {
+        count(Counter::NoFlow);
+        return (Touched::NoFlow as u64) << 32;
+    };
+    if !table::has_room() {
+        return (Touched::TableFull as u64) << 32;
+    }
+    let raw = seen.0.into();
+    let rule = policy::policy_rule(segment, raw, interface, hook);
+    let entered = table::table_enter(segment, home, now, raw, rule);
+    let Some(flow) = table::entered(entered) else {
+        table::uncount(1);
+        return (Touched::WindowFull as u64) << 32;
+    };
+    if !table::is_new(entered) {
+        table::uncount(1);
+        return (Touched::Known as u64) << 32 | u64::from(flow.index());
+    }
+    let timeout = table::timeout(rule as u16, seen);
+    wheel::wheel_start(flow.index(), now, now + u64::from(timeout));
+    count(Counter::Created);
+    (Touched::Created as u64) << 32 | u64::from(flow.index())
+}
+
+/// [`update`] of a flow that another CPU has just entered.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_update(index: u32, segment: *const Segment, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    if let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) {
+        update(flow, segment, now);
+    }
+    0
+}
+
+/// Counts a packet of a flow, and looks at the flow's retransmission timers, of which `before` is how far its sides had
+/// come.
+#[inline(always)]
+fn note(flow: At, segment: &Segment, before: Positions, now: u64) {
+    time(flow, segment, before, now);
+    flow.count(segment.direction, segment.bytes);
 }
 
 /// The packet's part in the flow's retransmission timers.
@@ -110,27 +191,27 @@ pub fn touch(segment: &mut Segment, now: u64, place: Place) -> Touched {
 fn time(flow: At, segment: &Segment, [low, high]: Positions, now: u64) {
     if rto::is_on() && segment.flags & datagram::ANY == 0 {
         let before = u64::from(low) | u64::from(high) << 32;
-        if rto::see(flow, segment, before, now) != 0 {
+        if rto::rto_see(flow.index(), segment, before, now) != 0 {
             count(Counter::RtoStarted);
         }
     }
 }
 
 #[inline(always)]
-fn view() -> View {
+pub(crate) fn view() -> View {
     View {
         one_way: config!(one_way) != 0,
         strict: config!(strict) != 0,
     }
 }
 
-/// The packet's part in a flow that is there.
+/// Notes what a packet says of a flow that is there.
 #[inline(always)]
-fn update(flow: At, segment: &mut Segment, now: u64) {
+fn update(flow: At, segment: &Segment, now: u64) {
     let word = flow.word();
     if word.seen().next(segment.direction, segment.flags, view()) != Change::Nothing {
-        forget_segment(segment, now);
-        return change(flow, segment, now);
+        touch_change(flow.index(), segment, now);
+        return;
     }
     keep(flow, word, segment, now);
 }
@@ -154,9 +235,19 @@ fn follow(flow: At, seen: Seen, segment: &Segment) {
 }
 
 /// A segment that changes the flow's state. Rare: a handful in a connection's life.
+#[unsafe(no_mangle)]
 #[inline(never)]
+pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    if let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) {
+        change(flow, segment, now);
+    }
+    0
+}
+
+#[inline(always)]
 fn change(flow: At, segment: &Segment, now: u64) {
-    let mut word = flow.word();
+    let word = flow.word();
     let generation = word.generation();
     if segment.flags & (tcp::FIN | tcp::RST) != 0
         && !accepts_end(flow.positions(), word.seen(), segment)
@@ -165,96 +256,124 @@ fn change(flow: At, segment: &Segment, now: u64) {
     }
     // Another CPU may change the flow at the same time, but states lead forward, and the
     // stamp changes once a unit of the clock.
-    let mut outcome = Outcome::Raced;
-    table::repeat(12, |_| {
-        let change = word.seen().next(segment.direction, segment.flags, view());
-        let changed = match change {
-            Change::Nothing => {
-                outcome = Outcome::Nothing;
-                return true;
-            }
-            Change::Ignored => {
-                outcome = Outcome::Ignored;
-                return true;
-            }
-            // Whoever begins the last life still has to note when.
-            Change::NewGeneration(_) if word.seen().is_starting() => return true,
-            Change::Ended => return true,
-            Change::AddIfItLasts(_) if !lasts(flow, now) => {
-                outcome = Outcome::Nothing;
-                return true;
-            }
-            Change::Add(seen) | Change::AddIfItLasts(seen) => {
-                word.with(now, Seen(forget(seen.0.into()) as u16))
-            }
-            Change::NewGeneration(seen) => {
-                let seen = Seen(forget(seen.starting().0.into()) as u16);
-                Word::new(now, generation.wrapping_add(1), seen)
-            }
-        };
-        // A deadline that moves to a later time is found out at the next visit. One that comes forward is
-        // not to wait for that.
-        let posted = if flow.is_ours() || !comes_forward(flow, word, changed) {
-            changed
-        } else {
-            changed.with(now, changed.seen().posted())
-        };
-        match flow.change(&segment.key, word, posted) {
-            Some(Ok(changed)) => {
-                outcome = Outcome::Changed(changed);
-                true
-            }
-            Some(Err(held)) if held.generation() == generation => {
-                word = held;
-                false
-            }
-            // The place has another flow by now, or the same key a new life. What the segment says
-            // is of the old one.
-            _ => true,
+    let mut attempt = Attempt::default();
+    let mut outcome = AGAIN;
+    for _ in 0..ATTEMPTS {
+        let life = generation.into();
+        outcome = touch_attempt(flow.index(), segment, life, now, &raw mut attempt);
+        if outcome != AGAIN {
+            break;
         }
-    });
+    }
+    let (before, after) = (Word(attempt.before), Word(attempt.after));
     match outcome {
-        Outcome::Raced => count(Counter::Raced),
-        Outcome::Ignored => {
+        IGNORED => {
             count(Counter::Ignored);
-            if word.seen().is_opening() {
+            if before.seen().is_opening() {
                 // A SYN with another sequence number: the answer will be to that.
-                follow(flow, word.seen(), segment);
+                follow(flow, before.seen(), segment);
             }
         }
-        Outcome::Nothing => keep(flow, word, segment, now),
-        Outcome::Changed(changed) => {
+        NOTHING => keep(flow, before, segment, now),
+        CHANGED => {
             count(Counter::Changed);
-            if changed.generation() == generation {
-                follow(flow, word.seen(), segment);
+            if after.generation() == generation {
+                follow(flow, before.seen(), segment);
             } else {
-                supersede(flow, segment, word, now);
+                touch_supersede(flow.index(), segment, before.0, now);
             }
-            if !comes_forward(flow, word, changed) {
-                return;
-            }
-            let due = now + u64::from(flow.timeout(changed.seen()));
-            if flow.is_ours() {
-                wheel::hasten(flow, due);
-            } else if word.seen().is_posted() {
-                // It is there already, but for a time that may be later.
-                inbox::hurry(flow, due);
-            } else if changed.seen().is_posted() {
-                inbox::post(flow, due);
-            }
+            bring_forward(flow, before, after, now);
         }
+        _ => count(Counter::Raced),
     }
 }
 
-/// What became of a segment that changes a flow.
-#[derive(Clone, Copy)]
-enum Outcome {
-    /// It says nothing new after all.
-    Nothing,
-    Ignored,
-    Raced,
-    /// To this.
-    Changed(Word),
+/// Sees to it that a flow whose timeout has become shorter is looked at in time.
+#[inline(always)]
+fn bring_forward(flow: At, before: Word, after: Word, now: u64) {
+    if !comes_forward(flow, before, after) {
+        return;
+    }
+    let due = now + u64::from(flow.timeout(after.seen()));
+    if flow.is_ours() {
+        wheel::wheel_hasten(flow.index(), due);
+    } else if before.seen().is_posted() {
+        // It is there already, but for a time that may be later.
+        inbox::hurry(flow, due);
+    } else if after.seen().is_posted() {
+        inbox::post(flow, due);
+    }
+}
+
+/// Attempts to change a flow, at most.
+const ATTEMPTS: u32 = 12;
+
+/// What became of an attempt to change a flow: another CPU has changed it meanwhile;
+const AGAIN: u64 = 0;
+/// it has another life by now, or its record another flow: what the segment says is of the old one;
+const RACED: u64 = 1;
+/// the segment says nothing new after all;
+const NOTHING: u64 = 2;
+/// it is of no account;
+const IGNORED: u64 = 3;
+/// the flow is changed.
+const CHANGED: u64 = 4;
+
+/// The words of an attempt: what the flow was, and what it is.
+#[repr(C)]
+#[derive(Default)]
+pub struct Attempt {
+    before: u64,
+    after: u64,
+}
+
+/// Changes a flow as a segment says, if it is still in this life and nobody else changes it at the same time.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_attempt(
+    index: u32,
+    segment: *const Segment,
+    generation: u32,
+    now: u64,
+    attempt: *mut Attempt,
+) -> u64 {
+    // SAFETY: null or the caller's own: the verifier sees to that.
+    let (segment, attempt) = unsafe { (segment.as_ref(), attempt.as_mut()) };
+    let (Some(flow), Some(segment), Some(attempt)) = (table::at(index), segment, attempt) else {
+        return RACED;
+    };
+    let word = flow.word();
+    attempt.before = word.0;
+    if u32::from(word.generation()) != generation {
+        return RACED;
+    }
+    let changed = match word.seen().next(segment.direction, segment.flags, view()) {
+        Change::Nothing => return NOTHING,
+        Change::Ignored => return IGNORED,
+        Change::Ended => return RACED,
+        // Whoever begins the last life still has to note when.
+        Change::NewGeneration(_) if word.seen().is_starting() => return RACED,
+        Change::AddIfItLasts(_) if !lasts(flow, now) => return NOTHING,
+        Change::Add(seen) | Change::AddIfItLasts(seen) => word.with(now, seen),
+        Change::NewGeneration(seen) => {
+            Word::new(now, word.generation().wrapping_add(1), seen.starting())
+        }
+    };
+    // A deadline that moves to a later time is found out at the next visit. One that comes forward is
+    // not to wait for that.
+    let changed = if flow.is_ours() || !comes_forward(flow, word, changed) {
+        changed
+    } else {
+        changed.with(now, changed.seen().posted())
+    };
+    match flow.change(&segment.key, word, changed) {
+        Some(Ok(changed)) => {
+            attempt.after = changed.0;
+            CHANGED
+        }
+        Some(Err(_)) => AGAIN,
+        None => RACED,
+    }
 }
 
 /// Whether the flow is older than two seconds.
@@ -269,29 +388,20 @@ fn comes_forward(flow: At, old: Word, new: Word) -> bool {
     flow.timeout(new.seen()) < flow.timeout(old.seen())
 }
 
-/// How far the sides have come, as a first segment has it.
-#[inline(always)]
-fn positions(segment: &Segment) -> Positions {
-    let ack = if segment.flags & tcp::ACK != 0 {
-        segment.ack
-    } else {
-        0
-    };
-    match segment.direction {
-        Direction::FromLow => [segment.end, ack],
-        Direction::FromHigh => [ack, segment.end],
-    }
-}
-
 /// Ends the old life of a key; `word` was its last. Only the CPU whose exchange has begun the new one
-/// comes here. Its locals are not on the stack while [`change`] calls what it loops over.
+/// comes here.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn supersede(flow: At, segment: &Segment, word: Word, now: u64) -> u64 {
+pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) else {
+        return 0;
+    };
     let ended = Ended {
         created: flow.created(),
-        word,
+        word: Word(word),
         rule: flow.rule(),
-        reason: Reason::Superseded,
+        reason: Reason::Superseded as u32,
     };
     match emit::reserve() {
         Some(entry) => emit::submit(entry, Some(flow), &segment.key, &ended, now, Reader::Asleep),
@@ -300,117 +410,36 @@ fn supersede(flow: At, segment: &Segment, word: Word, now: u64) -> u64 {
     flow.forget_account();
     count(Counter::Superseded);
     flow.set_created(now as u32);
-    flow.set_positions(positions(segment));
+    flow.set_positions(table::first_positions(segment));
     rto::forget(flow);
     flow.started();
     0
 }
 
-/// A segment that begins a flow: [`NEW`], [`FULL`] or [`EXISTS`].
-#[inline(never)]
-fn begin(segment: &Segment, seen: Seen, home: u32, now: u64, place: &Place) -> u64 {
-    let room = table::has_room() || make_room(segment, seen, now) && table::has_room();
-    if !room {
-        count(Counter::TableFull);
-        return FULL;
-    }
-    let begins = Begins {
-        seen,
-        now,
-        cpu: clock::cpu(),
-        rule: policy::rule(&segment.key, seen, place) as u16,
-        positions: positions(segment),
-    };
-    let mut entered = enter(&segment.key, home, &begins);
-    if entered == FULL && wheel::make_room_at(home, now) {
-        entered = enter(&segment.key, home, &begins);
-    }
-    if entered != FULL && entered < EXISTS {
-        // Here and not in `enter`, for the stack.
-        if let Some(flow) = table::at(entered as u32) {
-            let timeout = table::timeout(begins.rule, seen);
-            wheel::start(flow, now, now + u64::from(timeout));
-        }
-        count(Counter::Created);
-        return entered;
-    }
-    table::uncount(1);
-    if entered == FULL {
-        count(Counter::WindowFull);
-    }
-    entered
-}
-
-/// Enters a flow, which is then to be put on the wheel: [`NEW`], [`FULL`] or [`EXISTS`].
-#[inline(never)]
-fn enter(key: &FlowKey, home: u32, begins: &Begins) -> u64 {
-    match table::insert(home, key, begins) {
-        Inserted::New(flow, _) => NEW | u64::from(flow.index()),
-        Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
-        Inserted::Full => FULL,
-    }
-}
-
 /// Removes one flow of this CPU that can go, if one of the first [`TRIES`] can; else one of a source that holds more
-/// than its share, if that of the segment does not.
-#[inline(always)]
-fn make_room(segment: &Segment, seen: Seen, now: u64) -> bool {
-    let Some(wheel) = wheel::this_cpu() else {
-        return false;
+/// than its share, if that of the segment does not. 1 if there is room now.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_make_room(segment: *const Segment, now: u64) -> u64 {
+    // SAFETY: null or a segment of the caller's: the verifier sees to that.
+    let (Some(segment), Some(wheel)) = (unsafe { segment.as_ref() }, wheel::this_cpu()) else {
+        return 0;
     };
     let is_shared = config!(share) != 0;
-    let hog = is_shared && share::is_hog(&segment.key, seen, now) != 0;
-    let mut state = Room {
-        now,
-        list: wheel.latest,
-        hog: hog.into(),
-        removed: 0,
-        reserved: 0,
-    };
-    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
-    // (`bpf_loop`, so that the verifier goes through a try once.)
-    unsafe {
-        bpf_loop(
-            TRIES,
-            try_to_remove as *mut c_void,
-            (&raw mut state).cast(),
-            0,
-        );
-    }
-    if state.removed == 1 {
-        return true;
+    let hog = is_shared && share::share_is_hog(segment, now) != 0;
+    for number in 0..TRIES {
+        let last = number + 1 == TRIES;
+        // Each looks at another list, first that of the latest flow.
+        let list = wheel.latest.wrapping_add(number);
+        match wheel::wheel_make_room(list, last.into(), hog.into(), now) {
+            wheel::KEPT => {}
+            wheel::REMOVED => return 1,
+            _ => break,
+        }
     }
     if !is_shared || hog {
-        return false;
+        return 0;
     }
     share::tell(now);
-    wheel::take_from_hogs(now)
-}
-
-#[repr(C)]
-struct Room {
-    now: u64,
-    /// Where the latest flow is, which is the first that could go; each try looks at another list.
-    list: u32,
-    hog: u32,
-    removed: u32,
-    reserved: u32,
-}
-
-/// Returns 0 to be called again, 1 to end the loop.
-unsafe extern "C" fn try_to_remove(index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `make_room` passes a `Room` that nobody else refers to meanwhile.
-    let state = unsafe { &mut *state.cast::<Room>() };
-    let Some(wheel) = wheel::this_cpu() else {
-        return 1;
-    };
-    let (list, last) = (state.list + index as u32, index + 1 == u64::from(TRIES));
-    match wheel::make_room(wheel, state.now, list, last, state.hog != 0) {
-        Handled::Rearmed | Handled::Reported => 0,
-        Handled::Removed => {
-            state.removed = 1;
-            1
-        }
-        Handled::RingFull | Handled::Nothing(_) => 1,
-    }
+    wheel::wheel_take_from_hogs(now)
 }

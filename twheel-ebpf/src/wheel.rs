@@ -117,30 +117,34 @@ fn pending() -> u32 {
 }
 
 /// Puts a flow that has just entered the table on this CPU's wheel.
-#[inline(always)]
-pub fn start(flow: At, now: u64, due: u64) {
-    let Some(wheel) = this_cpu() else { return };
-    wheel.catch_up(clock::tick().of(now));
-    place(flow, due);
-}
-
-/// Puts a flow into the slot of its deadline, and calls the stepper if it means to sleep past that.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn place(flow: At, due: u64) -> u32 {
-    let Some(wheel) = this_cpu() else { return 0 };
-    let slot = wheel.slot(geometry(), clock::tick().from(due));
-    push(wheel, flow, slot);
-    rto::set_visit(flow, due);
-    wake_for(wheel, slot);
+pub extern "C" fn wheel_start(index: u32, now: u64, due: u64) -> u64 {
+    if let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) {
+        wheel.catch_up(clock::tick().of(now));
+        place(wheel, flow, due);
+    }
     0
 }
 
 /// Moves a flow of this CPU's wheel to an earlier slot, or wherever its deadline has got to.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wheel_hasten(index: u32, due: u64) -> u64 {
+    if let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) {
+        unlink(wheel, flow);
+        place(wheel, flow, due);
+    }
+    0
+}
+
+/// Puts a flow into the slot of its deadline, and calls the stepper if it means to sleep past that.
 #[inline(always)]
-pub fn hasten(flow: At, due: u64) {
-    let Some(wheel) = this_cpu() else { return };
-    unlink(wheel, flow);
-    place(flow, due);
+fn place(wheel: &mut Wheel, flow: At, due: u64) {
+    let slot = wheel.slot(geometry(), clock::tick().from(due));
+    push(wheel, flow, slot);
+    rto::set_visit(flow, due);
+    wake_for(wheel, slot);
 }
 
 /// Looks at a flow that was taken out of this CPU's inbox.
@@ -154,24 +158,36 @@ pub fn deliver(flow: At, now: u64) {
 /// Moves a flow of this CPU's wheel to the slot of the deadline that it has by now.
 #[inline(always)]
 pub fn look(flow: At, now: u64) {
+    wheel_look(flow.index(), now);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return 0;
+    };
     let word = flow.word();
     match visit(now, word, flow.timeout(word.seen())) {
         Visit::Rearm(due) => {
             let due = first_of(flow, now, due);
-            hasten(flow, due);
+            wheel_hasten(index, due);
             if rto::is_on() {
                 settle(flow, now, due);
             }
         }
-        Visit::Expire => hasten(flow, now),
+        Visit::Expire => {
+            wheel_hasten(index, now);
+        }
     }
+    0
 }
 
 /// The flow's deadline, or that of a retransmission timer of its that expires before.
 #[inline(always)]
 fn first_of(flow: At, now: u64, due: u64) -> u64 {
     if rto::is_on() {
-        let expires = rto::next(flow, now);
+        let expires = rto::rto_next(flow.index(), now);
         if expires < due {
             return expires;
         }
@@ -185,7 +201,7 @@ fn settle(flow: At, now: u64, due: u64) {
     let expires = rto::started_meanwhile(flow, now);
     // Rounding alone is no reason.
     if expires < due.saturating_sub(2) {
-        hasten(flow, expires);
+        wheel_hasten(flow.index(), expires);
     }
 }
 
@@ -253,7 +269,7 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32, round: &mut u32
         if waiting.are_empty() {
             match wheel.first(geometry) {
                 Some(slot) if slot.starts <= tick => {
-                    hand_out(slot.index);
+                    wheel_hand_out(slot.index);
                     wheel.take(geometry, slot);
                 }
                 next => {
@@ -262,7 +278,7 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32, round: &mut u32
                 }
             }
         }
-        *round = gather();
+        *round = wheel_gather();
     }
     let list = lowest(u64::from(*round));
     *round &= round.wrapping_sub(1);
@@ -281,8 +297,9 @@ pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32, round: &mut u32
 }
 
 /// Hands out whole lists at once: flows armed again may come back to the same slot.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn hand_out(slot: u32) -> u32 {
+extern "C" fn wheel_hand_out(slot: u32) -> u32 {
     let (Some(from), Some(to)) = (Lists::of(slot), Lists::of(pending())) else {
         return 0;
     };
@@ -302,8 +319,9 @@ fn hand_out(slot: u32) -> u32 {
 ///
 /// In a loop that does nothing else: before each atomic operation of a visit it would wait for what was asked for. The
 /// flow at the front was behind another one the last time.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn gather() -> u32 {
+extern "C" fn wheel_gather() -> u32 {
     let Some(waiting) = Lists::of(pending()) else {
         return 0;
     };
@@ -321,37 +339,55 @@ fn gather() -> u32 {
 /// that have been handed out or of the next slot, the first of a list. A flow that is not established goes, unless it has
 /// whole rounds left and this is not the `last` try. For a source that holds more than its share (`hog`) only one
 /// of such a source goes.
-#[inline(always)]
-pub fn make_room(wheel: &mut Wheel, now: u64, list: u32, last: bool, hog: bool) -> Handled {
+///
+/// [`KEPT`], [`REMOVED`] or [`NOTHING`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wheel_make_room(list: u32, last: u32, hog: u32, now: u64) -> u64 {
+    let Some(wheel) = this_cpu() else {
+        return NOTHING;
+    };
     let mut first = match Lists::of(pending()) {
         Some(waiting) => waiting.first(list),
         None => Link::NONE,
     };
     if first == Link::NONE {
         let Some(slot) = wheel.first(geometry()) else {
-            return Handled::Nothing(None);
+            return NOTHING;
         };
         if let Some(lists) = Lists::of(slot.index) {
             first = lists.first(list);
         }
     }
-    let purpose = if last { For::RoomAtAll } else { For::Room };
-    handle(wheel, first, now, now, 0, purpose, hog)
+    let purpose = if last != 0 { For::RoomAtAll } else { For::Room };
+    match handle(wheel, first, now, now, 0, purpose, hog != 0) {
+        Handled::Rearmed | Handled::Reported => KEPT,
+        Handled::Removed => REMOVED,
+        Handled::RingFull | Handled::Nothing(_) => NOTHING,
+    }
 }
 
+/// What became of a flow that was looked at for its room: it stays, and another may go;
+pub const KEPT: u64 = 0;
+/// it is gone;
+pub const REMOVED: u64 = 1;
+/// there was none.
+pub const NOTHING: u64 = 2;
+
 /// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
-/// and are due or not established, the one nearest its deadline goes. Says whether one went.
-#[inline(always)]
-pub fn make_room_at(home: u32, now: u64) -> bool {
+/// and are due or not established, the one nearest its deadline goes. 1 if one went.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wheel_make_room_at(home: u32, now: u64) -> u64 {
     let nearest = nearest_at(home, now);
-    nearest < NONE && end_at(nearest as u32, now)
+    (nearest < NONE && end_at(nearest as u32, now)).into()
 }
 
 /// No record.
 const NONE: u64 = u64::MAX;
 
 /// The record of that flow, or [`NONE`]. (Two functions, for the stack.)
-#[inline(never)]
+#[inline(always)]
 fn nearest_at(home: u32, now: u64) -> u64 {
     let one_way = config!(one_way) != 0;
     let (mut nearest, mut left) = (None, u64::MAX);
@@ -374,9 +410,9 @@ fn nearest_at(home: u32, now: u64) -> u64 {
 }
 
 /// Ends a flow of this CPU's wheel that can go. Says whether it went.
-#[inline(never)]
+#[inline(always)]
 fn end_at(index: u32, now: u64) -> bool {
-    let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
+    let Some(flow) = table::at(index) else {
         return false;
     };
     let word = flow.word();
@@ -384,7 +420,7 @@ fn end_at(index: u32, now: u64) -> bool {
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
         Visit::Rearm(_) => (Reason::Evicted, Counter::Evicted),
     };
-    let gone = matches!(end(wheel, flow, word, reason, now, By::Packet), End::Done);
+    let gone = matches!(end(flow, word, reason, now), End::Done);
     if gone {
         count(counter);
     }
@@ -392,12 +428,10 @@ fn end_at(index: u32, now: u64) -> bool {
 }
 
 /// Makes room for a flow of a source that holds no more than its share: of those that userspace has named, the first
-/// goes that is still of a source that holds more. Says whether one went.
+/// goes that is still of a source that holds more. 1 if one went.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn take_from_hogs(now: u64) -> bool {
-    let Some(wheel) = this_cpu() else {
-        return false;
-    };
+pub extern "C" fn wheel_take_from_hogs(now: u64) -> u64 {
     let mut victim = None;
     table::repeat(TRIES, |_| {
         let Some(index) = share::next_victim() else {
@@ -409,23 +443,20 @@ pub fn take_from_hogs(now: u64) -> bool {
         let word = flow.word();
         // One that is on its way to this CPU does not end before it is there, which may take a while.
         let can_end = !word.is_dead() && !word.seen().is_posted();
-        if can_end && flow.is_ours() && share::may_take(flow, now) != 0 {
+        if can_end && flow.is_ours() && share::share_may_take(index, now) != 0 {
             victim = Some(index);
         }
         victim.is_some()
     });
     let Some(flow) = victim.and_then(table::at) else {
-        return false;
+        return 0;
     };
-    let gone = matches!(
-        end(wheel, flow, flow.word(), Reason::Evicted, now, By::Packet),
-        End::Done
-    );
+    let gone = matches!(end(flow, flow.word(), Reason::Evicted, now), End::Done);
     if gone {
         count(Counter::Evicted);
         count(Counter::OverShare);
     }
-    gone
+    gone.into()
 }
 
 /// Flows looked at, at most, of those that userspace has named: others may stand in their places by now.
@@ -468,7 +499,7 @@ fn handle(
     }
     let (mut reported, mut expires) = (false, rto::IDLE);
     if rto::is_on() && !for_room {
-        let said = rto::visit(flow, now, micros);
+        let said = rto::rto_visit(index, now, micros);
         if said == rto::RING_FULL {
             return Handled::RingFull;
         }
@@ -483,7 +514,7 @@ fn handle(
                 && !word.seen().is_established(config!(one_way) != 0)
                 && (purpose == For::RoomAtAll
                     || wheel.reaches(geometry(), clock::tick().from(due)))
-                && (!hog || share::is_of_hog(flow, now) != 0) =>
+                && (!hog || share::share_is_of_hog(index, now) != 0) =>
         {
             (Reason::Evicted, Counter::Evicted)
         }
@@ -501,8 +532,12 @@ fn handle(
         }
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
     };
-    let by = if for_room { By::Packet } else { By::Stepper };
-    match end(wheel, flow, word, reason, now, by) {
+    let end = if for_room {
+        end(flow, word, reason, now)
+    } else {
+        End::from_raw(wheel_expire(index, word.0, reason as u32, now))
+    };
+    match end {
         End::Done => {
             // The stepper counts when it is through.
             if for_room {
@@ -523,7 +558,7 @@ fn handle(
 /// Deletes a flow of this CPU's wheel, if it is as it was when it was chosen.
 #[inline(always)]
 pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
-    let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
+    let Some(flow) = table::at(index) else {
         return Deleted::Changed;
     };
     if flow.word() != word || word.is_dead() {
@@ -532,7 +567,7 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     if !flow.is_ours() {
         return Deleted::Elsewhere;
     }
-    match end(wheel, flow, word, reason, now, By::User) {
+    match End::from_raw(wheel_end(index, word.0, reason as u32, now, 1)) {
         End::Done => {
             count(Counter::Deleted);
             Deleted::Done
@@ -542,62 +577,92 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     }
 }
 
-/// Who ends a flow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    /// Can wait for room in the ring, and reads it after the call.
-    Stepper,
-    /// Can wait, but does not read.
-    User,
-    /// Can do neither.
-    Packet,
-}
-
 /// How an attempt to end a flow went.
+#[repr(u64)]
 enum End {
-    Done,
+    Done = 0,
     /// A packet came meanwhile.
-    Alive,
-    RingFull,
+    Alive = 1,
+    RingFull = 2,
 }
 
-/// Ends a flow that is as it was when that was decided on: `word`.
+impl End {
+    #[inline(always)]
+    fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Self::Done,
+            1 => Self::Alive,
+            _ => Self::RingFull,
+        }
+    }
+}
+
+/// Ends a flow for the stepper, whose events are [staged](emit::stage), if it is as it was when that was decided on: `word`.
 ///
 /// The swap decides against all other CPUs: a packet that came before it has changed the word, and the
-/// flow lives; one that comes after finds a flow that has ended.
-#[inline(always)]
-fn end(wheel: &mut Wheel, flow: At, word: Word, reason: Reason, now: u64, by: By) -> End {
-    let (stage, entry) = match by {
-        By::Stepper => (emit::stage(), None),
-        By::User | By::Packet => (None, emit::reserve()),
+/// flow lives; one that comes after finds a flow that has ended. [`End`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> u64 {
+    let (Some(wheel), Some(flow), word) = (this_cpu(), table::at(index), Word(word)) else {
+        return End::Alive as u64;
     };
-    if stage.is_none() && entry.is_none() && by != By::Packet {
-        return End::RingFull;
+    let Some(stage) = emit::stage() else {
+        return End::RingFull as u64;
+    };
+    if !flow.kill(word) {
+        return End::Alive as u64;
+    }
+    stage.submit(flow, &flow.key(), &ended(flow, word, reason), now);
+    unlink(wheel, flow);
+    flow.remove();
+    End::Done as u64
+}
+
+/// The same for all others. `can_wait`: the flow stays where the ring is full; else its event is lost then, and counted.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64, can_wait: u32) -> u64 {
+    let (Some(wheel), Some(flow), word) = (this_cpu(), table::at(index), Word(word)) else {
+        return End::Alive as u64;
+    };
+    let entry = emit::reserve();
+    if entry.is_none() && can_wait != 0 {
+        return End::RingFull as u64;
     }
     if !flow.kill(word) {
         if let Some(entry) = entry {
             entry.discard(0);
         }
-        return End::Alive;
+        return End::Alive as u64;
     }
-    let ended = Ended {
+    match entry {
+        Some(entry) => {
+            let ended = ended(flow, word, reason);
+            emit::submit(entry, Some(flow), &flow.key(), &ended, now, Reader::Asleep);
+        }
+        None => count(Counter::EventsLost),
+    }
+    unlink(wheel, flow);
+    flow.remove();
+    table::uncount(1);
+    End::Done as u64
+}
+
+#[inline(always)]
+fn ended(flow: At, word: Word, reason: u32) -> Ended {
+    Ended {
         created: flow.created(),
         word,
         rule: flow.rule(),
         reason,
-    };
-    let key = flow.key();
-    match (stage, entry) {
-        (Some(stage), _) => stage.submit(flow, &key, &ended, now),
-        (None, Some(entry)) => emit::submit(entry, Some(flow), &key, &ended, now, Reader::Asleep),
-        (None, None) => count(Counter::EventsLost),
     }
-    unlink(wheel, flow);
-    flow.remove();
-    if by != By::Stepper {
-        table::uncount(1);
-    }
-    End::Done
+}
+
+/// Ends a flow for a packet, which cannot wait for room in the ring.
+#[inline(always)]
+fn end(flow: At, word: Word, reason: Reason, now: u64) -> End {
+    End::from_raw(wheel_end(flow.index(), word.0, reason as u32, now, 0))
 }
 
 /// Moves a flow to the slot of the time at which it is due.

@@ -1,7 +1,7 @@
 //! The eBPF object, loaded: maps, programs, and what userspace does with them.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     os::fd::AsFd,
     path::Path,
@@ -193,6 +193,18 @@ impl DataPlane {
         let plane = plane?;
         removed.context("cannot remove the pins of what was loaded")?;
         Ok(plane)
+    }
+
+    /// What the kernel's verifier went through for each program, instructions (`verified_insns` of
+    /// `struct bpf_prog_info`), by name. Empty where the kernel does not tell.
+    pub fn verified(&self) -> Result<BTreeMap<String, u32>> {
+        let mut verified = BTreeMap::new();
+        for (name, program) in self.bpf.programs() {
+            if let Some(number) = program.info()?.verified_instruction_count() {
+                verified.insert(name.to_owned(), number);
+            }
+        }
+        Ok(verified)
     }
 
     /// Whether the maps were there before.

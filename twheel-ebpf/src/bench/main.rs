@@ -15,7 +15,7 @@
 
 mod packets;
 
-use core::{ffi::c_void, hint::black_box};
+use core::{ffi::c_void, hint::black_box, mem::MaybeUninit};
 
 use aya_ebpf::{
     bindings::xdp_action,
@@ -27,19 +27,19 @@ use aya_ebpf::{
 use twheel_common::{
     event::Reason,
     flow::{FlowKey, Visit, Word, visit},
-    packet::{Protocols, Wanted, parse_any},
+    packet::{Protocols, Wanted, parse_plain},
     policy::Hook,
     state::Seen,
     step::Step,
 };
 use twheel_ebpf::{
     atomic, clock,
-    count::count_skip,
     emit::{self, Ended, Reader},
     frame,
     policy::Place,
     rto, step, table,
     touch::{Touched, touch},
+    verifier::in_memory,
 };
 
 use crate::{
@@ -268,7 +268,7 @@ unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
         created: 0,
         word: Word::new(index, 0, Seen(0)),
         rule: 0,
-        reason: Reason::Idle,
+        reason: Reason::Idle as u32,
     };
     let key = FlowKey::from_parts([index; 4], index);
     emit::submit(entry, None, &key, &ended, index, Reader::Stepping);
@@ -334,7 +334,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 created,
                 word,
                 rule: 0,
-                reason: Reason::of_expiry(word.seen()),
+                reason: Reason::of_expiry(word.seen()) as u32,
             };
             emit::submit(entry, None, &key, &ended, state.now, Reader::Stepping);
             // SAFETY: as above.
@@ -380,13 +380,13 @@ fn see(frame: Frame) -> Option<Touched> {
         protocols: Protocols::TCP,
         timing: rto::is_on(),
     };
-    match &mut parse_any(&frame, wanted) {
-        Ok(segment) => Some(touch(segment, clock::now(), place)),
-        Err(skip) => {
-            count_skip(*skip);
-            None
-        }
+    let mut segment = MaybeUninit::uninit();
+    if !parse_plain(&frame, wanted, &mut segment) {
+        return None;
     }
+    // SAFETY: it was just written.
+    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    Some(touch(segment, clock::now(), place))
 }
 
 #[cfg(not(target_arch = "bpf"))]

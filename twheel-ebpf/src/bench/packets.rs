@@ -1,6 +1,6 @@
 //! Packets of many flows in one test run.
 
-use core::ffi::c_void;
+use core::{ffi::c_void, mem::MaybeUninit};
 
 use aya_ebpf::{
     bindings::{xdp_action, xdp_md},
@@ -12,7 +12,7 @@ use aya_ebpf::{
     maps::Array,
     programs::XdpContext,
 };
-use twheel_common::packet::{Protocols, Segment, Wanted, parse_any};
+use twheel_common::packet::{Protocols, Segment, Wanted, parse_plain};
 
 use crate::frame::Frame;
 
@@ -92,7 +92,9 @@ pub fn parsed(frame: Frame) -> Option<Segment> {
         protocols: Protocols::TCP,
         timing: false,
     };
-    parse_any(&frame, wanted).ok()
+    let mut segment = MaybeUninit::uninit();
+    // SAFETY: who says that it is plain has written it.
+    parse_plain(&frame, wanted, &mut segment).then(|| unsafe { segment.assume_init() })
 }
 
 /// Makes the packet one of the next flow.

@@ -1,0 +1,47 @@
+//! What the kernel's verifier is told, or kept from telling apart. `docs/design.md` says how to keep its budget.
+
+/// The bits of a value that a mask has, be they all there are. The compiler drops a mask where it knows so much (of a
+/// `bool` read from the stack, or of what another function returns); the verifier does not know it.
+#[inline(always)]
+pub fn masked<const MASK: u64>(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut value = value;
+        // SAFETY: arithmetic on one register.
+        unsafe {
+            core::arch::asm!(
+                "{value} &= {mask}",
+                value = inout(reg) value,
+                mask = const MASK,
+                options(pure, nomem, nostack),
+            );
+        }
+        value
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        value & MASK
+    }
+}
+
+/// The same value, which is 0 or 1.
+#[inline(always)]
+pub fn bit(value: u64) -> u64 {
+    masked::<1>(value)
+}
+
+/// The same value, of which the compiler takes every part from memory from here on. Without, it keeps a second copy on
+/// the stack, of which the programs have 512 bytes with all that they call.
+#[inline(always)]
+pub fn in_memory<T>(value: &T) -> &T {
+    #[cfg(target_arch = "bpf")]
+    let value = {
+        let mut place = core::ptr::from_ref(value);
+        // SAFETY: the place stays what it is.
+        unsafe {
+            core::arch::asm!("{place} = {place}", place = inout(reg) place, options(nostack));
+            &*place
+        }
+    };
+    value
+}
