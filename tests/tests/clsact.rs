@@ -12,14 +12,17 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use twheel_tests::directory::Directory;
-use twheel_tests::netns::{
-    CLIENT, Ended, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, once, program, require_root,
-    twheel_bin,
+use twheel_tests::{
+    directory::Directory,
+    netns::{
+        CLIENT, Ended, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, once, require_root,
+        twheel_bin,
+    },
+    tc::{Filter, drop_from, filters, has_qdisc, passes, tc},
 };
 
 /// Flows of UDP, of which each packet is counted, and none are sent but those that are meant.
-const RUN: [&str; 11] = [
+const RUN: [&str; 9] = [
     "--iface",
     SERVER,
     "--proto",
@@ -28,8 +31,6 @@ const RUN: [&str; 11] = [
     "--timeout",
     "udp=10m,udp_stream=10m",
     "--json",
-    "--max-flows",
-    "4096",
     "--egress",
 ];
 /// Of a filter of twheel's that is alone.
@@ -42,63 +43,12 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// Runs `tc` on a host.
-fn tc(host: &Namespace, args: &str) -> Result<String> {
-    let mut command = host.command(program("tc"))?;
-    let output = command.args(args.split_ascii_whitespace()).output()?;
-    ensure!(
-        output.status.success(),
-        "`tc {args}`: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// A filter of outgoing packets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Filter {
-    priority: u64,
-    handle: String,
-    name: String,
-    program: u64,
-}
-
-impl Filter {
-    fn is_ours(&self) -> bool {
-        self.name.starts_with("twheel:")
-    }
-
-    /// Where it stands, and as what.
-    fn place(&self) -> (u64, &str, &str) {
-        (self.priority, &self.handle, &self.name)
-    }
-}
-
-/// Those of an interface, in order.
-fn filters(host: &Namespace, interface: &str) -> Result<Vec<Filter>> {
-    let listed = tc(host, &format!("-j filter show dev {interface} egress"))?;
-    let listed: Vec<Value> = serde_json::from_str(&listed)?;
-    // Each priority is listed by itself, too.
-    let listed = listed.iter().filter(|it| it["options"].is_object());
-    let read = |it: &Value| Filter {
-        priority: it["pref"].as_u64().unwrap_or_default(),
-        handle: it["options"]["handle"].as_str().unwrap_or("").to_owned(),
-        name: it["options"]["bpf_name"].as_str().unwrap_or("").to_owned(),
-        program: it["options"]["prog"]["id"].as_u64().unwrap_or_default(),
-    };
-    Ok(listed.map(read).collect())
-}
-
 /// The one filter of twheel's on the server.
 fn ours(host: &Namespace) -> Result<Filter> {
     let mut found = filters(host, SERVER)?;
     found.retain(Filter::is_ours);
     ensure!(found.len() == 1, "not one filter: {found:?}");
     found.pop().context("one")
-}
-
-fn has_qdisc(host: &Namespace, interface: &str) -> Result<bool> {
-    Ok(tc(host, &format!("qdisc show dev {interface}"))?.contains("clsact"))
 }
 
 /// What is pinned of the filter and of the qdisc, without the interface's number.
@@ -111,11 +61,27 @@ fn notes(host: &Namespace) -> Result<Vec<String>> {
 
 /// Nothing of twheel's is left, the filter and the qdisc included.
 fn check_clean(host: &Namespace, interface: &str) -> Result<()> {
-    host.check_clean(interface)?;
+    await_links(host, interface)?;
     let found = filters(host, interface)?;
     ensure!(!found.iter().any(Filter::is_ours), "left: {found:?}");
     ensure!(!has_qdisc(host, interface)?, "the qdisc is left");
     Ok(())
+}
+
+/// Waits until it is so, and fails with what it was last.
+fn until(mut is: impl FnMut() -> Result<()>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match is() {
+            Err(_) if Instant::now() < end => thread::sleep(millis(10)),
+            result => return result,
+        }
+    }
+}
+
+/// Nothing that is pinned, nor a link: of those the kernel lets go a moment later.
+fn await_links(host: &Namespace, interface: &str) -> Result<()> {
+    until(|| host.check_clean(interface))
 }
 
 fn detach(host: &Namespace) -> Result<()> {
@@ -190,34 +156,6 @@ impl Wire {
             false => (reply, orig),
         })
     }
-}
-
-/// Whether a datagram from the server's port arrives before one that is sent later, from a port that is open.
-fn passes(pair: &Pair, port: u16) -> Result<bool> {
-    let bind = |host: &Namespace, address: SocketAddr| {
-        host.enter(|| UdpSocket::bind(address).context("cannot bind"))
-    };
-    let client = bind(&pair.client, (Family::V4.client(), 0).into())?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    for port in [port, 5999] {
-        let server = bind(&pair.server, (Family::V4.server(), port).into())?;
-        // Of one that a filter drops the sender may be told.
-        let _ = server.send_to(b"!", client.local_addr()?);
-    }
-    let (_, first) = client.recv_from(&mut [0])?;
-    Ok(first.port() == port)
-}
-
-/// A filter that drops datagrams from a port, and else says `TC_ACT_UNSPEC`, in classic BPF.
-fn drop_from(host: &Namespace, priority: u16, port: u16) -> Result<()> {
-    let code = format!(
-        "9,40 0 0 12,21 0 6 2048,48 0 0 23,21 0 4 17,177 0 0 14,72 0 0 14,21 0 1 {port},6 0 0 2,6 0 0 4294967295"
-    );
-    let mut command = host.command(program("tc"))?;
-    let args = format!("filter add dev {SERVER} egress prio {priority} bpf da bytecode");
-    let command = command.args(args.split(' ')).arg(code);
-    ensure!(command.status()?.success(), "`tc {args}` fails");
-    Ok(())
 }
 
 #[test]
@@ -295,8 +233,8 @@ fn other_peoples_filters_go_on_beside_it() -> Result<()> {
     let pair = Pair::new()?;
     let host = &pair.server;
     tc(host, &format!("qdisc add dev {SERVER} clsact"))?;
-    drop_from(host, 1, BEFORE)?;
-    drop_from(host, 40_000, BEHIND)?;
+    drop_from(host, SERVER, 1, BEFORE)?;
+    drop_from(host, SERVER, 40_000, BEHIND)?;
     let theirs = filters(host, SERVER)?;
     let check = |is_there: bool| -> Result<()> {
         for (port, open) in [(BEFORE, false), (BEHIND, false), (6000, true)] {
@@ -337,7 +275,7 @@ fn other_peoples_filters_go_on_beside_it() -> Result<()> {
     detach(host)?;
     check(false)?;
     ensure!(has_qdisc(host, SERVER)?, "their qdisc is gone");
-    host.check_clean(SERVER)
+    await_links(host, SERVER)
 }
 
 #[test]
@@ -353,7 +291,7 @@ fn a_qdisc_of_our_making_stays_where_others_have_come_to_use_it() -> Result<()> 
             &format!("filter add dev {SERVER} {way} prio 9 u32 match u32 0 0"),
         )?;
         detach(host)?;
-        host.check_clean(SERVER)?;
+        await_links(host, SERVER)?;
         let left = tc(host, &format!("filter show dev {SERVER} {way}"))?;
         ensure!(left.contains("pref 9"), "{way}: {left:?}");
         ensure!(filters(host, SERVER)?.iter().all(|it| !it.is_ours()));
@@ -490,33 +428,28 @@ fn an_interface_that_goes_takes_its_filter_along() -> Result<()> {
     let twheel = start(host, &["clsact", "--wait-iface"])?;
     host.ip(&format!("link del {SERVER}"))?;
     twheel.await_stderr("gone:")?;
-    let end = Instant::now() + PATIENCE;
-    while !notes(host)?.is_empty() {
-        ensure!(Instant::now() < end, "{:?}", notes(host));
-        thread::sleep(millis(10));
-    }
-    create()?;
-    let again = |times: usize| -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while twheel.stderr().matches("by a clsact filter").count() < times {
-            ensure!(Instant::now() < end, "{}", twheel.stderr());
-            thread::sleep(millis(10));
-        }
-        drop(ours(host)?);
+    until(|| {
+        ensure!(notes(host)?.is_empty(), "{:?}", notes(host));
         Ok(())
+    })?;
+    create()?;
+    let told = |words: &str, times: usize| {
+        until(|| {
+            let stderr = twheel.stderr();
+            ensure!(stderr.matches(words).count() >= times, "{stderr}");
+            Ok(())
+        })
     };
-    again(2)?;
+    told("by a clsact filter", 2)?;
+    drop(ours(host)?);
     // Into another network namespace, where nothing of it is left.
     host.ip(&format!("link set {SERVER} netns {}", pair.client.name()))?;
-    let end = Instant::now() + PATIENCE;
-    while twheel.stderr().matches("gone:").count() < 2 {
-        ensure!(Instant::now() < end, "{}", twheel.stderr());
-        thread::sleep(millis(10));
-    }
+    told("gone:", 2)?;
     check_clean_interface(&pair.client)?;
     host.ip("link del peer0")?;
     create()?;
-    again(3)?;
+    told("by a clsact filter", 3)?;
+    drop(ours(host)?);
     // Under another name it is still that of this run.
     host.ip(&format!("link set {SERVER} down"))?;
     host.ip(&format!("link set {SERVER} name other0"))?;
@@ -576,7 +509,7 @@ fn an_interface_without_room_for_it_is_told_and_left_as_it_was() -> Result<()> {
         ensure!(ended.stderr.contains(words), "{}", ended.stderr);
         let after = tc(host, &format!("qdisc show dev {SERVER}"))?;
         ensure!(after == before, "{after}");
-        host.check_clean(SERVER)?;
+        await_links(host, SERVER)?;
         tc(
             host,
             &format!(
