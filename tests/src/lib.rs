@@ -19,6 +19,8 @@ pub mod path;
 
 pub mod recorded;
 
+pub mod tc;
+
 pub mod tracefs;
 
 /// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists and counts it.

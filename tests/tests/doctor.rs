@@ -92,7 +92,7 @@ fn a_host_as_it_should_be() -> Result<()> {
         ("programs", "accepts"),
         // The setting cannot be seen in a network namespace.
         ("JIT", "on: the programs load"),
-        ("TCX", "outgoing"),
+        ("egress", "TCX: outgoing"),
         ("clock", "--tick"),
     ] {
         check(&found, name, "ok", what, None)?;
@@ -296,7 +296,7 @@ fn nobody_sees_less_and_is_told() -> Result<()> {
     let ended = ended?;
     let found = findings(&ended)?;
     ensure!(ended.code() == Some(0), "{ended:?}");
-    for name in ["capabilities", "programs", "TCX", "JIT"] {
+    for name in ["capabilities", "programs", "egress", "JIT"] {
         check(&found, name, "warn", "", Some("root"))?;
     }
     check(&found, "XDP", "warn", "cannot see whose", Some("root"))?;

@@ -1,21 +1,25 @@
-//! Getting the programs onto an interface, and every link pinned.
+//! Getting the programs onto an interface, and every link pinned. Filters, which are no links: [`clsact`].
 
 use std::{
-    fs, io, thread,
+    fs, io, mem,
+    os::fd::{AsRawFd, BorrowedFd},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{
-    SchedClassifier, TcAttachType, Xdp, XdpMode,
+    LinkOrder, MultiProgLink, SchedClassifier, TcAttachType, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
-    tc::SchedClassifierLink,
+    tc::{SchedClassifierLink, TcAttachOptions},
     xdp::XdpLink,
 };
 use aya::sys::SyscallError;
+use aya_obj::generated::{bpf_attr, bpf_cmd};
 use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 
 use crate::{
+    clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
     links,
@@ -36,12 +40,25 @@ pub enum Mode {
 /// Whether packets that go out are seen too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Egress {
-    /// Where the kernel has TCX
+    /// By TCX where the kernel has it (6.6), else by a clsact filter; if neither can be had, only incoming packets are seen
     Auto,
-    /// Fail where it has not
+    /// The same, or fail
     On,
+    /// By TCX, or fail
+    Tcx,
+    /// By a clsact filter, or fail
+    Clsact,
     /// See incoming packets alone
     Off,
+}
+
+/// By what packets that go out are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A TCX link.
+    Tcx,
+    /// A filter of a clsact qdisc.
+    Clsact,
 }
 
 /// How long the kernel may take to let go of a link that was unpinned.
@@ -53,8 +70,8 @@ pub struct Attached {
     pub ingress: &'static str,
     /// Why `native` was not possible, where it was asked for first.
     pub refused: Option<String>,
-    /// Whether egress is seen.
-    pub egress: bool,
+    /// By what egress is seen; `None` where it is not.
+    pub egress: Option<Outgoing>,
 }
 
 /// Fails unless the interface exists here and its packets have Ethernet headers.
@@ -107,12 +124,16 @@ pub fn attach(
     let_go_of_others(instance, interface)?;
     // First: where it fails, the driver was not disturbed.
     let egress = see_egress(plane, instance, interface, egress)?;
-    match see_ingress(plane, instance, interface, mode) {
-        Ok((ingress, refused)) => Ok(Attached {
+    let attached = see_ingress(plane, instance, interface, mode).and_then(|(ingress, refused)| {
+        clsact::remove_others(instance, interface)?;
+        Ok(Attached {
             ingress,
             refused,
             egress,
-        }),
+        })
+    });
+    match attached {
+        Ok(attached) => Ok(attached),
         Err(error) => {
             instance.let_go(interface)?;
             Err(error)
@@ -140,27 +161,87 @@ fn see_ingress(
     }
 }
 
-/// Sees outgoing packets, if they are to be seen. Returns whether they are.
+/// Sees outgoing packets, if they are to be seen. Returns by what.
 fn see_egress(
     plane: &mut DataPlane,
     instance: &Instance,
     interface: &str,
     egress: Egress,
-) -> Result<bool> {
-    if egress == Egress::Off {
-        // An earlier loader may have seen it.
-        instance.unpin(Hook::Egress, interface)?;
-        return Ok(false);
-    }
-    match attach_egress(plane.classifier("twheel_egress")?, instance, interface) {
-        Ok(()) => Ok(true),
-        Err(error) if egress == Egress::On => Err(error),
+) -> Result<Option<Outgoing>> {
+    let way = match egress {
+        Egress::Off => {
+            // An earlier loader may have seen it.
+            let_go_of_egress(instance, interface)?;
+            return Ok(None);
+        }
+        Egress::Tcx => Outgoing::Tcx,
+        Egress::Clsact => Outgoing::Clsact,
+        Egress::Auto | Egress::On if has_tcx(interface) => Outgoing::Tcx,
+        Egress::Auto | Egress::On => Outgoing::Clsact,
+    };
+    let program = plane.classifier("twheel_egress")?;
+    // What sees it the other way goes first: one packet is not to be counted twice.
+    let attached = match way {
+        Outgoing::Tcx => clsact::let_go(instance.path(), interface)
+            .and_then(|()| attach_egress(program, instance, interface)),
+        Outgoing::Clsact => let_go_of_tcx(instance, interface)
+            .and_then(|()| clsact::attach(program, instance, interface)),
+    };
+    match attached {
+        Ok(()) => Ok(Some(way)),
+        Err(error) if egress != Egress::Auto => Err(error),
         Err(error) => {
             log::warn!("{interface}: only incoming packets are seen: {error:#}");
             // Nor by the program of an earlier loader.
-            instance.unpin(Hook::Egress, interface)?;
-            Ok(false)
+            let_go_of_egress(instance, interface)?;
+            Ok(None)
         }
+    }
+}
+
+/// Whether the kernel has TCX: asked for the programs of an interface, one that has not does not know what is asked for. (One
+/// that has may refuse to describe what it finds, to who may not see all programs.)
+fn has_tcx(interface: &str) -> bool {
+    let answer = SchedClassifier::query_tcx(interface, TcAttachType::Egress);
+    answer.map_or_else(|error| errno(&error) != Some(libc::EINVAL), |_| true)
+}
+
+/// Sees no outgoing packets any more.
+fn let_go_of_egress(instance: &Instance, interface: &str) -> Result<()> {
+    instance.unpin(Hook::Egress, interface)?;
+    clsact::let_go(instance.path(), interface)
+}
+
+/// Removes the TCX link, and is back when it sees no packet any more: of one that is merely unpinned, the kernel lets go a
+/// moment later.
+fn let_go_of_tcx(instance: &Instance, interface: &str) -> Result<()> {
+    let link = pinned(instance, Hook::Egress, interface);
+    // What is pinned there and no link of TCX sees no packet.
+    if let Some(link) = link.ok().flatten()
+        && let Ok(link) = SchedClassifierLink::try_from(link)
+    {
+        detach(link.fd()?).context("cannot detach what an earlier run has left of TCX")?;
+    }
+    instance.unpin(Hook::Egress, interface)
+}
+
+/// `BPF_LINK_DETACH`, for which aya has no function.
+fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.link_detach.link_fd = link.as_raw_fd().unsigned_abs();
+    // SAFETY: the attribute is one of this command, as long as is said, and has no pointers.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            bpf_cmd::BPF_LINK_DETACH as libc::c_long,
+            &raw mut attr,
+            size_of::<bpf_attr>(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -293,13 +374,15 @@ fn attach_egress(
         }
         instance.unpin(Hook::Egress, interface)?;
     }
+    // Said, or aya would take a clsact filter in older kernels.
+    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
     let id = program
-        .attach(interface, TcAttachType::Egress)
+        .attach_with_options(interface, TcAttachType::Egress, order)
         .context(Failure::new(
             Kind::Unsupported,
             format!(
-                "packets that go out of {interface} cannot be seen, which --egress on and --rto on need: has this kernel \
-                 TCX (CONFIG_NET_XGRESS)?"
+                "packets that go out of {interface} cannot be seen by TCX: has this kernel CONFIG_NET_XGRESS? \
+                 `--egress clsact` does without"
             ),
         ))?;
     let link = FdLink::try_from(program.take_link(id)?)

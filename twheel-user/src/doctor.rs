@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::{
     clock::Clock,
+    clsact,
     data_plane::{DataPlane, Load, OBJECT, errno},
     host,
     links::{self, Link},
@@ -109,9 +110,12 @@ pub fn examine(interfaces: &[String]) -> Vec<Finding> {
             read("/proc/sys/net/core/bpf_jit_enable").as_deref(),
             trial.as_ref().is_some_and(Result::is_ok),
         ),
-        tcx(SchedClassifier::query_tcx("lo", TcAttachType::Egress)
-            .map(drop)
-            .map_err(|error| errno(&error))),
+        egress(
+            SchedClassifier::query_tcx("lo", TcAttachType::Egress)
+                .map(drop)
+                .map_err(|error| errno(&error)),
+            || can_hide.then(clsact::probe),
+        ),
         clock(Clock::jiffies()),
         conntrack(
             read("/proc/sys/net/netfilter/nf_conntrack_count").as_deref(),
@@ -272,15 +276,35 @@ fn jit(setting: Option<&str>, loads: bool) -> Finding {
     }
 }
 
-/// By the errno with which the kernel answers a question for programs.
-fn tcx(answer: Result<(), Option<i32>>) -> Finding {
-    match answer {
-        Ok(()) => Finding::ok("TCX", "outgoing packets can be seen"),
+/// What `run --egress auto` takes. `tcx`: the errno with which the kernel answers a question for programs; `clsact` tries
+/// it, or does not (`None`).
+fn egress(tcx: Result<(), Option<i32>>, clsact: impl FnOnce() -> Option<Result<()>>) -> Finding {
+    const NAME: &str = "egress";
+    match tcx {
+        Ok(()) => return Finding::ok(NAME, "TCX: outgoing packets can be seen"),
         Err(Some(libc::EPERM | libc::EACCES)) => {
-            Finding::warn("TCX", "cannot be seen by this user").remedy("run this as root")
+            return Finding::warn(NAME, "cannot be seen by this user").remedy("run this as root");
         }
-        Err(_) => Finding::warn("TCX", "none: only incoming packets can be seen")
-            .remedy("a kernel with CONFIG_NET_XGRESS, which comes with CONFIG_NET_CLS_ACT; until then `--egress off`"),
+        Err(_) => {}
+    }
+    match clsact() {
+        Some(Ok(())) => Finding::ok(
+            NAME,
+            "clsact: outgoing packets can be seen by a filter, since this kernel has no TCX",
+        ),
+        Some(Err(error)) => Finding::warn(
+            NAME,
+            format!("neither TCX nor clsact, so only incoming packets can be seen: {error:#}"),
+        )
+        .remedy(
+            "a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF; until then \
+             `--egress off`",
+        ),
+        None => Finding::warn(
+            NAME,
+            "clsact, if the kernel has it, which was not tried: it has no TCX",
+        )
+        .remedy("run this as root (it takes CAP_SYS_ADMIN, for a network namespace of its own)"),
     }
 }
 
@@ -505,11 +529,34 @@ mod tests {
         ] {
             is(&jit(setting, loads), status);
         }
-        is(&tcx(Ok(())), Status::Ok);
-        for errno in [libc::EPERM, libc::EINVAL] {
-            is(&tcx(Err(Some(errno))), Status::Warn);
+        let never = || panic!("nothing to try");
+        let none = || Some(Err(anyhow::anyhow!("no such qdisc")));
+        for (finding, status, words) in [
+            (egress(Ok(()), never), Status::Ok, "TCX: "),
+            (
+                egress(Err(Some(libc::EPERM)), never),
+                Status::Warn,
+                "this user",
+            ),
+            (
+                egress(Err(Some(libc::EINVAL)), || Some(Ok(()))),
+                Status::Ok,
+                "clsact: ",
+            ),
+            (
+                egress(Err(Some(libc::EINVAL)), none),
+                Status::Warn,
+                "no such qdisc",
+            ),
+            (
+                egress(Err(Some(libc::EINVAL)), || None),
+                Status::Warn,
+                "clsact, if",
+            ),
+        ] {
+            is(&finding, status);
+            assert!(finding.what.contains(words), "{finding:?}");
         }
-        assert_ne!(tcx(Err(Some(libc::EPERM))), tcx(Err(Some(libc::EINVAL))));
         is(&clock(Clock::jiffies()), Status::Ok);
     }
 

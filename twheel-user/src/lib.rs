@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what is loaded, adopted, pinned | `data_plane.rs`, `pins.rs` |
-//! | how it gets onto an interface | `attach.rs` |
+//! | how it gets onto an interface | `attach.rs`, `clsact.rs`, `tc.rs` |
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
@@ -33,6 +33,7 @@ macro_rules! say {
 pub mod attach;
 pub mod cli;
 pub mod clock;
+pub mod clsact;
 pub mod data_plane;
 pub mod delete;
 pub mod doctor;
@@ -56,5 +57,6 @@ pub mod ring;
 pub mod settings;
 pub mod share;
 pub mod stepper;
+pub mod tc;
 pub mod timeouts;
 pub mod wheels;

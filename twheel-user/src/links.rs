@@ -201,7 +201,7 @@ impl ParseableParametrized<[u8], GenlHeader> for Netdev {
 }
 
 /// Sends a request, and takes all answers to it.
-fn ask<T>(protocol: SockProtocol, request: T, flag: u16) -> Result<Vec<T>>
+pub(crate) fn ask<T>(protocol: SockProtocol, request: T, flag: u16) -> Result<Vec<T>>
 where
     T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
 {

@@ -5,6 +5,7 @@
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links
+//!     clsact-2@eth0 qdisc-2@eth0            a filter instead of a link: see `clsact.rs`
 //! ```
 
 use std::{
@@ -26,7 +27,7 @@ use nix::{
 use twheel_common::config::LAYOUT;
 
 use crate::{
-    data_plane,
+    clsact, data_plane,
     failure::{Failure, Kind, exit_code},
 };
 
@@ -391,10 +392,11 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// A pin cannot be removed.
+    /// A pin or a filter cannot be removed.
     pub fn let_go(&self, interface: &str) -> Result<()> {
         self.unpin(Hook::Xdp, interface)?;
-        self.unpin(Hook::Egress, interface)
+        self.unpin(Hook::Egress, interface)?;
+        clsact::let_go(&self.path, interface)
     }
 
     /// Removes a link's pin, if it is there.
@@ -549,8 +551,8 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
     }
 }
 
-/// Detaches an interface: its links, and the whole instance when no link is left. Works for pins of
-/// any version. Returns whether there was anything.
+/// Detaches an interface: its links, and the whole instance when no link is left; and a filter whose pins somebody has
+/// removed. Works for pins of any version. Returns whether there was anything.
 ///
 /// # Errors
 ///
@@ -566,7 +568,7 @@ pub fn detach(interface: &str) -> Result<bool> {
             instance.remove()?;
         }
     }
-    Ok(found)
+    Ok(clsact::remove_stray(interface)? || found)
 }
 
 /// The name of the instance that holds an interface, or that was made for it first and is gone; without one, of the
@@ -652,6 +654,9 @@ fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
 }
 
 fn clear_directory(path: &Path) -> Result<()> {
+    for interface in interfaces_of(path)? {
+        clsact::let_go(path, &interface)?;
+    }
     let mut entries = entries(path)?;
     entries.sort_by_key(|entry| !name(entry).contains('@'));
     for entry in entries {
@@ -676,7 +681,7 @@ fn remove_directory(path: &Path) -> Result<()> {
 }
 
 /// What a directory holds; nothing if it does not exist.
-fn entries(path: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", path.display());
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -691,7 +696,7 @@ fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-fn name(path: &Path) -> String {
+pub(crate) fn name(path: &Path) -> String {
     path.file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
@@ -702,11 +707,11 @@ fn link_name(hook: Hook, interface: &str) -> String {
 }
 
 /// bpffs reserves the dot, which names of VLAN interfaces have.
-fn escape(interface: &str) -> String {
+pub(crate) fn escape(interface: &str) -> String {
     interface.replace('%', "%25").replace('.', "%2E")
 }
 
-fn unescape(name: &str) -> String {
+pub(crate) fn unescape(name: &str) -> String {
     name.replace("%2E", ".").replace("%25", "%")
 }
 

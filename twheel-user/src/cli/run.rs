@@ -32,7 +32,7 @@ use twheel_common::{
 
 use super::{Scheme, reap::Reap};
 use crate::{
-    attach::{self, Egress, Mode},
+    attach::{self, Egress, Mode, Outgoing},
     clock::Clock,
     data_plane::{DataPlane, Load, LoaderCounters, OBJECT},
     failure::{Failure, Kind},
@@ -631,18 +631,22 @@ impl Run {
             .context("it has gone again")?;
         // With one interface, the other direction comes by no other.
         let both = self.rto == Switch::On && self.interfaces.len() == 1;
-        let egress = if both { Egress::On } else { self.egress };
+        let egress = match self.egress {
+            Egress::Auto if both => Egress::On,
+            egress => egress,
+        };
         let attached = attach::attach(plane, instance, interface, self.mode, egress)?;
         if let Some(why) = &attached.refused {
             say!("{interface}: the driver refuses native XDP ({why})");
         }
-        let egress = if attached.egress {
-            "both directions"
-        } else {
-            "incoming only"
+        let egress = match attached.egress {
+            Some(Outgoing::Tcx) => "both directions",
+            Some(Outgoing::Clsact) => "both directions, outgoing by a clsact filter",
+            None => "incoming only",
         };
         say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
-        if !attached.egress && !self.reap.actions.is_empty() && self.interfaces.len() == 1 {
+        if attached.egress.is_none() && !self.reap.actions.is_empty() && self.interfaces.len() == 1
+        {
             say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
         }
         place.mtu = is.mtu;

@@ -1,0 +1,390 @@
+//! Traffic control by netlink, as far as twheel needs it: the qdisc for filters alone, and its filters.
+//!
+//! Of what other people have there only the headers and the kind are read, so that nothing of theirs can be such that the
+//! rest cannot be listed.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use anyhow::{Context, Result};
+use netlink_packet_core::{
+    DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
+    NLM_F_REPLACE, NetlinkDeserializable, NetlinkHeader, NetlinkPayload, NetlinkSerializable,
+    NlasIterator, ParseableParametrized,
+};
+use netlink_packet_route::tc::{
+    TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage,
+    TcOption,
+};
+use nix::sys::socket::SockProtocol;
+
+use crate::links::ask;
+
+/// The qdisc that holds filters for both directions, and nothing else.
+pub const CLSACT: &str = "clsact";
+
+/// Length of the header before the attributes (`struct tcmsg`).
+const HEADER: usize = 20;
+/// `TCA_KIND`, `TCA_OPTIONS`, `TCA_CHAIN`.
+const KIND: u16 = 1;
+const OPTIONS: u16 = 2;
+const CHAIN: u16 = 11;
+/// `TCA_BPF_OPS_LEN`, `TCA_BPF_OPS`: a program of the old kind, with no program to load.
+const BPF_OPS_LEN: u16 = 4;
+const BPF_OPS: u16 = 5;
+
+/// A direction in which a clsact qdisc filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Packets that come in.
+    In,
+    /// Packets that go out.
+    Out,
+}
+
+impl Way {
+    fn parent(self) -> TcHandle {
+        let minor = match self {
+            Self::In => TcHandle::MIN_INGRESS,
+            Self::Out => TcHandle::MIN_EGRESS,
+        };
+        TcHandle {
+            minor,
+            ..TcHandle::CLSACT
+        }
+    }
+}
+
+/// Where a filter for all protocols stands, among those of outgoing packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The interface's number.
+    pub index: u32,
+    /// The lowest comes first.
+    pub priority: u16,
+    /// Which of those of one priority.
+    pub handle: u32,
+}
+
+/// A filter as the kernel lists it; each priority is also listed by itself, with the handle 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Its place.
+    pub place: Place,
+    /// Packets meet those of chain 0, and others where they are sent there.
+    pub chain: u32,
+    /// The name that whoever added it gave it, where it is one of BPF.
+    pub name: Option<String>,
+}
+
+/// What a filter is to run.
+#[derive(Clone, Copy, Debug)]
+pub enum Code<'a> {
+    /// A loaded program of type `SCHED_CLS`, whose return value is the verdict.
+    Program(BorrowedFd<'a>),
+    /// One instruction of classic BPF that lets pass: to try whether there are such filters.
+    Trial,
+}
+
+/// The kind of the qdisc that an interface has for filters of incoming, or of both directions.
+///
+/// # Errors
+///
+/// The kernel does not list qdiscs.
+pub fn qdisc(index: u32) -> Result<Option<String>> {
+    // The kernel lists those of all interfaces.
+    let all = dump(libc::RTM_GETQDISC, TcHeader::default()).context("cannot list the qdiscs")?;
+    let found = all.iter().find(|message| {
+        message.header.index == index as i32 && message.header.parent == TcHandle::CLSACT
+    });
+    Ok(found.and_then(kind).map(str::to_owned))
+}
+
+/// Adds a clsact qdisc.
+///
+/// # Errors
+///
+/// `EEXIST`: there is one, or one of incoming packets alone. `ENOENT`: the kernel knows none of the kind.
+pub fn add_clsact(index: u32) -> io::Result<()> {
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
+    change(libc::RTM_NEWQDISC, flags, of_clsact(index))
+}
+
+/// Removes a clsact qdisc, with all its filters.
+///
+/// # Errors
+///
+/// There is none.
+pub fn remove_clsact(index: u32) -> io::Result<()> {
+    change(libc::RTM_DELQDISC, 0, of_clsact(index))
+}
+
+fn of_clsact(index: u32) -> TcMessage {
+    let header = TcHeader {
+        index: index as i32,
+        handle: TcHandle {
+            minor: 0,
+            ..TcHandle::CLSACT
+        },
+        parent: TcHandle::CLSACT,
+        ..TcHeader::default()
+    };
+    TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
+}
+
+/// The filters of a clsact qdisc, in the order in which packets meet them; none where there is no such qdisc, or no such
+/// interface.
+///
+/// # Errors
+///
+/// The kernel does not list filters.
+pub fn filters(index: u32, way: Way) -> Result<Vec<Filter>> {
+    let header = TcHeader {
+        index: index as i32,
+        parent: way.parent(),
+        ..TcHeader::default()
+    };
+    let all = dump(libc::RTM_GETTFILTER, header).context("cannot list the filters")?;
+    Ok(all.iter().map(describe).collect())
+}
+
+fn describe(message: &TcMessage) -> Filter {
+    let mut filter = Filter {
+        place: Place {
+            index: message.header.index as u32,
+            priority: (message.header.info >> 16) as u16,
+            handle: message.header.handle.into(),
+        },
+        chain: 0,
+        name: None,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            TcAttribute::Chain(chain) => filter.chain = *chain,
+            TcAttribute::Options(options) => {
+                filter.name = options.iter().find_map(|option| match option {
+                    TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    filter
+}
+
+/// Adds a filter of outgoing packets. What it says is done with a packet (`direct-action`); where it says `TC_ACT_UNSPEC`,
+/// the kernel goes on with the next one, and lets the packet pass behind the last.
+///
+/// # Errors
+///
+/// `EEXIST`: there is one at this place.
+pub fn add_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
+    change(libc::RTM_NEWTFILTER, flags, of_filter(place, name, code))
+}
+
+/// Puts a program in the place of that of a filter, between two packets.
+///
+/// # Errors
+///
+/// `ENOENT`: there is no filter at this place.
+pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
+    // Without NLM_F_CREATE: one that has gone meanwhile does not come back at a place that may be another's by now.
+    let message = of_filter(place, name, code);
+    change(libc::RTM_NEWTFILTER, NLM_F_REPLACE, message)
+}
+
+/// Removes a filter of outgoing packets.
+///
+/// # Errors
+///
+/// `ENOENT`, `EINVAL`, `ENODEV`: there is none, or no qdisc, or no interface.
+pub fn remove_filter(place: Place) -> io::Result<()> {
+    let kind = vec![TcAttribute::Kind(TcFilterBpf::KIND.to_owned())];
+    let message = TcMessage::from_parts(header_of(place), kind);
+    change(libc::RTM_DELTFILTER, 0, message)
+}
+
+fn header_of(place: Place) -> TcHeader {
+    let protocol = (libc::ETH_P_ALL as u16).to_be();
+    TcHeader {
+        index: place.index as i32,
+        handle: place.handle.into(),
+        parent: Way::Out.parent(),
+        info: u32::from(place.priority) << 16 | u32::from(protocol),
+        ..TcHeader::default()
+    }
+}
+
+fn of_filter(place: Place, name: &str, code: Code<'_>) -> TcMessage {
+    let other = |kind, value: &[u8]| {
+        TcOption::Bpf(TcFilterBpfOption::Other(DefaultNla::new(
+            kind,
+            value.to_vec(),
+        )))
+    };
+    let mut options = match code {
+        Code::Program(program) => vec![TcOption::Bpf(TcFilterBpfOption::ProgFd(
+            program.as_raw_fd().unsigned_abs(),
+        ))],
+        // BPF_RET | BPF_K, of -1: TC_ACT_UNSPEC.
+        Code::Trial => vec![
+            other(BPF_OPS_LEN, &1u16.to_ne_bytes()),
+            other(
+                BPF_OPS,
+                &[&6u16.to_ne_bytes()[..], &[0, 0], &[0xff; 4]].concat(),
+            ),
+        ],
+    };
+    options.extend([
+        TcOption::Bpf(TcFilterBpfOption::ProgName(name.to_owned())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]);
+    let attributes = vec![
+        TcAttribute::Kind(TcFilterBpf::KIND.to_owned()),
+        TcAttribute::Options(options),
+    ];
+    TcMessage::from_parts(header_of(place), attributes)
+}
+
+/// A message of traffic control, of any type.
+struct Message {
+    number: u16,
+    inner: TcMessage,
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.number
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.inner.buffer_len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        self.inner.emit(buffer);
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = DecodeError;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
+        let mut inner = TcMessage::from_parts(TcHeader::parse(payload)?, Vec::new());
+        for attribute in NlasIterator::new(&payload[HEADER.min(payload.len())..]) {
+            let attribute = attribute?;
+            let is_bpf = kind(&inner) == Some(TcFilterBpf::KIND);
+            let is_read = match attribute.kind() {
+                KIND | CHAIN => true,
+                OPTIONS => is_bpf,
+                _ => false,
+            };
+            if is_read {
+                let of = if is_bpf { TcFilterBpf::KIND } else { "" };
+                // One that cannot be read, a name that is no UTF-8 say, is none of twheel's.
+                inner
+                    .attributes
+                    .extend(TcAttribute::parse_with_param(&attribute, of));
+            }
+        }
+        Ok(Self {
+            number: header.message_type,
+            inner,
+        })
+    }
+}
+
+impl From<Message> for NetlinkPayload<Message> {
+    fn from(message: Message) -> Self {
+        Self::InnerMessage(message)
+    }
+}
+
+/// What a qdisc or a filter is.
+fn kind(message: &TcMessage) -> Option<&str> {
+    message.attributes.iter().find_map(|it| match it {
+        TcAttribute::Kind(kind) => Some(kind.as_str()),
+        _ => None,
+    })
+}
+
+/// Lists qdiscs or filters; none in a kernel that has neither.
+fn dump(number: u16, header: TcHeader) -> Result<Vec<TcMessage>> {
+    let request = Message {
+        number,
+        inner: TcMessage::from_parts(header, Vec::new()),
+    };
+    match ask(SockProtocol::NetlinkRoute, request, NLM_F_DUMP) {
+        Ok(all) => Ok(all.into_iter().map(|message| message.inner).collect()),
+        Err(error) if errno(&error) == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn change(number: u16, flags: u16, inner: TcMessage) -> io::Result<()> {
+    let request = Message { number, inner };
+    match ask(SockProtocol::NetlinkRoute, request, NLM_F_ACK | flags) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(match errno(&error) {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::other(format!("{error:#}")),
+        }),
+    }
+}
+
+fn errno(error: &anyhow::Error) -> Option<i32> {
+    let io = error.downcast_ref::<io::Error>();
+    let nix = error.downcast_ref::<nix::Error>();
+    io.and_then(io::Error::raw_os_error)
+        .or(nix.map(|it| *it as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the kernel sends it: header, kind, options.
+    fn listed(kind: &str, options: &[u8]) -> Vec<u8> {
+        let place = Place {
+            index: 3,
+            priority: 17,
+            handle: 0x7477,
+        };
+        let mut bytes = vec![0; HEADER];
+        header_of(place).emit(&mut bytes);
+        for (number, value) in [
+            (KIND, [kind.as_bytes(), &[0]].concat()),
+            (OPTIONS, options.to_vec()),
+        ] {
+            let length = 4 + value.len();
+            bytes.extend((length as u16).to_ne_bytes());
+            bytes.extend(number.to_ne_bytes());
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<Filter, DecodeError> {
+        let header = NetlinkHeader::default();
+        Message::deserialize(&header, bytes).map(|message| describe(&message.inner))
+    }
+
+    #[test]
+    fn filters_are_read_and_those_of_other_kinds_are_only_placed() {
+        // TCA_BPF_NAME.
+        let named = read(&listed("bpf", b"\x09\x00\x07\x00name\0\0\0\0")).unwrap();
+        assert_eq!(named.name.as_deref(), Some("name"));
+        assert_eq!((named.place.priority, named.place.handle), (17, 0x7477));
+        // Options that the library cannot read are none of ours.
+        for kind in ["u32", "flower", "unheard-of"] {
+            let other = read(&listed(kind, &[0xff; 7])).unwrap();
+            assert_eq!((other.name, other.place), (None, named.place));
+        }
+        assert!(read(&[0; HEADER - 1]).is_err());
+    }
+}
