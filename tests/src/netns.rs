@@ -47,6 +47,9 @@ const NOBODY: &str = "02:00:00:00:00:63";
 /// Longer than anything here takes, on a machine that is busy with other things.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What the kernel may take to detach what nothing holds any more.
+const RELEASE: Duration = Duration::from_secs(5);
+
 /// Panics unless the caller is root: a test that cannot run has failed.
 pub fn require_root() {
     assert!(
@@ -258,12 +261,28 @@ impl Namespace {
         Ok(attached)
     }
 
+    /// Waits until these programs are attached to an interface, and no others. Where a pin was the last to hold a link,
+    /// a worker of the kernel's detaches it, a moment after the pin is gone: on a busy machine after whoever removed it.
+    pub fn await_attached(&self, interface: &str, wanted: &[&str]) -> Result<()> {
+        let end = Instant::now() + RELEASE;
+        loop {
+            let attached = self.attached(interface)?;
+            if attached == wanted {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "attached: {attached:?}, not {wanted:?}"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Fails if twheel has left anything here.
     pub fn check_clean(&self, interface: &str) -> Result<()> {
-        let (instances, attached) = (self.instances()?, self.attached(interface)?);
+        let instances = self.instances()?;
         ensure!(instances.is_empty(), "left pinned: {instances:?}");
-        ensure!(attached.is_empty(), "left attached: {attached:?}");
-        Ok(())
+        self.await_attached(interface, &[]).context("left attached")
     }
 
     /// Its inode, by which twheel names its instances.

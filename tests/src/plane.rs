@@ -326,12 +326,8 @@ impl Plane {
     /// Arms this CPU's flows as timeouts are now; how many.
     pub fn sweep(&mut self) -> u64 {
         let records = self.plane.flows().unwrap().records();
-        let armed = install::sweep(
-            self.plane.xdp("twheel_sweep").unwrap(),
-            records,
-            &progress::none(),
-        )
-        .unwrap();
+        let armed =
+            install::sweep(|call| self.plane.sweep(call), records, &progress::none()).unwrap();
         install::forget(&|name: &str| self.plane.open(name)).unwrap();
         armed
     }

@@ -151,7 +151,7 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
             )
             .with_context(|| format!("{mode}, then {wanted}"))?;
             ensure!(host.instances()?.is_empty(), "left: {:?}", host.instances());
-            ensure!(host.attached(SERVER)? == ["xdp"], "egress is attached");
+            host.await_attached(SERVER, &["xdp"])?;
             ensure!(link()? == before, "it was replaced: {}", link()?);
         }
         drop(foreign);

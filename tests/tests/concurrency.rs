@@ -20,7 +20,8 @@ use aya::{
     programs::{SchedClassifier, TestRun, TestRunOptions, Xdp},
 };
 use twheel::{
-    data_plane::{DataPlane, Events, delete, step},
+    call::{delete, step},
+    data_plane::{DataPlane, Events},
     flows::{Flow, Flows},
     stepper::pin_to,
 };
@@ -355,7 +356,7 @@ impl Stress<'_> {
             self.clock.set(0, self.now, 0).unwrap();
             for cpu in CPUS {
                 pin_to(cpu).unwrap();
-                while step(self.stepper, 256).unwrap().outcome != Outcome::Done as u32 {
+                while step(self.stepper, None, 256).unwrap().outcome != Outcome::Done as u32 {
                     self.ring.drain_ended(&mut self.events);
                 }
             }
@@ -463,7 +464,7 @@ impl Driver<'_> {
             }
             packets += 1;
             if random.below(8) == 0 {
-                step(self.stepper, 8).unwrap();
+                step(self.stepper, None, 8).unwrap();
             }
             if random.below(64) == 0 {
                 self.delete(cpu, &mut random);
@@ -507,7 +508,7 @@ impl Driver<'_> {
         if entries.is_empty() {
             return;
         }
-        delete(self.deleter, &mut entries).unwrap();
+        delete(self.deleter, None, &mut entries).unwrap();
         for entry in &entries {
             match Deleted::from_raw(entry.outcome).expect("an outcome") {
                 Deleted::Done => drop(self.deleted.fetch_add(1, Relaxed)),

@@ -371,7 +371,7 @@ fn names(namespace: &Namespace) -> Result<Vec<String>> {
 #[test]
 fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     require_root();
-    const KILLS: u32 = 200;
+    let kills = if is_soak() { 200 } else { 60 };
     let mut random = Random::new();
     let history = Directory::new("crash")?;
     let pair = Pair::new()?;
@@ -426,7 +426,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let (mut starting, mut stepping, mut ending) = (0, 0, 0);
     let mut checks = 0;
     let mut number = 0;
-    while starting + stepping + ending < KILLS {
+    while starting + stepping + ending < kills {
         number += 1;
         // Where starts take long, all that is sent meanwhile waits; a full table is not what this is about.
         let waiting = pair.server.enter(|| tracked(&Instance::of(SERVER)?))?;
@@ -476,8 +476,14 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
             eprintln!("{number} kills: {flows} flows");
         }
     }
-    assert!(stepping >= 40, "{stepping} were killed while they stepped");
-    assert!(ending >= 10, "{ending} were killed while they ended");
+    assert!(
+        stepping >= kills / 5,
+        "{stepping} were killed while they stepped"
+    );
+    assert!(
+        ending >= kills / 20,
+        "{ending} were killed while they ended"
+    );
     let sent = sender.stop()?;
     thread::sleep(millis(500));
 
@@ -493,6 +499,11 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         .any(|line: &String| line.contains(&text))
     {
         ensure!(Instant::now() < end, "the last flow is not reported");
+        thread::sleep(millis(50));
+    }
+    // On a busy machine the other CPU's wheel may be behind.
+    while pair.server.enter(|| tracked(&Instance::of(SERVER)?))? > 0 {
+        ensure!(Instant::now() < end, "flows are left");
         thread::sleep(millis(50));
     }
     thread::sleep(millis(500));
@@ -519,7 +530,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     );
     let again = repeated(&lines.lock().unwrap())?;
     eprintln!(
-        "{KILLS} kills in {:?}: {starting} while they started, {stepping} while they stepped, {ending} while they ended; \
+        "{kills} kills in {:?}: {starting} while they started, {stepping} while they stepped, {ending} while they ended; \
          {sent} flows of one packet each, {} tracked at a checkpoint, {most} at most; printed twice: {again:?}",
         begun.elapsed(),
         total / checks
@@ -860,10 +871,15 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     assert_eq!(counted_by(&pair.server, "deleted")?, 5);
 
     let last = Twheel::start(&pair.server, &args[1..])?;
-    while let Some(line) = last.line(millis(3000))? {
+    let deleted: BTreeSet<_> = (FLOWS..FLOWS + 5).map(key_of).collect();
+    // A busy machine takes its time to begin; then lines come without a pause.
+    let patience = |printed: &BTreeSet<_>| match deleted.is_subset(printed) {
+        true => millis(3000),
+        false => PATIENCE,
+    };
+    while let Some(line) = last.line(patience(&printed))? {
         printed.insert(key(&line.text)?);
     }
-    let deleted: BTreeSet<_> = (FLOWS..FLOWS + 5).map(key_of).collect();
     assert!(deleted.is_subset(&printed), "those that were deleted");
     let missing = FLOWS as usize + 5 - printed.len();
     assert!(
@@ -929,7 +945,7 @@ fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
     host.begin_flows(SERVER, flows)?;
     thread::sleep(millis(1500));
     let pins = Instance::of(SERVER)?;
-    data_plane::step(&pins.xdp("twheel_step")?, STEP_BUDGET)?;
+    pins.callable("twheel_step")?.step(STEP_BUDGET)?;
     let mut events = Events::open(pins.map("EVENTS")?)?;
     let mut batch = Vec::new();
     events.read(&mut batch, usize::MAX);

@@ -18,10 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::{TestRun, TestRunOptions, Xdp};
-use twheel::{
-    data_plane::{STEP_BUDGET, step},
-    stepper::pin_to,
-};
+use twheel::{data_plane::STEP_BUDGET, stepper::pin_to};
 use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
@@ -86,14 +83,14 @@ fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
     let mut drains = 0;
     {
         let (plane, ring) = plane.parts();
-        let program = &*plane.xdp("twheel_step").unwrap();
+        let plane = &*plane;
         let (refused, steppers) = (&refused, &steppers);
         thread::scope(|scope| {
             for cpu in CPUS {
                 scope.spawn(move || {
                     pin_to(cpu).unwrap();
                     loop {
-                        match Outcome::from_raw(step(program, STEP_BUDGET).unwrap().outcome) {
+                        match Outcome::from_raw(plane.step(STEP_BUDGET).unwrap().outcome) {
                             Some(Outcome::Done) => break,
                             Some(Outcome::Budget) => {}
                             Some(Outcome::RingFull) => {

@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 10;
+pub const LAYOUT: u32 = 11;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -50,6 +50,8 @@ pub struct Config {
     pub enforce_rate: u32,
     /// 1: sources that hold more than their [share](crate::share) of a full table make room for others.
     pub share: u32,
+    /// 1: programs that userspace runs are given [live frames](crate::step::Call).
+    pub live: u32,
 }
 
 /// See [`Config::rto`].

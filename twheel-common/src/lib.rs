@@ -17,6 +17,7 @@ pub mod flow;
 pub mod named;
 pub mod packet;
 pub mod policy;
+pub mod probe;
 pub mod rto;
 #[cfg(feature = "std")]
 pub mod schemes;

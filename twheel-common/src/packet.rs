@@ -589,16 +589,18 @@ fn ipv6<const MOST: usize, B: Bytes + ?Sized>(
     let start = offset + IPV6_HEADER;
     let mut at = start;
     let mut more = false;
-    for extensions in 0..=MOST {
-        if tracked(next, PROTO_ICMP6, wanted.protocols) {
-            break;
-        }
-        if extensions == MOST {
-            return Err(Skip::Malformed);
+    let mut extensions = 0;
+    while !tracked(next, PROTO_ICMP6, wanted.protocols) {
+        if MOST == 0 {
+            return Err(Skip::NotTracked);
         }
         let extension = frame.extension(next, at)?;
         (next, at) = (extension.next, extension.at);
         more |= extension.more;
+        extensions += 1;
+        if extensions > MOST {
+            return Err(Skip::Malformed);
+        }
     }
     let Some(room) = payload.checked_sub(at - start) else {
         return Err(Skip::Malformed);

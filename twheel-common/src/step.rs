@@ -103,3 +103,18 @@ pub struct Sweep {
 
 /// Records of a call that sweeps, at most.
 pub const MAX_SWEEP: u32 = 4096;
+
+/// What a program that userspace runs is given where its test run is one of *live frames*
+/// (`BPF_F_TEST_XDP_LIVE_FRAMES`): the kernel then gives nothing back, so the program leaves its answer in the map `CALLS`, under
+/// the caller's number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// A [`Step`], a [`Sweep`], or [`Delete`]s; and zeros.
+    pub argument: Answer,
+    /// The caller's own, of which no other caller has the same at the same time.
+    pub number: u64,
+}
+
+/// What such a program answers: its argument, as it is then.
+pub type Answer = [u64; MAX_DELETES * size_of::<Delete>() / 8];

@@ -15,13 +15,13 @@ use twheel_common::{
 };
 
 use crate::count::count;
+use crate::verifier::given;
 
 /// Answers a segment with a RST, in its own packet, or drops it where that cannot be: the program's verdict.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn answer_reset(ctx: *mut xdp_md, segment: *const Segment) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let answered = match unsafe { segment.as_ref() } {
+    let answered = match given(segment) {
         Some(segment) => rewrite(ctx, segment),
         None => false,
     };

@@ -13,6 +13,7 @@ use crate::{
     config,
     count::count,
     maps::{ANSWERS, EXPIRED},
+    verifier::given,
 };
 
 /// What becomes of a packet, as one number, since the programs' functions return no more: it passes;
@@ -26,15 +27,14 @@ pub const ANSWER: u64 = 2;
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.as_ref() }) else {
+    let Some(segment) = given(segment) else {
         return PASS;
     };
     if segment.flags & tcp::SYN != 0 {
         if segment.flags & tcp::ACK == 0 {
-            let key = &segment.key;
-            // A connection of the same name, whoever begins it. That nothing was there is no failure.
-            let _ = EXPIRED.remove(key);
+            // A connection of the same name, whoever begins it. That nothing was there is no failure. (Of the key itself:
+            // older kernels take none from a caller's memory.)
+            let _ = EXPIRED.remove(segment.key);
         }
         return PASS;
     }
@@ -47,8 +47,7 @@ pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) 
 /// What becomes of a packet that begins nothing and comes in.
 #[inline(always)]
 fn judge(segment: &Segment, now: u64) -> u64 {
-    let key = &segment.key;
-    let Some(tomb) = EXPIRED.get_ptr(key) else {
+    let Some(tomb) = EXPIRED.get_ptr(segment.key) else {
         return PASS;
     };
     // SAFETY: a value that the map gave is valid memory while the program runs. It may be given to another key

@@ -25,7 +25,7 @@ use twheel_ebpf::{
     policy::Place,
     rto, step,
     touch::{Touched, touch},
-    verifier::in_memory,
+    verifier::{given_mut, in_memory},
 };
 
 /// Ingress: touches the flow of every packet. Whatever it finds, the packet passes; unless it is of a flow that has
@@ -101,8 +101,7 @@ const TRUNCATED: u64 = 2;
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn xdp_parse(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
-    // SAFETY: null or the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.cast::<MaybeUninit<Segment>>().as_mut() }) else {
+    let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
         return SKIPPED;
     };
     match parse_into(&Long::<Xdp>(of_xdp(ctx), ctx), wanted(), segment) {
@@ -128,8 +127,7 @@ extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn egress_parse(skb: *mut __sk_buff, segment: *mut Segment, last: u32) -> u64 {
-    // SAFETY: null or the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.cast::<MaybeUninit<Segment>>().as_mut() }) else {
+    let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
         return SKIPPED;
     };
     match parse_into(&Long::<Skb>(of_skb(skb), skb), wanted(), segment) {
@@ -189,7 +187,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
         &ctx,
         "step: {} visits, {} expired", call.visits, call.expired
     );
-    xdp_action::XDP_PASS
+    step::answer(&ctx)
 }
 
 /// Unattached, like the stepper and run where it is: deletes flows.
@@ -197,7 +195,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
     count_for(0);
     step::delete(&ctx);
-    xdp_action::XDP_PASS
+    step::answer(&ctx)
 }
 
 /// Unattached, likewise: arms flows as timeouts and rules are now.
@@ -208,7 +206,7 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
     };
     count_for(0);
     step::sweep(call);
-    xdp_action::XDP_PASS
+    step::answer(&ctx)
 }
 
 /// What is wanted is the configuration's; the verifier drops the parsers of the rest.

@@ -18,6 +18,7 @@ use twheel_common::{
     rto::Timers,
     share::{Hog, MAX_HOGS, Victims},
     state::Timeouts,
+    step::Answer,
     table::{Block, Hash},
     wheel::{Geometry, Heads, Wheel},
 };
@@ -44,6 +45,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     enforce: 0,
     enforce_rate: 10,
     share: 0,
+    live: 0,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
@@ -197,6 +199,11 @@ pub static PLACE: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 /// The interface that each of [`COUNTERS`] is of; 0: none. Written by the loader, for the next one and for readers.
 #[map]
 pub static COUNTED: Array<u32> = Array::pinned(PLACES as u32, 0);
+
+/// Answers of programs that userspace runs by live frames, by the number of the call; of one entry where it does not.
+/// A caller that dies before it has looked leaves its answer, which is pushed out by later ones.
+#[map]
+pub static CALLS: LruHashMap<u64, Answer> = LruHashMap::pinned(1, 0);
 
 /// What the pinned maps were made for; written by the loader, for the next one.
 #[map]

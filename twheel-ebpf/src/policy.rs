@@ -12,6 +12,7 @@ use twheel_common::{
 };
 
 use crate::maps::{ACTIVE, CLASSES, DESTINATIONS, INTERFACES, NUMBERS, POLICIES, PORTS, SOURCES};
+use crate::verifier::given;
 
 /// Where a packet was seen.
 #[derive(Clone, Copy)]
@@ -31,8 +32,7 @@ pub extern "C" fn policy_rule(
     interface: u32,
     hook: u32,
 ) -> u32 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    match unsafe { segment.as_ref() } {
+    match given(segment) {
         Some(segment) => {
             let hook = Hook::from_raw(hook);
             rule(&segment.key, Seen(seen as u16), Place { interface, hook })

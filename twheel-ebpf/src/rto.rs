@@ -16,7 +16,7 @@ use crate::{
     emit, inbox,
     maps::RTOS,
     table::{self, At},
-    verifier::bit,
+    verifier::{bit, given},
     wheel,
 };
 
@@ -159,13 +159,15 @@ pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
     }
 }
 
-/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. Says whether a timer has
-/// started, or has expired: 0 or 1.
+/// What [`rto_see`] says where a timer has started, and the flow is visited in time.
+pub const STARTED: u64 = 1;
+
+/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. 0; or [`STARTED`] where a
+/// timer has started or expired; or when the flow is to be [visited](rto_hasten) for that, where the wheel means to later.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) else {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
     };
     let Some(timers) = timers(flow) else { return 0 };
@@ -208,10 +210,10 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
         // SAFETY: as above.
         let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
         if visit.wrapping_sub(due as u32) as i32 > 0 {
-            come_forward(flow, segment, due);
+            return due.max(STARTED + 1);
         }
     }
-    u64::from(changed)
+    if changed { STARTED } else { 0 }
 }
 
 /// Whether the timers of a flow say anything: both sides are seen, and past the handshake.
@@ -244,6 +246,15 @@ fn mark(flow: At, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen,
 }
 
 /// Has the flow visited earlier than the wheel means to.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn rto_hasten(index: u32, segment: *const Segment, due: u64) -> u64 {
+    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
+        come_forward(flow, segment, due);
+    }
+    0
+}
+
 #[inline(always)]
 fn come_forward(flow: At, segment: &Segment, due: u64) {
     if flow.is_ours() {

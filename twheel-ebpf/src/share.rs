@@ -16,14 +16,14 @@ use crate::{
     maps::{FULL, HOGS, VICTIMS, WAKES},
     table,
     touch::view,
+    verifier::given,
 };
 
 /// 1 if the flow that a segment begins is of a source that holds more than its share.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.as_ref() }) else {
+    let Some(segment) = given(segment) else {
         return 0;
     };
     match Seen::first(segment.direction, segment.flags, view()) {

@@ -2,19 +2,25 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{bindings::xdp_md, helpers::generated::bpf_loop, programs::XdpContext};
+use aya_ebpf::{
+    bindings::{BPF_ANY, xdp_action, xdp_md},
+    helpers::generated::bpf_loop,
+    programs::XdpContext,
+};
 use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::Word,
-    step::{Delete, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    step::{Call, Delete, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
     wheel::{Link, NEVER, Slot},
 };
 
 use crate::{
-    clock,
+    clock, config,
     count::{add, count},
-    emit, inbox, rto, table,
+    emit, inbox,
+    maps::CALLS,
+    rto, table,
     wheel::{self, Handled},
 };
 
@@ -28,6 +34,27 @@ pub fn argument<T>(ctx: &XdpContext) -> Option<&'static mut T> {
     // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
     // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
     Some(unsafe { &mut *(call as *mut T) })
+}
+
+/// Gives the answer of a program that userspace runs back: its "packet", as it is now. The program's verdict.
+#[inline(always)]
+pub fn answer(ctx: &XdpContext) -> u32 {
+    if config!(live) == 0 {
+        // The kernel copies it back.
+        return xdp_action::XDP_PASS;
+    }
+    let call = ctx.data() as *const Call;
+    if ctx.data() + size_of::<Call>() <= ctx.data_end() {
+        // SAFETY: the bounds were just checked, and nobody else has the frame.
+        unsafe {
+            let number = (&raw const (*call).number).read();
+            // Where there is no room, the caller finds nothing, and says so.
+            let argument = &(*call).argument;
+            let _ = CALLS.insert(number, argument, BPF_ANY.into());
+        }
+    }
+    // A live frame that passes would be received.
+    xdp_action::XDP_DROP
 }
 
 /// Visits at most `call.budget` flows and fills in the rest of the call.

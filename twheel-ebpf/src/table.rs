@@ -21,7 +21,7 @@ use crate::{
     atomic, clock, config,
     maps::{ACCOUNTS, FLOWS, HASH, TIMEOUTS, TRACKED},
     rto,
-    verifier::bit,
+    verifier::{bit, given},
 };
 
 /// Which half of a word in memory is the low one.
@@ -97,8 +97,7 @@ pub extern "C" fn table_enter(
     seen: u32,
     rule: u32,
 ) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.as_ref() }) else {
+    let Some(segment) = given(segment) else {
         return FULL;
     };
     let begins = Begins {

@@ -19,6 +19,7 @@ use crate::{
     policy::{self, Place},
     rto, share,
     table::{self, At},
+    verifier::{given, given_mut},
     wheel,
 };
 
@@ -132,8 +133,7 @@ pub extern "C" fn touch_unknown(
     interface: u32,
     hook: u32,
 ) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let Some(segment) = (unsafe { segment.as_ref() }) else {
+    let Some(segment) = given(segment) else {
         return (Touched::NoFlow as u64) << 32;
     };
     if config!(enforce) != 0 {
@@ -171,8 +171,7 @@ pub extern "C" fn touch_unknown(
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_update(index: u32, segment: *const Segment, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    if let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) {
+    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
         update(flow, segment, now);
     }
     0
@@ -191,8 +190,12 @@ fn note(flow: At, segment: &Segment, before: Positions, now: u64) {
 fn time(flow: At, segment: &Segment, [low, high]: Positions, now: u64) {
     if rto::is_on() && segment.flags & datagram::ANY == 0 {
         let before = u64::from(low) | u64::from(high) << 32;
-        if rto::rto_see(flow.index(), segment, before, now) != 0 {
+        let due = rto::rto_see(flow.index(), segment, before, now);
+        if due != 0 {
             count(Counter::RtoStarted);
+        }
+        if due > rto::STARTED {
+            rto::rto_hasten(flow.index(), segment, due);
         }
     }
 }
@@ -238,8 +241,7 @@ fn follow(flow: At, seen: Seen, segment: &Segment) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    if let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) {
+    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
         change(flow, segment, now);
     }
     0
@@ -337,9 +339,10 @@ pub extern "C" fn touch_attempt(
     now: u64,
     attempt: *mut Attempt,
 ) -> u64 {
-    // SAFETY: null or the caller's own: the verifier sees to that.
-    let (segment, attempt) = unsafe { (segment.as_ref(), attempt.as_mut()) };
-    let (Some(flow), Some(segment), Some(attempt)) = (table::at(index), segment, attempt) else {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return RACED;
+    };
+    let Some(attempt) = given_mut(attempt) else {
         return RACED;
     };
     let word = flow.word();
@@ -393,8 +396,7 @@ fn comes_forward(flow: At, old: Word, new: Word) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let (Some(flow), Some(segment)) = (table::at(index), unsafe { segment.as_ref() }) else {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
     };
     let ended = Ended {
@@ -421,8 +423,7 @@ pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_make_room(segment: *const Segment, now: u64) -> u64 {
-    // SAFETY: null or a segment of the caller's: the verifier sees to that.
-    let (Some(segment), Some(wheel)) = (unsafe { segment.as_ref() }, wheel::this_cpu()) else {
+    let (Some(segment), Some(wheel)) = (given(segment), wheel::this_cpu()) else {
         return 0;
     };
     let is_shared = config!(share) != 0;

@@ -567,7 +567,7 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     if !flow.is_ours() {
         return Deleted::Elsewhere;
     }
-    match End::from_raw(wheel_end(index, word.0, reason as u32, now, 1)) {
+    match End::from_raw(wheel_end(index, word.0, reason as u32, now)) {
         End::Done => {
             count(Counter::Deleted);
             Deleted::Done
@@ -619,30 +619,39 @@ extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> u64 
     End::Done as u64
 }
 
-/// The same for all others. `can_wait`: the flow stays where the ring is full; else its event is lost then, and counted.
+/// The same for all others.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64, can_wait: u32) -> u64 {
+extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64) -> u64 {
     let (Some(wheel), Some(flow), word) = (this_cpu(), table::at(index), Word(word)) else {
         return End::Alive as u64;
     };
-    let entry = emit::reserve();
-    if entry.is_none() && can_wait != 0 {
+    let Some(entry) = emit::reserve() else {
         return End::RingFull as u64;
-    }
+    };
     if !flow.kill(word) {
-        if let Some(entry) = entry {
-            entry.discard(0);
-        }
+        entry.discard(0);
         return End::Alive as u64;
     }
-    match entry {
-        Some(entry) => {
-            let ended = ended(flow, word, reason);
-            emit::submit(entry, Some(flow), &flow.key(), &ended, now, Reader::Asleep);
-        }
-        None => count(Counter::EventsLost),
+    let ended = ended(flow, word, reason);
+    emit::submit(entry, Some(flow), &flow.key(), &ended, now, Reader::Asleep);
+    unlink(wheel, flow);
+    flow.remove();
+    table::uncount(1);
+    End::Done as u64
+}
+
+/// The same without an event, which is lost, and counted.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_end_untold(index: u32, word: u64) -> u64 {
+    let (Some(wheel), Some(flow)) = (this_cpu(), table::at(index)) else {
+        return End::Alive as u64;
+    };
+    if !flow.kill(Word(word)) {
+        return End::Alive as u64;
     }
+    count(Counter::EventsLost);
     unlink(wheel, flow);
     flow.remove();
     table::uncount(1);
@@ -662,7 +671,10 @@ fn ended(flow: At, word: Word, reason: u32) -> Ended {
 /// Ends a flow for a packet, which cannot wait for room in the ring.
 #[inline(always)]
 fn end(flow: At, word: Word, reason: Reason, now: u64) -> End {
-    End::from_raw(wheel_end(flow.index(), word.0, reason as u32, now, 0))
+    match End::from_raw(wheel_end(flow.index(), word.0, reason as u32, now)) {
+        End::RingFull => End::from_raw(wheel_end_untold(flow.index(), word.0)),
+        ended => ended,
+    }
 }
 
 /// Moves a flow to the slot of the time at which it is due.

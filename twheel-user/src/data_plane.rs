@@ -4,16 +4,16 @@ use std::{
     collections::{BTreeMap, HashMap},
     io,
     os::fd::AsFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use aya::{
-    Ebpf, EbpfError, EbpfLoader, Pod, include_bytes_aligned,
+    Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
     maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues, RingBuf},
-    programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp},
+    programs::{ProgramError, SchedClassifier, Xdp},
     sys::SyscallError,
     util::nr_cpus,
 };
@@ -21,19 +21,21 @@ use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
     counter::{APART, Counter, Counters, LOADER, PLACES},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
-    packet::ETH_HEADER,
     state::Timeouts,
-    step::{Delete, MAX_DELETES, Step, Sweep},
+    step::{Delete, Step, Sweep},
     table::Hash,
     wheel::Geometry,
 };
 
 pub use crate::ring::Events;
 use crate::{
+    call::{self, Answers, MIN_ANSWERS},
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
+    host,
     pins::{Instance, Pins},
+    stepping::Stepping,
 };
 
 /// The object that this program carries.
@@ -60,6 +62,8 @@ pub struct Load<'a> {
     pub clock: Clock,
     /// Size of the ring of events, bytes, a power of two and at least a page.
     pub ring_bytes: u32,
+    /// How programs are run that are attached to nothing.
+    pub stepping: Stepping,
     /// aya-log's level: 0 is off, 1 errors, … 5 traces.
     pub log_level: u8,
     /// Secret of the hash, for tests; `None`: random.
@@ -78,6 +82,7 @@ impl<'a> Load<'a> {
             interfaces: Vec::new(),
             clock,
             ring_bytes: RING_BYTES,
+            stepping: Stepping::TestRuns,
             log_level: 0,
             secret: None,
             others: Vec::new(),
@@ -88,6 +93,7 @@ impl<'a> Load<'a> {
 /// The loaded data plane.
 pub struct DataPlane {
     bpf: Ebpf,
+    answers: Option<Answers>,
     config: Config,
     clock: Clock,
     adopted: bool,
@@ -139,6 +145,14 @@ impl DataPlane {
             0 => 1,
             _ => MAX_SOURCES,
         };
+        let answers = match load.stepping {
+            Stepping::TestRuns => 1,
+            Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 8),
+        };
+        let config = Config {
+            live: (load.stepping == Stepping::LiveFrames).into(),
+            ..load.config
+        };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
@@ -148,10 +162,11 @@ impl DataPlane {
             .map_max_entries("EXPIRED", tombs)
             .map_max_entries("ANSWERS", sources)
             .map_max_entries("INBOXES", cpus()?)
+            .map_max_entries("CALLS", answers)
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("WAKES", wakes_bytes()?)
-            .override_global("CONFIG", &load.config, true)
+            .override_global("CONFIG", &config, true)
             .override_global("HASH", &wanted.hash, true)
             .override_global("APART", &apart, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
@@ -161,10 +176,12 @@ impl DataPlane {
         let bpf = loader.load(load.object).map_err(explain_load)?;
         let mut plane = Self {
             bpf,
-            config: load.config,
+            answers: None,
+            config,
             clock: load.clock,
             adopted,
         };
+        plane.answers = Answers::open(plane.open("CALLS")?)?;
         plane.set_timeouts(0, &load.timeouts)?;
         plane.set_timeouts(UNRULED, &load.timeouts)?;
         plane.set_counted(&counted)?;
@@ -179,7 +196,7 @@ impl DataPlane {
                 aya::programs::Program::SchedClassifier(program) => program.load(),
                 _ => bail!("the object has a program {name} of a type that is not expected"),
             };
-            loaded.with_context(|| format!("the kernel refuses the program {name}"))?;
+            loaded.map_err(|error| refused(name, error))?;
         }
         Ok(plane)
     }
@@ -249,13 +266,27 @@ impl DataPlane {
     }
 
     /// One call of the stepper on the CPU of this thread, which must be pinned to it.
-    pub fn step(&mut self, budget: u32) -> Result<Step> {
-        step(self.xdp("twheel_step")?, budget)
+    pub fn step(&self, budget: u32) -> Result<Step> {
+        call::step(self.called("twheel_step")?, self.answers.as_ref(), budget)
     }
 
-    /// Deletes flows of the wheel of this thread's CPU: see [`delete`].
-    pub fn delete(&mut self, entries: &mut [Delete]) -> Result<()> {
-        delete(self.xdp("twheel_delete")?, entries)
+    /// Deletes flows of the wheel of this thread's CPU: see [`call::delete`].
+    pub fn delete(&self, entries: &mut [Delete]) -> Result<()> {
+        let program = self.called("twheel_delete")?;
+        call::delete(program, self.answers.as_ref(), entries)
+    }
+
+    /// One call of the program that sweeps on the CPU of this thread: see [`call::sweep`].
+    pub fn sweep(&self, call: Sweep) -> Result<Sweep> {
+        let program = self.called("twheel_sweep")?;
+        call::sweep(program, self.answers.as_ref(), call)
+    }
+
+    fn called(&self, name: &str) -> Result<&Xdp> {
+        let program = self.bpf.program(name);
+        Ok(program
+            .with_context(|| format!("the object has no program {name}"))?
+            .try_into()?)
     }
 
     /// The flow table, for reading.
@@ -494,74 +525,6 @@ impl Unwritten {
     }
 }
 
-/// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
-pub fn step(program: &Xdp, budget: u32) -> Result<Step> {
-    let call = Step {
-        budget,
-        ..Step::default()
-    };
-    answer(program, call).context("cannot run the stepper")
-}
-
-/// Low 32 bits of the data plane's clock, units, by its program that sweeps.
-pub fn now(sweeper: &Xdp) -> Result<u32> {
-    let call = sweep(sweeper, Sweep::default());
-    Ok(call.context("cannot ask the data plane for the time")?.now)
-}
-
-/// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
-pub fn sweep(program: &Xdp, call: Sweep) -> Result<Sweep> {
-    answer(program, call).context("cannot run the program that sweeps")
-}
-
-/// Runs a program whose "packet" is its argument and takes its answer.
-fn answer<T: Pod>(program: &Xdp, call: T) -> Result<T, ProgramError> {
-    const {
-        assert!(
-            size_of::<T>() >= ETH_HEADER,
-            "the kernel takes no shorter packet"
-        )
-    };
-    let call = &raw const call;
-    // SAFETY: a `Pod` is as many bytes as it is long, and without padding here.
-    let bytes = unsafe { std::slice::from_raw_parts(call.cast::<u8>(), size_of::<T>()) };
-    let mut out = bytes.to_vec();
-    program.test_run(TestRunOptions {
-        data_in: Some(bytes),
-        data_out: Some(&mut out),
-        ..TestRunOptions::new()
-    })?;
-    // SAFETY: that many bytes, and any are a valid `Pod`.
-    Ok(unsafe { out.as_ptr().cast::<T>().read_unaligned() })
-}
-
-/// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome
-/// says how it went. A flow that had a packet since it was chosen stays.
-pub fn delete(program: &Xdp, entries: &mut [Delete]) -> Result<()> {
-    for entries in entries.chunks_mut(MAX_DELETES) {
-        // SAFETY: `Delete` is `repr(C)`, integers alone, without padding.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val::<[_]>(entries))
-        };
-        let mut out = bytes.to_vec();
-        program
-            .test_run(TestRunOptions {
-                data_in: Some(bytes),
-                data_out: Some(&mut out),
-                ..TestRunOptions::new()
-            })
-            .context("cannot run the program that deletes")?;
-        for (entry, bytes) in entries
-            .iter_mut()
-            .zip(out.chunks_exact(size_of::<Delete>()))
-        {
-            // SAFETY: that many bytes, and any are a valid `Delete`.
-            *entry = unsafe { bytes.as_ptr().cast::<Delete>().read_unaligned() };
-        }
-    }
-    Ok(())
-}
-
 /// What the maps that the instance holds were made for, if they can be adopted. Maps without a [`Meta`],
 /// whose loader died before it had set all up, are cleared away.
 fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
@@ -677,6 +640,12 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         ("NAMES", MapType::Array, 4, NAME_BYTES as u32),
         ("TRACKED", MapType::Array, 4, 8),
         (
+            "CALLS",
+            MapType::LruHash,
+            8,
+            size(size_of::<twheel_common::step::Answer>()),
+        ),
+        (
             "EXPIRED",
             MapType::LruHash,
             size(size_of::<FlowKey>()),
@@ -740,6 +709,44 @@ fn cpus() -> Result<u32> {
 fn wakes_bytes() -> Result<u32> {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
     Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
+}
+
+/// The kernel refuses a program. What its verifier has to say has many lines, which go to a file.
+fn refused(name: &str, error: ProgramError) -> anyhow::Error {
+    let ProgramError::LoadError { verifier_log, .. } = &error else {
+        return anyhow::Error::new(error).context(format!("cannot load the program {name}"));
+    };
+    let log = verifier_log.to_string();
+    let instructions = log
+        .rsplit_once("processed ")
+        .and_then(|(_, text)| text.split_whitespace().next())
+        .map_or(String::new(), |number| {
+            format!(" after {number} instructions")
+        });
+    let kept = match keep_log(name, &log) {
+        Ok(path) => format!("its verifier's log is in {}", path.display()),
+        Err(error) => format!("its verifier's log could not be written: {error}"),
+    };
+    let why = match &error {
+        ProgramError::LoadError { io_error, .. } => io_error.to_string(),
+        other => other.to_string(),
+    };
+    Failure::new(
+        Kind::Unsupported,
+        format!(
+            "kernel {} refuses the program {name}{instructions} ({why}): {kept}; please report it",
+            host::release()
+        ),
+    )
+    .into()
+}
+
+/// A file of its own, which nobody else has made.
+fn keep_log(name: &str, log: &str) -> io::Result<PathBuf> {
+    let file = format!("twheel-{name}-{}.log", std::process::id());
+    let path = std::env::temp_dir().join(file);
+    io::Write::write_all(&mut std::fs::File::create_new(&path)?, log.as_bytes())?;
+    Ok(path)
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

@@ -12,7 +12,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use aya::programs::Xdp;
 use nix::fcntl::Flock;
 use serde::Serialize;
 use twheel_common::{
@@ -23,7 +22,8 @@ use twheel_common::{
 };
 
 use crate::{
-    data_plane::{self, Events, LoaderCounters},
+    call::Callable,
+    data_plane::{Events, LoaderCounters},
     failure::{Failure, Kind},
     flows::Flow,
     history::{Directory, Writer},
@@ -167,7 +167,7 @@ pub fn delete_all(
                     chosen,
                     reason,
                     unread,
-                    program: reader.pins().xdp("twheel_delete")?,
+                    program: reader.pins().callable("twheel_delete")?,
                     tally: Tally::default(),
                     batches: BTreeMap::new(),
                     young: Vec::new(),
@@ -188,7 +188,7 @@ struct Deletion<'a, C> {
     chosen: C,
     reason: Reason,
     unread: Option<&'a mut Unread>,
-    program: Xdp,
+    program: Callable,
     tally: Tally,
     /// By CPU.
     batches: BTreeMap<u32, Vec<Delete>>,
@@ -259,7 +259,7 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
         let mut since = Instant::now();
         while !batch.is_empty() {
             let mut asked = batch.clone();
-            data_plane::delete(&self.program, &mut asked)?;
+            self.program.delete(&mut asked)?;
             let mut left = Vec::new();
             for (entry, answer) in batch.iter().zip(&asked) {
                 match Deleted::from_raw(answer.outcome) {

@@ -3,7 +3,14 @@
 //! A check is a function of what was read; [`examine`] reads. Nothing is attached, and what is loaded for a trial is
 //! gone at the end.
 
-use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path, thread};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
@@ -15,6 +22,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use serde::Serialize;
+use twheel_common::{config::Config, state::Timeouts};
 
 use crate::{
     clock::Clock,
@@ -23,8 +31,9 @@ use crate::{
     host,
     links::{self, Link},
     pins::{self, BPFFS, Found},
+    policy::install,
     privilege,
-    settings::Wanted,
+    stepping::{self, Stepping},
 };
 
 /// Conntrack's table is called nearly full at so many hundredths.
@@ -56,6 +65,32 @@ pub struct Finding {
     pub what: String,
     /// What to do.
     pub remedy: Option<String>,
+    /// Of the programs: instructions that the verifier went through, by program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<BTreeMap<String, u32>>,
+    /// Of the programs: milliseconds until they were loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_ms: Option<u64>,
+}
+
+/// What `twheel run` would load.
+pub struct Wanted {
+    /// The interfaces; none: of this network namespace all but loopback are looked at, and one is loaded for.
+    pub interfaces: Vec<String>,
+    /// Its configuration, with the timeouts of flows of no rule.
+    pub config: (Config, Timeouts),
+    /// Its clock.
+    pub clock: Clock,
+    /// How wheels are stepped, where that was asked for.
+    pub stepping: Option<Stepping>,
+    /// Its policy.
+    pub policy: Option<PathBuf>,
+}
+
+/// What became of loading it.
+struct Tried {
+    verified: BTreeMap<String, u32>,
+    took: Duration,
 }
 
 impl Finding {
@@ -66,6 +101,8 @@ impl Finding {
             status,
             what: what.into(),
             remedy: None,
+            instructions: None,
+            load_ms: None,
         }
     }
 
@@ -92,19 +129,30 @@ impl Finding {
     }
 }
 
-/// Looks at this host, and at these interfaces of this network namespace; if none are given, at all but loopback.
-pub fn examine(interfaces: &[String]) -> Vec<Finding> {
+/// Looks at this host and its interfaces, and tries what a run would load.
+pub fn examine(wanted: &Wanted) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let permitted = host::check_capabilities().is_ok();
     let bpffs = host::check_bpffs(Path::new(BPFFS)).is_ok();
     let can_hide = privilege::has(Capability::CAP_SYS_ADMIN);
-    let trial =
-        (permitted && bpffs && can_hide).then(|| trial().map_err(|error| format!("{error:#}")));
+    let asked = permitted.then(|| host::check_kernel().map_err(|error| format!("{error:#}")));
+    let fits = matches!(asked, Some(Ok(())));
+    let way = fits.then(|| {
+        let found = stepping::find().map_err(|error| format!("{error:#}"));
+        found.map(|way| wanted.stepping.unwrap_or(way))
+    });
+    let trial = match &way {
+        Some(Ok(way)) if bpffs && can_hide => {
+            Some(trial(wanted, *way).map_err(|error| format!("{error:#}")))
+        }
+        _ => None,
+    };
     let mut findings = vec![
-        kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        kernel(&host::release(), asked.as_ref()),
         btf(Path::new("/sys/kernel/btf/vmlinux").exists()),
         capabilities(permitted),
         self::bpffs(bpffs),
+        stepping(way.as_ref()),
         programs(trial.as_ref()),
         jit(
             read("/proc/sys/net/core/bpf_jit_enable").as_deref(),
@@ -124,7 +172,13 @@ pub fn examine(interfaces: &[String]) -> Vec<Finding> {
     ];
     let instances = pins::found();
     let own: Vec<u32> = instances.iter().flatten().filter_map(program).collect();
-    findings.extend(self::interfaces(interfaces, &own));
+    findings.extend(
+        wanted
+            .policy
+            .as_deref()
+            .map(|file| policy(file, install::check(file, wanted.clock, &wanted.config.0))),
+    );
+    findings.extend(self::interfaces(&wanted.interfaces, &own));
     findings.extend(pinned(instances));
     findings
 }
@@ -172,11 +226,45 @@ fn pinned(instances: Result<Vec<Found>>) -> Vec<Finding> {
     }
 }
 
-fn kernel(release: &str) -> Finding {
-    let release = release.trim();
-    match host::check_kernel(release) {
-        Ok(()) => Finding::ok("kernel", release),
-        Err(error) => Finding::fail("kernel", error.to_string()).remedy("boot a newer kernel"),
+/// What the kernel said when it was asked for what the programs need; `None`: it was not asked.
+fn kernel(release: &str, answer: Option<&Result<(), String>>) -> Finding {
+    match answer {
+        Some(Ok(())) => Finding::ok("kernel", release),
+        Some(Err(error)) => Finding::fail("kernel", error).remedy("boot a newer kernel"),
+        None => Finding::warn(
+            "kernel",
+            format!("{release}: this user cannot ask what it has"),
+        )
+        .remedy("run this as root"),
+    }
+}
+
+/// `None`: not tried.
+fn stepping(way: Option<&Result<Stepping, String>>) -> Finding {
+    match way {
+        Some(Ok(way @ Stepping::TestRuns)) => Finding::ok(
+            "stepping",
+            format!("{}, which hold softirqs off here", way.name()),
+        ),
+        Some(Ok(way @ Stepping::LiveFrames)) => Finding::ok(
+            "stepping",
+            format!(
+                "{}: some 20 µs a step, where a test run takes 2",
+                way.name()
+            ),
+        ),
+        Some(Err(error)) => Finding::fail("stepping", error)
+            .remedy("wheels cannot be stepped safely on this kernel: boot another"),
+        None => Finding::warn("stepping", "how wheels can be stepped here was not tried")
+            .remedy("run this as root"),
+    }
+}
+
+fn policy(file: &Path, checked: Result<()>) -> Finding {
+    match checked {
+        Ok(()) => Finding::ok("policy", file.display().to_string()),
+        Err(error) => Finding::fail("policy", format!("{error:#}"))
+            .remedy(format!("`twheel policy check {}`", file.display())),
     }
 }
 
@@ -210,9 +298,9 @@ fn bpffs(mounted: bool) -> Finding {
         .remedy(format!("mount -t bpf bpf {BPFFS}"))
 }
 
-/// Loads the data plane for one flow, and drops it. Its pins are in a bpffs that nobody else sees, and that is gone with
+/// Loads the data plane, and drops it. Its pins are in a bpffs that nobody else sees, and that is gone with
 /// this thread: whatever ends the process leaves nothing behind.
-fn trial() -> Result<()> {
+fn trial(wanted: &Wanted, way: Stepping) -> Result<Tried> {
     let unseen = || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         let none = None::<&str>;
@@ -223,7 +311,7 @@ fn trial() -> Result<()> {
         unseen()
             .map_err(io::Error::from)
             .context("cannot mount a bpffs to try it in")?;
-        load()
+        load(wanted, way)
     };
     thread::scope(|scope| {
         scope
@@ -233,25 +321,43 @@ fn trial() -> Result<()> {
     })
 }
 
-fn load() -> Result<()> {
-    let clock = Clock::jiffies()?;
-    let config = Wanted {
-        max_flows: 1,
-        ..Wanted::default()
-    }
-    .config(clock)?;
-    DataPlane::load_unpinned(&Load::new(OBJECT, config, clock), "doctor").map(drop)
+fn load(wanted: &Wanted, way: Stepping) -> Result<Tried> {
+    let load = Load {
+        stepping: way,
+        interfaces: wanted
+            .interfaces
+            .iter()
+            .filter_map(|name| if_nametoindex(name.as_str()).ok())
+            .collect(),
+        ..Load::new(OBJECT, wanted.config, wanted.clock)
+    };
+    let before = Instant::now();
+    let plane = DataPlane::load_unpinned(&load, "doctor")?;
+    Ok(Tried {
+        took: before.elapsed(),
+        verified: plane.verified()?,
+    })
 }
 
 /// `None`: not tried.
-fn programs(trial: Option<&Result<(), String>>) -> Finding {
+fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
     match trial {
-        Some(Ok(())) => Finding::ok("programs", "the kernel accepts them"),
-        // The verifier's log has many lines.
+        Some(Ok(Tried { verified, took })) => {
+            let most = verified.values().max().copied().unwrap_or_default();
+            let ms = took.as_millis() as u64;
+            Finding {
+                instructions: Some(verified.clone()),
+                load_ms: Some(ms),
+                ..Finding::ok(
+                    "programs",
+                    format!(
+                        "the kernel accepts them: {most} instructions verified at most, loaded in {ms} ms"
+                    ),
+                )
+            }
+        }
         Some(Err(error)) => Finding::fail("programs", error.lines().next().unwrap_or_default())
-            .remedy(
-                "if nothing else is red, `twheel run --iface NAME` has the kernel's whole answer",
-            ),
+            .remedy("`twheel run` with the same options will fail likewise"),
         None => Finding::warn("programs", "whether the kernel accepts them was not tried").remedy(
             "run this as root (it takes CAP_SYS_ADMIN, for a bpffs of its own), with bpffs mounted",
         ),
@@ -511,12 +617,22 @@ mod tests {
 
     #[test]
     fn what_a_host_has() {
-        is(&kernel("6.12.0"), Status::Ok);
-        is(&kernel("6.1.0-44-amd64\n"), Status::Fail);
+        is(&kernel("6.12.0", Some(&Ok(()))), Status::Ok);
+        is(&kernel("5.10.0", Some(&Err("no".to_owned()))), Status::Fail);
+        is(&kernel("6.12.0", None), Status::Warn);
+        for way in [Stepping::TestRuns, Stepping::LiveFrames] {
+            is(&stepping(Some(&Ok(way))), Status::Ok);
+        }
+        is(&stepping(Some(&Err("no".to_owned()))), Status::Fail);
+        is(&stepping(None), Status::Warn);
         is(&btf(true), Status::Ok);
         is(&btf(false), Status::Warn);
         is(&bpffs(false), Status::Fail);
-        is(&programs(Some(&Ok(()))), Status::Ok);
+        let tried = Tried {
+            verified: BTreeMap::from([("twheel_xdp".to_owned(), 31_000)]),
+            took: Duration::from_millis(300),
+        };
+        is(&programs(Some(&Ok(tried))), Status::Ok);
         let refused = programs(Some(&Err("the kernel refuses\nand why".to_owned())));
         is(&refused, Status::Fail);
         assert_eq!(refused.what, "the kernel refuses");

@@ -36,7 +36,6 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::programs::Xdp;
 use nix::{
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -51,6 +50,7 @@ use twheel_common::{
 };
 
 use crate::{
+    call::Callable,
     clock::Clock,
     data_plane::{self, LoaderCounters},
     failure::{Failure, Kind},
@@ -212,7 +212,7 @@ impl Writer {
             );
         }
         let names = Names::open(&install::pinned(pins))?;
-        let sweep = pins.xdp("twheel_sweep")?;
+        let sweep = pins.callable("twheel_sweep")?;
         let lost = Arc::new(Lost {
             number: AtomicU64::new(0),
             tally,
@@ -328,7 +328,7 @@ fn write(
     inbox: &Receiver<Arc<Vec<Read>>>,
     tell: &watch::Sender<u64>,
     names: &Names,
-    sweep: &Xdp,
+    sweep: &Callable,
     clock: Clock,
     lost: &Lost,
     failing: &mut bool,
@@ -358,7 +358,7 @@ fn write(
         log.wanted = batch.len() as u64;
         if log.wanted > 0 {
             log.note_more(lost.get());
-            let now = data_plane::now(sweep)?;
+            let now = sweep.now()?;
             let wall = since_1970(SystemTime::now());
             for (event, end) in batch {
                 // One that another CPU has ended after the time was read is of now.

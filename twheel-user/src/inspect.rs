@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use aya::{maps::Map, programs::Xdp};
+use aya::maps::Map;
 use nix::net::if_::if_indextoname;
 use twheel_common::{
     config::{Meta, RULES},
@@ -15,6 +15,7 @@ use twheel_common::{
 };
 
 use crate::{
+    call::Callable,
     clock::Clock,
     data_plane,
     flows::{self, Flows},
@@ -34,7 +35,7 @@ pub struct Reader {
     names: Vec<Option<String>>,
     flows: Flows,
     /// The program that tells the time.
-    sweep: Xdp,
+    sweep: Callable,
 }
 
 /// A flow that is in the table.
@@ -111,7 +112,7 @@ impl Reader {
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
             flows: Flows::pinned(&pins)?,
-            sweep: pins.xdp("twheel_sweep")?,
+            sweep: pins.callable("twheel_sweep")?,
             pins,
         })
     }
@@ -147,7 +148,7 @@ impl Reader {
 
     /// Low 32 bits of its clock, units.
     pub fn now(&self) -> Result<u32> {
-        data_plane::now(&self.sweep)
+        self.sweep.now()
     }
 
     /// Its counters, of each CPU and of each interface.

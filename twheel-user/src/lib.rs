@@ -31,6 +31,7 @@ macro_rules! say {
 }
 
 pub mod attach;
+pub mod call;
 pub mod cli;
 pub mod clock;
 pub mod clsact;
@@ -57,6 +58,7 @@ pub mod ring;
 pub mod settings;
 pub mod share;
 pub mod stepper;
+pub mod stepping;
 pub mod tc;
 pub mod timeouts;
 pub mod wheels;

@@ -27,6 +27,7 @@ use nix::{
 use twheel_common::config::LAYOUT;
 
 use crate::{
+    call::Callable,
     clsact, data_plane,
     failure::{Failure, Kind, exit_code},
 };
@@ -180,6 +181,11 @@ impl Pins {
         Xdp::from_pin(&path, XdpAttachType::Interface)
             .map_err(anyhow::Error::new)
             .map_err(|error| refused(error, &path))
+    }
+
+    /// Opens a program that userspace runs.
+    pub fn callable(&self, name: &str) -> Result<Callable> {
+        Callable::new(self.xdp(name)?, self.map("CALLS")?)
     }
 
     /// A lock among those who change the policy.

@@ -11,7 +11,7 @@ pub use indicatif::ProgressBar;
 use indicatif::{ProgressDrawTarget, ProgressFinish, ProgressIterator, ProgressStyle};
 
 /// What takes no longer shows nothing.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_millis(150);
 /// Between two pictures.
 const FRAME: Duration = Duration::from_millis(100);
 
@@ -55,6 +55,23 @@ pub fn spin<T>(what: &str, work: impl FnOnce() -> T) -> T {
             }
         });
         // Dropped however the work ends.
+        let _working = working;
+        work()
+    })
+}
+
+/// The same, said by one line where standard error is no terminal.
+pub fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    if stderr().is_terminal() {
+        return spin(what, work);
+    }
+    thread::scope(|scope| {
+        let (working, end) = channel::<()>();
+        scope.spawn(move || {
+            if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                say!("twheel: {what}");
+            }
+        });
         let _working = working;
         work()
     })

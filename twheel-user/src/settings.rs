@@ -144,6 +144,7 @@ impl Wanted {
             enforce: u32::from(self.enforce || self.hold) | u32::from(self.enforce) << 1,
             enforce_rate: self.enforce_rate.min(MAX_RATE),
             share: self.share.into(),
+            live: 0,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))

@@ -20,8 +20,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use aya::{programs::Xdp, util::online_cpus};
-use aya_obj::programs::XdpAttachType;
+use aya::util::online_cpus;
 use nix::{
     sched::{CpuSet, sched_getcpu, sched_setaffinity},
     unistd::Pid,
@@ -32,10 +31,7 @@ use twheel_common::{
 };
 
 use crate::{
-    clock::Clock,
-    data_plane::{STEP_BUDGET, step},
-    metrics::Metrics,
-    ring::Signals,
+    call::Callable, clock::Clock, data_plane::STEP_BUDGET, metrics::Metrics, ring::Signals,
 };
 
 /// Calls of a turn that a stepper makes ahead of all that has no real-time priority: 8,192 visits, a few
@@ -177,8 +173,7 @@ impl Steppers {
 impl Shared {
     fn run(&self, cpu: u32, calls: &Receiver<Call>, ready: &Sender<()>) -> Result<()> {
         pin_to(cpu)?;
-        let program = Xdp::from_pin(&self.program, XdpAttachType::Interface)
-            .context("cannot open the pinned stepper")?;
+        let program = Callable::pinned(&self.program)?;
         if let Err(error) = run_ahead(true) {
             self.told.call_once(|| {
                 say!(
@@ -207,7 +202,12 @@ impl Shared {
 
     /// Steps until nothing more is due. Returns when to come back; `None`: when called. `ready` is told of the first
     /// call.
-    fn turn(&self, cpu: u32, program: &Xdp, ready: Option<&Sender<()>>) -> Result<Option<Instant>> {
+    fn turn(
+        &self,
+        cpu: u32,
+        program: &Callable,
+        ready: Option<&Sender<()>>,
+    ) -> Result<Option<Instant>> {
         let mut calls = 0;
         let deadline = self.calls(cpu, program, &mut calls, ready);
         if calls > AHEAD {
@@ -219,7 +219,7 @@ impl Shared {
     fn calls(
         &self,
         cpu: u32,
-        program: &Xdp,
+        program: &Callable,
         calls: &mut u32,
         mut ready: Option<&Sender<()>>,
     ) -> Result<Option<Instant>> {
@@ -236,7 +236,7 @@ impl Shared {
             }
             let room = self.signals.room();
             let before = Instant::now();
-            let result = step(program, STEP_BUDGET)?;
+            let result = program.step(STEP_BUDGET)?;
             let stepped = Instant::now();
             if let Some(ready) = ready.take() {
                 // Not when the turn is over: nobody reads the ring before all are ready, and more may be due than it

@@ -22,7 +22,7 @@ use crate::{
 
 const TARGET: &str = "bpfel-unknown-none";
 /// The binaries of twheel-ebpf.
-const NAMES: [&str; 3] = ["twheel", "bench", "peers"];
+const NAMES: [&str; 4] = ["twheel", "bench", "peers", "probe"];
 const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
 
 /// Flags for rustc, next to those that keep paths out of the objects.
@@ -49,15 +49,18 @@ pub struct Objects {
     pub bench: PathBuf,
     /// And what they compare with.
     pub peers: PathBuf,
+    /// The programs that ask the kernel how it runs programs.
+    pub probe: PathBuf,
 }
 
 impl Objects {
     fn at(path: impl Fn(&str) -> PathBuf) -> Self {
-        let [twheel, bench, peers] = NAMES.map(path);
+        let [twheel, bench, peers, probe] = NAMES.map(path);
         Self {
             twheel,
             bench,
             peers,
+            probe,
         }
     }
 
@@ -65,12 +68,13 @@ impl Objects {
         Self::at(|name| prebuilt(&format!("{name}.bpf.o")))
     }
 
-    fn each(&self) -> [(&'static str, &Path); 3] {
-        let [twheel, bench, peers] = NAMES;
+    fn each(&self) -> [(&'static str, &Path); 4] {
+        let [twheel, bench, peers, probe] = NAMES;
         [
             (twheel, &self.twheel),
             (bench, &self.bench),
             (peers, &self.peers),
+            (probe, &self.probe),
         ]
     }
 }

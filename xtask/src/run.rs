@@ -42,6 +42,7 @@ pub fn build(tests_bin: Option<&str>) -> Result<Built> {
         cargo
             .args(["build", "--quiet", "--release"])
             .args(args.split(' '));
+        cargo.env("TWHEEL_PROBE_OBJECT", &built.objects.probe);
         sh::run(cargo.env("TWHEEL_BPF_OBJECT", &built.objects.twheel))
     };
     cargo("-p twheel-user")?;

@@ -4,6 +4,7 @@
 //! `BPF_PROG_TEST_RUN`, never with `repeat`.
 
 mod batch;
+mod before;
 mod cores;
 mod expire;
 mod exporter;
@@ -59,6 +60,14 @@ enum Bench {
     Touch {
         /// Runs of each program at each number of flows
         #[arg(long, default_value_t = 151, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        rounds: u32,
+    },
+    /// Nanoseconds of what matters most, beside an earlier object of the benches
+    Before {
+        /// That object: target/bpf/bpfel-unknown-none/release/bench of another checkout, with the same layout
+        object: PathBuf,
+        /// Runs of each
+        #[arg(long, default_value_t = 101, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         rounds: u32,
     },
     /// Nanoseconds of a new flow, beside a bare insertion into the kernel's hash
@@ -177,6 +186,8 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
     match *bench {
         // Writes a page of its own.
         Bench::Schemes(ref options) => return schemes::bench(options, report),
+        // Says what it finds, and has no page: what it is beside is not of this tree.
+        Bench::Before { ref object, rounds } => return before::bench(object, rounds, report),
         Bench::Touch { rounds } => touch::bench(rounds, report),
         Bench::Insert { rounds } => insert::bench(rounds, report),
         Bench::Step { rounds } => step::bench(rounds, report),
@@ -217,6 +228,7 @@ impl Bench {
     fn name(&self) -> &'static str {
         match self {
             Self::Touch { .. } => "touch",
+            Self::Before { .. } => "before",
             Self::Insert { .. } => "insert",
             Self::Step { .. } => "step",
             Self::Path { .. } => "path",

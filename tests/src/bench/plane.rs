@@ -126,12 +126,20 @@ pub struct Bench {
 impl Bench {
     /// Loads it, and the tables of the kernel's hash beside it with room for as many flows.
     pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
+        Self::load_object(&object("TWHEEL_BENCH_OBJECT")?, config, clock)
+    }
+
+    /// The same of another object of the benches.
+    pub fn load_object(
+        object: &[u8],
+        config: (Config, state::Timeouts),
+        clock: Clock,
+    ) -> Result<Self> {
         pin_to(CPU)?;
-        let object = object("TWHEEL_BENCH_OBJECT")?;
         let entries = hash_entries(config.0.max_flows);
         let load = Load {
             others: HASHES.map(|map| (map, entries)).to_vec(),
-            ..Load::new(&object, config, clock)
+            ..Load::new(object, config, clock)
         };
         Self::of(DataPlane::load_unpinned(&load, "bench")?)
     }

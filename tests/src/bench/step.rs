@@ -73,6 +73,13 @@ pub struct Turn {
     pub in_kernel: Duration,
 }
 
+impl Turn {
+    /// Each visit's, mean.
+    pub fn nanoseconds(&self) -> f64 {
+        self.in_kernel.as_nanos() as f64 / self.visits as f64
+    }
+}
+
 /// Lives of whole tables: begun, touched in another order, visited, evicted.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(

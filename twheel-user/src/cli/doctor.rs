@@ -6,34 +6,45 @@ use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use super::options::Options;
 use crate::{
-    doctor::{Finding, Status, examine},
+    clock::Clock,
+    doctor::{Finding, Status, Wanted, examine},
     failure::{Failure, Kind},
 };
 
 /// Say what this host has of what twheel needs, and what to do where it lacks something
 ///
-/// Needs no privileges; as root it sees more. Nothing is attached, nothing stays. Ends with exit code 4 if anything is
+/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges; as root it sees more. Nothing is attached, nothing stays. Ends with exit code 4 if anything is
 /// red.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo twheel doctor             # this host and its interfaces
   twheel doctor --iface eth0     # will `run --iface eth0` do?
+  twheel doctor --iface eth0 --rto on --max-flows 1000000    # and with these options?
   twheel doctor --json | jq 'select(.status != \"ok\")'")]
 pub struct Doctor {
     /// The interface; may be given several times [default: all but loopback]
     #[arg(long = "iface", value_name = "NAME")]
     interfaces: Vec<String>,
-    /// Print a JSON object a line
-    #[arg(long)]
-    json: bool,
+    /// What would be loaded: the options of `twheel run`
+    #[command(flatten)]
+    options: Options,
 }
 
 impl Doctor {
     pub(super) fn execute(self) -> Result<()> {
-        let findings = examine(&self.interfaces);
-        let result = if self.json {
+        let clock = Clock::jiffies()?;
+        let (config, _) = self.options.config(clock, self.interfaces.len())?;
+        let findings = examine(&Wanted {
+            interfaces: self.interfaces,
+            config,
+            clock,
+            stepping: self.options.stepping,
+            policy: self.options.policy,
+        });
+        let result = if self.options.json {
             print_json(&findings)
         } else {
             print(&findings)

@@ -8,6 +8,7 @@ mod expired;
 mod flows;
 mod flush;
 mod man;
+mod options;
 mod plan;
 mod policy;
 mod reap;
@@ -43,7 +44,7 @@ enum Command {
     Detach(detach::Detach),
     Plan(plan::Plan),
     Policy(policy::Policy),
-    Doctor(doctor::Doctor),
+    Doctor(Box<doctor::Doctor>),
     Completions(completions::Completions),
     #[command(hide = true)]
     Man(man::Man),

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
     io::{self, BufWriter, Write},
-    net::SocketAddr,
     os::fd::{AsFd, AsRawFd},
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -14,8 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya_log::EbpfLogger;
-use bytesize::ByteSize;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nix::{fcntl::Flock, net::if_::if_nametoindex, unistd::Gid};
 use tokio::{
     io::unix::AsyncFd,
@@ -25,20 +23,16 @@ use tokio::{
 use twheel_common::{
     counter::Counter,
     event::{Reason, Record},
-    packet::Protocols,
     share::CALL,
-    state,
 };
 
-use super::{Scheme, reap::Reap};
+use super::options::{Options, Switch};
 use crate::{
-    attach::{self, Egress, Mode, Outgoing},
+    attach::{self, Egress, Outgoing},
     clock::Clock,
     data_plane::{DataPlane, Load, LoaderCounters, OBJECT},
-    failure::{Failure, Kind},
-    filter::Known,
     history, host, links,
-    metrics::{self, Listener, Metrics, Server},
+    metrics::{Listener, Metrics, Server},
     notices::{self, Change},
     output::{Expired, Json, Output, Rto, Text},
     pins::{self, Instance, PROGRAMS, Pins},
@@ -46,10 +40,8 @@ use crate::{
     privilege, progress,
     reap::{self, Action, Reaped, Reaper},
     ring::{Events, Read, Signals},
-    settings::Wanted,
-    share::{self, Share},
+    share,
     stepper::Steppers,
-    timeouts::Timeouts,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -66,133 +58,8 @@ pub struct Run {
     /// The interface; may be given several times, for a gateway
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
-    /// Wait for interfaces that are not there yet, and for those that go to come back
-    #[arg(long)]
-    wait_iface: bool,
-    /// Where XDP runs
-    #[arg(long, value_enum, default_value = "auto")]
-    mode: Mode,
-    /// Whether outgoing packets are seen too
-    #[arg(long, value_enum, default_value = "auto")]
-    egress: Egress,
-    /// Precision of expiry [default: 100ms; 10ms with `--rto on`]
-    #[arg(long, value_parser = humantime::parse_duration)]
-    tick: Option<Duration>,
-    /// How long a flow may be idle: NAME=DURATION by conntrack's names of states; a duration alone is that of
-    /// established flows, and the most for all others; `inherit` takes this host's conntrack's [default: conntrack's]
-    #[arg(long, value_name = "LIST")]
-    timeout: Option<String>,
-    /// Whether flows are tracked whose beginning was not seen
-    #[arg(long, value_enum, default_value = "loose")]
-    pickup: Pickup,
-    /// What is tracked
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        value_name = "LIST",
-        default_value = "tcp"
-    )]
-    proto: Vec<Proto>,
-    /// Count each flow's packets and bytes, each way
-    #[arg(long)]
-    accounting: bool,
-    /// Whether retransmission timers run, which needs both directions: round trips, timeouts, and flows that are stalled
-    #[arg(long, value_enum, default_value = "off")]
-    rto: Switch,
-    /// What a retransmission timeout is above the round trip, at least
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
-    rto_min: Duration,
-    /// The longest retransmission timeout
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
-    rto_max: Duration,
-    /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    max_retrans: u32,
-    /// Timeouts per service: a policy file; SIGHUP makes it be read again
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
-    /// Flows tracked at once, at most
-    #[arg(long, value_name = "N", default_value_t = 131_072)]
-    max_flows: u32,
-    /// Percent of a full table that one source (an IPv4 address, an IPv6 network of 64 bits) may hold when others want
-    /// room: what it holds above makes room for them; or `off`
-    #[arg(long, value_name = "PERCENT", default_value = "25")]
-    source_share: Share,
-    /// How the wheels turn
-    #[arg(long, value_enum, default_value = "hierarchical")]
-    scheme: Scheme,
-    /// Slots of a wheel's level, rounded up to a power of two [default: 1024; for a simple wheel as many
-    /// as the timeouts need]
-    #[arg(long, value_name = "N")]
-    slots: Option<u32>,
-    /// Levels of a hierarchical wheel [default: 3]
-    #[arg(long, value_name = "N")]
-    levels: Option<u32>,
-    /// Where the history of what has ended is kept, for `twheel expired`; or `off`
-    #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
-    history: PathBuf,
-    /// Room for it on disk: the oldest goes first
-    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
-    history_size: ByteSize,
-    /// Print a JSON object a line
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    reap: Reap,
-    /// Numbers for Prometheus at /metrics, health at /healthz, and a page that shows the wheels: a port of the
-    /// loopback address, or an IP address and a port
-    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
-    metrics: Option<SocketAddr>,
-    /// Leave everything attached and pinned at the end; the next run adopts it
-    #[arg(long)]
-    keep: bool,
-    /// Let the members of a group look at the flows and the history, delete flows and change the policy: by default what a
-    /// run makes is its user's alone
-    #[arg(long, value_name = "NAME")]
-    group: Option<String>,
-    /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "off")]
-    log_level: log::LevelFilter,
-}
-
-/// What is tracked.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Proto {
-    /// TCP
-    Tcp,
-    /// UDP
-    Udp,
-    /// ICMP and ICMPv6: queries and their answers
-    Icmp,
-}
-
-impl Proto {
-    fn bits(self) -> Protocols {
-        match self {
-            Self::Tcp => Protocols::TCP,
-            Self::Udp => Protocols::UDP,
-            Self::Icmp => Protocols::ICMP,
-        }
-    }
-}
-
-/// Whether something is done.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
-    /// Yes
-    On,
-    /// No
-    Off,
-}
-
-/// What may begin a flow.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Pickup {
-    /// Any segment but a FIN or a RST
-    Loose,
-    /// A SYN
-    Strict,
+    options: Options,
 }
 
 /// Events that are read from the ring at a time.
@@ -218,92 +85,38 @@ impl Run {
         });
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
-            .filter_module("twheel", self.log_level.max(log::LevelFilter::Warn))
+            .filter_module("twheel", self.options.log_level.max(log::LevelFilter::Warn))
             .format_timestamp(None)
             .init();
 
-        if self.rto == Switch::On && self.egress == Egress::Off && self.interfaces.len() == 1 {
-            return Err(Failure::new(
-                Kind::Usage,
-                "--rto on --egress off: retransmission timers need both directions: leave one of the two out, or give \
-                 a second interface by which the other direction comes in",
-            )
-            .into());
-        }
-        if self.rto == Switch::On && self.egress != Egress::Off && self.interfaces.len() > 1 {
-            return Err(Failure::new(
-                Kind::Usage,
-                "--rto on with several interfaces: give --egress off, or what is forwarded between them is seen twice",
-            )
-            .into());
-        }
         let clock = Clock::jiffies()?;
-        let wanted = Wanted {
-            tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
-                Switch::On => 10,
-                Switch::Off => 100,
-            })),
-            timeouts: match &self.timeout {
-                Some(list) => Timeouts::parse(list)?,
-                None => Timeouts::default(),
-            },
-            one_way: self.egress == Egress::Off,
-            strict: self.pickup == Pickup::Strict,
-            protocols: self
-                .proto
-                .iter()
-                .fold(Protocols(0), |all, it| all.with(it.bits())),
-            accounting: self.accounting,
-            rto: self.rto == Switch::On,
-            rto_min: self.rto_min,
-            rto_max: self.rto_max,
-            max_retrans: self.max_retrans,
-            enforce: self.reap.i_know_this_drops_traffic,
-            hold: self.reap.holds(),
-            enforce_rate: self.reap.enforce_rate,
-            share: self.source_share.0.is_some(),
-            max_flows: self.max_flows,
-            scheme: self.scheme.into(),
-            slots: self.slots,
-            levels: self.levels,
-        };
-        let reap = self.reap.wanted(
-            Known {
-                ended: true,
-                accounting: self.accounting,
-                rto: self.rto == Switch::On,
-            },
-            wanted.strict,
-        )?;
-        let mut config = wanted.config(clock)?;
-        config.1.0[state::Timeouts::REAP] = self.reap.actions.bits();
-        if self.history_size.as_u64() < history::LEAST_BYTES {
-            return Err(Failure::new(
-                Kind::Usage,
-                format!(
-                    "--history-size {}: a history has at least {}; --history off keeps none",
-                    self.history_size,
-                    ByteSize(history::LEAST_BYTES)
-                ),
-            )
-            .into());
-        }
+        let (config, reap) = self.options.config(clock, self.interfaces.len())?;
         host::check()?;
         for interface in &self.interfaces {
-            if !self.wait_iface || if_nametoindex(interface.as_str()).is_ok() {
+            if !self.options.wait_iface || if_nametoindex(interface.as_str()).is_ok() {
                 attach::check_interface(interface)?;
             }
         }
         // Before anything is loaded: a port that is taken leaves nothing behind.
-        let listener = self.metrics.map(Listener::bind).transpose()?;
-        let group = self.group.as_deref().map(privilege::join).transpose()?;
+        let listener = self.options.metrics.map(Listener::bind).transpose()?;
+        let group = self
+            .options
+            .group
+            .as_deref()
+            .map(privilege::join)
+            .transpose()?;
         let start = pins::lock_start()?;
         let instance = Instance::open(&self.interfaces)?;
         let history = self.history(&instance.pins(), group);
         // What follows takes no more, and so are all threads.
         privilege::give_up()?;
+        let making = format!(
+            "loading the programs and a table for {} flows",
+            self.options.max_flows
+        );
         let load = Load {
-            log_level: self.log_level as u8,
+            stepping: self.options.stepping()?,
+            log_level: self.options.log_level as u8,
             interfaces: self
                 .interfaces
                 .iter()
@@ -325,8 +138,10 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
-                let making = format!("making a table for {} flows", self.max_flows);
-                let plane = progress::spin(&making, || DataPlane::load(&load, &instance))?;
+                let plane = progress::told(&making, || DataPlane::load(&load, &instance))?;
+                for (program, instructions) in plane.verified()? {
+                    log::debug!("{program}: {instructions} instructions verified");
+                }
                 let opened = Opened {
                     listener,
                     reap,
@@ -339,7 +154,7 @@ impl Run {
                     .await
             });
         let leave = match &result {
-            Ok(()) => self.keep,
+            Ok(()) => self.options.keep,
             Err(_) => stays.get(),
         };
         if leave {
@@ -357,7 +172,7 @@ impl Run {
         stays: &Cell<bool>,
     ) -> Result<()> {
         let Opened { listener, .. } = opened;
-        let mut logger = match self.log_level {
+        let mut logger = match self.options.log_level {
             log::LevelFilter::Off => None,
             _ => Some(watched(
                 EbpfLogger::init(plane.bpf_mut()).context("cannot read the data plane's log")?,
@@ -369,12 +184,12 @@ impl Run {
             // A policy that earlier runs have left does not outlive them.
             install::load(
                 &pins,
-                self.policy.as_deref(),
+                self.options.policy.as_deref(),
                 plane.clock(),
                 &progress::none(),
             )?;
         } else {
-            install::put(&pins, self.policy.as_deref(), plane.clock())?;
+            install::put(&pins, self.options.policy.as_deref(), plane.clock())?;
         }
         let events = plane.take_events()?;
         let ring = watched(events.as_fd().try_clone_to_owned()?)?;
@@ -382,7 +197,7 @@ impl Run {
         // Whoever waits for room hears of our end, however that comes.
         let _closes = Closes(signals.clone());
         let mut wakes = watched(plane.take_wakes()?)?;
-        let shares = match self.source_share.0 {
+        let shares = match self.options.source_share.0 {
             Some(percent) => Some(share::Reader::new(&plane, percent)?),
             None => None,
         };
@@ -412,19 +227,19 @@ impl Run {
             .ok();
         let mut places: Vec<_> = self.interfaces.iter().map(|name| Place::of(name)).collect();
         for place in &mut places {
-            if self.wait_iface && if_nametoindex(place.name.as_str()).is_err() {
+            if self.options.wait_iface && if_nametoindex(place.name.as_str()).is_err() {
                 say!("{}: not there yet: waited for", place.name);
                 continue;
             }
             if let Err(error) = self.attach(&mut plane, instance, place) {
-                if !self.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
+                if !self.options.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
                     return Err(error);
                 }
                 instance.let_go(&place.name)?;
                 say!("{}: {error:#}: waited for", place.name);
             }
         }
-        stays.set(stays.get() || self.keep);
+        stays.set(stays.get() || self.options.keep);
         instance.share(opened.group)?;
         drop(opened.start);
         if plane.adopted() {
@@ -433,7 +248,7 @@ impl Run {
 
         let history = opened.history.and_then(|directory| {
             let one_way = plane.config().one_way != 0;
-            let bytes = self.history_size.as_u64();
+            let bytes = self.options.history_size.as_u64();
             history::Writer::start(
                 &directory,
                 &pins,
@@ -457,9 +272,16 @@ impl Run {
             None => None,
         };
         let unwritten = Unwritten::new(events, signals.clone(), history.as_ref());
-        let mut report = Report::new(self.json, &plane, &pins, history, metrics, unwritten)?;
+        let mut report = Report::new(
+            self.options.json,
+            &plane,
+            &pins,
+            history,
+            metrics,
+            unwritten,
+        )?;
         report.reaper = Some(reaper);
-        (report.keeps, report.stays) = (self.keep, stays.get());
+        (report.keeps, report.stays) = (self.options.keep, stays.get());
         // What a loader that was killed has left.
         signals.fill();
         let result = loop {
@@ -507,7 +329,7 @@ impl Run {
                     if attached {
                         instance.share(opened.group)?;
                     }
-                    if attached && let Some(file) = self.policy.clone() {
+                    if attached && let Some(file) = self.options.policy.clone() {
                         // The rules of an interface are those of its number.
                         reload(&pins, Some(file), plane.clock());
                     }
@@ -540,13 +362,13 @@ impl Run {
                 _ = stop.terminate.recv() => break Ok(()),
                 _ = stop.hangup.recv() => {
                     let resumed = report.resume();
-                    if self.policy.is_none() {
+                    if self.options.policy.is_none() {
                         if resumed {
                             continue;
                         }
                         break Ok(());
                     }
-                    reload(&pins, self.policy.clone(), plane.clock());
+                    reload(&pins, self.options.policy.clone(), plane.clock());
                 }
             }
         };
@@ -630,12 +452,12 @@ impl Run {
             .find(|it| it.name == *interface)
             .context("it has gone again")?;
         // With one interface, the other direction comes by no other.
-        let both = self.rto == Switch::On && self.interfaces.len() == 1;
-        let egress = match self.egress {
+        let both = self.options.rto == Switch::On && self.interfaces.len() == 1;
+        let egress = match self.options.egress {
             Egress::Auto if both => Egress::On,
             egress => egress,
         };
-        let attached = attach::attach(plane, instance, interface, self.mode, egress)?;
+        let attached = attach::attach(plane, instance, interface, self.options.mode, egress)?;
         if let Some(why) = &attached.refused {
             say!("{interface}: the driver refuses native XDP ({why})");
         }
@@ -645,7 +467,9 @@ impl Run {
             None => "incoming only",
         };
         say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
-        if attached.egress.is_none() && !self.reap.actions.is_empty() && self.interfaces.len() == 1
+        if attached.egress.is_none()
+            && !self.options.reap.actions.is_empty()
+            && self.interfaces.len() == 1
         {
             say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
         }
@@ -669,7 +493,7 @@ impl Run {
                     place.index = None;
                     // In another network namespace it would go on to be watched.
                     instance.let_go(&place.name)?;
-                    let then = match self.wait_iface {
+                    let then = match self.options.wait_iface {
                         true => "waited for",
                         false => "start again when it is back, or with --wait-iface",
                     };
@@ -699,7 +523,7 @@ impl Run {
         let Some(place) = places.iter_mut().find(|it| it.name == is.name) else {
             return Ok(false);
         };
-        if !self.wait_iface || known.contains(&is.index) {
+        if !self.options.wait_iface || known.contains(&is.index) {
             return Ok(false);
         }
         if place.index.take().is_some() {
@@ -721,10 +545,10 @@ impl Run {
     /// Where the history is written, unless that is off. A disk that has no room for one is no reason to leave flows
     /// unwatched.
     fn history(&self, pins: &Pins, group: Option<Gid>) -> Option<history::Directory> {
-        if self.history.as_os_str() == "off" {
+        if self.options.history.as_os_str() == "off" {
             return None;
         }
-        history::Directory::make(&self.history, pins)
+        history::Directory::make(&self.options.history, pins)
             .and_then(|directory| directory.share(group).map(|()| directory))
             .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
             .ok()

@@ -15,6 +15,7 @@ use twheel_common::counter::{Counter, Counters};
 
 use super::select::{Select, interval, while_read};
 use crate::{
+    call,
     inspect::{Counted, Reader},
     output::json,
 };
@@ -157,6 +158,8 @@ fn write_text(
             "no loader is running: nothing expires"
         }
     )?;
+    let way = call::stepping(&reader.pins().map("CALLS")?)?;
+    writeln!(out, "stepped by {}", way.name())?;
     for interface in reader.pins().interfaces()? {
         match passed(&interface)? {
             Some([received, sent]) => {

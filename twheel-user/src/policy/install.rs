@@ -10,12 +10,11 @@ use std::{fs::File, path::Path, thread};
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
     maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key},
-    programs::Xdp,
     util::online_cpus,
 };
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
-    config::{EXTRA_ENFORCE, Meta, NAME_BYTES, RULES, UNRULED},
+    config::{Config, EXTRA_ENFORCE, Meta, NAME_BYTES, RULES, UNRULED},
     policy::{Active, Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules, Tables},
     state::{self, State},
     step::{MAX_SWEEP, Sweep},
@@ -25,7 +24,6 @@ use twheel_common::{
 use super::{Compiled, Policy, Timeouts};
 use crate::{
     clock::Clock,
-    data_plane,
     failure::{Failure, Kind},
     flows::Flows,
     pins::Pins,
@@ -51,6 +49,37 @@ pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressB
     sweep_all(pins, progress)
 }
 
+/// Whether a policy file can be put into force in an instance of this configuration.
+///
+/// # Errors
+///
+/// As [`put`].
+pub fn check(file: &Path, clock: Clock, config: &Config) -> Result<()> {
+    let meta = Meta {
+        tick: config.tick,
+        geometry: config.geometry,
+        extras: (config.enforce >> 1) * EXTRA_ENFORCE,
+        ..Meta::default()
+    };
+    let policy = read(file, clock, &meta)?;
+    policy.compile(|name| if_nametoindex(name).ok()).map(drop)
+}
+
+/// Reads a policy file for an instance.
+fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
+    let tick = clock.duration(meta.tick.into());
+    // A simple wheel must be as long as every timeout, and one tick longer, in which a deadline may lie anywhere.
+    let longest = if meta.geometry.scheme == Scheme::Simple as u32 {
+        let ticks = (meta.geometry.range() - 1) as u32;
+        longest_timeout(clock).min(tick.saturating_mul(ticks))
+    } else {
+        longest_timeout(clock)
+    };
+    let policy = Policy::load(file, tick..=longest)?;
+    check_enforcement(&policy, meta)?;
+    Ok(policy)
+}
+
 /// Reads a policy file and puts it into force in an instance, or, with none, what is without one. Returns the lock
 /// among those who change the policy.
 ///
@@ -60,18 +89,9 @@ pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressB
 pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>> {
     let open = pinned(pins);
     let meta = array::<Meta>(&open, "META")?.get(&0, 0)?;
-    let tick = clock.duration(meta.tick.into());
-    // A simple wheel must be as long as every timeout, and one tick longer, in which a deadline may lie anywhere.
-    let longest = if meta.geometry.scheme == Scheme::Simple as u32 {
-        let ticks = (meta.geometry.range() - 1) as u32;
-        longest_timeout(clock).min(tick.saturating_mul(ticks))
-    } else {
-        longest_timeout(clock)
-    };
     let policy = file
         .map(|file| {
-            let policy = Policy::load(file, tick..=longest)?;
-            check_enforcement(&policy, &meta)?;
+            let policy = read(file, clock, &meta)?;
             let compiled = policy.compile(|name| if_nametoindex(name).ok())?;
             anyhow::Ok((policy, compiled))
         })
@@ -247,7 +267,8 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
         let swept = thread::scope(|scope| {
             let sweep = || {
                 pin_to(cpu)?;
-                sweep(&pins.xdp("twheel_sweep")?, records, progress)
+                let program = pins.callable("twheel_sweep")?;
+                sweep(|call| program.sweep(call), records, progress)
             };
             scope
                 .spawn(sweep)
@@ -262,7 +283,11 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
 
 /// Arms the flows of the wheel of one CPU, to which this thread is pinned, in a table of so many records. The
 /// progress is in records.
-pub fn sweep(program: &Xdp, records: u32, progress: &ProgressBar) -> Result<u64> {
+pub fn sweep(
+    sweep: impl Fn(Sweep) -> Result<Sweep>,
+    records: u32,
+    progress: &ProgressBar,
+) -> Result<u64> {
     let mut armed = 0;
     for from in (0..records).step_by(MAX_SWEEP as usize) {
         let call = Sweep {
@@ -270,7 +295,7 @@ pub fn sweep(program: &Xdp, records: u32, progress: &ProgressBar) -> Result<u64>
             count: MAX_SWEEP.min(records - from),
             ..Sweep::default()
         };
-        armed += u64::from(data_plane::sweep(program, call)?.armed);
+        armed += u64::from(sweep(call)?.armed);
         progress.inc(call.count.into());
     }
     Ok(armed)

@@ -24,10 +24,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use aya::{
-    maps::{HashMap, Map, MapData},
-    programs::Xdp,
-};
+use aya::maps::{HashMap, Map, MapData};
 use netlink_packet_netfilter::conntrack::Protocol;
 use twheel_common::{
     config::EXTRA_ENFORCE,
@@ -51,6 +48,7 @@ use self::{
     sockets::Sockets,
 };
 use crate::{
+    call::Callable,
     data_plane::{self, LoaderCounters},
     filter::{Filter, Subject},
     inspect::Reader,
@@ -249,7 +247,7 @@ fn refused(counters: &Map) -> Result<u64> {
 /// How many there were by when.
 struct Refusals {
     /// The program that tells the time.
-    sweep: Xdp,
+    sweep: Callable,
     counters: Map,
     /// Low 32 bits of the clock and the number, oldest first.
     samples: VecDeque<(u32, u64)>,
@@ -261,7 +259,7 @@ impl Refusals {
 
     fn new(pins: &Pins) -> Result<Self> {
         let mut refusals = Self {
-            sweep: pins.xdp("twheel_sweep")?,
+            sweep: pins.callable("twheel_sweep")?,
             counters: counters(pins)?,
             samples: VecDeque::new(),
         };
@@ -272,7 +270,7 @@ impl Refusals {
     fn sample(&mut self) -> Result<()> {
         let refused = refused(&self.counters)?;
         // The time after that: what has come in between counts as later.
-        let now = data_plane::now(&self.sweep)?;
+        let now = self.sweep.now()?;
         if self
             .samples
             .back()

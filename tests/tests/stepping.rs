@@ -1,0 +1,103 @@
+//! Both ways of running what is attached to nothing: the stepper, and the programs that delete and sweep.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use twheel_tests::netns::{Family, Pair, PolicyFile, SERVER, Twheel, require_root};
+
+/// More than one call that deletes takes.
+const CONNECTIONS: usize = 150;
+
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+/// How the wheels of a pair's server are stepped, as `stats` says.
+fn way(pair: &Pair) -> Result<String> {
+    let stats = pair.server.twheel_once(&["stats", "--iface", SERVER])?;
+    assert_eq!(stats.code(), Some(0), "{}", stats.stderr);
+    let lines = stats.lines.iter().map(|line| line.text.as_str());
+    let way = lines
+        .filter_map(|line| line.strip_prefix("stepped by "))
+        .next();
+    Ok(way.context("stats does not say how")?.to_owned())
+}
+
+#[test]
+fn doctor_and_stats_name_the_way_that_a_run_takes() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let way = way(&pair)?;
+    let doctor = pair.server.twheel_once(&["doctor", "--iface", SERVER])?;
+    let lines: Vec<_> = doctor.lines.iter().map(|line| line.text.as_str()).collect();
+    let said = lines.iter().find(|line| line.contains("stepping"));
+    let said = said.with_context(|| format!("{lines:?}"))?;
+    assert!(said.contains(&way), "{said}: {way}");
+    twheel.stop()?;
+    Ok(())
+}
+
+/// As on a kernel that gives nothing else: flows expire, are flushed, follow a policy, and are adopted.
+#[test]
+fn live_frames_do_what_test_runs_do() -> Result<()> {
+    require_root();
+    let args = [
+        "--iface",
+        SERVER,
+        "--stepping",
+        "live-frames",
+        "--timeout",
+        "30s",
+        "--json",
+        "--keep",
+    ];
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &args)?;
+    assert_eq!(way(&pair)?, "live frames");
+    let mut first = pair.connect(Family::V4)?;
+    first.talk()?;
+
+    // A policy shortens its timeout: that takes a sweep, and then a step.
+    let policy = PolicyFile::new(
+        "stepping",
+        "[[rule]]\nname = \"all\"\ndport = 7777\ntimeouts = { established = \"1s\" }\n",
+    )?;
+    let load = ["policy", "load", policy.path(), "--iface", SERVER];
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
+    let mut second = pair.connect(Family::V6)?;
+    second.talk()?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(2500))?;
+    let found: Vec<_> = expiries.iter().map(|it| (it.src, &*it.reason)).collect();
+    assert!(found.contains(&(second.name, "idle")), "{found:?}");
+    policy
+        .write("[[rule]]\nname = \"all\"\ndport = 7777\ntimeouts = { established = \"30s\" }\n")?;
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
+
+    // Adopted by the same way, and deleted by some calls.
+    let ended = twheel.kill()?;
+    assert_eq!(ended.signal(), Some(9));
+    let twheel = Twheel::start(&pair.server, &args)?;
+    twheel.await_stderr("adopted")?;
+    let connections = (0..CONNECTIONS)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect::<Result<Vec<_>>>()?;
+    thread::sleep(millis(200));
+    let flushed = pair.server.twheel_once(&["flush", "--iface", SERVER])?;
+    assert_eq!(flushed.code(), Some(0), "{}", flushed.stderr);
+    let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
+    let gone = expiries.iter().filter(|it| it.reason == "flushed");
+    let gone: Vec<_> = gone.map(|it| it.src).collect();
+    for connection in &connections {
+        assert!(gone.contains(&connection.name), "{}", connection.name);
+    }
+    twheel.stop()?;
+    let detached = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
+    pair.server.check_clean(SERVER)
+}

@@ -1,0 +1,185 @@
+//! The programs that userspace runs: the stepper, and those that delete and sweep. They are attached to nothing; their
+//! "packet" is their argument, and their answer is what it is then.
+//!
+//! Nothing that packets bring may run on the CPU meanwhile (`docs/design.md`). Where a test run has bottom halves off, it
+//! is one, and the kernel copies the "packet" back. Elsewhere it is one of live frames, which always has; of that the kernel gives
+//! nothing back, and the program leaves its answer in a map.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    path::Path,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Pod,
+    maps::{HashMap, Map, MapData, MapError},
+    programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp},
+};
+use aya_obj::programs::XdpAttachType;
+use twheel_common::{
+    packet::ETH_HEADER,
+    step::{Answer, Call, Delete, MAX_DELETES, Step, Sweep},
+};
+
+use crate::stepping::Stepping;
+
+/// Answers that the map has room for where programs are run by live frames, at least. One, where they are not.
+pub const MIN_ANSWERS: u32 = 64;
+
+/// Where programs that are run by live frames leave their answers.
+pub struct Answers(HashMap<MapData, u64, Answer>);
+
+/// How the programs are run that leave their answers in this map, `CALLS`.
+pub fn stepping(calls: &MapData) -> Result<Stepping> {
+    Ok(match calls.info()?.max_entries() {
+        MIN_ANSWERS.. => Stepping::LiveFrames,
+        _ => Stepping::TestRuns,
+    })
+}
+
+impl Answers {
+    /// Of the map `CALLS`; `None` where programs are run by plain test runs.
+    pub fn open(map: MapData) -> Result<Option<Self>> {
+        if stepping(&map)? == Stepping::TestRuns {
+            return Ok(None);
+        }
+        let map = HashMap::try_from(Map::LruHashMap(map))?;
+        Ok(Some(Self(map)))
+    }
+}
+
+/// A program that userspace runs, and where it answers.
+pub struct Callable {
+    program: Xdp,
+    answers: Option<Answers>,
+}
+
+impl Callable {
+    /// Of a program, and the map `CALLS` of its data plane.
+    pub fn new(program: Xdp, calls: MapData) -> Result<Self> {
+        let answers = Answers::open(calls)?;
+        Ok(Self { program, answers })
+    }
+
+    /// Of a program's pin, beside which its maps are pinned.
+    pub fn pinned(path: &Path) -> Result<Self> {
+        let program = Xdp::from_pin(path, XdpAttachType::Interface)
+            .with_context(|| format!("cannot open the program pinned at {}", path.display()))?;
+        let calls = path.with_file_name("CALLS");
+        let calls = MapData::from_pin(&calls)
+            .with_context(|| format!("cannot open the map pinned at {}", calls.display()))?;
+        Self::new(program, calls)
+    }
+
+    /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
+    pub fn step(&self, budget: u32) -> Result<Step> {
+        step(&self.program, self.answers.as_ref(), budget)
+    }
+
+    /// Low 32 bits of the data plane's clock, units, by its program that sweeps.
+    pub fn now(&self) -> Result<u32> {
+        let call = self.sweep(Sweep::default());
+        Ok(call.context("cannot ask the data plane for the time")?.now)
+    }
+
+    /// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
+    pub fn sweep(&self, call: Sweep) -> Result<Sweep> {
+        sweep(&self.program, self.answers.as_ref(), call)
+    }
+
+    /// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome
+    /// says how it went. A flow that had a packet since it was chosen stays.
+    pub fn delete(&self, entries: &mut [Delete]) -> Result<()> {
+        delete(&self.program, self.answers.as_ref(), entries)
+    }
+}
+
+/// As [`Callable::step`].
+pub fn step(program: &Xdp, answers: Option<&Answers>, budget: u32) -> Result<Step> {
+    let mut call = [Step {
+        budget,
+        ..Step::default()
+    }];
+    run(program, answers, &mut call).context("cannot run the stepper")?;
+    Ok(call[0])
+}
+
+/// As [`Callable::sweep`].
+pub fn sweep(program: &Xdp, answers: Option<&Answers>, call: Sweep) -> Result<Sweep> {
+    let mut call = [call];
+    run(program, answers, &mut call).context("cannot run the program that sweeps")?;
+    Ok(call[0])
+}
+
+/// As [`Callable::delete`].
+pub fn delete(program: &Xdp, answers: Option<&Answers>, entries: &mut [Delete]) -> Result<()> {
+    for entries in entries.chunks_mut(MAX_DELETES) {
+        run(program, answers, entries).context("cannot run the program that deletes")?;
+    }
+    Ok(())
+}
+
+/// Runs a program whose "packet" is its argument, and takes its answer.
+fn run<T: Pod>(program: &Xdp, answers: Option<&Answers>, call: &mut [T]) -> Result<()> {
+    const {
+        assert!(
+            size_of::<T>() >= ETH_HEADER,
+            "the kernel takes no shorter packet"
+        )
+    };
+    // SAFETY: `Pod`s are as many bytes as they are long, without padding here, and any bytes are valid ones.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(call.as_mut_ptr().cast::<u8>(), size_of_val(call))
+    };
+    match answers {
+        None => Ok(plain(program, bytes)?),
+        Some(answers) => live(program, answers, bytes),
+    }
+}
+
+fn plain(program: &Xdp, call: &mut [u8]) -> Result<(), ProgramError> {
+    let argument = call.to_vec();
+    program.test_run(TestRunOptions {
+        data_in: Some(&argument),
+        data_out: Some(call),
+        ..TestRunOptions::new()
+    })?;
+    Ok(())
+}
+
+/// By one live frame: never more, since between two of them the kernel leaves what it holds for the program.
+fn live(program: &Xdp, answers: &Answers, call: &mut [u8]) -> Result<()> {
+    let number = number();
+    let mut frame = [0; size_of::<Call>()];
+    frame[..call.len()].copy_from_slice(call);
+    frame[size_of::<Answer>()..].copy_from_slice(&number.to_ne_bytes());
+    program.test_run(TestRunOptions {
+        data_in: Some(&frame),
+        attrs: TestRunAttrs::new().xdp_live_frames(1),
+        ..TestRunOptions::new()
+    })?;
+    let answer = match answers.0.get(&number, 0) {
+        Ok(answer) => answer,
+        Err(MapError::KeyNotFound) => {
+            anyhow::bail!("the program's answer is gone: too many programs are run at once")
+        }
+        Err(error) => return Err(error).context("cannot read the program's answer"),
+    };
+    let bytes = answer.iter().flat_map(|word| word.to_ne_bytes());
+    for (place, byte) in call.iter_mut().zip(bytes) {
+        *place = byte;
+    }
+    Ok(())
+}
+
+/// A number that no other call has.
+fn number() -> u64 {
+    static NEXT: LazyLock<AtomicU64> =
+        LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(std::process::id())));
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,250 @@
+//! The options of `twheel run`, which `twheel doctor` takes as well.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use bytesize::ByteSize;
+use clap::{Args, ValueEnum};
+use twheel_common::{config::Config, packet::Protocols, state};
+
+use super::{Scheme, reap::Reap};
+use crate::{
+    attach::{Egress, Mode},
+    clock::Clock,
+    failure::{Failure, Kind},
+    filter::Known,
+    history, metrics, reap,
+    settings::Wanted,
+    share::Share,
+    stepping::{self, Stepping},
+    timeouts::Timeouts,
+};
+
+/// What a run may be told.
+#[derive(Args)]
+pub struct Options {
+    /// Wait for interfaces that are not there yet, and for those that go to come back
+    #[arg(long)]
+    pub wait_iface: bool,
+    /// Where XDP runs
+    #[arg(long, value_enum, default_value = "auto")]
+    pub mode: Mode,
+    /// Whether outgoing packets are seen too
+    #[arg(long, value_enum, default_value = "auto")]
+    pub egress: Egress,
+    /// Precision of expiry [default: 100ms; 10ms with `--rto on`]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub tick: Option<Duration>,
+    /// How long a flow may be idle: NAME=DURATION by conntrack's names of states; a duration alone is that of
+    /// established flows, and the most for all others; `inherit` takes this host's conntrack's [default: conntrack's]
+    #[arg(long, value_name = "LIST")]
+    pub timeout: Option<String>,
+    /// Whether flows are tracked whose beginning was not seen
+    #[arg(long, value_enum, default_value = "loose")]
+    pub pickup: Pickup,
+    /// What is tracked
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "LIST",
+        default_value = "tcp"
+    )]
+    pub proto: Vec<Proto>,
+    /// Count each flow's packets and bytes, each way
+    #[arg(long)]
+    pub accounting: bool,
+    /// Whether retransmission timers run, which needs both directions: round trips, timeouts, and flows that are stalled
+    #[arg(long, value_enum, default_value = "off")]
+    pub rto: Switch,
+    /// What a retransmission timeout is above the round trip, at least
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
+    pub rto_min: Duration,
+    /// The longest retransmission timeout
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
+    pub rto_max: Duration,
+    /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub max_retrans: u32,
+    /// Timeouts per service: a policy file; SIGHUP makes it be read again
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Flows tracked at once, at most
+    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    pub max_flows: u32,
+    /// Percent of a full table that one source (an IPv4 address, an IPv6 network of 64 bits) may hold when others want
+    /// room: what it holds above makes room for them; or `off`
+    #[arg(long, value_name = "PERCENT", default_value = "25")]
+    pub source_share: Share,
+    /// How the wheels turn
+    #[arg(long, value_enum, default_value = "hierarchical")]
+    pub scheme: Scheme,
+    /// Slots of a wheel's level, rounded up to a power of two [default: 1024; for a simple wheel as many
+    /// as the timeouts need]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+    /// Levels of a hierarchical wheel [default: 3]
+    #[arg(long, value_name = "N")]
+    pub levels: Option<u32>,
+    /// Where the history of what has ended is kept, for `twheel expired`; or `off`
+    #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
+    pub history: PathBuf,
+    /// Room for it on disk: the oldest goes first
+    #[arg(long, value_name = "BYTES", default_value = "64MiB")]
+    pub history_size: ByteSize,
+    /// Print a JSON object a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub reap: Reap,
+    /// Numbers for Prometheus at /metrics, health at /healthz, and a page that shows the wheels: a port of the
+    /// loopback address, or an IP address and a port
+    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
+    pub metrics: Option<SocketAddr>,
+    /// Leave everything attached and pinned at the end; the next run adopts it
+    #[arg(long)]
+    pub keep: bool,
+    /// Let the members of a group look at the flows and the history, delete flows and change the policy: by default what a
+    /// run makes is its user's alone
+    #[arg(long, value_name = "NAME")]
+    pub group: Option<String>,
+    /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "off")]
+    pub log_level: log::LevelFilter,
+    /// How wheels are stepped [default: by test runs, where this kernel's hold softirqs off, else by live frames]
+    #[arg(long, value_enum, value_name = "WAY")]
+    pub stepping: Option<Stepping>,
+}
+
+/// What is tracked.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Proto {
+    /// TCP
+    Tcp,
+    /// UDP
+    Udp,
+    /// ICMP and ICMPv6: queries and their answers
+    Icmp,
+}
+
+impl Proto {
+    fn bits(self) -> Protocols {
+        match self {
+            Self::Tcp => Protocols::TCP,
+            Self::Udp => Protocols::UDP,
+            Self::Icmp => Protocols::ICMP,
+        }
+    }
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+/// What may begin a flow.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Pickup {
+    /// Any segment but a FIN or a RST
+    Loose,
+    /// A SYN
+    Strict,
+}
+
+impl Options {
+    /// The data plane's configuration, with the timeouts of flows of no rule, and what is reaped; for a run on so many
+    /// interfaces.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`], with what does not go together.
+    pub fn config(
+        &self,
+        clock: Clock,
+        interfaces: usize,
+    ) -> Result<((Config, state::Timeouts), reap::Wanted)> {
+        if self.rto == Switch::On && self.egress == Egress::Off && interfaces == 1 {
+            return Err(Failure::new(
+                Kind::Usage,
+                "--rto on --egress off: retransmission timers need both directions: leave one of the two out, or give \
+                 a second interface by which the other direction comes in",
+            )
+            .into());
+        }
+        if self.rto == Switch::On && self.egress != Egress::Off && interfaces > 1 {
+            return Err(Failure::new(
+                Kind::Usage,
+                "--rto on with several interfaces: give --egress off, or what is forwarded between them is seen twice",
+            )
+            .into());
+        }
+        let wanted = Wanted {
+            tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
+                Switch::On => 10,
+                Switch::Off => 100,
+            })),
+            timeouts: match &self.timeout {
+                Some(list) => Timeouts::parse(list)?,
+                None => Timeouts::default(),
+            },
+            one_way: self.egress == Egress::Off,
+            strict: self.pickup == Pickup::Strict,
+            protocols: self
+                .proto
+                .iter()
+                .fold(Protocols(0), |all, it| all.with(it.bits())),
+            accounting: self.accounting,
+            rto: self.rto == Switch::On,
+            rto_min: self.rto_min,
+            rto_max: self.rto_max,
+            max_retrans: self.max_retrans,
+            enforce: self.reap.i_know_this_drops_traffic,
+            hold: self.reap.holds(),
+            enforce_rate: self.reap.enforce_rate,
+            share: self.source_share.0.is_some(),
+            max_flows: self.max_flows,
+            scheme: self.scheme.into(),
+            slots: self.slots,
+            levels: self.levels,
+        };
+        let reap = self.reap.wanted(
+            Known {
+                ended: true,
+                accounting: self.accounting,
+                rto: self.rto == Switch::On,
+            },
+            wanted.strict,
+        )?;
+        let mut config = wanted.config(clock)?;
+        config.1.0[state::Timeouts::REAP] = self.reap.actions.bits();
+        if self.history_size.as_u64() < history::LEAST_BYTES {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!(
+                    "--history-size {}: a history has at least {}; --history off keeps none",
+                    self.history_size,
+                    ByteSize(history::LEAST_BYTES)
+                ),
+            )
+            .into());
+        }
+        Ok((config, reap))
+    }
+
+    /// How wheels are stepped.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Unsupported`]: there is no way that is safe on this kernel.
+    pub fn stepping(&self) -> Result<Stepping> {
+        match self.stepping {
+            // That of live frames is as safe as the kernel lets it be: so that is still tried.
+            Some(way) => stepping::find().map(|_| way),
+            None => stepping::find(),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! How this kernel runs the programs that userspace runs, tried and not told from its version.
+//!
+//! Nothing that packets bring may run on a CPU while a step is under way there: both change its wheel, without a lock.
+//! Packets come in softirqs ("bottom halves"). A test run holds them off since Linux 6.3 (commit af2d0d09eabe, which
+//! distributions have taken into older ones); one of live frames always has, and costs more.
+//!
+//! With PREEMPT_RT, who holds them off can itself be preempted, and only a lock of the CPU keeps two such sections apart,
+//! which newer kernels may be built without (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
+
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use aya::{
+    Ebpf, include_bytes_aligned,
+    maps::Map,
+    programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp},
+    util::online_cpus,
+};
+use memmap2::{MmapOptions, MmapRaw};
+use twheel_common::{packet::ETH_HEADER, probe::Probe};
+
+use crate::{
+    failure::{Failure, Kind},
+    stepper::{pin_to, run_ahead},
+};
+
+/// The object that this program carries.
+static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/probe.bpf.o"));
+
+/// How programs are run that are attached to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Stepping {
+    /// By plain test runs, which hold bottom halves off
+    #[value(skip)]
+    TestRuns,
+    /// By test runs of live frames, which do so on every kernel, and cost more
+    LiveFrames,
+}
+
+impl Stepping {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TestRuns => "test runs",
+            Self::LiveFrames => "live frames",
+        }
+    }
+}
+
+/// A CPU is held so long for a timer of a fraction of that.
+const FOR_TIMER: Duration = Duration::from_millis(2);
+/// A CPU is held at most so long for a thread, which may preempt whoever holds it.
+const HOLD: Duration = Duration::from_millis(40);
+/// Once somebody else tries to run there, no longer than this.
+const AFTER: Duration = Duration::from_millis(5);
+/// Trials that say nothing, before it is called untold.
+const TRIES: u32 = 5;
+
+/// Finds the way by trying.
+///
+/// # Errors
+///
+/// [`Kind::Unsupported`]: there is none that is safe.
+pub fn find() -> Result<Stepping> {
+    let mut trial = Trial::new()?;
+    if !is_realtime() {
+        return Ok(match trial.by_timer() {
+            Some(false) => Stepping::TestRuns,
+            _ => Stepping::LiveFrames,
+        });
+    }
+    if trial.by_thread(Stepping::TestRuns)? == Some(false) {
+        return Ok(Stepping::TestRuns);
+    }
+    match trial.by_thread(Stepping::LiveFrames)? {
+        Some(false) => Ok(Stepping::LiveFrames),
+        Some(true) => Err(unsafe_here(
+            "this kernel (PREEMPT_RT) lets two softirqs of a CPU interleave, which twheel's wheels do not survive: \
+             boot one with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, or one without PREEMPT_RT",
+        )),
+        None => Err(unsafe_here(
+            "whether this kernel (PREEMPT_RT) keeps the softirqs of a CPU apart could not be told, because the CPUs are \
+             busy: try again",
+        )),
+    }
+}
+
+fn unsafe_here(message: &str) -> anyhow::Error {
+    Failure::new(Kind::Unsupported, message.to_owned()).into()
+}
+
+/// Whether this is a kernel with PREEMPT_RT.
+pub fn is_realtime() -> bool {
+    fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
+}
+
+/// The programs, loaded.
+struct Trial {
+    bpf: Ebpf,
+    probe: MmapRaw,
+    cpu: u32,
+}
+
+impl Trial {
+    fn new() -> Result<Self> {
+        let bpf =
+            Ebpf::load(OBJECT).context("cannot load the programs that try how programs are run")?;
+        let Some(Map::Array(map)) = bpf.map("PROBE") else {
+            return Err(anyhow!("the object of the trials has no PROBE"));
+        };
+        let probe = MmapOptions::new()
+            .len(size_of::<Probe>())
+            .map_raw(map.fd().as_fd().as_raw_fd())
+            .context("cannot map PROBE")?;
+        let cpu = online_cpus()
+            .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?
+            .first()
+            .copied()
+            .unwrap_or(0);
+        Ok(Self { bpf, probe, cpu })
+    }
+
+    /// Whether a bottom half runs on a CPU during a plain test run there; `None` where that could not be tried.
+    fn by_timer(&mut self) -> Option<bool> {
+        load(&mut self.bpf, "probe_timer").ok()?;
+        for _ in 0..TRIES {
+            self.begin(FOR_TIMER);
+            self.run("probe_timer", Stepping::TestRuns).ok()?;
+            // A bottom half that was held off has its turn at the end of the run.
+            let until = Instant::now() + Duration::from_secs(1);
+            while self.field(Field::Entered) == 0 && Instant::now() < until {
+                thread::sleep(Duration::from_micros(100));
+            }
+            if self.field(Field::Started) == 1 && self.field(Field::Entered) == 1 {
+                return Some(self.field(Field::Met) == 1);
+            }
+        }
+        None
+    }
+
+    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` where none has tried
+    /// while the CPU was held.
+    fn by_thread(&mut self, stepping: Stepping) -> Result<Option<bool>> {
+        load(&mut self.bpf, "probe_hold")?;
+        load(&mut self.bpf, "probe_enter")?;
+        for _ in 0..TRIES {
+            self.begin(HOLD);
+            let tried = thread::scope(|scope| {
+                let (this, cpu) = (&*self, self.cpu);
+                let other = scope.spawn(move || -> Result<bool> {
+                    pin_to(cpu)?;
+                    // Without it the thread may come too late, which is noticed.
+                    let _ = run_ahead(true);
+                    let until = Instant::now() + HOLD * 4;
+                    while this.field(Field::Inside) == 0 {
+                        if Instant::now() > until {
+                            return Ok(false);
+                        }
+                        thread::sleep(Duration::from_micros(200));
+                    }
+                    this.run("probe_enter", stepping)?;
+                    Ok(true)
+                });
+                let holder = scope.spawn(move || {
+                    pin_to(cpu)?;
+                    this.run("probe_hold", stepping)
+                });
+                // From a CPU that is not held, if there is one.
+                let until = Instant::now() + HOLD;
+                while this.field(Field::Inside) == 0 && Instant::now() < until {
+                    thread::sleep(Duration::from_micros(200));
+                }
+                thread::sleep(AFTER);
+                this.set(Field::Leave, 1);
+                let joined = |result: thread::Result<Result<()>>| {
+                    result.unwrap_or_else(|_| Err(anyhow!("a trial panicked")))
+                };
+                joined(holder.join())?;
+                other
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow!("a trial panicked")))
+            })?;
+            if tried {
+                return Ok(Some(self.field(Field::Met) == 1));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets what the last trial has left.
+    fn begin(&self, hold: Duration) {
+        for field in [
+            Field::Leave,
+            Field::Inside,
+            Field::Entered,
+            Field::Met,
+            Field::Started,
+        ] {
+            self.set(field, 0);
+        }
+        self.set(Field::Hold, hold.as_nanos() as u64);
+    }
+
+    fn run(&self, name: &str, stepping: Stepping) -> Result<()> {
+        let program: &Xdp = self
+            .bpf
+            .program(name)
+            .with_context(|| format!("the object of the trials has no {name}"))?
+            .try_into()?;
+        let frame = [0; ETH_HEADER];
+        let attrs = match stepping {
+            Stepping::TestRuns => TestRunAttrs::new(),
+            Stepping::LiveFrames => TestRunAttrs::new().xdp_live_frames(1),
+        };
+        program
+            .test_run(TestRunOptions {
+                data_in: Some(&frame),
+                attrs,
+                ..TestRunOptions::new()
+            })
+            .with_context(|| format!("cannot run {name}"))?;
+        Ok(())
+    }
+
+    fn field(&self, field: Field) -> u64 {
+        self.place(field).load(Ordering::SeqCst)
+    }
+
+    fn set(&self, field: Field, value: u64) {
+        self.place(field).store(value, Ordering::SeqCst);
+    }
+
+    fn place(&self, field: Field) -> &AtomicU64 {
+        const { assert!(size_of::<Probe>() == 8 * 6) };
+        // SAFETY: the mapping is as long as a `Probe`, which is words alone, and stays as long as this.
+        unsafe { AtomicU64::from_ptr(self.probe.as_mut_ptr().cast::<u64>().add(field as usize)) }
+    }
+}
+
+/// The words of a [`Probe`].
+#[derive(Clone, Copy)]
+enum Field {
+    Hold = 0,
+    Leave = 1,
+    Inside = 2,
+    Entered = 3,
+    Met = 4,
+    Started = 5,
+}
+
+fn load(bpf: &mut Ebpf, name: &str) -> Result<()> {
+    let program: &mut Xdp = bpf
+        .program_mut(name)
+        .with_context(|| format!("the object of the trials has no {name}"))?
+        .try_into()?;
+    match program.load() {
+        Ok(()) | Err(aya::programs::ProgramError::AlreadyLoaded) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("the kernel refuses {name}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs root. A timer finds the CPU held by nobody where the trial holds nothing off.
+    #[test]
+    fn the_two_ways_are_told_apart() {
+        if crate::privilege::missing().is_ok_and(|missing| !missing.is_empty()) {
+            return;
+        }
+        let way = find().unwrap();
+        let mut trial = Trial::new().unwrap();
+        if way == Stepping::TestRuns && !is_realtime() {
+            assert_eq!(trial.by_timer(), Some(false));
+        }
+        // Nothing else begins while live frames are run, on any kernel that is supported.
+        assert_ne!(trial.by_thread(Stepping::LiveFrames).unwrap(), Some(true));
+    }
+}
