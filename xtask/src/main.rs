@@ -4,6 +4,7 @@
 //! `twheel-ebpf/prebuilt`. What needs more than that (the BPF target, root, a lab) is here.
 
 mod bench;
+mod cross;
 mod ebpf;
 mod fuzz;
 mod lint;
@@ -66,6 +67,13 @@ enum Task {
         args: Vec<String>,
     },
 
+    /// Build the program twheel, and print where it is
+    Build {
+        /// For which architecture
+        #[arg(long, value_enum, default_value = "native")]
+        target: cross::Target,
+    },
+
     /// Build the eBPF objects into target/bpf
     BuildEbpf {
         /// Compare them with the committed ones, and fail when they differ
@@ -91,11 +99,19 @@ enum Task {
         args: Vec<String>,
     },
 
-    /// Boot Debian's kernels in a virtual machine and run tests there
+    /// Boot Debian's kernels in virtual machines and check twheel there
+    ///
+    /// All of them, which takes an hour or so, also write the table of docs/kernels.md.
     VmTest {
-        /// The package of one kernel, instead of all
-        #[arg(long, value_name = "PACKAGE")]
+        /// Only kernels whose release begins with this, such as 6.12, of the matrix or not
+        #[arg(long, value_name = "TEXT")]
         kernel: Option<String>,
+        /// Only the newest, 6.12 and 6.1, with fewer checks: what each run of CI does
+        #[arg(long, conflicts_with = "kernel")]
+        ci: bool,
+        /// Machines at a time; each takes one CPU
+        #[arg(long, value_name = "N", default_value_t = 2)]
+        jobs: usize,
     },
 
     /// Write a man page for each command of twheel into target/man
@@ -127,7 +143,8 @@ fn main() -> ExitCode {
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
         Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
-        Task::VmTest { kernel } => vm::test(kernel.as_deref()),
+        Task::Build { target } => cross::build(target),
+        Task::VmTest { kernel, ci, jobs } => vm::test(&vm::Options { kernel, ci, jobs }),
         Task::Man => man::man(),
         Task::Setup => setup::setup(),
     };

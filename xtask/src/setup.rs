@@ -41,16 +41,28 @@ pub fn benches() -> Result<()> {
     ])
 }
 
-/// What boots other kernels.
+/// What boots other kernels, on this architecture and on others; and what is copied into these machines.
 pub fn vm() -> Result<()> {
     need(&[
         ("qemu-system-x86_64", "qemu-system-x86", "1 min"),
+        ("qemu-system-aarch64", "qemu-system-arm", "1 min"),
         ("busybox", "busybox-static", "5 s"),
         ("cpio", "cpio", "5 s"),
         ("kmod", "kmod", "5 s"),
-        ("strip", "binutils", "10 s"),
+        ("readelf", "binutils", "10 s"),
+        ("ip", "iproute2", "10 s"),
         ("nft", "nftables", "10 s"),
+        ("bpftool", "bpftool", "5 s"),
     ])
+}
+
+/// What links programs for 64-bit ARM.
+pub fn aarch64() -> Result<()> {
+    need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;
+    if !Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists() {
+        apt(&["libc6-dev-arm64-cross"], "20 s")?;
+    }
+    Ok(())
 }
 
 /// What the lab needs: root, `ip` and a bpffs.

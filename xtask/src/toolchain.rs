@@ -60,29 +60,55 @@ pub struct Toolchain {
 impl Toolchain {
     /// The cargo of this toolchain, set to build with it.
     pub fn cargo(&self) -> Command {
-        let mut cargo = Command::new(self.sysroot.join("bin/cargo"));
-        cargo.current_dir(sh::workspace());
-        // The caller's settings are meant for the host; they must not change the bytes.
-        for (key, _) in env::vars_os() {
-            if key.as_encoded_bytes().starts_with(b"CARGO_PROFILE_") {
-                cargo.env_remove(key);
-            }
-        }
-        for key in ["CARGO_INCREMENTAL", "RUSTC_WRAPPER", "LD_LIBRARY_PATH"] {
-            cargo.env_remove(key);
-        }
+        let mut cargo = cargo(&self.sysroot, &self.compiler.rustc);
         let path = env::var_os("PATH").unwrap_or_default();
         let path = [self.linker_dir.clone()]
             .into_iter()
             .chain(env::split_paths(&path));
-        cargo
-            .env("PATH", env::join_paths(path).expect("these were in PATH"))
-            .env("RUSTC", self.sysroot.join("bin/rustc"));
-        if !self.compiler.rustc.contains("nightly") {
-            cargo.env("RUSTC_BOOTSTRAP", "1");
-        }
+        cargo.env("PATH", env::join_paths(path).expect("these were in PATH"));
         cargo
     }
+}
+
+/// The cargo of a sysroot, set to build with the rustc beside it, of this release, as a nightly.
+fn cargo(sysroot: &Path, release: &str) -> Command {
+    let mut cargo = Command::new(sysroot.join("bin/cargo"));
+    cargo.current_dir(sh::workspace());
+    // The caller's settings are meant for the host; they must not change the bytes.
+    for (key, _) in env::vars_os() {
+        if key.as_encoded_bytes().starts_with(b"CARGO_PROFILE_") {
+            cargo.env_remove(key);
+        }
+    }
+    for key in ["CARGO_INCREMENTAL", "RUSTC_WRAPPER", "LD_LIBRARY_PATH"] {
+        cargo.env_remove(key);
+    }
+    cargo.env("RUSTC", sysroot.join("bin/rustc"));
+    if !release.contains("nightly") {
+        cargo.env("RUSTC_BOOTSTRAP", "1");
+    }
+    cargo
+}
+
+/// A compiler that comes with the sources of the standard library, and builds it for other architectures.
+pub struct Sources(Rustc);
+
+impl Sources {
+    /// Its cargo, set to build with it.
+    pub fn cargo(&self) -> Command {
+        cargo(&self.0.sysroot, &self.0.release)
+    }
+}
+
+/// Finds such a compiler: a nightly of rustup's, or Debian's, which is installed where it is missing.
+pub fn sources() -> Result<Sources> {
+    let mut found = rustups().into_iter().filter_map(Rustc::at);
+    if let Some(rustc) = found.next().or_else(|| Rustc::at(SYSTEM.into())) {
+        return Ok(Sources(rustc));
+    }
+    setup::apt(&DEBIAN, "a minute or two")?;
+    let rustc = Rustc::at(SYSTEM.into()).context("rustc-web came without the library's sources")?;
+    Ok(Sources(rustc))
 }
 
 /// Finds a toolchain, or says why there is none. One with the recorded rustc goes first; if

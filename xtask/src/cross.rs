@@ -1,0 +1,126 @@
+//! `cargo xtask build`: the program, for this machine or for another architecture.
+//!
+//! The standard library of the other architecture is built along with it, from the sources that come with a nightly of
+//! rustup's or with Debian's rustc: so no server of rustup's is needed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::{
+    ebpf, run, setup,
+    sh::{self, say},
+    toolchain,
+};
+
+/// An architecture to build for.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// This machine's
+    Native,
+    /// 64-bit ARM, with Debian's C library: runs on Debian 12 and newer
+    Aarch64,
+}
+
+/// Builds twheel and says where it is.
+pub fn build(target: Target) -> Result<()> {
+    let twheel = match target {
+        Target::Native => run::build(None)?.twheel,
+        Target::Aarch64 => {
+            let object = ebpf::objects()?.twheel;
+            Cross::aarch64()?.twheel(&object)?
+        }
+    };
+    println!("{}", twheel.display());
+    Ok(())
+}
+
+/// A compiler for another architecture.
+pub struct Cross {
+    triple: &'static str,
+    linker: &'static str,
+    /// `CARGO_TARGET_<TRIPLE>_LINKER`, which names the linker.
+    variable: &'static str,
+    toolchain: toolchain::Sources,
+}
+
+impl Cross {
+    /// That of 64-bit ARM.
+    pub fn aarch64() -> Result<Self> {
+        setup::aarch64()?;
+        Ok(Self {
+            triple: "aarch64-unknown-linux-gnu",
+            linker: "aarch64-linux-gnu-gcc",
+            variable: "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+            toolchain: toolchain::sources()?,
+        })
+    }
+
+    /// Apart from the host's, whose compiler is another one.
+    fn dir(&self) -> PathBuf {
+        sh::target("cross")
+    }
+
+    fn cargo(&self, command: &str, object: &Path) -> Command {
+        let mut cargo = self.toolchain.cargo();
+        cargo
+            .args([command, "--quiet", "--release", "--target", self.triple])
+            .args(["-Z", "build-std=std,panic_abort,test", "--target-dir"])
+            .arg(self.dir())
+            .env(self.variable, self.linker)
+            .env("TWHEEL_BPF_OBJECT", object);
+        cargo
+    }
+
+    /// Builds the command `twheel` around an eBPF object.
+    pub fn twheel(&self, object: &Path) -> Result<PathBuf> {
+        say!(
+            "Building twheel for {}; this usually takes 4 min the first time.",
+            self.triple
+        );
+        let mut cargo = self.cargo("build", object);
+        sh::run(cargo.args(["-p", "twheel-user", "--bin", "twheel"]))?;
+        Ok(self.dir().join(self.triple).join("release/twheel"))
+    }
+
+    /// Builds binaries of the tests.
+    pub fn tests(
+        &self,
+        object: &Path,
+        names: &[&'static str],
+    ) -> Result<Vec<(&'static str, PathBuf)>> {
+        say!(
+            "Building tests for {}; this usually takes 3 min the first time.",
+            self.triple
+        );
+        test_binaries(self.cargo("test", object), names)
+    }
+}
+
+/// Lets a `cargo test` build binaries of twheel-tests, and returns where they are.
+pub fn test_binaries(
+    mut cargo: Command,
+    names: &[&'static str],
+) -> Result<Vec<(&'static str, PathBuf)>> {
+    cargo.args(["--no-run", "--message-format=json", "-p", "twheel-tests"]);
+    cargo.args(names.iter().flat_map(|name| ["--test", name]));
+    let messages = sh::output(&mut cargo)?;
+    let built: Vec<Value> = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let path = |name: &'static str| {
+        let message = built
+            .iter()
+            .find(|it| it["target"]["name"] == name && it["target"]["kind"][0] == "test");
+        let path = message.and_then(|it| it["executable"].as_str());
+        let path = path.with_context(|| format!("cargo has built no {name}"))?;
+        Ok((name, PathBuf::from(path)))
+    };
+    names.iter().map(|name| path(name)).collect()
+}

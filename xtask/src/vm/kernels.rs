@@ -1,0 +1,393 @@
+//! Which kernels Debian has, which of them are tested, and what is expected of each.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use super::apt::Apt;
+use crate::sh::{self, say};
+
+/// The oldest that twheel is for.
+pub const OLDEST: [u32; 2] = [6, 1];
+/// Real-time kernels of Debian's releases, which are tested beside the newest one.
+const REALTIME: [[u32; 2]; 2] = [[6, 1], [6, 12]];
+/// What each run of CI boots, beside the newest.
+const CI: [[u32; 2]; 2] = [[6, 12], OLDEST];
+/// The first real-time kernel that may run two softirq sections of a CPU interleaved, unless its configuration keeps
+/// the lock that prevents it.
+const INTERLEAVING: [u32; 2] = [6, 18];
+/// A module that tests cannot do without.
+const VETH: &str = "kernel/drivers/net/veth.ko";
+
+/// An architecture of Debian's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arch {
+    /// x86-64.
+    Amd64,
+    /// 64-bit ARM.
+    Arm64,
+}
+
+impl Arch {
+    /// Debian's name.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// The name that goes into the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86-64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// The directory of its libraries.
+    pub fn triplet(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64-linux-gnu",
+            Self::Arm64 => "aarch64-linux-gnu",
+        }
+    }
+}
+
+/// A kernel in Debian's lists. They are ordered by version.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release {
+    /// All numbers of its version.
+    numbers: Vec<u32>,
+    /// For what.
+    pub arch: Arch,
+    /// Whether it is one of PREEMPT_RT.
+    pub realtime: bool,
+    /// What `uname -r` says.
+    pub name: String,
+}
+
+impl Release {
+    /// Reads the name of a kernel's package; `None` for those of no kernel, and of kernels that are not tested.
+    pub(super) fn of_package(package: &str) -> Option<Self> {
+        let name = package.strip_prefix("linux-image-")?;
+        let (version, arch) = [Arch::Amd64, Arch::Arm64].into_iter().find_map(|arch| {
+            let version = name.strip_suffix(arch.debian())?.strip_suffix('-')?;
+            Some((version, arch))
+        })?;
+        let (version, flavour) = version.rsplit_once('-')?;
+        let realtime = match flavour {
+            "rt" => true,
+            "cloud" => false,
+            _ => return None,
+        };
+        let numbers: Vec<u32> = version
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|number| number.parse().ok())
+            .collect();
+        // `linux-image-6.12-rt-amd64` is the name of whatever is the latest.
+        (numbers.len() > 2).then(|| Self {
+            numbers,
+            arch,
+            realtime,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Major and minor version.
+    pub fn series(&self) -> [u32; 2] {
+        [self.numbers[0], self.numbers[1]]
+    }
+
+    /// Its packages: newer kernels are split, and the mirror may have lost the modules of a superseded one.
+    fn packages(&self, names: &BTreeSet<String>) -> Vec<String> {
+        let split = [self.package("binary"), self.package("modules")];
+        let mut packages = if names.contains(&split[0]) {
+            split.to_vec()
+        } else {
+            vec![self.package("image")]
+        };
+        packages.push(self.package("base"));
+        packages.retain(|it| names.contains(it));
+        packages
+    }
+
+    fn package(&self, part: &str) -> String {
+        format!("linux-{part}-{}", self.name)
+    }
+
+    fn is_whole(&self, names: &BTreeSet<String>) -> bool {
+        !names.contains(&self.package("binary")) || names.contains(&self.package("modules"))
+    }
+}
+
+/// The latest of each series, the newest first: whole if there is a whole one.
+fn latest(names: &BTreeSet<String>) -> Vec<Release> {
+    let mut latest = BTreeMap::<_, Release>::new();
+    for release in names.iter().filter_map(|it| Release::of_package(it)) {
+        let key = (release.series(), release.arch, release.realtime);
+        let rank = |it: &Release| (it.is_whole(names), it.clone());
+        if latest
+            .get(&key)
+            .is_none_or(|known| rank(known) < rank(&release))
+        {
+            latest.insert(key, release);
+        }
+    }
+    latest.into_values().rev().collect()
+}
+
+/// Which kernels are wanted.
+pub enum Wanted<'a> {
+    /// The whole matrix.
+    All,
+    /// What CI boots.
+    Ci,
+    /// The latest of each series, in the matrix or not, whose names begin with this.
+    Named(&'a str),
+}
+
+/// The kernels to boot, by architecture, the newest first, those of PREEMPT_RT after the others.
+pub fn choose(names: &BTreeSet<String>, wanted: &Wanted<'_>) -> Vec<Release> {
+    let latest = latest(names);
+    let is =
+        |release: &Release, arch, realtime| (release.arch, release.realtime) == (arch, realtime);
+    let newest = |arch, realtime| {
+        let first = latest.iter().find(|it| is(it, arch, realtime));
+        first.map(Release::series)
+    };
+    let too_old = latest
+        .iter()
+        .find(|it| is(it, Arch::Amd64, false) && it.series() < OLDEST);
+    let in_matrix = |release: &Release| {
+        let series = release.series();
+        match (release.arch, release.realtime) {
+            (Arch::Amd64, false) => series >= OLDEST || Some(release) == too_old,
+            (Arch::Amd64, true) => {
+                REALTIME.contains(&series) || newest(Arch::Amd64, true) == Some(series)
+            }
+            (Arch::Arm64, false) => series == OLDEST || newest(Arch::Arm64, false) == Some(series),
+            (Arch::Arm64, true) => false,
+        }
+    };
+    let is_wanted = |release: &&Release| match wanted {
+        Wanted::All => in_matrix(release),
+        Wanted::Named(start) => release.name.starts_with(start),
+        Wanted::Ci => {
+            let series = release.series();
+            is(release, Arch::Amd64, false)
+                && (CI.contains(&series) || newest(Arch::Amd64, false) == Some(series))
+        }
+    };
+    let chosen = latest.iter().filter(is_wanted);
+    let mut chosen: Vec<_> = chosen.cloned().collect();
+    chosen.sort_by_key(|it| (it.arch, it.realtime, Reverse(it.series())));
+    chosen
+}
+
+/// What is to happen on a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// It attaches, and everything works.
+    Attaches,
+    /// It is refused: too old.
+    TooOld,
+    /// It is refused: two softirq sections of a CPU may interleave.
+    Interleaves,
+}
+
+impl Expected {
+    fn of(release: &Release, config: &str) -> Self {
+        let is_set = |option: &str| {
+            let line = format!("{option}=y");
+            config.lines().any(|it| it == line)
+        };
+        if release.series() < OLDEST {
+            Self::TooOld
+        } else if is_set("CONFIG_PREEMPT_RT")
+            && release.series() >= INTERLEAVING
+            && !is_set("CONFIG_PREEMPT_RT_NEEDS_BH_LOCK")
+        {
+            Self::Interleaves
+        } else {
+            Self::Attaches
+        }
+    }
+}
+
+/// A kernel and its modules, unpacked.
+pub struct Kernel {
+    /// Which.
+    pub release: Release,
+    /// What is to happen on it.
+    pub expected: Expected,
+    /// Where its packages are unpacked.
+    pub root: PathBuf,
+    /// Whether its modules are there: without them `lo` is the only interface.
+    pub has_modules: bool,
+}
+
+impl Kernel {
+    /// From Debian; once.
+    pub fn fetch(
+        apt: &Apt,
+        names: &BTreeSet<String>,
+        release: Release,
+        cache: &Path,
+    ) -> Result<Self> {
+        let root = cache.join(&release.name);
+        if !root.exists() {
+            say!(
+                "Fetching {} with apt-get; this usually takes 30 s.",
+                release.name
+            );
+            apt.unpack(&release.packages(names), release.arch, &root)?;
+            if modules(&root, &release.name).is_dir() {
+                // As the package would do when it is installed; its modules have moved to /usr.
+                let base = modules(&root, &release.name);
+                let base = base.ancestors().nth(3).context("modules lie three deep")?;
+                let mut depmod = Command::new("/sbin/depmod");
+                sh::run(depmod.arg("-b").arg(base).arg(&release.name))?;
+            }
+        }
+        let config = first(
+            &root,
+            &["boot/config-", "usr/lib/linux/config-"],
+            &release.name,
+        )
+        .unwrap_or_else(|| modules(&root, &release.name).join("config"));
+        let config = fs::read_to_string(&config)
+            .with_context(|| format!("no configuration of {} came", release.name))?;
+        Ok(Self {
+            expected: Expected::of(&release, &config),
+            has_modules: ["", ".xz", ".zst"].iter().any(|suffix| {
+                let veth = modules(&root, &release.name).join(format!("{VETH}{suffix}"));
+                veth.exists()
+            }),
+            release,
+            root,
+        })
+    }
+
+    /// The image that boots.
+    pub fn image(&self) -> Result<PathBuf> {
+        let image = self.modules().join("vmlinuz");
+        if image.exists() {
+            return Ok(image);
+        }
+        first(&self.root, &["boot/vmlinuz-"], &self.release.name)
+            .with_context(|| format!("no image of {} came", self.release.name))
+    }
+
+    /// The directory of its modules.
+    pub fn modules(&self) -> PathBuf {
+        modules(&self.root, &self.release.name)
+    }
+}
+
+fn modules(root: &Path, release: &str) -> PathBuf {
+    let usr = root.join("usr/lib/modules").join(release);
+    if usr.exists() {
+        return usr;
+    }
+    root.join("lib/modules").join(release)
+}
+
+fn first(root: &Path, prefixes: &[&str], release: &str) -> Option<PathBuf> {
+    let paths = prefixes
+        .iter()
+        .map(|it| root.join(format!("{it}{release}")));
+    paths.into_iter().find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|it| (*it).to_owned()).collect()
+    }
+
+    fn chosen(wanted: &Wanted<'_>) -> Vec<String> {
+        let all = names(&[
+            "linux-image-5.10.0-9-cloud-amd64",
+            "linux-image-5.10.0-46-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64-dbg",
+            "linux-image-6.1.0-56-cloud-amd64-unsigned",
+            "linux-image-6.1.0-0.deb11.60-cloud-amd64",
+            "linux-image-6.1.0-56-rt-amd64",
+            "linux-image-6.1.0-56-cloud-arm64",
+            "linux-image-6.12-rt-amd64",
+            "linux-image-6.12.9+deb13-cloud-amd64",
+            "linux-image-6.12.117+deb12-cloud-amd64",
+            "linux-image-6.12.117+deb13-cloud-amd64",
+            "linux-image-6.12.117+deb13-amd64",
+            "linux-image-6.12.117+deb13-cloud-arm64",
+            "linux-image-6.16.12+deb13-rt-amd64",
+            "linux-image-7.3.4+deb13-cloud-amd64",
+            "linux-binary-7.3.4+deb13-cloud-amd64",
+            "linux-modules-7.3.4+deb13-cloud-amd64",
+            "linux-image-7.3.5+deb13-cloud-amd64",
+            "linux-binary-7.3.5+deb13-cloud-amd64",
+            "linux-image-7.3.4+deb13-rt-amd64",
+            "linux-image-7.3.4+deb13-cloud-arm64",
+        ]);
+        choose(&all, wanted).into_iter().map(|it| it.name).collect()
+    }
+
+    #[test]
+    fn the_matrix_has_the_latest_whole_kernel_of_each_series() {
+        assert_eq!(
+            chosen(&Wanted::All),
+            [
+                "7.3.4+deb13-cloud-amd64",
+                "6.12.117+deb13-cloud-amd64",
+                "6.1.0-56-cloud-amd64",
+                "5.10.0-46-cloud-amd64",
+                "7.3.4+deb13-rt-amd64",
+                "6.1.0-56-rt-amd64",
+                "7.3.4+deb13-cloud-arm64",
+                "6.1.0-56-cloud-arm64",
+            ]
+        );
+        assert_eq!(
+            chosen(&Wanted::Ci),
+            [
+                "7.3.4+deb13-cloud-amd64",
+                "6.12.117+deb13-cloud-amd64",
+                "6.1.0-56-cloud-amd64",
+            ]
+        );
+        assert_eq!(
+            chosen(&Wanted::Named("6.12")),
+            ["6.12.117+deb13-cloud-amd64", "6.12.117+deb13-cloud-arm64"]
+        );
+    }
+
+    #[test]
+    fn what_is_expected_follows_from_version_and_configuration() {
+        let of = |package: &str, config: &str| {
+            Expected::of(&Release::of_package(package).unwrap(), config)
+        };
+        let realtime = "CONFIG_PREEMPT_RT=y\n# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set\n";
+        let locked = "CONFIG_PREEMPT_RT=y\nCONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y\n";
+        let newest = "linux-image-7.3.4+deb13-rt-amd64";
+        assert_eq!(of(newest, realtime), Expected::Interleaves);
+        assert_eq!(of(newest, locked), Expected::Attaches);
+        assert_eq!(
+            of("linux-image-6.1.0-56-rt-amd64", "CONFIG_PREEMPT_RT=y\n"),
+            Expected::Attaches
+        );
+        assert_eq!(
+            of("linux-image-5.10.0-46-cloud-amd64", ""),
+            Expected::TooOld
+        );
+    }
+}

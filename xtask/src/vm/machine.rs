@@ -1,0 +1,261 @@
+//! The machine: an initramfs that holds the kernel's modules, the programs and what they are linked to, and QEMU.
+//!
+//! It has no disk and no network. Its processors are emulated (TCG), so that neither KVM nor a processor's features are
+//! needed, and its clock counts their instructions: how busy this machine is changes no timing in there, and
+//! where all processors of the machine sleep, its time passes at once.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    kernels::{Arch, Kernel},
+    script,
+};
+use crate::sh;
+
+/// What the script and the tests call, beside the programs that are built.
+const PROGRAMS: [&str; 6] = ["busybox", "kmod", "ip", "tc", "nft", "bpftool"];
+/// Modules that the kernel loads by itself, with what they depend on: devices, filters, diagnosis of sockets.
+const MODULES: [&str; 9] = [
+    "kernel/drivers/net/veth.ko",
+    "kernel/drivers/net/dummy.ko",
+    "kernel/drivers/net/tun.ko",
+    "kernel/net/core/",
+    "kernel/net/ipv4/",
+    "kernel/net/ipv6/",
+    "kernel/net/netfilter/",
+    "kernel/net/sched/",
+    "kernel/crypto/crc32c",
+];
+/// Seconds that a machine may take.
+const LIMIT: &str = "1800";
+
+/// What a machine of an architecture runs.
+pub struct Programs {
+    /// For which.
+    pub arch: Arch,
+    /// Below which `ip` and libraries are: `/`, or unpacked packages.
+    pub userland: PathBuf,
+    /// The command `twheel`.
+    pub twheel: PathBuf,
+    /// Its eBPF object.
+    pub object: PathBuf,
+    /// Binaries of the tests, by their names.
+    pub tests: Vec<(&'static str, PathBuf)>,
+}
+
+impl Programs {
+    /// Copies everything into the root of a machine.
+    fn install(&self, root: &Path) -> Result<()> {
+        for program in PROGRAMS {
+            let from = self.find(&["bin", "sbin", "usr/bin", "usr/sbin"], program);
+            let from = from.with_context(|| format!("there is no {program}"))?;
+            self.copy(&from, root, program)?;
+        }
+        self.copy(&self.twheel, root, "twheel")?;
+        self.strip(&root.join("bin/twheel"))?;
+        for (name, path) in &self.tests {
+            self.copy(path, root, name)?;
+            self.strip(&root.join("bin").join(name))?;
+        }
+        symlink("busybox", root.join("bin/sh")).context("cannot make a link")?;
+        symlink("kmod", root.join("bin/modprobe")).context("cannot make a link")?;
+        fs::copy(&self.object, root.join("twheel.bpf.o")).context("cannot copy the object")?;
+        Ok(())
+    }
+
+    fn find(&self, directories: &[&str], name: &str) -> Option<PathBuf> {
+        let paths = directories
+            .iter()
+            .map(|it| self.userland.join(it).join(name));
+        paths.into_iter().find(|path| path.exists())
+    }
+
+    /// Copies a program, its loader and the libraries it needs.
+    fn copy(&self, from: &Path, root: &Path, name: &str) -> Result<()> {
+        put(from, &root.join("bin").join(name))?;
+        let triplet = self.arch.triplet();
+        let [lib, usr] = ["lib", "usr/lib"].map(|it| format!("{it}/{triplet}"));
+        let mut todo = vec![from.to_owned()];
+        let mut done = BTreeSet::new();
+        while let Some(file) = todo.pop() {
+            for needed in needed(&file)? {
+                if !done.insert(needed.clone()) {
+                    continue;
+                }
+                // The loader is named by its path.
+                let (path, to) = match needed.strip_prefix('/') {
+                    Some(loader) => (self.find(&[""], loader), root.join(loader)),
+                    None => (
+                        self.find(&[&lib, &usr], &needed),
+                        root.join(&lib).join(&needed),
+                    ),
+                };
+                let path =
+                    path.with_context(|| format!("{name} needs {needed}, which is not here"))?;
+                put(&path, &to)?;
+                todo.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what only debuggers read.
+    fn strip(&self, path: &Path) -> Result<()> {
+        let strip = match self.arch {
+            Arch::Amd64 => "strip".to_owned(),
+            Arch::Arm64 => format!("{}-strip", self.arch.triplet()),
+        };
+        sh::run(Command::new(strip).arg(path))
+    }
+}
+
+fn put(from: &Path, to: &Path) -> Result<()> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+/// The loader and the libraries that a program or a library is linked to.
+fn needed(file: &Path) -> Result<Vec<String>> {
+    let mut readelf = Command::new("readelf");
+    let text = sh::output(readelf.env("LC_ALL", "C").arg("-ldW").arg(file))?;
+    let between = |line: &str, start: &str, end: char| {
+        let (_, rest) = line.split_once(start)?;
+        Some(rest.split_once(end)?.0.to_owned())
+    };
+    let name = |line| {
+        between(line, "Shared library: [", ']')
+            .or_else(|| between(line, "program interpreter: ", ']'))
+    };
+    Ok(text.lines().filter_map(name).collect())
+}
+
+/// Copies modules and what they depend on, and lists them anew.
+fn install_modules(kernel: &Kernel, root: &Path) -> Result<()> {
+    let from = kernel.modules();
+    let release = &kernel.release.name;
+    let to = root.join("lib/modules").join(release);
+    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    for list in [
+        "modules.builtin",
+        "modules.builtin.modinfo",
+        "modules.order",
+    ] {
+        if from.join(list).exists() {
+            put(&from.join(list), &to.join(list))?;
+        }
+    }
+    if kernel.has_modules {
+        let list = from.join("modules.dep");
+        let list =
+            fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
+        for module in wanted_modules(&list) {
+            put(&from.join(module), &to.join(module))?;
+        }
+    }
+    sh::run(
+        Command::new("/sbin/depmod")
+            .arg("-b")
+            .arg(root)
+            .arg(release),
+    )
+}
+
+/// Of the lines of modules.dep (`module: what it depends on`), what a machine needs.
+fn wanted_modules(list: &str) -> BTreeSet<&str> {
+    let lines = list.lines().filter_map(|line| line.split_once(':'));
+    lines
+        .filter(|(module, _)| MODULES.iter().any(|it| module.starts_with(it)))
+        .flat_map(|(module, depends)| depends.split_whitespace().chain([module]))
+        .collect()
+}
+
+/// Packs the root of a machine, and returns the archive. It is not compressed: that would be emulated, too.
+fn pack(kernel: &Kernel, programs: &Programs, script: &str, dir: &Path) -> Result<PathBuf> {
+    let root = dir.join("root");
+    let _ = fs::remove_dir_all(dir);
+    for directory in [
+        "proc", "sys", "dev", "tmp", "run", "etc", "bin", "lib", "usr", "var/lib",
+    ] {
+        fs::create_dir_all(root.join(directory)).context("cannot make the machine's root")?;
+    }
+    for (link, to) in [("sbin", "bin"), ("usr/bin", "/bin"), ("var/run", "/run")] {
+        symlink(to, root.join(link)).context("cannot make a link")?;
+    }
+    programs.install(&root)?;
+    install_modules(kernel, &root)?;
+    fs::write(root.join("policy.toml"), script::POLICY).context("cannot write a policy")?;
+    let init = root.join("init");
+    fs::write(&init, script).context("cannot write the script")?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).context("cannot chmod")?;
+    let archive = dir.join("initramfs");
+    let file = fs::File::create(&archive).context("cannot make the initramfs")?;
+    sh::run(
+        Command::new("sh")
+            .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
+            .current_dir(&root)
+            .stdout(file),
+    )?;
+    fs::remove_dir_all(&root).context("cannot remove what was packed")?;
+    Ok(archive)
+}
+
+/// Boots a kernel with a script. Each line that the machine prints goes to a log beside the archive, and to `line`.
+pub fn boot(
+    kernel: &Kernel,
+    programs: &Programs,
+    script: &str,
+    mut line: impl FnMut(&str),
+) -> Result<PathBuf> {
+    let dir = sh::target("vm").join(&kernel.release.name);
+    let archive = pack(kernel, programs, script, &dir)?;
+    let (qemu, console) = match kernel.release.arch {
+        Arch::Amd64 => ("qemu-system-x86_64 -cpu max,la57=off", "ttyS0"),
+        Arch::Arm64 => (
+            "qemu-system-aarch64 -M virt -cpu max,pauth-impdef=on",
+            "ttyAMA0",
+        ),
+    };
+    let mut command = Command::new("timeout");
+    // Kernels before 6.5 start the other processors in a loop that never yields, so that with a clock of instructions
+    // these never get a turn: the script starts them, when timers run.
+    command
+        .arg(LIMIT)
+        .args(qemu.split(' '))
+        .args("-accel tcg -icount shift=0,sleep=off -rtc clock=vm".split(' '))
+        .args("-smp 2 -m 2G -nographic -no-reboot -nic none".split(' '))
+        .arg("-append")
+        .arg(format!("console={console} quiet panic=-1 maxcpus=1"))
+        .arg("-kernel")
+        .arg(kernel.image()?)
+        .arg("-initrd")
+        .arg(archive)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let path = dir.join("log");
+    let mut log = fs::File::create(&path).context("cannot make a log")?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {qemu}"))?;
+    let serial = BufReader::new(child.stdout.take().context("QEMU has no output")?);
+    for text in serial.split(b'\n') {
+        let text = text.context("cannot read the machine's output")?;
+        let text = String::from_utf8_lossy(&text);
+        let text = text.trim_end();
+        writeln!(log, "{text}").context("cannot write the log")?;
+        line(text);
+    }
+    child.wait().context("cannot wait for QEMU")?;
+    Ok(path)
+}

@@ -1,0 +1,206 @@
+//! `cargo xtask vm-test`: Debian's kernels in virtual machines, and checks in there.
+
+mod apt;
+mod kernels;
+mod machine;
+mod report;
+mod script;
+
+use std::{
+    collections::VecDeque,
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::{
+    apt::Apt,
+    kernels::{Arch, Kernel, Wanted},
+    machine::Programs,
+    report::Outcome,
+    script::Extent,
+};
+use crate::{
+    cross, run, setup,
+    sh::{self, say},
+    toolchain,
+};
+
+/// Packages of the arm64 machine.
+const USERLAND: [&str; 6] = [
+    "bpftool",
+    "busybox-static",
+    "iproute2",
+    "kmod",
+    "libgcc-s1",
+    "nftables",
+];
+/// How much of a failed machine's log is shown.
+const TAIL: usize = 60;
+
+/// Which kernels, and how many at a time.
+pub struct Options {
+    /// Only those whose names begin with this.
+    pub kernel: Option<String>,
+    /// Only what each run of CI boots, with fewer checks.
+    pub ci: bool,
+    /// Machines at a time.
+    pub jobs: usize,
+}
+
+/// Boots each kernel that is wanted, and says what came of it. The table of all is written where all were wanted.
+pub fn test(options: &Options) -> Result<()> {
+    ensure!(
+        cfg!(target_arch = "x86_64"),
+        "vm-test runs on x86-64 alone, from where it emulates the others"
+    );
+    setup::vm()?;
+    let cache = toolchain::cache()?.join("vm");
+    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let apt = Apt::new(&cache)?;
+    let names = apt.names()?;
+    let (wanted, extent) = match &options.kernel {
+        _ if options.ci => (Wanted::Ci, Extent::Short),
+        Some(part) => (Wanted::Named(part), Extent::Full),
+        None => (Wanted::All, Extent::Full),
+    };
+    let releases = kernels::choose(&names, &wanted);
+    if releases.is_empty() {
+        bail!("Debian has no such kernel; leave --kernel out to see which there are");
+    }
+    let kernels = releases
+        .into_iter()
+        .map(|release| Kernel::fetch(&apt, &names, release, &cache))
+        .collect::<Result<Vec<_>>>()?;
+    let mut programs = vec![native()?];
+    if kernels.iter().any(|it| it.release.arch == Arch::Arm64) {
+        programs.push(arm64(&apt, &cache, &programs[0])?);
+    }
+
+    let outcomes = boot_all(&kernels, &programs, extent, options.jobs.max(1));
+    let table = report::table(&outcomes);
+    println!("{table}");
+    if matches!(wanted, Wanted::All) {
+        report::write(&table)?;
+    }
+    let failed: Vec<_> = outcomes.iter().filter(|it| !it.is_well()).collect();
+    let names: Vec<_> = failed.iter().map(|it| it.name()).collect();
+    ensure!(
+        failed.is_empty(),
+        "{} of {} kernels fail: {}; target/vm has a log of each",
+        failed.len(),
+        outcomes.len(),
+        names.join(", ")
+    );
+    Ok(())
+}
+
+/// Boots some machines at a time. The outcomes are in the kernels' order.
+fn boot_all(
+    kernels: &[Kernel],
+    programs: &[Programs],
+    extent: Extent,
+    jobs: usize,
+) -> Vec<Outcome> {
+    let queue: Mutex<VecDeque<_>> = Mutex::new(kernels.iter().enumerate().collect());
+    let outcomes = Mutex::new(Vec::new());
+    let next = || queue.lock().ok()?.pop_front();
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some((index, kernel)) = next() {
+                    let outcome = boot(kernel, programs, extent);
+                    if let Ok(mut outcomes) = outcomes.lock() {
+                        outcomes.push((index, outcome));
+                    }
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner().unwrap_or_else(|it| it.into_inner());
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+fn boot(kernel: &Kernel, programs: &[Programs], extent: Extent) -> Outcome {
+    let name = &kernel.release.name;
+    let mut outcome = Outcome::new(kernel);
+    say!("{name}: booting");
+    let begun = Instant::now();
+    let log = programs
+        .iter()
+        .find(|it| it.arch == kernel.release.arch)
+        .context("nothing was built for it")
+        .and_then(|programs| {
+            let script = script::script(kernel, extent);
+            machine::boot(kernel, programs, &script, |line| {
+                if let Some(news) = outcome.read(line) {
+                    say!("{name}: {news}");
+                }
+            })
+        });
+    if let Err(error) = &log {
+        outcome.fail(format!("{error:#}"));
+    }
+    outcome.finish();
+    say!(
+        "{name}: {}, after {} s",
+        outcome.result(),
+        begun.elapsed().as_secs()
+    );
+    if let (false, Ok(log)) = (outcome.is_well(), log) {
+        show_tail(name, &log);
+    }
+    outcome
+}
+
+/// Shows the end of a machine's log.
+fn show_tail(name: &str, log: &Path) {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().collect();
+    say!("{name}: the end of {}:", log.display());
+    for line in &lines[lines.len().saturating_sub(TAIL)..] {
+        eprintln!("    {line}");
+    }
+}
+
+/// Builds what machines of this architecture run.
+fn native() -> Result<Programs> {
+    let built = run::build(None)?;
+    let tests: Vec<_> = script::binaries().collect();
+    let mut cargo = sh::cargo();
+    cargo
+        .args(["test", "--release", "--quiet"])
+        .env("TWHEEL_BPF_OBJECT", &built.objects.twheel);
+    Ok(Programs {
+        arch: Arch::Amd64,
+        userland: PathBuf::from("/"),
+        tests: cross::test_binaries(cargo, &tests)?,
+        twheel: built.twheel,
+        object: built.objects.twheel,
+    })
+}
+
+/// Builds what machines of arm64 run, and fetches what else they need.
+fn arm64(apt: &Apt, cache: &Path, native: &Programs) -> Result<Programs> {
+    let suite = apt::this_suite()?;
+    let userland = cache.join(format!("arm64-{suite}"));
+    if !userland.exists() {
+        say!("Fetching arm64's libraries with apt-get; this usually takes 1 min.");
+        apt.unpack_all(&USERLAND, (Arch::Arm64, &suite), &userland)?;
+    }
+    let cross = cross::Cross::aarch64()?;
+    let tests: Vec<_> = script::binaries().collect();
+    Ok(Programs {
+        arch: Arch::Arm64,
+        userland,
+        twheel: cross.twheel(&native.object)?,
+        tests: cross.tests(&native.object, &tests)?,
+        object: native.object.clone(),
+    })
+}

@@ -1,0 +1,137 @@
+//! What is checked on a kernel: the script that the machine runs.
+
+use super::kernels::{Expected, Kernel};
+
+/// The functions that the checks are made of.
+const INIT: &str = include_str!("init.sh");
+/// Ends the machine's output.
+const END: &str = "echo \"vm: ended $failed\"\npoweroff -f\n";
+/// All options that add to what the kernel verifies.
+pub const EVERYTHING: &str = "--proto tcp,udp,icmp --accounting --rto on --reap enforce=reset \
+                              --i-know-this-drops-traffic --policy /policy.toml";
+/// The policy of those.
+pub const POLICY: &str = "[[rule]]\nname = 'vm'\ndport = 7777\ntimeouts = { established = '1m' }\n";
+/// Options that change the programs or what they are told, one run each.
+const OPTIONS: [(&str, &str); 11] = [
+    ("proto", "--proto tcp,udp,icmp"),
+    ("accounting", "--accounting"),
+    ("rto", "--rto on"),
+    ("egress-off", "--egress off"),
+    (
+        "enforce-drop",
+        "--reap enforce=drop --i-know-this-drops-traffic",
+    ),
+    ("policy", "--policy /policy.toml"),
+    ("scheme-hashed", "--scheme hashed"),
+    ("scheme-simple", "--scheme simple --timeout 10s"),
+    ("source-share", "--source-share 10"),
+    ("pickup-strict", "--pickup strict"),
+    ("live-frames", "--stepping live-frames"),
+];
+
+/// Tests of a binary: all of them, or those of these names.
+pub struct Tests {
+    /// The file in `tests/tests`.
+    pub binary: &'static str,
+    names: &'static [&'static str],
+}
+
+/// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`.
+const FULL: [Tests; 3] = [
+    Tests {
+        binary: "namespaces",
+        names: &[],
+    },
+    Tests {
+        binary: "inspect",
+        names: &[
+            "a_flow_that_has_packets_is_not_deleted",
+            "what_a_run_has_left_can_be_deleted_without_one",
+        ],
+    },
+    Tests {
+        binary: "reap",
+        names: &[
+            "sockets_whose_peers_are_gone_are_closed_and_no_others",
+            "sockets_of_ipv6_that_serve_ipv4_are_closed",
+        ],
+    },
+];
+/// Of each run of CI.
+const SHORT: [Tests; 3] = [
+    Tests {
+        binary: "namespaces",
+        names: &[
+            "a_killed_run_loses_no_flow_and_the_next_one_adopts",
+            "a_policy_is_replaced_while_flows_live",
+            "a_flush_deletes_all_flows_and_says_so",
+            "the_way_a_connection_ends_is_told",
+        ],
+    },
+    Tests {
+        binary: "inspect",
+        names: &["what_a_run_has_left_can_be_deleted_without_one"],
+    },
+    Tests {
+        binary: "reap",
+        names: &["sockets_of_ipv6_that_serve_ipv4_are_closed"],
+    },
+];
+/// Where `lo` is the only interface.
+const ON_LO: [Tests; 1] = [Tests {
+    binary: "namespaces",
+    names: &["lo_runs_generic_when_asked_and_when_native_is_refused"],
+}];
+
+/// The binaries of tests that the scripts call.
+pub fn binaries() -> impl Iterator<Item = &'static str> {
+    FULL.iter().map(|it| it.binary)
+}
+
+/// How much is checked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All.
+    Full,
+    /// What fits into each run of CI.
+    Short,
+}
+
+/// The machine's script for a kernel.
+pub fn script(kernel: &Kernel, extent: Extent) -> String {
+    let checks = match kernel.expected {
+        Expected::TooOld => "check refused refused \"$(uname -r)\"\n".to_owned(),
+        Expected::Interleaves => "check refused refused 'PREEMPT_RT'\n".to_owned(),
+        Expected::Attaches => checks(kernel.has_modules, extent),
+    };
+    format!("{INIT}{checks}check kernel-is-content content\n{END}")
+}
+
+fn checks(has_modules: bool, extent: Extent) -> String {
+    let mut lines = vec![
+        "check doctor doctor default".to_owned(),
+        format!("check doctor-everything doctor everything {EVERYTHING}"),
+        "check run attaches".to_owned(),
+        format!("check run-everything attaches {EVERYTHING}"),
+    ];
+    if extent == Extent::Full {
+        let runs = OPTIONS.map(|(name, options)| format!("check run-{name} attaches {options}"));
+        lines.extend(runs);
+    }
+    lines.push("check detach detaches".to_owned());
+    let tests: &[Tests] = match (has_modules, extent) {
+        (false, _) => &ON_LO,
+        (true, Extent::Full) => &FULL,
+        (true, Extent::Short) => &SHORT,
+    };
+    lines.extend(tests.iter().map(|Tests { binary, names }| {
+        let least = names.len().max(1);
+        let exact = if names.is_empty() { "" } else { "--exact " };
+        format!(
+            "check {binary} tests {binary} {least} {exact}{}",
+            names.join(" ")
+        )
+    }));
+    lines.push(String::new());
+    lines.join("\n")
+}
