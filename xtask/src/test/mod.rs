@@ -27,7 +27,7 @@ const HOST: &str = "--workspace --exclude twheel-ebpf";
 /// What may run beside the test binaries that measure time or the machine, or change it, and why. All others wait for
 /// what is to happen for as long as a minute, or have virtual time; they keep to namespaces, pins and files of their
 /// own, and run beside one another.
-const COMPANY: [(&str, Company); 9] = [
+const COMPANY: [(&str, Company); 10] = [
     // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second.
     ("tests/reap", Company::None),
     // Both CPUs must be at the same flows at the same time: a million changes of states.
@@ -40,10 +40,13 @@ const COMPANY: [(&str, Company); 9] = [
     ("tests/top", Company::None),
     // Milliseconds of timers; and it traces the retransmissions of the whole machine.
     ("tests/rto", Company::None),
+    // Ends are compared with conntrack's to a few hundredths of a second.
+    ("tests/conntrack", Company::None),
+    // It holds threads, and what waits for them has its time.
+    ("tests/faults_stall", Company::None),
     // These allow 100 ms and more for scheduling, and sleep most of the time.
     ("tests/namespaces", Company::Quiet),
-    ("tests/conntrack", Company::Quiet),
-    ("tests/faults_stall", Company::Quiet),
+    ("tests/faults_crash", Company::Quiet),
 ];
 
 /// The test binaries that take the longest, which begin first, so that no other waits for them in the end.
