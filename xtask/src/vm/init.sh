@@ -140,7 +140,8 @@ detaches() {
 
 # Refused, in words that match a pattern, with the exit code for a host that lacks something.
 refused() {
-    twheel run --iface lo --mode generic --history off >/tmp/run 2>&1
+    # One that is not refused would go on.
+    timeout -s INT 60 twheel run --iface lo --mode generic --history off >/tmp/run 2>&1
     local code=$?
     cat /tmp/run
     [ $code = 4 ] && grep -qE "$1" /tmp/run || return 1
