@@ -112,6 +112,15 @@ impl Namespace {
             }
         };
         namespace.ip("link set lo up")?;
+        // IPv6 works at once: nobody else can have an address here, so none is tried for a second first (RFC 4862,
+        // section 5.4).
+        namespace.enter(|| {
+            for interfaces in ["all", "default"] {
+                let accept = format!("/proc/sys/net/ipv6/conf/{interfaces}/accept_dad");
+                fs::write(&accept, "0").with_context(|| format!("cannot write {accept}"))?;
+            }
+            Ok(())
+        })?;
         Ok(namespace)
     }
 
@@ -386,14 +395,12 @@ impl Pair {
         ))?;
         client.ip(&format!("link set {CLIENT} up"))?;
         server.ip(&format!("link set {SERVER} up"))?;
-        for (family, length, flag) in [(Family::V4, 24, ""), (Family::V6, 64, "nodad")] {
+        for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
             for (host, interface, address) in [
                 (&client, CLIENT, family.client()),
                 (&server, SERVER, family.server()),
             ] {
-                host.ip(&format!(
-                    "addr add {address}/{length} dev {interface} {flag}"
-                ))?;
+                host.ip(&format!("addr add {address}/{length} dev {interface}"))?;
             }
             // The SYN goes out, as if somebody had answered ARP.
             client.ip(&format!(

@@ -61,15 +61,13 @@ impl Path {
                     .context("no sysctl")
             })?;
             middle.ip(&format!("link set {end} up"))?;
-            for (family, length, flag) in [(Family::V4, 24, ""), (Family::V6, 64, "nodad")] {
+            for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
                 let address = if number == 1 {
                     family.client()
                 } else {
                     family.server()
                 };
-                host.ip(&format!(
-                    "addr add {address}/{length} dev {interface} {flag}"
-                ))?;
+                host.ip(&format!("addr add {address}/{length} dev {interface}"))?;
             }
             // Frames as they are on a wire: whole segments with their checksums.
             host.enter(|| whole_frames(interface))?;

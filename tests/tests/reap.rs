@@ -152,11 +152,11 @@ impl Lab {
             ))?;
             host.ip(&format!("link set {HOST} up"))?;
             lab.router.ip(&format!("link set {leg} up"))?;
-            for (family, length, flag) in [(Family::V4, 24, ""), (Family::V6, 64, "nodad")] {
+            for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
                 let [gateway, address] = [1, 2].map(|it| Self::address(family, link, it));
                 lab.router
-                    .ip(&format!("addr add {gateway}/{length} dev {leg} {flag}"))?;
-                host.ip(&format!("addr add {address}/{length} dev {HOST} {flag}"))?;
+                    .ip(&format!("addr add {gateway}/{length} dev {leg}"))?;
+                host.ip(&format!("addr add {address}/{length} dev {HOST}"))?;
                 host.ip(&format!("route add default via {gateway}"))?;
             }
             lab.hosts.push(host);
