@@ -95,9 +95,11 @@ fn unsafe_here(message: &str) -> anyhow::Error {
     Failure::new(Kind::Unsupported, message.to_owned()).into()
 }
 
-/// Whether this is a kernel with PREEMPT_RT.
+/// Whether this is a kernel with PREEMPT_RT, as its build names itself (`init/Makefile`). `/sys/kernel/realtime` is of
+/// the patches from before it was merged.
 pub fn is_realtime() -> bool {
-    fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
+    let version = fs::read_to_string("/proc/sys/kernel/version");
+    version.is_ok_and(|version| version.split_whitespace().any(|it| it == "PREEMPT_RT"))
 }
 
 /// The programs, loaded.
