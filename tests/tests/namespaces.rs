@@ -150,7 +150,7 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     thread::sleep(timeout + millis(500));
     let twheel = Twheel::start(&pair.server, &args)?;
     // Idle ones that are due may be gone before twheel counts.
-    let stderr = twheel.await_stderr(" flows\n")?;
+    let stderr = twheel.await_stderr("\nadopted ")?;
     let attached = format!("{SERVER}: attached, adopted XDP, both directions");
     assert!(stderr.contains(&attached), "{stderr}");
     let adopted: usize = stderr

@@ -23,10 +23,9 @@
 #[macro_export]
 macro_rules! say {
     ($($arg:tt)*) => {{
-        let _ = ::std::io::Write::write_fmt(
-            &mut ::std::io::stderr(),
-            format_args!("{}\n", format_args!($($arg)*)),
-        );
+        // One write a line: standard error has no buffer, and others may write there, too.
+        let line = format!("{}\n", format_args!($($arg)*));
+        let _ = ::std::io::Write::write_all(&mut ::std::io::stderr(), line.as_bytes());
     }};
 }
 
