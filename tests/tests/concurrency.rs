@@ -512,7 +512,7 @@ impl Driver<'_> {
         for entry in &entries {
             match Deleted::from_raw(entry.outcome).expect("an outcome") {
                 Deleted::Done => drop(self.deleted.fetch_add(1, Relaxed)),
-                Deleted::Changed | Deleted::RingFull => {}
+                Deleted::Changed | Deleted::RingFull | Deleted::Posted => {}
                 Deleted::Elsewhere => panic!("read as ours"),
             }
         }

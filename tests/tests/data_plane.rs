@@ -18,7 +18,7 @@ use twheel_common::{
     flow::{Account, Direction, MAX_AGE, Word},
     packet::{Protocols, Skip, parse},
     state::{Change, Seen, State, Timeouts, View},
-    step::{Deleted, Outcome},
+    step::{Delete, Deleted, Outcome},
     table::{BLOCK, Block, Node, Record},
     wheel::Scheme,
 };
@@ -611,6 +611,58 @@ fn userspace_reads_the_table() {
     plane.step();
     assert_eq!(flows.iter().count(), 0);
     assert_eq!(plane.plane().tracked().unwrap(), 0);
+}
+
+#[test]
+fn a_flow_that_stands_in_an_inbox_is_deleted() {
+    // More than one call takes out of the inbox.
+    const FLOWS: u32 = 1_500;
+    let mut plane = Setup::default().load();
+    for client in 0..FLOWS {
+        establish(&mut plane, client);
+    }
+    // Those of even clients are closed on the CPU of their wheel, the others on another, which posts them.
+    for client in 0..FLOWS {
+        pin_to(client % 2).expect("this test needs two CPUs");
+        plane.receive(&frame(client, false, RST));
+    }
+    pin_to(0).unwrap();
+    assert_eq!(plane.count(Counter::Posted), u64::from(FLOWS / 2));
+    plane.pass(1);
+    let flows = plane.plane().flows().unwrap();
+    let mut deletes: Vec<_> = flows
+        .iter()
+        .map(|flow| flow.delete(Reason::Deleted))
+        .collect();
+    assert_eq!(deletes.len(), FLOWS as usize);
+    let outcome = |delete: &Delete| Deleted::from_raw(delete.outcome).expect("an outcome");
+    let mut done = 0;
+    // Each call that leaves some has taken others out of the inbox.
+    for _ in 0..FLOWS.div_ceil(1024) {
+        let mut asked = deletes.clone();
+        plane.plane().delete(&mut asked).unwrap();
+        let (posted, others): (Vec<_>, Vec<_>) = asked
+            .iter()
+            .zip(&deletes)
+            .partition(|(answer, _)| outcome(answer) == Deleted::Posted);
+        for (answer, _) in others {
+            assert_eq!(outcome(answer), Deleted::Done);
+            done += 1;
+        }
+        deletes = posted.into_iter().map(|(_, entry)| *entry).collect();
+    }
+    assert_eq!(done, FLOWS);
+    let events = plane.drain();
+    assert_eq!(events.len(), FLOWS as usize);
+    assert!(
+        events
+            .iter()
+            .all(|event| ended(event) == (Reason::Deleted, State::Close))
+    );
+    // Nothing is left of them.
+    plane.pass(60_100);
+    assert_eq!(plane.step().len(), 0);
+    assert_eq!(plane.counters().live(), 0);
 }
 
 #[test]

@@ -213,6 +213,12 @@ impl Word {
         Self::new(self.0, self.generation(), seen)
     }
 
+    /// Whether both say the same of a flow; that it is [posted](Seen::is_posted) says nothing of it.
+    #[inline(always)]
+    pub fn is_same(self, other: Self) -> bool {
+        (self.0 ^ other.0) & !(u64::from(Seen::POSTED) << 48) == 0
+    }
+
     /// The same flow, ended.
     #[inline(always)]
     pub fn dead(self) -> Self {

@@ -14,6 +14,7 @@ pub mod counter;
 pub mod enforce;
 pub mod event;
 pub mod flow;
+pub mod inbox;
 pub mod named;
 pub mod packet;
 pub mod policy;

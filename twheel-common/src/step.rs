@@ -74,14 +74,22 @@ pub enum Deleted {
     /// Not on this CPU's wheel: on that of another, or on none, where the record is free or its flow just
     /// entering.
     Elsewhere = 104,
+    /// In the inbox of this CPU, which one call has not emptied: ask again.
+    Posted = 105,
 }
 
 impl Deleted {
     /// From a [`Delete`]'s field; `None` for what no program writes.
     pub fn from_raw(raw: u32) -> Option<Self> {
-        [Self::Done, Self::Changed, Self::RingFull, Self::Elsewhere]
-            .into_iter()
-            .find(|outcome| *outcome as u32 == raw)
+        [
+            Self::Done,
+            Self::Changed,
+            Self::RingFull,
+            Self::Elsewhere,
+            Self::Posted,
+        ]
+        .into_iter()
+        .find(|outcome| *outcome as u32 == raw)
     }
 }
 

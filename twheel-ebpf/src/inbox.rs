@@ -1,106 +1,166 @@
-//! The inbox of a CPU: flows of its wheel that packets on other CPUs want looked at, because their deadline
-//! has come forward.
-//!
-//! A list without a lock. Whoever posts a flow owns its link, by the bit that it has set in the flow's word
-//! ([`Seen::is_posted`](twheel_common::state::Seen::is_posted)); so a flow is in one inbox at most once, and as long as it is there its CPU
-//! does not end it. To post is to swap the head and then to write the link to what was the head; until then
-//! the link says [`Link::PENDING`], and the CPU that takes the list comes back later.
+//! The inbox of a CPU: flows of its wheel that packets on other CPUs want looked at, because their deadline has come
+//! forward. The protocol, and why nobody is missed, is in `twheel_common::inbox`.
 
 use core::ffi::c_void;
 
 use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::generated::bpf_map_lookup_percpu_elem};
 use twheel_common::{
     counter::Counter,
+    inbox::{self, Inbox},
     wheel::{Link, Wheel},
 };
 
 use crate::{
     atomic, clock,
     count::count,
-    maps::{INBOXES, WAKES, WHEEL},
+    maps::{self, INBOXES, WAKES, WHEEL},
     table::{self, At},
     wheel,
 };
 
+/// The inbox of a CPU's wheel.
+struct Of {
+    cpu: u32,
+    inbox: *mut maps::Inbox,
+    wheel: *mut Wheel,
+}
+
+impl Of {
+    /// Of another CPU.
+    #[inline(always)]
+    fn other(cpu: u32) -> Option<Self> {
+        let zero = 0u32;
+        // SAFETY: the map is per CPU, the key is its only one, and the helper gives null for a CPU that is not.
+        let wheel = unsafe {
+            bpf_map_lookup_percpu_elem(
+                (&raw const WHEEL).cast_mut().cast::<c_void>(),
+                (&raw const zero).cast(),
+                cpu,
+            )
+        }
+        .cast::<Wheel>();
+        if wheel.is_null() {
+            return None;
+        }
+        let inbox = INBOXES.get_ptr_mut(cpu)?;
+        Some(Self { cpu, inbox, wheel })
+    }
+
+    /// Of this CPU, whose wheel this is.
+    #[inline(always)]
+    fn own(wheel: &mut Wheel) -> Option<Self> {
+        let cpu = clock::cpu();
+        let inbox = INBOXES.get_ptr_mut(cpu)?;
+        Some(Self { cpu, inbox, wheel })
+    }
+}
+
+impl Inbox for Of {
+    #[inline(always)]
+    fn swap_head(&self, head: Link) -> Link {
+        // SAFETY: a place in a map, aligned to 8; all access is atomic.
+        let before = unsafe { atomic::swap(&raw mut (*self.inbox).head, head.raw().into()) };
+        Link::from_raw(before as u32)
+    }
+
+    #[inline(always)]
+    fn swap_called(&self, called: bool) -> bool {
+        // SAFETY: as above.
+        unsafe { atomic::swap(&raw mut (*self.inbox).called, called.into()) != 0 }
+    }
+
+    #[inline(always)]
+    fn wake(&self) -> u64 {
+        // SAFETY: a place in a map, aligned to 8. Its owner stores there too: what is read may be a moment old.
+        unsafe { (&raw const (*self.wheel).wake).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_wake(&self, tick: u64) {
+        // SAFETY: as above; only that CPU comes here.
+        unsafe { (&raw mut (*self.wheel).wake).write_volatile(tick) };
+    }
+
+    #[inline(always)]
+    fn set_link(&self, flow: u32, link: Link) {
+        if let Some(flow) = table::at(flow) {
+            flow.set_inbox(link);
+        }
+    }
+
+    #[inline(always)]
+    fn call(&self) -> bool {
+        let called = WAKES
+            .output::<u64>(u64::from(self.cpu), u64::from(BPF_RB_FORCE_WAKEUP))
+            .is_ok();
+        if called {
+            count(Counter::Wakes);
+        }
+        called
+    }
+}
+
 /// Posts a flow to the CPU of its wheel, which is to look at it before `due` (units).
 #[inline(always)]
 pub fn post(flow: At, due: u64) {
-    let cpu = flow.cpu();
-    let Some(inbox) = INBOXES.get_ptr_mut(cpu) else {
-        return;
-    };
-    flow.set_inbox(Link::PENDING);
-    let me = Link::flow(flow.index());
-    // SAFETY: a place in a map, aligned to 8; all access is atomic.
-    let before = unsafe { atomic::swap(&raw mut (*inbox).head, me.raw().into()) };
-    flow.set_inbox(Link::from_raw(before as u32));
-    count(Counter::Posted);
-    wake(cpu, clock::tick().from(due));
+    if let Some(inbox) = Of::other(flow.cpu()) {
+        count(Counter::Posted);
+        inbox::post(&inbox, flow.index(), clock::tick().from(due));
+    }
 }
 
 /// Has a flow that is posted looked at before `due` (units).
 #[inline(always)]
 pub fn hurry(flow: At, due: u64) {
-    wake(flow.cpu(), clock::tick().from(due));
+    if let Some(inbox) = Of::other(flow.cpu()) {
+        inbox::hurry(&inbox, clock::tick().from(due));
+    }
 }
 
-/// Calls a stepper of another CPU that means to sleep past a tick. The swap has come before: either it sees the
-/// flow in the inbox after it has said how long it will sleep, or that is seen here.
+/// Calls this CPU's stepper. Whether it will come.
 #[inline(always)]
-fn wake(cpu: u32, tick: u64) {
-    let zero = 0u32;
-    // SAFETY: the map is per CPU, the key is its only one, and the helper gives null for a CPU that is not.
-    let other = unsafe {
-        bpf_map_lookup_percpu_elem(
-            (&raw const WHEEL).cast_mut().cast::<c_void>(),
-            (&raw const zero).cast(),
-            cpu,
-        )
-    }
-    .cast::<Wheel>();
-    if other.is_null() {
-        return;
-    }
-    // SAFETY: a place in a map, aligned to 8. Its owner stores there too: what is read may be a moment old.
-    let asleep = unsafe { (&raw const (*other).wake).read_volatile() } > tick;
-    if !asleep {
-        return;
-    }
-    if call(cpu) {
-        // SAFETY: as above. It only says that the stepper is called; whoever comes next need not.
-        unsafe { (&raw mut (*other).wake).write_volatile(tick) };
-    }
+pub fn call(wheel: &mut Wheel) -> bool {
+    Of::own(wheel).is_some_and(|inbox| inbox::call(&inbox))
 }
 
-/// Calls the stepper of a CPU; whether there was room for that.
-///
-/// The ring has room for several calls of every CPU, and a stepper is called again only for a tick that is earlier
-/// still.
+/// The stepper has come: takes what is in this CPU's inbox, unless what was taken before has not been looked at. Says
+/// whether there is something to look at.
 #[inline(always)]
-pub fn call(cpu: u32) -> bool {
-    let called = WAKES
-        .output::<u64>(u64::from(cpu), u64::from(BPF_RB_FORCE_WAKEUP))
-        .is_ok();
-    if called {
-        count(Counter::Wakes);
+pub fn come(wheel: &mut Wheel) -> bool {
+    let left = wheel.inbox;
+    if let Some(inbox) = Of::own(wheel) {
+        if left == Link::NONE {
+            wheel.inbox = inbox::come(&inbox);
+        } else {
+            inbox.swap_called(false);
+        }
     }
-    called
+    wheel.inbox != Link::NONE
 }
 
-/// Takes what is in this CPU's inbox, if what was taken before has been looked at. Says whether there is
-/// something to look at. Ordered behind whatever was written before.
+/// The same, for others than the stepper.
 #[inline(always)]
 pub fn take(wheel: &mut Wheel) -> bool {
-    if wheel.inbox != Link::NONE {
-        return true;
+    if wheel.inbox == Link::NONE
+        && let Some(inbox) = Of::own(wheel)
+    {
+        wheel.inbox = inbox::take(&inbox);
     }
-    let Some(inbox) = INBOXES.get_ptr_mut(clock::cpu()) else {
+    wheel.inbox != Link::NONE
+}
+
+/// The stepper means to come back at `tick`, unless there is something in the inbox to look at.
+#[inline(always)]
+pub fn sleep(wheel: &mut Wheel, tick: u64) -> bool {
+    if wheel.inbox != Link::NONE {
+        // Somebody is half way through posting: a matter of nanoseconds, or of a hypervisor.
+        wheel.wake = tick;
         return false;
-    };
-    // SAFETY: as in `post`.
-    let head = unsafe { atomic::swap(&raw mut (*inbox).head, 0) };
-    wheel.inbox = Link::from_raw(head as u32);
-    head != 0
+    }
+    if let Some(inbox) = Of::own(wheel) {
+        wheel.inbox = inbox::sleep(&inbox, tick);
+    }
+    wheel.inbox != Link::NONE
 }
 
 /// Looks at one flow that was taken. Says whether it could.

@@ -137,7 +137,9 @@ pub static INBOXES: Array<Inbox> = Array::pinned(1, 0);
 pub struct Inbox {
     /// All CPUs write here.
     pub head: u64,
-    reserved: [u64; 7],
+    /// 1 if the CPU's stepper is called and has not come since.
+    pub called: u64,
+    reserved: [u64; 6],
 }
 
 /// Flows in the table, and such as are just entering it. A map of its own: all CPUs write there.

@@ -3,7 +3,7 @@
 //! A flow is its initiator's. One whose beginning was not seen may be either end's, and is both's: else who has lost
 //! a flow would have it back, as nobody's, with the next packet.
 
-use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP};
 use twheel_common::{
     flow::{Direction, FlowKey},
     packet::Segment,
@@ -103,6 +103,9 @@ pub fn next_victim() -> Option<u32> {
     }
 }
 
+/// Bytes that the loader has not read, at most, for it to be told that the table is full.
+const UNREAD: u64 = 128;
+
 /// Tells userspace that the table is full of flows that nobody gives up: once a second.
 #[inline(always)]
 pub fn tell(now: u64) {
@@ -113,6 +116,10 @@ pub fn tell(now: u64) {
     // SAFETY: a place in a map, aligned to 8. Two CPUs at once tell it twice.
     let before = unsafe { told.read_volatile() };
     if (now.wrapping_sub(before) as i64) < second {
+        return;
+    }
+    // The rest of the ring is for calls of steppers.
+    if WAKES.query(u64::from(BPF_RB_AVAIL_DATA)) > UNREAD {
         return;
     }
     let told_now = WAKES.output::<u64>(CALL, u64::from(BPF_RB_FORCE_WAKEUP));

@@ -123,7 +123,7 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
         return 1;
     };
     let posted = if number == 0 {
-        inbox::take(wheel)
+        inbox::come(wheel)
     } else {
         wheel.inbox != Link::NONE
     };
@@ -157,12 +157,11 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
                 None => NEVER,
             };
             if wheel.inbox != Link::NONE {
-                // Somebody is half way through posting: a matter of nanoseconds, or of a hypervisor.
+                // Of somebody who is half way through posting.
                 state.next = state.tick + 1;
             }
             // From here on a flow due before this must call.
-            wheel.wake = state.next;
-            if wheel.inbox == Link::NONE && inbox::take(wheel) {
+            if inbox::sleep(wheel, state.next) {
                 // Posted before that was to be seen.
                 return 0;
             }
@@ -172,6 +171,9 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
     }
 }
 
+/// Flows taken out of the inbox, at most, in a call that deletes.
+const MAX_DELIVERIES: u32 = 1024;
+
 /// Deletes the flows of a packet of [`Delete`]s.
 #[inline(always)]
 pub fn delete(ctx: &XdpContext) {
@@ -179,8 +181,15 @@ pub fn delete(ctx: &XdpContext) {
         ctx: ctx.ctx,
         now: clock::now(),
     };
-    // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
+    // SAFETY: the callbacks have the signature that the helper calls, and `state` outlives the loops.
     unsafe {
+        // A flow that stands in the inbox does not end.
+        bpf_loop(
+            MAX_DELIVERIES,
+            deliver_one as *mut c_void,
+            (&raw mut state).cast(),
+            0,
+        );
         bpf_loop(
             MAX_DELETES as u32,
             delete_one as *mut c_void,
@@ -194,6 +203,17 @@ pub fn delete(ctx: &XdpContext) {
 struct Deletes {
     ctx: *mut xdp_md,
     now: u64,
+}
+
+/// Returns 0 to be called again, 1 to end the loop.
+unsafe extern "C" fn deliver_one(_number: u64, state: *mut c_void) -> i64 {
+    // SAFETY: `delete` passes a `Deletes` that nobody else refers to meanwhile.
+    let state = unsafe { &mut *state.cast::<Deletes>() };
+    let Some(wheel) = wheel::this_cpu() else {
+        return 1;
+    };
+    let delivered = inbox::take(wheel) && inbox::deliver(wheel, state.now);
+    (!delivered).into()
 }
 
 /// Returns 0 to be called again, 1 to end the loop.

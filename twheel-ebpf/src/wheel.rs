@@ -252,7 +252,7 @@ fn wake_for(wheel: &mut Wheel, slot: Slot) {
         return;
     }
     // Were the ring full, `wake` would stay as it was: the next new flow calls.
-    if inbox::call(clock::cpu()) {
+    if inbox::call(wheel) {
         wheel.wake = slot.starts;
     }
 }
@@ -561,12 +561,17 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     let Some(flow) = table::at(index) else {
         return Deleted::Changed;
     };
-    if flow.word() != word || word.is_dead() {
+    let held = flow.word();
+    if !held.is_same(word) || word.is_dead() {
         return Deleted::Changed;
     }
     if !flow.is_ours() {
         return Deleted::Elsewhere;
     }
+    if held.seen().is_posted() {
+        return Deleted::Posted;
+    }
+    let word = held;
     match End::from_raw(wheel_end(index, word.0, reason as u32, now)) {
         End::Done => {
             count(Counter::Deleted);

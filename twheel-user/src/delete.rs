@@ -266,7 +266,7 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
                     Some(Deleted::Done) => tally.done += 1,
                     // Elsewhere: the record is another flow's by now.
                     Some(Deleted::Changed | Deleted::Elsewhere) => tally.changed += 1,
-                    Some(Deleted::RingFull) => left.push(*entry),
+                    Some(Deleted::RingFull | Deleted::Posted) => left.push(*entry),
                     None => {
                         return Err(anyhow!("outcome {}", answer.outcome))
                             .context("the program that deletes gives an answer that is none");
