@@ -46,6 +46,8 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for step::Delete {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for step::Enter {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for step::Step {}
     // SAFETY: as above.
     unsafe impl aya::Pod for step::Sweep {}

@@ -167,6 +167,10 @@ impl Seen {
     /// How far above the bit of a side that of its FIN is.
     const FIN: u32 = 3;
 
+    /// How far above the bit of a side the one is that says that its position is not known, though it was seen: a flow
+    /// that was entered for a socket.
+    const UNPLACED: u32 = 6;
+
     /// One side sends again and again, and nothing comes back.
     const STALLED: u16 = 1 << 10;
     /// Its link to an inbox is in use.
@@ -216,6 +220,31 @@ impl Seen {
         Some(Self(state as u16 | initiator | side(direction)))
     }
 
+    /// What is known of a flow from a socket in this state, or from conntrack: both sides were there, and `finished` says
+    /// which have sent a FIN. Where they stand is not known.
+    pub fn of_socket(state: State, initiator: Direction, finished: &[Direction]) -> Self {
+        let initiator = match initiator {
+            Direction::FromLow => 0,
+            Direction::FromHigh => Self::INITIATOR_HIGH,
+        };
+        let fins = finished
+            .iter()
+            .fold(0, |fins, direction| fins | side(*direction) << Self::FIN);
+        let unplaced = if state as u16 <= State::SynSent2 as u16 {
+            Self::BOTH << Self::UNPLACED
+        } else {
+            0
+        };
+        Self(state as u16 | Self::BOTH | Self::PICKUP | unplaced | initiator | fins)
+    }
+
+    /// Whether a side was seen and it is known how far it has sent.
+    #[inline(always)]
+    fn is_placed(self, direction: Direction) -> bool {
+        let side = side(direction);
+        self.0 & (side | side << Self::UNPLACED) == side
+    }
+
     #[inline(always)]
     fn next_datagram(self, side: u16) -> Change {
         let seen = Self(self.0 | side);
@@ -240,7 +269,8 @@ impl Seen {
         let established = State::Established as u16;
         // Nearly every packet.
         if flags & (tcp::SYN | tcp::FIN | tcp::RST | datagram::ANY) == 0
-            && self.0 & (Self::STATE | Self::DEAD.0 | side) == established | side
+            && self.0 & (Self::STATE | Self::DEAD.0 | side | side << Self::UNPLACED)
+                == established | side
         {
             return Change::Nothing;
         }
@@ -283,7 +313,8 @@ impl Seen {
         if kind == FIN {
             added |= fin;
         }
-        let seen = Self(self.0 & !Self::STATE | next as u16 | added);
+        let unplaced = added & Self::BOTH;
+        let seen = Self(self.0 & !(Self::STATE | unplaced << Self::UNPLACED) | next as u16 | added);
         if seen == self && kind == SYN {
             // Sent again: who gets no answer has had one chance.
             Change::Ignored
@@ -364,6 +395,12 @@ impl Seen {
     #[inline(always)]
     pub fn is_replied(self) -> bool {
         self.0 & Self::BOTH == Self::BOTH
+    }
+
+    /// Whether packets of both directions were seen, and it is known how far each side has sent.
+    #[inline(always)]
+    pub fn is_conversation(self) -> bool {
+        self.0 & (Self::BOTH | Self::BOTH << Self::UNPLACED) == Self::BOTH
     }
 
     /// Whether nothing but SYNs were seen.
@@ -480,9 +517,9 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
         return None;
     }
     let other = segment.direction.reverse();
-    let first = seen.0 & side(segment.direction) == 0 || segment.flags & tcp::SYN != 0;
+    let first = !seen.is_placed(segment.direction) || segment.flags & tcp::SYN != 0;
     let answers = segment.flags & tcp::ACK == 0
-        || seen.0 & side(other) == 0
+        || !seen.is_placed(other)
         || acknowledges(segment.ack, of(positions, other));
     (answers && (first || ahead <= FORWARD)).then_some(segment.end)
 }
@@ -501,16 +538,15 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     let is_reset = segment.flags & tcp::RST != 0;
     let has_ack = segment.flags & tcp::ACK != 0;
     let handshake = seen.0 & Seen::STATE == State::SynSent as u16;
-    let is_known = seen.0 & side(segment.direction) != 0;
+    let is_known = seen.is_placed(segment.direction);
     if is_known && !(handshake && has_ack) {
         let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
         if is_reset && has_ack {
             // Of whoever gives up: behind lies an old duplicate.
             return ahead <= END_WINDOW;
         }
-        let answers = is_reset
-            || seen.0 & side(other) == 0
-            || acknowledges(segment.ack, of(positions, other));
+        let answers =
+            is_reset || !seen.is_placed(other) || acknowledges(segment.ack, of(positions, other));
         return ahead.wrapping_add(END_WINDOW) <= 2 * END_WINDOW && answers;
     }
     if is_reset && !has_ack {

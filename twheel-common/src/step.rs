@@ -112,6 +112,24 @@ pub struct Sweep {
 /// Records of a call that sweeps, at most.
 pub const MAX_SWEEP: u32 = 4096;
 
+/// The "packet" of the program that enters a flow of which userspace knows from a socket or from conntrack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enter {
+    /// The key's [`addresses`](crate::flow::FlowKey::addresses),
+    pub addresses: [u64; 4],
+    /// and its [`ports`](crate::flow::FlowKey::ports).
+    pub ports: u64,
+    /// What is known of it, [`Seen`](crate::state::Seen).
+    pub seen: u32,
+    /// The rule that it has met.
+    pub rule: u32,
+    /// For how long it has been idle, units.
+    pub idle: u32,
+    /// 1 if it was entered, 2 if it was there, 0 if there is no room; written by the program.
+    pub outcome: u32,
+}
+
 /// What a program that userspace runs is given where its test run is one of *live frames*
 /// (`BPF_F_TEST_XDP_LIVE_FRAMES`): the kernel then gives nothing back, so the program leaves its answer in the map `CALLS`, under
 /// the caller's number.

@@ -371,3 +371,54 @@ fn datagrams_of_both_sides_are_a_stream_after_a_while() {
         assert_eq!(Timeouts::number(seen), number);
     }
 }
+
+#[test]
+fn a_flow_entered_for_a_socket_learns_where_its_sides_stand() {
+    let entered = Seen::of_socket(Established, FromHigh, &[]);
+    assert_eq!(entered.state(), Established);
+    assert_eq!(entered.initiator(), FromHigh);
+    assert!(entered.is_replied() && entered.is_pickup() && !entered.is_conversation());
+    let unknown = [0; 2];
+    // A FIN or RST has no number to be compared with.
+    for flags in [RST, FIN | ACK] {
+        let end = segment(FromLow, flags, 5_000_000, 7_000_000, 0);
+        assert!(!accepts_end(unknown, entered, &end));
+    }
+    // The first segment of each side says where it stands, and the next one no longer.
+    let from_low = segment(FromLow, ACK, 5_000_000, 7_000_000, 100);
+    let position = advance(unknown, entered, &from_low);
+    assert_eq!(position, Some(5_000_100));
+    let Change::Add(one) = entered.next(FromLow, ACK, BOTH) else {
+        panic!("nothing is learned");
+    };
+    assert_eq!(one.next(FromLow, ACK, BOTH), Change::Nothing);
+    assert!(!one.is_conversation());
+    let far = segment(FromLow, ACK, 4_000_000_000, 7_000_000, 100);
+    assert_eq!(advance([5_000_100, 0], one, &far), None);
+    let Change::Add(both) = one.next(FromHigh, ACK, BOTH) else {
+        panic!("nothing is learned");
+    };
+    assert!(both.is_conversation());
+    assert_eq!(both.state(), Established);
+    assert!(accepts_end(
+        [5_000_100, 7_000_000],
+        both,
+        &segment(FromLow, RST, 5_000_100, 0, 0)
+    ));
+}
+
+#[test]
+fn a_flow_entered_for_a_socket_knows_who_has_sent_a_fin() {
+    let entered = Seen::of_socket(FinWait, FromLow, &[FromLow]);
+    // Sent again: nothing but where it stands is learned.
+    let Change::Add(again) = entered.next(FromLow, FIN | ACK, BOTH) else {
+        panic!("nothing is learned");
+    };
+    assert_eq!(again.state(), FinWait);
+    let Change::Add(other) = entered.next(FromHigh, FIN | ACK, BOTH) else {
+        panic!("nothing is learned");
+    };
+    assert_eq!(other.state(), LastAck);
+    // A datagram has no number.
+    assert!(Seen::of_socket(UdpStream, FromLow, &[]).is_conversation());
+}

@@ -15,7 +15,7 @@ use aya_log_ebpf::{debug, trace};
 use twheel_common::{
     packet::{Protocols, Segment, Skip, Wanted, parse_into, parse_plain},
     policy::Hook,
-    step::{Step, Sweep},
+    step::{Enter, Step, Sweep},
 };
 use twheel_ebpf::{
     answer, clock, config,
@@ -195,6 +195,17 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
     count_for(0);
     step::delete(&ctx);
+    step::answer(&ctx)
+}
+
+/// Unattached, likewise: enters a flow of which userspace knows.
+#[xdp]
+pub fn twheel_enter(ctx: XdpContext) -> u32 {
+    let Some(call) = step::argument::<Enter>(&ctx) else {
+        return xdp_action::XDP_ABORTED;
+    };
+    count_for(0);
+    step::enter(call);
     step::answer(&ctx)
 }
 

@@ -10,8 +10,9 @@ use aya_ebpf::{
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::Word,
-    step::{Call, Delete, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    flow::{FlowKey, Word},
+    packet::Segment,
+    step::{Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
     wheel::{Link, NEVER, Slot},
 };
 
@@ -21,6 +22,8 @@ use crate::{
     emit, inbox,
     maps::CALLS,
     rto, table,
+    touch::{self, Touched},
+    verifier::in_memory,
     wheel::{self, Handled},
 };
 
@@ -235,6 +238,23 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
     };
     entry.outcome = wheel::delete(entry.index, Word(entry.word), reason, state.now) as u32;
     0
+}
+
+/// Enters a flow, which then stands on this CPU's wheel.
+#[inline(always)]
+pub fn enter(call: &mut Enter) {
+    let now = clock::now();
+    let segment = Segment {
+        key: FlowKey::from_parts(call.addresses, call.ports),
+        ..Segment::NONE
+    };
+    let segment = in_memory(&segment);
+    let begun = touch::touch_enter(segment, now, call.seen, call.rule, call.idle);
+    call.outcome = match Touched::from_raw(begun) {
+        Touched::Created => 1,
+        Touched::Known => 2,
+        _ => 0,
+    };
 }
 
 /// Arms the flows of this CPU's wheel in a range of the table as timeouts and rules are now.

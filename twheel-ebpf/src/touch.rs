@@ -152,7 +152,14 @@ pub extern "C" fn touch_unknown(
     }
     let raw = seen.0.into();
     let rule = policy::policy_rule(segment, raw, interface, hook);
-    let entered = table::table_enter(segment, home, now, raw, rule);
+    start(segment, home, now, seen, rule, 0)
+}
+
+/// Enters a flow that was counted in, and starts its timer. As [`touch_unknown`] says.
+#[inline(always)]
+fn start(segment: &Segment, home: u32, now: u64, seen: Seen, rule: u32, idle: u32) -> u64 {
+    let since = now - u64::from(idle);
+    let entered = table::table_enter(segment, home, since, seen.0.into(), rule);
     let Some(flow) = table::entered(entered) else {
         table::uncount(1);
         return (Touched::WindowFull as u64) << 32;
@@ -162,9 +169,30 @@ pub extern "C" fn touch_unknown(
         return (Touched::Known as u64) << 32 | u64::from(flow.index());
     }
     let timeout = table::timeout(rule as u16, seen);
-    wheel::wheel_start(flow.index(), now, now + u64::from(timeout));
+    wheel::wheel_start(flow.index(), now, since + u64::from(timeout));
     count(Counter::Created);
     (Touched::Created as u64) << 32 | u64::from(flow.index())
+}
+
+/// Enters a flow that no packet has begun, of which this is known, and which has been idle for so long (units). The
+/// segment has its key alone. [`Touched`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_enter(
+    segment: *const Segment,
+    now: u64,
+    seen: u32,
+    rule: u32,
+    idle: u32,
+) -> u64 {
+    let Some(segment) = given(segment) else {
+        return Touched::NoFlow as u64;
+    };
+    if !table::has_room() {
+        return Touched::TableFull as u64;
+    }
+    let home = table::home(&segment.key);
+    start(segment, home, now, Seen(seen as u16), rule & 0x1ff, idle) >> 32
 }
 
 /// [`update`] of a flow that another CPU has just entered.

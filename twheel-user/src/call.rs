@@ -1,4 +1,4 @@
-//! The programs that userspace runs: the stepper, and those that delete and sweep. They are attached to nothing; their
+//! The programs that userspace runs: the stepper, and those that delete, enter and sweep. They are attached to nothing; their
 //! "packet" is their argument, and their answer is what it is then.
 //!
 //! Nothing that packets bring may run on the CPU meanwhile (`docs/design.md`). Where a test run has bottom halves off, it
@@ -23,7 +23,7 @@ use aya::{
 use aya_obj::programs::XdpAttachType;
 use twheel_common::{
     packet::ETH_HEADER,
-    step::{Answer, Call, Delete, MAX_DELETES, Step, Sweep},
+    step::{Answer, Call, Delete, Enter, MAX_DELETES, Step, Sweep},
 };
 
 use crate::stepping::Stepping;
@@ -90,6 +90,14 @@ impl Callable {
     /// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
     pub fn sweep(&self, call: Sweep) -> Result<Sweep> {
         sweep(&self.program, self.answers.as_ref(), call)
+    }
+
+    /// Enters a flow, on whichever CPU this is.
+    pub fn enter(&self, call: Enter) -> Result<Enter> {
+        let mut call = [call];
+        run(&self.program, self.answers.as_ref(), &mut call)
+            .context("cannot run the program that enters a flow")?;
+        Ok(call[0])
     }
 
     /// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome

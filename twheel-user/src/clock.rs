@@ -54,6 +54,12 @@ impl Clock {
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
+    /// Whole units of `duration`, as many as 32 bits can say.
+    pub fn units_floor(&self, duration: Duration) -> u32 {
+        let units = duration.as_nanos() / self.unit.as_nanos();
+        u32::try_from(units).unwrap_or(u32::MAX)
+    }
+
     /// Units after which `duration` has passed for certain. A stamp of a clock that ticks is up to
     /// one unit old when it is read, so one more is waited for; virtual time is exact.
     pub fn timeout(&self, duration: Duration) -> u64 {

@@ -36,11 +36,12 @@ use crate::{
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// The programs that are pinned.
-pub const PROGRAMS: [&str; 5] = [
+pub const PROGRAMS: [&str; 6] = [
     "twheel_xdp",
     "twheel_egress",
     "twheel_step",
     "twheel_delete",
+    "twheel_enter",
     "twheel_sweep",
 ];
 

@@ -1,8 +1,13 @@
 //! How long a flow may be idle, state by state: conntrack's defaults, and `--timeout`.
 
-use std::{fmt, fs, time::Duration};
+use std::{
+    fmt,
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    time::Duration,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use humantime::format_duration;
 use twheel_common::{
     policy::{TIMEOUTS as COUNT, TimeoutName},
@@ -33,6 +38,42 @@ const SYSCTLS: [&str; COUNT] = [
     "icmp_timeout",
     "tcp_timeout_max_retrans",
 ];
+
+/// conntrack's timeouts in a network namespace, held open: they may change.
+pub struct Sysctls([File; COUNT]);
+
+impl Sysctls {
+    /// Of this thread's network namespace.
+    pub fn open() -> Result<Self> {
+        let mut files = Vec::new();
+        for name in SYSCTLS {
+            let path = sysctl(name);
+            files.push(File::open(&path).with_context(|| format!("cannot open {path}"))?);
+        }
+        let files = files.try_into();
+        files.map(Self).map_err(|_| anyhow!("as many as there are"))
+    }
+
+    /// The one of this number.
+    pub fn of(&self, number: usize) -> Result<Duration> {
+        let mut text = [0; 32];
+        let read = self.0[number].read_at(&mut text, 0);
+        let read = read.with_context(|| format!("cannot read {}", sysctl(SYSCTLS[number])))?;
+        let text = String::from_utf8_lossy(&text[..read]);
+        seconds(SYSCTLS[number], &text)
+    }
+}
+
+fn sysctl(name: &str) -> String {
+    format!("/proc/sys/net/netfilter/nf_conntrack_{name}")
+}
+
+fn seconds(name: &str, text: &str) -> Result<Duration> {
+    let text = text.trim();
+    let seconds = text.parse();
+    let seconds = seconds.with_context(|| format!("{} holds no number: {text}", sysctl(name)))?;
+    Ok(Duration::from_secs(seconds))
+}
 
 /// Timeouts as a user gives them, by the numbers of [`NAMES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +156,7 @@ impl Timeouts {
     fn inherit() -> Result<Self> {
         let mut timeouts = Self::default();
         for (timeout, sysctl) in timeouts.of.iter_mut().zip(SYSCTLS) {
-            let path = format!("/proc/sys/net/netfilter/nf_conntrack_{sysctl}");
+            let path = self::sysctl(sysctl);
             let text = fs::read_to_string(&path).map_err(|error| {
                 Failure::new(
                     Kind::Unsupported,
@@ -124,10 +165,7 @@ impl Timeouts {
                     ),
                 )
             })?;
-            let seconds = text.trim().parse();
-            *timeout = Duration::from_secs(
-                seconds.with_context(|| format!("{path} holds no number: {}", text.trim()))?,
-            );
+            *timeout = seconds(sysctl, &text)?;
         }
         Ok(timeouts)
     }

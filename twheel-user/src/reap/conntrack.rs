@@ -1,25 +1,139 @@
-//! Deleting entries of the kernel's connection tracking over ctnetlink (`net/netfilter/nf_conntrack_netlink.c`).
+//! Looking at and deleting entries of the kernel's connection tracking over ctnetlink (`net/netfilter/nf_conntrack_netlink.c`).
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_netfilter::{
-    NetfilterHeader, NetfilterMessage, NetfilterProtoFamily,
-    conntrack::{ConntrackAttribute, ConntrackMessage, IPTuple, ProtoTuple, Protocol, Tuple},
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+    conntrack::{
+        ConntrackAttribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP, ProtoTuple,
+        Protocol, Tuple,
+    },
 };
+use twheel_common::state::{State, Timeouts};
 
 use super::netlink::Netlink;
+use crate::timeouts::Sysctls;
 
-/// A netlink socket to the conntrack of a network namespace.
-pub struct Conntrack(Netlink);
+/// A netlink socket to the conntrack of a network namespace, and its timeouts, if they were there when it was opened.
+pub struct Conntrack(Netlink, Option<Sysctls>);
+
+/// An entry that was found.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Until it is forgotten, in whole seconds.
+    left: Duration,
+    proto: Protocol,
+    /// Of TCP.
+    pub state: Option<State>,
+}
+
+impl Entry {
+    /// Of an answer; `None` if it does not say what is needed.
+    fn of(proto: Protocol, attributes: &[ConntrackAttribute]) -> Option<Self> {
+        let mut left = None;
+        let mut state = None;
+        for attribute in attributes {
+            match attribute {
+                ConntrackAttribute::CtaTimeout(seconds) => {
+                    left = Some(Duration::from_secs((*seconds).into()));
+                }
+                ConntrackAttribute::CtaProtoInfo(infos) => {
+                    let tcp = infos.iter().find_map(|info| match info {
+                        ProtoInfo::TCP(tcp) => Some(tcp),
+                        _ => None,
+                    });
+                    // `enum tcp_conntrack`, in which 0 is none.
+                    state = tcp.into_iter().flatten().find_map(|info| match info {
+                        ProtoInfoTCP::State(number @ 1..=9) => {
+                            Some(State::ALL[usize::from(*number) - 1])
+                        }
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        let is_told = proto != Protocol::Tcp || state.is_some();
+        is_told.then_some(Self {
+            left: left?,
+            proto,
+            state,
+        })
+    }
+
+    /// The numbers of the timeouts that it may have been given by its last packet.
+    fn timeouts(&self) -> Vec<usize> {
+        match (self.proto, self.state) {
+            (Protocol::Tcp, Some(state)) => {
+                // What is sent and not acknowledged, or not answered, has shorter ones (`nf_conntrack_tcp_packet`).
+                let number = match state {
+                    State::SynSent2 => State::SynSent,
+                    state => state,
+                };
+                vec![number as usize, Timeouts::UNREPLIED, Timeouts::RETRANS]
+            }
+            _ => vec![Timeouts::UDP, Timeouts::UDP_STREAM],
+        }
+    }
+
+    /// For how long it has been idle, at least: `timeouts` has those that it may have been given.
+    fn idle(&self, timeouts: impl Iterator<Item = Duration>) -> Duration {
+        let idle = timeouts.filter_map(|timeout| timeout.checked_sub(self.left));
+        // More is left than any gives: somebody's own timeout.
+        idle.min().unwrap_or(Duration::ZERO)
+    }
+}
 
 impl Conntrack {
     /// Of this thread's network namespace.
     pub fn open() -> Result<Self> {
-        Netlink::open(netlink_sys::constants::NETLINK_NETFILTER).map(Self)
+        let netlink = Netlink::open(netlink_sys::constants::NETLINK_NETFILTER)?;
+        Ok(Self(netlink, Sysctls::open().ok()))
+    }
+
+    /// The entry of which one tuple, original or reply, is that of packets from `src` to `dst`.
+    pub fn find(
+        &mut self,
+        proto: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> io::Result<Option<Entry>> {
+        let get = ConntrackMessage::Get(vec![tuple(proto, src, dst)]);
+        let answer = match self.ask(src, get, NLM_F_REQUEST) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            answer => answer?,
+        };
+        let entry = match answer.map(|answer| answer.inner) {
+            Some(NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes))) => {
+                Entry::of(proto, &attributes)
+            }
+            _ => None,
+        };
+        let invalid = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "conntrack answers without a timeout or a state",
+            )
+        };
+        entry.ok_or_else(invalid).map(Some)
+    }
+
+    /// For how long an entry has been idle, at least, by what is left of its timeout. A second more, since the kernel tells
+    /// whole ones.
+    pub fn idle(&mut self, entry: &Entry) -> Result<Duration> {
+        if self.1.is_none() {
+            // An entry was found: by now conntrack is loaded.
+            self.1 = Some(Sysctls::open()?);
+        }
+        let sysctls = self.1.as_ref().context("conntrack's timeouts")?;
+        let numbers = entry.timeouts();
+        let timeouts = numbers.into_iter().map(|number| sysctls.of(number));
+        let timeouts = timeouts.collect::<Result<Vec<_>>>()?;
+        Ok(entry.idle(timeouts.into_iter()))
     }
 
     /// Deletes the entry of which one tuple, original or reply, is that of packets from `src` to `dst`. Returns whether
@@ -30,33 +144,80 @@ impl Conntrack {
         src: SocketAddr,
         dst: SocketAddr,
     ) -> io::Result<bool> {
-        let family = match src {
-            SocketAddr::V4(_) => NetfilterProtoFamily::IPv4,
-            SocketAddr::V6(_) => NetfilterProtoFamily::IPv6,
-        };
-        // Named the original's, yet the kernel looks for it among both: it hashes either.
-        let tuple = ConntrackAttribute::CtaTupleOrig(vec![
-            Tuple::Ip(vec![
-                IPTuple::SourceAddress(src.ip()),
-                IPTuple::DestinationAddress(dst.ip()),
-            ]),
-            Tuple::Proto(vec![
-                ProtoTuple::Protocol(proto),
-                ProtoTuple::SourcePort(src.port()),
-                ProtoTuple::DestinationPort(dst.port()),
-            ]),
-        ]);
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_ACK;
-        let message = NetfilterMessage::new(
-            NetfilterHeader::new(family, 0, 0),
-            ConntrackMessage::Delete(vec![tuple]),
-        );
-        let request = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        match self.0.ask(request, None) {
+        let delete = ConntrackMessage::Delete(vec![tuple(proto, src, dst)]);
+        match self.ask(src, delete, NLM_F_REQUEST | NLM_F_ACK) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    fn ask(
+        &mut self,
+        src: SocketAddr,
+        message: ConntrackMessage,
+        flags: u16,
+    ) -> io::Result<Option<NetfilterMessage>> {
+        let family = match src {
+            SocketAddr::V4(_) => NetfilterProtoFamily::IPv4,
+            SocketAddr::V6(_) => NetfilterProtoFamily::IPv6,
+        };
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        let message = NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), message);
+        let request = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        self.0.ask(request, None)
+    }
+}
+
+/// Named the original's, yet the kernel looks for it among both: it hashes either.
+fn tuple(proto: Protocol, src: SocketAddr, dst: SocketAddr) -> ConntrackAttribute {
+    ConntrackAttribute::CtaTupleOrig(vec![
+        Tuple::Ip(vec![
+            IPTuple::SourceAddress(src.ip()),
+            IPTuple::DestinationAddress(dst.ip()),
+        ]),
+        Tuple::Proto(vec![
+            ProtoTuple::Protocol(proto),
+            ProtoTuple::SourcePort(src.port()),
+            ProtoTuple::DestinationPort(dst.port()),
+        ]),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_taken_for_as_young_as_it_may_be() {
+        let seconds = Duration::from_secs;
+        let entry = |left| Entry {
+            left: seconds(left),
+            proto: Protocol::Tcp,
+            state: Some(State::Established),
+        };
+        let idle = |left| entry(left).idle([432_000, 300, 300].map(seconds).into_iter());
+        assert_eq!(idle(431_990), seconds(10));
+        assert_eq!(idle(301), seconds(431_699));
+        // It may have had a packet just now that nobody has acknowledged.
+        assert_eq!(idle(299), seconds(1));
+        assert_eq!(idle(432_001), seconds(0));
+    }
+
+    #[test]
+    fn an_answer_is_read() {
+        let state = |number| {
+            ConntrackAttribute::CtaProtoInfo(vec![ProtoInfo::TCP(vec![ProtoInfoTCP::State(
+                number,
+            )])])
+        };
+        let left = ConntrackAttribute::CtaTimeout(7);
+        let entry = Entry::of(Protocol::Tcp, &[left.clone(), state(3)]).unwrap();
+        assert_eq!(entry.state, Some(State::Established));
+        assert_eq!(entry.left, Duration::from_secs(7));
+        assert_eq!(Entry::of(Protocol::Tcp, &[left.clone(), state(0)]), None);
+        assert_eq!(Entry::of(Protocol::Tcp, &[state(3)]), None);
+        assert_eq!(Entry::of(Protocol::Udp, &[left]).unwrap().state, None);
     }
 }

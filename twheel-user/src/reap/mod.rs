@@ -34,7 +34,8 @@ use twheel_common::{
     flow::FlowKey,
     named,
     packet::{PROTO_TCP, PROTO_UDP},
-    state::{State, Timeouts},
+    state::{Seen, Timeouts},
+    step::Enter,
 };
 
 pub use self::{
@@ -92,6 +93,10 @@ named! {
         Failed = "failed",
         /// not done: the flow came back
         Back = "back",
+        /// not done: by the kernel's own clocks the connection was not idle for that long; its flow is tracked again
+        Alive = "alive",
+        /// not done: not both sides of the connection were seen
+        OneSided = "one_sided",
         /// not done: packets that would have begun flows found no room, and this may be one that came back
         Unknown = "unknown",
         /// not done: the policy asks for it no more
@@ -135,8 +140,12 @@ struct Asked(InForce);
 
 impl Asked {
     fn of_rule(&self, rule: u32) -> Result<Actions> {
-        let timeouts = self.0.of(rule as u16)?;
+        let timeouts = self.timeouts(rule)?;
         Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
+    }
+
+    fn timeouts(&self, rule: u32) -> Result<Timeouts> {
+        self.0.of(rule as u16)
     }
 
     /// Of these flows those that have expired, and for which anything is to be done.
@@ -323,6 +332,7 @@ impl Reaper {
             guard: Guard::new(wanted.max_share),
             pace: Pace::new(wanted.rate),
             expired: None,
+            enter: pins.callable("twheel_enter")?,
             wanted,
             shared: shared.clone(),
             tally: tally.clone(),
@@ -496,6 +506,8 @@ struct Worker {
     guard: Guard,
     pace: Pace,
     expired: Option<HashMap<MapData, FlowKey, Tomb>>,
+    /// The program that enters a flow again.
+    enter: Callable,
     wanted: Wanted,
     shared: Arc<Shared>,
     tally: Arc<LoaderCounters>,
@@ -546,16 +558,18 @@ impl Worker {
         if self.guard.is_tripped() || counts && !self.admit() {
             return all(self, Outcome::Paused);
         }
+        let mut reset = false;
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
             if self.is_over(wait) {
                 self.report(event, action, Outcome::Overrun, None);
                 continue;
             }
-            let (outcome, error) = match self.act(job, action) {
+            let (outcome, error) = match self.act(job, action, reset) {
                 Ok(outcome) => (outcome, None),
                 Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
             };
+            reset |= action == Action::Reset && outcome == Outcome::Done;
             self.report(event, action, outcome, error);
         }
     }
@@ -638,7 +652,8 @@ impl Worker {
         Ok((refused != job.refused).then_some(Outcome::Unknown))
     }
 
-    fn act(&mut self, job: &Job, action: Action) -> Done {
+    /// Does an action. `reset`: both ends were told before, so nothing is younger than that.
+    fn act(&mut self, job: &Job, action: Action, reset: bool) -> Done {
         let event = &job.event;
         if self.wanted.strict {
             bail!("with --pickup strict it cannot be told whether the flow is back");
@@ -656,26 +671,42 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
+            // Whoever forges a packet has made no conversation.
+            Action::Reset | Action::EnforceDrop | Action::EnforceReset
+                if !seen.is_conversation() =>
+            {
+                return Ok(Outcome::OneSided);
+            }
             _ if self.wanted.dry_run => return Ok(Outcome::Would),
             _ => {}
         }
         match action {
-            Action::Socket => self.close(job, src, dst),
-            Action::Conntrack => self.forget(job, src, dst),
+            Action::Socket => self.close(job, src, dst, reset),
+            Action::Conntrack => self.forget(job, src, dst, reset),
             Action::Reset => self.reset(event, src, dst),
             Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
         }
     }
 
-    /// Closes the sockets of either end that are local.
-    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Done {
+    /// Closes the sockets of either end that are local, and by the kernel's own clocks idle for the timeout of the state
+    /// that they are in: packets can be forged, and what only this host sends may not be seen.
+    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
         let mut outcome = Outcome::Nothing;
+        let initiator = job.event.seen().initiator();
         for at in 0..self.wanted.places.0.len() {
-            for (local, peer) in [(dst, src), (src, dst)] {
+            for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
+            {
                 let found = self.wanted.places.0[at].sockets()?.find(local, peer);
                 let Some(socket) = found.context("cannot look for the socket")? else {
                     continue;
                 };
+                if !reset
+                    && let (Some(idle), Some(seen)) =
+                        (socket.idle, socket.seen(direction, initiator))
+                    && self.is_alive(job, seen, idle)?
+                {
+                    return Ok(outcome.or(Outcome::Alive));
+                }
                 // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
                 let held = self.hold(job)?;
                 let closed = match self.look(job) {
@@ -703,8 +734,31 @@ impl Worker {
         Ok(outcome)
     }
 
-    /// Deletes the conntrack entries that know the flow by either tuple.
-    fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Done {
+    /// Whether a connection that is in this state and has been idle for so long is still within its timeout. Then its flow
+    /// is entered again.
+    fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
+        let rule = job.event.rule;
+        let clock = self.reader.clock();
+        let timeout = clock.duration(self.asked.timeouts(rule)?.of(seen).into());
+        // Each clock has its own beginning of a unit, and a timeout is a unit longer than asked for.
+        if idle + 2 * clock.unit() >= timeout {
+            return Ok(false);
+        }
+        let key = job.event.key;
+        self.enter.enter(Enter {
+            addresses: key.addresses(),
+            ports: key.ports(),
+            seen: seen.0.into(),
+            rule,
+            idle: clock.units_floor(idle),
+            outcome: 0,
+        })?;
+        Ok(true)
+    }
+
+    /// Deletes the conntrack entries that know the flow by either tuple, and were idle for the flow's timeout by what is
+    /// left of their own.
+    fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
         let proto = || match job.event.key.proto() {
             PROTO_TCP => Some(Protocol::Tcp),
             PROTO_UDP => Some(Protocol::Udp),
@@ -718,6 +772,19 @@ impl Worker {
                 };
                 if let Some(why) = self.look(job)? {
                     return Ok(outcome.or(why));
+                }
+                let conntrack = self.wanted.places.0[at].conntrack()?;
+                let found = conntrack.find(proto, src, dst);
+                let Some(entry) = found.context("cannot look for the conntrack entry")? else {
+                    continue;
+                };
+                let idle = conntrack.idle(&entry)?;
+                let seen = match entry.state {
+                    Some(state) => Seen::of_socket(state, job.event.seen().initiator(), &[]),
+                    None => job.event.seen(),
+                };
+                if !reset && self.is_alive(job, seen, idle)? {
+                    return Ok(outcome.or(Outcome::Alive));
                 }
                 let conntrack = self.wanted.places.0[at].conntrack()?;
                 if conntrack
@@ -788,18 +855,11 @@ impl Worker {
         let initiator = seen.initiator();
         let [of_src, of_dst] =
             [initiator, initiator.reverse()].map(|direction| event.positions[direction as usize]);
-        let mut resets = Vec::new();
         let reset = |from, to, seq, ack| Reset { from, to, seq, ack };
-        if seen.is_replied() {
-            resets.push(reset(dst, src, of_dst, of_src));
-            resets.push(reset(src, dst, of_src, of_dst));
-        } else if seen.state() == State::SynSent {
-            // Who has sent a SYN takes a RST that acknowledges it (RFC 9293, section 3.10.7.3).
-            resets.push(reset(dst, src, 0, of_src));
-        }
-        if resets.is_empty() {
-            return Ok(Outcome::Nothing);
-        }
+        let resets = [
+            reset(dst, src, of_dst, of_src),
+            reset(src, dst, of_src, of_dst),
+        ];
         let sockets = self.wanted.places.0[0].resets()?;
         // Both are tried, whatever becomes of the first.
         let sent: Vec<io::Result<()>> = resets.iter().map(|reset| sockets.send(reset)).collect();

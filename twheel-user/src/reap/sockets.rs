@@ -3,14 +3,22 @@
 use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 use anyhow::Result;
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage};
 use netlink_packet_sock_diag::{
     SockDiagMessage,
-    constants::{AF_INET, AF_INET6, IPPROTO_TCP, SOCK_DESTROY, TCP_LISTEN, TCP_TIME_WAIT},
-    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+    constants::{
+        AF_INET, AF_INET6, IPPROTO_TCP, SOCK_DESTROY, TCP_CLOSE_WAIT, TCP_CLOSING, TCP_ESTABLISHED,
+        TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_TIME_WAIT,
+    },
+    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags, nlas::Nla},
+};
+use twheel_common::{
+    flow::Direction,
+    state::{Seen, State},
 };
 
 use super::netlink::Netlink;
@@ -20,7 +28,44 @@ pub struct Sockets(Netlink);
 
 /// A local socket that was found.
 #[derive(Debug)]
-pub struct Found(SocketId);
+pub struct Found {
+    id: SocketId,
+    state: u8,
+    /// Since data or an ACK last came or data last went, by the kernel's clocks; `None` of one that is half open and has
+    /// none.
+    pub idle: Option<Duration>,
+}
+
+impl Found {
+    /// What the socket says of its flow: its state in conntrack's words, and who has sent a FIN. `None` of one that is half
+    /// open.
+    pub fn seen(&self, local: Direction, initiator: Direction) -> Option<Seen> {
+        let peer = local.reverse();
+        let (state, finished): (_, &[_]) = match self.state {
+            TCP_ESTABLISHED => (State::Established, &[]),
+            TCP_FIN_WAIT1 => (State::FinWait, &[local]),
+            // Its FIN was acknowledged.
+            TCP_FIN_WAIT2 => (State::CloseWait, &[local]),
+            TCP_CLOSE_WAIT => (State::CloseWait, &[peer]),
+            TCP_CLOSING | TCP_LAST_ACK => (State::LastAck, &[local, peer]),
+            _ => return None,
+        };
+        Some(Seen::of_socket(state, initiator, finished))
+    }
+}
+
+/// Of `struct tcp_info` (`include/uapi/linux/tcp.h`), which grows from kernel to kernel: the least of
+/// `tcpi_last_data_sent`, `tcpi_last_data_recv` and `tcpi_last_ack_recv`, milliseconds.
+fn idle(tcp_info: &[u8]) -> Option<Duration> {
+    [44, 52, 56]
+        .into_iter()
+        .map(|at| {
+            let bytes = tcp_info.get(at..at + 4)?;
+            bytes.try_into().ok().map(u32::from_ne_bytes)
+        })
+        .try_fold(u32::MAX, |least, ago| Some(least.min(ago?)))
+        .map(|least| Duration::from_millis(least.into()))
+}
 
 impl Sockets {
     /// Of this thread's network namespace.
@@ -41,7 +86,7 @@ impl Sockets {
             interface_id: 0,
             cookie: [0xff; 8],
         };
-        let answer = match self.ask(asked, NLM_F_REQUEST, None) {
+        let answer = match self.ask(asked, ExtensionFlags::INFO, NLM_F_REQUEST, None) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             answer => answer?,
         };
@@ -54,17 +99,30 @@ impl Sockets {
             && is_same(id.source_address, local.ip())
             && is_same(id.destination_address, peer.ip());
         let ends = [TCP_LISTEN, TCP_TIME_WAIT].contains(&found.header.state);
-        Ok((is_it && !ends).then_some(Found(SocketId {
-            // As it was asked for: a socket of IPv6 may have IPv4 ends.
-            source_address: local.ip(),
-            destination_address: peer.ip(),
-            ..id
-        })))
+        Ok((is_it && !ends).then_some(Found {
+            state: found.header.state,
+            idle: found.nlas.iter().find_map(|nla| match nla {
+                Nla::TcpInfo(info) => idle(info),
+                _ => None,
+            }),
+            id: SocketId {
+                // As it was asked for: a socket of IPv6 may have IPv4 ends.
+                source_address: local.ip(),
+                destination_address: peer.ip(),
+                ..id
+            },
+        }))
     }
 
     /// Closes a socket: its owner sees ECONNABORTED, and its peer gets a RST. `false`: it is gone.
     pub fn close(&mut self, socket: Found) -> io::Result<bool> {
-        match self.ask(socket.0, NLM_F_REQUEST | NLM_F_ACK, Some(SOCK_DESTROY)) {
+        let flags = NLM_F_REQUEST | NLM_F_ACK;
+        match self.ask(
+            socket.id,
+            ExtensionFlags::empty(),
+            flags,
+            Some(SOCK_DESTROY),
+        ) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Err(io::Error::new(
@@ -78,6 +136,7 @@ impl Sockets {
     fn ask(
         &mut self,
         socket_id: SocketId,
+        extensions: ExtensionFlags,
         flags: u16,
         kind: Option<u16>,
     ) -> io::Result<Option<SockDiagMessage>> {
@@ -88,7 +147,7 @@ impl Sockets {
         let request = InetRequest {
             family,
             protocol: IPPROTO_TCP,
-            extensions: ExtensionFlags::empty(),
+            extensions,
             states: StateFlags::all(),
             socket_id,
         };
@@ -106,4 +165,54 @@ fn is_same(one: IpAddr, two: IpAddr) -> bool {
         IpAddr::V6(address) => address.to_canonical(),
     };
     mapped(one) == mapped(two)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(sent: u32, received: u32, acknowledged: u32) -> Vec<u8> {
+        let mut info = vec![0; 104];
+        // `tcpi_last_ack_sent` is not kept by the kernel, and 0.
+        for (at, ago) in [(44, sent), (48, 0), (52, received), (56, acknowledged)] {
+            info[at..at + 4].copy_from_slice(&ago.to_ne_bytes());
+        }
+        info
+    }
+
+    #[test]
+    fn a_socket_is_idle_since_whatever_came_or_went_last() {
+        for (sent, received, acknowledged) in [(7, 30, 20), (30, 7, 20), (20, 30, 7)] {
+            let idle = idle(&info(sent, received, acknowledged));
+            assert_eq!(idle, Some(Duration::from_millis(7)));
+        }
+        assert_eq!(idle(&info(7, 7, 7)[..59]), None);
+    }
+
+    #[test]
+    fn the_state_of_a_socket_is_told_in_conntracks_words() {
+        let (local, peer) = (Direction::FromHigh, Direction::FromLow);
+        let seen = |state| {
+            let found = Found {
+                id: SocketId::new_v4(),
+                state,
+                idle: None,
+            };
+            found.seen(local, peer)
+        };
+        for (state, wanted) in [
+            (TCP_ESTABLISHED, State::Established),
+            (TCP_FIN_WAIT1, State::FinWait),
+            (TCP_FIN_WAIT2, State::CloseWait),
+            (TCP_CLOSE_WAIT, State::CloseWait),
+            (TCP_CLOSING, State::LastAck),
+            (TCP_LAST_ACK, State::LastAck),
+        ] {
+            let seen = seen(state).unwrap();
+            assert_eq!((seen.state(), seen.initiator()), (wanted, peer));
+            assert!(seen.is_replied() && seen.is_pickup());
+        }
+        // SYN_SENT and SYN_RECV.
+        assert_eq!((seen(2), seen(3)), (None, None));
+    }
 }

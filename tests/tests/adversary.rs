@@ -1,0 +1,247 @@
+//! What somebody can do who is not on the path of a connection, and sends packets with its addresses: nothing that ends it.
+//!
+//! A client and a server have a connection of real sockets. The attacker's packets come in by the interface by which the
+//! client's do.
+#![allow(missing_docs)]
+
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use etherparse::{PacketBuilder, TcpHeader};
+use serde_json::Value;
+use twheel_common::state::State;
+use twheel_tests::{
+    ctnetlink::Conntrack,
+    netns::{CLIENT, Connection, Family, Line, Pair, SERVER, Twheel, require_root},
+    path,
+};
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// Who forges packets of connections between the two.
+struct Attacker {
+    socket: OwnedFd,
+    macs: [[u8; 6]; 2],
+}
+
+impl Attacker {
+    fn beside(pair: &Pair) -> Result<Self> {
+        let mac = |host: &twheel_tests::netns::Namespace, interface| -> Result<[u8; 6]> {
+            let links: Value =
+                serde_json::from_str(&host.ip(&format!("-j link show {interface}"))?)?;
+            let text = links[0]["address"].as_str().context("no address")?;
+            let bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16));
+            let bytes: Vec<_> = bytes.collect::<Result<_, _>>()?;
+            Ok(bytes.as_slice().try_into()?)
+        };
+        Ok(Self {
+            socket: pair.client.enter(|| path::open(CLIENT, 0))?,
+            macs: [mac(&pair.client, CLIENT)?, mac(&pair.server, SERVER)?],
+        })
+    }
+
+    /// Sends a segment that seems to be one end's to the other.
+    fn send(&self, from: SocketAddr, to: SocketAddr, segment: TcpHeader) -> Result<()> {
+        let link = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
+        let tcp = TcpHeader {
+            source_port: from.port(),
+            destination_port: to.port(),
+            window_size: 1000,
+            ..segment
+        };
+        let packet = match (from, to) {
+            (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+                link.ipv4(from.ip().octets(), to.ip().octets(), 64)
+            }
+            (SocketAddr::V6(from), SocketAddr::V6(to)) => {
+                link.ipv6(from.ip().octets(), to.ip().octets(), 64)
+            }
+            _ => panic!("of one family"),
+        };
+        let mut frame = Vec::new();
+        packet.tcp_header(tcp).write(&mut frame, &[])?;
+        path::send(&self.socket, &frame)
+    }
+
+    /// A SYN with an arbitrary number.
+    fn syn(&self, from: SocketAddr, to: SocketAddr) -> Result<()> {
+        let syn = TcpHeader {
+            syn: true,
+            sequence_number: 0x1234_5678,
+            ..TcpHeader::default()
+        };
+        self.send(from, to, syn)
+    }
+}
+
+/// Reads what a run says until it has reported what became of an action.
+fn reaped(twheel: &Twheel, within: Duration) -> Result<Value> {
+    let end = Instant::now() + within;
+    while let Some(line) = twheel.line(end.saturating_duration_since(Instant::now()))? {
+        let value: Value = serde_json::from_str(&line.text)?;
+        if value["event"] == "reap" {
+            return Ok(value);
+        }
+    }
+    anyhow::bail!("nothing was reaped: {}", twheel.stderr())
+}
+
+/// Both ends have what the other sends.
+fn talk(connection: &mut Connection) -> Result<()> {
+    connection.talk().context("the client is not heard")?;
+    connection.server.write_all(b"!")?;
+    let mut byte = [0];
+    connection
+        .client
+        .read_exact(&mut byte)
+        .context("the server is not heard")
+}
+
+/// The states of the flows that are tracked.
+fn states(pair: &Pair) -> Result<Vec<String>> {
+    let ended = pair
+        .server
+        .twheel_once(&["flows", "--iface", SERVER, "--json"])?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    let state = |line: &Line| -> Result<String> {
+        let flow: Value = serde_json::from_str(&line.text)?;
+        Ok(flow["state"].as_str().context("no state")?.to_owned())
+    };
+    ended.lines.iter().map(state).collect()
+}
+
+/// A connection from before the start, which is quiet, and one SYN that seems to be its client's or its server's. What the
+/// action came to.
+fn after_one_syn(
+    family: Family,
+    from_client: bool,
+    arguments: &[&str],
+    wanted: &str,
+) -> Result<()> {
+    let pair = Pair::new()?;
+    let attacker = Attacker::beside(&pair)?;
+    let mut connection = pair.connect(family)?;
+    talk(&mut connection)?;
+    let ends = [
+        connection.client.local_addr()?,
+        connection.server.local_addr()?,
+    ];
+    let mut args = vec![
+        "--iface",
+        SERVER,
+        "--json",
+        "--tick",
+        "50ms",
+        "--timeout",
+        "established=1h,syn_sent=1s",
+        "--reap-max-share",
+        "100",
+    ];
+    args.extend(arguments);
+    let twheel = Twheel::start(&pair.server, &args)?;
+    match from_client {
+        true => attacker.syn(ends[0], ends[1])?,
+        false => attacker.syn(ends[1], ends[0])?,
+    }
+    let said = reaped(&twheel, Duration::from_secs(5))?;
+    assert_eq!(said["outcome"], wanted, "{said}");
+    if wanted == "alive" {
+        assert_eq!(states(&pair)?, ["established"]);
+    }
+    talk(&mut connection)?;
+    // Again, once what was seen of it is of the connection.
+    match from_client {
+        true => attacker.syn(ends[0], ends[1])?,
+        false => attacker.syn(ends[1], ends[0])?,
+    }
+    thread::sleep(Duration::from_millis(1500));
+    talk(&mut connection)?;
+    assert_eq!(states(&pair)?, ["established"]);
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn one_syn_closes_no_socket() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        for from_client in [true, false] {
+            after_one_syn(family, from_client, &["--reap", "socket"], "alive")?;
+        }
+    }
+    // Where only what comes in is seen.
+    after_one_syn(
+        Family::V4,
+        true,
+        &["--reap", "socket", "--egress", "off"],
+        "alive",
+    )
+}
+
+#[test]
+fn one_syn_has_no_packets_refused_and_nobody_reset() -> Result<()> {
+    require_root();
+    for action in ["enforce=reset", "enforce=drop", "reset"] {
+        let arguments = ["--reap", action, "--i-know-this-drops-traffic"];
+        after_one_syn(Family::V4, true, &arguments, "one_sided")?;
+    }
+    Ok(())
+}
+
+/// A connection that conntrack knows, and one SYN that seems to be its client's.
+#[test]
+fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    pair.server.nft(
+        "table inet lab {
+            chain input { type filter hook input priority filter; ct state established accept; }
+        }",
+    )?;
+    pair.server.enter(|| {
+        let timestamp = "/proc/sys/net/netfilter/nf_conntrack_timestamp";
+        std::fs::write(timestamp, "1").with_context(|| format!("cannot write {timestamp}"))
+    })?;
+    let conntrack = Conntrack::open(&pair.server)?;
+    let attacker = Attacker::beside(&pair)?;
+    let mut connection = pair.connect(Family::V4)?;
+    talk(&mut connection)?;
+    let name = connection.client.local_addr()?;
+    let entry = || -> Result<Option<State>> {
+        let entries = conntrack.dump()?;
+        let entry = entries.iter().find(|entry| entry.src == name);
+        Ok(entry.and_then(|entry| entry.state))
+    };
+    assert_eq!(entry()?, Some(State::Established));
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--json",
+            "--tick",
+            "50ms",
+            "--timeout",
+            "established=1h,syn_sent=1s",
+            "--reap-max-share",
+            "100",
+            "--reap",
+            "conntrack",
+        ],
+    )?;
+    attacker.syn(name, connection.server.local_addr()?)?;
+    let said = reaped(&twheel, Duration::from_secs(5))?;
+    assert_eq!(said["outcome"], "alive", "{said}");
+    assert_eq!(entry()?, Some(State::Established));
+    assert_eq!(states(&pair)?, ["established"]);
+    talk(&mut connection)?;
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
