@@ -24,29 +24,64 @@ use crate::{
 /// The packages of the host.
 const HOST: &str = "--workspace --exclude twheel-ebpf";
 
-/// What may run beside the test binaries that measure time or the machine, or change it, and why. All others wait for
-/// what is to happen for as long as a minute, or have virtual time; they keep to namespaces, pins and files of their
-/// own, and run beside one another.
-const COMPANY: [(&str, Company); 10] = [
-    // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second.
-    ("tests/reap", Company::None),
+/// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
+/// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
+/// virtual time; they keep to namespaces, pins and files of their own, and run beside one another.
+const COMPANY: [(&str, &[&str], Company); 14] = [
+    // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
+    (
+        "tests/reap",
+        &[
+            "a_flow_that_comes_back_before_it_is_refused_survives",
+            "a_flow_that_comes_back_before_its_socket_is_closed_survives",
+            "actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them",
+            "sockets_whose_peers_are_gone_are_closed_and_no_others",
+            "very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper",
+        ],
+        Company::None,
+    ),
+    ("tests/reap", &[], Company::Quiet),
     // Both CPUs must be at the same flows at the same time: a million changes of states.
-    ("tests/concurrency", Company::None),
+    ("tests/concurrency", &[], Company::None),
     // A flood from both CPUs, of which no packet may be lost on the way.
-    ("tests/faults_flood", Company::None),
-    // A scrape within 50 ms; each flow within 250 ms.
-    ("tests/metrics", Company::None),
+    ("tests/faults_flood", &[], Company::None),
+    // A scrape within 50 ms; each flow within 250 ms; no wake-up.
+    (
+        "tests/metrics",
+        &[
+            "a_blocked_output_keeps_nobody_from_asking",
+            "a_million_flows_are_no_more_to_scrape_than_none",
+            "nobody_asks_and_nobody_wakes",
+            "the_numbers_are_those_of_what_was_reported",
+        ],
+        Company::None,
+    ),
     // `top` has its share of a CPU for as long as nobody else wants it.
-    ("tests/top", Company::None),
+    (
+        "tests/top",
+        &["a_million_flows_cost_little_to_watch"],
+        Company::None,
+    ),
     // Milliseconds of timers; and it traces the retransmissions of the whole machine.
-    ("tests/rto", Company::None),
+    ("tests/rto", &[], Company::None),
     // Ends are compared with conntrack's to a few hundredths of a second.
-    ("tests/conntrack", Company::None),
-    // It holds threads, and what waits for them has its time.
-    ("tests/faults_stall", Company::None),
+    ("tests/conntrack", &[], Company::None),
+    // Lateness to 100 ms; wake-ups.
+    (
+        "tests/namespaces",
+        &[
+            "an_idle_host_is_left_alone",
+            "exactly_the_idle_half_expires_and_on_time",
+        ],
+        Company::None,
+    ),
     // These allow 100 ms and more for scheduling, and sleep most of the time.
-    ("tests/namespaces", Company::Quiet),
-    ("tests/faults_crash", Company::Quiet),
+    ("tests/namespaces", &[], Company::Quiet),
+    ("tests/adversary", &[], Company::Quiet),
+    ("tests/faults_crash", &[], Company::Quiet),
+    // It holds threads for seconds.
+    ("tests/faults_stall", &[], Company::Quiet),
+    ("tests/top", &[], Company::Quiet),
 ];
 
 /// The test binaries that take the longest, which begin first, so that no other waits for them in the end.
@@ -132,27 +167,34 @@ impl Which {
         command.args(args);
     }
 
-    /// What may run beside a test binary. In a soak nothing may: its loads are to have the machine.
-    fn company(self, name: &str) -> Company {
-        let known = COMPANY.iter().find(|(known, _)| *known == name);
-        match self.soak {
-            true => Company::None,
-            false => known.map_or(Company::Any, |(_, company)| *company),
+    /// The jobs of a test binary: one for each kind of company that its tests bear.
+    fn jobs(self, binary: &Binary, built: &run::Built, args: &[String]) -> Vec<Job> {
+        let mut parts = parts(&binary.name);
+        if self.soak || !args.is_empty() {
+            // In a soak its loads are to have the machine; and names would be run beside those that are asked for.
+            let company = match self.soak {
+                true => Company::None,
+                false => parts[0].company,
+            };
+            parts = vec![Part {
+                company,
+                ..Part::default()
+            }];
         }
-    }
-
-    /// The job of a test binary.
-    fn job(self, binary: &Binary, built: &run::Built, args: &[String]) -> Job {
-        let mut command = binary.command();
-        command.envs(built.env());
-        self.arguments(&mut command, args);
-        // One at a time: they share the labs of their binary.
-        command.args(binary.needs_root().then_some("--test-threads=1"));
-        Job {
-            company: self.company(&binary.name),
-            name: binary.name.clone(),
-            command,
-        }
+        let job = |part: Part| {
+            let mut command = binary.command();
+            command.envs(built.env());
+            self.arguments(&mut command, args);
+            // One at a time: they share the labs of their binary.
+            command.args(binary.needs_root().then_some("--test-threads=1"));
+            command.args(part.arguments());
+            Job {
+                name: format!("{}{}", binary.name, part.suffix),
+                company: part.company,
+                command,
+            }
+        };
+        parts.into_iter().map(job).collect()
     }
 
     /// The job of the examples in the documentation, which cargo alone can run.
@@ -166,6 +208,68 @@ impl Which {
             company: Company::Any,
         }
     }
+}
+
+/// Tests of a binary that bear the same company.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    /// Behind the binary's name.
+    suffix: &'static str,
+    /// These alone, if any are named;
+    only: Vec<&'static str>,
+    /// and none of these.
+    but: Vec<&'static str>,
+    company: Company,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            suffix: "",
+            only: Vec::new(),
+            but: Vec::new(),
+            company: Company::Any,
+        }
+    }
+}
+
+impl Part {
+    /// For libtest.
+    fn arguments(&self) -> Vec<&'static str> {
+        let mut arguments = self.only.clone();
+        arguments.extend(self.but.iter().flat_map(|name| ["--skip", name]));
+        if !arguments.is_empty() {
+            arguments.push("--exact");
+        }
+        arguments
+    }
+}
+
+/// The parts of a binary, the one that bears least first.
+fn parts(binary: &str) -> Vec<Part> {
+    let of_it = || COMPANY.iter().filter(|(name, ..)| *name == binary);
+    let (named, rest): (Vec<_>, Vec<_>) = of_it().partition(|(_, names, _)| !names.is_empty());
+    let mut parts: Vec<_> = named
+        .iter()
+        .map(|(_, names, company)| Part {
+            suffix: ", alone",
+            only: names.to_vec(),
+            company: *company,
+            ..Part::default()
+        })
+        .collect();
+    parts.push(Part {
+        but: named
+            .iter()
+            .flat_map(|(_, names, _)| *names)
+            .copied()
+            .collect(),
+        company: rest
+            .first()
+            .map_or(Company::Any, |(_, _, company)| *company),
+        ..Part::default()
+    });
+    parts
 }
 
 /// What the tests have come to.
@@ -248,7 +352,9 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     say!("Building the tests; this usually takes 2 to 4 min the first time.");
     for packages in which.packages() {
         match binaries::build(&mut which.cargo(&built, packages)) {
-            Ok(binaries) => jobs.extend(binaries.iter().map(|it| which.job(it, &built, args))),
+            Ok(binaries) => {
+                jobs.extend(binaries.iter().flat_map(|it| which.jobs(it, &built, args)))
+            }
             Err(error) => sum.bad.push(format!("{error:#}")),
         }
     }
@@ -266,7 +372,7 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     say!(
-        "Running {} test binaries; {} has the output of those that run.",
+        "Running {} jobs of tests; {} has the output of those that run.",
         jobs.len(),
         directory.display()
     );
@@ -285,7 +391,36 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{left_out, parse, skip};
+    use super::{COMPANY, Company, left_out, parse, parts, skip};
+
+    #[test]
+    fn each_test_of_a_binary_is_in_one_part() {
+        let whole = parts("tests/bad_input");
+        assert_eq!((whole.len(), whole[0].company), (1, Company::Any));
+        assert!(whole[0].arguments().is_empty());
+        for (binary, names, _) in COMPANY {
+            let parts = parts(binary);
+            let (rest, named) = parts.split_last().unwrap();
+            assert_eq!(
+                named.len(),
+                COMPANY
+                    .iter()
+                    .filter(|it| it.0 == binary && !it.1.is_empty())
+                    .count()
+            );
+            assert!(
+                named
+                    .iter()
+                    .all(|part| part.company == Company::None && part.but.is_empty())
+            );
+            assert!(rest.only.is_empty());
+            for name in names {
+                assert!(
+                    named.iter().any(|part| part.only.contains(name)) && rest.but.contains(name)
+                );
+            }
+        }
+    }
 
     #[test]
     fn reads_why_a_test_is_skipped() {
