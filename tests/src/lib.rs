@@ -9,6 +9,8 @@ pub mod ctnetlink;
 
 pub mod directory;
 
+pub mod forge;
+
 pub mod lru;
 
 pub mod netns;

@@ -7,77 +7,30 @@
 use std::{
     io::{Read, Write},
     net::SocketAddr,
-    os::fd::OwnedFd,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use etherparse::{PacketBuilder, TcpHeader};
+use etherparse::TcpHeader;
 use serde_json::Value;
 use twheel_common::state::State;
 use twheel_tests::{
     ctnetlink::Conntrack,
-    netns::{CLIENT, Connection, Family, Line, Pair, SERVER, Twheel, require_root},
-    path,
+    forge::Forger,
+    netns::{Connection, Family, Line, Pair, SERVER, Twheel, require_root},
 };
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// Who forges packets of connections between the two.
-struct Attacker {
-    socket: OwnedFd,
-    macs: [[u8; 6]; 2],
-}
-
-impl Attacker {
-    fn beside(pair: &Pair) -> Result<Self> {
-        let mac = |host: &twheel_tests::netns::Namespace, interface| -> Result<[u8; 6]> {
-            let links: Value =
-                serde_json::from_str(&host.ip(&format!("-j link show {interface}"))?)?;
-            let text = links[0]["address"].as_str().context("no address")?;
-            let bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16));
-            let bytes: Vec<_> = bytes.collect::<Result<_, _>>()?;
-            Ok(bytes.as_slice().try_into()?)
-        };
-        Ok(Self {
-            socket: pair.client.enter(|| path::open(CLIENT, 0))?,
-            macs: [mac(&pair.client, CLIENT)?, mac(&pair.server, SERVER)?],
-        })
-    }
-
-    /// Sends a segment that seems to be one end's to the other.
-    fn send(&self, from: SocketAddr, to: SocketAddr, segment: TcpHeader) -> Result<()> {
-        let link = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
-        let tcp = TcpHeader {
-            source_port: from.port(),
-            destination_port: to.port(),
-            window_size: 1000,
-            ..segment
-        };
-        let packet = match (from, to) {
-            (SocketAddr::V4(from), SocketAddr::V4(to)) => {
-                link.ipv4(from.ip().octets(), to.ip().octets(), 64)
-            }
-            (SocketAddr::V6(from), SocketAddr::V6(to)) => {
-                link.ipv6(from.ip().octets(), to.ip().octets(), 64)
-            }
-            _ => panic!("of one family"),
-        };
-        let mut frame = Vec::new();
-        packet.tcp_header(tcp).write(&mut frame, &[])?;
-        path::send(&self.socket, &frame)
-    }
-
-    /// A SYN with an arbitrary number.
-    fn syn(&self, from: SocketAddr, to: SocketAddr) -> Result<()> {
-        let syn = TcpHeader {
-            syn: true,
-            sequence_number: 0x1234_5678,
-            ..TcpHeader::default()
-        };
-        self.send(from, to, syn)
-    }
+/// A SYN with an arbitrary number.
+fn syn(forger: &Forger, from: SocketAddr, to: SocketAddr) -> Result<()> {
+    let syn = TcpHeader {
+        syn: true,
+        sequence_number: 0x1234_5678,
+        ..TcpHeader::default()
+    };
+    forger.send(from, to, syn)
 }
 
 /// Reads what a run says until it has reported what became of an action.
@@ -125,7 +78,7 @@ fn after_one_syn(
     wanted: &str,
 ) -> Result<()> {
     let pair = Pair::new()?;
-    let attacker = Attacker::beside(&pair)?;
+    let attacker = Forger::new(&pair)?;
     let mut connection = pair.connect(family)?;
     talk(&mut connection)?;
     let ends = [
@@ -146,8 +99,8 @@ fn after_one_syn(
     args.extend(arguments);
     let twheel = Twheel::start(&pair.server, &args)?;
     match from_client {
-        true => attacker.syn(ends[0], ends[1])?,
-        false => attacker.syn(ends[1], ends[0])?,
+        true => syn(&attacker, ends[0], ends[1])?,
+        false => syn(&attacker, ends[1], ends[0])?,
     }
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], wanted, "{said}");
@@ -157,8 +110,8 @@ fn after_one_syn(
     talk(&mut connection)?;
     // Again, once what was seen of it is of the connection.
     match from_client {
-        true => attacker.syn(ends[0], ends[1])?,
-        false => attacker.syn(ends[1], ends[0])?,
+        true => syn(&attacker, ends[0], ends[1])?,
+        false => syn(&attacker, ends[1], ends[0])?,
     }
     thread::sleep(Duration::from_millis(1500));
     talk(&mut connection)?;
@@ -210,7 +163,7 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
         std::fs::write(timestamp, "1").with_context(|| format!("cannot write {timestamp}"))
     })?;
     let conntrack = Conntrack::open(&pair.server)?;
-    let attacker = Attacker::beside(&pair)?;
+    let attacker = Forger::new(&pair)?;
     let mut connection = pair.connect(Family::V4)?;
     talk(&mut connection)?;
     let name = connection.client.local_addr()?;
@@ -236,7 +189,7 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
             "conntrack",
         ],
     )?;
-    attacker.syn(name, connection.server.local_addr()?)?;
+    syn(&attacker, name, connection.server.local_addr()?)?;
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], "alive", "{said}");
     assert_eq!(entry()?, Some(State::Established));

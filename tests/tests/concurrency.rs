@@ -15,10 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Result;
 use aya::{
     maps::{Array, MapData, PerCpuArray},
     programs::{SchedClassifier, TestRun, TestRunOptions, Xdp},
 };
+use etherparse::TcpHeader;
+use nix::time::{ClockId, clock_getres};
 use twheel::{
     call::{delete, step},
     data_plane::{DataPlane, Events},
@@ -35,6 +38,11 @@ use twheel_common::{
     wheel::{Heads, LISTS, Link, Wheel},
 };
 use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
+use twheel_tests::{
+    forge::Forger,
+    is_soak,
+    netns::{Family, Pair, SERVER, Twheel, require_root},
+};
 
 /// Packets of a CPU in a burst.
 const BURST: u64 = 4;
@@ -517,6 +525,124 @@ impl Driver<'_> {
             }
         }
     }
+}
+
+/// A SYN on one CPU, and a RST of the same flow on another. Whose it is, and when the RST was sent.
+fn reset_elsewhere(forger: &Forger, flow: u32, cpus: [u32; 2]) -> Result<(SocketAddr, Instant)> {
+    let from = SocketAddr::new(Family::V4.client(), 1024 + flow as u16);
+    let to = SocketAddr::new(Family::V4.server(), 9);
+    let syn = TcpHeader {
+        syn: true,
+        sequence_number: 1000,
+        ..TcpHeader::default()
+    };
+    let rst = TcpHeader {
+        rst: true,
+        sequence_number: 1001,
+        ..TcpHeader::default()
+    };
+    pin_to(cpus[0])?;
+    forger.send(from, to, syn)?;
+    pin_to(cpus[1])?;
+    let now = Instant::now();
+    forger.send(from, to, rst)?;
+    Ok((from, now))
+}
+
+/// Those that were reset on another CPU stand in the inbox of their wheel's, since nothing is due for an hour.
+#[test]
+fn quiet_flows_that_were_reset_on_either_cpu_are_deleted() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let forger = Forger::new(&pair)?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--json",
+            "--egress",
+            "off",
+            "--timeout",
+            "syn_sent=2h,close=1h",
+        ],
+    )?;
+    for flow in 0..40 {
+        reset_elsewhere(&forger, flow, [flow % 2, flow / 2 % 2])?;
+    }
+    let delete = |more: &[&str]| -> Result<String> {
+        let mut args = vec!["delete", "state == close", "--iface", SERVER, "--json"];
+        args.extend(more);
+        let ended = pair.server.twheel_once(&args)?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        Ok(ended.lines.iter().map(|line| &*line.text).collect())
+    };
+    assert_eq!(delete(&["--dry-run"])?, r#"{"would_delete":40}"#);
+    assert_eq!(delete(&[])?, r#"{"deleted":40,"stayed":0}"#);
+    assert_eq!(delete(&["--dry-run"])?, r#"{"would_delete":0}"#);
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0));
+    assert_eq!(ended.lines.len(), 40);
+    Ok(())
+}
+
+/// Steppers that sleep, since nothing is due for an hour; and flows that begin on one CPU and are reset on the other, which
+/// brings their deadline to 300 ms. None is later than a tick and what scheduling takes, and none is forgotten.
+#[test]
+fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
+    require_root();
+    const CLOSE: Duration = Duration::from_millis(300);
+    const TICK: Duration = Duration::from_millis(20);
+    const SCHEDULING: Duration = Duration::from_millis(100);
+    let flows = if is_soak() { 10_000 } else { 300 };
+    let pair = Pair::new()?;
+    let forger = Forger::new(&pair)?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--json",
+            "--egress",
+            "off",
+            "--tick",
+            "20ms",
+            "--timeout",
+            "syn_sent=1h,close=300ms",
+        ],
+    )?;
+    let send = |cpu: u32| -> Result<Vec<(SocketAddr, Instant)>> {
+        let mut random = Random(0x5eed + u64::from(cpu));
+        let mut sent = Vec::new();
+        for flow in 0..flows {
+            sent.push(reset_elsewhere(&forger, flow * 2 + cpu, [cpu, 1 - cpu])?);
+            // Also just when a stepper that has reported others goes to sleep.
+            thread::sleep(Duration::from_micros(random.below(30_000).into()));
+        }
+        Ok(sent)
+    };
+    let sent: HashMap<_, _> = thread::scope(|scope| {
+        let senders = CPUS.map(|cpu| scope.spawn(move || send(cpu)));
+        let sent = senders.map(|sender| sender.join().expect("no panic"));
+        let sent: Result<Vec<_>> = sent.into_iter().collect();
+        sent.map(|sent| sent.into_iter().flatten().collect())
+    })?;
+    let within = Instant::now() + CLOSE + Duration::from_secs(2);
+    let expiries = twheel.expiries_until(within)?;
+    let jiffy = Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)?);
+    let mut latest = Duration::ZERO;
+    let mut ended = HashSet::new();
+    for expiry in &expiries {
+        assert!(ended.insert(expiry.src), "twice: {expiry:?}");
+        let late = expiry.at - sent[&expiry.src];
+        assert!(late >= CLOSE, "{late:?}, early: {expiry:?}");
+        latest = latest.max(late - CLOSE);
+    }
+    assert_eq!(ended.len(), sent.len(), "some were forgotten");
+    println!("{} flows, the latest {latest:?} late", sent.len());
+    assert!(latest <= TICK + 2 * jiffy + SCHEDULING, "{latest:?} late");
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
 }
 
 /// The client of a key, if it is one of a frame.

@@ -98,7 +98,9 @@ impl Cross {
             "Building tests for {}; this usually takes 3 min the first time.",
             self.triple
         );
-        test_binaries(self.cargo("test", object), names)
+        let mut cargo = self.cargo("test", object);
+        cargo.args(["-p", "twheel-tests"]);
+        test_binaries(cargo, names)
     }
 }
 
@@ -107,7 +109,7 @@ pub fn test_binaries(
     mut cargo: Command,
     names: &[&'static str],
 ) -> Result<Vec<(&'static str, PathBuf)>> {
-    cargo.args(["--no-run", "--message-format=json", "-p", "twheel-tests"]);
+    cargo.args(["--no-run", "--message-format=json"]);
     cargo.args(names.iter().flat_map(|name| ["--test", name]));
     let messages = sh::output(&mut cargo)?;
     let built: Vec<Value> = messages

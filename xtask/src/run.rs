@@ -20,10 +20,11 @@ pub struct Built {
 
 impl Built {
     /// The environment by which labs, tests and benchmarks find them.
-    pub fn env(&self) -> [(&str, &OsStr); 4] {
+    pub fn env(&self) -> [(&str, &OsStr); 5] {
         [
             ("TWHEEL_BIN", self.twheel.as_os_str()),
             ("TWHEEL_BPF_OBJECT", self.objects.twheel.as_os_str()),
+            ("TWHEEL_PROBE_OBJECT", self.objects.probe.as_os_str()),
             ("TWHEEL_BENCH_OBJECT", self.objects.bench.as_os_str()),
             ("TWHEEL_PEERS_OBJECT", self.objects.peers.as_os_str()),
         ]

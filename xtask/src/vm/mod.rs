@@ -174,9 +174,11 @@ fn native() -> Result<Programs> {
     let built = run::build(None)?;
     let tests: Vec<_> = script::binaries().collect();
     let mut cargo = sh::cargo();
+    // As `cargo xtask test` builds them.
     cargo
-        .args(["test", "--release", "--quiet"])
-        .env("TWHEEL_BPF_OBJECT", &built.objects.twheel);
+        .args(["test", "--quiet", "--workspace"])
+        .args(["--exclude", "twheel-ebpf"])
+        .envs(built.env());
     Ok(Programs {
         arch: Arch::Amd64,
         userland: PathBuf::from("/"),
