@@ -307,14 +307,16 @@ pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
 }
 
 /// No timer runs.
-pub const IDLE: u64 = REPORTED - 1;
+pub const IDLE: u64 = STALLS - 1;
 /// Beside when the next timer expires: one has.
 pub const REPORTED: u64 = 1 << 63;
-/// What [`visit`] says if there is no room in the ring.
+/// And so many in a row that the flow is to be noted as stalled.
+pub const STALLS: u64 = 1 << 62;
+/// What [`rto_visit`] says if there is no room in the ring.
 pub const RING_FULL: u64 = u64::MAX - 1;
 
 /// Looks at the timers of a flow: reports those that have expired, and starts them anew. Says when the next expires
-/// (units), or [`IDLE`], with [`REPORTED`] if one has; or [`RING_FULL`]. For the stepper alone.
+/// (units), or [`IDLE`], with [`REPORTED`] if one has, and [`STALLS`] if so many have; or [`RING_FULL`]. For the stepper alone.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
@@ -350,13 +352,22 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
             due = at;
         }
     }
-    if expiries >= config!(rto.max_retrans)
-        && !flow.word().seen().is_stalled()
+    if expiries >= config!(rto.max_retrans) && !flow.word().seen().is_stalled() {
+        said |= STALLS;
+    }
+    due | said
+}
+
+/// Notes that a flow is stalled.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn rto_stall(index: u32) -> u64 {
+    if let Some(flow) = table::at(index)
         && mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some()
     {
         count(Counter::Stalled);
     }
-    due | said
+    0
 }
 
 /// Says whether there was room for it.

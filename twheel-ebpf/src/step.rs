@@ -23,7 +23,7 @@ use crate::{
     maps::CALLS,
     rto, table,
     touch::{self, Touched},
-    verifier::in_memory,
+    verifier::{bit, given_mut, in_memory},
     wheel::{self, Handled},
 };
 
@@ -75,6 +75,7 @@ pub fn step(call: &mut Step) {
         micros: if rto::is_on() { clock::micros() } else { 0 },
         round: 0,
     };
+    step_come();
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     unsafe {
         bpf_loop(
@@ -119,18 +120,18 @@ struct State {
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
-unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `step` passes a `State` that nobody else refers to meanwhile.
-    let state = unsafe { &mut *state.cast::<State>() };
-    let Some(wheel) = wheel::this_cpu() else {
+unsafe extern "C" fn visit_one(_number: u64, state: *mut c_void) -> i64 {
+    bit(step_visit(state.cast())) as i64
+}
+
+/// One visit, verified once: some kernels (6.19) tell the turns of a loop apart by what its state has got to. 0 to go on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn step_visit(state: *mut State) -> u64 {
+    let (Some(state), Some(wheel)) = (given_mut(state), wheel::this_cpu()) else {
         return 1;
     };
-    let posted = if number == 0 {
-        inbox::come(wheel)
-    } else {
-        wheel.inbox != Link::NONE
-    };
-    if posted && inbox::deliver(wheel, state.now) {
+    if wheel.inbox != Link::NONE && bit(step_deliver(state.now)) != 0 {
         state.visits += 1;
         state.rearmed += 1;
         // It may have been one of those that are about to be visited.
@@ -159,19 +160,45 @@ unsafe extern "C" fn visit_one(number: u64, state: *mut c_void) -> i64 {
                 Some(Slot { starts, .. }) => starts,
                 None => NEVER,
             };
-            if wheel.inbox != Link::NONE {
-                // Of somebody who is half way through posting.
-                state.next = state.tick + 1;
-            }
-            // From here on a flow due before this must call.
-            if inbox::sleep(wheel, state.next) {
-                // Posted before that was to be seen.
-                return 0;
-            }
-            state.outcome = Outcome::Done as u32;
-            1
+            bit(step_sleep(state))
         }
     }
+}
+
+/// [`inbox::come`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn step_come() -> u64 {
+    wheel::this_cpu().is_some_and(inbox::come).into()
+}
+
+/// [`inbox::deliver`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn step_deliver(now: u64) -> u64 {
+    wheel::this_cpu()
+        .is_some_and(|wheel| inbox::deliver(wheel, now))
+        .into()
+}
+
+/// Nothing more is due: the stepper sleeps until the next slot has its turn. 0 if there is something to look at after all.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn step_sleep(state: *mut State) -> u64 {
+    let (Some(state), Some(wheel)) = (given_mut(state), wheel::this_cpu()) else {
+        return 1;
+    };
+    if wheel.inbox != Link::NONE {
+        // Of somebody who is half way through posting.
+        state.next = state.tick + 1;
+    }
+    // From here on a flow due before this must call.
+    if inbox::sleep(wheel, state.next) {
+        // Posted before that was to be seen.
+        return 0;
+    }
+    state.outcome = Outcome::Done as u32;
+    1
 }
 
 /// Flows taken out of the inbox, at most, in a call that deletes.

@@ -389,24 +389,41 @@ const NONE: u64 = u64::MAX;
 /// The record of that flow, or [`NONE`]. (Two functions, for the stack.)
 #[inline(always)]
 fn nearest_at(home: u32, now: u64) -> u64 {
-    let one_way = config!(one_way) != 0;
-    let (mut nearest, mut left) = (None, u64::MAX);
+    let (mut nearest, mut left) = (NONE, NONE);
     table::repeat(WINDOW, |distance| {
-        let Some(flow) = table::at(home + distance) else {
-            return true;
-        };
-        let word = flow.word();
-        let idle = idle(now, word.stamp());
-        let timeout = flow.timeout(word.seen());
-        let can_go = idle >= timeout || !word.seen().is_established(one_way);
-        let wait = u64::from(timeout.saturating_sub(idle));
-        if can_go && wait < left && !word.is_dead() && flow.is_ours() {
+        let index = home + distance;
+        let wait = wheel_wait_of(index, now);
+        if wait < left {
             left = wait;
-            nearest = Some(distance & (WINDOW - 1));
+            nearest = u64::from(index);
         }
         false
     });
-    nearest.map_or(NONE, |distance| u64::from(home + distance))
+    nearest
+}
+
+/// Units until a flow of this CPU's wheel is due, if it can go: it is due or not established. Else [`NONE`].
+///
+/// A function that the verifier goes through by itself: some kernels (6.19, 7.0) fail on it within a loop.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_wait_of(index: u32, now: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return NONE;
+    };
+    let word = flow.word();
+    if word.is_dead() || !flow.is_ours() {
+        return NONE;
+    }
+    let idle = idle(now, word.stamp());
+    let timeout = flow.timeout(word.seen());
+    if idle >= timeout {
+        0
+    } else if word.seen().is_established(config!(one_way) != 0) {
+        NONE
+    } else {
+        (timeout - idle).into()
+    }
 }
 
 /// Ends a flow of this CPU's wheel that can go. Says whether it went.
@@ -502,6 +519,9 @@ fn handle(
         let said = rto::rto_visit(index, now, micros);
         if said == rto::RING_FULL {
             return Handled::RingFull;
+        }
+        if said & rto::STALLS != 0 {
+            rto::rto_stall(index);
         }
         reported = said & rto::REPORTED != 0;
         expires = said & rto::IDLE;
