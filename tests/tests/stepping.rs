@@ -101,3 +101,46 @@ fn live_frames_do_what_test_runs_do() -> Result<()> {
     assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
     pair.server.check_clean(SERVER)
 }
+
+/// Where the kernel, or an option, has changed how the programs are run, the next run adopts all the same.
+#[test]
+fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let live = ["--stepping", "live-frames"];
+    let mut connection = pair.connect(Family::V4)?;
+    let usual = {
+        let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+        let way = way(&pair)?;
+        twheel.stop()?;
+        way
+    };
+    for (first, options) in [(true, [&live[..], &[]]), (false, [&[], &live[..]])] {
+        for (run, options) in options.into_iter().enumerate() {
+            let mut args = vec!["--iface", SERVER, "--keep", "--json"];
+            args.extend(options);
+            let twheel = Twheel::start(&pair.server, &args)?;
+            let is_live = !options.is_empty();
+            assert_eq!(is_live, first == (run == 0));
+            let wanted = if is_live { "live frames" } else { &usual };
+            assert_eq!(way(&pair)?, wanted, "run {run}");
+            connection.talk()?;
+            // A clock that is read, a wheel that is stepped, flows that are deleted.
+            thread::sleep(millis(50));
+            let flush = ["flush", "--iface", SERVER, "--json"];
+            let flushed = pair.server.twheel_once(&flush)?;
+            assert_eq!(flushed.code(), Some(0), "{}", flushed.stderr);
+            assert_eq!(flushed.lines[0].text, r#"{"deleted":1,"stayed":0}"#);
+            if run == 0 {
+                twheel.kill()?;
+            } else {
+                twheel.stop()?;
+            }
+        }
+        let detach = ["detach", "--iface", SERVER];
+        let detached = pair.server.twheel_once(&detach)?;
+        assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
+        pair.server.check_clean(SERVER)?;
+    }
+    Ok(())
+}

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
+    fs, io,
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -104,8 +104,8 @@ impl DataPlane {
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`] if the pinned maps were made for something else; the verifier's log is in the
-    /// chain where it refuses a program.
+    /// [`Kind::Pins`] if the pinned maps were made for something else. [`Kind::Unsupported`] if the verifier refuses a program,
+    /// and names the file that has its log.
     pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
         let wanted = Meta {
             layout: LAYOUT,
@@ -129,6 +129,9 @@ impl DataPlane {
             true => counted(&instance.pins())?,
             false => [0; PLACES],
         };
+        if adopted {
+            drop_calls(instance, load.stepping)?;
+        }
         let counted = assign(kept, &load.interfaces);
         let mut apart = [0; APART];
         apart.copy_from_slice(&counted[1..=APART]);
@@ -640,12 +643,6 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         ("NAMES", MapType::Array, 4, NAME_BYTES as u32),
         ("TRACKED", MapType::Array, 4, 8),
         (
-            "CALLS",
-            MapType::LruHash,
-            8,
-            size(size_of::<twheel_common::step::Answer>()),
-        ),
-        (
             "EXPIRED",
             MapType::LruHash,
             size(size_of::<FlowKey>()),
@@ -687,6 +684,34 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
+/// Removes the pin of the map of answers where the last loader called its programs in another way: the map's size says
+/// how. It holds nothing that anybody waits for longer than a call takes.
+fn drop_calls(instance: &Instance, stepping: Stepping) -> Result<()> {
+    let pin = instance.object("CALLS");
+    let kept = MapData::from_pin(&pin).ok();
+    let is_fit = |map: &MapData| -> Result<bool> {
+        let info = map.info()?;
+        let is_map = info
+            .map_type()
+            .is_ok_and(|kind| kind == aya::maps::MapType::LruHash)
+            && info.key_size() == 8
+            && info.value_size() as usize == size_of::<twheel_common::step::Answer>();
+        Ok(is_map && call::stepping(map)? == stepping)
+    };
+    if kept
+        .as_ref()
+        .is_some_and(|map| is_fit(map).unwrap_or(false))
+    {
+        return Ok(());
+    }
+    match fs::remove_file(&pin) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", pin.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// CPUs that a record of the flow table can name.
 const MAX_CPUS: usize = 1 << 12;
 
@@ -712,7 +737,7 @@ fn wakes_bytes() -> Result<u32> {
 }
 
 /// The kernel refuses a program. What its verifier has to say has many lines, which go to a file.
-fn refused(name: &str, error: ProgramError) -> anyhow::Error {
+pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
     let ProgramError::LoadError { verifier_log, .. } = &error else {
         return anyhow::Error::new(error).context(format!("cannot load the program {name}"));
     };

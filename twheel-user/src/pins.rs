@@ -1,7 +1,7 @@
 //! Where things are pinned: one directory an instance, below one for the layout's version.
 //!
 //! ```text
-//! /sys/fs/bpf/twheel/v10/4026531840-eth0/    network namespace (inode) and first interface
+//! /sys/fs/bpf/twheel/v12/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 egress@eth0                  the links

@@ -115,7 +115,6 @@ impl Run {
             self.options.max_flows
         );
         let load = Load {
-            stepping: self.options.stepping()?,
             log_level: self.options.log_level as u8,
             interfaces: self
                 .interfaces
@@ -138,7 +137,13 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
-                let plane = progress::told(&making, || DataPlane::load(&load, &instance))?;
+                let plane = progress::told(&making, || {
+                    let load = Load {
+                        stepping: self.options.stepping()?,
+                        ..load
+                    };
+                    DataPlane::load(&load, &instance)
+                })?;
                 for (program, instructions) in plane.verified()? {
                     log::debug!("{program}: {instructions} instructions verified");
                 }
