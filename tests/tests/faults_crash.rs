@@ -440,7 +440,8 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
                 run.await_steps()?;
                 thread::sleep(Duration::from_micros(random.below(50_000)));
                 run.signal(Signal::SIGINT)?;
-                random.below(10_000)
+                // An end takes a few milliseconds.
+                random.below(4_000)
             }
             1 | 6 => {
                 run.await_steps()?;
