@@ -191,6 +191,12 @@ pub fn choose(names: &BTreeSet<String>, wanted: &Wanted<'_>) -> Vec<Release> {
     chosen
 }
 
+/// A series that CI boots, and of which there is none among these.
+pub fn missing(releases: &[Release], is_ci: bool) -> Option<[u32; 2]> {
+    let has = |series: &[u32; 2]| releases.iter().any(|it| it.series() == *series);
+    CI.into_iter().find(|series| is_ci && !has(series))
+}
+
 /// What is to happen on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
@@ -365,6 +371,8 @@ mod tests {
                 "6.1.0-56-cloud-amd64",
             ]
         );
+        assert_eq!(missing(&[], true), Some([6, 12]));
+        assert_eq!(missing(&[], false), None);
         assert_eq!(
             chosen(&Wanted::Named("6.12")),
             ["6.12.117+deb13-cloud-amd64", "6.12.117+deb13-cloud-arm64"]
