@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::tc;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use aya::programs::{SchedClassifier, TcAttachType, TestRun, TestRunOptions};
 use nix::{
@@ -260,11 +261,17 @@ impl Namespace {
         {
             attached.push("xdp");
         }
-        let (_, programs) = self.enter(|| {
-            SchedClassifier::query_tcx(interface, TcAttachType::Egress)
-                .context("cannot ask for egress programs")
-        })?;
-        if !programs.is_empty() {
+        let queried =
+            self.enter(|| Ok(SchedClassifier::query_tcx(interface, TcAttachType::Egress)))?;
+        let is_attached = match queried {
+            Ok((_, programs)) => !programs.is_empty(),
+            // A kernel without TCX.
+            Err(_) if tc::has_qdisc(self, interface)? => tc::filters(self, interface)?
+                .iter()
+                .any(tc::Filter::is_ours),
+            Err(_) => false,
+        };
+        if is_attached {
             attached.push("egress");
         }
         Ok(attached)

@@ -366,11 +366,13 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
 
     // A rule that keeps its name gives its flows what it says now.
     file.write(&policy("third", "60s"))?;
-    assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
     let fourth = pair.connect(Family::V6)?;
     thread::sleep(millis(700));
     file.write(&policy("third", "500ms"))?;
-    assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
     let expiries = twheel.expiries_until(Instant::now() + millis(400))?;
     assert_eq!(names(by_name(&expiries)?.keys()), [fourth.name]);
     drop(second);
