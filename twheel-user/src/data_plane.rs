@@ -150,7 +150,9 @@ impl DataPlane {
         };
         let answers = match load.stepping {
             Stepping::TestRuns => 1,
-            Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 8),
+            // Of an LRU map each CPU takes up to 128 free entries for itself (`LOCAL_FREE_TARGET` in
+            // `kernel/bpf/bpf_lru_list.c`). In a smaller one they take the newest from one another.
+            Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 512),
         };
         let config = Config {
             live: (load.stepping == Stepping::LiveFrames).into(),
