@@ -56,6 +56,23 @@ fn talk(connection: &mut Connection) -> Result<()> {
         .context("the server is not heard")
 }
 
+/// A run on the server that takes a SYN without an answer for over after a second, and a connection after an hour.
+fn run(pair: &Pair, more: &[&str]) -> Result<Twheel> {
+    let mut args = vec![
+        "--iface",
+        SERVER,
+        "--json",
+        "--tick",
+        "50ms",
+        "--timeout",
+        "established=1h,syn_sent=1s",
+        "--reap-max-share",
+        "100",
+    ];
+    args.extend(more);
+    Twheel::start(&pair.server, &args)
+}
+
 /// The states of the flows that are tracked.
 fn states(pair: &Pair) -> Result<Vec<String>> {
     let ended = pair
@@ -85,23 +102,12 @@ fn after_one_syn(
         connection.client.local_addr()?,
         connection.server.local_addr()?,
     ];
-    let mut args = vec![
-        "--iface",
-        SERVER,
-        "--json",
-        "--tick",
-        "50ms",
-        "--timeout",
-        "established=1h,syn_sent=1s",
-        "--reap-max-share",
-        "100",
-    ];
-    args.extend(arguments);
-    let twheel = Twheel::start(&pair.server, &args)?;
-    match from_client {
-        true => syn(&attacker, ends[0], ends[1])?,
-        false => syn(&attacker, ends[1], ends[0])?,
-    }
+    let twheel = run(&pair, arguments)?;
+    let forge = || match from_client {
+        true => syn(&attacker, ends[0], ends[1]),
+        false => syn(&attacker, ends[1], ends[0]),
+    };
+    forge()?;
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], wanted, "{said}");
     if wanted == "alive" {
@@ -109,10 +115,7 @@ fn after_one_syn(
     }
     talk(&mut connection)?;
     // Again, once what was seen of it is of the connection.
-    match from_client {
-        true => syn(&attacker, ends[0], ends[1])?,
-        false => syn(&attacker, ends[1], ends[0])?,
-    }
+    forge()?;
     thread::sleep(Duration::from_millis(1500));
     talk(&mut connection)?;
     assert_eq!(states(&pair)?, ["established"]);
@@ -173,22 +176,7 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
         Ok(entry.and_then(|entry| entry.state))
     };
     assert_eq!(entry()?, Some(State::Established));
-    let twheel = Twheel::start(
-        &pair.server,
-        &[
-            "--iface",
-            SERVER,
-            "--json",
-            "--tick",
-            "50ms",
-            "--timeout",
-            "established=1h,syn_sent=1s",
-            "--reap-max-share",
-            "100",
-            "--reap",
-            "conntrack",
-        ],
-    )?;
+    let twheel = run(&pair, &["--reap", "conntrack"])?;
     syn(&attacker, name, connection.server.local_addr()?)?;
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], "alive", "{said}");

@@ -549,24 +549,20 @@ fn reset_elsewhere(forger: &Forger, flow: u32, cpus: [u32; 2]) -> Result<(Socket
     Ok((from, now))
 }
 
+/// A run on the server that sees incoming packets only. There a flow that is reset has the timeout of `close`.
+fn one_way(pair: &Pair, more: &[&str]) -> Result<Twheel> {
+    let mut args = vec!["--iface", SERVER, "--json", "--egress", "off"];
+    args.extend(more);
+    Twheel::start(&pair.server, &args)
+}
+
 /// Those that were reset on another CPU stand in the inbox of their wheel's, since nothing is due for an hour.
 #[test]
 fn quiet_flows_that_were_reset_on_either_cpu_are_deleted() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let forger = Forger::new(&pair)?;
-    let twheel = Twheel::start(
-        &pair.server,
-        &[
-            "--iface",
-            SERVER,
-            "--json",
-            "--egress",
-            "off",
-            "--timeout",
-            "syn_sent=2h,close=1h",
-        ],
-    )?;
+    let twheel = one_way(&pair, &["--timeout", "syn_sent=2h,close=1h"])?;
     for flow in 0..40 {
         reset_elsewhere(&forger, flow, [flow % 2, flow / 2 % 2])?;
     }
@@ -597,20 +593,8 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     let flows = if is_soak() { 10_000 } else { 300 };
     let pair = Pair::new()?;
     let forger = Forger::new(&pair)?;
-    let twheel = Twheel::start(
-        &pair.server,
-        &[
-            "--iface",
-            SERVER,
-            "--json",
-            "--egress",
-            "off",
-            "--tick",
-            "20ms",
-            "--timeout",
-            "syn_sent=1h,close=300ms",
-        ],
-    )?;
+    let options = ["--tick", "20ms", "--timeout", "syn_sent=1h,close=300ms"];
+    let twheel = one_way(&pair, &options)?;
     let send = |cpu: u32| -> Result<Vec<(SocketAddr, Instant)>> {
         let mut random = Random(0x5eed + u64::from(cpu));
         let mut sent = Vec::new();

@@ -29,7 +29,7 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// What names no flow: all 0.
+    /// All fields 0: no flow.
     pub const NONE: Self = Self {
         low: [0; 2],
         high: [0; 2],

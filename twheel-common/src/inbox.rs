@@ -38,7 +38,7 @@ pub trait Inbox {
     fn set_wake(&self, tick: u64);
     /// Stores the link of a flow that this caller has posted. Needs no order.
     fn set_link(&self, flow: u32, link: Link);
-    /// Calls the driver; `false` where there is no room for the call.
+    /// Calls the driver. Returns `false` if the queue of calls is full.
     fn call(&self) -> bool;
 }
 
@@ -51,7 +51,7 @@ pub fn post(inbox: &impl Inbox, flow: u32, tick: u64) {
     hurry(inbox, tick);
 }
 
-/// Calls the driver if it means to sleep past a tick. For a flow that is in the inbox, or on this CPU's own wheel.
+/// Calls the driver if it would sleep past a tick. For a flow in the inbox, or on this CPU's own wheel.
 #[inline(always)]
 pub fn hurry(inbox: &impl Inbox, tick: u64) {
     if inbox.wake() > tick {
@@ -59,18 +59,18 @@ pub fn hurry(inbox: &impl Inbox, tick: u64) {
     }
 }
 
-/// Calls the driver, unless somebody has since it came last. Whether one is on its way.
+/// Calls the driver, unless it was called since its last turn. Returns whether a call is under way.
 #[inline(always)]
 pub fn call(inbox: &impl Inbox) -> bool {
     if inbox.swap_called(true) || inbox.call() {
         return true;
     }
-    // So that the next one tries again.
+    // The next poster tries again.
     inbox.swap_called(false);
     false
 }
 
-/// The driver has come: whoever posts from here on calls again. What is in the inbox.
+/// Starts the driver's turn: clears `called` and returns what is in the inbox.
 #[inline(always)]
 pub fn come(inbox: &impl Inbox) -> Link {
     inbox.swap_called(false);
@@ -83,7 +83,7 @@ pub fn take(inbox: &impl Inbox) -> Link {
     inbox.swap_head(Link::NONE)
 }
 
-/// The driver means to come back at `tick`, unless there is something in the inbox: that.
+/// Stores when the driver comes back, and returns what is in the inbox: if anything is, it must not sleep yet.
 #[inline(always)]
 pub fn sleep(inbox: &impl Inbox, tick: u64) -> Link {
     inbox.set_wake(tick);

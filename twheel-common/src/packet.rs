@@ -156,7 +156,7 @@ pub struct Segment {
 const _: () = assert!(size_of::<Segment>() == size_of::<FlowKey>() + 32);
 
 impl Segment {
-    /// What no packet is: all 0.
+    /// All fields 0: no packet.
     pub const NONE: Self = Self {
         key: FlowKey::NONE,
         seq: 0,

@@ -74,7 +74,7 @@ pub enum Deleted {
     /// Not on this CPU's wheel: on that of another, or on none, where the record is free or its flow just
     /// entering.
     Elsewhere = 104,
-    /// In the inbox of this CPU, which one call has not emptied: ask again.
+    /// Still in the inbox of this CPU, which one call did not empty: ask again.
     Posted = 105,
 }
 
@@ -116,9 +116,9 @@ pub const MAX_SWEEP: u32 = 4096;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enter {
-    /// The key's [`addresses`](crate::flow::FlowKey::addresses),
+    /// The key's [`addresses`](crate::flow::FlowKey::addresses).
     pub addresses: [u64; 4],
-    /// and its [`ports`](crate::flow::FlowKey::ports).
+    /// Its [`ports`](crate::flow::FlowKey::ports).
     pub ports: u64,
     /// What is known of it, [`Seen`](crate::state::Seen).
     pub seen: u32,
@@ -126,8 +126,8 @@ pub struct Enter {
     pub rule: u32,
     /// For how long it has been idle, units.
     pub idle: u32,
-    /// 1 if it was entered, 2 if it was there, 0 if there is no room; written by the program.
-    pub outcome: u32,
+    /// Fills a word.
+    pub zero: u32,
 }
 
 /// What a program that userspace runs is given where its test run is one of *live frames*

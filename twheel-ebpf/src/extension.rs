@@ -11,7 +11,7 @@ use crate::{
 /// A frame and its context.
 pub struct Long<C: Context>(pub Frame, pub *mut C::Of);
 
-/// A kind of context of a packet.
+/// A program's context that gives access to a packet.
 pub trait Context {
     /// What the kernel calls it.
     type Of;

@@ -153,7 +153,7 @@ pub fn take(wheel: &mut Wheel) -> bool {
 #[inline(always)]
 pub fn sleep(wheel: &mut Wheel, tick: u64) -> bool {
     if wheel.inbox != Link::NONE {
-        // Somebody is half way through posting: a matter of nanoseconds, or of a hypervisor.
+        // The poster has not stored the link yet. That takes it nanoseconds, unless a hypervisor stops its CPU.
         wheel.wake = tick;
         return false;
     }

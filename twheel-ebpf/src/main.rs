@@ -43,7 +43,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
             return xdp_action::XDP_PASS;
         }
     }
-    // SAFETY: one of the two has written it.
+    // SAFETY: one of the two parsers has written it.
     let segment = in_memory(unsafe { segment.assume_init_ref() });
     let hook = Hook::Ingress;
     match touch(segment, clock::now(), Place { interface, hook }) {
@@ -80,7 +80,7 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
             return TC_ACT_UNSPEC;
         }
     }
-    // SAFETY: one of the two has written it.
+    // SAFETY: one of the two parsers has written it.
     let segment = in_memory(unsafe { segment.assume_init_ref() });
     let hook = Hook::Egress;
     tell(

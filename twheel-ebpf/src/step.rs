@@ -21,8 +21,7 @@ use crate::{
     count::{add, count},
     emit, inbox,
     maps::CALLS,
-    rto, table,
-    touch::{self, Touched},
+    rto, table, touch,
     verifier::{bit, given_mut, in_memory},
     wheel::{self, Handled},
 };
@@ -51,7 +50,7 @@ pub fn answer(ctx: &XdpContext) -> u32 {
         // SAFETY: the bounds were just checked, and nobody else has the frame.
         unsafe {
             let number = (&raw const (*call).number).read();
-            // Where there is no room, the caller finds nothing, and says so.
+            // If the map is full, the caller finds no answer and reports that.
             let argument = &(*call).argument;
             let _ = CALLS.insert(number, argument, BPF_ANY.into());
         }
@@ -189,12 +188,12 @@ extern "C" fn step_sleep(state: *mut State) -> u64 {
         return 1;
     };
     if wheel.inbox != Link::NONE {
-        // Of somebody who is half way through posting.
+        // A poster has not stored the link yet.
         state.next = state.tick + 1;
     }
-    // From here on a flow due before this must call.
+    // From here on whoever posts a flow that is due earlier calls.
     if inbox::sleep(wheel, state.next) {
-        // Posted before that was to be seen.
+        // Posted before `wake` was visible.
         return 0;
     }
     state.outcome = Outcome::Done as u32;
@@ -269,19 +268,14 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
 
 /// Enters a flow, which then stands on this CPU's wheel.
 #[inline(always)]
-pub fn enter(call: &mut Enter) {
+pub fn enter(call: &Enter) {
     let now = clock::now();
     let segment = Segment {
         key: FlowKey::from_parts(call.addresses, call.ports),
         ..Segment::NONE
     };
     let segment = in_memory(&segment);
-    let begun = touch::touch_enter(segment, now, call.seen, call.rule, call.idle);
-    call.outcome = match Touched::from_raw(begun) {
-        Touched::Created => 1,
-        Touched::Known => 2,
-        _ => 0,
-    };
+    touch::touch_enter(segment, now, call.seen, call.rule, call.idle);
 }
 
 /// Arms the flows of this CPU's wheel in a range of the table as timeouts and rules are now.

@@ -83,7 +83,7 @@ pub fn uncount(flows: u32) {
 pub const FULL: u64 = 0;
 /// or this and the flow's index, where it was entered;
 const NEW: u64 = 1 << 32;
-/// or this and the flow's index, where another CPU was faster.
+/// or this and the flow's index, if another CPU has entered it meanwhile.
 const EXISTS: u64 = 2 << 32;
 
 /// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]

@@ -23,7 +23,7 @@ use crate::{
     wheel,
 };
 
-/// What became of a segment. As a number, since a function that the verifier goes through by itself returns no more.
+/// What was done with a segment. A number, because a global function can return nothing else.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touched {
@@ -35,7 +35,7 @@ pub enum Touched {
     NoFlow = 2,
     /// It would have begun a flow, but the table is full.
     TableFull = 3,
-    /// The same, but there is no room where it would stand.
+    /// The same, but all records near the flow's place are taken.
     WindowFull = 6,
     /// Of a flow that has expired, and is to be dropped.
     Refused = 4,
@@ -79,7 +79,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     }
 }
 
-/// A segment of no flow in the table: begins one, and makes room for it where there is none.
+/// For a segment of no known flow: enters one, and makes room for it if the table is full.
 ///
 /// The steps are taken one after the other here, and none within another: the verifier adds up what callers and callees
 /// have on the stack.
@@ -108,7 +108,7 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
                 note(flow, segment, before, now);
             }
         }
-        // Another CPU was faster.
+        // Another CPU has entered it meanwhile.
         Touched::Known => {
             if let Some(flow) = table::at(begun as u32) {
                 let before = flow.positions();
@@ -328,7 +328,7 @@ fn bring_forward(flow: At, before: Word, after: Word, now: u64) {
     if flow.is_ours() {
         wheel::wheel_hasten(flow.index(), due);
     } else if before.seen().is_posted() {
-        // It is there already, but for a time that may be later.
+        // It was posted already, perhaps for a later time.
         inbox::hurry(flow, due);
     } else if after.seen().is_posted() {
         inbox::post(flow, due);
@@ -338,13 +338,13 @@ fn bring_forward(flow: At, before: Word, after: Word, now: u64) {
 /// Attempts to change a flow, at most.
 const ATTEMPTS: u32 = 12;
 
-/// What became of an attempt to change a flow: another CPU has changed it meanwhile;
+/// Result of an attempt to change a flow: another CPU has changed it meanwhile;
 const AGAIN: u64 = 0;
-/// it has another life by now, or its record another flow: what the segment says is of the old one;
+/// the record holds another life or another flow by now, and the segment is of the old one;
 const RACED: u64 = 1;
-/// the segment says nothing new after all;
+/// the segment changes nothing;
 const NOTHING: u64 = 2;
-/// it is of no account;
+/// the segment does not fit the flow, and is ignored;
 const IGNORED: u64 = 3;
 /// the flow is changed.
 const CHANGED: u64 = 4;
@@ -382,7 +382,7 @@ pub extern "C" fn touch_attempt(
         Change::Nothing => return NOTHING,
         Change::Ignored => return IGNORED,
         Change::Ended => return RACED,
-        // Whoever begins the last life still has to note when.
+        // The CPU that began the last life has not stored its beginning yet.
         Change::NewGeneration(_) if word.seen().is_starting() => return RACED,
         Change::AddIfItLasts(_) if !lasts(flow, now) => return NOTHING,
         Change::Add(seen) | Change::AddIfItLasts(seen) => word.with(now, seen),

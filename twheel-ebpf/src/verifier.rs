@@ -37,7 +37,7 @@ pub fn in_memory<T>(value: &T) -> &T {
     #[cfg(target_arch = "bpf")]
     let value = {
         let mut place = core::ptr::from_ref(value);
-        // SAFETY: the place stays what it is.
+        // SAFETY: the value is not changed.
         unsafe {
             core::arch::asm!("{place} = {place}", place = inout(reg) place, options(nostack));
             &*place

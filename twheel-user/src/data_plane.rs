@@ -22,7 +22,7 @@ use twheel_common::{
     counter::{APART, Counter, Counters, LOADER, PLACES},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
     state::Timeouts,
-    step::{Delete, Step, Sweep},
+    step::{Answer, Delete, Step, Sweep},
     table::Hash,
     wheel::Geometry,
 };
@@ -129,9 +129,6 @@ impl DataPlane {
             true => counted(&instance.pins())?,
             false => [0; PLACES],
         };
-        if adopted {
-            drop_calls(instance, load.stepping)?;
-        }
         let counted = assign(kept, &load.interfaces);
         let mut apart = [0; APART];
         apart.copy_from_slice(&counted[1..=APART]);
@@ -154,6 +151,9 @@ impl DataPlane {
             // `kernel/bpf/bpf_lru_list.c`). In a smaller one they take the newest from one another.
             Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 512),
         };
+        if adopted {
+            drop_calls(instance, answers)?;
+        }
         let config = Config {
             live: (load.stepping == Stepping::LiveFrames).into(),
             ..load.config
@@ -686,24 +686,16 @@ fn check_pinned(instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-/// Removes the pin of the map of answers where the last loader called its programs in another way: the map's size says
-/// how. It holds nothing that anybody waits for longer than a call takes.
-fn drop_calls(instance: &Instance, stepping: Stepping) -> Result<()> {
+/// Removes the pin of the map of answers if it is not of this size, which says how programs are called. It holds nothing
+/// that anybody waits for longer than a call takes.
+fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
     let pin = instance.object("CALLS");
-    let kept = MapData::from_pin(&pin).ok();
-    let is_fit = |map: &MapData| -> Result<bool> {
-        let info = map.info()?;
-        let is_map = info
-            .map_type()
-            .is_ok_and(|kind| kind == aya::maps::MapType::LruHash)
+    let is_fit = MapInfo::from_pin(&pin).is_ok_and(|info| {
+        info.max_entries() == answers
             && info.key_size() == 8
-            && info.value_size() as usize == size_of::<twheel_common::step::Answer>();
-        Ok(is_map && call::stepping(map)? == stepping)
-    };
-    if kept
-        .as_ref()
-        .is_some_and(|map| is_fit(map).unwrap_or(false))
-    {
+            && info.value_size() as usize == size_of::<Answer>()
+    });
+    if is_fit {
         return Ok(());
     }
     match fs::remove_file(&pin) {

@@ -248,10 +248,7 @@ fn stepping(way: Option<&Result<Stepping, String>>) -> Finding {
         ),
         Some(Ok(way @ Stepping::LiveFrames)) => Finding::ok(
             "stepping",
-            format!(
-                "{}: some 20 µs a step, where a test run takes 2",
-                way.name()
-            ),
+            format!("{}: test runs do not hold softirqs off here", way.name()),
         ),
         Some(Err(error)) => Finding::fail("stepping", error)
             .remedy("wheels cannot be stepped safely on this kernel: boot another"),

@@ -143,6 +143,9 @@ impl Trial {
         for _ in 0..TIMERS {
             self.begin(FOR_TIMER);
             self.run("probe_timer", Stepping::TestRuns).ok()?;
+            if self.field(Field::Started) == 0 {
+                return None;
+            }
             let at_once = self.field(Field::Entered) == 1;
             let until = Instant::now() + Duration::from_secs(1);
             while self.field(Field::Entered) == 0 && Instant::now() < until {
@@ -151,7 +154,7 @@ impl Trial {
             if self.field(Field::Met) == 1 {
                 return Some(true);
             }
-            quiet += u32::from(at_once && self.field(Field::Started) == 1);
+            quiet += u32::from(at_once);
             if quiet == QUIET {
                 return Some(false);
             }

@@ -1,10 +1,16 @@
 //! Nanoseconds of what the stepper does.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::programs::{TestRun, TestRunOptions};
-use twheel::{clock::Clock, data_plane::STEP_BUDGET, progress};
+use twheel::{
+    clock::Clock,
+    data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
+    progress,
+    stepper::pin_to,
+    stepping::Stepping,
+};
 use twheel_common::{
     counter::Counter,
     event::Event,
@@ -80,6 +86,49 @@ impl Turn {
     }
 }
 
+/// Calls of a round, each way.
+const CALLS: u32 = 2_000;
+
+/// What a call of the stepper costs that finds nothing to do, by test runs and by live frames.
+fn calls(rounds: u32, report: &mut Report) -> Result<()> {
+    let clock = Clock::virtual_ms();
+    let config = plane::config(clock, Duration::from_millis(TIMEOUT), SIZES[0])?;
+    let load = |stepping| {
+        let load = Load {
+            stepping,
+            ..Load::new(OBJECT, config, clock)
+        };
+        DataPlane::load_unpinned(&load, "bench")
+    };
+    let planes = [load(Stepping::TestRuns)?, load(Stepping::LiveFrames)?];
+    pin_to(plane::CPU)?;
+    let mut samples = plane::no_samples::<2>();
+    // The first round warms up.
+    for round in 0..rounds + 1 {
+        for side in [round as usize % 2, 1 - round as usize % 2] {
+            let begun = Instant::now();
+            for _ in 0..CALLS {
+                planes[side].step(STEP_BUDGET)?;
+            }
+            if round > 0 {
+                samples[side].push(begun.elapsed().as_nanos() as f64 / f64::from(CALLS));
+            }
+        }
+    }
+    let figures = [0, 1].map(|side| Figure::of(&samples[side]));
+    for (name, figure) in ["call_test_run", "call_live_frame"].iter().zip(&figures) {
+        report.nanoseconds("step", name, 0, figure);
+    }
+    report.say(&format!(
+        "A call of the stepper that finds nothing due, from userspace and back, nanoseconds: by a test run {}, by a live \
+         frame\n{}: {:.1} times as much.\n",
+        Figure::row(&figures[..1]).trim(),
+        Figure::row(&figures[1..]).trim(),
+        plane::ratio(&samples, 1, 0).median
+    ));
+    Ok(())
+}
+
 /// Lives of whole tables: begun, touched in another order, visited, evicted.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
@@ -93,6 +142,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          `record` is\nwhat the ring takes for as many events alone: reserve, fill, submit. Tables of the kernel's hash are made for a quarter \
          more.\nRatios: the median of those of each round (least–most).\n",
     ));
+    calls(rounds, report)?;
     let mut all = Vec::new();
     for flows in SIZES {
         let samples = measure(flows, rounds)?;

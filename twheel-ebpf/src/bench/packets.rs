@@ -93,7 +93,7 @@ pub fn parsed(frame: Frame) -> Option<Segment> {
         timing: false,
     };
     let mut segment = MaybeUninit::uninit();
-    // SAFETY: who says that it is plain has written it.
+    // SAFETY: `parse_plain` has written it if it returns `true`.
     parse_plain(&frame, wanted, &mut segment).then(|| unsafe { segment.assume_init() })
 }
 

@@ -671,7 +671,7 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
-            // Whoever forges a packet has made no conversation.
+            // Forged packets of one side are no conversation.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
                 if !seen.is_conversation() =>
             {
@@ -751,7 +751,7 @@ impl Worker {
             seen: seen.0.into(),
             rule,
             idle: clock.units_floor(idle),
-            outcome: 0,
+            zero: 0,
         })?;
         Ok(true)
     }

@@ -192,9 +192,9 @@ pub fn choose(names: &BTreeSet<String>, wanted: &Wanted<'_>) -> Vec<Release> {
 }
 
 /// A series that CI boots, and of which there is none among these.
-pub fn missing(releases: &[Release], is_ci: bool) -> Option<[u32; 2]> {
+pub fn missing(releases: &[Release]) -> Option<[u32; 2]> {
     let has = |series: &[u32; 2]| releases.iter().any(|it| it.series() == *series);
-    CI.into_iter().find(|series| is_ci && !has(series))
+    CI.into_iter().find(|series| !has(series))
 }
 
 /// What is to happen on a kernel.
@@ -371,8 +371,13 @@ mod tests {
                 "6.1.0-56-cloud-amd64",
             ]
         );
-        assert_eq!(missing(&[], true), Some([6, 12]));
-        assert_eq!(missing(&[], false), None);
+        assert_eq!(missing(&[]), Some([6, 12]));
+        let release = |package| Release::of_package(package).unwrap();
+        let both = [
+            "linux-image-6.12.9+deb13-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+        ];
+        assert_eq!(missing(&both.map(release)), None);
         assert_eq!(
             chosen(&Wanted::Named("6.12")),
             ["6.12.117+deb13-cloud-amd64", "6.12.117+deb13-cloud-arm64"]
