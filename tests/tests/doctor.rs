@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     io::Read,
+    net::TcpListener,
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::PathBuf,
     process::{self, Command, Stdio},
@@ -21,9 +22,12 @@ use nix::{
 };
 use serde_json::Value;
 use twheel::failure::Kind;
-use twheel_tests::netns::{
-    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, remove_pins, require_root,
-    twheel_bin,
+use twheel_tests::{
+    netns::{
+        Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, remove_pins, require_root,
+        twheel_bin,
+    },
+    tc::tc,
 };
 
 const ESCAPE: char = '\u{1b}';
@@ -218,6 +222,99 @@ fn pins_of_another_version() -> Result<()> {
     host.check_clean(SERVER)
 }
 
+/// Where the doctor finds a failure, a run with the same arguments fails; returns the findings.
+fn refused(host: &Namespace, args: &[&str]) -> Result<Vec<Value>> {
+    let (found, code) = examine(host, args)?;
+    ensure!(
+        code == Some(Kind::Unsupported as i32),
+        "{args:?}: {code:?}: {found:#?}"
+    );
+    let ended = host.twheel_once(&[&["run"], args].concat())?;
+    ensure!(
+        !matches!(ended.code(), Some(0) | None),
+        "{args:?}: {ended:?}"
+    );
+    Ok(found)
+}
+
+#[test]
+fn what_a_run_refuses_is_said_before() -> Result<()> {
+    let host = host()?;
+    let iface = ["--iface", SERVER];
+    let with = |more: &[&'static str]| [&iface[..], more].concat();
+
+    let found = refused(&host, &["--iface", "lo", "--mode", "native"])?;
+    check(
+        &found,
+        "driver",
+        "fail",
+        "no native XDP",
+        Some("--mode auto"),
+    )?;
+    let found = refused(&host, &with(&["--group", "no-such-group"]))?;
+    check(&found, "group", "fail", "no such group", Some("--group"))?;
+
+    host.ip("link set lo up")?;
+    let taken = host.enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
+    let port = taken.local_addr()?.port().to_string();
+    let found = refused(&host, &[&iface[..], &["--metrics", &port]].concat())?;
+    check(&found, "metrics", "fail", "in use", Some("--metrics"))?;
+    drop(taken);
+    let (found, code) = examine(&host, &[&iface[..], &["--metrics", &port]].concat())?;
+    ensure!(code == Some(0), "{found:#?}");
+    check(&found, "metrics", "ok", &port, None)?;
+
+    for qdisc in ["ingress", "egress_block 7 clsact"] {
+        tc(&host, &format!("qdisc add dev {SERVER} {qdisc}"))?;
+        let found = refused(&host, &with(&["--egress", "clsact"]))?;
+        let words = format!(
+            "qdisc{}",
+            if qdisc == "ingress" { ", where" } else { " of" }
+        );
+        check(&found, "egress", "fail", &words, Some("--egress off"))?;
+        // TCX needs none.
+        let (found, code) = examine(&host, &iface)?;
+        ensure!(code == Some(0), "{found:#?}");
+        let kind = qdisc.rsplit(' ').next().unwrap_or_default();
+        tc(&host, &format!("qdisc del dev {SERVER} {kind}"))?;
+    }
+
+    // Given twice it is one, as for a run.
+    let (found, code) = examine(&host, &with(&iface))?;
+    ensure!(code == Some(0), "{found:#?}");
+    let waits = ["--iface", "later0", "--wait-iface"];
+    let (found, code) = examine(&host, &waits)?;
+    ensure!(code == Some(0), "{found:#?}");
+    check(&found, "interface", "ok", "waits for it", None)?;
+    host.check_clean(SERVER)
+}
+
+#[test]
+fn pins_that_a_run_refuses() -> Result<()> {
+    let host = host()?;
+    let detach = format!("`twheel detach --iface {SERVER}`");
+    let keep = [
+        "--iface", SERVER, "--iface", "other", "--keep", "--egress", "off",
+    ];
+    let twheel = Twheel::start(&host, &keep)?;
+    let (found, _) = examine(&host, &["--iface", SERVER])?;
+    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    let both = &keep[..4];
+    let (found, _) = examine(&host, both)?;
+    check(&found, "instance", "warn", "second run", Some("stop"))?;
+    twheel.stop()?;
+    let found = refused(&host, &["--iface", SERVER])?;
+    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    let found = refused(&host, &[both, &["--max-flows", "5000"]].concat())?;
+    let words = "were made with --max-flows 131072";
+    check(&found, "instance", "fail", words, Some("twheel detach"))?;
+    // With the same options it is adopted.
+    let (found, code) = examine(&host, both)?;
+    ensure!(code == Some(0), "{found:#?}");
+    host.twheel_once(&[&["detach"], both].concat())?;
+    host.check_clean(SERVER)
+}
+
 #[test]
 fn pins_of_a_namespace_that_is_gone() -> Result<()> {
     require_root();
@@ -271,7 +368,13 @@ fn interfaces_that_will_not_do() -> Result<()> {
         )?;
     }
     let (found, _) = examine(&host, &["--iface", "lo"])?;
-    check(&found, "driver", "warn", "generic", Some("--mode auto"))
+    check(
+        &found,
+        "driver",
+        "warn",
+        "generic",
+        Some("nothing need be done"),
+    )
 }
 
 #[test]

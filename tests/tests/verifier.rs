@@ -1,9 +1,12 @@
 //! What the kernel's verifier goes through for each program has a budget: `docs/design.md` says how to keep it.
 
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
+    failure::{Kind, exit_code},
     settings::Wanted,
+    stepping::Stepping,
 };
 use twheel_common::packet::Protocols;
 
@@ -34,15 +37,30 @@ fn everything() -> Wanted {
 /// Loads as production does, for these interfaces: the object that the library carries, or one in a file that
 /// `TWHEEL_VERIFY` names.
 fn verify(name: &str, wanted: Wanted, interfaces: &[u32], budget: u32) {
+    verify_load(name, wanted, budget, |load| {
+        load.interfaces = interfaces.to_vec();
+    });
+}
+
+/// The same; `change` sets what a run sets beside the configuration.
+fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut Load<'_>)) {
     let clock = Clock::jiffies().unwrap();
     let other = std::env::var_os("TWHEEL_VERIFY").map(|path| std::fs::read(path).unwrap());
     let object = other.as_deref().unwrap_or(OBJECT);
     let mut load = Load::new(object, wanted.config(clock).unwrap(), clock);
-    load.interfaces = interfaces.to_vec();
+    load.interfaces = vec![1];
+    change(&mut load);
     let plane = DataPlane::load_unpinned(&load, name).unwrap();
     let verified = plane.verified().unwrap();
     println!("{name}: {verified:?}");
-    for program in ["twheel_xdp", "twheel_egress", "twheel_step"] {
+    for program in [
+        "twheel_xdp",
+        "twheel_egress",
+        "twheel_step",
+        "twheel_delete",
+        "twheel_enter",
+        "twheel_sweep",
+    ] {
         let instructions = verified[program];
         assert!(
             instructions <= budget,
@@ -55,6 +73,22 @@ fn verify(name: &str, wanted: Wanted, interfaces: &[u32], budget: u32) {
 fn programs_are_within_their_budget() {
     verify("default", by_default(), &[1], BY_DEFAULT);
     verify("everything", everything(), &[1], WITH_EVERYTHING);
+}
+
+#[test]
+fn so_they_are_by_live_frames() {
+    let live = |load: &mut Load<'_>| load.stepping = Stepping::LiveFrames;
+    verify_load("live", by_default(), BY_DEFAULT, live);
+    verify_load("live-everything", everything(), WITH_EVERYTHING, live);
+}
+
+#[test]
+fn so_they_are_at_each_log_level() {
+    for level in 1..=5 {
+        let told = |load: &mut Load<'_>| load.log_level = level;
+        verify_load("log", by_default(), BY_DEFAULT, told);
+        verify_load("log-everything", everything(), WITH_EVERYTHING, told);
+    }
 }
 
 /// Where there are several, each has counters of its own.
@@ -84,4 +118,42 @@ fn so_they_are_for_each_scheme_and_view() {
         }
         verify("schemes", wanted, &[1], WITH_EVERYTHING);
     }
+}
+
+/// The committed object, of which a program begins by reading a register that nobody has written.
+fn broken(program: &str) -> Vec<u8> {
+    let file = object::File::parse(OBJECT).unwrap();
+    let symbol = file.symbol_by_name(program).unwrap();
+    let section = file
+        .section_by_index(symbol.section_index().unwrap())
+        .unwrap();
+    let at = section.file_range().unwrap().0 + symbol.address();
+    let mut bytes = OBJECT.to_vec();
+    // r0 = r9
+    bytes[at as usize..][..8].copy_from_slice(&[0xbf, 0x90, 0, 0, 0, 0, 0, 0]);
+    bytes
+}
+
+#[test]
+fn a_refused_program_is_told_in_one_sentence_and_its_log_kept() {
+    let clock = Clock::jiffies().unwrap();
+    let object = broken("twheel_step");
+    let load = Load::new(&object, by_default().config(clock).unwrap(), clock);
+    let error = DataPlane::load_unpinned(&load, "refused").err().unwrap();
+    assert_eq!(exit_code(&error), Kind::Unsupported as u8);
+    let said = format!("{error:#}");
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    for words in [
+        kernel.trim(),
+        "refuses the program twheel_step",
+        "after 1 instructions",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!said.contains('\n'), "{said}");
+    let (_, path) = said.split_once("log is in ").unwrap();
+    let (path, _) = path.split_once(';').unwrap();
+    let log = std::fs::read_to_string(path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    assert!(log.contains("R9 !read_ok"), "{log}");
 }

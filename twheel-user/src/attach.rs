@@ -199,9 +199,9 @@ fn see_egress(
     }
 }
 
-/// Whether the kernel has TCX: asked for the programs of an interface, one that has not does not know what is asked for. (One
-/// that has may refuse to describe what it finds, to who may not see all programs.)
-fn has_tcx(interface: &str) -> bool {
+/// Whether the kernel has TCX. It is asked for the programs of an interface: a kernel without TCX does not know the question.
+/// (One with TCX may refuse to describe what it finds to a user who may not see all programs.)
+pub fn has_tcx(interface: &str) -> bool {
     let answer = SchedClassifier::query_tcx(interface, TcAttachType::Egress);
     answer.map_or_else(|error| errno(&error) != Some(libc::EINVAL), |_| true)
 }

@@ -48,7 +48,7 @@ use crate::{
     failure::{Failure, Kind},
     links,
     pins::{Instance, entries, escape, name, unescape},
-    tc::{self, CLSACT, Code, Filter, Place, Way},
+    tc::{self, CLSACT, Code, Filter, Place, Qdisc, Way},
 };
 
 /// The priority of a filter that is alone.
@@ -209,8 +209,7 @@ fn try_attach(program: &SchedClassifier, instance: &Instance, interface: &str) -
     warn_of_earlier(interface, place, &others);
     tc::add_filter(place, &name, code).with_context(|| {
         format!(
-            "the kernel adds no filter at priority {} (has it CONFIG_NET_CLS_BPF? does the qdisc share its filters \
-             with others, as `tc qdisc show dev {interface}` tells?)",
+            "the kernel adds no filter at priority {} (has it CONFIG_NET_CLS_BPF?)",
             place.priority
         )
     })
@@ -226,16 +225,39 @@ fn is_replaced(result: io::Result<()>) -> Result<bool> {
     }
 }
 
-/// Sees that there is a clsact qdisc.
-fn make_qdisc(directory: &Path, interface: &str, index: u32) -> Result<()> {
-    match tc::qdisc(index)?.as_deref() {
-        Some(CLSACT) => return Ok(()),
+/// Fails if an interface has a qdisc that leaves no room for filters of outgoing packets.
+///
+/// # Errors
+///
+/// It has; or it is gone.
+pub fn check(interface: &str) -> Result<()> {
+    has_qdisc(interface, if_nametoindex(interface)?).map(drop)
+}
+
+/// Whether there is a clsact qdisc.
+fn has_qdisc(interface: &str, index: u32) -> Result<bool> {
+    let Some(Qdisc { kind, shares }) = tc::qdisc(index)? else {
+        return Ok(false);
+    };
+    match &*kind {
+        // The kernel adds no filter for one interface then.
+        CLSACT if shares => bail!(
+            "the clsact qdisc of {interface} may share its filters with other interfaces (`egress_block`): \
+             give --egress off"
+        ),
+        CLSACT => Ok(true),
         // It would take a filter of outgoing packets, and run it for those that come in.
-        Some(other) => bail!(
+        other => bail!(
             "{interface} has an {other} qdisc, where that of outgoing packets would be: \
              `tc qdisc del dev {interface} ingress` removes it, and its filters, or give --egress off"
         ),
-        None => {}
+    }
+}
+
+/// Sees that there is a clsact qdisc.
+fn make_qdisc(directory: &Path, interface: &str, index: u32) -> Result<()> {
+    if has_qdisc(interface, index)? {
+        return Ok(());
     }
     let note = Note::new(directory, What::Qdisc, interface, index);
     note.write(directory)?;
@@ -245,7 +267,7 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32) -> Result<()> {
     note.remove()?;
     match error.raw_os_error() {
         // Somebody else was faster: theirs.
-        Some(libc::EEXIST) if tc::qdisc(index)?.as_deref() == Some(CLSACT) => Ok(()),
+        Some(libc::EEXIST) if tc::qdisc(index)?.is_some_and(|it| it.kind == CLSACT) => Ok(()),
         _ => Err(error).context(
             "the kernel adds no clsact qdisc (has it CONFIG_NET_SCH_INGRESS, or the module sch_ingress?)",
         ),
@@ -299,7 +321,7 @@ fn remove(place: Place) -> Result<()> {
 /// Whoever adds a filter between the two steps loses it: the kernel has no "remove if empty". Filters are looked for in the
 /// very microseconds before.
 fn remove_qdisc(index: u32) -> Result<()> {
-    if tc::qdisc(index)?.as_deref() != Some(CLSACT) {
+    if tc::qdisc(index)?.is_none_or(|it| it.kind != CLSACT) {
         return Ok(());
     }
     for way in [Way::In, Way::Out] {

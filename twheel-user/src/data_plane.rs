@@ -107,23 +107,14 @@ impl DataPlane {
     /// [`Kind::Pins`] if the pinned maps were made for something else. [`Kind::Unsupported`] if the verifier refuses a program,
     /// and names the file that has its log.
     pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
-        let wanted = Meta {
-            layout: LAYOUT,
-            tick: load.config.tick,
-            unit_ns: load.clock.unit().subsec_nanos(),
-            geometry: load.config.geometry,
-            max_flows: load.config.max_flows,
-            extras: load.config.accounting
-                | load.config.rto.on << 1
-                | ((load.config.enforce >> 1) * EXTRA_ENFORCE),
-            hash: Hash::new(
-                load.secret.map_or_else(random_keys, Ok)?,
-                load.config.max_flows,
-            ),
-        };
-        let (wanted, adopted) = match adoptable(instance, &wanted)? {
+        let keys = load.secret.map_or_else(random_keys, Ok)?;
+        let wanted = wanted_meta(&load.config, load.clock, keys);
+        let (wanted, adopted) = match adoptable(&instance.pins(), &wanted)? {
             Some(meta) => (meta, true),
-            None => (wanted, false),
+            None => {
+                instance.clear()?;
+                (wanted, false)
+            }
         };
         let kept = match adopted {
             true => counted(&instance.pins())?,
@@ -530,12 +521,36 @@ impl Unwritten {
     }
 }
 
-/// What the maps that the instance holds were made for, if they can be adopted. Maps without a [`Meta`],
-/// whose loader died before it had set all up, are cleared away.
-fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
-    let meta = match MapData::from_pin(instance.object("META")) {
+/// What maps are made for.
+fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
+    let enforces = (config.enforce >> 1) * EXTRA_ENFORCE;
+    Meta {
+        layout: LAYOUT,
+        tick: config.tick,
+        unit_ns: clock.unit().subsec_nanos(),
+        geometry: config.geometry,
+        max_flows: config.max_flows,
+        extras: config.accounting | config.rto.on << 1 | enforces,
+        hash: Hash::new(keys, config.max_flows),
+    }
+}
+
+/// Fails if a run with this configuration could not go on with what is pinned.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: it was made for another configuration, or by another version.
+pub fn check_adoptable(pins: &Pins, config: &Config, clock: Clock) -> Result<()> {
+    let keys = Default::default();
+    adoptable(pins, &wanted_meta(config, clock, keys)).map(drop)
+}
+
+/// What pinned maps were made for, if they can be adopted. `None`: there are none, or their loader died before it had
+/// set all up.
+fn adoptable(pins: &Pins, wanted: &Meta) -> Result<Option<Meta>> {
+    let meta = match MapData::from_pin(pins.object("META")) {
         Ok(map) => {
-            check_pinned(instance)?;
+            check_pinned(pins)?;
             Array::<_, Meta>::try_from(Map::Array(map))?
                 .get(&0, 0)
                 .context("cannot read META")?
@@ -548,11 +563,10 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
         Err(error) => return Err(error).context("cannot open the pinned META"),
     };
     if meta.layout == 0 {
-        instance.clear()?;
         return Ok(None);
     }
     if meta.layout != LAYOUT {
-        return Err(other_layout(&instance.object("META")).into());
+        return Err(other_layout(&pins.object("META")).into());
     }
     // The secret of the hash is the table's own.
     let hash = Hash {
@@ -587,7 +601,7 @@ fn adoptable(instance: &Instance, wanted: &Meta) -> Result<Option<Meta>> {
             Kind::Pins,
             format!(
                 "the pins at {} were made with {}, not {}: run with those, or run `twheel detach` first",
-                instance.path().display(),
+                pins.path().display(),
                 options(&meta),
                 options(wanted),
             ),
@@ -610,7 +624,7 @@ fn random_keys() -> Result<[u64; 11]> {
 }
 
 /// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
-fn check_pinned(instance: &Instance) -> Result<()> {
+fn check_pinned(pins: &Pins) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::{
         config::NAME_BYTES,
@@ -666,7 +680,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
         ("CLOCK", MapType::Array, 4, 8),
     ];
     for (name, kind, key_size, value_size) in shapes {
-        let info = MapInfo::from_pin(instance.object(name));
+        let info = MapInfo::from_pin(pins.object(name));
         let matches = info.is_ok_and(|info| {
             info.map_type().is_ok_and(|found| found == kind)
                 && info.key_size() == key_size
@@ -677,7 +691,7 @@ fn check_pinned(instance: &Instance) -> Result<()> {
                 Kind::Pins,
                 format!(
                     "{} is not the map that this version of twheel makes: run `twheel detach` first",
-                    instance.object(name).display()
+                    pins.object(name).display()
                 ),
             )
             .into());
@@ -730,9 +744,13 @@ fn wakes_bytes() -> Result<u32> {
     Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
 }
 
-/// The kernel refuses a program. What its verifier has to say has many lines, which go to a file.
+/// The error for a program that the kernel refuses. The verifier's log has many lines, which go to a file.
 pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
-    let ProgramError::LoadError { verifier_log, .. } = &error else {
+    let ProgramError::LoadError {
+        verifier_log,
+        io_error,
+    } = &error
+    else {
         return anyhow::Error::new(error).context(format!("cannot load the program {name}"));
     };
     let log = verifier_log.to_string();
@@ -743,29 +761,36 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
             format!(" after {number} instructions")
         });
     let kept = match keep_log(name, &log) {
-        Ok(path) => format!("its verifier's log is in {}", path.display()),
-        Err(error) => format!("its verifier's log could not be written: {error}"),
-    };
-    let why = match &error {
-        ProgramError::LoadError { io_error, .. } => io_error.to_string(),
-        other => other.to_string(),
+        Ok(Some(path)) => format!("the verifier's log is in {}", path.display()),
+        Ok(None) => "the verifier wrote no log".to_owned(),
+        Err(error) => format!("the verifier's log could not be written: {error}"),
     };
     Failure::new(
         Kind::Unsupported,
         format!(
-            "kernel {} refuses the program {name}{instructions} ({why}): {kept}; please report it",
+            "kernel {} refuses the program {name}{instructions} ({io_error}): {kept}; please report it",
             host::release()
         ),
     )
     .into()
 }
 
-/// A file of its own, which nobody else has made.
-fn keep_log(name: &str, log: &str) -> io::Result<PathBuf> {
+/// Writes the log to a file: in the state directory that systemd gives (its service has a /tmp of its own, which is gone
+/// with it), else in a new file of the directory for temporary files. `None`: there is nothing to write.
+fn keep_log(name: &str, log: &str) -> io::Result<Option<PathBuf>> {
+    if log.is_empty() {
+        return Ok(None);
+    }
+    if let Some(directory) = std::env::var_os("STATE_DIRECTORY") {
+        let path = Path::new(&directory).join(format!("{name}.log"));
+        fs::write(&path, log)?;
+        return Ok(Some(path));
+    }
     let file = format!("twheel-{name}-{}.log", std::process::id());
     let path = std::env::temp_dir().join(file);
-    io::Write::write_all(&mut std::fs::File::create_new(&path)?, log.as_bytes())?;
-    Ok(path)
+    // Nobody else may have made it: the directory is everybody's.
+    io::Write::write_all(&mut fs::File::create_new(&path)?, log.as_bytes())?;
+    Ok(Some(path))
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

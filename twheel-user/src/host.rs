@@ -1,12 +1,17 @@
 //! What this host offers: checked before anything is loaded, so that the answer is a sentence.
 
-use std::{fs, path::Path};
+use std::{
+    fs, io, mem,
+    os::fd::{FromRawFd, OwnedFd},
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use aya::{
     programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported},
+    sys::{BpfHelper, is_helper_supported, is_program_supported},
 };
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_prog_type};
 use nix::sys::statfs::{FsType, statfs};
 
 use crate::{
@@ -16,8 +21,8 @@ use crate::{
 
 /// `BPF_FS_MAGIC`, `include/uapi/linux/magic.h`.
 const BPF_FS_MAGIC: FsType = FsType(0xcafe_4a11);
-/// What the programs need of the kernel beside what was there in Linux 5.12, and since when it is there. Their names are
-/// asked for, and no version: distributions take newer BPF into older kernels.
+/// Helpers that the programs call, and the Linux version that brought them. The kernel is asked for them, not for its
+/// version: distributions put newer BPF into older kernels.
 const HELPERS: [(BpfHelper, &str, &str); 3] = [
     (BpfHelper::BPF_FUNC_loop, "bpf_loop", "5.17"),
     (
@@ -31,6 +36,20 @@ const HELPERS: [(BpfHelper, &str, &str); 3] = [
         "5.19",
     ),
 ];
+/// A program that exchanges a value with one in memory: `BPF_ATOMIC | BPF_XCHG`, instructions of eight bytes.
+const EXCHANGES: [[u8; 8]; 5] = [
+    // r1 = 0
+    [0xb7, 0x01, 0, 0, 0, 0, 0, 0],
+    // *(u64 *)(r10 - 8) = r1
+    [0x7b, 0x1a, 0xf8, 0xff, 0, 0, 0, 0],
+    // r1 = xchg_64(r10 - 8, r1)
+    [0xdb, 0x1a, 0xf8, 0xff, 0xe1, 0, 0, 0],
+    // r0 = XDP_PASS
+    [0xb7, 0x00, 0, 0, 2, 0, 0, 0],
+    [0x95, 0, 0, 0, 0, 0, 0, 0],
+];
+/// The switch of the JIT, where it can be seen: in the host's own network namespace.
+pub(crate) const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 /// The oldest that is tested (`cargo xtask vm-test`).
 const OLDEST_KERNEL: &str = "6.1";
 
@@ -42,6 +61,7 @@ const OLDEST_KERNEL: &str = "6.1";
 pub fn check() -> Result<()> {
     check_capabilities()?;
     check_kernel()?;
+    check_jit(fs::read_to_string(JIT).ok().as_deref())?;
     check_pins()
 }
 
@@ -60,13 +80,22 @@ pub fn release() -> String {
     release.trim().to_owned()
 }
 
-/// The kernel has the helpers that the programs call. Asks it, which takes the right to load programs.
+/// The kernel has what the programs need. Asks it, which takes the right to load programs.
 ///
 /// # Errors
 ///
 /// [`Kind::Unsupported`], with what is missing.
 pub fn check_kernel() -> Result<()> {
+    if !is_program_supported(ProgramType::Xdp).context("cannot ask the kernel for XDP")? {
+        return complain(
+            &release(),
+            &["XDP (CONFIG_NET and CONFIG_BPF_SYSCALL)".to_owned()],
+        );
+    }
     let mut missing = Vec::new();
+    if !loads(&EXCHANGES).context("cannot ask the kernel for atomic operations")? {
+        missing.push("atomic exchange (Linux 5.12)".to_owned());
+    }
     for (helper, name, since) in HELPERS {
         let known = is_helper_supported(ProgramType::Xdp, helper)
             .with_context(|| format!("cannot ask the kernel for {name}"))?;
@@ -77,6 +106,50 @@ pub fn check_kernel() -> Result<()> {
     complain(&release(), &missing)
 }
 
+/// Whether the switch of the JIT says that it is off.
+pub(crate) fn is_off(jit: Option<&str>) -> bool {
+    jit.is_some_and(|setting| setting.trim() == "0")
+}
+
+fn check_jit(setting: Option<&str>) -> Result<()> {
+    if is_off(setting) {
+        let message = "the JIT of BPF is off, and the interpreter cannot run the programs: \
+                       `sysctl -w net.core.bpf_jit_enable=1`";
+        return Err(Failure::new(Kind::Unsupported, message.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// Whether the kernel's verifier accepts a program of type XDP, which is dropped again.
+fn loads(instructions: &[[u8; 8]]) -> io::Result<bool> {
+    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    // SAFETY: the part of this command is plain data, of which all bytes are valid.
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP as u32;
+    load.insns = instructions.as_ptr() as u64;
+    load.insn_cnt = instructions.len() as u32;
+    load.license = c"GPL".as_ptr() as u64;
+    // SAFETY: the attribute is one of this command, as long as is said; its pointers are valid during the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            bpf_cmd::BPF_PROG_LOAD as libc::c_long,
+            &raw mut attr,
+            size_of::<bpf_attr>(),
+        )
+    };
+    if result >= 0 {
+        // SAFETY: the kernel has just given this descriptor to this caller alone.
+        drop(unsafe { OwnedFd::from_raw_fd(result as i32) });
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        error => Err(error),
+    }
+}
+
 fn complain(release: &str, missing: &[String]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
@@ -84,7 +157,7 @@ fn complain(release: &str, missing: &[String]) -> Result<()> {
     Err(Failure::new(
         Kind::Unsupported,
         format!(
-            "kernel {release} is too old: it has no {}: twheel needs Linux {OLDEST_KERNEL} or newer",
+            "kernel {release} has no {}: twheel needs Linux {OLDEST_KERNEL}, or an older one with all of this",
             missing.join(", no ")
         ),
     )
@@ -137,6 +210,25 @@ mod tests {
             said.contains("5.10.0-39-amd64") && said.contains("no bpf_loop"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn an_operation_that_the_kernel_lacks_is_found() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        assert!(loads(&EXCHANGES).unwrap());
+        let mut unknown = EXCHANGES;
+        unknown[2][4] = 0xd1;
+        assert!(!loads(&unknown).unwrap());
+    }
+
+    #[test]
+    fn a_jit_that_is_off_is_seen_where_it_can_be() {
+        let error = check_jit(Some("0\n")).unwrap_err();
+        assert_eq!(exit_code(&error), Kind::Unsupported as u8);
+        check_jit(Some("1\n")).unwrap();
+        check_jit(None).unwrap();
     }
 
     #[test]

@@ -126,6 +126,11 @@ fn is_held(path: &Path) -> Result<Option<bool>> {
 pub struct Pins(PathBuf);
 
 impl Pins {
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Where a map or a program is pinned.
     pub fn object(&self, name: &str) -> PathBuf {
         self.0.join(name)
@@ -238,6 +243,27 @@ impl Instance {
     /// [`Kind::Pins`]: it has interfaces other than these, is in use, or was made by a version with
     /// another layout.
     pub fn open(interfaces: &[String]) -> Result<Self> {
+        let path = Self::choose(interfaces)?;
+        make_directories(&path)?;
+        Self::lock(path)
+    }
+
+    /// The instance that [`open`](Self::open) would open, if it exists.
+    ///
+    /// # Errors
+    ///
+    /// As there, but that it may be in use.
+    pub fn find(interfaces: &[String]) -> Result<Option<Pins>> {
+        let path = Self::choose(interfaces)?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        check_ours(&path)?;
+        Ok(Some(Pins(path)))
+    }
+
+    /// The directory for these interfaces.
+    fn choose(interfaces: &[String]) -> Result<PathBuf> {
         let mut found = Vec::new();
         for interface in interfaces {
             for directory in holding(interface)? {
@@ -276,8 +302,7 @@ impl Instance {
                 ));
             }
         }
-        make_directories(&path)?;
-        Self::lock(path)
+        Ok(path)
     }
 
     /// The instance that holds an interface, be a loader running or not.

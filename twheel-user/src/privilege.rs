@@ -61,35 +61,50 @@ pub fn give_up() -> Result<()> {
     give_up().context("cannot give up capabilities")
 }
 
+/// A group's number, by its name or number.
+fn group(name: &str) -> Result<Gid> {
+    let found = Group::from_name(name).map_err(io::Error::from)?;
+    let number = || name.parse().ok().map(Gid::from_raw);
+    let group = found.map(|group| group.gid).or_else(number);
+    group.ok_or_else(|| {
+        let message = format!("--group {name}: there is no such group: `getent group` lists them");
+        Failure::new(Kind::Usage, message).into()
+    })
+}
+
 /// Has what this process makes belong to a group, by name or number.
 ///
 /// # Errors
 ///
 /// [`Kind::Usage`]: there is none. [`Kind::Permission`]: `CAP_SETGID` is missing.
 pub fn join(name: &str) -> Result<Gid> {
-    let found = Group::from_name(name).map_err(io::Error::from)?;
-    let number = || name.parse().ok().map(Gid::from_raw);
-    let group = found
-        .map(|group| group.gid)
-        .or_else(number)
-        .ok_or_else(|| {
-            Failure::new(
-                Kind::Usage,
-                format!("--group {name}: there is no such group: `getent group` lists them"),
-            )
-        })?;
+    let group = group(name)?;
     if group != getegid() {
-        setresgid(group, group, group).map_err(|error| {
-            Failure::new(
-                Kind::Permission,
-                format!(
-                    "--group {name}: {}: run as root, or as a process of that group (`Group=` of a unit)",
-                    lacks(&error.into(), Capability::CAP_SETGID)
-                ),
-            )
-        })?;
+        setresgid(group, group, group).map_err(|error| may_not_join(name, &error.into()))?;
     }
     Ok(group)
+}
+
+/// Fails where [`join`] would.
+///
+/// # Errors
+///
+/// As there.
+pub fn may_join(name: &str) -> Result<()> {
+    if group(name)? != getegid() && !has(Capability::CAP_SETGID) {
+        return Err(may_not_join(name, &io::ErrorKind::PermissionDenied.into()).into());
+    }
+    Ok(())
+}
+
+fn may_not_join(name: &str, error: &io::Error) -> Failure {
+    Failure::new(
+        Kind::Permission,
+        format!(
+            "--group {name}: {}: run as root, or as a process of that group (`Group=` of a unit)",
+            lacks(error, Capability::CAP_SETGID)
+        ),
+    )
 }
 
 /// What an error means where the capability decides: its name, if this thread lacks it.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use netlink_packet_core::{
     DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL,
-    NLM_F_REPLACE, NetlinkDeserializable, NetlinkHeader, NetlinkPayload, NetlinkSerializable,
+    NLM_F_REPLACE, NetlinkDeserializable, NetlinkHeader, NetlinkPayload, NetlinkSerializable, Nla,
     NlasIterator, ParseableParametrized,
 };
 use netlink_packet_route::tc::{
@@ -88,18 +88,36 @@ pub enum Code<'a> {
     Trial,
 }
 
-/// The kind of the qdisc that an interface has for filters of incoming, or of both directions.
+/// `TCA_EGRESS_BLOCK`, `include/uapi/linux/rtnetlink.h`.
+const EGRESS_BLOCK: u16 = 14;
+
+/// The qdisc that an interface has for filters of incoming packets, or of both directions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qdisc {
+    /// `clsact`, or `ingress`.
+    pub kind: String,
+    /// Filters of outgoing packets are those of a block that other interfaces may have, too.
+    pub shares: bool,
+}
+
+/// The qdisc of an interface for filters.
 ///
 /// # Errors
 ///
 /// The kernel does not list qdiscs.
-pub fn qdisc(index: u32) -> Result<Option<String>> {
+pub fn qdisc(index: u32) -> Result<Option<Qdisc>> {
     // The kernel lists those of all interfaces.
     let all = dump(libc::RTM_GETQDISC, TcHeader::default()).context("cannot list the qdiscs")?;
     let found = all.iter().find(|message| {
         message.header.index == index as i32 && message.header.parent == TcHandle::CLSACT
     });
-    Ok(found.and_then(kind).map(str::to_owned))
+    Ok(found.and_then(|message| {
+        let is_block = |it: &TcAttribute| it.kind() == EGRESS_BLOCK;
+        Some(Qdisc {
+            kind: kind(message)?.to_owned(),
+            shares: message.attributes.iter().any(is_block),
+        })
+    }))
 }
 
 /// Adds a clsact qdisc.
@@ -279,7 +297,7 @@ impl NetlinkDeserializable for Message {
             let attribute = attribute?;
             let is_bpf = kind(&inner) == Some(TcFilterBpf::KIND);
             let is_read = match attribute.kind() {
-                KIND | CHAIN => true,
+                KIND | CHAIN | EGRESS_BLOCK => true,
                 OPTIONS => is_bpf,
                 _ => false,
             };

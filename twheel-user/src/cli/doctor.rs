@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::options::Options;
+use super::options::{Options, each_once};
 use crate::{
     clock::Clock,
     doctor::{Finding, Status, Wanted, examine},
@@ -15,8 +15,8 @@ use crate::{
 
 /// Say what this host has of what twheel needs, and what to do where it lacks something
 ///
-/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges; as root it sees more. Nothing is attached, nothing stays. Ends with exit code 4 if anything is
-/// red.
+/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges; as root it sees more.
+/// Nothing is attached, nothing stays. The exit code is 4 if `twheel run` would fail.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -36,13 +36,20 @@ pub struct Doctor {
 impl Doctor {
     pub(super) fn execute(self) -> Result<()> {
         let clock = Clock::jiffies()?;
-        let (config, _) = self.options.config(clock, self.interfaces.len())?;
+        let interfaces = each_once(self.interfaces);
+        let (config, _) = self.options.config(clock, interfaces.len())?;
         let findings = examine(&Wanted {
-            interfaces: self.interfaces,
+            interfaces,
+            waits: self.options.wait_iface,
+            mode: self.options.mode,
+            egress: self.options.egress,
             config,
             clock,
             stepping: self.options.stepping,
             policy: self.options.policy,
+            log_level: self.options.log_level as u8,
+            metrics: self.options.metrics,
+            group: self.options.group,
         });
         let result = if self.options.json {
             print_json(&findings)

@@ -155,6 +155,17 @@ pub enum Pickup {
     Strict,
 }
 
+/// Names in the order in which they were given first.
+pub fn each_once(names: Vec<String>) -> Vec<String> {
+    let mut once: Vec<String> = Vec::new();
+    for name in names {
+        if !once.contains(&name) {
+            once.push(name);
+        }
+    }
+    once
+}
+
 impl Options {
     /// The data plane's configuration, with the timeouts of flows of no rule, and what is reaped; for a run on so many
     /// interfaces.

@@ -26,7 +26,7 @@ use twheel_common::{
     share::CALL,
 };
 
-use super::options::{Options, Switch};
+use super::options::{Options, Switch, each_once};
 use crate::{
     attach::{self, Egress, Outgoing},
     clock::Clock,
@@ -77,12 +77,7 @@ const REASONS: usize = 16;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
-        let mut seen = Vec::new();
-        self.interfaces.retain(|name| {
-            let new = !seen.contains(name);
-            seen.push(name.clone());
-            new
-        });
+        self.interfaces = each_once(self.interfaces);
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
             .filter_module("twheel", self.options.log_level.max(log::LevelFilter::Warn))

@@ -3,9 +3,12 @@
 //! A check is a function of what was read; [`examine`] reads. Nothing is attached, and what is loaded for a trial is
 //! gone at the end.
 
+mod run;
+
 use std::{
     collections::{BTreeMap, HashSet},
     fs, io,
+    net::SocketAddr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
@@ -13,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
+use aya::programs::{ProgramInfo, loaded_programs};
 use caps::Capability;
 use humantime::format_duration;
 use nix::{
@@ -25,9 +28,10 @@ use serde::Serialize;
 use twheel_common::{config::Config, state::Timeouts};
 
 use crate::{
+    attach::{self, Egress, Mode},
     clock::Clock,
     clsact,
-    data_plane::{DataPlane, Load, OBJECT, errno},
+    data_plane::{DataPlane, Load, OBJECT},
     host,
     links::{self, Link},
     pins::{self, BPFFS, Found},
@@ -73,10 +77,16 @@ pub struct Finding {
     pub load_ms: Option<u64>,
 }
 
-/// What `twheel run` would load.
+/// What `twheel run` would do.
 pub struct Wanted {
     /// The interfaces; none: of this network namespace all but loopback are looked at, and one is loaded for.
     pub interfaces: Vec<String>,
+    /// Whether it would wait for interfaces that do not exist.
+    pub waits: bool,
+    /// Where XDP would run.
+    pub mode: Mode,
+    /// How it would see outgoing packets.
+    pub egress: Egress,
     /// Its configuration, with the timeouts of flows of no rule.
     pub config: (Config, Timeouts),
     /// Its clock.
@@ -85,6 +95,12 @@ pub struct Wanted {
     pub stepping: Option<Stepping>,
     /// Its policy.
     pub policy: Option<PathBuf>,
+    /// aya-log's level.
+    pub log_level: u8,
+    /// Where it would serve its metrics.
+    pub metrics: Option<SocketAddr>,
+    /// The group that it would let in.
+    pub group: Option<String>,
 }
 
 /// What became of loading it.
@@ -155,13 +171,12 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
         stepping(way.as_ref()),
         programs(trial.as_ref()),
         jit(
-            read("/proc/sys/net/core/bpf_jit_enable").as_deref(),
+            read(host::JIT).as_deref(),
             trial.as_ref().is_some_and(Result::is_ok),
         ),
         egress(
-            SchedClassifier::query_tcx("lo", TcAttachType::Egress)
-                .map(drop)
-                .map_err(|error| errno(&error)),
+            wanted.egress,
+            privilege::has(Capability::CAP_NET_ADMIN).then(|| attach::has_tcx("lo")),
             || can_hide.then(clsact::probe),
         ),
         clock(Clock::jiffies()),
@@ -178,13 +193,17 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
             .as_deref()
             .map(|file| policy(file, install::check(file, wanted.clock, &wanted.config.0))),
     );
-    findings.extend(self::interfaces(&wanted.interfaces, &own));
+    findings.extend(self::interfaces(wanted, &own));
     findings.extend(pinned(instances));
+    // Another user has other rights.
+    if permitted && bpffs {
+        findings.extend(run::findings(wanted));
+    }
     findings
 }
 
-/// Of these interfaces, or of all but loopback. `own`: ids of twheel's programs.
-fn interfaces(given: &[String], own: &[u32]) -> Vec<Finding> {
+/// Of the interfaces of a run, or of all but loopback. `own`: ids of twheel's programs.
+fn interfaces(wanted: &Wanted, own: &[u32]) -> Vec<Finding> {
     let links = match links::all() {
         Ok(links) => links,
         Err(error) => {
@@ -194,20 +213,25 @@ fn interfaces(given: &[String], own: &[u32]) -> Vec<Finding> {
             ];
         }
     };
-    let is_wanted = |link: &&Link| match given {
+    let given = &wanted.interfaces;
+    let is_wanted = |link: &&Link| match given[..] {
         [] => !link.loopback,
-        given => given.contains(&link.name),
+        _ => given.contains(&link.name),
     };
-    let is_given = !given.is_empty();
+    let mode = (!given.is_empty()).then_some(wanted.mode);
     let found = links.iter().filter(is_wanted);
-    let found = found.flat_map(|link| interface(link, is_given, own, &name));
+    let found = found.flat_map(|link| interface(link, mode, own, &name));
     let missing = given
         .iter()
         .filter(|name| links.iter().all(|link| link.name != **name));
     let missing = missing.map(|name| {
-        Finding::fail("interface", "there is none of this name here")
-            .remedy("give one of those that `ip link` lists")
-            .on(name)
+        let finding = if wanted.waits {
+            Finding::ok("interface", "not there yet: `--wait-iface` waits for it")
+        } else {
+            Finding::fail("interface", "there is none of this name here")
+                .remedy("give one of those that `ip link` lists")
+        };
+        finding.on(name)
     });
     found.chain(missing).collect()
 }
@@ -326,6 +350,7 @@ fn load(wanted: &Wanted, way: Stepping) -> Result<Tried> {
             .iter()
             .filter_map(|name| if_nametoindex(name.as_str()).ok())
             .collect(),
+        log_level: wanted.log_level,
         ..Load::new(OBJECT, wanted.config, wanted.clock)
     };
     let before = Instant::now();
@@ -363,8 +388,8 @@ fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
 
 /// The setting is that of the host's own network namespace, and not to be seen in others.
 fn jit(setting: Option<&str>, loads: bool) -> Finding {
-    match setting.map(str::trim) {
-        Some("0") => Finding::fail(
+    match setting {
+        _ if host::is_off(setting) => Finding::fail(
             "JIT",
             "off: the kernel's interpreter cannot run the programs",
         )
@@ -379,35 +404,44 @@ fn jit(setting: Option<&str>, loads: bool) -> Finding {
     }
 }
 
-/// What `run --egress auto` takes. `tcx`: the errno with which the kernel answers a question for programs; `clsact` tries
-/// it, or does not (`None`).
-fn egress(tcx: Result<(), Option<i32>>, clsact: impl FnOnce() -> Option<Result<()>>) -> Finding {
+/// How a run would see outgoing packets. `tcx`: whether the kernel has TCX, if this user may ask; `clsact` tries a
+/// filter, if it can (`None`).
+fn egress(
+    wanted: Egress,
+    tcx: Option<bool>,
+    clsact: impl FnOnce() -> Option<Result<()>>,
+) -> Finding {
     const NAME: &str = "egress";
-    match tcx {
-        Ok(()) => return Finding::ok(NAME, "TCX: outgoing packets can be seen"),
-        Err(Some(libc::EPERM | libc::EACCES)) => {
+    const OFF: &str = "`--egress off`, which sees incoming packets only";
+    match (wanted, tcx) {
+        (Egress::Off, _) => return Finding::ok(NAME, "outgoing packets are not to be seen"),
+        (Egress::Auto | Egress::On | Egress::Tcx, Some(true)) => {
+            return Finding::ok(NAME, "TCX: outgoing packets can be seen");
+        }
+        (Egress::Tcx, Some(false)) => {
+            return Finding::fail(
+                NAME,
+                "this kernel has no TCX (CONFIG_NET_XGRESS, Linux 6.6)",
+            )
+            .remedy("`--egress clsact`, or `--egress auto`");
+        }
+        (_, None) => {
             return Finding::warn(NAME, "cannot be seen by this user").remedy("run this as root");
         }
-        Err(_) => {}
+        (Egress::Clsact, _) | (_, Some(false)) => {}
     }
     match clsact() {
-        Some(Ok(())) => Finding::ok(
-            NAME,
-            "clsact: outgoing packets can be seen by a filter, since this kernel has no TCX",
-        ),
-        Some(Err(error)) => Finding::warn(
+        Some(Ok(())) => Finding::ok(NAME, "clsact: outgoing packets can be seen by a filter"),
+        Some(Err(error)) if wanted == Egress::Auto => Finding::warn(
             NAME,
             format!("neither TCX nor clsact, so only incoming packets can be seen: {error:#}"),
         )
         .remedy(
-            "a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF; until then \
-             `--egress off`",
+            "a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF",
         ),
-        None => Finding::warn(
-            NAME,
-            "clsact, if the kernel has it, which was not tried: it has no TCX",
-        )
-        .remedy("run this as root (it takes CAP_SYS_ADMIN, for a network namespace of its own)"),
+        Some(Err(error)) => Finding::fail(NAME, format!("no clsact filter: {error:#}")).remedy(OFF),
+        None => Finding::warn(NAME, "whether the kernel has clsact filters was not tried")
+            .remedy("run this as root (it takes CAP_SYS_ADMIN, for a network namespace of its own)"),
     }
 }
 
@@ -447,16 +481,18 @@ fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
     Finding::ok("conntrack", what)
 }
 
-/// `given`: somebody wants to run twheel on this very interface. `own`: ids of twheel's programs. `name`: that of a
-/// program, by its id.
+/// `mode`: that of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a program, by its id.
 fn interface(
     link: &Link,
-    given: bool,
+    mode: Option<Mode>,
     own: &[u32],
     name: &dyn Fn(u32) -> Option<String>,
 ) -> Vec<Finding> {
     if !link.ethernet && !link.loopback {
-        let status = if given { Status::Fail } else { Status::Warn };
+        let status = match mode {
+            Some(_) => Status::Fail,
+            None => Status::Warn,
+        };
         return vec![
             Finding::new("packets", status, "have no Ethernet header")
                 .remedy("give the interface that carries them on the wire")
@@ -464,19 +500,29 @@ fn interface(
         ];
     }
     vec![
-        driver(link).on(&link.name),
+        driver(link, mode.unwrap_or(Mode::Auto)).on(&link.name),
         xdp(link, own, name).on(&link.name),
     ]
 }
 
-fn driver(link: &Link) -> Finding {
+fn driver(link: &Link, mode: Mode) -> Finding {
     let driver = link.driver.as_deref().unwrap_or("no driver");
-    match link.native {
-        Some(true) => Finding::ok("driver", format!("{driver}: native XDP")),
-        Some(false) => Finding::warn("driver", format!("{driver}: generic XDP alone, which costs more a packet"))
-            .remedy("nothing need be done: `--mode auto` takes it; for speed, an interface whose driver has XDP"),
-        None => Finding::warn("driver", format!("{driver}: the kernel does not say whether it has native XDP"))
-            .remedy("`twheel run` says which it got"),
+    match (mode, link.native) {
+        (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as asked for")),
+        (_, Some(true)) => Finding::ok("driver", format!("{driver}: native XDP")),
+        (Mode::Native, Some(false)) => {
+            Finding::fail("driver", format!("{driver}: has no native XDP")).remedy("`--mode auto`")
+        }
+        (Mode::Auto, Some(false)) => Finding::warn(
+            "driver",
+            format!("{driver}: generic XDP alone, which costs more a packet"),
+        )
+        .remedy("nothing need be done; for speed, choose an interface whose driver has XDP"),
+        (_, None) => Finding::warn(
+            "driver",
+            format!("{driver}: the kernel does not say whether it has native XDP"),
+        )
+        .remedy("`twheel run` says which it got"),
     }
 }
 
@@ -644,27 +690,42 @@ mod tests {
         }
         let never = || panic!("nothing to try");
         let none = || Some(Err(anyhow::anyhow!("no such qdisc")));
+        use Egress::{Auto, Clsact, Off, On, Tcx};
         for (finding, status, words) in [
-            (egress(Ok(()), never), Status::Ok, "TCX: "),
+            (egress(Auto, Some(true), never), Status::Ok, "TCX: "),
+            (egress(Auto, None, never), Status::Warn, "this user"),
             (
-                egress(Err(Some(libc::EPERM)), never),
-                Status::Warn,
-                "this user",
-            ),
-            (
-                egress(Err(Some(libc::EINVAL)), || Some(Ok(()))),
+                egress(Auto, Some(false), || Some(Ok(()))),
                 Status::Ok,
                 "clsact: ",
             ),
             (
-                egress(Err(Some(libc::EINVAL)), none),
+                egress(Auto, Some(false), none),
                 Status::Warn,
                 "no such qdisc",
             ),
             (
-                egress(Err(Some(libc::EINVAL)), || None),
+                egress(Auto, Some(false), || None),
                 Status::Warn,
-                "clsact, if",
+                "not tried",
+            ),
+            (egress(On, Some(true), never), Status::Ok, "TCX: "),
+            (egress(On, Some(false), none), Status::Fail, "no such qdisc"),
+            (egress(Tcx, Some(false), never), Status::Fail, "no TCX"),
+            (
+                egress(Clsact, Some(true), || Some(Ok(()))),
+                Status::Ok,
+                "clsact: ",
+            ),
+            (
+                egress(Clsact, Some(true), none),
+                Status::Fail,
+                "no such qdisc",
+            ),
+            (
+                egress(Off, Some(false), never),
+                Status::Ok,
+                "not to be seen",
             ),
         ] {
             is(&finding, status);
@@ -694,9 +755,16 @@ mod tests {
             xdp: xdp.to_vec(),
             ..Link::default()
         };
-        is(&driver(&link(Some(true), &[])), Status::Ok);
-        is(&driver(&link(Some(false), &[])), Status::Warn);
-        is(&driver(&link(None, &[])), Status::Warn);
+        for (mode, native, status) in [
+            (Mode::Auto, Some(true), Status::Ok),
+            (Mode::Auto, Some(false), Status::Warn),
+            (Mode::Auto, None, Status::Warn),
+            (Mode::Native, Some(true), Status::Ok),
+            (Mode::Native, Some(false), Status::Fail),
+            (Mode::Generic, Some(false), Status::Ok),
+        ] {
+            is(&driver(&link(native, &[]), mode), status);
+        }
         let named = |_| Some("other".to_owned());
         let own = [7];
         is(&xdp(&link(None, &[]), &own, &named), Status::Ok);
