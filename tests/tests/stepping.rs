@@ -1,6 +1,7 @@
 //! Both ways of running what is attached to nothing: the stepper, and the programs that delete and sweep.
 
 use std::{
+    sync::mpsc::channel,
     thread,
     time::{Duration, Instant},
 };
@@ -142,5 +143,43 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
         assert_eq!(detached.code(), Some(0), "{}", detached.stderr);
         pair.server.check_clean(SERVER)?;
     }
+    Ok(())
+}
+
+/// When a start said what, from the moment at which its process began; and when it was attached.
+fn start(pair: &Pair, more: &[&str]) -> Result<(Vec<(Duration, String)>, Duration)> {
+    let (to_lines, lines) = channel();
+    let begun = Instant::now();
+    let args = [&["--iface", SERVER], more].concat();
+    let twheel = Twheel::start_with(&pair.server, &args, move |line| {
+        let _ = to_lines.send((begun.elapsed(), line.to_owned()));
+    })?;
+    let attached = begun.elapsed();
+    twheel.stop()?;
+    Ok((lines.try_iter().collect(), attached))
+}
+
+#[test]
+fn a_start_says_that_it_loads_and_is_attached_in_half_a_second() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        took.push(start(&pair, &[])?.1);
+    }
+    took.sort();
+    println!("attached after {took:?}");
+    assert!(took[2] <= millis(500), "{took:?}");
+
+    // A table that takes longer to make.
+    let mut said = Vec::new();
+    for _ in 0..3 {
+        let (lines, attached) = start(&pair, &["--max-flows", "4000000"])?;
+        let line = lines.iter().find(|(_, line)| line.contains("loading"));
+        said.push(line.with_context(|| format!("{lines:?}, {attached:?}"))?.0);
+    }
+    said.sort();
+    println!("said that it loads after {said:?}");
+    assert!(said[1] <= millis(200), "{said:?}");
     Ok(())
 }

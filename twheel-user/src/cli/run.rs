@@ -100,7 +100,8 @@ impl Run {
             .as_deref()
             .map(privilege::join)
             .transpose()?;
-        let start = pins::lock_start()?;
+        let waiting = "waiting for another twheel to finish its start";
+        let start = progress::told(waiting, pins::lock_start)?;
         let instance = Instance::open(&self.interfaces)?;
         let history = self.history(&instance.pins(), group);
         // What follows takes no more, and so are all threads.

@@ -27,7 +27,7 @@ const HOST: &str = "--workspace --exclude twheel-ebpf";
 /// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
 /// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
 /// virtual time; they keep to namespaces, pins and files of their own, and run beside one another.
-const COMPANY: [(&str, &[&str], Company); 14] = [
+const COMPANY: [(&str, &[&str], Company); 15] = [
     // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
     (
         "tests/reap",
@@ -41,6 +41,12 @@ const COMPANY: [(&str, &[&str], Company); 14] = [
         Company::None,
     ),
     ("tests/reap", &[], Company::Quiet),
+    // A start within half a second.
+    (
+        "tests/stepping",
+        &["a_start_says_that_it_loads_and_is_attached_in_half_a_second"],
+        Company::None,
+    ),
     // Both CPUs must be at the same flows at the same time: a million changes of states.
     ("tests/concurrency", &[], Company::None),
     // A flood from both CPUs, of which no packet may be lost on the way.

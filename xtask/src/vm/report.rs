@@ -158,7 +158,7 @@ impl Outcome {
             return format!("**fails**: {}", self.problems.join("; "));
         }
         match self.expected {
-            Expected::TooOld => "refused by name, as too old".to_owned(),
+            Expected::TooOld => "refused, and says what the kernel lacks".to_owned(),
             Expected::Interleaves => "refused by name, as PREEMPT_RT".to_owned(),
             Expected::Attaches if self.has_modules => format!("{} checks pass", self.passed),
             Expected::Attaches => format!(
