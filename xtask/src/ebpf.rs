@@ -91,7 +91,7 @@ struct Manifest {
 /// What goes into the objects.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct Sources {
-    /// Over the files, the crates they depend on, the profile and the flags.
+    /// Over the files, the crates they depend on, the release profile and the flags.
     sha256: String,
     /// Relative to the workspace. A new file is not missed: it takes an edit in one of these to
     /// make it part of the crate.
@@ -287,7 +287,8 @@ impl Sources {
         parts.extend(crates.collect::<BTreeSet<String>>());
         let workspace: toml::Table =
             toml::from_str(&read_text(&sh::workspace().join("Cargo.toml"))?)?;
-        parts.extend(workspace.get("profile").map(toml::Value::to_string));
+        let release = workspace.get("profile").and_then(|it| it.get("release"));
+        parts.extend(release.map(toml::Value::to_string));
 
         let mut hash = Sha256::new();
         for part in parts {
