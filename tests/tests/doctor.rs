@@ -120,8 +120,8 @@ fn twheel_itself_running_and_gone() -> Result<()> {
         ("generic", &["--mode", "generic"]),
     ] {
         let twheel = Twheel::start(&host, &[&["--iface", SERVER], args].concat())?;
-        let (found, code) = examine(&host, &["--iface", SERVER])?;
-        ensure!(code == Some(0), "{code:?}: {found:#?}");
+        let found = refused(&host, &["--iface", SERVER])?;
+        check(&found, "instance", "fail", "second run", Some("stop"))?;
         check(&found, "XDP", "ok", "twheel's own: twheel_xdp (id", None)?;
         check(&found, "XDP", "ok", mode, None)?;
         check(&found, "pins", "ok", "twheel is running on server0", None)?;
@@ -301,7 +301,7 @@ fn pins_that_a_run_refuses() -> Result<()> {
     check(&found, "instance", "fail", "holds other", Some(&detach))?;
     let both = &keep[..4];
     let (found, _) = examine(&host, both)?;
-    check(&found, "instance", "warn", "second run", Some("stop"))?;
+    check(&found, "instance", "fail", "second run", Some("stop"))?;
     twheel.stop()?;
     let found = refused(&host, &["--iface", SERVER])?;
     check(&found, "instance", "fail", "holds other", Some(&detach))?;
@@ -313,6 +313,50 @@ fn pins_that_a_run_refuses() -> Result<()> {
     ensure!(code == Some(0), "{found:#?}");
     host.twheel_once(&[&["detach"], both].concat())?;
     host.check_clean(SERVER)
+}
+
+/// The program of an instance that a run here would not replace: of another name, and above.
+#[test]
+fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
+    let host = host()?;
+    Twheel::start(&host, &["--iface", SERVER, "--keep", "--egress", "off"])?.stop()?;
+    host.ip(&format!("link set {SERVER} name renamed0"))?;
+    let found = refused(&host, &["--iface", "renamed0"])?;
+    check(
+        &found,
+        "XDP",
+        "fail",
+        "somebody else's: twheel_xdp",
+        Some("detach"),
+    )?;
+    host.ip(&format!("link set renamed0 name {SERVER}"))?;
+    host.twheel_once(&["detach", "--iface", SERVER])?;
+
+    host.ip("link add above0 type bridge")?;
+    host.ip(&format!("link set {SERVER} master above0"))?;
+    let twheel = Twheel::start(&host, &["--iface", "above0", "--egress", "off"])?;
+    let found = refused(&host, &["--iface", SERVER, "--egress", "off"])?;
+    check(&found, "XDP", "fail", "above0 above it", Some("detach"))?;
+    twheel.stop()?;
+    let (found, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(code == Some(0), "{found:#?}");
+    host.check_clean(SERVER)
+}
+
+/// The kernel allows it.
+#[test]
+fn a_name_with_control_characters() -> Result<()> {
+    let host = host()?;
+    let name = "bell\u{7}0";
+    host.ip(&format!("link set {SERVER} name {name}"))?;
+    let found = refused(&host, &["--iface", name])?;
+    check(
+        &found,
+        "interface",
+        "fail",
+        "control characters",
+        Some("renames"),
+    )
 }
 
 #[test]

@@ -74,19 +74,25 @@ pub struct Attached {
     pub egress: Option<Outgoing>,
 }
 
+/// Fails if there are control characters in the name. The kernel allows them; terminals and those who read our output
+/// would do as they say.
+pub fn check_name(interface: &str) -> Result<()> {
+    if !interface.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Interface,
+        format!(
+            "{}: an interface with control characters in its name: rename it",
+            interface.escape_debug()
+        ),
+    )
+    .into())
+}
+
 /// Fails unless the interface exists here and its packets have Ethernet headers.
 pub fn check_interface(interface: &str) -> Result<()> {
-    // The kernel allows them; terminals and those who read our output would do as they say.
-    if interface.chars().any(char::is_control) {
-        return Err(Failure::new(
-            Kind::Interface,
-            format!(
-                "{}: an interface with control characters in its name: rename it",
-                interface.escape_debug()
-            ),
-        )
-        .into());
-    }
+    check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
             Kind::Interface,

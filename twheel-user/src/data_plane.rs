@@ -754,12 +754,19 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
         return anyhow::Error::new(error).context(format!("cannot load the program {name}"));
     };
     let log = verifier_log.to_string();
-    let instructions = log
+    let instructions: Option<u32> = log
         .rsplit_once("processed ")
-        .and_then(|(_, text)| text.split_whitespace().next())
-        .map_or(String::new(), |number| {
-            format!(" after {number} instructions")
-        });
+        .and_then(|(_, text)| text.split_whitespace().next()?.parse().ok());
+    let why = match (instructions, io_error.raw_os_error()) {
+        (Some(LIMIT..), _) => "more than the kernel allows, a million".to_owned(),
+        // What does not fit is the log.
+        (_, Some(libc::ENOSPC)) => "and has more to say than is kept".to_owned(),
+        _ => io_error.to_string(),
+    };
+    let instructions = match instructions {
+        Some(number) => format!(" after {number} instructions"),
+        None => String::new(),
+    };
     let kept = match keep_log(name, &log) {
         Ok(Some(path)) => format!("the verifier's log is in {}", path.display()),
         Ok(None) => "the verifier wrote no log".to_owned(),
@@ -768,12 +775,17 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
     Failure::new(
         Kind::Unsupported,
         format!(
-            "kernel {} refuses the program {name}{instructions} ({io_error}): {kept}; please report it",
+            "kernel {} refuses the program {name}{instructions} ({why}): {kept}; please report it",
             host::release()
         ),
     )
     .into()
 }
+
+/// Instructions that the verifier goes through, at most (`BPF_COMPLEXITY_LIMIT_INSNS`, `include/linux/bpf.h`).
+const LIMIT: u32 = 1_000_000;
+/// Bytes of a log that are kept: its end.
+const LOG_BYTES: usize = 1 << 20;
 
 /// Writes the log to a file: in the state directory that systemd gives (its service has a /tmp of its own, which is gone
 /// with it), else in a new file of the directory for temporary files. `None`: there is nothing to write.
@@ -781,15 +793,18 @@ fn keep_log(name: &str, log: &str) -> io::Result<Option<PathBuf>> {
     if log.is_empty() {
         return Ok(None);
     }
-    if let Some(directory) = std::env::var_os("STATE_DIRECTORY") {
-        let path = Path::new(&directory).join(format!("{name}.log"));
+    let log = &log.as_bytes()[log.len().saturating_sub(LOG_BYTES)..];
+    if let Some(directories) = std::env::var_os("STATE_DIRECTORY")
+        && let Some(directory) = std::env::split_paths(&directories).next()
+    {
+        let path = directory.join(format!("{name}.log"));
         fs::write(&path, log)?;
         return Ok(Some(path));
     }
     let file = format!("twheel-{name}-{}.log", std::process::id());
     let path = std::env::temp_dir().join(file);
     // Nobody else may have made it: the directory is everybody's.
-    io::Write::write_all(&mut fs::File::create_new(&path)?, log.as_bytes())?;
+    io::Write::write_all(&mut fs::File::create_new(&path)?, log)?;
     Ok(Some(path))
 }
 

@@ -32,8 +32,14 @@ const BUFFER: usize = 1 << 16;
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
+    /// Its number.
+    pub index: u32,
     /// Its name.
     pub name: String,
+    /// The bridge or bond that it is a port of, by its number.
+    pub master: Option<u32>,
+    /// The interface that it is made upon (a VLAN, a macvlan), by its number.
+    pub lower: Option<u32>,
     /// Packets stay on this host.
     pub loopback: bool,
     /// Packets have Ethernet headers.
@@ -89,6 +95,7 @@ pub fn interfaces() -> Result<Vec<Interface>> {
 fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
     let header = &message.header;
     let mut link = Link {
+        index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
         ethernet: header.link_layer_type == LinkLayerType::Ether,
         native: native.get(&header.index).copied(),
@@ -98,6 +105,8 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Controller(index) => link.master = Some(*index),
+            LinkAttribute::Link(index) => link.lower = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 link.driver = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),

@@ -254,6 +254,10 @@ impl Instance {
     ///
     /// As there, but that it may be in use.
     pub fn find(interfaces: &[String]) -> Result<Option<Pins>> {
+        if !root().exists() {
+            return Ok(None);
+        }
+        check_ours(&root())?;
         let path = Self::choose(interfaces)?;
         if !path.exists() {
             return Ok(None);

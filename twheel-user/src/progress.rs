@@ -11,7 +11,7 @@ pub use indicatif::ProgressBar;
 use indicatif::{ProgressDrawTarget, ProgressFinish, ProgressIterator, ProgressStyle};
 
 /// What takes no longer shows nothing.
-const PATIENCE: Duration = Duration::from_millis(150);
+const PATIENCE: Duration = Duration::from_millis(50);
 /// Between two pictures.
 const FRAME: Duration = Duration::from_millis(100);
 

@@ -10,7 +10,7 @@
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -60,30 +60,77 @@ const FOR_TIMER: Duration = Duration::from_millis(2);
 const HOLD: Duration = Duration::from_millis(40);
 /// Once somebody else tries to run there, no longer than this.
 const AFTER: Duration = Duration::from_millis(5);
-/// Trials that say nothing, before it is called untold.
-const TRIES: u32 = 5;
-/// Trials with a timer, at most, and as many quiet ones as are enough.
+/// Trials with a thread, at most.
+const TRIES: u32 = 10;
+/// Trials with a timer, at most.
 const TIMERS: u32 = 20;
+/// Trials in which nothing was met, and which could have met it: enough to believe that nothing is.
 const QUIET: u32 = 3;
 
-/// Finds the way by trying.
+/// A way, and why it was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The way.
+    pub way: Stepping,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why a way was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Test runs hold softirqs off, or keep them apart.
+    Safe,
+    /// They do not.
+    Unsafe,
+    /// That could not be told.
+    Untold,
+    /// It was asked for.
+    Asked,
+}
+
+/// Finds the way by trying; or tries the one that is asked for.
 ///
 /// # Errors
 ///
 /// [`Kind::Unsupported`]: there is none that is safe.
-pub fn find() -> Result<Stepping> {
+pub fn find(asked: Option<Stepping>) -> Result<Found> {
     let mut trial = Trial::new()?;
-    if !is_realtime() {
-        return Ok(match trial.by_timer() {
-            Some(false) => Stepping::TestRuns,
-            _ => Stepping::LiveFrames,
-        });
+    let found = match is_realtime() {
+        false => trial.by_timer(),
+        true => realtime(&mut trial)?,
+    };
+    let found = match (asked, found) {
+        (Some(way), _) => Found {
+            way,
+            why: Why::Asked,
+        },
+        (None, Some(false)) => Found {
+            way: Stepping::TestRuns,
+            why: Why::Safe,
+        },
+        (None, met) => Found {
+            way: Stepping::LiveFrames,
+            why: match met {
+                Some(_) => Why::Unsafe,
+                None => Why::Untold,
+            },
+        },
+    };
+    if found.way == Stepping::LiveFrames {
+        trial.check_live_frames()?;
     }
-    if trial.by_thread(Stepping::TestRuns)? == Some(false) {
-        return Ok(Stepping::TestRuns);
+    Ok(found)
+}
+
+/// Whether test runs let two softirqs of a CPU interleave. Live frames then do not.
+fn realtime(trial: &mut Trial) -> Result<Option<bool>> {
+    let test_runs = trial.by_thread(Stepping::TestRuns)?;
+    if test_runs == Some(false) {
+        return Ok(test_runs);
     }
     match trial.by_thread(Stepping::LiveFrames)? {
-        Some(false) => Ok(Stepping::LiveFrames),
+        Some(false) => Ok(test_runs),
         Some(true) => Err(unsafe_here(
             "this kernel (PREEMPT_RT) lets two softirqs of a CPU interleave, which twheel's wheels do not survive: \
              boot one with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, or one without PREEMPT_RT",
@@ -162,28 +209,44 @@ impl Trial {
         None
     }
 
-    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` where none has tried
-    /// while the CPU was held.
+    /// The kernel runs a program by live frames.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Unsupported`]: it does not.
+    fn check_live_frames(&mut self) -> Result<()> {
+        load(&mut self.bpf, "probe_enter")?;
+        self.run("probe_enter", Stepping::LiveFrames)
+            .map_err(|error| {
+                let message = "this kernel has no test runs of live frames (Linux 5.18), by which wheels would be stepped";
+                error.context(Failure::new(Kind::Unsupported, message.to_owned()))
+            })
+    }
+
+    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` where that could not
+    /// be told. It takes some trials without, and one with.
     fn by_thread(&mut self, stepping: Stepping) -> Result<Option<bool>> {
         load(&mut self.bpf, "probe_hold")?;
         load(&mut self.bpf, "probe_enter")?;
+        let mut quiet = 0;
         for _ in 0..TRIES {
             self.begin(HOLD);
-            let tried = thread::scope(|scope| {
-                let (this, cpu) = (&*self, self.cpu);
-                let other = scope.spawn(move || -> Result<bool> {
+            let asks = AtomicBool::new(false);
+            let counts = thread::scope(|scope| -> Result<bool> {
+                let (this, cpu, asks) = (&*self, self.cpu, &asks);
+                let other = scope.spawn(move || -> Result<()> {
                     pin_to(cpu)?;
-                    // Without it the thread may come too late, which is noticed.
+                    // Without it the thread may come too late, and then the trial does not count.
                     let _ = run_ahead(true);
                     let until = Instant::now() + HOLD * 4;
                     while this.field(Field::Inside) == 0 {
                         if Instant::now() > until {
-                            return Ok(false);
+                            return Ok(());
                         }
                         thread::sleep(Duration::from_micros(200));
                     }
-                    this.run("probe_enter", stepping)?;
-                    Ok(true)
+                    asks.store(true, Ordering::SeqCst);
+                    this.run("probe_enter", stepping)
                 });
                 let holder = scope.spawn(move || {
                     pin_to(cpu)?;
@@ -191,21 +254,26 @@ impl Trial {
                 });
                 // From a CPU that is not held, if there is one.
                 let until = Instant::now() + HOLD;
-                while this.field(Field::Inside) == 0 && Instant::now() < until {
+                while !asks.load(Ordering::SeqCst) && Instant::now() < until {
                     thread::sleep(Duration::from_micros(200));
                 }
                 thread::sleep(AFTER);
+                // The thread has asked for all that time, and the CPU was held.
+                let counts = asks.load(Ordering::SeqCst) && this.field(Field::Inside) == 1;
                 this.set(Field::Leave, 1);
                 let joined = |result: thread::Result<Result<()>>| {
                     result.unwrap_or_else(|_| Err(anyhow!("a trial panicked")))
                 };
                 joined(holder.join())?;
-                other
-                    .join()
-                    .unwrap_or_else(|_| Err(anyhow!("a trial panicked")))
+                joined(other.join())?;
+                Ok(counts)
             })?;
-            if tried {
-                return Ok(Some(self.field(Field::Met) == 1));
+            if self.field(Field::Met) == 1 {
+                return Ok(Some(true));
+            }
+            quiet += u32::from(counts);
+            if quiet == QUIET {
+                return Ok(Some(false));
             }
         }
         Ok(None)
@@ -293,9 +361,11 @@ mod tests {
         if crate::privilege::missing().is_ok_and(|missing| !missing.is_empty()) {
             return;
         }
-        let way = find().unwrap();
+        let found = find(None).unwrap();
+        let asked = find(Some(Stepping::LiveFrames)).unwrap();
+        assert_eq!((asked.way, asked.why), (Stepping::LiveFrames, Why::Asked));
         let mut trial = Trial::new().unwrap();
-        if way == Stepping::TestRuns && !is_realtime() {
+        if found.way == Stepping::TestRuns && !is_realtime() {
             assert_eq!(trial.by_timer(), Some(false));
         }
         // Nothing else begins while live frames are run, on any kernel that is supported.

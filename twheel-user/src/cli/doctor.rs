@@ -15,8 +15,9 @@ use crate::{
 
 /// Say what this host has of what twheel needs, and what to do where it lacks something
 ///
-/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges; as root it sees more.
-/// Nothing is attached, nothing stays. The exit code is 4 if `twheel run` would fail.
+/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges, but as another user than root it
+/// cannot try everything, and warns. Nothing is attached, nothing stays. The exit code is 4 if it finds that `twheel run`
+/// would fail.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -38,11 +39,12 @@ impl Doctor {
         let clock = Clock::jiffies()?;
         let interfaces = each_once(self.interfaces);
         let (config, _) = self.options.config(clock, interfaces.len())?;
+        let egress = self.options.egress(interfaces.len());
         let findings = examine(&Wanted {
             interfaces,
             waits: self.options.wait_iface,
             mode: self.options.mode,
-            egress: self.options.egress,
+            egress,
             config,
             clock,
             stepping: self.options.stepping,

@@ -16,7 +16,7 @@ use crate::{
     history, metrics, reap,
     settings::Wanted,
     share::Share,
-    stepping::{self, Stepping},
+    stepping::Stepping,
     timeouts::Timeouts,
 };
 
@@ -246,16 +246,12 @@ impl Options {
         Ok((config, reap))
     }
 
-    /// How wheels are stepped.
-    ///
-    /// # Errors
-    ///
-    /// [`Kind::Unsupported`]: there is no way that is safe on this kernel.
-    pub fn stepping(&self) -> Result<Stepping> {
-        match self.stepping {
-            // That of live frames is as safe as the kernel lets it be: so that is still tried.
-            Some(way) => stepping::find().map(|_| way),
-            None => stepping::find(),
+    /// How outgoing packets are seen, by a run on so many interfaces.
+    pub fn egress(&self, interfaces: usize) -> Egress {
+        match self.egress {
+            // With one interface, the other direction comes by no other.
+            Egress::Auto if self.rto == Switch::On && interfaces == 1 => Egress::On,
+            egress => egress,
         }
     }
 }

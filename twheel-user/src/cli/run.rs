@@ -26,9 +26,9 @@ use twheel_common::{
     share::CALL,
 };
 
-use super::options::{Options, Switch, each_once};
+use super::options::{Options, each_once};
 use crate::{
-    attach::{self, Egress, Outgoing},
+    attach::{self, Outgoing},
     clock::Clock,
     data_plane::{DataPlane, Load, LoaderCounters, OBJECT},
     history, host, links,
@@ -42,6 +42,7 @@ use crate::{
     ring::{Events, Read, Signals},
     share,
     stepper::Steppers,
+    stepping,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -135,7 +136,7 @@ impl Run {
                 let mut stop = Stop::new()?;
                 let plane = progress::told(&making, || {
                     let load = Load {
-                        stepping: self.options.stepping()?,
+                        stepping: stepping::find(self.options.stepping)?.way,
                         ..load
                     };
                     DataPlane::load(&load, &instance)
@@ -452,12 +453,7 @@ impl Run {
             .into_iter()
             .find(|it| it.name == *interface)
             .context("it has gone again")?;
-        // With one interface, the other direction comes by no other.
-        let both = self.options.rto == Switch::On && self.interfaces.len() == 1;
-        let egress = match self.options.egress {
-            Egress::Auto if both => Egress::On,
-            egress => egress,
-        };
+        let egress = self.options.egress(self.interfaces.len());
         let attached = attach::attach(plane, instance, interface, self.options.mode, egress)?;
         if let Some(why) = &attached.refused {
             say!("{interface}: the driver refuses native XDP ({why})");

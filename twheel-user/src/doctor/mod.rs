@@ -31,13 +31,13 @@ use crate::{
     attach::{self, Egress, Mode},
     clock::Clock,
     clsact,
-    data_plane::{DataPlane, Load, OBJECT},
+    data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
     host,
     links::{self, Link},
-    pins::{self, BPFFS, Found},
+    pins::{self, BPFFS, Found, Instance},
     policy::install,
     privilege,
-    stepping::{self, Stepping},
+    stepping::{self, Stepping, Why},
 };
 
 /// Conntrack's table is called nearly full at so many hundredths.
@@ -154,12 +154,12 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
     let asked = permitted.then(|| host::check_kernel().map_err(|error| format!("{error:#}")));
     let fits = matches!(asked, Some(Ok(())));
     let way = fits.then(|| {
-        let found = stepping::find().map_err(|error| format!("{error:#}"));
-        found.map(|way| wanted.stepping.unwrap_or(way))
+        let found = stepping::find(wanted.stepping);
+        found.map_err(|error| format!("{error:#}"))
     });
     let trial = match &way {
-        Some(Ok(way)) if bpffs && can_hide => {
-            Some(trial(wanted, *way).map_err(|error| format!("{error:#}")))
+        Some(Ok(found)) if bpffs && can_hide => {
+            Some(trial(wanted, found.way).map_err(|error| format!("{error:#}")))
         }
         _ => None,
     };
@@ -186,7 +186,16 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
         ),
     ];
     let instances = pins::found();
-    let own: Vec<u32> = instances.iter().flatten().filter_map(program).collect();
+    let own: Vec<u32> = match wanted.interfaces[..] {
+        [] => instances.iter().flatten().filter_map(program).collect(),
+        // What a run on these would replace.
+        _ => Instance::find(&wanted.interfaces)
+            .ok()
+            .flatten()
+            .and_then(|pins| program_at(pins.path()))
+            .into_iter()
+            .collect(),
+    };
     findings.extend(
         wanted
             .policy
@@ -219,8 +228,13 @@ fn interfaces(wanted: &Wanted, own: &[u32]) -> Vec<Finding> {
         _ => given.contains(&link.name),
     };
     let mode = (!given.is_empty()).then_some(wanted.mode);
-    let found = links.iter().filter(is_wanted);
-    let found = found.flat_map(|link| interface(link, mode, own, &name));
+    let found = links.iter().filter(is_wanted).flat_map(|link| {
+        let mut found = interface(link, mode, own, &name);
+        if mode.is_some() {
+            found.extend(above(link, &links));
+        }
+        found
+    });
     let missing = given
         .iter()
         .filter(|name| links.iter().all(|link| link.name != **name));
@@ -264,16 +278,28 @@ fn kernel(release: &str, answer: Option<&Result<(), String>>) -> Finding {
 }
 
 /// `None`: not tried.
-fn stepping(way: Option<&Result<Stepping, String>>) -> Finding {
-    match way {
-        Some(Ok(way @ Stepping::TestRuns)) => Finding::ok(
-            "stepping",
-            format!("{}, which hold softirqs off here", way.name()),
-        ),
-        Some(Ok(way @ Stepping::LiveFrames)) => Finding::ok(
-            "stepping",
-            format!("{}: test runs do not hold softirqs off here", way.name()),
-        ),
+fn stepping(found: Option<&Result<stepping::Found, String>>) -> Finding {
+    match found {
+        Some(Ok(stepping::Found { way, why })) => {
+            let way = way.name();
+            match why {
+                Why::Safe => {
+                    Finding::ok("stepping", format!("{way}, which hold softirqs off here"))
+                }
+                Why::Asked => Finding::ok("stepping", format!("{way}, as asked for")),
+                Why::Unsafe => Finding::ok(
+                    "stepping",
+                    format!("{way}: test runs do not hold softirqs off here"),
+                ),
+                Why::Untold => Finding::warn(
+                    "stepping",
+                    format!("{way}: whether test runs hold softirqs off could not be told"),
+                )
+                .remedy(
+                    "nothing need be done, but a step costs more: try when the CPUs are less busy",
+                ),
+            }
+        }
         Some(Err(error)) => Finding::fail("stepping", error)
             .remedy("wheels cannot be stepped safely on this kernel: boot another"),
         None => Finding::warn("stepping", "how wheels can be stepped here was not tried")
@@ -355,8 +381,12 @@ fn load(wanted: &Wanted, way: Stepping) -> Result<Tried> {
     };
     let before = Instant::now();
     let plane = DataPlane::load_unpinned(&load, "doctor")?;
+    let took = before.elapsed();
+    plane
+        .step(STEP_BUDGET)
+        .context("they load, and cannot be run")?;
     Ok(Tried {
-        took: before.elapsed(),
+        took,
         verified: plane.verified()?,
     })
 }
@@ -488,6 +518,15 @@ fn interface(
     own: &[u32],
     name: &dyn Fn(u32) -> Option<String>,
 ) -> Vec<Finding> {
+    if mode.is_some()
+        && let Err(error) = attach::check_name(&link.name)
+    {
+        return vec![
+            Finding::fail("interface", format!("{error:#}"))
+                .remedy("`ip link set dev OLD name NEW` renames it")
+                .on(&link.name),
+        ];
+    }
     if !link.ethernet && !link.loopback {
         let status = match mode {
             Some(_) => Status::Fail,
@@ -503,6 +542,23 @@ fn interface(
         driver(link, mode.unwrap_or(Mode::Auto)).on(&link.name),
         xdp(link, own, name).on(&link.name),
     ]
+}
+
+/// The kernel attaches no XDP program below one that is attached (`dev_xdp_attach`, `net/core/dev.c`).
+fn above(link: &Link, links: &[Link]) -> Option<Finding> {
+    // The other end of a pair names this one, too, and is not above it.
+    const UPON: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
+    let is_upon = |it: &Link| it.driver.as_deref().is_some_and(|it| UPON.contains(&it));
+    let is_above = |other: &&Link| {
+        link.master == Some(other.index) || other.lower == Some(link.index) && is_upon(other)
+    };
+    let other = links.iter().find(|it| is_above(it) && !it.xdp.is_empty())?;
+    let finding = Finding::fail(
+        "XDP",
+        format!("{} above it has a program, so it can have none", other.name),
+    );
+    let remedy = format!("run twheel on {}, or detach that program first", other.name);
+    Some(finding.remedy(remedy).on(&link.name))
 }
 
 fn driver(link: &Link, mode: Mode) -> Finding {
@@ -548,8 +604,9 @@ fn xdp(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Findin
                 .remedy("run this as root")
         }
         _ => Finding::fail("XDP", format!("a program of somebody else's: {all}")).remedy(format!(
-            "stop whoever attached it (`bpftool net show dev {interface}` and `bpftool link` tell more); what was \
-             attached without a link goes with `ip link set dev {interface} xdp off`"
+            "stop whoever attached it (`bpftool net show dev {interface}` and `bpftool link` tell more; `twheel detach` \
+             removes what was pinned under another name); what was attached without a link goes with `ip link set dev \
+             {interface} xdp off`"
         )),
     }
 }
@@ -562,7 +619,11 @@ fn name(id: u32) -> Option<String> {
 
 /// The id of the XDP program of an instance.
 fn program(instance: &Found) -> Option<u32> {
-    let program = ProgramInfo::from_pin(instance.path.join("twheel_xdp"));
+    program_at(&instance.path)
+}
+
+fn program_at(instance: &Path) -> Option<u32> {
+    let program = ProgramInfo::from_pin(instance.join("twheel_xdp"));
     program.ok().map(|program| program.id())
 }
 
@@ -663,8 +724,13 @@ mod tests {
         is(&kernel("6.12.0", Some(&Ok(()))), Status::Ok);
         is(&kernel("5.10.0", Some(&Err("no".to_owned()))), Status::Fail);
         is(&kernel("6.12.0", None), Status::Warn);
-        for way in [Stepping::TestRuns, Stepping::LiveFrames] {
-            is(&stepping(Some(&Ok(way))), Status::Ok);
+        for (way, why, status) in [
+            (Stepping::TestRuns, Why::Safe, Status::Ok),
+            (Stepping::LiveFrames, Why::Unsafe, Status::Ok),
+            (Stepping::LiveFrames, Why::Asked, Status::Ok),
+            (Stepping::LiveFrames, Why::Untold, Status::Warn),
+        ] {
+            is(&stepping(Some(&Ok(stepping::Found { way, why }))), status);
         }
         is(&stepping(Some(&Err("no".to_owned()))), Status::Fail);
         is(&stepping(None), Status::Warn);

@@ -45,7 +45,7 @@ fn instance(wanted: &Wanted) -> Option<Finding> {
         };
         if pins.has_loader()? {
             return Ok(Some(
-                Finding::warn(NAME, "twheel is running there: a second run is refused")
+                Finding::fail(NAME, "twheel is running there: a second run is refused")
                     .remedy("stop the first one before you start another"),
             ));
         }

@@ -80,7 +80,8 @@ doctor() {
 left() {
     find /sys/fs/bpf/twheel ! -type d 2>/dev/null
     bpftool prog show | grep 'name twheel_'
-    ip -d link show dev "$interface" | grep xdp
+    ip -d link show | grep xdp
+    tc qdisc show | grep clsact
     tc filter show dev "$interface" egress | grep bpf
 }
 
@@ -128,7 +129,11 @@ detaches() {
     start --keep "$@" || return 1
     kill -KILL $pid
     wait $pid
-    for part in /sys/fs/bpf/twheel 'name twheel_' xdp; do
+    local parts="/sys/fs/bpf/twheel name.twheel_ xdp"
+    if grep -q 'clsact filter' /tmp/run; then
+        parts="$parts clsact bpf"
+    fi
+    for part in $parts; do
         if ! left | grep -q "$part"; then
             echo "a killed run leaves nothing of $part:"
             left

@@ -12,7 +12,7 @@ pub const EVERYTHING: &str = "--proto tcp,udp,icmp --accounting --rto on --reap 
 /// The policy of those.
 pub const POLICY: &str = "[[rule]]\nname = 'vm'\ndport = 7777\ntimeouts = { established = '1m' }\n";
 /// Options that change the programs or what they are told, one run each.
-const OPTIONS: [(&str, &str); 11] = [
+const OPTIONS: [(&str, &str); 12] = [
     ("proto", "--proto tcp,udp,icmp"),
     ("accounting", "--accounting"),
     ("rto", "--rto on"),
@@ -24,9 +24,10 @@ const OPTIONS: [(&str, &str); 11] = [
     ("policy", "--policy /policy.toml"),
     ("scheme-hashed", "--scheme hashed"),
     ("scheme-simple", "--scheme simple --timeout 10s"),
-    ("source-share", "--source-share 10"),
+    ("source-share-off", "--source-share off"),
     ("pickup-strict", "--pickup strict"),
     ("live-frames", "--stepping live-frames"),
+    ("log-level", "--log-level debug"),
 ];
 
 /// Tests of a binary: all of them, or those of these names.
@@ -36,8 +37,15 @@ pub struct Tests {
     names: &'static [&'static str],
 }
 
-/// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`.
-const FULL: [Tests; 3] = [
+/// The same, where there are two interfaces.
+const WITH_PAIR: [(&str, &str); 2] = [
+    ("clsact", "--egress clsact"),
+    ("two-interfaces", "--iface vm1"),
+];
+
+/// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
+/// frames.
+const FULL: [Tests; 5] = [
     Tests {
         binary: "namespaces",
         names: &[],
@@ -55,6 +63,17 @@ const FULL: [Tests; 3] = [
             "sockets_whose_peers_are_gone_are_closed_and_no_others",
             "sockets_of_ipv6_that_serve_ipv4_are_closed",
         ],
+    },
+    Tests {
+        binary: "clsact",
+        names: &[
+            "a_filter_outlives_its_run_and_the_next_one_replaces_it_in_place",
+            "other_peoples_filters_go_on_beside_it",
+        ],
+    },
+    Tests {
+        binary: "stepping",
+        names: &["live_frames_do_what_test_runs_do"],
     },
 ];
 /// Of each run of CI.
@@ -94,8 +113,8 @@ pub enum Extent {
 /// The machine's script for a kernel.
 pub fn script(kernel: &Kernel, extent: Extent) -> String {
     let checks = match kernel.expected {
-        Expected::TooOld => "check refused refused \"$(uname -r)\"\n".to_owned(),
-        Expected::Interleaves => "check refused refused 'PREEMPT_RT'\n".to_owned(),
+        Expected::TooOld => "check refused refused \"$(uname -r) has no bpf_loop\"\n".to_owned(),
+        Expected::Interleaves => "check refused refused 'PREEMPT_RT.*interleave'\n".to_owned(),
         Expected::Attaches => checks(kernel.has_modules, extent),
     };
     format!("{INIT}{checks}check kernel-is-content content\n{END}")
@@ -109,8 +128,9 @@ fn checks(has_modules: bool, extent: Extent) -> String {
     ];
     if extent == Extent::Full {
         lines.push("check run attaches".to_owned());
-        let runs = OPTIONS.map(|(name, options)| format!("check run-{name} attaches {options}"));
-        lines.extend(runs);
+        let pair: &[_] = if has_modules { &WITH_PAIR } else { &[] };
+        let runs = OPTIONS.iter().chain(pair);
+        lines.extend(runs.map(|(name, options)| format!("check run-{name} attaches {options}")));
     }
     lines.push("check detach detaches".to_owned());
     let tests: &[Tests] = match (has_modules, extent) {
