@@ -349,6 +349,15 @@ pub enum Family {
 }
 
 impl Family {
+    /// What `ip addr add` is told more, for an address that can be used when the command has ended: the kernel looks for
+    /// others with it later, on a thread of its own, also where `accept_dad` says that it need not.
+    pub fn at_once(self) -> &'static str {
+        match self {
+            Self::V4 => "",
+            Self::V6 => " nodad",
+        }
+    }
+
     /// IPv4 for even numbers, IPv6 for odd ones.
     pub fn alternate(number: usize) -> Self {
         if number.is_multiple_of(2) {
@@ -407,7 +416,10 @@ impl Pair {
                 (&client, CLIENT, family.client()),
                 (&server, SERVER, family.server()),
             ] {
-                host.ip(&format!("addr add {address}/{length} dev {interface}"))?;
+                host.ip(&format!(
+                    "addr add {address}/{length} dev {interface}{}",
+                    family.at_once()
+                ))?;
             }
             // The SYN goes out, as if somebody had answered ARP.
             client.ip(&format!(

@@ -67,7 +67,10 @@ impl Path {
                 } else {
                     family.server()
                 };
-                host.ip(&format!("addr add {address}/{length} dev {interface}"))?;
+                host.ip(&format!(
+                    "addr add {address}/{length} dev {interface}{}",
+                    family.at_once()
+                ))?;
             }
             // Frames as they are on a wire: whole segments with their checksums.
             host.enter(|| whole_frames(interface))?;

@@ -26,6 +26,7 @@ fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
     let lines = ended.stderr.lines();
     let lines: Vec<_> = lines
         .filter(|line| !line.starts_with("twheel: loading the programs"))
+        .filter(|line| !line.starts_with("twheel: waiting for another twheel"))
         .collect();
     let stderr = &lines.join("\n");
     ensure!(

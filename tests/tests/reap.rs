@@ -154,9 +154,14 @@ impl Lab {
             lab.router.ip(&format!("link set {leg} up"))?;
             for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
                 let [gateway, address] = [1, 2].map(|it| Self::address(family, link, it));
-                lab.router
-                    .ip(&format!("addr add {gateway}/{length} dev {leg}"))?;
-                host.ip(&format!("addr add {address}/{length} dev {HOST}"))?;
+                lab.router.ip(&format!(
+                    "addr add {gateway}/{length} dev {leg}{}",
+                    family.at_once()
+                ))?;
+                host.ip(&format!(
+                    "addr add {address}/{length} dev {HOST}{}",
+                    family.at_once()
+                ))?;
                 host.ip(&format!("route add default via {gateway}"))?;
             }
             lab.hosts.push(host);

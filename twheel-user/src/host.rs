@@ -36,6 +36,11 @@ const HELPERS: [(BpfHelper, &str, &str); 3] = [
         "5.19",
     ),
 ];
+/// Types of the programs.
+const TYPES: [(ProgramType, &str); 2] = [
+    (ProgramType::Xdp, "XDP"),
+    (ProgramType::SchedClassifier, "BPF programs of tc"),
+];
 /// A program that exchanges a value with one in memory: `BPF_ATOMIC | BPF_XCHG`, instructions of eight bytes.
 const EXCHANGES: [[u8; 8]; 5] = [
     // r1 = 0
@@ -86,11 +91,12 @@ pub fn release() -> String {
 ///
 /// [`Kind::Unsupported`], with what is missing.
 pub fn check_kernel() -> Result<()> {
-    if !is_program_supported(ProgramType::Xdp).context("cannot ask the kernel for XDP")? {
-        return complain(
-            &release(),
-            &["XDP (CONFIG_NET and CONFIG_BPF_SYSCALL)".to_owned()],
-        );
+    for (kind, name) in TYPES {
+        let known = is_program_supported(kind)
+            .with_context(|| format!("cannot ask the kernel for {name}"))?;
+        if !known {
+            return complain(&release(), &[format!("{name} (CONFIG_NET)")]);
+        }
     }
     let mut missing = Vec::new();
     if !loads(&EXCHANGES).context("cannot ask the kernel for atomic operations")? {

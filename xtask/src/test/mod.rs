@@ -295,6 +295,13 @@ impl Sum {
         println!("\n     Running {} ({seconds:.1} s)", ended.name);
         print!("{}", ended.stdout);
         eprint!("{}", ended.stderr);
+        for stolen in &ended.disturbed {
+            say!(
+                "{} was run again: it failed while the host took {:.1} % of the CPUs' time",
+                ended.name,
+                100.0 * stolen
+            );
+        }
         if !ended.is_success() {
             let how = match &ended.status {
                 Ok(status) => format!("{}: {status}", ended.name),
