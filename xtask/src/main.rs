@@ -109,7 +109,7 @@ enum Task {
         /// Only the newest, 6.12 and 6.1, with fewer checks: what each run of CI does
         #[arg(long, conflicts_with = "kernel")]
         ci: bool,
-        /// Machines at a time; each takes one CPU
+        /// Machines at a time; each takes one CPU (not with --ci, which boots all at once)
         #[arg(long, value_name = "N", default_value_t = 2)]
         jobs: usize,
     },
