@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use super::holdup::Watch;
+
 /// What may run beside a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
@@ -21,18 +23,30 @@ pub enum Company {
     Quiet,
     /// Nothing.
     None,
+    /// Nothing, and it measures time. If it fails while the host holds the CPUs up, it runs again.
+    Timed,
 }
 
 impl Company {
     /// All, in the order in which their jobs run.
-    const ALL: [Self; 3] = [Self::Any, Self::Quiet, Self::None];
+    const ALL: [Self; 4] = [Self::Any, Self::Quiet, Self::None, Self::Timed];
 
     /// How many jobs run at a time.
-    fn at_once(self, cpus: usize) -> usize {
+    pub fn at_once(self, cpus: usize) -> usize {
         match self {
             Self::Any => 2 * cpus,
             Self::Quiet => cpus,
-            Self::None => 1,
+            Self::None | Self::Timed => 1,
+        }
+    }
+
+    /// Behind the name of a binary, for those of its tests that bear only this.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Any => ", any",
+            Self::Quiet => ", quiet",
+            Self::None => ", alone",
+            Self::Timed => ", timed",
         }
     }
 }
@@ -59,14 +73,22 @@ pub struct Ended {
     pub stdout: String,
     /// What it wrote to stderr.
     pub stderr: String,
-    /// Of earlier attempts that failed, the share of the CPUs' time that the host took.
-    pub disturbed: Vec<f64>,
+    /// Earlier attempts that failed.
+    pub disturbed: Vec<Disturbed>,
 }
 
-/// A job that runs alone and fails is run again if the host took more than this share of the CPUs' time meanwhile.
-const DISTURBED: f64 = 0.01;
-/// But no more often than this.
-const AGAIN: usize = 2;
+/// An attempt that failed while the host held CPUs up.
+pub struct Disturbed {
+    /// For how long, at most.
+    pub held_up: Duration,
+    /// What the job wrote to stdout.
+    pub stdout: String,
+}
+
+/// [`Company::Timed`]: a job is run again if a CPU was held up for longer.
+const HELD_UP: Duration = Duration::from_millis(20);
+/// Times that it is run again, at most.
+const AGAIN: usize = 3;
 
 impl Ended {
     /// Whether it succeeded.
@@ -90,7 +112,7 @@ pub fn run(mut jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl Fn
                 scope.spawn(move || {
                     while let Some(job) = next(jobs) {
                         // Fails only if the receiver is gone, and nobody listens any more.
-                        let _ = sender.send(run_one(job, directory));
+                        let _ = sender.send(run_one(job, cpus, directory));
                     }
                 });
             }
@@ -106,24 +128,22 @@ fn next(jobs: &Mutex<VecDeque<Job>>) -> Option<Job> {
         .pop_front()
 }
 
-/// Runs a job. One that runs alone measures time, and says nothing of twheel while the host takes the CPUs away: if it
-/// fails then, it runs again.
-fn run_one(mut job: Job, directory: &Path) -> Ended {
+fn run_one(mut job: Job, cpus: usize, directory: &Path) -> Ended {
     let begun = Instant::now();
     // Files, not pipes: a process that a test leaves behind would hold a pipe open, and the end would never come.
     let file = |end| directory.join(format!("{}.{end}", job.name.replace('/', "-")));
     let (out, err) = (file("out"), file("err"));
     let mut disturbed = Vec::new();
     let status = loop {
-        let before = cpu_times();
+        let watch = (job.company == Company::Timed).then(|| Watch::start(cpus));
         let status = wait_for(&mut job.command, &out, &err);
-        let failed = !status.as_ref().is_ok_and(ExitStatus::success);
-        let stolen = stolen(before, cpu_times());
-        let counts = job.company == Company::None && stolen > DISTURBED;
-        if !(failed && counts && disturbed.len() < AGAIN) {
+        let held_up = watch.map_or(Duration::ZERO, Watch::stop);
+        let is_success = status.as_ref().is_ok_and(ExitStatus::success);
+        if is_success || held_up <= HELD_UP || disturbed.len() == AGAIN {
             break status;
         }
-        disturbed.push(stolen);
+        let stdout = read(&out);
+        disturbed.push(Disturbed { held_up, stdout });
     };
     Ended {
         disturbed,
@@ -133,22 +153,6 @@ fn run_one(mut job: Job, directory: &Path) -> Ended {
         stderr: read(&err),
         name: job.name,
     }
-}
-
-/// Time of all CPUs so far, and what the host took of it (`steal` in `proc(5)`), in the same unit.
-fn cpu_times() -> [u64; 2] {
-    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let line = text.lines().next().unwrap_or_default();
-    // The times of guests, behind, are in others already.
-    let times = line.split_whitespace().skip(1).take(8);
-    let times: Vec<u64> = times.filter_map(|time| time.parse().ok()).collect();
-    [times.iter().sum(), times.get(7).copied().unwrap_or(0)]
-}
-
-/// The share of the CPUs' time that the host took between the two.
-fn stolen([all, steal]: [u64; 2], [all_after, steal_after]: [u64; 2]) -> f64 {
-    let all = all_after.saturating_sub(all).max(1);
-    steal_after.saturating_sub(steal) as f64 / all as f64
 }
 
 fn wait_for(command: &mut Command, out: &PathBuf, err: &PathBuf) -> Result<ExitStatus> {
@@ -172,7 +176,7 @@ fn read(path: &PathBuf) -> String {
 mod tests {
     use std::{env, fs, process::Command};
 
-    use super::{Company, Ended, Job, cpu_times, run, stolen};
+    use super::{Company, Ended, Job, run};
 
     /// A job of a shell's.
     fn job(name: &str, company: Company, script: &str) -> Job {
@@ -192,14 +196,6 @@ mod tests {
         run(jobs, 2, &directory, |ended| all.push(ended));
         fs::remove_dir_all(&directory).unwrap();
         all
-    }
-
-    #[test]
-    fn what_the_host_takes_is_a_share_of_all() {
-        assert_eq!(stolen([100, 5], [300, 15]), 0.05);
-        assert_eq!(stolen([100, 5], [100, 5]), 0.0);
-        let [all, steal] = cpu_times();
-        assert!(all > steal, "{all} {steal}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: runs the tests and counts them.
 
 mod binaries;
+mod holdup;
 mod jobs;
 
 use std::{
@@ -27,25 +28,38 @@ const HOST: &str = "--workspace --exclude twheel-ebpf";
 /// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
 /// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
 /// virtual time; they keep to namespaces, pins and files of their own, and run beside one another.
-const COMPANY: [(&str, &[&str], Company); 15] = [
-    // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
+const COMPANY: [(&str, &[&str], Company); 17] = [
+    // Whether a reaper is within 50 ms of a packet that comes back.
     (
         "tests/reap",
         &[
             "a_flow_that_comes_back_before_it_is_refused_survives",
             "a_flow_that_comes_back_before_its_socket_is_closed_survives",
+        ],
+        Company::None,
+    ),
+    // 100,000 flows within half a second; a rate.
+    (
+        "tests/reap",
+        &[
             "actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them",
             "sockets_whose_peers_are_gone_are_closed_and_no_others",
             "very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper",
         ],
-        Company::None,
+        Company::Timed,
     ),
     ("tests/reap", &[], Company::Quiet),
     // A start within half a second.
     (
         "tests/stepping",
         &["a_start_says_that_it_loads_and_is_attached_in_half_a_second"],
-        Company::None,
+        Company::Timed,
+    ),
+    // Lateness to 100 ms.
+    (
+        "tests/concurrency",
+        &["a_stepper_that_sleeps_is_called_in_time"],
+        Company::Timed,
     ),
     // Both CPUs must be at the same flows at the same time: a million changes of states.
     ("tests/concurrency", &[], Company::None),
@@ -60,18 +74,18 @@ const COMPANY: [(&str, &[&str], Company); 15] = [
             "nobody_asks_and_nobody_wakes",
             "the_numbers_are_those_of_what_was_reported",
         ],
-        Company::None,
+        Company::Timed,
     ),
     // `top` has its share of a CPU for as long as nobody else wants it.
     (
         "tests/top",
         &["a_million_flows_cost_little_to_watch"],
-        Company::None,
+        Company::Timed,
     ),
     // Milliseconds of timers; and it traces the retransmissions of the whole machine.
-    ("tests/rto", &[], Company::None),
+    ("tests/rto", &[], Company::Timed),
     // Ends are compared with conntrack's to a few hundredths of a second.
-    ("tests/conntrack", &[], Company::None),
+    ("tests/conntrack", &[], Company::Timed),
     // Lateness to 100 ms; wake-ups.
     (
         "tests/namespaces",
@@ -79,7 +93,7 @@ const COMPANY: [(&str, &[&str], Company); 15] = [
             "an_idle_host_is_left_alone",
             "exactly_the_idle_half_expires_and_on_time",
         ],
-        Company::None,
+        Company::Timed,
     ),
     // These allow 100 ms and more for scheduling, and sleep most of the time.
     ("tests/namespaces", &[], Company::Quiet),
@@ -258,7 +272,7 @@ fn parts(binary: &str) -> Vec<Part> {
     let mut parts: Vec<_> = named
         .iter()
         .map(|(_, names, company)| Part {
-            suffix: ", alone",
+            suffix: company.suffix(),
             only: names.to_vec(),
             company: *company,
             ..Part::default()
@@ -293,15 +307,16 @@ impl Sum {
     fn add(&mut self, ended: Ended) {
         let seconds = ended.took.as_secs_f64();
         println!("\n     Running {} ({seconds:.1} s)", ended.name);
-        print!("{}", ended.stdout);
-        eprint!("{}", ended.stderr);
-        for stolen in &ended.disturbed {
+        for attempt in &ended.disturbed {
+            print!("{}", attempt.stdout);
             say!(
-                "{} was run again: it failed while the host took {:.1} % of the CPUs' time",
+                "{} was run again: it failed while a CPU was held up for {:?}",
                 ended.name,
-                100.0 * stolen
+                attempt.held_up
             );
         }
+        print!("{}", ended.stdout);
+        eprint!("{}", ended.stderr);
         if !ended.is_success() {
             let how = match &ended.status {
                 Ok(status) => format!("{}: {status}", ended.name),
@@ -424,7 +439,7 @@ mod tests {
             assert!(
                 named
                     .iter()
-                    .all(|part| part.company == Company::None && part.but.is_empty())
+                    .all(|part| part.company.at_once(2) == 1 && part.but.is_empty())
             );
             assert!(rest.only.is_empty());
             for name in names {
