@@ -125,6 +125,16 @@ impl Namespace {
         Ok(namespace)
     }
 
+    /// Gives an interface an address, which can be used at once. (Without `nodad`, one of IPv6 can be used when a thread of
+    /// the kernel has looked at it, whatever `accept_dad` says.)
+    pub fn add_address(&self, address: IpAddr, length: u8, interface: &str) -> Result<()> {
+        let nodad = if address.is_ipv6() { " nodad" } else { "" };
+        self.ip(&format!(
+            "addr add {address}/{length} dev {interface}{nodad}"
+        ))?;
+        Ok(())
+    }
+
     /// Its name, for `ip -n`.
     pub fn name(&self) -> &str {
         &self.name
@@ -349,15 +359,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// What `ip addr add` is told more, for an address that can be used when the command has ended: the kernel looks for
-    /// others with it later, on a thread of its own, also where `accept_dad` says that it need not.
-    pub fn at_once(self) -> &'static str {
-        match self {
-            Self::V4 => "",
-            Self::V6 => " nodad",
-        }
-    }
-
     /// IPv4 for even numbers, IPv6 for odd ones.
     pub fn alternate(number: usize) -> Self {
         if number.is_multiple_of(2) {
@@ -416,10 +417,7 @@ impl Pair {
                 (&client, CLIENT, family.client()),
                 (&server, SERVER, family.server()),
             ] {
-                host.ip(&format!(
-                    "addr add {address}/{length} dev {interface}{}",
-                    family.at_once()
-                ))?;
+                host.add_address(address, length, interface)?;
             }
             // The SYN goes out, as if somebody had answered ARP.
             client.ip(&format!(

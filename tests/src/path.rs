@@ -67,10 +67,7 @@ impl Path {
                 } else {
                     family.server()
                 };
-                host.ip(&format!(
-                    "addr add {address}/{length} dev {interface}{}",
-                    family.at_once()
-                ))?;
+                host.add_address(address, length, interface)?;
             }
             // Frames as they are on a wire: whole segments with their checksums.
             host.enter(|| whole_frames(interface))?;

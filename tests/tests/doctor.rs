@@ -412,13 +412,7 @@ fn interfaces_that_will_not_do() -> Result<()> {
         )?;
     }
     let (found, _) = examine(&host, &["--iface", "lo"])?;
-    check(
-        &found,
-        "driver",
-        "warn",
-        "generic",
-        Some("nothing need be done"),
-    )
+    check(&found, "driver", "warn", "generic", Some("--mode auto"))
 }
 
 #[test]

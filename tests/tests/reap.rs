@@ -154,14 +154,8 @@ impl Lab {
             lab.router.ip(&format!("link set {leg} up"))?;
             for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
                 let [gateway, address] = [1, 2].map(|it| Self::address(family, link, it));
-                lab.router.ip(&format!(
-                    "addr add {gateway}/{length} dev {leg}{}",
-                    family.at_once()
-                ))?;
-                host.ip(&format!(
-                    "addr add {address}/{length} dev {HOST}{}",
-                    family.at_once()
-                ))?;
+                lab.router.add_address(gateway, length, leg)?;
+                host.add_address(address, length, HOST)?;
                 host.ip(&format!("route add default via {gateway}"))?;
             }
             lab.hosts.push(host);
@@ -726,7 +720,7 @@ fn most_memory(twheel: &Twheel) -> Result<u64> {
     Ok(kibibytes << 10)
 }
 
-/// What [`very_many`] runs with. With a longer one, when in a tick they expire would hide what the reaper adds.
+/// The tick of [`very_many`], milliseconds. A flow may be late by up to one, so a long one hides what the reaper adds.
 const TICK: u64 = 100;
 
 /// Very many flows expire in a few ticks; the most that one was late, and the most memory.

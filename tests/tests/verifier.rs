@@ -5,6 +5,7 @@ use twheel::{
     clock::Clock,
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Kind, exit_code},
+    pins::PROGRAMS,
     settings::Wanted,
     stepping::Stepping,
 };
@@ -53,14 +54,7 @@ fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut
     let plane = DataPlane::load_unpinned(&load, name).unwrap();
     let verified = plane.verified().unwrap();
     println!("{name}: {verified:?}");
-    for program in [
-        "twheel_xdp",
-        "twheel_egress",
-        "twheel_step",
-        "twheel_delete",
-        "twheel_enter",
-        "twheel_sweep",
-    ] {
+    for program in PROGRAMS {
         let instructions = verified[program];
         assert!(
             instructions <= budget,

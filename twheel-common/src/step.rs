@@ -126,7 +126,7 @@ pub struct Enter {
     pub rule: u32,
     /// For how long it has been idle, units.
     pub idle: u32,
-    /// Fills a word.
+    /// Padding.
     pub zero: u32,
 }
 

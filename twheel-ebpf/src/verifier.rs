@@ -37,7 +37,7 @@ pub fn in_memory<T>(value: &T) -> &T {
     #[cfg(target_arch = "bpf")]
     let value = {
         let mut place = core::ptr::from_ref(value);
-        // SAFETY: the value is not changed.
+        // SAFETY: the register still has the address of `value`.
         unsafe {
             core::arch::asm!("{place} = {place}", place = inout(reg) place, options(nostack));
             &*place

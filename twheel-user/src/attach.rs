@@ -19,7 +19,7 @@ use aya_obj::generated::{bpf_attr, bpf_cmd};
 use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 
 use crate::{
-    clsact,
+    bpf, clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
     links,
@@ -231,24 +231,12 @@ fn let_go_of_tcx(instance: &Instance, interface: &str) -> Result<()> {
     instance.unpin(Hook::Egress, interface)
 }
 
-/// `BPF_LINK_DETACH`, for which aya has no function.
 fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.link_detach.link_fd = link.as_raw_fd().unsigned_abs();
-    // SAFETY: the attribute is one of this command, as long as is said, and has no pointers.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            bpf_cmd::BPF_LINK_DETACH as libc::c_long,
-            &raw mut attr,
-            size_of::<bpf_attr>(),
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    // SAFETY: the attribute is one of this command, and has no pointers.
+    unsafe { bpf::call(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
 }
 
 /// Removes links that are pinned for an interface of this name, and on another: that was renamed, or moved away, and may have

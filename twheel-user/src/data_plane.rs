@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
     os::fd::AsFd,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -33,9 +33,9 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
-    host,
     pins::{Instance, Pins},
     stepping::Stepping,
+    verifier::refused,
 };
 
 /// The object that this program carries.
@@ -742,70 +742,6 @@ fn cpus() -> Result<u32> {
 fn wakes_bytes() -> Result<u32> {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
     Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
-}
-
-/// The error for a program that the kernel refuses. The verifier's log has many lines, which go to a file.
-pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
-    let ProgramError::LoadError {
-        verifier_log,
-        io_error,
-    } = &error
-    else {
-        return anyhow::Error::new(error).context(format!("cannot load the program {name}"));
-    };
-    let log = verifier_log.to_string();
-    let instructions: Option<u32> = log
-        .rsplit_once("processed ")
-        .and_then(|(_, text)| text.split_whitespace().next()?.parse().ok());
-    let why = match (instructions, io_error.raw_os_error()) {
-        (Some(LIMIT..), _) => "more than the kernel allows, a million".to_owned(),
-        // What does not fit is the log.
-        (_, Some(libc::ENOSPC)) => "and has more to say than is kept".to_owned(),
-        _ => io_error.to_string(),
-    };
-    let instructions = match instructions {
-        Some(number) => format!(" after {number} instructions"),
-        None => String::new(),
-    };
-    let kept = match keep_log(name, &log) {
-        Ok(Some(path)) => format!("the verifier's log is in {}", path.display()),
-        Ok(None) => "the verifier wrote no log".to_owned(),
-        Err(error) => format!("the verifier's log could not be written: {error}"),
-    };
-    Failure::new(
-        Kind::Unsupported,
-        format!(
-            "kernel {} refuses the program {name}{instructions} ({why}): {kept}; please report it",
-            host::release()
-        ),
-    )
-    .into()
-}
-
-/// Instructions that the verifier goes through, at most (`BPF_COMPLEXITY_LIMIT_INSNS`, `include/linux/bpf.h`).
-const LIMIT: u32 = 1_000_000;
-/// Bytes of a log that are kept: its end.
-const LOG_BYTES: usize = 1 << 20;
-
-/// Writes the log to a file: in the state directory that systemd gives (its service has a /tmp of its own, which is gone
-/// with it), else in a new file of the directory for temporary files. `None`: there is nothing to write.
-fn keep_log(name: &str, log: &str) -> io::Result<Option<PathBuf>> {
-    if log.is_empty() {
-        return Ok(None);
-    }
-    let log = &log.as_bytes()[log.len().saturating_sub(LOG_BYTES)..];
-    if let Some(directories) = std::env::var_os("STATE_DIRECTORY")
-        && let Some(directory) = std::env::split_paths(&directories).next()
-    {
-        let path = directory.join(format!("{name}.log"));
-        fs::write(&path, log)?;
-        return Ok(Some(path));
-    }
-    let file = format!("twheel-{name}-{}.log", std::process::id());
-    let path = std::env::temp_dir().join(file);
-    // Nobody else may have made it: the directory is everybody's.
-    io::Write::write_all(&mut fs::File::create_new(&path)?, log)?;
-    Ok(Some(path))
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

@@ -15,6 +15,7 @@ use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_prog_type};
 use nix::sys::statfs::{FsType, statfs};
 
 use crate::{
+    bpf,
     failure::{Failure, Kind},
     privilege,
 };
@@ -136,23 +137,15 @@ fn loads(instructions: &[[u8; 8]]) -> io::Result<bool> {
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = instructions.len() as u32;
     load.license = c"GPL".as_ptr() as u64;
-    // SAFETY: the attribute is one of this command, as long as is said; its pointers are valid during the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            bpf_cmd::BPF_PROG_LOAD as libc::c_long,
-            &raw mut attr,
-            size_of::<bpf_attr>(),
-        )
-    };
-    if result >= 0 {
-        // SAFETY: the kernel has just given this descriptor to this caller alone.
-        drop(unsafe { OwnedFd::from_raw_fd(result as i32) });
-        return Ok(true);
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-        error => Err(error),
+    // SAFETY: the attribute is one of this command; its pointers are to what outlives the call.
+    match unsafe { bpf::call(bpf_cmd::BPF_PROG_LOAD, &mut attr) } {
+        Ok(program) => {
+            // SAFETY: the kernel has just given this descriptor to this caller alone.
+            drop(unsafe { OwnedFd::from_raw_fd(program) });
+            Ok(true)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

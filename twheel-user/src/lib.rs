@@ -30,6 +30,7 @@ macro_rules! say {
 }
 
 pub mod attach;
+mod bpf;
 pub mod call;
 pub mod cli;
 pub mod clock;
@@ -60,4 +61,5 @@ pub mod stepper;
 pub mod stepping;
 pub mod tc;
 pub mod timeouts;
+mod verifier;
 pub mod wheels;

@@ -26,9 +26,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{packet::ETH_HEADER, probe::Probe};
 
 use crate::{
-    data_plane::refused,
     failure::{Failure, Kind},
     stepper::{pin_to, run_ahead},
+    verifier::refused,
 };
 
 /// The object that this program carries.
@@ -64,7 +64,7 @@ const AFTER: Duration = Duration::from_millis(5);
 const TRIES: u32 = 10;
 /// Trials with a timer, at most.
 const TIMERS: u32 = 20;
-/// Trials in which nothing was met, and which could have met it: enough to believe that nothing is.
+/// Trials after which it is believed that nothing runs on a CPU during a test run there.
 const QUIET: u32 = 3;
 
 /// A way, and why it was chosen.
@@ -96,35 +96,38 @@ pub enum Why {
 /// [`Kind::Unsupported`]: there is none that is safe.
 pub fn find(asked: Option<Stepping>) -> Result<Found> {
     let mut trial = Trial::new()?;
-    let found = match is_realtime() {
-        false => trial.by_timer(),
-        true => realtime(&mut trial)?,
+    let (way, why) = match (asked, is_realtime()) {
+        // Also the way that is asked for is as safe as the kernel makes it.
+        (Some(way), true) => {
+            by_thread(&mut trial)?;
+            (way, Why::Asked)
+        }
+        (Some(way), false) => (way, Why::Asked),
+        (None, true) => choose(by_thread(&mut trial)?),
+        (None, false) => choose(trial.by_timer()),
     };
-    let found = match (asked, found) {
-        (Some(way), _) => Found {
-            way,
-            why: Why::Asked,
-        },
-        (None, Some(false)) => Found {
-            way: Stepping::TestRuns,
-            why: Why::Safe,
-        },
-        (None, met) => Found {
-            way: Stepping::LiveFrames,
-            why: match met {
-                Some(_) => Why::Unsafe,
-                None => Why::Untold,
-            },
-        },
-    };
-    if found.way == Stepping::LiveFrames {
+    if way == Stepping::LiveFrames {
         trial.check_live_frames()?;
     }
-    Ok(found)
+    Ok(Found { way, why })
 }
 
-/// Whether test runs let two softirqs of a CPU interleave. Live frames then do not.
-fn realtime(trial: &mut Trial) -> Result<Option<bool>> {
+/// `met`: whether test runs let softirqs of their CPU run meanwhile; `None` if that could not be told.
+fn choose(met: Option<bool>) -> (Stepping, Why) {
+    match met {
+        Some(false) => (Stepping::TestRuns, Why::Safe),
+        Some(true) => (Stepping::LiveFrames, Why::Unsafe),
+        None => (Stepping::LiveFrames, Why::Untold),
+    }
+}
+
+/// With PREEMPT_RT: whether test runs let two softirqs of a CPU interleave; `None` if that could not be told. Where they
+/// do, or may, live frames do not.
+///
+/// # Errors
+///
+/// [`Kind::Unsupported`]: live frames do, too, or that could not be told.
+fn by_thread(trial: &mut Trial) -> Result<Option<bool>> {
     let test_runs = trial.by_thread(Stepping::TestRuns)?;
     if test_runs == Some(false) {
         return Ok(test_runs);
@@ -223,8 +226,8 @@ impl Trial {
             })
     }
 
-    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` where that could not
-    /// be told. It takes some trials without, and one with.
+    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` if that could not be
+    /// told. One such run settles it; that there is none is believed after [`QUIET`] trials.
     fn by_thread(&mut self, stepping: Stepping) -> Result<Option<bool>> {
         load(&mut self.bpf, "probe_hold")?;
         load(&mut self.bpf, "probe_enter")?;

@@ -109,9 +109,9 @@ enum Task {
         /// Only the newest, 6.12 and 6.1, with fewer checks: what each run of CI does
         #[arg(long, conflicts_with = "kernel")]
         ci: bool,
-        /// Machines at a time; each takes one CPU (not with --ci, which boots all at once)
-        #[arg(long, value_name = "N", default_value_t = 2)]
-        jobs: usize,
+        /// Machines at a time; each takes one CPU [default: 2; with --ci, all]
+        #[arg(long, value_name = "N")]
+        jobs: Option<usize>,
     },
 
     /// Write a man page for each command of twheel into target/man

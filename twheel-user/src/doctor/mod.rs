@@ -186,15 +186,19 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
         ),
     ];
     let instances = pins::found();
-    let own: Vec<u32> = match wanted.interfaces[..] {
-        [] => instances.iter().flatten().filter_map(program).collect(),
-        // What a run on these would replace.
-        _ => Instance::find(&wanted.interfaces)
-            .ok()
+    // What a run on these would have.
+    let kept = match wanted.interfaces[..] {
+        [] => Ok(None),
+        _ => Instance::find(&wanted.interfaces),
+    };
+    let own: Vec<u32> = match (&wanted.interfaces[..], &kept) {
+        ([], _) => instances
+            .iter()
             .flatten()
-            .and_then(|pins| program_at(pins.path()))
-            .into_iter()
+            .filter_map(|it| program(&it.path))
             .collect(),
+        (_, Ok(Some(pins))) => program(pins.path()).into_iter().collect(),
+        _ => Vec::new(),
     };
     findings.extend(
         wanted
@@ -206,7 +210,7 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
     findings.extend(pinned(instances));
     // Another user has other rights.
     if permitted && bpffs {
-        findings.extend(run::findings(wanted));
+        findings.extend(run::findings(wanted, kept));
     }
     findings
 }
@@ -573,7 +577,7 @@ fn driver(link: &Link, mode: Mode) -> Finding {
             "driver",
             format!("{driver}: generic XDP alone, which costs more a packet"),
         )
-        .remedy("nothing need be done; for speed, choose an interface whose driver has XDP"),
+        .remedy("nothing need be done: `--mode auto` takes it; for speed, an interface whose driver has XDP"),
         (_, None) => Finding::warn(
             "driver",
             format!("{driver}: the kernel does not say whether it has native XDP"),
@@ -618,11 +622,7 @@ fn name(id: u32) -> Option<String> {
 }
 
 /// The id of the XDP program of an instance.
-fn program(instance: &Found) -> Option<u32> {
-    program_at(&instance.path)
-}
-
-fn program_at(instance: &Path) -> Option<u32> {
+fn program(instance: &Path) -> Option<u32> {
     let program = ProgramInfo::from_pin(instance.join("twheel_xdp"));
     program.ok().map(|program| program.id())
 }
@@ -638,14 +638,17 @@ fn namespaces() -> HashSet<u64> {
         .collect()
 }
 
+/// A command of twheel for these interfaces.
+fn with_interfaces(command: &str, interfaces: &[String]) -> String {
+    let options = interfaces.iter().map(|name| format!(" --iface {name}"));
+    format!("`twheel {command}{}`", options.collect::<String>())
+}
+
 /// `here`: the network namespace, in which `exists` knows the interfaces; `alive`: those that are seen.
 fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSet<u64>) -> Finding {
     let path = it.path.display();
     let names = it.interfaces.join(", ");
-    let options = |command: &str| {
-        let options = it.interfaces.iter().map(|name| format!(" --iface {name}"));
-        format!("`twheel {command}{}`", options.collect::<String>())
-    };
+    let options = |command: &str| with_interfaces(command, &it.interfaces);
     let remove = format!("rm -r {path}");
     if it.namespace != Some(here) {
         let there = it.namespace.is_some_and(|inode| alive.contains(&inode));

@@ -1,22 +1,30 @@
 //! What `twheel run` would refuse on its own account: pins, a port, a group, a way to see packets.
 
-use super::{Finding, Wanted};
+use anyhow::Result;
+
+use super::{Finding, Wanted, with_interfaces};
 use crate::{
     attach::{Egress, check_interface, has_tcx},
     clsact, data_plane,
     metrics::Listener,
-    pins::Instance,
+    pins::Pins,
     privilege,
 };
 
 /// What a run with these options would refuse before it loads anything.
-pub(super) fn findings(wanted: &Wanted) -> Vec<Finding> {
+///
+/// `kept`: what is pinned for its interfaces.
+pub(super) fn findings(wanted: &Wanted, kept: Result<Option<Pins>>) -> Vec<Finding> {
     let mut found = Vec::new();
-    if !wanted.interfaces.is_empty() {
-        found.extend(instance(wanted));
-    }
-    for name in &wanted.interfaces {
-        found.extend(clsact_filter(name, wanted.egress));
+    found.extend(instance(wanted, kept));
+    let adds_filters = match wanted.egress {
+        Egress::Off | Egress::Tcx => false,
+        Egress::Clsact => true,
+        Egress::Auto | Egress::On => !has_tcx("lo"),
+    };
+    if adds_filters {
+        let filters = wanted.interfaces.iter();
+        found.extend(filters.filter_map(|name| clsact_filter(name, wanted.egress)));
     }
     if let Some(address) = wanted.metrics {
         found.push(match Listener::bind(address) {
@@ -37,10 +45,10 @@ pub(super) fn findings(wanted: &Wanted) -> Vec<Finding> {
 }
 
 /// Whether a run may have the instance of its interfaces, and can go on with what is pinned there.
-fn instance(wanted: &Wanted) -> Option<Finding> {
+fn instance(wanted: &Wanted, kept: Result<Option<Pins>>) -> Option<Finding> {
     const NAME: &str = "instance";
     let result = || {
-        let Some(pins) = Instance::find(&wanted.interfaces)? else {
+        let Some(pins) = kept? else {
             return Ok(None);
         };
         if pins.has_loader()? {
@@ -53,24 +61,18 @@ fn instance(wanted: &Wanted) -> Option<Finding> {
         Ok(None)
     };
     result().unwrap_or_else(|error: anyhow::Error| {
-        let options = wanted.interfaces.iter().map(|it| format!(" --iface {it}"));
-        let remedy = format!(
-            "`twheel detach{}` removes what is pinned",
-            options.collect::<String>()
-        );
-        Some(Finding::fail(NAME, format!("{error:#}")).remedy(remedy))
+        let detach = with_interfaces("detach", &wanted.interfaces);
+        Some(
+            Finding::fail(NAME, format!("{error:#}"))
+                .remedy(format!("{detach} removes what is pinned")),
+        )
     })
 }
 
-/// Whether an interface takes a clsact filter, where that is what a run would add.
+/// Whether an interface takes a clsact filter.
 fn clsact_filter(interface: &str, egress: Egress) -> Option<Finding> {
-    let takes = match egress {
-        Egress::Off | Egress::Tcx => false,
-        Egress::Clsact => true,
-        Egress::Auto | Egress::On => !has_tcx("lo"),
-    };
     // That there is no such interface is said elsewhere.
-    if !takes || check_interface(interface).is_err() {
+    if check_interface(interface).is_err() {
         return None;
     }
     let error = clsact::check(interface).err()?;

@@ -39,6 +39,8 @@ const USERLAND: [&str; 6] = [
     "libgcc-s1",
     "nftables",
 ];
+/// Machines at a time, where nobody asks for another number.
+const JOBS: usize = 2;
 /// How much of a failed machine's log is shown.
 const TAIL: usize = 60;
 
@@ -48,8 +50,8 @@ pub struct Options {
     pub kernel: Option<String>,
     /// Only what each run of CI boots, with fewer checks.
     pub ci: bool,
-    /// Machines at a time, but that CI's are all booted at once.
-    pub jobs: usize,
+    /// Machines at a time.
+    pub jobs: Option<usize>,
 }
 
 /// Boots each kernel that is wanted, and says what came of it. The table of all is written where all were wanted.
@@ -86,12 +88,9 @@ pub fn test(options: &Options) -> Result<()> {
         programs.push(arm64(&apt, &cache, &programs[0])?);
     }
 
-    // Side by side they share the CPUs, and none waits for the last one to end.
-    let jobs = if options.ci {
-        kernels.len()
-    } else {
-        options.jobs.max(1)
-    };
+    // CI's few share the CPUs: none is left to the end.
+    let usual = if options.ci { kernels.len() } else { JOBS };
+    let jobs = options.jobs.unwrap_or(usual).max(1);
     let outcomes = boot_all(&kernels, &programs, extent, jobs);
     let table = report::table(&outcomes);
     println!("{table}");
