@@ -37,6 +37,7 @@ use twheel_common::{
     table::{self, BLOCK, Block, Hash, Node, Record, holds_flow},
     wheel::{Heads, LISTS, Link, Wheel},
 };
+use twheel_holdup::Watch;
 use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
 use twheel_tests::{
     forge::Forger,
@@ -615,6 +616,7 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     let forger = Forger::new(&pair)?;
     let options = ["--tick", "20ms", "--timeout", "syn_sent=1h,close=300ms"];
     let twheel = one_way(&pair, &options)?;
+    let watch = Watch::start();
     let send = |cpu: u32| -> Result<Vec<Reset>> {
         let mut random = Random(0x5eed + u64::from(cpu));
         let mut sent = Vec::new();
@@ -650,7 +652,12 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     }
     assert_eq!(ended.len(), sent.len(), "some were forgotten");
     println!("{} flows, the latest {latest:?} late", sent.len());
-    assert!(latest <= TICK + 2 * jiffy + SCHEDULING, "{latest:?} late");
+    // Both the packet's way and the stepper's may have been held up.
+    let held_up = 2 * watch.stop();
+    assert!(
+        latest <= TICK + 2 * jiffy + SCHEDULING + held_up,
+        "{latest:?} late, of which {held_up:?} may be the host's"
+    );
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
 }

@@ -235,7 +235,8 @@ fn rates_and_the_hand_move() -> Result<()> {
     let screen = terminal.until("new flows", |screen| {
         number(screen, "new ").is_some_and(|rate| rate > 0)
     })?;
-    assert!(number(&screen, "new ") <= Some(80), "{screen}");
+    // 40 in half a second; in a little less, if the look before was late.
+    assert!(number(&screen, "new ") <= Some(120), "{screen}");
     let hand = |screen: &str| screen.find('│');
     let before = hand(&screen);
     terminal.until("the hand elsewhere", |screen| hand(screen) != before)?;

@@ -11,8 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-
-use super::holdup::Watch;
+use twheel_holdup::Watch;
 
 /// What may run beside a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +111,7 @@ pub fn run(mut jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl Fn
                 scope.spawn(move || {
                     while let Some(job) = next(jobs) {
                         // Fails only if the receiver is gone, and nobody listens any more.
-                        let _ = sender.send(run_one(job, cpus, directory));
+                        let _ = sender.send(run_one(job, directory));
                     }
                 });
             }
@@ -128,14 +127,14 @@ fn next(jobs: &Mutex<VecDeque<Job>>) -> Option<Job> {
         .pop_front()
 }
 
-fn run_one(mut job: Job, cpus: usize, directory: &Path) -> Ended {
+fn run_one(mut job: Job, directory: &Path) -> Ended {
     let begun = Instant::now();
     // Files, not pipes: a process that a test leaves behind would hold a pipe open, and the end would never come.
     let file = |end| directory.join(format!("{}.{end}", job.name.replace('/', "-")));
     let (out, err) = (file("out"), file("err"));
     let mut disturbed = Vec::new();
     let status = loop {
-        let watch = (job.company == Company::Timed).then(|| Watch::start(cpus));
+        let watch = (job.company == Company::Timed).then(Watch::start);
         let status = wait_for(&mut job.command, &out, &err);
         let held_up = watch.map_or(Duration::ZERO, Watch::stop);
         let is_success = status.as_ref().is_ok_and(ExitStatus::success);

@@ -1,7 +1,6 @@
 //! `cargo xtask test`: runs the tests and counts them.
 
 mod binaries;
-mod holdup;
 mod jobs;
 
 use std::{

@@ -2,6 +2,7 @@
 //! hundreds of milliseconds at times, and does not always say so (`steal` in `proc(5)`).
 
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -10,21 +11,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
-
 /// How long a watcher sleeps.
 const NAP: Duration = Duration::from_millis(2);
 
 /// A thread on each CPU, which sleeps and looks how much later it wakes.
+#[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
     /// Nanoseconds.
@@ -33,7 +30,8 @@ struct Shared {
 
 impl Watch {
     /// Begins. As root its threads go before all that are not of real time, and see nothing but the host.
-    pub fn start(cpus: usize) -> Self {
+    pub fn start() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared::default());
         let threads = (0..cpus)
             .map(|cpu| {
@@ -73,13 +71,15 @@ impl Shared {
 
 /// Binds this thread to a CPU and, if that is allowed, puts it before all that are not of real time.
 fn go_first(cpu: usize) {
-    let mut set = CpuSet::new();
-    let _ = set
-        .set(cpu)
-        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
     let param = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel reads a parameter that lives through the call.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) };
+    // SAFETY: a set of no CPUs is all zeros, `CPU_SET` stays within it, and the kernel reads a set and a parameter that live
+    // through the calls.
+    unsafe {
+        let mut set: libc::cpu_set_t = mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set);
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &param);
+    }
 }
 
 #[cfg(test)]
@@ -93,11 +93,12 @@ mod tests {
 
     #[test]
     fn a_cpu_that_is_taken_is_seen() {
-        if !nix::unistd::geteuid().is_root() {
+        // SAFETY: it cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
             println!("skipped: threads of real time take root");
             return;
         }
-        let watch = Watch::start(1);
+        let watch = Watch::start();
         thread::sleep(Duration::from_millis(20));
         // Of the same priority: the watcher waits.
         let taken = thread::spawn(|| {
