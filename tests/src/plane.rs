@@ -357,12 +357,14 @@ pub fn frame(client: u32, back: bool, flags: u8) -> Vec<u8> {
         .tcp(sport, dport, 1, 1024)
         .write(&mut frame, &[])
         .unwrap();
-    frame[47] = flags;
-    if flags & RST != 0 {
-        frame[41] = RESET_AT;
-    }
+    set_flags(&mut frame, flags);
     frame
 }
 
-/// The sequence number of RSTs. All else is sent at 1, and a SYN counts one: a RST must not lie behind it.
-pub const RESET_AT: u8 = 2;
+/// Gives a frame of [`frame`] other flags, and numbers that fit: SYN and FIN, which count one, are sent at 1, all else at 2;
+/// and that is what is acknowledged.
+pub fn set_flags(frame: &mut [u8], flags: u8) {
+    frame[47] = flags;
+    frame[41] = if flags & (SYN | FIN) != 0 { 1 } else { 2 };
+    frame[45] = if flags & ACK != 0 { 2 } else { 0 };
+}

@@ -186,3 +186,106 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
 }
+
+/// What `twheel flows` says of the only flow.
+fn flow(pair: &Pair) -> Result<Value> {
+    let ended = pair
+        .server
+        .twheel_once(&["flows", "--iface", SERVER, "--json"])?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    ensure!(ended.lines.len() == 1, "{} flows", ended.lines.len());
+    Ok(serde_json::from_str(&ended.lines[0].text)?)
+}
+
+/// Segments of which one or two lie within the window that a FIN or RST is accepted in, wherever that is: half a window
+/// apart over all numbers.
+fn sweep(attacker: &Forger, from: SocketAddr, to: SocketAddr, segment: &TcpHeader) -> Result<()> {
+    for number in 0..1 << 14 {
+        let sequence_number = number << 18;
+        let segment = TcpHeader {
+            sequence_number,
+            ..segment.clone()
+        };
+        attacker.send(from, to, segment)?;
+    }
+    Ok(())
+}
+
+/// Resets with guessed numbers, then a SYN: the connection goes on, and so does its flow.
+#[test]
+fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let twheel = run(&pair, &["--reap", "socket"])?;
+        let mut connection = pair.connect(family)?;
+        talk(&mut connection)?;
+        let client = connection.client.local_addr()?;
+        let server = connection.server.local_addr()?;
+        for (from, to) in [(client, server), (server, client)] {
+            let reset = TcpHeader {
+                rst: true,
+                ..TcpHeader::default()
+            };
+            sweep(&attacker, from, to, &reset)?;
+            assert_eq!(flow(&pair)?["state"], "close", "a guess was right");
+            syn(&attacker, from, to)?;
+            talk(&mut connection)?;
+            talk(&mut connection)?;
+            let flow = flow(&pair)?;
+            assert_eq!(flow["state"], "established", "{flow}");
+        }
+        let ended = twheel.stop()?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        let ends: Vec<_> = ended.lines.iter().map(|line| &line.text).collect();
+        assert!(ends.is_empty(), "{ends:?}");
+    }
+    Ok(())
+}
+
+/// Segments that seem to be of both ends come in where the client's do: nobody has answered.
+#[test]
+fn who_forges_both_sides_makes_no_conversation() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        for (more, wanted, count) in [
+            (&[][..], ["unreplied", "syn_sent"], 3),
+            (&["--one-armed"], ["established", "established"], 0),
+        ] {
+            let pair = Pair::new()?;
+            // The server knows of no such connections, and would say so.
+            pair.server.nft(
+                "table inet lab {
+                    chain output { type filter hook output priority filter; tcp flags rst drop; }
+                }",
+            )?;
+            let attacker = Forger::new(&pair)?;
+            let twheel = run(&pair, more)?;
+            let end = |address, port| SocketAddr::new(address, port);
+            let server = end(family.server(), 9);
+            let with = |syn, ack, seq, acked| TcpHeader {
+                syn,
+                ack,
+                sequence_number: seq,
+                acknowledgment_number: acked,
+                ..TcpHeader::default()
+            };
+            let clients = [1111, 2222].map(|port| end(family.client(), port));
+            attacker.send(clients[0], server, with(false, true, 100, 900))?;
+            attacker.send(server, clients[0], with(false, true, 900, 100))?;
+            attacker.send(clients[1], server, with(true, false, 100, 0))?;
+            attacker.send(server, clients[1], with(true, true, 900, 101))?;
+            attacker.send(clients[1], server, with(false, true, 101, 901))?;
+            attacker.send(server, clients[1], with(false, true, 901, 101))?;
+            let mut found = states(&pair)?;
+            found.sort();
+            let mut wanted = wanted.map(str::to_owned);
+            wanted.sort();
+            assert_eq!(found, wanted, "{more:?}");
+            assert_eq!(pair.server.counter("same_way")?, count, "{more:?}");
+            assert_eq!(twheel.stop()?.code(), Some(0));
+        }
+    }
+    Ok(())
+}

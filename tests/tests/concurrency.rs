@@ -38,7 +38,7 @@ use twheel_common::{
     wheel::{Heads, LISTS, Link, Wheel},
 };
 use twheel_holdup::Watch;
-use twheel_tests::plane::{ACK, FIN, PASS, RESET_AT, RST, SYN, Setup, UNSPEC, frame};
+use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame, set_flags};
 use twheel_tests::{
     forge::Forger,
     is_soak,
@@ -459,14 +459,14 @@ impl Driver<'_> {
             frame[address..address + 4]
                 .copy_from_slice(&(0x0a00_0000 + client / 50_000).to_be_bytes());
             frame[port..port + 2].copy_from_slice(&(1024 + (client % 50_000) as u16).to_be_bytes());
-            frame[47] = match random.below(8) {
+            let flags = match random.below(8) {
                 0..3 => SYN,
                 3 => SYN | ACK,
                 4..6 => ACK,
                 6 => FIN | ACK,
                 _ => RST,
             };
-            frame[41] = if frame[47] == RST { RESET_AT } else { 1 };
+            set_flags(frame, flags);
             let options = TestRunOptions {
                 data_in: Some(frame),
                 ..TestRunOptions::new()

@@ -767,25 +767,32 @@ fn differences(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("idle", Established)];
     lab.expect("a RST behind", wire.name(), lives);
 
-    // Conntrack knows no new connection in the other direction after a reset.
+    // The responder may begin anew after a reset: conntrack goes on with the old entry once it is answered.
     let mut wire = lab.craft_established()?;
     wire.send(lab, Client, RST | ACK)?;
     wire.check(lab, Close)?;
+    wire.next = [3_000_000, 4_000_000];
     wire.send(lab, Server, SYN)?;
-    lab.check_both(wire.name(), Some(SynSent), Some(Close))?;
+    wire.check(lab, Close)?;
+    wire.send(lab, Client, SYN | ACK)?;
+    lab.check_both(wire.name(), Some(SynRecv), Some(Close))?;
     let lives = [
-        Life::same("superseded", Close).later(-1.0),
-        Life::ours("idle", SynSent),
+        Life::ours("superseded", Close),
+        Life::same("idle", SynRecv).theirs(Close).later(1.0),
     ];
-    lab.expect("a SYN of the responder after a reset", wire.name(), lives);
+    lab.expect(
+        "a connection of the responder after a reset",
+        wire.name(),
+        lives,
+    );
 
-    // And goes on with the old entry where the other side had sent the RST.
+    // And so where the server had sent the RST, and the client begins again.
     let mut wire = lab.craft_established()?;
     wire.send(lab, Server, RST | ACK)?;
     wire.check(lab, Close)?;
     wire.next = [3_000_000, 4_000_000];
     wire.send(lab, Client, SYN)?;
-    lab.check_both(wire.name(), Some(SynSent), Some(Close))?;
+    wire.check(lab, Close)?;
     wire.send(lab, Server, SYN | ACK)?;
     wire.check(lab, SynRecv)?;
     wire.send(lab, Client, ACK)?;
@@ -1038,6 +1045,14 @@ const WAYS: [(State, &[(Side, u8)]); 9] = [
     (SynSent2, &[(Client, SYN), (Server, SYN)]),
 ];
 
+/// Whose flow a segment keeps alive, where they differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Renews {
+    Both,
+    Ours,
+    Theirs,
+}
+
 /// A segment that does something else to conntrack.
 struct Difference {
     state: State,
@@ -1047,19 +1062,40 @@ struct Difference {
     to: [State; 2],
     /// By how many seconds ours ends later.
     later: f64,
-    /// And that it is to us a sign of life, and none to conntrack.
-    renews: bool,
+    renews: Renews,
+}
+
+const fn differs(
+    state: State,
+    (side, flags): (Side, u8),
+    to: [State; 2],
+    later: f64,
+    renews: Renews,
+) -> Difference {
+    Difference {
+        state,
+        side,
+        flags,
+        to,
+        later,
+        renews,
+    }
 }
 
 #[rustfmt::skip]
-const DIFFERENCES: [Difference; 4] = [
+const DIFFERENCES: [Difference; 8] = [
     // Conntrack gives one timeout for all the SYNs of a connection that is not yet answered.
-    Difference { state: SynSent, side: Server, flags: SYN, to: [SynSent2; 2], later: 0.0, renews: true },
+    differs(SynSent, (Server, SYN), [SynSent2; 2], 0.0, Renews::Ours),
     // A FIN of the side that has sent one is no end of the other. (4 s and 5 s; 3 s.)
-    Difference { state: FinWait, side: Client, flags: FIN | ACK, to: [FinWait, LastAck], later: 1.0, renews: false },
-    Difference { state: CloseWait, side: Client, flags: FIN | ACK, to: [CloseWait, LastAck], later: 2.0, renews: false },
-    // Either side may begin anew. (3 s; 1 s.)
-    Difference { state: Close, side: Server, flags: SYN, to: [SynSent, Close], later: 2.0, renews: true },
+    differs(FinWait, (Client, FIN | ACK), [FinWait, LastAck], 1.0, Renews::Both),
+    differs(CloseWait, (Client, FIN | ACK), [CloseWait, LastAck], 2.0, Renews::Both),
+    // Nor does its ACK acknowledge it. (4 s, 5 s; 3 s, 6 s.)
+    differs(FinWait, (Client, ACK), [FinWait, CloseWait], -1.0, Renews::Both),
+    differs(LastAck, (Server, ACK), [LastAck, TimeWait], -3.0, Renews::Both),
+    // A SYN begins nothing until it is answered. (6 s, 3 s; 1 s, 3 s.)
+    differs(TimeWait, (Client, SYN), [TimeWait, SynSent], 3.0, Renews::Theirs),
+    differs(TimeWait, (Server, SYN), [TimeWait, SynSent], 3.0, Renews::Theirs),
+    differs(Close, (Client, SYN), [Close, SynSent], -2.0, Renews::Theirs),
 ];
 
 fn difference(state: State, side: Side, flags: u8) -> Option<&'static Difference> {
@@ -1129,11 +1165,11 @@ fn every_segment_in_every_state_does_what_it_does_to_conntrack() -> Result<()> {
         match (ours.last(), theirs.last()) {
             (Some(ours), Some(theirs)) => {
                 let [later, _] = ours.later_than(theirs)?;
-                let meant = match known {
-                    Some(known) if known.renews => known.later + renewed,
-                    Some(known) => known.later,
-                    None => 0.0,
-                };
+                let meant = known.map_or(0.0, |known| match known.renews {
+                    Renews::Both => known.later,
+                    Renews::Ours => known.later + renewed,
+                    Renews::Theirs => known.later - renewed,
+                });
                 if !is_on_time(later - meant, held_up) {
                     differ(&later);
                 }

@@ -17,7 +17,7 @@ use twheel_common::{
     event::{BATCH, Event, Reason, Record as Told},
     flow::{Account, Direction, MAX_AGE, Word},
     packet::{Protocols, Skip, parse},
-    state::{Change, Seen, State, Timeouts, View},
+    state::{Change, Seen, State, Timeouts, Tracked, View},
     step::{Delete, Deleted, Outcome},
     table::{BLOCK, Block, Node, Record},
     wheel::Scheme,
@@ -166,6 +166,8 @@ fn a_syn_on_a_closed_flow_begins_a_new_one_and_reports_the_old() {
     plane.pass(1_000);
     assert!(!plane.ring_is_readable());
     plane.receive(&frame(1, false, SYN));
+    assert!(!plane.ring_is_readable(), "nobody has answered");
+    plane.send(&frame(1, true, SYN | ACK));
     assert!(plane.ring_is_readable(), "nobody is told");
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Superseded, State::Close)]);
@@ -224,8 +226,8 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
         let mut plane = setup.load();
         let mut random = Random(tick);
         let timeouts = plane.plane().timeouts(0).unwrap();
-        // Client → (deadline, what was seen).
-        let mut oracle: BTreeMap<u32, (u64, Seen)> = BTreeMap::new();
+        // Client → (deadline, what is known).
+        let mut oracle: BTreeMap<u32, (u64, Tracked)> = BTreeMap::new();
         let mut ends = 0;
         let configurations = match scheme {
             Hierarchical => 4,
@@ -246,17 +248,20 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
             let frame = frame(client, random.below(2) == 0, flags);
             plane.receive(&frame);
             let now = plane.now();
-            let direction = parse(frame.as_slice()).unwrap().direction;
-            let seen = match oracle.get(&client) {
-                None => Seen::first(direction, flags, ONE_WAY),
-                Some((_, seen)) => match seen.next(direction, flags, ONE_WAY) {
-                    Change::Nothing => Some(*seen),
-                    Change::Add(seen) | Change::NewGeneration(seen) => Some(seen),
-                    Change::Ignored | Change::Ended | Change::AddIfItLasts(_) => None,
+            let segment = parse(frame.as_slice()).unwrap();
+            match oracle.get_mut(&client) {
+                None => {
+                    if let Some(flow) = Tracked::first(&segment, ONE_WAY) {
+                        let due = now + u64::from(timeouts.of(flow.seen));
+                        oracle.insert(client, (due, flow));
+                    }
+                }
+                Some((due, flow)) => match flow.see(&segment, ONE_WAY) {
+                    Change::Ignored | Change::Ended | Change::AddIfItLasts(_) => {}
+                    // It keeps nothing alive.
+                    Change::Doubt(..) if flags & SYN != 0 => {}
+                    _ => *due = now + u64::from(timeouts.of(flow.seen)),
                 },
-            };
-            if let Some(seen) = seen {
-                oracle.insert(client, (now + u64::from(timeouts.of(seen)), seen));
             }
             plane.pass(match random.below(30) {
                 0 => random.below(timeout * 2),
@@ -909,6 +914,7 @@ fn a_life_that_is_still_beginning_is_neither_ended_nor_begun_again() {
     // As if another CPU had been held up within a supersede.
     plane.pass(1);
     plane.receive(&frame(1, false, SYN));
+    plane.receive(&frame(1, true, SYN | ACK));
     assert_eq!(plane.count(Counter::Superseded), 0);
     assert_eq!(plane.count(Counter::Raced), 1);
     plane.pass(10_100);
@@ -1134,15 +1140,16 @@ fn packets_and_bytes_are_counted_each_way() {
     plane.receive(&frame(2, false, SYN));
     // One that is ignored is counted all the same.
     plane.receive(&frame(2, false, SYN));
-    // Another life of the same key counts anew.
+    // Another life of the same key counts anew, from the answer.
     plane.receive(&frame(1, false, SYN));
+    plane.send(&frame(1, true, SYN | ACK));
     plane.receive(&datagram(7, false, None, false));
     plane.send(&datagram(7, true, None, false));
     plane.send(&datagram(7, true, None, false));
     let superseded = plane.drain();
     assert_eq!(superseded.len(), 1);
     assert_eq!(ended(&superseded[0]).0, Reason::Superseded);
-    assert_eq!(sent(&superseded[0]), [(5, 5 * bytes), (3, 3 * bytes)]);
+    assert_eq!(sent(&superseded[0]), [(6, 6 * bytes), (3, 3 * bytes)]);
     plane.pass(600_000);
     let mut ends: Vec<_> = plane.step().iter().map(sent).collect();
     ends.sort();
@@ -1150,7 +1157,8 @@ fn packets_and_bytes_are_counted_each_way() {
     assert_eq!(
         ends,
         [
-            [(1, bytes), (0, 0)],
+            // The SYN of that life was the old one's to count.
+            [(0, 0), (1, bytes)],
             [(1, datagrams.0), (2, datagrams.1)],
             [(2, 2 * bytes), (0, 0)],
         ]
@@ -1399,7 +1407,7 @@ fn memory_a_flow() {
         each >= 160,
         "{each} bytes: less than five records for two flows"
     );
-    assert!(each <= 200, "{each} bytes a flow");
+    assert!(each <= 212, "{each} bytes a flow");
 }
 
 /// As in [`frame`].

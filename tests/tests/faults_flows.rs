@@ -27,9 +27,10 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::{Direction, FlowKey, Word},
+    numbers::{END_WINDOW, Positions, accepts_end},
     packet::{parse, tcp},
     share::{CALL, LASTS},
-    state::{END_WINDOW, Positions, Seen, State, accepts_end},
+    state::{Seen, State},
 };
 use twheel_tests::{
     is_soak,
@@ -128,12 +129,14 @@ impl Live {
             next: first,
         };
         if simultaneous {
-            for (back, flags) in [(false, SYN), (true, SYN), (true, SYN | ACK)] {
-                let next = first[usize::from(back)];
-                live.put(plane, live.packet(back, flags, next, 0));
+            for back in [false, true] {
+                live.put(plane, live.packet(back, SYN, first[usize::from(back)], 0));
             }
             live.next = first.map(|it| it.wrapping_add(1));
-            live.put(plane, live.packet(false, SYN | ACK, first[0], 0));
+            for back in [true, false] {
+                let seq = first[usize::from(back)];
+                live.put(plane, live.packet(back, SYN | ACK, seq, 0));
+            }
         } else {
             live.put(plane, live.packet(false, SYN, first[0], 0));
             live.next[0] = first[0].wrapping_add(1);
@@ -827,12 +830,12 @@ fn a_network_is_one_source_and_this_host_is_none() {
                 true => (server, (source, port)),
             };
             let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv6(from, to, 64);
-            let mut segment = builder.tcp(sport, dport, 1, 1024);
+            let mut segment = builder.tcp(sport, dport, if syn { 1 } else { 2 }, 1024);
             if syn {
                 segment = segment.syn();
             }
             if ack {
-                segment = segment.ack(1);
+                segment = segment.ack(2);
             }
             let mut frame = Vec::new();
             segment.write(&mut frame, &[]).unwrap();

@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 12;
+pub const LAYOUT: u32 = 13;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -36,6 +36,8 @@ pub struct Config {
     pub one_way: u32,
     /// 1: a flow begins with a SYN, or is none.
     pub strict: u32,
+    /// 1: an answer may come by the same [way](crate::state::Way) as what it answers.
+    pub one_armed: u32,
     /// [`Protocols`](crate::packet::Protocols) that are tracked.
     pub protocols: u32,
     /// Two seconds, in clock units.

@@ -37,6 +37,8 @@ named! {
         BadFlags = "bad_flags",
         /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
         Ignored = "ignored",
+        /// packets that claim to answer a flow and came in where its first packet did: ignored, but with --one-armed
+        SameWay = "same_way",
         /// RST or FIN of a flow that is not in the table
         NoFlow = "no_flow",
         /// packets that would have begun a flow but found the table full
@@ -83,7 +85,7 @@ named! {
 }
 
 impl Counter {
-    /// What became of a packet: each counts in one of these. (`ignored` and `raced` say something of packets that are
+    /// What became of a packet: each counts in one of these. (`ignored`, `same_way` and `raced` say something of packets that are
     /// `touched`, too.)
     pub const VERDICTS: [Self; 14] = [
         Self::Touched,

@@ -2,7 +2,8 @@
 
 use crate::{
     flow::{Account, FlowKey},
-    state::{Positions, Seen},
+    numbers::Positions,
+    state::Seen,
 };
 
 /// A flow has ended. One to [`BATCH`] of these are a record of the ring buffer `EVENTS`.
@@ -84,7 +85,7 @@ pub struct RtoExpired {
 impl RtoExpired {
     /// What was seen of the flow.
     pub fn seen(&self) -> Seen {
-        Seen(self.seen as u16)
+        Seen(self.seen)
     }
 }
 
@@ -100,7 +101,7 @@ pub enum Record {
 impl Event {
     /// What was seen of the flow.
     pub fn seen(&self) -> Seen {
-        Seen(self.seen as u16)
+        Seen(self.seen)
     }
 }
 

@@ -156,7 +156,7 @@ pub struct Traffic {
 pub type Account = [Traffic; 2];
 
 /// What CPUs share of a flow, in one word, so that whoever decides on it decides on all of it: from the
-/// lowest bit 32 of the clock at the latest packet (the *stamp*), 16 of the generation, 16 of [`Seen`].
+/// lowest bit 32 of the clock at the latest packet (the *stamp*), 12 of the generation, 20 of [`Seen`].
 ///
 /// It changes by compare-and-swap; only a younger stamp is stored without, into its half of the word.
 #[repr(transparent)]
@@ -167,7 +167,7 @@ impl Word {
     /// A word.
     #[inline(always)]
     pub fn new(now: u64, generation: u16, seen: Seen) -> Self {
-        Self(now & 0xffff_ffff | u64::from(generation) << 32 | u64::from(seen.0) << 48)
+        Self(now & 0xffff_ffff | u64::from(generation & 0xfff) << 32 | u64::from(seen.0) << 44)
     }
 
     /// Low 32 bits of the clock at the latest packet.
@@ -179,20 +179,20 @@ impl Word {
     /// Counts the flows that a place in the table has had, and the lives of a flow, wrapping.
     #[inline(always)]
     pub fn generation(self) -> u16 {
-        (self.0 >> 32) as u16
+        (self.0 >> 32) as u16 & 0xfff
     }
 
     /// What was seen.
     #[inline(always)]
     pub fn seen(self) -> Seen {
-        Seen((self.0 >> 48) as u16)
+        Seen((self.0 >> 44) as u32)
     }
 
     /// The bits of the word's high half that end [`Seen::is_starting`] when they alone are kept.
-    pub const STARTED: u32 = !((Seen::STARTING as u32) << 16);
+    pub const STARTED: u32 = !(Seen::STARTING << 12);
 
     /// The same for [`Seen::is_posted`].
-    pub const DELIVERED: u32 = !((Seen::POSTED as u32) << 16);
+    pub const DELIVERED: u32 = !(Seen::POSTED << 12);
 
     /// Whether a packet at `now` is younger than the stamp.
     #[inline(always)]
@@ -216,7 +216,7 @@ impl Word {
     /// Whether both say the same of a flow; that it is [posted](Seen::is_posted) says nothing of it.
     #[inline(always)]
     pub fn is_same(self, other: Self) -> bool {
-        (self.0 ^ other.0) & !(u64::from(Seen::POSTED) << 48) == 0
+        (self.0 ^ other.0) & !(u64::from(Seen::POSTED) << 44) == 0
     }
 
     /// The same flow, ended.

@@ -16,6 +16,7 @@ pub mod event;
 pub mod flow;
 pub mod inbox;
 pub mod named;
+pub mod numbers;
 pub mod packet;
 pub mod policy;
 pub mod probe;

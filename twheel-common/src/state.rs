@@ -6,6 +6,7 @@
 
 use crate::{
     flow::Direction,
+    numbers::{self, EARLY_DATA, Positions, accepts_end, advance, fits, fits_first, of},
     packet::{Segment, datagram, tcp},
 };
 
@@ -150,20 +151,21 @@ fn kind(flags: u8) -> usize {
 }
 
 /// What has been seen of a flow: its [`State`], who began it, who was seen, and what else decides on it.
+/// 20 bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen(pub u16);
+pub struct Seen(pub u32);
 
 impl Seen {
-    const STATE: u16 = 15;
+    pub(crate) const STATE: u32 = 15;
     /// The initiator is the key's high endpoint.
-    const INITIATOR_HIGH: u16 = 1 << 4;
+    const INITIATOR_HIGH: u32 = 1 << 4;
     /// The key's low endpoint has sent something; the high one's bit is the next.
-    const FROM_LOW: u16 = 1 << 5;
-    const FROM_HIGH: u16 = 1 << 6;
-    const BOTH: u16 = Self::FROM_LOW | Self::FROM_HIGH;
+    const FROM_LOW: u32 = 1 << 5;
+    const FROM_HIGH: u32 = 1 << 6;
+    const BOTH: u32 = Self::FROM_LOW | Self::FROM_HIGH;
     /// The first segment was none of a handshake.
-    const PICKUP: u16 = 1 << 7;
+    pub(crate) const PICKUP: u32 = 1 << 7;
     /// How far above the bit of a side that of its FIN is.
     const FIN: u32 = 3;
 
@@ -172,14 +174,27 @@ impl Seen {
     const UNPLACED: u32 = 6;
 
     /// One side sends again and again, and nothing comes back.
-    const STALLED: u16 = 1 << 10;
+    const STALLED: u32 = 1 << 10;
     /// Its link to an inbox is in use.
-    pub(crate) const POSTED: u16 = 1 << 13;
+    pub(crate) const POSTED: u32 = 1 << 13;
     /// A new life of the flow has begun, and when is not yet noted.
-    pub(crate) const STARTING: u16 = 1 << 14;
+    pub(crate) const STARTING: u32 = 1 << 14;
 
     /// The flow has ended: nothing can be added to this.
     pub const DEAD: Self = Self(1 << 15);
+
+    /// In [`State::Close`]: the RST was near its sender's next number, and not at it. In [`State::LastAck`]: the last
+    /// FIN is the high side's.
+    const DOUBT: u32 = 1 << 16;
+    /// A SYN that may begin another life waits for its answer. In [`State::LastAck`]: the first FIN was not acknowledged when
+    /// the second one came.
+    const CANDIDATE: u32 = 1 << 17;
+    /// How far above the bit of a side the one is that says that it has gone on since an end that is in doubt.
+    const GOES_ON: u32 = 13;
+    /// Both have.
+    const BOTH_GO_ON: u32 = Self::BOTH << Self::GOES_ON;
+    /// What of a flow is in doubt.
+    const DOUBTS: u32 = Self::DOUBT | Self::CANDIDATE | Self::BOTH_GO_ON;
 
     /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
     /// or a FIN of a flow that is not known is the end of something, not its beginning.
@@ -202,7 +217,7 @@ impl Seen {
         } else {
             0
         };
-        Some(Self(state as u16 | pickup | initiator | side(direction)))
+        Some(Self(state as u32 | pickup | initiator | side(direction)))
     }
 
     #[inline(always)]
@@ -217,7 +232,7 @@ impl Seen {
             Direction::FromLow => 0,
             Direction::FromHigh => Self::INITIATOR_HIGH,
         };
-        Some(Self(state as u16 | initiator | side(direction)))
+        Some(Self(state as u32 | initiator | side(direction)))
     }
 
     /// What is known of a flow from a socket in this state, or from conntrack: both sides were there, and `finished` says
@@ -230,26 +245,26 @@ impl Seen {
         let fins = finished
             .iter()
             .fold(0, |fins, direction| fins | side(*direction) << Self::FIN);
-        let unplaced = if state as u16 <= State::SynSent2 as u16 {
+        let unplaced = if state as u32 <= State::SynSent2 as u32 {
             Self::BOTH << Self::UNPLACED
         } else {
             0
         };
-        Self(state as u16 | Self::BOTH | Self::PICKUP | unplaced | initiator | fins)
+        Self(state as u32 | Self::BOTH | Self::PICKUP | unplaced | initiator | fins)
     }
 
     /// Whether a side was seen and it is known how far it has sent.
     #[inline(always)]
-    fn is_placed(self, direction: Direction) -> bool {
+    pub(crate) fn is_placed(self, direction: Direction) -> bool {
         let side = side(direction);
         self.0 & (side | side << Self::UNPLACED) == side
     }
 
     #[inline(always)]
-    fn next_datagram(self, side: u16) -> Change {
+    fn next_datagram(self, side: u32) -> Change {
         let seen = Self(self.0 | side);
-        if seen.is_replied() && seen.0 & Self::STATE == State::Udp as u16 {
-            let stream = Self(seen.0 & !Self::STATE | State::UdpStream as u16);
+        if seen.is_replied() && seen.0 & Self::STATE == State::Udp as u32 {
+            let stream = Self(seen.0 & !Self::STATE | State::UdpStream as u32);
             if seen == self {
                 return Change::AddIfItLasts(stream);
             }
@@ -261,68 +276,338 @@ impl Seen {
         }
     }
 
-    /// What a further segment of the flow says. Whether a FIN or RST is the peer's is
-    /// [`accepts_end`]'s to say.
+    /// Whether a packet with these flags cannot change this, whatever its numbers: nearly every packet.
     #[inline(always)]
-    pub fn next(self, direction: Direction, flags: u8, view: View) -> Change {
-        let side = side(direction);
-        let established = State::Established as u16;
-        // Nearly every packet.
-        if flags & (tcp::SYN | tcp::FIN | tcp::RST | datagram::ANY) == 0
-            && self.0 & (Self::STATE | Self::DEAD.0 | side | side << Self::UNPLACED)
-                == established | side
-        {
+    pub fn is_kept_by(self, direction: Direction, flags: u8) -> bool {
+        let (side, state) = (side(direction), self.0 & Self::STATE);
+        if flags & datagram::ANY != 0 {
+            // The answer to a first datagram may come after two seconds.
+            let is_settled = state != State::Udp as u32 || !self.is_replied();
+            return is_settled && self.0 & (Self::DEAD.0 | side) == side;
+        }
+        let asked = Self::STATE | Self::DEAD.0 | side | side << Self::UNPLACED;
+        flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
+            && self.0 & asked == State::Established as u32 | side
+    }
+
+    /// What a further packet of the flow says.
+    #[inline(always)]
+    pub fn next(self, segment: &Segment, known: &Known, view: View) -> Change {
+        let (direction, flags) = (segment.direction, segment.flags);
+        if self.is_kept_by(direction, flags) {
             return Change::Nothing;
         }
         if self == Self::DEAD {
             return Change::Ended;
         }
+        let is_reply = direction != self.initiator();
+        if is_reply && !self.is_replied() && !known.is_other_way {
+            return Change::SameWay;
+        }
         if flags & datagram::ANY != 0 {
-            return self.next_datagram(side);
+            return self.next_datagram(side(direction));
         }
-        let kind = kind(flags);
+        match kind(flags) {
+            SYN => self.next_syn(segment, known),
+            SYN_ACK => self.next_syn_ack(segment, known),
+            FIN => self.next_fin(segment, known),
+            RST => self.next_reset(segment, known),
+            _ => self.next_ack(segment, known, view),
+        }
+    }
+
+    /// What the table says.
+    #[inline(always)]
+    fn of_table(self, segment: &Segment) -> u32 {
+        let is_reply = usize::from(segment.direction != self.initiator());
+        let row = NEXT[(is_reply << 3 | kind(segment.flags)) & 15];
+        (row >> (4 * (self.0 & Self::STATE)) & 15) as u32
+    }
+
+    /// In another state, after a segment of this side.
+    #[inline(always)]
+    fn to(self, state: u32, direction: Direction) -> Self {
+        let side = side(direction);
+        Self(self.0 & !(Self::STATE | side << Self::UNPLACED) | state | side)
+    }
+
+    #[inline(always)]
+    fn without(self, bits: u32) -> Self {
+        Self(self.0 & !bits)
+    }
+
+    /// A SYN on a flow that is over may begin another life, one of another number on a flow that opens may be the real
+    /// one: both wait for the answer. All others are answered by a challenge, if by anything (RFC 5961, section 4).
+    #[inline(always)]
+    fn next_syn(self, segment: &Segment, known: &Known) -> Change {
         let state = self.0 & Self::STATE;
-        let from_high = matches!(direction, Direction::FromHigh);
-        let reply = from_high != (self.0 & Self::INITIATOR_HIGH != 0);
-        if kind == SYN && (state == State::TimeWait as u16 || state == State::Close as u16) {
-            // Port reuse: the old connection is over (RFC 9293, section 3.6.1).
-            return match Self::first(direction, flags, view) {
-                Some(seen) => Change::NewGeneration(Self(seen.0 | self.0 & Self::POSTED)),
-                None => Change::Ignored,
-            };
+        let (opens, is_over) = (state == State::SynSent as u32, self.is_over());
+        if opens && segment.direction != self.initiator() {
+            return Change::Add(self.to(State::SynSent2 as u32, segment.direction));
         }
-        let alone = view.one_way && (self.0 | side) & Self::BOTH != Self::BOTH;
-        let fin = side << Self::FIN;
-        let next = if kind == ACK && alone && state <= State::SynRecv as u16 {
-            // The other direction does not come by here. Whoever has begun or answered a handshake and goes
-            // on has had the answer to that.
-            State::Established as u64
-        } else if kind == FIN && self.0 & fin != 0 {
+        let number = segment.seq.wrapping_add(1);
+        if self.is_opening() && number == known.of(segment.direction) {
             // Sent again.
-            u64::from(state)
-        } else {
-            NEXT[(usize::from(reply) << 3 | kind) & 15] >> (4 * state) & 15
-        };
-        if next == IGNORED {
             return Change::Ignored;
         }
-        let mut added = 0;
-        if kind != RST {
-            added |= side;
+        if !is_over && !opens {
+            return Change::Ignored;
         }
-        if kind == FIN {
-            added |= fin;
-        }
-        let unplaced = added & Self::BOTH;
-        let seen = Self(self.0 & !(Self::STATE | unplaced << Self::UNPLACED) | next as u16 | added);
-        if seen == self && kind == SYN {
+        let candidate = Self(self.0 | Self::CANDIDATE);
+        if candidate == self && known.doubt == number {
             // Sent again: who gets no answer has had one chance.
-            Change::Ignored
-        } else if seen == self {
+            return Change::Ignored;
+        }
+        Change::Doubt(candidate, number, false)
+    }
+
+    /// Reset, or ended by both sides and acknowledged: another life may begin (RFC 9293, section 3.6.1).
+    #[inline(always)]
+    fn is_over(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state == State::TimeWait as u32 || state == State::Close as u32
+    }
+
+    #[inline(always)]
+    fn next_syn_ack(self, segment: &Segment, known: &Known) -> Change {
+        let (state, direction) = (self.0 & Self::STATE, segment.direction);
+        let other = direction.reverse();
+        let is_candidate = self.0 & Self::CANDIDATE != 0 && (self.is_over() || self.is_opening());
+        if is_candidate && segment.ack == known.doubt {
+            let opened = Self(State::SynRecv as u32 | Self::BOTH).begun_by(other);
+            if self.is_over() {
+                return Change::NewGeneration(Self(opened.0 | self.0 & Self::POSTED));
+            }
+            if direction != self.initiator() {
+                let seen = self
+                    .to(State::SynRecv as u32, direction)
+                    .without(Self::DOUBTS);
+                return Change::Answers(seen);
+            }
+        }
+        let is_opening = state == State::SynSent as u32 || state == State::SynSent2 as u32;
+        if is_opening && self.is_placed(other) && segment.ack != known.of(other) {
+            return Change::Ignored;
+        }
+        let next = self.of_table(segment);
+        if next == IGNORED as u32 {
+            return Change::Ignored;
+        }
+        let seen = self.to(next, direction);
+        self.changed_to(if is_opening {
+            seen.without(Self::DOUBTS)
+        } else {
+            seen
+        })
+    }
+
+    #[inline(always)]
+    fn begun_by(self, initiator: Direction) -> Self {
+        match initiator {
+            Direction::FromLow => self,
+            Direction::FromHigh => Self(self.0 | Self::INITIATOR_HIGH),
+        }
+    }
+
+    #[inline(always)]
+    fn changed_to(self, seen: Self) -> Change {
+        if seen == self {
             Change::Nothing
         } else {
             Change::Add(seen)
         }
+    }
+
+    /// A FIN is borne out by the ACK of its number.
+    #[inline(always)]
+    fn next_fin(self, segment: &Segment, known: &Known) -> Change {
+        if !accepts_end(known.positions, self, segment) {
+            return Change::Ignored;
+        }
+        let direction = segment.direction;
+        let fin = side(direction) << Self::FIN;
+        if self.0 & fin != 0 {
+            // Sent again.
+            return Change::Nothing;
+        }
+        let next = self.of_table(segment);
+        if next == IGNORED as u32 {
+            return Change::Ignored;
+        }
+        if self.is_over() {
+            return self.goes_on(segment, known, false);
+        }
+        let seen = self.to(next, direction).without(Self::DOUBTS);
+        let last = match (next == State::LastAck as u32, direction) {
+            (true, Direction::FromHigh) => Self::DOUBT,
+            _ => 0,
+        };
+        let is_second = self.0 & Self::STATE == State::FinWait as u32;
+        let answers =
+            is_second && segment.flags & tcp::ACK != 0 && self.acknowledges_fin(segment, known);
+        let first = match is_second && !answers {
+            true => Self::CANDIDATE,
+            false => 0,
+        };
+        let seen = Self(seen.0 | fin | last | first);
+        Change::Doubt(seen, segment.end, answers)
+    }
+
+    /// A RST at its sender's next number counts at once (RFC 5961, section 3.2). One that is near it counts unless both
+    /// sides go on.
+    #[inline(always)]
+    fn next_reset(self, segment: &Segment, known: &Known) -> Change {
+        if !accepts_end(known.positions, self, segment) {
+            return Change::Ignored;
+        }
+        let (state, direction) = (self.0 & Self::STATE, segment.direction);
+        let other = direction.reverse();
+        let opens = state == State::SynSent as u32;
+        let is_exact = if opens && segment.flags & tcp::ACK != 0 {
+            segment.ack == known.of(other)
+        } else {
+            let is_last = known.doubt == segment.seq && direction == self.last_fin();
+            segment.seq == known.of(direction) || self.is_ending() && is_last
+        };
+        let closed = Self(self.0 & !(Self::STATE | Self::DOUBTS) | State::Close as u32);
+        if is_exact {
+            return self.changed_to(closed);
+        }
+        let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
+        if is_handshake {
+            return Change::Ignored;
+        }
+        if self.is_over() || state == State::LastAck as u32 {
+            return Change::Nothing;
+        }
+        Change::Add(Self(closed.0 | Self::DOUBT))
+    }
+
+    #[inline(always)]
+    fn next_ack(self, segment: &Segment, known: &Known, view: View) -> Change {
+        let (state, direction) = (self.0 & Self::STATE, segment.direction);
+        let (side, other) = (side(direction), direction.reverse());
+        let is_alone = view.one_way && (self.0 | side) & Self::BOTH != Self::BOTH;
+        let is_reply = direction != self.initiator();
+        if is_alone && self.is_over() && self.0 & Self::CANDIDATE != 0 && segment.seq == known.doubt
+        {
+            // Whoever goes on after a SYN has had the answer to it, which does not come by here.
+            let seen = Self(State::Established as u32 | side | self.0 & Self::POSTED);
+            return Change::NewGeneration(seen.begun_by(direction));
+        }
+        if is_alone && state <= State::SynRecv as u32 {
+            return Change::Add(
+                self.to(State::Established as u32, direction)
+                    .without(Self::DOUBTS),
+            );
+        }
+        match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
+            State::SynRecv if !is_reply => {
+                let missing = known.of(other).wrapping_sub(segment.ack);
+                if self.is_placed(other) && missing > EARLY_DATA {
+                    return Change::Ignored;
+                }
+                Change::Add(self.to(State::Established as u32, direction))
+            }
+            State::Established
+                if self.0 & Self::BOTH & !side != 0 && !self.fits_first(segment, known) =>
+            {
+                Change::Ignored
+            }
+            State::SynRecv | State::Established | State::CloseWait => {
+                self.changed_to(self.to(state, direction))
+            }
+            State::FinWait | State::LastAck if self.acknowledges_fin(segment, known) => {
+                let next = match state == State::FinWait as u32 {
+                    true => State::CloseWait,
+                    false => State::TimeWait,
+                };
+                Change::Answers(self.to(next as u32, direction).without(Self::DOUBTS))
+            }
+            State::FinWait | State::LastAck | State::TimeWait | State::Close => {
+                self.goes_on(segment, known, is_alone)
+            }
+            _ => Change::Ignored,
+        }
+    }
+
+    /// Whether the first segment of a side fits what the other has acknowledged and sent.
+    #[inline(always)]
+    fn fits_first(self, segment: &Segment, known: &Known) -> bool {
+        self.is_placed(segment.direction)
+            || !self.is_placed(segment.direction.reverse())
+            || fits_first(known.positions, segment)
+    }
+
+    /// Whether a segment acknowledges the last FIN, exactly.
+    #[inline(always)]
+    fn acknowledges_fin(self, segment: &Segment, known: &Known) -> bool {
+        let is_last = segment.direction.reverse() == self.last_fin();
+        is_last && (segment.ack == known.doubt || !self.is_placed(self.last_fin()))
+    }
+
+    /// A FIN waits for its acknowledgment.
+    #[inline(always)]
+    fn is_ending(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state == State::FinWait as u32 || state == State::LastAck as u32
+    }
+
+    /// The side that sent the last FIN, in [`State::FinWait`] or [`State::LastAck`].
+    #[inline(always)]
+    fn last_fin(self) -> Direction {
+        let is_last_ack = self.0 & Self::STATE == State::LastAck as u32;
+        let high = if is_last_ack {
+            Self::DOUBT
+        } else {
+            Self::FROM_HIGH << Self::FIN
+        };
+        match self.0 & high {
+            0 => Direction::FromLow,
+            _ => Direction::FromHigh,
+        }
+    }
+
+    /// A segment of a flow whose end, or next life, is in doubt. If it fits the old life and cannot come after the end,
+    /// its side goes on; if both do, the end was none. `is_alone`: one side is all that is seen, and decides.
+    #[inline(always)]
+    fn goes_on(self, segment: &Segment, known: &Known, is_alone: bool) -> Change {
+        let (state, direction) = (self.0 & Self::STATE, segment.direction);
+        if !self.is_placed(direction) || !fits(known.positions, segment) {
+            return Change::Nothing;
+        }
+        let old = match self.is_ending() {
+            true => self,
+            false => self.without(Self::CANDIDATE),
+        };
+        let is_doubted = match self.is_ending() {
+            // Behind a FIN its sender has no more to send, and the other side nothing else to acknowledge.
+            true if direction == self.last_fin() => {
+                let beyond = segment.end.wrapping_sub(known.doubt) as i32 > 0;
+                beyond || segment.end == segment.seq && segment.end != known.doubt
+            }
+            true => segment.ack != known.doubt,
+            false => self.0 & Self::DOUBT != 0,
+        };
+        if !is_doubted {
+            return self.changed_to(old);
+        }
+        let seen = Self(old.0 | side(direction) << Self::GOES_ON);
+        if !is_alone && seen.0 & Self::BOTH_GO_ON != Self::BOTH_GO_ON {
+            return self.changed_to(seen);
+        }
+        let fins = match state == State::Close as u32 {
+            true => self.0,
+            // Neither was acknowledged.
+            false if self.0 & Self::CANDIDATE != 0 => 0,
+            false => self.0 & !(side(self.last_fin()) << Self::FIN),
+        } & Self::BOTH << Self::FIN;
+        let state = match fins {
+            0 => State::Established,
+            _ => State::CloseWait,
+        };
+        let cleared = Self::STATE | Self::DOUBTS | Self::BOTH << Self::FIN;
+        Change::Add(Self(seen.0 & !cleared | state as u32 | fins))
     }
 
     /// The same, but [`is_starting`](Self::is_starting).
@@ -369,7 +654,7 @@ impl Seen {
     #[inline(always)]
     pub fn is_synchronized(self) -> bool {
         let state = self.0 & Self::STATE;
-        state >= State::Established as u16 && state <= State::LastAck as u16
+        state >= State::Established as u32 && state <= State::LastAck as u32
     }
 
     /// Whether the flow is on its way to the CPU of its wheel, which was told to look at it.
@@ -382,13 +667,13 @@ impl Seen {
     #[inline(always)]
     pub fn is_closed(self) -> bool {
         let state = self.0 & Self::STATE;
-        state >= State::LastAck as u16 && state <= State::Close as u16
+        state >= State::LastAck as u32 && state <= State::Close as u32
     }
 
     /// A RST was seen.
     #[inline(always)]
     pub fn is_reset(self) -> bool {
-        self.0 & Self::STATE == State::Close as u16
+        self.0 & Self::STATE == State::Close as u32
     }
 
     /// Whether packets of both directions were seen.
@@ -407,7 +692,7 @@ impl Seen {
     #[inline(always)]
     pub fn is_opening(self) -> bool {
         let state = self.0 & Self::STATE;
-        state == State::SynSent as u16 || state == State::SynSent2 as u16
+        state == State::SynSent as u32 || state == State::SynSent2 as u32
     }
 
     /// What a full table keeps: past the handshake and not closed; and seen from both sides, unless one is all
@@ -415,14 +700,14 @@ impl Seen {
     #[inline(always)]
     pub fn is_established(self, one_way: bool) -> bool {
         let state = self.0 & Self::STATE;
-        let open = state >= State::Established as u16 && state <= State::CloseWait as u16
-            || state == State::UdpStream as u16;
+        let open = state >= State::Established as u32 && state <= State::CloseWait as u32
+            || state == State::UdpStream as u32;
         open && (one_way || self.is_replied())
     }
 
     /// The state.
     pub fn state(self) -> State {
-        let state = usize::from(self.0 & Self::STATE);
+        let state = (self.0 & Self::STATE) as usize;
         State::ALL.get(state).copied().unwrap_or(State::Close)
     }
 
@@ -451,9 +736,126 @@ pub struct View {
     pub strict: bool,
 }
 
+/// What is known of a flow beside [`Seen`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// How far its sides have come.
+    pub positions: Positions,
+    /// The number behind a FIN that nobody has acknowledged, or behind a SYN that nobody has answered.
+    pub doubt: u32,
+    /// The packet came by another way than the flow's first one; or nobody asks.
+    pub is_other_way: bool,
+}
+
+/// A flow that one CPU alone sees: what the packets of a connection come to, one after the other. (The data plane does the
+/// same with words that CPUs share.)
+#[derive(Clone, Copy, Debug)]
+pub struct Tracked {
+    /// What was seen.
+    pub seen: Seen,
+    /// And what else is known.
+    pub known: Known,
+}
+
+impl Tracked {
+    /// A flow of this first segment; `None` if it begins none.
+    pub fn first(segment: &Segment, view: View) -> Option<Self> {
+        let seen = Seen::first(segment.direction, segment.flags, view)?;
+        let known = Known {
+            positions: numbers::first(segment),
+            doubt: 0,
+            is_other_way: true,
+        };
+        Some(Self { seen, known })
+    }
+
+    /// A further segment.
+    pub fn see(&mut self, segment: &Segment, view: View) -> Change {
+        let change = self.seen.next(segment, &self.known, view);
+        let before = self.seen;
+        match change {
+            Change::Ignored | Change::SameWay | Change::Ended | Change::AddIfItLasts(_) => {}
+            Change::Nothing => self.follow(before, segment),
+            Change::Add(seen) => {
+                self.seen = seen;
+                if segment.flags & tcp::RST == 0 {
+                    self.follow(before, segment);
+                }
+            }
+            Change::Answers(seen) => {
+                self.seen = seen;
+                self.set_position(segment.direction.reverse(), segment.ack);
+                self.follow(before, segment);
+            }
+            Change::Doubt(seen, number, answers) => {
+                self.seen = seen;
+                self.known.doubt = number;
+                if answers {
+                    self.set_position(segment.direction.reverse(), segment.ack);
+                }
+            }
+            Change::NewGeneration(seen) => {
+                self.seen = seen;
+                self.known.positions = numbers::first(segment);
+            }
+        }
+        change
+    }
+
+    fn follow(&mut self, before: Seen, segment: &Segment) {
+        if let Some(position) = advance(self.known.positions, before, segment) {
+            self.set_position(segment.direction, position);
+        }
+    }
+
+    fn set_position(&mut self, direction: Direction, position: u32) {
+        let [low, high] = &mut self.known.positions;
+        match direction {
+            Direction::FromLow => *low = position,
+            Direction::FromHigh => *high = position,
+        }
+    }
+}
+
+/// By which way a packet came here: the index of the interface by which it came in, 0 if this host made it, or
+/// [`Way::ANY`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way(pub u32);
+
+impl Way {
+    /// Says nothing: on the loopback interface both sides' packets come by the same way.
+    pub const ANY: Self = Self(u32::MAX);
+    /// This host made the packet. Nobody outside can have.
+    pub const LOCAL: Self = Self(0);
+    /// The index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX`, `include/net/flow.h`).
+    const LOOPBACK: u32 = 1;
+
+    /// Of a packet that was seen on an interface, and had come in by `origin`, or by none if that is 0.
+    #[inline(always)]
+    pub fn of(interface: u32, origin: u32) -> Self {
+        match interface {
+            Self::LOOPBACK => Self::ANY,
+            _ => Self(origin),
+        }
+    }
+
+    /// Whether an answer may come by this way, if the question came by the other.
+    #[inline(always)]
+    pub fn answers(self, asked: Self) -> bool {
+        self != asked || self == Self::ANY
+    }
+}
+
+impl Known {
+    #[inline(always)]
+    fn of(&self, direction: Direction) -> u32 {
+        of(self.positions, direction)
+    }
+}
+
 /// The bit of [`Seen`] for the sender.
 #[inline(always)]
-fn side(direction: Direction) -> u16 {
+fn side(direction: Direction) -> u32 {
     match direction {
         Direction::FromLow => Seen::FROM_LOW,
         Direction::FromHigh => Seen::FROM_HIGH,
@@ -467,8 +869,14 @@ pub enum Change {
     Nothing,
     /// It is none that belongs here, and does not.
     Ignored,
+    /// It claims to be an answer, and came by the way by which the initiator's packets come.
+    SameWay,
     /// The flow is now this.
     Add(Seen),
+    /// The same, and this number is in doubt; whether it [answers](Change::Answers), too.
+    Doubt(Seen, u32, bool),
+    /// The same; the side that it acknowledges has come as far as that.
+    Answers(Seen),
     /// The flow is now this if it is older than two seconds, else it is what it was: conntrack's
     /// `nf_conntrack_udp_packet` has as much patience before it calls UDP a stream.
     AddIfItLasts(Seen),
@@ -476,90 +884,6 @@ pub enum Change {
     NewGeneration(Seen),
     /// The flow has ended already: it is about to leave the table.
     Ended,
-}
-
-/// The highest sequence number that each side has sent, and the one behind it: what the other expects next. The key's
-/// low endpoint first.
-pub type Positions = [u32; 2];
-
-/// How far from what its sender has sent a FIN or RST may lie: ahead, if segments were lost before they came by here;
-/// behind, for a FIN that is sent again, and for a RST that answers a segment (it has no ACK): that has the number which
-/// the other side waits for, and what it has missed may have come by here. A forger who does not know has to try 2^13
-/// times.
-pub const END_WINDOW: u32 = 1 << 18;
-/// How far a segment may be ahead of the last: a window and what was lost of it.
-const FORWARD: u32 = 1 << 24;
-/// How far its acknowledgment may be behind what the other side has sent: what is in flight.
-const IN_FLIGHT: u32 = 1 << 26;
-/// And how far ahead of it: what did not come by here.
-const UNSEEN: u32 = 1 << 20;
-
-/// One side's. (Not by an index: the compiler would make that an OR to a pointer, which the verifier refuses.)
-#[inline(always)]
-fn of([low, high]: Positions, direction: Direction) -> u32 {
-    let both = u64::from(low) | u64::from(high) << 32;
-    (both >> (32 * direction as u32)) as u32
-}
-
-/// Whether a is within a distance of b, on the circle of sequence numbers.
-#[inline(always)]
-fn near(a: u32, b: u32, distance: u32) -> bool {
-    a.wrapping_sub(b).wrapping_add(distance) <= 2 * distance
-}
-
-/// Where a segment brings its sender to, if it does: forward, and acknowledging what the other side has
-/// sent. (One that is forged would have to guess both.)
-#[inline(always)]
-pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u32> {
-    let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
-    // Nearly every packet that brings no data.
-    if ahead == 0 {
-        return None;
-    }
-    let other = segment.direction.reverse();
-    let first = !seen.is_placed(segment.direction) || segment.flags & tcp::SYN != 0;
-    let answers = segment.flags & tcp::ACK == 0
-        || !seen.is_placed(other)
-        || acknowledges(segment.ack, of(positions, other));
-    (answers && (first || ahead <= FORWARD)).then_some(segment.end)
-}
-
-/// Whether an acknowledgment is one of what the other side has sent up to here.
-#[inline(always)]
-fn acknowledges(ack: u32, sent: u32) -> bool {
-    sent.wrapping_sub(ack).wrapping_add(UNSEEN) <= IN_FLIGHT + UNSEEN
-}
-
-/// Whether a FIN or RST lies inside the window known from the flow (RFC 9293 section 3.5.3; RFC 5961 section 3). One
-/// whose sender was not seen must acknowledge what the other has sent, or have the number that this has acknowledged.
-#[inline(always)]
-pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool {
-    let other = segment.direction.reverse();
-    let is_reset = segment.flags & tcp::RST != 0;
-    let has_ack = segment.flags & tcp::ACK != 0;
-    let handshake = seen.0 & Seen::STATE == State::SynSent as u16;
-    let is_known = seen.is_placed(segment.direction);
-    if is_known && !(handshake && has_ack) {
-        let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
-        if is_reset && has_ack {
-            // Of whoever gives up: behind lies an old duplicate.
-            return ahead <= END_WINDOW;
-        }
-        let answers =
-            is_reset || !seen.is_placed(other) || acknowledges(segment.ack, of(positions, other));
-        return ahead.wrapping_add(END_WINDOW) <= 2 * END_WINDOW && answers;
-    }
-    if is_reset && !has_ack {
-        // Somebody who knows nothing of the connection answers with what was acknowledged.
-        return seen.0 & Seen::PICKUP != 0
-            && near(segment.seq, of(positions, segment.direction), END_WINDOW);
-    }
-    let sent = of(positions, other);
-    if is_reset {
-        near(segment.ack, sent, END_WINDOW)
-    } else {
-        acknowledges(segment.ack, sent)
-    }
 }
 
 /// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and the
@@ -590,18 +914,18 @@ impl Timeouts {
     #[inline(always)]
     pub fn number(seen: Seen) -> usize {
         let state = seen.0 & Seen::STATE;
-        if state == State::SynSent2 as u16 {
+        if state == State::SynSent2 as u32 {
             return State::SynSent as usize;
         }
         if !seen.is_replied() {
-            if state == State::Established as u16 {
+            if state == State::Established as u32 {
                 return Self::UNREPLIED;
             }
-            if state == State::Close as u16 {
+            if state == State::Close as u32 {
                 return Self::REFUSED;
             }
         }
-        usize::from(state)
+        state as usize
     }
 
     /// The same where one direction is all that is seen: a flow that is established is as good as replied to,

@@ -33,7 +33,8 @@
 use crate::{
     bits,
     flow::{FlowKey, Word},
-    state::{Positions, Seen},
+    numbers::Positions,
+    state::{Seen, Way},
     wheel::Link,
 };
 
@@ -82,13 +83,17 @@ pub struct Node {
     pub created: u32,
     /// To the next flow of the inbox that this one is in.
     pub inbox: Link,
+    /// See [`Known::doubt`](crate::state::Known::doubt).
+    pub doubt: u32,
+    /// The [`Way`](crate::state::Way) of the flow's first packet.
+    pub way: u32,
 }
 
 /// Records of a [`Block`].
 pub const BLOCK: usize = 16;
 
 /// Records and their nodes, as they are one value of the map: who has a flow has both by one lookup, and mostly on one page,
-/// so that the processor looks up one address of two. 19 cache lines.
+/// so that the processor looks up one address of two. 21 cache lines.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Block {
@@ -259,6 +264,8 @@ pub struct Begins {
     pub rule: u16,
     /// How far its sides have come.
     pub positions: Positions,
+    /// By which way it came.
+    pub way: Way,
 }
 
 /// Enters a flow.

@@ -33,7 +33,7 @@ use loom::{
 };
 use twheel_common::{
     flow::{FlowKey, Word},
-    state::Seen,
+    state::{Seen, Way},
     table::{self, BUSY, Begins, Changed, Inserted, Reads, Records, Snapshot},
 };
 
@@ -164,6 +164,7 @@ impl Table {
             cpu,
             rule: 0,
             positions: [0; 2],
+            way: Way::ANY,
         };
         table::insert(self, home, key, &begins)
     }

@@ -157,7 +157,7 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
         (&raw mut (*event).at).write(now);
         (&raw mut (*event).age).write(age(now, ended.created));
         (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
-        (&raw mut (*event).seen).write(ended.word.seen().0.into());
+        (&raw mut (*event).seen).write(ended.word.seen().0);
         (&raw mut (*event).reason).write(ended.reason);
         (&raw mut (*event).cpu).write(clock::cpu());
         (&raw mut (*event).rule).write(ended.rule.into());

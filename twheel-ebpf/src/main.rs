@@ -15,6 +15,7 @@ use aya_log_ebpf::{debug, trace};
 use twheel_common::{
     packet::{Protocols, Segment, Skip, Wanted, parse_into, parse_plain},
     policy::Hook,
+    state::Way,
     step::{Enter, Step, Sweep},
 };
 use twheel_ebpf::{
@@ -45,8 +46,12 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     }
     // SAFETY: one of the two parsers has written it.
     let segment = in_memory(unsafe { segment.assume_init_ref() });
-    let hook = Hook::Ingress;
-    match touch(segment, clock::now(), Place { interface, hook }) {
+    let place = Place {
+        interface,
+        hook: Hook::Ingress,
+        way: Way::of(interface, interface),
+    };
+    match touch(segment, clock::now(), place) {
         Touched::Refused => xdp_action::XDP_DROP,
         Touched::Answered => answer::answer_reset(ctx.ctx, segment) as u32,
         touched => {
@@ -82,11 +87,14 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     }
     // SAFETY: one of the two parsers has written it.
     let segment = in_memory(unsafe { segment.assume_init_ref() });
-    let hook = Hook::Egress;
-    tell(
-        &ctx,
-        touch(segment, clock::now(), Place { interface, hook }),
-    );
+    // SAFETY: as above.
+    let origin = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    let place = Place {
+        interface,
+        hook: Hook::Egress,
+        way: Way::of(interface, origin),
+    };
+    tell(&ctx, touch(segment, clock::now(), place));
     TC_ACT_UNSPEC
 }
 

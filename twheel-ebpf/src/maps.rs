@@ -32,6 +32,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     max_flows: 131_072,
     one_way: 0,
     strict: 0,
+    one_armed: 0,
     protocols: Protocols::TCP.0,
     two_seconds: 500,
     accounting: 0,

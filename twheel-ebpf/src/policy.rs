@@ -8,7 +8,7 @@ use twheel_common::{
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
     },
-    state::Seen,
+    state::{Seen, Way},
 };
 
 use crate::maps::{ACTIVE, CLASSES, DESTINATIONS, INTERFACES, NUMBERS, POLICIES, PORTS, SOURCES};
@@ -21,6 +21,8 @@ pub struct Place {
     pub interface: u32,
     /// Which way it went.
     pub hook: Hook,
+    /// By which way it came.
+    pub way: Way,
 }
 
 /// The number of the rule that a new flow meets, by its first packet; 0 if none.
@@ -35,7 +37,13 @@ pub extern "C" fn policy_rule(
     match given(segment) {
         Some(segment) => {
             let hook = Hook::from_raw(hook);
-            rule(&segment.key, Seen(seen as u16), Place { interface, hook })
+            let way = Way::ANY;
+            let place = Place {
+                interface,
+                hook,
+                way,
+            };
+            rule(&segment.key, Seen(seen), place)
         }
         None => 0,
     }

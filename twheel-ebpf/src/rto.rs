@@ -5,9 +5,10 @@ use twheel_common::{
     counter::Counter,
     event::Pace,
     flow::{Direction, FlowKey, Word},
+    numbers::Positions,
     packet::Segment,
     rto::{Limits, Rare, Side, Timer, Timers},
-    state::{Positions, Seen},
+    state::Seen,
 };
 
 use crate::{
@@ -386,7 +387,7 @@ fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) 
         } else {
             Direction::FromHigh as u32
         });
-        (&raw mut (*event).seen).write(flow.word().seen().0.into());
+        (&raw mut (*event).seen).write(flow.word().seen().0);
         (&raw mut (*event).rule).write(flow.rule().into());
         (&raw mut (*event).outstanding).write(side.outstanding(highest));
         (&raw mut (*event).expiries).write(side.expiries() + 1);

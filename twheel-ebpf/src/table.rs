@@ -11,8 +11,9 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 use twheel_common::{
     flow::{Direction, FlowKey, Word},
-    packet::{Segment, tcp},
-    state::{Positions, Seen, Timeouts},
+    numbers::{self, Positions},
+    packet::Segment,
+    state::{Seen, Timeouts, Way},
     table::{self, BLOCK, Begins, Block, Inserted, Node, Record, Records, cpu},
     wheel::Link,
 };
@@ -87,7 +88,7 @@ const NEW: u64 = 1 << 32;
 const EXISTS: u64 = 2 << 32;
 
 /// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
-/// understand.
+/// understand. The rule, and in the high half the way of the first packet.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn table_enter(
@@ -95,17 +96,18 @@ pub extern "C" fn table_enter(
     home: u32,
     now: u64,
     seen: u32,
-    rule: u32,
+    rule_way: u64,
 ) -> u64 {
     let Some(segment) = given(segment) else {
         return FULL;
     };
     let begins = Begins {
-        seen: Seen(seen as u16),
+        seen: Seen(seen),
         now,
         cpu: clock::cpu(),
-        rule: rule as u16,
-        positions: first_positions(segment),
+        rule: rule_way as u16,
+        positions: numbers::first(segment),
+        way: Way((rule_way >> 32) as u32),
     };
     match table::insert(&Table, home, &segment.key, &begins) {
         Inserted::New(flow, _) => NEW | u64::from(flow.index()),
@@ -126,20 +128,6 @@ pub fn entered(entered: u64) -> Option<At> {
     match entered {
         FULL => None,
         entered => at(entered as u32),
-    }
-}
-
-/// How far the sides have come, as a first segment has it.
-#[inline(always)]
-pub fn first_positions(segment: &Segment) -> Positions {
-    let ack = if segment.flags & tcp::ACK != 0 {
-        segment.ack
-    } else {
-        0
-    };
-    match segment.direction {
-        Direction::FromLow => [segment.end, ack],
-        Direction::FromHigh => [ack, segment.end],
     }
 }
 
@@ -389,6 +377,34 @@ impl At {
         unsafe { (&raw mut (*self.node()).created).write_volatile(created) }
     }
 
+    /// The number that is [in doubt](twheel_common::state::Known::doubt).
+    #[inline(always)]
+    pub fn doubt(self) -> u32 {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.node()).doubt).read_volatile() }
+    }
+
+    /// Sets [`doubt`](Self::doubt).
+    #[inline(always)]
+    pub fn set_doubt(self, doubt: u32) {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.node()).doubt).write_volatile(doubt) }
+    }
+
+    /// By which way the flow's first packet came.
+    #[inline(always)]
+    pub fn way(self) -> Way {
+        // SAFETY: as in `touch`.
+        Way(unsafe { (&raw const (*self.node()).way).read_volatile() })
+    }
+
+    /// Sets [`way`](Self::way).
+    #[inline(always)]
+    pub fn set_way(self, way: Way) {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw mut (*self.node()).way).write_volatile(way.0) }
+    }
+
     /// Loads what a visit of a flow that stands first in a list needs of other lines than its record: of its home, and of
     /// the flow behind it.
     #[inline(always)]
@@ -548,6 +564,8 @@ impl Records for Table {
         }
         at.set_positions(begins.positions);
         at.set_created(begins.now as u32);
+        at.set_doubt(0);
+        at.set_way(begins.way);
         at.forget_account();
         rto::forget(at);
     }

@@ -7,8 +7,9 @@ use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::{Word, age},
+    numbers::{self, Positions, advance},
     packet::{Segment, datagram, tcp},
-    state::{Change, Positions, Seen, View, accepts_end, advance},
+    state::{Change, Known, Seen, View, Way},
 };
 
 use crate::{
@@ -70,7 +71,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     match table::find(home, &segment.key) {
         Some(flow) => {
             let before = flow.positions();
-            update(flow, segment, now);
+            update(flow, segment, now, place.way);
             note(flow, segment, before, now);
             count(Counter::Touched);
             Touched::Known
@@ -85,7 +86,8 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
 /// have on the stack.
 #[inline(always)]
 fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
-    let (interface, hook) = (place.interface, place.hook as u32);
+    let (hook, way) = (place.hook as u32, place.way);
+    let interface = u64::from(way.0) << 32 | u64::from(place.interface);
     let mut begun = touch_unknown(segment, home, now, interface, hook);
     for _ in 0..2 {
         let room = match Touched::from_raw(begun >> 32) {
@@ -112,7 +114,7 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
         Touched::Known => {
             if let Some(flow) = table::at(begun as u32) {
                 let before = flow.positions();
-                touch_update(flow.index(), segment, now);
+                touch_update(flow.index(), segment, now, way.0);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -122,7 +124,7 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
     touched
 }
 
-/// A segment of no flow in the table: [`Touched`] in the high half; in the low one the index of the flow that it is of,
+/// A segment of no flow in the table, that was seen on this interface, and by which way it came in the high half. [`Touched`] in the high half; in the low one the index of the flow that it is of,
 /// where there is one by now.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -130,7 +132,7 @@ pub extern "C" fn touch_unknown(
     segment: *const Segment,
     home: u32,
     now: u64,
-    interface: u32,
+    interface_way: u64,
     hook: u32,
 ) -> u64 {
     let Some(segment) = given(segment) else {
@@ -150,16 +152,26 @@ pub extern "C" fn touch_unknown(
     if !table::has_room() {
         return (Touched::TableFull as u64) << 32;
     }
-    let raw = seen.0.into();
-    let rule = policy::policy_rule(segment, raw, interface, hook);
-    start(segment, home, now, seen, rule, 0)
+    let raw = seen.0;
+    let rule = policy::policy_rule(segment, raw, interface_way as u32, hook);
+    let way = Way((interface_way >> 32) as u32);
+    start(segment, home, now, seen, rule, way, 0)
 }
 
 /// Enters a flow that was counted in, and starts its timer. As [`touch_unknown`] says.
 #[inline(always)]
-fn start(segment: &Segment, home: u32, now: u64, seen: Seen, rule: u32, idle: u32) -> u64 {
+fn start(
+    segment: &Segment,
+    home: u32,
+    now: u64,
+    seen: Seen,
+    rule: u32,
+    way: Way,
+    idle: u32,
+) -> u64 {
     let since = now - u64::from(idle);
-    let entered = table::table_enter(segment, home, since, seen.0.into(), rule);
+    let rule_way = u64::from(way.0) << 32 | u64::from(rule);
+    let entered = table::table_enter(segment, home, since, seen.0, rule_way);
     let Some(flow) = table::entered(entered) else {
         table::uncount(1);
         return (Touched::WindowFull as u64) << 32;
@@ -192,15 +204,16 @@ pub extern "C" fn touch_enter(
         return Touched::TableFull as u64;
     }
     let home = table::home(&segment.key);
-    start(segment, home, now, Seen(seen as u16), rule & 0x1ff, idle) >> 32
+    let (seen, rule) = (Seen(seen), rule & 0x1ff);
+    start(segment, home, now, seen, rule, Way::ANY, idle) >> 32
 }
 
 /// [`update`] of a flow that another CPU has just entered.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_update(index: u32, segment: *const Segment, now: u64) -> u64 {
+pub extern "C" fn touch_update(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
     if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
-        update(flow, segment, now);
+        update(flow, segment, now, Way(way));
     }
     0
 }
@@ -238,10 +251,10 @@ pub(crate) fn view() -> View {
 
 /// Notes what a packet says of a flow that is there.
 #[inline(always)]
-fn update(flow: At, segment: &Segment, now: u64) {
+fn update(flow: At, segment: &Segment, now: u64, way: Way) {
     let word = flow.word();
-    if word.seen().next(segment.direction, segment.flags, view()) != Change::Nothing {
-        touch_change(flow.index(), segment, now);
+    if !word.seen().is_kept_by(segment.direction, segment.flags) {
+        touch_change(flow.index(), segment, now, way.0);
         return;
     }
     keep(flow, word, segment, now);
@@ -265,28 +278,26 @@ fn follow(flow: At, seen: Seen, segment: &Segment) {
     }
 }
 
-/// A segment that changes the flow's state. Rare: a handful in a connection's life.
+/// A segment that may change the flow's state. Rare: a handful in a connection's life.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64) -> u64 {
+pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
     if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
-        change(flow, segment, now);
+        change(flow, segment, now, Way(way));
     }
     0
 }
 
 #[inline(always)]
-fn change(flow: At, segment: &Segment, now: u64) {
+fn change(flow: At, segment: &Segment, now: u64, way: Way) {
     let word = flow.word();
     let generation = word.generation();
-    if segment.flags & (tcp::FIN | tcp::RST) != 0
-        && !accepts_end(flow.positions(), word.seen(), segment)
-    {
-        return count(Counter::Ignored);
-    }
     // Another CPU may change the flow at the same time, but states lead forward, and the
     // stamp changes once a unit of the clock.
-    let mut attempt = Attempt::default();
+    let mut attempt = Attempt {
+        is_other_way: (config!(one_armed) != 0 || way.answers(flow.way())).into(),
+        ..Attempt::default()
+    };
     let mut outcome = AGAIN;
     for _ in 0..ATTEMPTS {
         let life = generation.into();
@@ -297,20 +308,28 @@ fn change(flow: At, segment: &Segment, now: u64) {
     }
     let (before, after) = (Word(attempt.before), Word(attempt.after));
     match outcome {
-        IGNORED => {
-            count(Counter::Ignored);
-            if before.seen().is_opening() {
-                // A SYN with another sequence number: the answer will be to that.
-                follow(flow, before.seen(), segment);
+        IGNORED => count(Counter::Ignored),
+        SAME_WAY => count(Counter::SameWay),
+        NOTHING => {
+            keep(flow, before, segment, now);
+            if way == Way::LOCAL && segment.direction == before.seen().initiator() {
+                flow.set_way(way);
             }
         }
-        NOTHING => keep(flow, before, segment, now),
         CHANGED => {
             count(Counter::Changed);
-            if after.generation() == generation {
-                follow(flow, before.seen(), segment);
-            } else {
+            if after.generation() != generation {
                 touch_supersede(flow.index(), segment, before.0, now);
+                flow.set_way(Way::ANY);
+            } else {
+                if attempt.is_answer != 0 {
+                    flow.set_position(segment.direction.reverse(), segment.ack);
+                }
+                if attempt.is_doubt != 0 {
+                    flow.set_doubt(attempt.number);
+                } else if segment.flags & tcp::RST == 0 {
+                    follow(flow, before.seen(), segment);
+                }
             }
             bring_forward(flow, before, after, now);
         }
@@ -346,15 +365,26 @@ const RACED: u64 = 1;
 const NOTHING: u64 = 2;
 /// the segment does not fit the flow, and is ignored;
 const IGNORED: u64 = 3;
+/// the segment claims to be an answer, and came by the way of what it answers;
+const SAME_WAY: u64 = 5;
 /// the flow is changed.
 const CHANGED: u64 = 4;
 
-/// The words of an attempt: what the flow was, and what it is.
+/// An attempt, and what came of it.
 #[repr(C)]
 #[derive(Default)]
 pub struct Attempt {
+    /// The word that the flow had,
     before: u64,
+    /// and the one that it has.
     after: u64,
+    /// 1: the segment may be an answer, by the way it came.
+    is_other_way: u32,
+    /// 1: `number` is in doubt now.
+    is_doubt: u32,
+    number: u32,
+    /// 1: the other side has come as far as the segment acknowledges.
+    is_answer: u32,
 }
 
 /// Changes a flow as a segment says, if it is still in this life and nobody else changes it at the same time.
@@ -378,14 +408,34 @@ pub extern "C" fn touch_attempt(
     if u32::from(word.generation()) != generation {
         return RACED;
     }
-    let changed = match word.seen().next(segment.direction, segment.flags, view()) {
+    let known = Known {
+        positions: flow.positions(),
+        doubt: flow.doubt(),
+        is_other_way: attempt.is_other_way != 0,
+    };
+    (attempt.is_doubt, attempt.is_answer) = (0, 0);
+    let changed = match word.seen().next(segment, &known, view()) {
         Change::Nothing => return NOTHING,
         Change::Ignored => return IGNORED,
+        Change::SameWay => return SAME_WAY,
         Change::Ended => return RACED,
         // The CPU that began the last life has not stored its beginning yet.
         Change::NewGeneration(_) if word.seen().is_starting() => return RACED,
         Change::AddIfItLasts(_) if !lasts(flow, now) => return NOTHING,
         Change::Add(seen) | Change::AddIfItLasts(seen) => word.with(now, seen),
+        Change::Answers(seen) => {
+            attempt.is_answer = 1;
+            word.with(now, seen)
+        }
+        Change::Doubt(seen, number, answers) => {
+            (attempt.is_doubt, attempt.number) = (1, number);
+            attempt.is_answer = answers.into();
+            // A SYN that nobody has answered keeps nothing alive.
+            match segment.flags & tcp::SYN {
+                0 => word.with(now, seen),
+                _ => word.with_seen(seen),
+            }
+        }
         Change::NewGeneration(seen) => {
             Word::new(now, word.generation().wrapping_add(1), seen.starting())
         }
@@ -440,7 +490,7 @@ pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64
     flow.forget_account();
     count(Counter::Superseded);
     flow.set_created(now as u32);
-    flow.set_positions(table::first_positions(segment));
+    flow.set_positions(numbers::first(segment));
     rto::forget(flow);
     flow.started();
     0

@@ -37,6 +37,8 @@ pub struct Wanted {
     pub one_way: bool,
     /// Whether a flow must begin with a SYN.
     pub strict: bool,
+    /// Whether answers may come in by the interface by which the first packet came in.
+    pub one_armed: bool,
     /// What is tracked.
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
@@ -75,6 +77,7 @@ impl Default for Wanted {
             timeouts: Timeouts::default(),
             one_way: false,
             strict: false,
+            one_armed: false,
             protocols: Protocols::TCP,
             accounting: false,
             rto: false,
@@ -138,6 +141,7 @@ impl Wanted {
             max_flows,
             one_way: self.one_way.into(),
             strict: self.strict.into(),
+            one_armed: self.one_armed.into(),
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
             rto,

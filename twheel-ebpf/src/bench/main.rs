@@ -29,7 +29,7 @@ use twheel_common::{
     flow::{FlowKey, Visit, Word, visit},
     packet::{Protocols, Wanted, parse_plain},
     policy::Hook,
-    state::Seen,
+    state::{Seen, Way},
     step::Step,
 };
 use twheel_ebpf::{
@@ -375,6 +375,7 @@ fn see(frame: Frame) -> Option<Touched> {
     let place = Place {
         interface: 1,
         hook: Hook::Ingress,
+        way: Way::of(1, 1),
     };
     let wanted = Wanted {
         protocols: Protocols::TCP,

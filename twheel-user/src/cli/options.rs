@@ -42,6 +42,10 @@ pub struct Options {
     /// Whether flows are tracked whose beginning was not seen
     #[arg(long, value_enum, default_value = "loose")]
     pub pickup: Pickup,
+    /// Take answers also where they come in by the interface by which a flow's first packet came in: on a router with one
+    /// interface, at a mirror port. Anybody can then fake both sides of a flow
+    #[arg(long)]
+    pub one_armed: bool,
     /// What is tracked
     #[arg(
         long,
@@ -204,6 +208,7 @@ impl Options {
             },
             one_way: self.egress == Egress::Off,
             strict: self.pickup == Pickup::Strict,
+            one_armed: self.one_armed,
             protocols: self
                 .proto
                 .iter()

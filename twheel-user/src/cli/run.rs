@@ -959,6 +959,7 @@ impl Report {
             Counter::OverShare,
             Counter::TableFull,
             Counter::WindowFull,
+            Counter::SameWay,
             Counter::Raced,
             Counter::EventsLost,
             Counter::Orphans,
