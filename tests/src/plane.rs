@@ -84,6 +84,8 @@ pub struct Setup {
     pub share: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
+    /// Units for which the clock may stand still.
+    pub max_stall: u32,
     /// Of the table's hash; `None`: random.
     pub secret: Option<[u64; 11]>,
 }
@@ -113,6 +115,7 @@ impl Setup {
         enforce: false,
         share: false,
         log_level: 0,
+        max_stall: 0,
         secret: None,
     };
 
@@ -120,7 +123,7 @@ impl Setup {
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
         let clock = Clock::virtual_ms();
-        let config = Wanted {
+        let mut config = Wanted {
             tick: Duration::from_millis(self.tick),
             timeouts: Timeouts::new(
                 Duration::from_millis(self.timeout),
@@ -141,6 +144,7 @@ impl Setup {
         }
         .config(clock)
         .unwrap();
+        config.0.max_stall = self.max_stall;
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let load = Load {

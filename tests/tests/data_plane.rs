@@ -193,6 +193,36 @@ fn a_stray_syn_does_not_end_a_live_flow() {
     assert_eq!(plane.counters().live(), 1);
 }
 
+/// Packets are noted by a clock that may stand still for six units and then jump.
+#[test]
+fn nothing_ends_early_where_the_clock_has_jumped() {
+    let setup = Setup {
+        tick: 1,
+        timeout: 1_000,
+        max_stall: 6,
+        ..Setup::DEFAULT
+    };
+    for (jump, later) in [(1, 0), (2, 6), (6, 6)] {
+        for by_packet in [false, true] {
+            let mut plane = setup.load();
+            establish(&mut plane, 1);
+            plane.pass(3);
+            plane.receive(&frame(1, false, ACK));
+            let due = plane.now() + 1_000 + later;
+            plane.pass(jump);
+            // Who sees what the clock says now.
+            match by_packet {
+                true => establish(&mut plane, 2),
+                false => assert!(plane.step().is_empty()),
+            }
+            plane.at(due - 1);
+            assert!(plane.step().is_empty(), "early, after {jump} units");
+            plane.at(due);
+            assert_eq!(plane.step().len(), 1, "late, after {jump} units");
+        }
+    }
+}
+
 #[test]
 fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
     use Scheme::*;

@@ -30,6 +30,8 @@ pub struct Config {
     pub geometry: Geometry,
     /// [`CLOCK_JIFFIES`] or [`CLOCK_VIRTUAL`].
     pub clock: u32,
+    /// Units for which the clock may stand still while packets come: [`MAX_STALL`](crate::jiffies::MAX_STALL), or 0.
+    pub max_stall: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
     /// 1: one direction is all that is seen here.

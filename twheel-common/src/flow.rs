@@ -250,14 +250,19 @@ pub enum Visit {
 }
 
 /// Decides what becomes of a flow that the wheel visits. Never early: `Expire` only where the flow
-/// was idle for its whole timeout (units).
+/// was idle for its whole timeout (units). `doubt`: by how many units its last packet may have come later than its stamp says.
 #[inline(always)]
-pub fn visit(now: u64, word: Word, timeout: u32) -> Visit {
+pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32) -> Visit {
     let idle = idle(now, word.stamp());
-    if idle >= timeout {
+    let mut least = timeout;
+    if idle >= least {
+        // Asked by few visits.
+        least = least.saturating_add(doubt(word.stamp()));
+    }
+    if idle >= least {
         return Visit::Expire;
     }
-    Visit::Rearm(now + u64::from(timeout - idle))
+    Visit::Rearm(now + u64::from(least - idle))
 }
 
 /// Units since a flow was created, of which the low 32 bits are kept. One that seems to be created a little

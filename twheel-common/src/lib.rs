@@ -15,6 +15,7 @@ pub mod enforce;
 pub mod event;
 pub mod flow;
 pub mod inbox;
+pub mod jiffies;
 pub mod named;
 pub mod numbers;
 pub mod packet;

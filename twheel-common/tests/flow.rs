@@ -13,14 +13,28 @@ fn a_visit_is_never_early_and_comes_back_at_the_deadline() {
             let word = |idle| Word::new((now as u32).wrapping_sub(idle).into(), 7, Seen(2));
             for idle in 0..timeout {
                 assert_eq!(
-                    visit(now, word(idle), timeout),
+                    visit(now, word(idle), timeout, |_| 0),
                     Visit::Rearm(now + u64::from(timeout - idle))
                 );
             }
-            assert_eq!(visit(now, word(timeout), timeout), Visit::Expire);
+            assert_eq!(visit(now, word(timeout), timeout, |_| 0), Visit::Expire);
         }
     }
-    assert_eq!(visit(9, Word::new(9, 0, Seen(7)), 0), Visit::Expire);
+    assert_eq!(visit(9, Word::new(9, 0, Seen(7)), 0, |_| 0), Visit::Expire);
+}
+
+#[test]
+fn a_stamp_in_doubt_is_waited_for_longer() {
+    let word = Word::new(1_000, 7, Seen(2));
+    let doubt = |stamp| {
+        assert_eq!(stamp, 1_000);
+        6
+    };
+    assert_eq!(visit(1_099, word, 100, doubt), Visit::Rearm(1_100));
+    for now in 1_100..1_106 {
+        assert_eq!(visit(now, word, 100, doubt), Visit::Rearm(1_106));
+    }
+    assert_eq!(visit(1_106, word, 100, doubt), Visit::Expire);
 }
 
 #[test]
@@ -33,7 +47,7 @@ fn a_stamp_from_the_future_is_young() {
     );
     assert_eq!(idle(1 << 32, u32::MAX), 1);
     assert_eq!(
-        visit(1000, Word::new(1500, 7, Seen(2)), 10),
+        visit(1000, Word::new(1500, 7, Seen(2)), 10, |_| 0),
         Visit::Rearm(1010)
     );
 }

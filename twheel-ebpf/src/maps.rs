@@ -13,6 +13,7 @@ use twheel_common::{
     enforce::{Bucket, Tomb},
     event::Staged,
     flow::{Account, FlowKey},
+    jiffies,
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
     rto::Timers,
@@ -29,6 +30,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     tick: 25,
     geometry: Geometry::hierarchical(3, 10),
     clock: CLOCK_JIFFIES,
+    max_stall: jiffies::MAX_STALL,
     max_flows: 131_072,
     one_way: 0,
     strict: 0,
@@ -211,6 +213,10 @@ pub static CALLS: LruHashMap<u64, Answer> = LruHashMap::pinned(1, 0);
 /// What the pinned maps were made for; written by the loader, for the next one.
 #[map]
 pub static META: Array<Meta> = Array::pinned(1, 0);
+
+/// Values that the clock has had: [`jiffies`]. Not pinned: what nobody remembers is in doubt.
+#[map]
+pub static JIFFIES: Array<u64> = Array::with_max_entries(jiffies::WORDS, 0);
 
 /// Virtual time, units; read only where the configuration says so.
 #[map]

@@ -74,6 +74,7 @@ pub fn step(call: &mut Step) {
         micros: if rto::is_on() { clock::micros() } else { 0 },
         round: 0,
     };
+    clock::see(now);
     step_come();
     // SAFETY: the callback has the signature that the helper calls, and `state` outlives the loop.
     unsafe {

@@ -13,7 +13,7 @@ use twheel_common::{
 };
 
 use crate::{
-    config,
+    clock, config,
     count::count,
     emit::{self, Ended, Reader},
     enforce, inbox,
@@ -171,6 +171,7 @@ fn start(
 ) -> u64 {
     let since = now - u64::from(idle);
     let rule_way = u64::from(way.0) << 32 | u64::from(rule);
+    clock::see(now);
     let entered = table::table_enter(segment, home, since, seen.0, rule_way);
     let Some(flow) = table::entered(entered) else {
         table::uncount(1);
@@ -266,6 +267,7 @@ fn keep(flow: At, word: Word, segment: &Segment, now: u64) {
     if word.is_older_than(now) {
         // So a flow that has a packet in every unit of the clock is written once a unit.
         flow.touch(now);
+        clock::see(now);
     }
     follow(flow, word.seen(), segment);
 }
@@ -317,6 +319,7 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) {
             }
         }
         CHANGED => {
+            clock::see(now);
             count(Counter::Changed);
             if after.generation() != generation {
                 touch_supersede(flow.index(), segment, before.0, now);

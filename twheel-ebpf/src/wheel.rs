@@ -168,7 +168,7 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
         return 0;
     };
     let word = flow.word();
-    match visit(now, word, flow.timeout(word.seen())) {
+    match visit(now, word, flow.timeout(word.seen()), clock::doubt) {
         Visit::Rearm(due) => {
             let due = first_of(flow, now, due);
             wheel_hasten(index, due);
@@ -433,7 +433,7 @@ fn end_at(index: u32, now: u64) -> bool {
         return false;
     };
     let word = flow.word();
-    let (reason, counter) = match visit(now, word, flow.timeout(word.seen())) {
+    let (reason, counter) = match visit(now, word, flow.timeout(word.seen()), clock::doubt) {
         Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
         Visit::Rearm(_) => (Reason::Evicted, Counter::Evicted),
     };
@@ -528,7 +528,7 @@ fn handle(
     }
     // Stalled by now, it may be.
     let word = flow.word();
-    let (reason, counter) = match visit(decided, word, flow.timeout(word.seen())) {
+    let (reason, counter) = match visit(decided, word, flow.timeout(word.seen()), clock::doubt) {
         Visit::Rearm(due)
             if for_room
                 && !word.seen().is_established(config!(one_way) != 0)

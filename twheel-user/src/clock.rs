@@ -60,10 +60,14 @@ impl Clock {
         u32::try_from(units).unwrap_or(u32::MAX)
     }
 
-    /// Units after which `duration` has passed for certain. A stamp of a clock that ticks is up to
-    /// one unit old when it is read, so one more is waited for; virtual time is exact.
+    /// Units after which `duration` has passed for certain. A stamp of a clock that ticks is up to a unit old when it is
+    /// read, and up to another one where a tick comes late, so two more are waited for; virtual time is exact. (What
+    /// more a stamp may be too old is [`twheel_common::jiffies`]'.)
     pub fn timeout(&self, duration: Duration) -> u64 {
-        let slack = u64::from(self.source == CLOCK_JIFFIES);
+        let slack = match self.source {
+            CLOCK_JIFFIES => 2,
+            _ => 0,
+        };
         self.units_ceil(duration).saturating_add(slack)
     }
 

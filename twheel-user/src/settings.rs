@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
-    config::{Config, Rto},
+    config::{CLOCK_JIFFIES, Config, Rto},
     enforce::MAX_RATE,
+    jiffies::MAX_STALL,
     packet::Protocols,
     state,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
@@ -142,6 +143,10 @@ impl Wanted {
             one_way: self.one_way.into(),
             strict: self.strict.into(),
             one_armed: self.one_armed.into(),
+            max_stall: match clock.source {
+                CLOCK_JIFFIES => MAX_STALL,
+                _ => 0,
+            },
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
             rto,

@@ -305,7 +305,12 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             load(&raw const (*flow).next),
         )
     };
-    match visit(state.now, word, table::timeout(0, word.seen())) {
+    match visit(
+        state.now,
+        word,
+        table::timeout(0, word.seen()),
+        clock::doubt,
+    ) {
         Visit::Rearm(due) => {
             let slot = 1 + (clock::tick().from(due) as u32 & (SLOTS - 1));
             let Some(to) = LISTS.get_ptr_mut(slot) else {
