@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use etherparse::{PacketBuilder, TcpHeader};
+use etherparse::{PacketBuilder, PacketHeaders, TcpHeader, TransportHeader};
 use serde_json::Value;
 
 use crate::{
@@ -29,6 +29,17 @@ impl Forger {
 
     /// Sends a segment without data that seems to be one end's to the other.
     pub fn send(&self, from: SocketAddr, to: SocketAddr, segment: TcpHeader) -> Result<()> {
+        self.send_data(from, to, segment, &[])
+    }
+
+    /// Sends a segment that seems to be one end's to the other.
+    pub fn send_data(
+        &self,
+        from: SocketAddr,
+        to: SocketAddr,
+        segment: TcpHeader,
+        data: &[u8],
+    ) -> Result<()> {
         let link = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
         let tcp = TcpHeader {
             source_port: from.port(),
@@ -46,8 +57,66 @@ impl Forger {
             _ => anyhow::bail!("{from} and {to} are of two families"),
         };
         let mut frame = Vec::new();
-        packet.tcp_header(tcp).write(&mut frame, &[])?;
+        packet.tcp_header(tcp).write(&mut frame, data)?;
         path::send(&self.socket, &frame)
+    }
+}
+
+/// Hears what the two ends of a connection send, each where the other one gets it.
+pub struct Tap([OwnedFd; 2]);
+
+/// A segment that was heard.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The client sent it, or seemed to.
+    pub from_client: bool,
+    /// What it says.
+    pub header: TcpHeader,
+    /// And brings.
+    pub data: Vec<u8>,
+}
+
+impl Heard {
+    /// The sequence number behind it.
+    pub fn end(&self) -> u32 {
+        let flags = u32::from(self.header.syn) + u32::from(self.header.fin);
+        let start = self.header.sequence_number;
+        start.wrapping_add(self.data.len() as u32 + flags)
+    }
+}
+
+impl Tap {
+    /// On both hosts.
+    pub fn new(pair: &Pair) -> Result<Self> {
+        let all = libc::ETH_P_ALL as u16;
+        Ok(Self([
+            pair.server.enter(|| path::open(SERVER, all))?,
+            pair.client.enter(|| path::open(CLIENT, all))?,
+        ]))
+    }
+
+    /// What was heard of a client's connection since the last time, each side's in order.
+    pub fn heard(&self, client: SocketAddr) -> Result<Vec<Heard>> {
+        let mut all = Vec::new();
+        for socket in &self.0 {
+            let mut frame = vec![0; 1 << 16];
+            while let Ok(length) = nix::unistd::read(socket, &mut frame) {
+                let packet = PacketHeaders::from_ethernet_slice(&frame[..length])?;
+                let Some(TransportHeader::Tcp(header)) = packet.transport else {
+                    continue;
+                };
+                let from_client = header.source_port == client.port();
+                if from_client || header.destination_port == client.port() {
+                    let data = packet.payload.slice().to_vec();
+                    all.push(Heard {
+                        from_client,
+                        header,
+                        data,
+                    });
+                }
+            }
+        }
+        Ok(all)
     }
 }
 

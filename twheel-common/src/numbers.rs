@@ -84,6 +84,9 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     let has_ack = segment.flags & tcp::ACK != 0;
     let handshake = seen.0 & Seen::STATE == State::SynSent as u32;
     let is_known = seen.is_placed(segment.direction);
+    if !is_known && !seen.is_placed(other) {
+        return false;
+    }
     if is_known && !(handshake && has_ack) {
         let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
         if is_reset && has_ack {
@@ -101,10 +104,10 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     }
     let sent = of(positions, other);
     if is_reset {
-        near(segment.ack, sent, END_WINDOW)
-    } else {
-        acknowledges(segment.ack, sent)
+        return near(segment.ack, sent, END_WINDOW);
     }
+    let is_near = near(segment.seq, of(positions, segment.direction), END_WINDOW);
+    acknowledges(segment.ack, sent) && (is_near || seen.0 & Seen::PICKUP == 0)
 }
 
 /// Whether a segment that ends nothing lies where its sender is, and acknowledges what the other side has sent.

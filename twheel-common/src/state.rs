@@ -278,23 +278,28 @@ impl Seen {
 
     /// Whether a packet with these flags cannot change this, whatever its numbers: nearly every packet.
     #[inline(always)]
-    pub fn is_kept_by(self, direction: Direction, flags: u8) -> bool {
+    pub fn is_kept_by(self, direction: Direction, flags: u8, view: View) -> bool {
         let (side, state) = (side(direction), self.0 & Self::STATE);
         if flags & datagram::ANY != 0 {
             // The answer to a first datagram may come after two seconds.
             let is_settled = state != State::Udp as u32 || !self.is_replied();
             return is_settled && self.0 & (Self::DEAD.0 | side) == side;
         }
-        let asked = Self::STATE | Self::DEAD.0 | side | side << Self::UNPLACED;
+        // One side alone says anew each time where the other one is.
+        let sides = match view.one_way {
+            true => side,
+            false => Self::BOTH,
+        };
+        let asked = Self::STATE | Self::DEAD.0 | sides | sides << Self::UNPLACED;
         flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
-            && self.0 & asked == State::Established as u32 | side
+            && self.0 & asked == State::Established as u32 | sides
     }
 
     /// What a further packet of the flow says.
     #[inline(always)]
     pub fn next(self, segment: &Segment, known: &Known, view: View) -> Change {
         let (direction, flags) = (segment.direction, segment.flags);
-        if self.is_kept_by(direction, flags) {
+        if self.is_kept_by(direction, flags, view) {
             return Change::Nothing;
         }
         if self == Self::DEAD {
@@ -480,7 +485,12 @@ impl Seen {
         if self.is_over() || state == State::LastAck as u32 {
             return Change::Nothing;
         }
-        Change::Add(Self(closed.0 | Self::DOUBT))
+        // A FIN that nobody has acknowledged is in doubt as well, and is not kept apart from this.
+        let fins = match state == State::FinWait as u32 {
+            true => Self::BOTH << Self::FIN,
+            false => 0,
+        };
+        Change::Add(Self(closed.0 & !fins | Self::DOUBT))
     }
 
     #[inline(always)]
@@ -508,6 +518,13 @@ impl Seen {
                     return Change::Ignored;
                 }
                 Change::Add(self.to(State::Established as u32, direction))
+            }
+            State::Established if !view.one_way && !self.is_placed(other) => {
+                let seen = self.to(state, direction);
+                match seen == self && numbers::first(segment) == known.positions {
+                    true => Change::Nothing,
+                    false => Change::Places(seen),
+                }
             }
             State::Established
                 if self.0 & Self::BOTH & !side != 0 && !self.fits_first(segment, known) =>
@@ -787,6 +804,10 @@ impl Tracked {
                 self.set_position(segment.direction.reverse(), segment.ack);
                 self.follow(before, segment);
             }
+            Change::Places(seen) => {
+                self.seen = seen;
+                self.known.positions = numbers::first(segment);
+            }
             Change::Doubt(seen, number, answers) => {
                 self.seen = seen;
                 self.known.doubt = number;
@@ -877,6 +898,8 @@ pub enum Change {
     Doubt(Seen, u32, bool),
     /// The same; the side that it acknowledges has come as far as that.
     Answers(Seen),
+    /// The same; both sides have come as far as the segment says: nobody else has said anything.
+    Places(Seen),
     /// The flow is now this if it is older than two seconds, else it is what it was: conntrack's
     /// `nf_conntrack_udp_packet` has as much patience before it calls UDP a stream.
     AddIfItLasts(Seen),

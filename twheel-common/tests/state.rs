@@ -546,16 +546,19 @@ fn a_flow_entered_for_a_socket_learns_where_its_sides_stand() {
         let end = segment(FromLow, flags, 5_000_000, 7_000_000, 0);
         assert_eq!(flow.see(&end, BOTH), Change::Ignored);
     }
-    // The first segment of each side says where it stands, and the next one no longer.
+    // What the first side says last tells where both stand, until the other one says so, too.
     let from_low = segment(FromLow, ACK, 5_000_000, 7_000_000, 100);
-    assert!(matches!(flow.see(&from_low, BOTH), Change::Add(_)));
-    assert_eq!(flow.known.positions[0], 5_000_100);
-    assert!(!flow.seen.is_conversation());
-    let far = segment(FromLow, ACK, 4_000_000_000, 7_000_000, 100);
-    assert_eq!(flow.see(&far, BOTH), Change::Nothing);
-    assert_eq!(flow.known.positions[0], 5_000_100);
     let from_high = segment(FromHigh, ACK, 7_000_000, 5_000_100, 0);
+    let forged = segment(FromLow, ACK, 4_000_000_000, 3_000_000_000, 100);
+    assert!(matches!(flow.see(&from_low, BOTH), Change::Places(_)));
+    assert_eq!(flow.known.positions, [5_000_100, 7_000_000]);
+    assert!(!flow.seen.is_conversation());
+    assert!(matches!(flow.see(&forged, BOTH), Change::Places(_)));
+    assert_eq!(flow.see(&from_high, BOTH), Change::Ignored);
+    assert!(matches!(flow.see(&from_low, BOTH), Change::Places(_)));
     assert!(matches!(flow.see(&from_high, BOTH), Change::Add(_)));
+    assert_eq!(flow.see(&forged, BOTH), Change::Nothing);
+    assert_eq!(flow.known.positions, [5_000_100, 7_000_000]);
     assert!(flow.seen.is_conversation());
     assert_eq!(flow.seen.state(), Established);
     let reset = segment(FromLow, RST, 5_000_100, 0, 0);

@@ -114,7 +114,8 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
         Touched::Known => {
             if let Some(flow) = table::at(begun as u32) {
                 let before = flow.positions();
-                touch_update(flow.index(), segment, now, way.0);
+                // Another CPU has just entered it.
+                touch_change(flow.index(), segment, now, way.0);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -209,16 +210,6 @@ pub extern "C" fn touch_enter(
     start(segment, home, now, seen, rule, Way::ANY, idle) >> 32
 }
 
-/// [`update`] of a flow that another CPU has just entered.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn touch_update(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
-    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
-        update(flow, segment, now, Way(way));
-    }
-    0
-}
-
 /// Counts a packet of a flow, and looks at the flow's retransmission timers, of which `before` is how far its sides had
 /// come.
 #[inline(always)]
@@ -254,7 +245,10 @@ pub(crate) fn view() -> View {
 #[inline(always)]
 fn update(flow: At, segment: &Segment, now: u64, way: Way) {
     let word = flow.word();
-    if !word.seen().is_kept_by(segment.direction, segment.flags) {
+    if !word
+        .seen()
+        .is_kept_by(segment.direction, segment.flags, view())
+    {
         touch_change(flow.index(), segment, now, way.0);
         return;
     }
@@ -325,7 +319,9 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) {
                 touch_supersede(flow.index(), segment, before.0, now);
                 flow.set_way(Way::ANY);
             } else {
-                if attempt.is_answer != 0 {
+                if attempt.is_answer == 2 {
+                    flow.set_positions(numbers::first(segment));
+                } else if attempt.is_answer != 0 {
                     flow.set_position(segment.direction.reverse(), segment.ack);
                 }
                 if attempt.is_doubt != 0 {
@@ -386,7 +382,7 @@ pub struct Attempt {
     /// 1: `number` is in doubt now.
     is_doubt: u32,
     number: u32,
-    /// 1: the other side has come as far as the segment acknowledges.
+    /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
     is_answer: u32,
 }
 
@@ -428,6 +424,10 @@ pub extern "C" fn touch_attempt(
         Change::Add(seen) | Change::AddIfItLasts(seen) => word.with(now, seen),
         Change::Answers(seen) => {
             attempt.is_answer = 1;
+            word.with(now, seen)
+        }
+        Change::Places(seen) => {
+            attempt.is_answer = 2;
             word.with(now, seen)
         }
         Change::Doubt(seen, number, answers) => {

@@ -1112,7 +1112,7 @@ mod tests {
             at: number.into(),
             age: number,
             idle: 25,
-            seen: seen.0.into(),
+            seen: seen.0,
             reason: Reason::Idle as u32,
             cpu: 0,
             rule: if number.is_multiple_of(2) { RULE } else { 0 },

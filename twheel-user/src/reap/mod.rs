@@ -748,7 +748,7 @@ impl Worker {
         self.enter.enter(Enter {
             addresses: key.addresses(),
             ports: key.ports(),
-            seen: seen.0.into(),
+            seen: seen.0,
             rule,
             idle: clock.units_floor(idle),
             zero: 0,
