@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -110,19 +110,25 @@ pub fn build() -> Result<()> {
 pub fn objects() -> Result<Objects> {
     let manifest = Manifest::read().ok();
     match toolchain::find(manifest.as_ref().map(|manifest| &manifest.compiler), false) {
-        Ok(toolchain) => compile(&toolchain).or_else(|why| match manifest {
-            // Not where somebody has changed them: it may be their change that does not build.
-            Some(manifest) if manifest.is_of_these_sources() => {
-                say!("Using the prebuilt eBPF objects, which are from these sources: {why:#}.");
-                Ok(Objects::prebuilt())
-            }
-            _ => Err(why),
-        }),
-        Err(why) => {
-            say!("Using the prebuilt eBPF objects: {why:#}.");
-            Ok(Objects::prebuilt())
-        }
+        // It may be a change of the sources that does not build: then the prebuilt objects are not from these.
+        Ok(toolchain) => compile(&toolchain).or_else(|why| fall_back(manifest, why)),
+        Err(why) => fall_back(manifest, why),
     }
+}
+
+/// The prebuilt objects, if they are what their manifest says, and from these sources.
+fn fall_back(manifest: Option<Manifest>, why: Error) -> Result<Objects> {
+    let verified = match manifest {
+        Some(manifest) => manifest.verify(),
+        None => Err(anyhow!("the prebuilt objects have no manifest")),
+    };
+    if let Err(stale) = verified {
+        bail!(
+            "the eBPF objects cannot be built ({why:#}), and the prebuilt ones cannot be used: {stale:#}"
+        );
+    }
+    say!("Using the prebuilt eBPF objects, which are from these sources: {why:#}.");
+    Ok(Objects::prebuilt())
 }
 
 /// Replaces the prebuilt objects: `cargo xtask build-ebpf --update`.
@@ -154,11 +160,7 @@ pub fn update() -> Result<()> {
 /// Compares the prebuilt objects with the sources: `cargo xtask build-ebpf --check`.
 pub fn check() -> Result<()> {
     let manifest = Manifest::read()?;
-    for (name, path) in Objects::prebuilt().each() {
-        if manifest.objects.get(name) != Some(&hex(Sha256::digest(read(path)?))) {
-            bail!("the prebuilt object {name} is not the one in its manifest: {UPDATE}");
-        }
-    }
+    manifest.verify_objects()?;
     let (files, compared) = match toolchain::find(Some(&manifest.compiler), true) {
         Ok(toolchain) => {
             let built = recompile(&toolchain)?;
@@ -178,6 +180,9 @@ pub fn check() -> Result<()> {
     }
     match compared {
         Ok(()) => say!("The prebuilt objects are what the sources build, byte for byte."),
+        Err(why) if sh::is_ci() => bail!(
+            "nothing was compared: {why:#}; install the compiler that twheel-ebpf/prebuilt/MANIFEST.toml names, or {UPDATE}"
+        ),
         Err(why) => say!(
             "The prebuilt objects are from these sources by their SHA-256; bytes were not compared: {why:#}."
         ),
@@ -302,8 +307,23 @@ impl Sources {
 }
 
 impl Manifest {
-    fn is_of_these_sources(&self) -> bool {
-        Sources::new(self.sources.files.clone()).is_ok_and(|sources| sources == self.sources)
+    /// Fails unless the prebuilt objects are these, and from the sources as they are now.
+    fn verify(&self) -> Result<()> {
+        self.verify_objects()?;
+        if Sources::new(self.sources.files.clone())? != self.sources {
+            bail!("the prebuilt objects are from other sources: {UPDATE}");
+        }
+        Ok(())
+    }
+
+    /// Fails unless the prebuilt objects are these.
+    fn verify_objects(&self) -> Result<()> {
+        for (name, path) in Objects::prebuilt().each() {
+            if self.objects.get(name) != Some(&hex(Sha256::digest(read(path)?))) {
+                bail!("the prebuilt object {name} is not the one in its manifest: {UPDATE}");
+            }
+        }
+        Ok(())
     }
 
     fn path() -> PathBuf {
@@ -330,4 +350,37 @@ fn read_text(path: &Path) -> Result<String> {
 
 fn hex(hash: impl IntoIterator<Item = u8>) -> String {
     hash.into_iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+
+    use anyhow::anyhow;
+
+    use super::{Manifest, fall_back};
+
+    /// `cargo test` alone runs the prebuilt objects; `cargo xtask test` names those that it has built.
+    #[test]
+    fn tests_run_no_prebuilt_object_of_other_sources() {
+        if env::var_os("TWHEEL_BPF_OBJECT").is_none() {
+            Manifest::read().unwrap().verify().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_prebuilt_object_of_other_sources_is_refused() {
+        let why = || anyhow!("no compiler");
+        assert!(fall_back(None, why()).is_err());
+        let mut manifest = Manifest::read().unwrap();
+        manifest.sources.sha256 = "0".repeat(64);
+        let error = fall_back(Some(manifest), why()).err().unwrap().to_string();
+        assert!(
+            error.contains("from other sources") && error.contains("build-ebpf --update"),
+            "{error}"
+        );
+        let mut manifest = Manifest::read().unwrap();
+        manifest.objects.insert("twheel".to_owned(), "0".repeat(64));
+        assert!(fall_back(Some(manifest), why()).is_err());
+    }
 }

@@ -94,6 +94,11 @@ pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
+/// Whether this is a run of continuous integration, in which nothing that was to be checked may go unchecked.
+pub fn is_ci() -> bool {
+    env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
+}
+
 /// Fails in one sentence when nothing can be run as root.
 pub fn require_root() -> Result<()> {
     if is_root() {
