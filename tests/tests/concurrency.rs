@@ -1,7 +1,7 @@
 //! The loaded programs on two CPUs at once: packets of the same flows, steppers, deletions, and a reader
 //! that never stops anybody. Virtual time runs meanwhile.
 //!
-//! `TWHEEL_STRESS_SECONDS` says for how long each load, 5 by default, 60 where `TWHEEL_SOAK` is set.
+//! `TWHEEL_STRESS_SECONDS` says for how long each load, half of it in each view, 5 by default, 60 where `TWHEEL_SOAK` is set.
 #![allow(missing_docs)]
 
 use std::{
@@ -53,7 +53,7 @@ const LONG: Duration = Duration::from_secs(480);
 /// Two CPUs drive the programs.
 const CPUS: [u32; 2] = [0, 1];
 
-/// What the threads do.
+/// What the threads do. Each load runs in both views: with both directions seen, as production has it by default, and with one.
 #[derive(Clone, Copy)]
 struct Load {
     /// Keys, of which half of the packets are.
@@ -108,13 +108,23 @@ fn two_cpus_at_once() {
 }
 
 fn run(duration: Duration) {
-    for load in [NARROW, WIDE] {
+    let views = |load: Load| {
+        [false, true].map(|one_way| Load {
+            setup: Setup {
+                one_way,
+                ..load.setup
+            },
+            ..load
+        })
+    };
+    let (duration, long) = (duration / 2, LONG / 2);
+    for load in [NARROW, WIDE].into_iter().flat_map(views) {
         Stress::of(load, |stress| {
             let begin = Instant::now();
             let mut round = 0;
             // However long that takes, within reason.
-            let wanted = if load.in_step { 1_000_000 } else { 0 };
-            while begin.elapsed() < duration || begin.elapsed() < LONG && stress.changed() < wanted
+            let wanted = if load.in_step { 500_000 } else { 0 };
+            while begin.elapsed() < duration || begin.elapsed() < long && stress.changed() < wanted
             {
                 round += 1;
                 stress.round(round, Duration::from_millis(250));
@@ -380,9 +390,13 @@ impl Stress<'_> {
         assert_eq!(self.ended - ended, live);
         let counters = self.plane.counters().unwrap();
         println!(
-            "{} packets of {} keys, {} reads",
+            "{} packets of {} keys, {}, {} reads",
             self.packets.load(Relaxed),
             self.load.keys,
+            match self.load.setup.one_way {
+                true => "one direction seen",
+                false => "both seen",
+            },
             self.reads.load(Relaxed)
         );
         for counter in Counter::ALL {
