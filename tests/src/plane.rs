@@ -26,6 +26,7 @@ use twheel_common::{
     event::{Event, Record},
     flow::FlowKey,
     packet::{Protocols, parse},
+    state::State,
     step::Outcome,
     wheel::{NEVER, Scheme},
 };
@@ -58,6 +59,8 @@ pub struct Setup {
     pub timeout: u64,
     /// Timeout after RST or FIN from both sides.
     pub close: u64,
+    /// Timeout of a SYN that nobody has answered; `None`: as of any other flow that goes on.
+    pub syn_sent: Option<u64>,
     /// Capacity.
     pub max_flows: u32,
     /// Size of the ring.
@@ -102,6 +105,7 @@ impl Setup {
         tick: 100,
         timeout: 60_000,
         close: 10_000,
+        syn_sent: None,
         max_flows: 4096,
         ring_bytes: 1 << 20,
         start: 1_000_000,
@@ -123,12 +127,16 @@ impl Setup {
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
         let clock = Clock::virtual_ms();
+        let mut timeouts = Timeouts::new(
+            Duration::from_millis(self.timeout),
+            Duration::from_millis(self.close),
+        );
+        if let Some(syn_sent) = self.syn_sent {
+            timeouts.of[State::SynSent as usize] = Duration::from_millis(syn_sent);
+        }
         let mut config = Wanted {
             tick: Duration::from_millis(self.tick),
-            timeouts: Timeouts::new(
-                Duration::from_millis(self.timeout),
-                Duration::from_millis(self.close),
-            ),
+            timeouts,
             one_way: self.one_way,
             strict: self.strict,
             protocols: self.protocols,
