@@ -17,7 +17,10 @@ use twheel_common::{
     packet::{Protocols, Skip, Wanted, parse_any},
     state::{Seen, View},
 };
-use twheel_fuzz::make::{Random, damage, packet};
+use twheel_fuzz::{
+    corpus, input,
+    make::{Random, damage, packet},
+};
 use twheel_tests::{
     plane::{ACK, FIN, PASS, Plane, RST, SYN, Setup},
     recorded::captures,
@@ -776,21 +779,22 @@ fn frames(path: &Path) -> Result<Vec<Vec<u8>>> {
     }
 }
 
-/// What is not Ethernet is taken for it: hostile enough.
+/// Those of the corpus, and of a folder if one is given. What is not Ethernet is taken for it: hostile enough.
 #[test]
 fn recorded_packets_meet_the_fate_that_the_host_says() -> Result<()> {
-    let Some(folder) = env::var_os(FOLDER) else {
-        twheel_tests::skipped(format_args!(
-            "recorded captures; give a folder of them with {FOLDER}=…"
-        ));
-        return Ok(());
-    };
-    let mut recorded = Vec::new();
-    let paths = captures(Path::new(&folder))?;
+    let mut recorded: Vec<_> = corpus::kept()
+        .filter_map(|bytes| Some(input(&bytes)?.1.to_vec()))
+        .collect();
+    let folder = env::var_os(FOLDER);
+    let paths = folder.map_or(Ok(Vec::new()), |folder| captures(Path::new(&folder)))?;
     for path in &paths {
         recorded.extend(frames(path).with_context(|| path.display().to_string())?);
     }
-    anyhow::ensure!(!recorded.is_empty(), "no packets in {}", folder.display());
+    if paths.is_empty() {
+        twheel_tests::skipped(format_args!(
+            "recorded captures; give a folder of them with {FOLDER}=…"
+        ));
+    }
     for frame in &recorded {
         for wanted in [
             WANTED,
@@ -810,9 +814,10 @@ fn recorded_packets_meet_the_fate_that_the_host_says() -> Result<()> {
             }
         }
         let sent = watch.sent;
+        anyhow::ensure!(sent > 20, "{program:?}: {sent} packets only");
         let flows = watch.end();
         say(&format!(
-            "{program:?}: {sent} packets of {} files, {flows} flows",
+            "{program:?}: {sent} packets of the corpus and of {} files, {flows} flows",
             paths.len()
         ));
     }
