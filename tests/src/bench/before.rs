@@ -10,6 +10,7 @@ use twheel_tests::order::PACKETS;
 use crate::{
     plane::{self, Bench, Random, Segment, object},
     report::{Figure, Report, verdict},
+    size,
     step::{self, Side},
 };
 
@@ -22,7 +23,7 @@ const TOUCH: f64 = 1.03;
 /// A new flow, a visit and an eviction so many.
 const OTHERS: f64 = 1.05;
 /// Flows of those.
-const FLOWS: u32 = 1 << 13;
+const FLOWS: u32 = size(1 << 13, 1 << 11);
 /// The table is never made smaller than this.
 const SMALLEST_TABLE: u32 = 1 << 16;
 /// Milliseconds of virtual time.

@@ -17,16 +17,19 @@ use crate::{
     plane::{self, Bench, Segment, hash_entries},
     plot,
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Flows of one CPU.
-const SIZES: [u32; 4] = [1, 1 << 10, 1 << 17, 1 << 20];
+const SIZES: [u32; 4] = [1, 1 << 10, size(1 << 17, 1 << 11), size(1 << 20, 1 << 12)];
 /// As in `touch`.
 const SMALLEST_TABLE: u32 = 1 << 16;
 /// Nanoseconds a packet on flows that both CPUs touch, over those on flows of one's own.
 const BOUND: f64 = 1.8;
 /// Runs of a CPU in a round, one after the other.
-const RUNS: usize = 8;
+const RUNS: usize = size(8, 32);
+/// Of these, how many must lie within the other CPU's, at least.
+const TOGETHER: usize = size(RUNS / 4, 1);
 
 /// Who touches what.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -220,7 +223,7 @@ fn together(program: &Xdp, orders: &mut [Order; 2], work: &[Vec<Vec<u32>>; 2]) -
             .map(|(.., took)| took.as_nanos() as f64 / PACKETS as f64)
             .collect();
         ensure!(
-            of_this.len() >= RUNS / 4,
+            of_this.len() >= TOGETHER,
             "the CPUs did not run at the same time"
         );
         // Packets a second of one CPU.

@@ -31,18 +31,19 @@ use crate::{
     plane::{self, Bench, CPU, Segment, cpu_time, hash_entries},
     plot::Curve,
     report::{Figure, Report, verdict},
+    size,
 };
 
-const FLOWS: u32 = 1_000_000;
+const FLOWS: u32 = size(1_000_000, 10_000);
 const PRECISIONS: [Duration; 3] = [
     Duration::from_millis(10),
     Duration::from_millis(100),
     Duration::from_secs(1),
 ];
 const TIMEOUTS: [Duration; 3] = [
-    Duration::from_secs(10),
-    Duration::from_secs(60),
-    Duration::from_secs(300),
+    Duration::from_secs(size(10, 1)),
+    Duration::from_secs(size(60, 2)),
+    Duration::from_secs(size(300, 3)),
 ];
 /// What is bound, and what it may take of a CPU.
 const BOUND: (Duration, Duration, f64) = (PRECISIONS[1], TIMEOUTS[1], 0.008);
@@ -50,26 +51,26 @@ const BOUND: (Duration, Duration, f64) = (PRECISIONS[1], TIMEOUTS[1], 0.008);
 const SWEEP: f64 = 100.0;
 
 /// Turns of the wheel at what is bound, one after the other.
-const TURNS: usize = 5;
+const TURNS: usize = size(5, 1);
 /// No more timeouts than this of virtual time: where the ticks are long, a whole turn of the wheel is hours.
 const MOST_TIMEOUTS: u32 = 2;
 /// Slots of a level.
-const SLOTS: u32 = 1024;
+const SLOTS: u32 = size(1024, 16);
 /// Every flow has so many packets in a timeout.
 const TOUCHES: usize = 10;
 /// Flows begin, and have their packets, in so many portions a timeout.
-const PORTIONS: u32 = 1_000;
+const PORTIONS: u32 = size(1_000, 50);
 /// The CPU on whose wheel the flows stand; their packets come in on the other.
 const WHEEL: u32 = 1;
 
 /// Passes of each sweep.
-const PASSES: usize = 5;
+const PASSES: usize = size(5, 1);
 
 /// Numbers of flows with a timer each.
 const TIMED: [u32; 2] = [1, 64];
 /// And the most that is tried.
 const MOST_TIMED: u32 = 1 << 16;
-const ROUNDS: u32 = 31;
+const ROUNDS: u32 = size(31, 1);
 
 /// What steppers took.
 struct Stepped {

@@ -15,16 +15,17 @@ use twheel_tests::netns::{PATIENCE, Twheel};
 use crate::{
     real::{self, History, Lab, WATCHED},
     report::Report,
+    size,
 };
 
 /// A program that has just begun, or has just had a flow, is left alone for so long before it is watched.
-const SETTLED: Duration = Duration::from_secs(3);
+const SETTLED: Duration = Duration::from_secs(size(3, 1));
 /// Flows that begin at once.
-const BATCH: u32 = 10_000;
+const BATCH: u32 = size(10_000, 1_000);
 /// Flows in the table, at most: others wait.
-const LIVE: u64 = 400_000;
+const LIVE: u64 = size(400_000, 20_000);
 /// Flows after which memory is looked at, when all are gone.
-const ROUND: u32 = 1_000_000;
+pub const ROUND: u32 = size(1_000_000, 10_000);
 /// Flows of the next rounds are the same again: there are so many addresses. They have all expired by then.
 const ADDRESSES: u32 = 10_000_000;
 

@@ -12,9 +12,14 @@ use crate::{
     plane::{self, Bench, Segment, hash_entries},
     plot,
     report::{Figure, Report, verdict},
+    size,
 };
 
-const SIZES: [u32; 3] = [1 << 14, 1 << 17, 1 << 20];
+const SIZES: [u32; 3] = [
+    size(1 << 14, 1 << 12),
+    size(1 << 17, 1 << 13),
+    size(1 << 20, 1 << 14),
+];
 /// What a new flow may cost: so many times the floor.
 const BOUND: f64 = 1.1;
 /// Rules of the policy.

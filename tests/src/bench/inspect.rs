@@ -10,10 +10,13 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use twheel_tests::netns::{Namespace, Twheel};
 
-use crate::report::{Figure, Report, verdict};
+use crate::{
+    report::{Figure, Report, verdict},
+    size,
+};
 
-const FLOWS: u32 = 1_000_000;
-const ROUNDS: usize = 5;
+const FLOWS: u32 = size(1_000_000, 10_000);
+const ROUNDS: usize = size(5, 1);
 const INTERFACE: &str = "bench0";
 /// Seconds, and bytes.
 const LISTING_BOUNDS: (f64, f64) = (2.0, (64 << 20) as f64);

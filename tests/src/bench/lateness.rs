@@ -20,11 +20,12 @@ use twheel_tests::netns::Twheel;
 use crate::{
     real::{self, CPUS, Lab, WATCHED, Wire},
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Flows that begin in a minute.
 const A_MINUTE: u64 = 1_000_000;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(size(10, 2));
 const TICK: Duration = Duration::from_millis(100);
 /// What 999 of 1,000 may be late by, beside a tick.
 const BEYOND: Duration = Duration::from_millis(5);

@@ -37,6 +37,12 @@ use clap::{Parser, Subcommand};
 
 use crate::report::Report;
 
+/// A size or a time: in a debug build, whose figures mean nothing, the least with which a bench still runs. `cargo xtask test`
+/// runs each so, to see whether it does.
+const fn size<T: Copy>(full: T, least: T) -> T {
+    if cfg!(debug_assertions) { least } else { full }
+}
+
 /// Measures twheel's data plane on this machine.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
@@ -59,7 +65,7 @@ enum Bench {
     /// Nanoseconds a packet, beside the least that a flow table can cost
     Touch {
         /// Runs of each program at each number of flows
-        #[arg(long, default_value_t = 151, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        #[arg(long, default_value_t = size(151, 1), value_parser = clap::value_parser!(u32).range(1..=10_000))]
         rounds: u32,
     },
     /// Nanoseconds of what matters most, beside an earlier object of the benches
@@ -67,31 +73,31 @@ enum Bench {
         /// That object: target/bpf/bpfel-unknown-none/release/bench of another checkout, with the same layout
         object: PathBuf,
         /// Runs of each
-        #[arg(long, default_value_t = 101, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        #[arg(long, default_value_t = size(101, 1), value_parser = clap::value_parser!(u32).range(1..=10_000))]
         rounds: u32,
     },
     /// Nanoseconds of a new flow, beside a bare insertion into the kernel's hash
     Insert {
         /// Fillings of the table from half to full
-        #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        #[arg(long, default_value_t = size(15, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
     /// Nanoseconds of a visit and of an eviction with its event, beside the kernel's hash
     Step {
         /// Lives of the whole table
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        #[arg(long, default_value_t = size(5, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
     /// Nanoseconds added to a packet that is forwarded, beside what nf_conntrack adds
     Path {
         /// Runs through each gateway at each number of flows
-        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        #[arg(long, default_value_t = size(9, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
     /// CPU time of watching a capture that is replayed, beside a flow exporter's
     Exporter {
         /// Replays to each
-        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        #[arg(long, default_value_t = size(7, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
     /// What stepping live flows takes of a CPU, beside sweeps of the same precision and timers of the kernel
@@ -99,7 +105,7 @@ enum Bench {
     /// Two CPUs that touch the same flows, beside flows of their own
     Cores {
         /// Rounds at each number of flows
-        #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        #[arg(long, default_value_t = size(31, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
         rounds: u32,
     },
     /// Bytes a flow: what the kernel charges for all maps; and how long a large table takes to load
@@ -113,22 +119,22 @@ enum Bench {
     /// How late flows expire while both CPUs have all the packets that they can take
     Lateness {
         /// Seconds over which flows begin, and over which they expire
-        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=600))]
+        #[arg(long, default_value_t = size(60, 2), value_parser = clap::value_parser!(u32).range(1..=600))]
         seconds: u32,
     },
     /// What a program costs that has nothing to do, and what is left of flows that are gone
     Idle {
         /// Seconds in which nothing is to happen
-        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+        #[arg(long, default_value_t = size(60, 1), value_parser = clap::value_parser!(u32).range(1..=3600))]
         seconds: u32,
         /// Flows that expire, of which the second half is to leave nothing
-        #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(2_000_000..=100_000_000))]
+        #[arg(long, default_value_t = size(20, 4) * idle::ROUND, value_parser = clap::value_parser!(u32).range(i64::from(2 * idle::ROUND)..=100_000_000))]
         flows: u32,
     },
     /// Ten million flows: loaded, begun, touched, expired, and the memory for all that
     Scale {
         /// How many instead
-        #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(100_000..=10_000_000))]
+        #[arg(long, default_value_t = size(10_000_000, 100_000), value_parser = clap::value_parser!(u32).range(100_000..=10_000_000))]
         flows: u32,
     },
     /// Nanoseconds and bytes of the paper's seven schemes on the host, beside two crates; no root
@@ -153,6 +159,10 @@ const ALL: [&str; 15] = [
 ];
 
 fn run(cli: &Cli) -> Result<()> {
+    ensure!(
+        !cfg!(debug_assertions) || cli.json || cli.out.is_some(),
+        "a debug build has no figures for docs/bench: run `cargo xtask bench`, or give --out"
+    );
     let docs = || concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench").into();
     let out = cli.out.clone().unwrap_or_else(docs);
     let mut report = Report::new(cli.json, out)?;
@@ -183,6 +193,9 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
     }
     report.begin(bench.name(), command(bench));
     report.say(&machine::describe());
+    if cfg!(debug_assertions) {
+        report.say("A debug build, with the least sizes: its figures mean nothing.");
+    }
     match *bench {
         // Writes a page of its own.
         Bench::Schemes(ref options) => return schemes::bench(options, report),

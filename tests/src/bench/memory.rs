@@ -17,19 +17,20 @@ use crate::{
     plane::{self, hash_entries},
     plot,
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Capacity at which bytes are counted.
-const FLOWS: u32 = 1 << 20;
+const FLOWS: u32 = size(1 << 20, 1 << 15);
 /// And those at which they are compared.
 const SIZES: [u32; 4] = [1 << 14, 1 << 17, FLOWS, MANY];
 /// What a flow may take, everything included.
 const BOUND: f64 = 200.0;
 /// Capacity at which loading is timed.
-const MANY: u32 = 10_000_000;
+const MANY: u32 = size(10_000_000, 1 << 18);
 /// Seconds that it may take.
 const LOAD_BOUND: f64 = 4.0;
-const LOADS: usize = 3;
+const LOADS: usize = size(3, 1);
 
 /// `memlock` of all maps, and the time of a load.
 pub fn bench(report: &mut Report) -> Result<()> {

@@ -27,14 +27,15 @@ use twheel_tests::{
 use crate::{
     plane::{self, CPU},
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Numbers of flows, as powers of two, and what twheel may add there: so many times what conntrack does.
-const SIZES: [(u32, f64); 3] = [(10, 0.30), (17, 0.40), (20, 0.40)];
+const SIZES: [(u32, f64); 3] = [(10, 0.30), (size(17, 11), 0.40), (size(20, 12), 0.40)];
 /// New flows that come in a round, as powers of two, and what they may take. There is room for twice as many.
-const NEW: [(u32, f64); 2] = [(17, 0.25), (20, 0.25)];
+const NEW: [(u32, f64); 2] = [(size(17, 11), 0.25), (size(20, 12), 0.25)];
 /// Frames of a run at least.
-const FRAMES: u32 = 1 << 18;
+const FRAMES: u32 = size(1 << 18, 1 << 13);
 /// Gateways, by what watches.
 const LANES: [&str; 4] = ["base", "xdp", "conntrack", "twheel"];
 const BASE: usize = 0;

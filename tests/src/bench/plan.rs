@@ -20,13 +20,13 @@ use twheel::{
 };
 use twheel_common::{counter::Counter, wheel::Scheme};
 
-use crate::report::Report;
+use crate::{report::Report, size};
 
-const FLOWS: u32 = 1 << 17;
-const TIMEOUT: Duration = Duration::from_secs(4);
+const FLOWS: u32 = size(1 << 17, 1 << 12);
+const TIMEOUT: Duration = Duration::from_secs(size(4, 2));
 const TICK: Duration = Duration::from_millis(20);
 /// How long steppers are watched, after the first visit of all flows.
-const WATCHED: Duration = Duration::from_secs(8);
+const WATCHED: Duration = Duration::from_secs(size(8, 1));
 /// Every flow has a packet this often.
 const TOUCHED: Duration = Duration::from_millis(500);
 /// What the prediction may be wrong by, either way.

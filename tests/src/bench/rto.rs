@@ -36,14 +36,15 @@ use twheel_common::{
 use crate::{
     plan::stepper_time,
     report::{Figure, Report, verdict},
+    size,
 };
 
-const FLOWS: u32 = 100_000;
+const FLOWS: u32 = size(100_000, 1_000);
 const TICK: Duration = Duration::from_millis(10);
 /// Each flow has an acknowledgment, and more data, this often: its timer starts anew.
 const PROGRESS: Duration = Duration::from_millis(100);
-const WARM_UP: Duration = Duration::from_secs(2);
-const WATCHED: Duration = Duration::from_secs(8);
+const WARM_UP: Duration = Duration::from_secs(size(2, 1));
+const WATCHED: Duration = Duration::from_secs(size(8, 1));
 /// Bytes in flight: more than are acknowledged one by one.
 const DATA: u16 = 1_400;
 /// What the steppers may take of a CPU.

@@ -32,6 +32,7 @@ use crate::{
     plane::{self, Bench, Segment, hash_entries},
     real::{self, CPUS, History, Lab, WATCHED},
     report::{Figure, Report, verdict},
+    size,
     step::{self, Side},
 };
 
@@ -42,12 +43,12 @@ const TOUCH: f64 = 0.70;
 /// GiB that all may take.
 const MEMORY: f64 = 3.0;
 /// Loads, of which the first does not count.
-const LOADS: usize = 4;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const LOADS: usize = size(4, 2);
+const TIMEOUT: Duration = Duration::from_secs(size(10, 2));
 /// What the program says while it loads.
 const LOADING: &str = "making a table";
 /// Runs over flows at random.
-const TOUCHES: u32 = 64;
+const TOUCHES: u32 = size(64, 2);
 
 /// A `twheel run` whose standard error is a terminal.
 struct OnTerminal {

@@ -24,13 +24,14 @@ use self::{
 use crate::{
     machine,
     report::{Figure, Report},
+    size,
 };
 
 /// What is measured, and where to.
 #[derive(Args)]
 pub struct Options {
     /// Rounds; each measures every scheme once, in turn
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, default_value_t = size(3, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
     /// Numbers of timers
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16_000_000),
@@ -44,7 +45,10 @@ pub struct Options {
     only: Vec<String>,
 }
 
-const SIZES: [u32; 7] = [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000];
+const SIZES: [u32; 7] = size(
+    [1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000],
+    [100, 178, 316, 562, 1_000, 1_778, 3_162],
+);
 
 impl Options {
     /// Whether this is all that there is to measure.
@@ -161,7 +165,7 @@ const STEPS: u32 = 64;
 /// Parts in which timers are stopped and started again.
 const PARTS: usize = 10;
 /// Empty ticks of a round.
-const TICKS: u32 = 4096;
+const TICKS: u32 = size(4096, 256);
 
 /// All schemes, all sizes.
 pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
@@ -208,7 +212,7 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
         let longest = |name| drain::BUDGETS.map(|budget| drain::longest(name, &workload, budget));
         results.drains = drain::SCHEMES.into_iter().map(longest).collect();
     }
-    results.misses = (12..=27)
+    results.misses = (12..=size(27, 16))
         .map(|log| (f64::from(1 << log), paper::miss(1 << log)))
         .collect();
     emit(&results, report);
@@ -267,7 +271,7 @@ fn measure(
     } else {
         TICKS
     };
-    let repeats = (20_000 / n).clamp(1, 10);
+    let repeats = (size(20_000, 0) / n).clamp(1, 10);
     let mut totals = [0.0; Operation::ALL.len()];
     for _ in 0..repeats {
         let mut timed = |operation: Operation, work: &mut dyn FnMut()| {

@@ -16,10 +16,16 @@ use crate::{
     plane::{self, Bench, Random, Segment, hash_entries},
     plot,
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
-const SIZES: [(u32, f64); 4] = [(1, 0.70), (CACHED, 0.70), (1 << 17, 0.70), (1 << 20, 0.70)];
+const SIZES: [(u32, f64); 4] = [
+    (1, 0.70),
+    (CACHED, 0.70),
+    (size(1 << 17, 1 << 11), 0.70),
+    (size(1 << 20, 1 << 12), 0.70),
+];
 /// The number of flows that stay in the processor's caches.
 const CACHED: u32 = 1 << 10;
 /// Options that cost something, and what touch may cost with them.
@@ -28,7 +34,7 @@ const OPTIONS: [(&str, &str, f64); 2] = [
     ("--rto on", "rto", 1.0),
 ];
 /// The number of flows at which a packet of none is bound, and by how much.
-const ABSENT: (u32, f64) = (1 << 20, 1.0);
+const ABSENT: (u32, f64) = (SIZES[3].0, 1.0);
 /// Programs, and what they are given. `LRU` is of another object.
 const VARIANTS: [(&str, &str, Segment); 8] = [
     ("empty", "empty", Segment::Ack),
@@ -238,7 +244,7 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
 /// Nanoseconds of a miss: a walk over as many lines, where each says which is next.
 fn miss(lines: u32) -> f64 {
     const LINE: usize = 64 / size_of::<u32>();
-    const STEPS: u32 = 1 << 18;
+    const STEPS: u32 = size(1 << 18, 1 << 12);
     let mut order: Vec<_> = (0..lines).collect();
     Random::default().shuffle(&mut order);
     let mut memory = vec![0; lines as usize * LINE];

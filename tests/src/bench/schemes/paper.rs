@@ -3,6 +3,7 @@
 use twheel_common::schemes::{End, Hashed, Ordered, Scheme, Timers};
 
 use super::{contender::must, stopwatch, workload::Random};
+use crate::size;
 
 /// A straight line through points, by least squares: what it is at 0, and its slope.
 pub fn line(points: &[(f64, f64)]) -> (f64, f64) {
@@ -23,7 +24,7 @@ pub fn line(points: &[(f64, f64)]) -> (f64, f64) {
 pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
     /// Ticks of a mean interval: so many that no two deadlines are alike.
     const MEAN: f64 = 1e7;
-    const INSERTIONS: u32 = 20_000;
+    const INSERTIONS: u32 = size(20_000, 500);
     let mut random = Random(11);
     let point = |n: f64| {
         let mut timers = Timers::new(Ordered::new(end));
@@ -59,7 +60,7 @@ pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
 /// Nanoseconds of a tick of scheme 6, with so many timers a slot, none of which is due for long.
 pub fn hashed_tick() -> Vec<(f64, f64)> {
     const SLOTS: u32 = 256;
-    const TURNS: u64 = 64;
+    const TURNS: u64 = size(64, 4);
     let point = |load: u32| {
         let mut timers = Timers::new(must(Hashed::new(SLOTS)));
         for id in 0..load * SLOTS {
@@ -82,7 +83,7 @@ pub fn hashed_tick() -> Vec<(f64, f64)> {
 /// Nanoseconds of one read of memory whose address the read before has told, in so many bytes.
 pub fn miss(bytes: usize) -> f64 {
     const LINE: usize = 64 / size_of::<u64>();
-    const READS: usize = 1 << 18;
+    const READS: usize = size(1 << 18, 1 << 10);
     let lines = (bytes / 64).max(2);
     let mut random = Random(13);
     // One cycle through all lines (Sattolo).
