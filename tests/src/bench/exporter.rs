@@ -31,10 +31,11 @@ use crate::{
     path::{cpu_time, softirq_thread, sysctl},
     plane::{CPU, Random, object},
     report::{Figure, Report, verdict},
+    size,
 };
 
 /// Connections in the capture, all at once, and packets of each: a handshake, then acknowledgments by turns.
-const FLOWS: u32 = 50_000;
+const FLOWS: u32 = size(50_000, 20_000);
 const EACH: u32 = 20;
 const PACKETS: u64 = FLOWS as u64 * EACH as u64;
 /// What both have room for.
@@ -278,6 +279,7 @@ impl Lab {
             "native",
             "--max-flows",
             MAX_FLOWS,
+            "--accounting",
         ];
         let twheel = Twheel::start(&self.receiver, &args)?;
         let reader = self.receiver.enter(|| Reader::open(Some(SERVER)))?;
@@ -319,7 +321,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "A capture of {FLOWS} TCP connections, {PACKETS} packets in random order, is replayed (tcpreplay --topspeed, \
          from memory)\nover a veth into a namespace where in turn nobody watches, an XDP program passes all, \
-         `softflowd -i` (NetFlow 9, room for\n{MAX_FLOWS} flows, buffer 128 MiB) or `twheel run --iface` with as much \
+         `softflowd -i` (NetFlow 9, room for\n{MAX_FLOWS} flows, buffer 128 MiB) or `twheel run --accounting --iface` with as much \
          room: {rounds} rounds, median (least–most). Nanoseconds a\npacket: `wall` as tcpreplay says; `sender` is the \
          CPU time of its process, on CPU {CPU}, in whose softirqs packets arrive, and of\nksoftirqd; `watcher` that of \
          the process that watches, until it has come to the end; to report what flows end is not in it.\n`adds`: both, \
