@@ -25,9 +25,15 @@ pub mod tc;
 
 pub mod tracefs;
 
-/// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists and counts it.
+/// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
+/// test as skipped.
 pub fn skipped(what: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "skipped: {what}");
+    let thread = std::thread::current();
+    let _ = match thread.name() {
+        None | Some("main") => writeln!(std::io::stdout(), "skipped: {what}"),
+        // With one thread libtest has begun a line.
+        Some(test) => writeln!(std::io::stdout(), "\ntest {test} ... skipped: {what}"),
+    };
 }
 
 /// Whether tests of faults are to go on for longer, with more of everything: `cargo xtask test --soak`.

@@ -2,61 +2,122 @@
 //!
 //! `fuzz/corpus.hex` is the corpus, an input a line: what libFuzzer wants is a directory with a file for each.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{
     setup,
     sh::{self, say},
-    toolchain,
 };
 
-/// The one version of cargo-fuzz that is used.
-const CARGO_FUZZ: &str = "0.13.2";
 /// The target.
 const TARGET: &str = "packet";
 /// Seconds, unless another option says otherwise; longer inputs find nothing that these do not.
 const DEFAULTS: [&str; 2] = ["-max_total_time=60", "-max_len=300"];
+/// What the compiler counts: edges that were taken, and what values were compared with. Stable has these.
+const COVERAGE: [&str; 7] = [
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+];
+/// What a nightly checks besides: every access to memory.
+const ADDRESSES: &str = "-Zsanitizer=address";
+
+/// The built target, and the corpus in files.
+pub struct Fuzzer {
+    target: PathBuf,
+    corpus: PathBuf,
+}
 
 /// Builds the target and runs it, from the corpus that is kept; if `keep`, what it has found is added to that.
 pub fn fuzz(keep: bool, args: &[String]) -> Result<()> {
-    let nightly = nightly()?;
-    if ["c++", "g++", "clang++"]
-        .iter()
-        .all(|it| sh::which(it).is_empty())
-    {
-        setup::apt(&["g++"], "30 s")?;
-    }
-    let tool = cargo_fuzz()?;
-    let spread = sh::target("fuzz/corpus");
-    let least = sh::target("fuzz/least");
-    for directory in [&spread, &least] {
-        let _ = fs::remove_dir_all(directory);
-        let failed = || format!("cannot make {}", directory.display());
-        fs::create_dir_all(directory).with_context(failed)?;
-    }
-    let file = sh::workspace().join("fuzz/corpus.hex");
-    let kept = fs::read_to_string(&file).context("cannot read fuzz/corpus.hex")?;
-    for (number, line) in kept.lines().enumerate() {
-        let input = from_hex(line).with_context(|| format!("fuzz/corpus.hex:{}", number + 1))?;
-        fs::write(spread.join(number.to_string()), input).context("cannot spread the corpus")?;
-    }
-    say!("Building the target with {nightly}; this usually takes 60 s the first time.");
-    let run = |directories: &[&PathBuf], options: &[&str]| {
-        let mut command = Command::new(&tool);
-        command.current_dir(sh::workspace());
-        // As `cargo +nightly fuzz` would: cargo-fuzz asks whatever cargo and rustc it is pointed to.
-        command
-            .env_remove("CARGO")
-            .env("RUSTUP_TOOLCHAIN", &nightly);
-        command.args(["fuzz", "run", "--features", "libfuzzer", TARGET]);
-        command.args(directories).arg("--").args(options).args(args);
-        sh::run(&mut command)
-    };
-    run(&[&spread], &DEFAULTS)?;
+    let fuzzer = Fuzzer::build()?;
+    sh::run(fuzzer.command().args(args))?;
     if keep {
-        run(&[&least, &spread], &["-merge=1"])?;
+        fuzzer.keep()?;
+    }
+    Ok(())
+}
+
+impl Fuzzer {
+    /// Builds the target, and spreads the corpus that is kept.
+    pub fn build() -> Result<Self> {
+        // libFuzzer is C++, and built from its sources.
+        if ["c++", "g++", "clang++"]
+            .iter()
+            .all(|it| sh::which(it).is_empty())
+        {
+            setup::apt(&["g++"], "30 s")?;
+        }
+        let host = host()?;
+        let nightly = nightly();
+        say!(
+            "Building the fuzz target with {}; this usually takes 60 s the first time.",
+            nightly.as_deref().unwrap_or("the stable compiler")
+        );
+        let mut flags = COVERAGE.to_vec();
+        let mut cargo = sh::cargo();
+        if let Some(nightly) = &nightly {
+            flags.push(ADDRESSES);
+            // As `cargo +nightly` would.
+            cargo = Command::new("cargo");
+            cargo.current_dir(sh::workspace());
+            cargo.env_remove("CARGO").env_remove("RUSTC");
+            cargo.env("RUSTUP_TOOLCHAIN", nightly);
+        }
+        let directory = sh::target("fuzz");
+        // With --target the flags are not those of build scripts.
+        cargo
+            .args(["build", "--quiet", "--locked", "--release", "-p"])
+            .args(["twheel-fuzz", "--features", "libfuzzer", "--bin", TARGET])
+            .args(["--target", &host, "--target-dir"])
+            .arg(&directory)
+            .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true")
+            .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+        sh::run(&mut cargo)?;
+        let fuzzer = Self {
+            target: directory.join(host).join("release").join(TARGET),
+            corpus: empty("fuzz/corpus")?,
+        };
+        let kept = fs::read_to_string(corpus()).context("cannot read fuzz/corpus.hex")?;
+        for (number, line) in kept.lines().enumerate() {
+            let input =
+                from_hex(line).with_context(|| format!("fuzz/corpus.hex:{}", number + 1))?;
+            fs::write(fuzzer.corpus.join(number.to_string()), input)
+                .context("cannot spread the corpus")?;
+        }
+        Ok(fuzzer)
+    }
+
+    /// The command that fuzzes, for a minute unless another option says otherwise.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.target);
+        // What fails is left here.
+        command.current_dir(sh::target("fuzz"));
+        command.arg(&self.corpus).args(DEFAULTS);
+        command
+    }
+
+    /// Minimises the corpus, with what was found, into `fuzz/corpus.hex`.
+    fn keep(&self) -> Result<()> {
+        let least = empty("fuzz/least")?;
+        sh::run(
+            Command::new(&self.target)
+                .args(["-merge=1", DEFAULTS[1]])
+                .args([&least, &self.corpus]),
+        )?;
         let mut lines = BTreeSet::new();
         for entry in fs::read_dir(&least).context("cannot read what libFuzzer has merged")? {
             let input = fs::read(entry?.path()).context("cannot read an input")?;
@@ -64,55 +125,56 @@ pub fn fuzz(keep: bool, args: &[String]) -> Result<()> {
             lines.insert((line.len(), line + "\n"));
         }
         let text: String = lines.into_iter().map(|(_, line)| line).collect();
-        fs::write(&file, text).context("cannot write fuzz/corpus.hex")?;
+        fs::write(corpus(), text).context("cannot write fuzz/corpus.hex")?;
         say!("Updated fuzz/corpus.hex.");
+        Ok(())
     }
-    Ok(())
 }
 
-/// A nightly of rustup's: libFuzzer's instrumentation is no part of stable.
-pub fn nightly() -> Result<String> {
-    let list = Command::new("rustup").args(["toolchain", "list"]).output();
-    let list = list.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let names = list.unwrap_or_default();
-    let mut names = names
+/// The corpus that is kept.
+fn corpus() -> PathBuf {
+    sh::workspace().join("fuzz/corpus.hex")
+}
+
+/// A directory below cargo's target directory, without what was in it.
+fn empty(path: &str) -> Result<PathBuf> {
+    let directory = sh::target(path);
+    let _ = fs::remove_dir_all(&directory);
+    let failed = || format!("cannot make {}", directory.display());
+    fs::create_dir_all(&directory).with_context(failed)?;
+    Ok(directory)
+}
+
+/// What the compiler calls this machine.
+fn host() -> Result<String> {
+    let version = sh::output(
+        Command::new("rustc")
+            .arg("-vV")
+            .current_dir(sh::workspace()),
+    )?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not name its host")?.to_owned())
+}
+
+/// A nightly of rustup's that has the address sanitizer, if there is one.
+fn nightly() -> Option<String> {
+    let rustup = |args: &[&str]| {
+        let output = Command::new("rustup").args(args).output().ok()?;
+        Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let list = rustup(&["toolchain", "list"])?;
+    let mut names = list
         .lines()
         .filter_map(|line| line.split_whitespace().next());
-    match names.find(|name| name.contains("nightly")) {
-        Some(name) => Ok(name.to_owned()),
-        None => bail!(
-            "libFuzzer needs a nightly compiler, and rustup has none: `rustup toolchain install nightly`. \
-             Without it, `cargo test -p twheel-fuzz` makes packets at random and compares the same"
-        ),
-    }
-}
-
-/// cargo-fuzz, built here if need be.
-fn cargo_fuzz() -> Result<PathBuf> {
-    let tools = toolchain::cache()?.join("tools");
-    let cached = tools.join("bin/cargo-fuzz");
-    let found = sh::which("cargo-fuzz").into_iter().next();
-    if let Some(tool) = found.or_else(|| cached.exists().then(|| cached.clone())) {
-        return Ok(tool);
-    }
-    say!(
-        "Building cargo-fuzz {CARGO_FUZZ} into {}; this usually takes 40 s.",
-        tools.display()
-    );
-    sh::run(
-        sh::cargo()
-            .args([
-                "install",
-                "cargo-fuzz",
-                "--quiet",
-                "--locked",
-                "--version",
-                CARGO_FUZZ,
-            ])
-            .arg("--root")
-            .arg(&tools),
-    )?;
-    Ok(cached)
+    let name = names.find(|name| name.contains("nightly"))?;
+    let rustc = rustup(&["which", "rustc", "--toolchain", name])?;
+    let root = Path::new(rustc.trim()).parent()?.parent()?;
+    let host = host().ok()?;
+    let libraries = fs::read_dir(root.join("lib/rustlib").join(host).join("lib")).ok()?;
+    let mut libraries = libraries.flatten().map(|it| it.file_name());
+    libraries
+        .any(|it| it.to_string_lossy().contains("rt.asan"))
+        .then(|| name.to_owned())
 }
 
 fn from_hex(line: &str) -> Option<Vec<u8>> {

@@ -18,12 +18,13 @@ pub fn setup() -> Result<()> {
 }
 
 /// What the tests need: what the lab does; `nft`, for the kernel's own connection tracking beside ours; and
-/// what replays captures, and says what is in them; a terminal to drive; a browser, for the page.
+/// what says what is in captures; a terminal to drive; a browser, for the page; what says what a unit allows, and which
+/// system calls there are; and the benches.
 pub fn tests() -> Result<()> {
-    lab()?;
+    benches()?;
     need(&[
-        ("nft", "nftables", "10 s"),
-        ("tcpreplay", "tcpreplay", "10 s"),
+        ("strace", "strace", "10 s"),
+        ("systemd-analyze", "systemd", "30 s"),
         ("tshark", "tshark", "1 min"),
         ("tmux", "tmux", "10 s"),
         ("chromium", "chromium", "1 min"),

@@ -14,6 +14,29 @@ use crate::sh;
 /// The directory of the package whose tests need root.
 const ROOT: &str = "tests";
 
+/// A program that tests run, built along with them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Program {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub executable: PathBuf,
+}
+
+impl Program {
+    /// Reads one of cargo's messages (`--message-format=json`). `None` if it is about something else.
+    fn read(message: &str) -> Option<Self> {
+        let message: Value = serde_json::from_str(message).ok()?;
+        let is_program = message["profile"]["test"] == Value::Bool(false)
+            && message["target"]["kind"][0].as_str() == Some("bin");
+        is_program.then_some(())?;
+        Some(Self {
+            name: message["target"]["name"].as_str()?.to_owned(),
+            executable: message["executable"].as_str()?.into(),
+        })
+    }
+}
+
 /// A test binary.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Binary {
@@ -66,8 +89,16 @@ impl Binary {
     }
 }
 
+/// What cargo has built.
+pub struct Built {
+    /// Test binaries.
+    pub binaries: Vec<Binary>,
+    /// Programs.
+    pub programs: Vec<Program>,
+}
+
 /// Has cargo build the test binaries that it is told to, and names them.
-pub fn build(cargo: &mut Command) -> Result<Vec<Binary>> {
+pub fn build(cargo: &mut Command) -> Result<Built> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo
         .stderr(Stdio::inherit())
@@ -78,12 +109,15 @@ pub fn build(cargo: &mut Command) -> Result<Vec<Binary>> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let binaries: BTreeSet<_> = messages.lines().filter_map(Binary::read).collect();
-    Ok(binaries.into_iter().collect())
+    Ok(Built {
+        binaries: binaries.into_iter().collect(),
+        programs: messages.lines().filter_map(Program::read).collect(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Binary;
+    use super::{Binary, Program};
 
     const MESSAGE: &str = r#"{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml",
         "target":{"kind":["test"],"name":"reap"},"profile":{"test":true},"executable":"/w/target/reap-1"}"#;
@@ -106,5 +140,18 @@ mod tests {
         assert_eq!(Binary::read(&program), None);
         let library = MESSAGE.replace("\"/w/target/reap-1\"", "null");
         assert_eq!(Binary::read(&library), None);
+    }
+
+    #[test]
+    fn reads_which_programs_cargo_built() {
+        assert_eq!(Program::read(MESSAGE), None);
+        let program = MESSAGE.replace("\"test\":true", "\"test\":false");
+        assert_eq!(
+            Program::read(&program),
+            None,
+            "an example, or a build script"
+        );
+        let program = Program::read(&program.replace("[\"test\"]", "[\"bin\"]")).unwrap();
+        assert_eq!(program.name, "reap");
     }
 }

@@ -58,6 +58,19 @@ pub struct Job {
     pub command: Command,
     /// What may run beside it.
     pub company: Company,
+    /// What shows that it has done its work.
+    pub proof: Proof,
+}
+
+/// Finds out whether an output is that of work that was done.
+pub type Check = Box<dyn Fn(&str) -> Result<()> + Send>;
+
+/// What shows that a job has done its work, beside its status.
+pub enum Proof {
+    /// The lines that libtest ends with.
+    Tests,
+    /// It counts as one test, which passes if this finds nothing wrong with its output, errors last.
+    Output(Check),
 }
 
 /// A job that has come to its end.
@@ -72,6 +85,8 @@ pub struct Ended {
     pub stdout: String,
     /// What it wrote to stderr.
     pub stderr: String,
+    /// Of a job whose output counts as one test.
+    pub proven: Option<Result<()>>,
     /// Earlier attempts that failed.
     pub disturbed: Vec<Disturbed>,
 }
@@ -92,7 +107,7 @@ const AGAIN: usize = 3;
 impl Ended {
     /// Whether it succeeded.
     pub fn is_success(&self) -> bool {
-        self.status.as_ref().is_ok_and(ExitStatus::success)
+        self.status.as_ref().is_ok_and(ExitStatus::success) && !matches!(self.proven, Some(Err(_)))
     }
 }
 
@@ -144,12 +159,18 @@ fn run_one(mut job: Job, directory: &Path) -> Ended {
         let stdout = read(&out);
         disturbed.push(Disturbed { held_up, stdout });
     };
+    let (stdout, stderr) = (read(&out), read(&err));
+    let proven = match job.proof {
+        Proof::Tests => None,
+        Proof::Output(proof) => Some(proof(&format!("{stdout}{stderr}"))),
+    };
     Ended {
         disturbed,
         took: begun.elapsed(),
         status: status.with_context(|| format!("cannot run {}", job.name)),
-        stdout: read(&out),
-        stderr: read(&err),
+        stdout,
+        stderr,
+        proven,
         name: job.name,
     }
 }
@@ -175,7 +196,9 @@ fn read(path: &PathBuf) -> String {
 mod tests {
     use std::{env, fs, process::Command};
 
-    use super::{Company, Ended, Job, run};
+    use anyhow::ensure;
+
+    use super::{Company, Ended, Job, Proof, run};
 
     /// A job of a shell's.
     fn job(name: &str, company: Company, script: &str) -> Job {
@@ -185,6 +208,7 @@ mod tests {
             name: name.to_owned(),
             command,
             company,
+            proof: Proof::Tests,
         }
     }
 
@@ -256,11 +280,27 @@ mod tests {
     }
 
     #[test]
+    fn what_ends_well_without_its_work_done_has_failed() {
+        let jobs = ["done", "nothing"].map(|output| Job {
+            proof: Proof::Output(Box::new(|output| {
+                ensure!(output == "done\n", "not done");
+                Ok(())
+            })),
+            ..job(output, Company::Any, &format!("echo {output}"))
+        });
+        let mut all = run_all("proof", jobs.into());
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let success: Vec<_> = all.iter().map(Ended::is_success).collect();
+        assert_eq!(success, [true, false]);
+    }
+
+    #[test]
     fn what_cannot_begin_has_failed() {
         let job = Job {
             name: "none".to_owned(),
             command: Command::new("/nonexistent"),
             company: Company::Any,
+            proof: Proof::Tests,
         };
         let all = run_all("none", vec![job]);
         assert!(!all[0].is_success());

@@ -2,8 +2,11 @@
 
 mod binaries;
 mod jobs;
+mod skips;
+mod smoke;
 
 use std::{
+    collections::BTreeSet,
     fs,
     process::{Command, exit},
     thread,
@@ -14,7 +17,8 @@ use anyhow::{Context, Result};
 
 use self::{
     binaries::Binary,
-    jobs::{Company, Ended, Job},
+    jobs::{Company, Ended, Job, Proof},
+    skips::Skip,
 };
 use crate::{
     fuzz, run, setup,
@@ -104,7 +108,8 @@ const COMPANY: [(&str, &[&str], Company); 17] = [
 ];
 
 /// The test binaries that take the longest, which begin first, so that no other waits for them in the end.
-const LONG: [&str; 4] = [
+const LONG: [&str; 5] = [
+    "fuzzer",
     "tests/faults_crash",
     "tests/clsact",
     "tests/data_plane",
@@ -120,21 +125,6 @@ fn parse(line: &str) -> Option<[usize; 3]> {
         counts.find_map(|count| count.strip_suffix(what)?.trim().parse().ok())
     };
     Some([count("passed")?, count("failed")?, count("ignored")?])
-}
-
-/// Reads the line of a test that was skipped, if it is one: its name, and the reason it gives.
-fn skip(line: &str) -> Option<String> {
-    let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
-    let reason = reason.strip_prefix(", ").unwrap_or("no reason given");
-    Some(format!("{name}: {reason}"))
-}
-
-/// Reads what a test says that it leaves out (`twheel_tests::skipped`). With one thread libtest has begun the line.
-fn left_out(line: &str) -> Option<String> {
-    let (test, what) = line.split_once("skipped: ")?;
-    let test = test.strip_prefix("test ").unwrap_or_default();
-    let test = test.strip_suffix(" ... ").unwrap_or("a test");
-    Some(format!("of {test}: {what}"))
 }
 
 /// Tests of faults: the parser beside another; the test binaries of these names, and the two CPUs at the flow table.
@@ -157,6 +147,11 @@ pub struct Which {
 }
 
 impl Which {
+    /// Whether it is what CI runs.
+    fn is_all(self) -> bool {
+        !self.exhaustive && !self.faults && !self.soak
+    }
+
     /// What cargo is to build for it, one command each.
     fn packages(self) -> &'static [&'static str] {
         if self.faults || self.soak {
@@ -211,6 +206,7 @@ impl Which {
                 name: format!("{}{}", binary.name, part.suffix),
                 company: part.company,
                 command,
+                proof: Proof::Tests,
             }
         };
         parts.into_iter().map(job).collect()
@@ -225,6 +221,7 @@ impl Which {
             name: "examples".to_owned(),
             command,
             company: Company::Any,
+            proof: Proof::Tests,
         }
     }
 }
@@ -294,9 +291,9 @@ fn parts(binary: &str) -> Vec<Part> {
 /// What the tests have come to.
 #[derive(Default)]
 struct Sum {
-    /// Passed, failed, skipped.
+    /// Passed, failed, skipped. A test that has left something out counts as skipped alone.
     total: [usize; 3],
-    skips: Vec<String>,
+    skips: Vec<Skip>,
     /// What did not build, failed, or came to no end.
     bad: Vec<String>,
 }
@@ -323,34 +320,54 @@ impl Sum {
             };
             self.bad.push(how);
         }
+        if let Some(proven) = &ended.proven {
+            self.total[usize::from(!ended.is_success())] += 1;
+            if let Err(error) = proven {
+                say!("{}: {error:#}", ended.name);
+            }
+            return;
+        }
+        let mut tests = BTreeSet::new();
         for line in ended.stdout.lines() {
-            self.skips.extend(skip(line));
-            let left_out = left_out(line);
-            self.total[2] += usize::from(left_out.is_some());
-            self.skips.extend(left_out);
+            self.skips.extend(Skip::ignored(line));
+            if let Some(skip) = Skip::left_out(line) {
+                tests.insert(skip.test.clone());
+                self.skips.push(skip);
+            }
             for (sum, count) in self.total.iter_mut().zip(parse(line).unwrap_or_default()) {
                 *sum += count;
             }
         }
+        self.total[0] = self.total[0].saturating_sub(tests.len());
+        self.total[2] += tests.len();
     }
 
     /// Runs libFuzzer for its share of a soak.
     fn fuzz(&mut self) {
-        let result = match fuzz::nightly() {
-            Ok(_) => fuzz::fuzz(false, &SOAK.map(str::to_owned)),
-            Err(error) => {
-                self.total[2] += 1;
-                self.skips.push(format!("libFuzzer: {error}"));
-                return;
-            }
-        };
-        match result {
+        match fuzz::fuzz(false, &SOAK.map(str::to_owned)) {
             Ok(()) => self.total[0] += 1,
             Err(error) => {
                 self.total[1] += 1;
                 self.bad.push(format!("libFuzzer: {error:#}"));
             }
         }
+    }
+
+    /// What was left out that CI may not go without counts as bad.
+    fn bound_skips(&mut self) {
+        let unknown = self.skips.iter().filter(|skip| !skip.is_allowed());
+        let bad = unknown.map(|skip| {
+            format!("{skip}: in CI only what xtask/src/test/skips.rs lists may be skipped")
+        });
+        self.bad.extend(bad);
+    }
+
+    /// Adds jobs, or what kept them from being made.
+    fn take(&mut self, jobs: Result<Vec<Job>>) -> Vec<Job> {
+        jobs.unwrap_or_else(|error| {
+            self.bad.push(format!("{error:#}"));
+            Vec::new()
+        })
     }
 
     /// Prints it. The count is the last line.
@@ -362,8 +379,8 @@ impl Sum {
         if failed == 0 && !self.bad.is_empty() {
             say!("Some tests did not build, or did not come to an end.");
         }
-        for reason in &self.skips {
-            println!("skipped {reason}");
+        for skip in &self.skips {
+            println!("skipped {skip}");
         }
         say!("The tests took {:.0} s.", took.as_secs_f64());
         println!("{passed} passed, {failed} failed, {skipped} skipped");
@@ -375,18 +392,30 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     setup::tests()?;
     let built = run::build(None)?;
     let mut sum = Sum::default();
-    let mut jobs = Vec::new();
+    let (mut jobs, mut programs) = (Vec::new(), Vec::new());
     say!("Building the tests; this usually takes 2 to 4 min the first time.");
     for packages in which.packages() {
         match binaries::build(&mut which.cargo(&built, packages)) {
-            Ok(binaries) => {
-                jobs.extend(binaries.iter().flat_map(|it| which.jobs(it, &built, args)))
+            Ok(it) => {
+                let binaries = it.binaries.iter();
+                jobs.extend(binaries.flat_map(|it| which.jobs(it, &built, args)));
+                programs.extend(it.programs);
             }
             Err(error) => sum.bad.push(format!("{error:#}")),
         }
     }
     if !which.faults && !which.soak {
         jobs.push(which.examples(&built, args));
+    }
+    // A release build would have the benches measure, for hours.
+    if which.is_all() && args.is_empty() {
+        jobs.extend(sum.take(smoke::lab(&programs, &built).map(|it| vec![it])));
+        jobs.extend(sum.take(smoke::fuzzer().map(|it| vec![it])));
+        jobs.extend(sum.take(smoke::benches(
+            &programs,
+            &built,
+            &sh::target("bench-smoke"),
+        )));
     }
     jobs.sort_by_key(|job| {
         LONG.iter()
@@ -408,6 +437,9 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     if which.soak {
         sum.fuzz();
     }
+    if sh::is_ci() {
+        sum.bound_skips();
+    }
     sum.close(begun.elapsed());
     if !sum.bad.is_empty() {
         // Not an error to print: the count is the last line.
@@ -418,7 +450,7 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMPANY, Company, left_out, parse, parts, skip};
+    use super::{COMPANY, Company, parse, parts};
 
     #[test]
     fn each_test_of_a_binary_is_in_one_part() {
@@ -447,21 +479,6 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn reads_why_a_test_is_skipped() {
-        let line = "test long ... ignored, takes an hour";
-        assert_eq!(skip(line).as_deref(), Some("long: takes an hour"));
-        assert_eq!(skip("test wheel::fires ... ok"), None);
-    }
-
-    #[test]
-    fn reads_what_a_test_leaves_out() {
-        let of = |test: &str| Some(format!("of {test}: no such tool"));
-        assert_eq!(left_out("test a ... skipped: no such tool"), of("a"));
-        assert_eq!(left_out("skipped: no such tool"), of("a test"));
-        assert_eq!(left_out("test a ... ok"), None);
     }
 
     #[test]
