@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::{
     apt::Apt,
-    kernels::{Arch, Kernel, Wanted},
+    kernels::{Arch, Expected, Kernel, Wanted},
     machine::Programs,
     report::Outcome,
     script::Extent,
@@ -96,6 +96,14 @@ pub fn test(options: &Options) -> Result<()> {
     println!("{table}");
     if matches!(wanted, Wanted::All) {
         report::write(&table)?;
+    }
+    if matches!(wanted, Wanted::All) {
+        for refused in [Expected::TooOld, Expected::Interleaves] {
+            ensure!(
+                outcomes.iter().any(|it| it.expected() == refused),
+                "no kernel of the matrix is to be refused ({refused:?}): nothing has tested that twheel refuses one"
+            );
+        }
     }
     let failed: Vec<_> = outcomes.iter().filter(|it| !it.is_well()).collect();
     let names: Vec<_> = failed.iter().map(|it| it.name()).collect();

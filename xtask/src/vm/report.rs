@@ -121,6 +121,9 @@ impl Outcome {
         if !self.ended {
             self.fail("did not come to its end".to_owned());
         }
+        if self.passed == 0 {
+            self.fail("no check has passed".to_owned());
+        }
         if self.expected != Expected::Attaches {
             return;
         }
@@ -166,6 +169,11 @@ impl Outcome {
                 self.passed
             ),
         }
+    }
+
+    /// What was to happen.
+    pub fn expected(&self) -> Expected {
+        self.expected
     }
 
     /// What `uname -r` says of the kernel.
@@ -320,6 +328,9 @@ mod tests {
             assert!(!outcome(&lines).is_well(), "{line}");
         }
         assert!(!outcome(&well[..6]).is_well(), "it did not end");
+        let mut unchecked = well.to_vec();
+        unchecked.remove(5);
+        assert!(!outcome(&unchecked).is_well(), "nothing was checked");
         for missing in 1..5 {
             let mut lines = well.to_vec();
             lines.remove(missing);

@@ -44,8 +44,8 @@ const WITH_PAIR: [(&str, &str); 2] = [
 ];
 
 /// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
-/// frames.
-const FULL: [Tests; 5] = [
+/// frames; a CPU that goes and comes back.
+const FULL: [Tests; 6] = [
     Tests {
         binary: "namespaces",
         names: &[],
@@ -75,9 +75,15 @@ const FULL: [Tests; 5] = [
         binary: "stepping",
         names: &["live_frames_do_what_test_runs_do"],
     },
+    HOTPLUG,
 ];
+/// A CPU that goes: here it is nobody else's.
+const HOTPLUG: Tests = Tests {
+    binary: "faults_stall",
+    names: &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
+};
 /// Of each run of CI.
-const SHORT: [Tests; 2] = [
+const SHORT: [Tests; 3] = [
     Tests {
         binary: "namespaces",
         names: &[
@@ -89,6 +95,7 @@ const SHORT: [Tests; 2] = [
         binary: "reap",
         names: &["sockets_of_ipv6_that_serve_ipv4_are_closed"],
     },
+    HOTPLUG,
 ];
 /// Where `lo` is the only interface.
 const ON_LO: [Tests; 1] = [Tests {
