@@ -212,6 +212,21 @@ impl Drop for Follower {
     }
 }
 
+/// Whether a follower that says how many segments it has missed lacks as many events: a segment has some 3,300.
+fn check_missed(said: &str, events: usize) -> Result<()> {
+    let segments = said.lines().find_map(|line| {
+        let (count, _) = line.split_once(" segments of the history were removed")?;
+        count.rsplit(' ').next()?.parse::<usize>().ok()
+    });
+    let segments = segments.with_context(|| format!("how many segments? {said:?}"))?;
+    let expected = (segments - 1) * 3_000..=(segments + 1) * 3_600;
+    ensure!(
+        expected.contains(&events),
+        "{events} events are missing, and {segments} segments"
+    );
+    Ok(())
+}
+
 /// Whether `part` has members of `whole` alone, in their order, each once at most.
 fn is_in_order(part: &[(String, u64)], whole: &[(String, u64)]) -> bool {
     let mut rest = whole.iter();
@@ -393,20 +408,25 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
         ensure!(is_in_order(&shown, &reported), "not in order, or twice");
         // Whoever misses something says so.
         let misses = said.contains("segments of the history were removed before they were read");
-        ensure!(
-            misses || shown.len() == written,
-            "{} of {written}: {said:?}",
-            shown.len()
-        );
+        if misses {
+            check_missed(&said, written - shown.len())?;
+        } else {
+            ensure!(
+                shown.len() == written,
+                "{} of {written}: {said:?}",
+                shown.len()
+            );
+        }
         whole += usize::from(!misses);
     }
+    ensure!(whole > 0, "no follower has kept up");
     let (said, shown) = sleeper.end(&last)?;
     ensure!(is_in_order(&shown, &reported), "not in order, or twice");
     ensure!(
         said.contains("segments of the history were removed before they were read"),
         "{said:?}"
     );
-    ensure!(shown.len() < written);
+    check_missed(&said, written - shown.len())?;
     let segments = fs::read_dir(
         Path::new(history).join(
             host.instances()?
