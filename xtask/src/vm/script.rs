@@ -83,7 +83,7 @@ const HOTPLUG: Tests = Tests {
     names: &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
 };
 /// Of each run of CI.
-const SHORT: [Tests; 3] = [
+const SHORT: [Tests; 2] = [
     Tests {
         binary: "namespaces",
         names: &[
@@ -95,7 +95,6 @@ const SHORT: [Tests; 3] = [
         binary: "reap",
         names: &["sockets_of_ipv6_that_serve_ipv4_are_closed"],
     },
-    HOTPLUG,
 ];
 /// Where `lo` is the only interface.
 const ON_LO: [Tests; 1] = [Tests {
