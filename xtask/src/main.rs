@@ -9,6 +9,7 @@ mod ebpf;
 mod fuzz;
 mod lint;
 mod man;
+mod mutants;
 mod run;
 mod setup;
 mod sh;
@@ -99,6 +100,17 @@ enum Task {
         args: Vec<String>,
     },
 
+    /// Break twheel-common in one place at a time, and see whether its tests notice
+    ///
+    /// cargo-mutants is built once. twheel-common/mutants.toml lists the mutants that change nothing.
+    Mutants {
+        /// Only those of these files, such as state.rs
+        files: Vec<String>,
+        /// Only a few, chosen by the commit: what each run of CI does
+        #[arg(long, conflicts_with = "files")]
+        sample: bool,
+    },
+
     /// Boot Debian's kernels in virtual machines and check twheel there
     ///
     /// All of them, which takes an hour or so, also write the table of docs/kernels.md.
@@ -143,6 +155,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf { .. } => ebpf::build(),
         Task::Lint => lint::lint(),
         Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
+        Task::Mutants { files, sample } => mutants::mutants(&files, sample),
         Task::Build { target } => cross::build(target),
         Task::VmTest { kernel, ci, jobs } => vm::test(&vm::Options { kernel, ci, jobs }),
         Task::Man => man::man(),

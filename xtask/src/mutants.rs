@@ -1,0 +1,497 @@
+//! `cargo xtask mutants`: breaks `twheel-common` in one place at a time, and asks its tests whether they notice.
+//!
+//! cargo-mutants breaks a copy of the tree, in `target/mutants`. `twheel-common/mutants.toml` lists the mutants that
+//! change nothing, by file and name, with the reason.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use crate::{
+    sh::{self, say},
+    toolchain,
+};
+
+/// The one version of cargo-mutants that is used.
+const CARGO_MUTANTS: &str = "27.1.0";
+/// The mutants that change nothing.
+const LIST: &str = "twheel-common/mutants.toml";
+/// Where the files are.
+const SOURCES: &str = "twheel-common/src";
+/// Of the viable mutants, so many in a hundred are caught.
+const LEAST: usize = 95;
+/// Mutants in a sample: two minutes on one core, most of which build what the tests depend on.
+const SAMPLE: usize = 24;
+/// A mutant whose tests take longer than this, in seconds, does not end.
+const TIMEOUT: &str = "60";
+
+/// The files of twheel-common, and the tests that their mutants meet next to those in the file itself. None of these takes
+/// more than a few seconds: what only models under loom would catch stands in [`LIST`].
+const FILES: [(&str, &[&str]); 18] = [
+    ("bits", &["small"]),
+    ("config", &["small"]),
+    ("counter", &["small"]),
+    ("enforce", &[]),
+    ("event", &["small"]),
+    ("flow", &["flow"]),
+    ("inbox", &["inbox"]),
+    ("named", &[]),
+    ("numbers", &["state"]),
+    ("packet", &["packet"]),
+    ("policy", &["policy"]),
+    ("probe", &[]),
+    ("rto", &["rto"]),
+    ("share", &["small"]),
+    ("state", &["state"]),
+    ("step", &["small"]),
+    ("table", &["table"]),
+    ("wheel", &["wheel", "service"]),
+];
+
+/// Tests that are left out: millions of operations, for which each mutant would wait.
+const SLOW: [&str; 3] = [
+    "few_are_refused_at_capacity",
+    "structured_keys_are_no_worse_than_random_ones",
+    "sets_are_of_different_keys",
+];
+
+/// A mutant, as cargo-mutants has it.
+#[derive(Clone, Deserialize)]
+struct Mutant {
+    /// With file, line and column.
+    name: String,
+    file: String,
+}
+
+#[derive(Deserialize)]
+struct Outcomes {
+    outcomes: Vec<Outcome>,
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    scenario: Scenario,
+    summary: String,
+}
+
+#[derive(Deserialize)]
+enum Scenario {
+    Baseline,
+    Mutant(Mutant),
+}
+
+/// The list: by file, by name, why it changes nothing.
+type List = BTreeMap<String, BTreeMap<String, String>>;
+
+/// A file's mutants that have met the tests, by name.
+#[derive(Default)]
+struct Met {
+    caught: BTreeSet<String>,
+    lived: BTreeSet<String>,
+    unviable: BTreeSet<String>,
+}
+
+/// Runs cargo-mutants over these files, all of them if none is given; if `sample`, over a few mutants that the commit chooses.
+pub fn mutants(files: &[String], sample: bool) -> Result<()> {
+    let chosen = chosen(files)?;
+    let listed = fs::read_to_string(sh::workspace().join(LIST));
+    let listed: List = toml::from_str(&listed.with_context(|| format!("cannot read {LIST}"))?)
+        .with_context(|| format!("cannot read {LIST}"))?;
+    let tool = Tool {
+        program: cargo_mutants()?,
+        tree: copy()?,
+    };
+    let mut all = tool.list(&chosen)?;
+    let mut wrong = gone(&all, &listed, files.is_empty());
+    if sample {
+        all = sampled(all, &commit()?);
+    }
+    let count: usize = all.values().map(BTreeMap::len).sum();
+    say!(
+        "Trying {count} mutants; this usually takes {} min.",
+        1 + count / 12
+    );
+    let (mut caught, mut viable) = (0, 0);
+    for (file, tests) in FILES {
+        let name = format!("{file}.rs");
+        let Some(mutants) = all.get(&name).filter(|mutants| !mutants.is_empty()) else {
+            continue;
+        };
+        let met = tool.run(&name, tests, mutants, sample)?;
+        let empty = BTreeMap::new();
+        wrong.extend(judge(&name, &met, listed.get(&name).unwrap_or(&empty)));
+        println!("{}", line(&name, &met));
+        caught += met.caught.len();
+        viable += met.caught.len() + met.lived.len();
+    }
+    println!("{caught} of {viable} viable mutants were caught");
+    // A few of a file that has most of those that change nothing say little.
+    if files.is_empty() && !sample && caught * 100 < viable * LEAST {
+        wrong.push(format!("fewer than {LEAST} % were caught"));
+    }
+    for wrong in &wrong {
+        eprintln!("error: {wrong}");
+    }
+    ensure!(
+        wrong.is_empty(),
+        "{} of what {LIST} says is wrong",
+        wrong.len()
+    );
+    Ok(())
+}
+
+/// The files of that name, with or without `.rs`.
+fn chosen(names: &[String]) -> Result<Vec<String>> {
+    let known = |name: &str| FILES.iter().any(|(file, _)| *file == name);
+    let directory = sh::workspace().join(SOURCES);
+    for entry in fs::read_dir(directory).context("cannot read the sources of twheel-common")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if let Some(name) = name.strip_suffix(".rs").filter(|name| *name != "lib") {
+            ensure!(
+                known(name),
+                "{name}.rs has no tests: add it to FILES in xtask/src/mutants.rs"
+            );
+        }
+    }
+    if names.is_empty() {
+        return Ok(FILES.iter().map(|(file, _)| format!("{file}.rs")).collect());
+    }
+    names
+        .iter()
+        .map(|name| {
+            let name = name.strip_suffix(".rs").unwrap_or(name);
+            ensure!(known(name), "twheel-common has no file {name}.rs to mutate");
+            Ok(format!("{name}.rs"))
+        })
+        .collect()
+}
+
+/// cargo-mutants, and the tree that it breaks.
+struct Tool {
+    program: PathBuf,
+    tree: PathBuf,
+}
+
+impl Tool {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .current_dir(&self.tree)
+            .env("CARGO_TARGET_DIR", sh::target("mutants/build"));
+        command.args(["mutants", "--no-config", "--package", "twheel-common"]);
+        command
+    }
+
+    /// The mutants of these files: by file, by name without the line.
+    fn list(&self, files: &[String]) -> Result<BTreeMap<String, BTreeMap<String, Mutant>>> {
+        let mut command = self.command();
+        command.args(["--list", "--json"]);
+        for file in files {
+            command.args(["--file", &format!("{SOURCES}/{file}")]);
+        }
+        let mutants: Vec<Mutant> =
+            serde_json::from_str(&sh::output(&mut command)?).context("cannot read the mutants")?;
+        let mut found = BTreeMap::new();
+        for file in files {
+            let path = format!("{SOURCES}/{file}");
+            let mutants = mutants.iter().filter(|mutant| mutant.file == path);
+            found.insert(file.clone(), named(mutants));
+        }
+        Ok(found)
+    }
+
+    /// Lets these meet the tests.
+    fn run(
+        &self,
+        file: &str,
+        tests: &[&str],
+        mutants: &BTreeMap<String, Mutant>,
+        sample: bool,
+    ) -> Result<Met> {
+        let output = sh::target("mutants/out").join(file);
+        let _ = fs::remove_dir_all(&output);
+        fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
+        let mut command = self.command();
+        command.args(["--in-place", "--timeout", TIMEOUT, "--no-times"]);
+        command.args(["--file", &format!("{SOURCES}/{file}")]);
+        if sample {
+            for mutant in mutants.values() {
+                command.args(["--re", &format!("^{}$", escaped(&mutant.name))]);
+            }
+        }
+        command.arg("--output").arg(&output);
+        command.arg("--cargo-arg=--lib");
+        command.args(
+            tests
+                .iter()
+                .map(|test| format!("--cargo-arg=--test={test}")),
+        );
+        command.args(["--", "--"]);
+        command.args(SLOW.iter().flat_map(|test| ["--skip", test]));
+        let status = command.status().context("cannot run cargo-mutants")?;
+        // 2 and 3: some have lived, or did not end.
+        if !matches!(status.code(), Some(0 | 2 | 3)) {
+            bail!("cargo-mutants failed ({status}): do the tests of {file} pass?");
+        }
+        let path = output.join("mutants.out/outcomes.json");
+        let outcomes: Outcomes = read(&path)?;
+        let mut met = Met::default();
+        for outcome in outcomes.outcomes {
+            let Scenario::Mutant(mutant) = outcome.scenario else {
+                continue;
+            };
+            let name = mutants
+                .iter()
+                .find(|(_, listed)| listed.name == mutant.name);
+            let (name, _) = name.with_context(|| format!("{} was not listed", mutant.name))?;
+            match outcome.summary.as_str() {
+                "CaughtMutant" | "Timeout" => &mut met.caught,
+                "MissedMutant" => &mut met.lived,
+                "Unviable" => &mut met.unviable,
+                other => bail!("{}: {other}", mutant.name),
+            }
+            .insert(name.clone());
+        }
+        Ok(met)
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Mutants by what they are called without file, line and column; several of one name by their order, too.
+fn named<'a>(mutants: impl Iterator<Item = &'a Mutant>) -> BTreeMap<String, Mutant> {
+    let mut same: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
+    for mutant in mutants {
+        let name = mutant.name.splitn(4, ':').last().unwrap_or_default();
+        same.entry(name.trim()).or_default().push(mutant);
+    }
+    let mut names = BTreeMap::new();
+    for (name, mutants) in same {
+        let count = mutants.len();
+        for (number, mutant) in mutants.into_iter().enumerate() {
+            let name = match count {
+                1 => name.to_owned(),
+                _ => format!("{name} ({} of {count})", number + 1),
+            };
+            names.insert(name, mutant.clone());
+        }
+    }
+    names
+}
+
+/// What the list has, and the files do not: of all files, or of those that were asked for.
+fn gone(
+    all: &BTreeMap<String, BTreeMap<String, Mutant>>,
+    listed: &List,
+    is_all: bool,
+) -> Vec<String> {
+    let mut gone = Vec::new();
+    for (file, names) in listed {
+        let Some(mutants) = all.get(file) else {
+            if is_all {
+                gone.push(format!("there is no {file}: delete [\"{file}\"]"));
+            }
+            continue;
+        };
+        for name in names.keys().filter(|name| !mutants.contains_key(*name)) {
+            gone.push(format!(
+                "{file} has no such mutant: delete or rename \"{name}\""
+            ));
+        }
+    }
+    gone
+}
+
+/// What the list says wrongly of those that have met the tests.
+fn judge(file: &str, met: &Met, listed: &BTreeMap<String, String>) -> Vec<String> {
+    let lived = met.lived.iter().filter(|name| !listed.contains_key(*name));
+    let lived = lived.map(|name| {
+        format!(
+            "{file}: no test notices \"{name}\": add one, or the mutant and why it changes nothing"
+        )
+    });
+    let caught = met.caught.union(&met.unviable);
+    let caught = caught.filter(|name| listed.contains_key(*name));
+    let caught = caught.map(|name| format!("{file}: caught: delete \"{name}\""));
+    lived.chain(caught).collect()
+}
+
+fn line(file: &str, met: &Met) -> String {
+    let (caught, lived) = (met.caught.len(), met.lived.len());
+    let share = 100.0 * caught as f64 / (caught + lived).max(1) as f64;
+    let unviable = met.unviable.len();
+    format!("{file:<11} {caught:4} caught, {lived:3} lived, {unviable:3} unviable  {share:5.1} %")
+}
+
+/// The part of all mutants that a commit chooses: neighbours, whose tests are the same.
+fn sampled(
+    all: BTreeMap<String, BTreeMap<String, Mutant>>,
+    commit: &str,
+) -> BTreeMap<String, BTreeMap<String, Mutant>> {
+    let flat = all
+        .into_iter()
+        .flat_map(|(file, mutants)| mutants.into_iter().map(move |it| (file.clone(), it)));
+    let flat: Vec<_> = flat.collect();
+    let digits = commit.get(..8).unwrap_or_default();
+    let number = usize::from_str_radix(digits, 16).unwrap_or_default();
+    let parts = flat.len().div_ceil(SAMPLE).max(1);
+    let mut chosen: BTreeMap<String, BTreeMap<String, Mutant>> = BTreeMap::new();
+    let part = flat.into_iter().skip(number % parts * SAMPLE).take(SAMPLE);
+    for (file, (name, mutant)) in part {
+        chosen.entry(file).or_default().insert(name, mutant);
+    }
+    chosen
+}
+
+fn commit() -> Result<String> {
+    let mut git = Command::new("git");
+    sh::output(git.current_dir(sh::workspace()).args(["rev-parse", "HEAD"]))
+}
+
+/// A name as a regular expression that nothing else matches.
+fn escaped(name: &str) -> String {
+    let mut escaped = String::new();
+    for letter in name.chars() {
+        if letter.is_ascii_punctuation() {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
+}
+
+/// Copies the tree, without what git ignores.
+fn copy() -> Result<PathBuf> {
+    let tree = sh::target("mutants/tree");
+    let _ = fs::remove_dir_all(&tree);
+    let mut git = Command::new("git");
+    git.current_dir(sh::workspace());
+    git.args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]);
+    for file in sh::output(&mut git)?.split_terminator('\0') {
+        let from = sh::workspace().join(file);
+        // One that was deleted, and is still in the index.
+        if !from.exists() {
+            continue;
+        }
+        let to = tree.join(file);
+        let parent = to.parent().context("a file is in a directory")?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {file}"))?;
+    }
+    Ok(tree)
+}
+
+/// cargo-mutants, built here if need be: of this version, since another one has other mutants.
+fn cargo_mutants() -> Result<PathBuf> {
+    let tools = toolchain::cache()?.join("tools");
+    let cached = tools.join("bin/cargo-mutants");
+    let found = sh::which("cargo-mutants");
+    let wanted = format!("cargo-mutants {CARGO_MUTANTS}");
+    let mut tools_found = found.into_iter().chain([cached.clone()]);
+    let is_wanted = |tool: &PathBuf| {
+        let version = Command::new(tool).args(["mutants", "--version"]).output();
+        version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).trim() == wanted)
+    };
+    if let Some(tool) = tools_found.find(is_wanted) {
+        return Ok(tool);
+    }
+    say!(
+        "Building cargo-mutants {CARGO_MUTANTS} into {}; this usually takes 90 s.",
+        tools.display()
+    );
+    let args = "install cargo-mutants --quiet --locked --force --version";
+    let mut cargo = sh::cargo();
+    sh::run(
+        cargo
+            .args(args.split(' '))
+            .args([CARGO_MUTANTS, "--root"])
+            .arg(&tools),
+    )?;
+    Ok(cached)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mutant(line: u32, what: &str) -> Mutant {
+        let file = "twheel-common/src/flow.rs".to_owned();
+        let name = format!("{file}:{line}:5: {what}");
+        Mutant { name, file }
+    }
+
+    #[test]
+    fn mutants_of_one_name_are_told_apart_without_their_lines() {
+        let mutants = [
+            mutant(3, "replace | with & in a::b"),
+            mutant(9, "replace | with & in a::b"),
+            mutant(12, "replace a::b -> Option<u32> with None"),
+        ];
+        let named = named(mutants.iter());
+        let names: Vec<_> = named.keys().collect();
+        assert_eq!(
+            names,
+            [
+                "replace a::b -> Option<u32> with None",
+                "replace | with & in a::b (1 of 2)",
+                "replace | with & in a::b (2 of 2)",
+            ]
+        );
+        assert_eq!(named[names[2]].name, mutants[1].name);
+    }
+
+    #[test]
+    fn the_list_is_neither_too_short_nor_too_long() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let met = Met {
+            caught: names(&["caught", "listed though caught"]),
+            lived: names(&["lived", "listed"]),
+            unviable: names(&["unviable"]),
+        };
+        let listed = ["listed", "listed though caught", "not run"];
+        let listed = listed.map(|name| (name.to_owned(), String::new())).into();
+        let wrong = judge("flow.rs", &met, &listed);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong[0].contains("\"lived\"") && wrong[1].contains("delete \"listed though"));
+        let listed = List::from([("flow.rs".to_owned(), listed)]);
+        let all = BTreeMap::from([("flow.rs".to_owned(), BTreeMap::new())]);
+        assert_eq!(gone(&all, &listed, false).len(), 3);
+        assert_eq!(gone(&BTreeMap::new(), &listed, false).len(), 0);
+        assert_eq!(gone(&BTreeMap::new(), &listed, true).len(), 1);
+    }
+
+    #[test]
+    fn commits_choose_all_mutants_in_turn() {
+        let mutants: Vec<_> = (0..100).map(|line| mutant(line, "replace a")).collect();
+        let all = BTreeMap::from([("flow.rs".to_owned(), named(mutants.iter()))]);
+        let mut seen = BTreeSet::new();
+        for commit in 0..100_u32 {
+            let part = sampled(all.clone(), &format!("{commit:08x}ffff"));
+            let count: usize = part.values().map(BTreeMap::len).sum();
+            assert!((1..=SAMPLE).contains(&count));
+            seen.extend(part.into_values().flat_map(BTreeMap::into_keys));
+        }
+        assert_eq!(seen.len(), 100);
+    }
+
+    #[test]
+    fn a_name_matches_itself() {
+        assert_eq!(escaped("a -> (b) | c"), r"a \-\> \(b\) \| c");
+    }
+}
