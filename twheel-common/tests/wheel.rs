@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use twheel_common::wheel::{Geometry, MAX_BITS, MAX_LEVELS, Slot, Wheel};
+use twheel_common::wheel::{
+    Geometry, LISTS, Link, MAX_BITS, MAX_LEVELS, NEVER, Scheme, Slot, Wheel,
+};
 
 /// A wheel with lists, as the data plane has them.
 struct Lists {
@@ -320,6 +322,123 @@ fn every_slot_is_told_with_its_turn() {
             }
             assert_eq!(fired.len(), 100);
             assert!(occupied(&lists.wheel).is_empty());
+        }
+    }
+}
+
+#[test]
+fn schemes_have_the_papers_numbers() {
+    for (number, geometry, name) in [
+        (4, Geometry::simple(8), "simple"),
+        (6, Geometry::hashed(8), "hashed"),
+        (7, Geometry::hierarchical(1, 8), "hierarchical"),
+    ] {
+        assert_eq!(geometry.scheme, number);
+        assert_eq!(geometry.scheme_name(), name);
+        assert_eq!(Scheme::from_raw(number).map(Scheme::name), Some(name));
+        assert_eq!((geometry.levels, geometry.bits), (1, 8));
+        assert_eq!((geometry.slots(), geometry.range()), (256, 255));
+    }
+    for number in [0, 1, 5, 8] {
+        assert_eq!(Scheme::from_raw(number), None);
+        let geometry = Geometry {
+            scheme: number,
+            ..Geometry::default()
+        };
+        assert_eq!(geometry.scheme_name(), "unknown");
+    }
+    // The default: 2^30 ticks, less the slot of the top level in which the hand may stand.
+    let default = Geometry::default();
+    assert_eq!(default, Geometry::hierarchical(3, 10));
+    assert_eq!(default.slots(), 3 * 1024);
+    assert_eq!(default.range(), (1 << 30) - (1 << 20));
+}
+
+#[test]
+fn a_link_leads_to_what_it_was_made_for() {
+    assert_eq!(Link::default(), Link::NONE);
+    assert_eq!(Link::NONE.raw(), 0);
+    assert_eq!((Link::NONE.as_flow(), Link::NONE.as_list()), (None, None));
+    for index in [0, 1, 1000, (1 << 31) - 2] {
+        let link = Link::flow(index);
+        assert_eq!((link.as_flow(), link.as_list()), (Some(index), None));
+        assert_eq!(Link::from_raw(link.raw()), link);
+    }
+    let lists = LISTS as u32;
+    let most = Geometry::hierarchical(MAX_LEVELS as u32, MAX_BITS).slots();
+    for slot in [0, 1, 2, 4095, most - 1] {
+        for list in [0, 1, 5, lists - 1] {
+            let link = Link::list(slot, list);
+            assert_eq!((link.as_flow(), link.as_list()), (None, Some((slot, list))));
+            assert_ne!(link, Link::PENDING);
+        }
+    }
+    // A slot beyond all wheels: bits that both of its numbers could set.
+    assert_eq!(Link::list(3, lists - 1).raw(), (1 << 31) + 4 * lists - 1);
+    assert_eq!(Link::PENDING.as_flow(), None);
+}
+
+#[test]
+fn an_empty_wheel_whose_driver_sleeps_catches_up() {
+    let geometry = Geometry::default();
+    let caught_up = |wake: u64, occupied: Option<u32>| {
+        let mut wheel = Wheel::default();
+        wheel.advance(100);
+        wheel.wake = wake;
+        if let Some(index) = occupied {
+            wheel.occupy(geometry, index);
+        }
+        wheel.catch_up(5_000);
+        wheel.elapsed == 5_000
+    };
+    assert!(caught_up(NEVER, None));
+    assert!(caught_up(0, None), "it has not come for the first time");
+    assert!(!caught_up(4_000, None), "it is about to come");
+    for level in 0..geometry.levels {
+        assert!(!caught_up(NEVER, Some(level << geometry.bits | 7)));
+    }
+    // The hand does not go back.
+    let mut wheel = Wheel::default();
+    wheel.advance(100);
+    wheel.catch_up(50);
+    wheel.advance(100);
+    wheel.advance(99);
+    assert_eq!(wheel.elapsed, 100);
+}
+
+#[test]
+fn a_hashed_wheel_reaches_a_round() {
+    let mut wheel = Wheel::default();
+    wheel.advance(1_000);
+    let hashed = Geometry::hashed(4);
+    for (when, reached) in [(5, true), (1_001, true), (1_016, true), (1_017, false)] {
+        assert_eq!(wheel.reaches(hashed, when), reached, "{when}");
+    }
+    for geometry in [Geometry::default(), Geometry::simple(4)] {
+        assert!(wheel.reaches(geometry, 1 << 40));
+    }
+}
+
+#[test]
+fn a_slot_that_is_vacated_takes_no_other_with_it() {
+    // Slots of one word of the bitmap, and of several.
+    let geometry = Geometry::hierarchical(2, 12);
+    let slots = [1, 2, 63, 64, 65, 1000, 4095];
+    for level in 0..2 {
+        for vacated in slots {
+            let mut wheel = Wheel::default();
+            for slot in slots {
+                wheel.occupy(geometry, level << 12 | slot);
+            }
+            wheel.vacate(geometry, level << 12 | vacated);
+            let left: Vec<_> = slots.into_iter().filter(|slot| *slot != vacated).collect();
+            assert_eq!(wheel.occupied(geometry, level).collect::<Vec<_>>(), left);
+            let first = wheel.first(geometry).unwrap();
+            assert_eq!(first.index, level << 12 | left[0]);
+            for slot in left {
+                wheel.vacate(geometry, level << 12 | slot);
+            }
+            assert_eq!(wheel.first(geometry), None);
         }
     }
 }
