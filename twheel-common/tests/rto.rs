@@ -2,8 +2,12 @@
 #![allow(missing_docs)]
 
 use twheel_common::{
+    event::Pace,
     flow::{Direction, FlowKey},
-    packet::{Segment, tcp::ACK},
+    packet::{
+        Segment,
+        tcp::{ACK, RST},
+    },
     rto::{Limits, Rare, Side, Timer},
 };
 
@@ -346,4 +350,214 @@ fn a_side_that_was_not_seen_has_no_timer() {
     sender.pass(7_000);
     assert!(sender.answer(ack(sender.highest)));
     assert_eq!(sender.side.srtt, 7_000);
+}
+
+#[test]
+fn what_is_reported_is_what_is_known() {
+    let mut sender = Sender::with_rtt(10_000);
+    let base = sender.side.base(LIMITS);
+    let seq = sender.send_next(100);
+    sender.pass(late(base));
+    sender.side.back_off(&sender.rare, sender.now);
+    sender.pass(1_000);
+    sender.send(data(seq, 100));
+    let expected = Pace {
+        srtt: 10_000,
+        rto: 2 * base,
+        retransmissions: 1,
+    };
+    assert_eq!(sender.side.pace(LIMITS), expected);
+}
+
+#[test]
+fn an_answer_between_a_retransmission_and_the_visit_ends_the_expiry() {
+    for advances in [100, 200] {
+        let mut sender = Sender::with_rtt(1_000);
+        let seq = sender.send_next(100);
+        sender.send_next(100);
+        sender.pass(sender.side.base(LIMITS));
+        assert!(sender.send(data(seq, 100)));
+        assert_eq!(sender.timer(), Timer::Expired);
+        sender.pass(1_000);
+        assert!(sender.answer(ack(seq.wrapping_add(advances))));
+        assert!(!matches!(sender.timer(), Timer::Expired));
+        // What comes then has a whole timeout.
+        sender.pass(1_000);
+        sender.send_next(100);
+        let begun = if advances == 100 { 1_000 } else { 0 };
+        let rto = sender.side.base(LIMITS);
+        assert_eq!(sender.timer(), Timer::Runs(late(rto) - begun));
+    }
+}
+
+#[test]
+fn a_new_start_ends_an_expiry_that_nobody_has_looked_at() {
+    // All is acknowledged by what did not come by here: beyond what was sent.
+    let mut sender = Sender::with_rtt(1_000);
+    let seq = sender.send_next(100);
+    sender.pass(late(sender.side.base(LIMITS)));
+    sender.side.back_off(&sender.rare, sender.now);
+    assert_eq!(sender.side.expiries(), 1);
+    sender.highest = seq;
+    sender.send(data(seq, 100));
+    assert_eq!(sender.side.expiries(), 0);
+}
+
+#[test]
+fn a_flow_that_is_picked_up_has_its_timer_from_its_first_data() {
+    for now in [5_000_000, 0x9000_0000, START] {
+        let mut sender = Sender {
+            side: Side::default(),
+            rare: Rare::default(),
+            highest: 0,
+            now,
+        };
+        let from = 1_000_000;
+        assert!(sender.send(data(from, 100)));
+        sender.highest = from + 100;
+        assert_eq!(sender.side.outstanding(sender.highest), 100);
+        assert_eq!(sender.timer(), Timer::Runs(late(1_000_000)));
+        sender.pass(300_000);
+        assert_eq!(sender.timer(), Timer::Runs(late(1_000_000) - 300_000));
+        assert!(sender.answer(ack(sender.highest)));
+        assert_eq!((sender.side.srtt, sender.side.rttvar), (300_000, 150_000));
+    }
+}
+
+#[test]
+fn a_retransmission_is_due_an_eighth_before_the_timeout() {
+    for (early, expires) in [(1, false), (0, true)] {
+        let mut sender = Sender::with_rtt(1_000);
+        let rto = sender.side.base(LIMITS);
+        let seq = sender.send_next(100);
+        sender.send_next(100);
+        sender.pass(rto - rto / 8 - early);
+        assert_eq!(sender.send(data(seq, 100)), expires);
+        let expected = match expires {
+            true => Timer::Expired,
+            false => Timer::Runs(late(rto)),
+        };
+        assert_eq!(sender.timer(), expected);
+    }
+}
+
+#[test]
+fn a_gap_that_opens_in_flight_is_one() {
+    // What is sent late: from, up to, after how long; and whether that is a retransmission.
+    for (from, to, after, again) in [
+        (100, 200, 1, 0),
+        (100, 150, 9_999, 0),
+        (150, 200, 9_999, 0),
+        (100, 200, 10_000, 1),
+        // More than what was missing.
+        (99, 200, 1, 1),
+        (100, 201, 1, 1),
+    ] {
+        let mut sender = Sender::with_rtt(40_000);
+        assert_eq!(sender.side.srtt, 40_000);
+        let seq = sender.send_next(100);
+        sender.send(data(seq.wrapping_add(200), 100));
+        sender.pass(after);
+        sender.send(data(seq.wrapping_add(from), to - from));
+        assert_eq!(sender.side.retransmissions(), again, "{from} {to} {after}");
+    }
+    // There is none at first.
+    let mut sender = Sender::with_rtt(40_000);
+    let seq = sender.send_next(100);
+    sender.send(data(seq, 100));
+    assert_eq!(sender.side.retransmissions(), 1);
+}
+
+#[test]
+fn bounds_of_the_timeout_hold() {
+    let limits = |min, max| Limits { min, max };
+    let new = Side::default();
+    assert_eq!(new.base(limits(1, 500_000)), 500_000);
+    assert_eq!(new.base(limits(1, 1_000_001)), 1_000_000);
+    let mut sender = Sender::with_rtt(100_000);
+    let margin = 4 * sender.side.rttvar;
+    assert!(margin > 2);
+    assert_eq!(
+        sender.side.base(limits(margin - 1, u32::MAX)),
+        100_000 + margin
+    );
+    assert_eq!(
+        sender.side.base(limits(margin + 1, u32::MAX)),
+        100_001 + margin
+    );
+    assert_eq!(sender.side.base(limits(1, 100_000)), 100_000);
+    sender.send_next(10);
+    // Backed off without end: neither wraps nor forgets.
+    for expected in 1..=300 {
+        sender.side.back_off(&sender.rare, sender.now);
+        assert_eq!(sender.side.expiries(), expected.min(255));
+        let rto = sender.side.rto(LIMITS);
+        assert!(rto <= LIMITS.max && rto >= sender.side.base(LIMITS));
+    }
+    assert_eq!(sender.side.retransmissions(), 0);
+}
+
+#[test]
+fn retransmissions_are_counted_to_65535() {
+    let mut sender = Sender::with_rtt(1_000);
+    let seq = sender.send_next(100);
+    for count in 1..=70_000_u32 {
+        sender.send(data(seq, 100));
+        assert_eq!(sender.side.retransmissions(), count.min(65_535));
+        assert_eq!(sender.side.expiries(), 0);
+    }
+}
+
+#[test]
+fn so_much_and_no_more_may_be_acknowledged_unseen() {
+    for (beyond, counts) in [(0, true), (1 << 24, true), ((1 << 24) + 1, false)] {
+        let mut sender = Sender::with_rtt(1_000);
+        sender.send_next(100);
+        let end = sender.highest;
+        assert_eq!(sender.answer(ack(end.wrapping_add(beyond))), counts);
+        assert_eq!(sender.side.una == end.wrapping_add(beyond), counts);
+    }
+}
+
+#[test]
+fn segments_without_an_acknowledgment_acknowledge_nothing() {
+    let mut sender = Sender::with_rtt(1_000);
+    sender.send_next(100);
+    let reset = Segment {
+        flags: RST,
+        ..ack(sender.highest)
+    };
+    assert!(!sender.answer(reset));
+    assert_eq!(sender.side.outstanding(sender.highest), 100);
+}
+
+#[test]
+fn a_round_trip_is_of_the_segment_that_is_timed() {
+    let mut sender = Sender::with_rtt(1_000);
+    let srtt = sender.side.srtt;
+    let seq = sender.send_next(100);
+    sender.pass(5_000);
+    // A part of it: it is still under way.
+    assert!(sender.answer(ack(seq.wrapping_add(99))));
+    assert_eq!(sender.side.srtt, srtt);
+    sender.pass(3_000);
+    assert!(sender.answer(ack(seq.wrapping_add(100))));
+    assert_eq!(sender.side.srtt, srtt - srtt / 8 + 1_000);
+    // No round trip takes no time: 0 says that there was no sample.
+    let mut sender = Sender::idle();
+    sender.send_next(100);
+    assert!(sender.answer(ack(sender.highest)));
+    assert_eq!(sender.side.srtt, 1);
+}
+
+#[test]
+fn a_timer_that_started_after_the_clock_was_read_is_new() {
+    let mut sender = Sender::with_rtt(1_000);
+    sender.send_next(100);
+    let rto = sender.side.base(LIMITS);
+    for early in [0, 1, 1_000_000] {
+        let now = sender.now.wrapping_sub(early);
+        let timer = sender.side.timer(sender.highest, LIMITS, now);
+        assert_eq!(timer, Timer::Runs(late(rto)));
+    }
 }
