@@ -1,10 +1,12 @@
 //! The parser against packets made by another library.
 #![allow(missing_docs)]
 
+use std::mem::MaybeUninit;
+
 use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
-    packet::{Protocols, Segment, Skip, Wanted, parse, parse_any, tcp},
+    packet::{Protocols, Segment, Skip, Wanted, datagram, parse, parse_any, parse_plain, tcp},
 };
 
 const A: [u8; 4] = [10, 0, 0, 1];
@@ -373,4 +375,225 @@ fn timestamps_are_read_where_stacks_put_them() {
     // Cut there, the segment is one all the same.
     assert_eq!(parse(&frame[..60]).unwrap().stamp, [0, 0]);
     assert_eq!(parse(v4((A, 1), (B, 2)).as_slice()).unwrap().stamp, [0, 0]);
+}
+
+const ANY: Wanted = Wanted {
+    protocols: Protocols(7),
+    timing: true,
+};
+
+fn udp(data: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(MAC, MAC)
+        .ipv4(A, B, 64)
+        .udp(1000, 53)
+        .write(&mut frame, data)
+        .unwrap();
+    frame
+}
+
+/// An ICMP message of this type over IPv4, or ICMPv6 over IPv6.
+fn icmp(is_ipv4: bool, number: u8) -> Vec<u8> {
+    let mut frame = Vec::new();
+    let ends = PacketBuilder::ethernet2(MAC, MAC);
+    if is_ipv4 {
+        let echo = ends.ipv4(A, B, 64).icmpv4_echo_request(7, 1);
+        echo.write(&mut frame, &[]).unwrap();
+        frame[34] = number;
+    } else {
+        let echo = ends.ipv6([1; 16], [2; 16], 64).icmpv6_echo_request(7, 1);
+        echo.write(&mut frame, &[]).unwrap();
+        frame[54] = number;
+    }
+    frame
+}
+
+#[test]
+fn protocols_are_tracked_as_asked() {
+    let frames = [
+        (Protocols::TCP, v4((A, 1), (B, 2))),
+        (Protocols::TCP, v6()),
+        (Protocols::UDP, udp(&[])),
+        (Protocols::ICMP, icmp(true, 8)),
+        (Protocols::ICMP, icmp(false, 128)),
+    ];
+    for wanted in [Protocols::TCP, Protocols::UDP, Protocols::ICMP] {
+        for (protocol, frame) in &frames {
+            let one = Wanted {
+                protocols: wanted,
+                ..ANY
+            };
+            let parsed = parse_any(frame.as_slice(), one);
+            match wanted == *protocol {
+                true => assert!(parsed.is_ok()),
+                false => assert_eq!(parsed.map(|it| it.flags), Err(Skip::NotTracked)),
+            }
+            assert!(parse_any(frame.as_slice(), ANY).is_ok());
+        }
+    }
+    assert_eq!(
+        Protocols::TCP.with(Protocols::UDP).with(Protocols::ICMP),
+        ANY.protocols
+    );
+    assert_eq!(Protocols::UDP.with(Protocols::UDP), Protocols::UDP);
+}
+
+#[test]
+fn queries_and_answers_have_the_numbers_that_iana_gave_them() {
+    for is_ipv4 in [true, false] {
+        let (queries, answers): (&[u8], &[u8]) = match is_ipv4 {
+            true => (&[8, 13, 15, 17], &[0, 14, 16, 18]),
+            false => (&[128], &[129]),
+        };
+        for number in 0..=255 {
+            let parsed = parse_any(icmp(is_ipv4, number).as_slice(), ANY).map(|it| it.flags);
+            let expected = if queries.contains(&number) {
+                Ok(datagram::QUERY)
+            } else if answers.contains(&number) {
+                Ok(datagram::ANSWER)
+            } else {
+                Err(Skip::NotTracked)
+            };
+            assert_eq!(parsed, expected, "{is_ipv4} {number}");
+        }
+        // The identifier stands for both ports.
+        let number = queries[0];
+        let ping = parse_any(icmp(is_ipv4, number).as_slice(), ANY).unwrap();
+        for direction in [Direction::FromLow, Direction::FromHigh] {
+            assert_eq!(ping.key.sender(direction).port(), 7);
+        }
+        assert_eq!(ping.key.proto(), if is_ipv4 { 1 } else { 58 });
+    }
+}
+
+#[test]
+fn datagrams_that_are_too_short_contradict_themselves() {
+    // The length of the IP packet: with a header of 8 bytes, and with one byte less.
+    for frame in [udp(&[]), icmp(true, 8)] {
+        assert_eq!(frame[17], 28);
+        assert!(parse_any(frame.as_slice(), ANY).is_ok());
+        let mut short = frame.clone();
+        short[17] = 27;
+        assert_eq!(parse_any(short.as_slice(), ANY), Err(Skip::Malformed));
+        assert_eq!(
+            parse_any(&frame[..frame.len() - 1], ANY),
+            Err(Skip::Truncated)
+        );
+    }
+    // UDP's own: 0 is a jumbogram's; else from 8 to what IP has room for.
+    for (length, is_right) in [
+        (0, true),
+        (1, false),
+        (7, false),
+        (8, true),
+        (12, true),
+        (13, false),
+    ] {
+        let mut frame = udp(&[0; 4]);
+        frame[38..40].copy_from_slice(&u16::to_be_bytes(length));
+        let parsed = parse_any(frame.as_slice(), ANY);
+        assert_eq!(parsed.is_ok(), is_right, "{length}");
+        if let Ok(segment) = parsed {
+            assert_eq!(segment.flags, datagram::UDP);
+            assert_eq!(segment.key.proto(), 17);
+            assert_eq!(segment.bytes, 32);
+        }
+    }
+}
+
+#[test]
+fn numbers_of_a_segment_are_those_of_its_header() {
+    for (flags, counted) in [(0x02, 1), (0x12, 1), (0x10, 0), (0x11, 1)] {
+        let mut frame = v4((A, 1000), (B, 80));
+        frame[38..42].copy_from_slice(&(u32::MAX - 2).to_be_bytes());
+        frame[42..46].copy_from_slice(&0x1234_5678_u32.to_be_bytes());
+        frame[47] = flags;
+        let segment = parse(frame.as_slice()).unwrap();
+        assert_eq!((segment.seq, segment.ack), (u32::MAX - 2, 0x1234_5678));
+        // Seven bytes of data.
+        assert_eq!(segment.end, 4 + counted, "{flags:#x}");
+        assert_eq!((segment.window, segment.reserved), (1024, 0));
+        // The window and stamps only where they are asked for.
+        let wanted = Wanted {
+            timing: false,
+            ..ANY
+        };
+        let window = parse_any(frame.as_slice(), wanted).unwrap().window;
+        assert_eq!(window, 0);
+    }
+    // Beyond 64 KiB nobody says how much data there is.
+    let mut frame = v4((A, 1000), (B, 80));
+    frame[16..18].copy_from_slice(&[0, 0]);
+    let segment = parse(frame.as_slice()).unwrap();
+    assert_eq!(segment.end, segment.seq);
+    // As much as IP can say.
+    frame[16..18].copy_from_slice(&[0xff, 0xff]);
+    let segment = parse(frame.as_slice()).unwrap();
+    assert_eq!(segment.end - segment.seq, 65_535 - 40);
+    assert_eq!(segment.bytes, 65_535);
+}
+
+#[test]
+fn reasons_have_their_numbers() {
+    for reason in [
+        Skip::NotIp,
+        Skip::NotTracked,
+        Skip::Fragment,
+        Skip::Truncated,
+        Skip::Malformed,
+        Skip::BadFlags,
+    ] {
+        assert_eq!(Skip::from_raw(reason as u64), reason);
+    }
+}
+
+#[test]
+fn what_is_plain_is_read_alike_and_nothing_else_is() {
+    let plain = |frame: &[u8]| {
+        let mut segment = MaybeUninit::uninit();
+        // SAFETY: who says that it is plain has written the segment.
+        parse_plain(frame, ANY, &mut segment).then(|| unsafe { segment.assume_init() })
+    };
+    for frame in [
+        v4((A, 1), (B, 2)),
+        v6(),
+        udp(&[]),
+        icmp(true, 8),
+        icmp(false, 128),
+    ] {
+        let parsed = parse_any(frame.as_slice(), ANY).unwrap();
+        assert_eq!(plain(&frame), Some(parsed));
+        let mut tagged = frame.clone();
+        tagged.splice(12..12, [0x81, 0, 0, 7]);
+        assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(parsed));
+        assert_eq!(plain(&tagged), None);
+    }
+    let mut options = v4((A, 1), (B, 2));
+    options[14] = 0x46;
+    options[17] += 4;
+    options.splice(34..34, [1; 4]);
+    assert!(parse(options.as_slice()).is_ok());
+    assert_eq!(plain(&options), None);
+    let extended = with_extensions(&[(60, &[0; 8])]);
+    assert!(parse(extended.as_slice()).is_ok());
+    assert_eq!(plain(&extended), None);
+    assert_eq!(plain(&[0; 14]), None);
+    assert_eq!(plain(&v4((A, 1), (B, 2))[..14]), None);
+}
+
+#[test]
+fn a_chain_of_extensions_has_every_kind() {
+    let plain = parse(v6().as_slice()).unwrap();
+    for kind in 0..=255 {
+        let parsed = parse(with_extensions(&[(kind, &[0; 8])]).as_slice());
+        match kind {
+            // TCP itself, which begins too early here.
+            6 => assert!(parsed.is_err()),
+            // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6, experiments.
+            0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254 => {
+                assert_eq!(parsed, Ok(longer(plain, 8)), "{kind}")
+            }
+            _ => assert_eq!(parsed, Err(Skip::NotTracked), "{kind}"),
+        }
+    }
 }
