@@ -561,3 +561,15 @@ fn a_timer_that_started_after_the_clock_was_read_is_new() {
         assert_eq!(timer, Timer::Runs(late(rto)));
     }
 }
+
+#[test]
+fn a_lone_segment_is_probed_for_before_the_first_expiry_alone() {
+    let mut sender = Sender::with_rtt(1_000);
+    let rto = sender.side.base(LIMITS);
+    let seq = sender.send_next(100);
+    sender.pass(late(rto));
+    sender.side.back_off(&sender.rare, sender.now);
+    sender.pass(2 * rto);
+    assert!(sender.send(data(seq, 100)));
+    assert_eq!(sender.timer(), Timer::Expired);
+}

@@ -252,7 +252,11 @@ impl Tool {
             let name = mutants
                 .iter()
                 .find(|(_, listed)| listed.name == mutant.name);
-            let (name, _) = name.with_context(|| format!("{} was not listed", mutant.name))?;
+            let Some((name, _)) = name else {
+                // cargo-mutants tries some that the expressions do not match.
+                ensure!(sample, "{} was not listed", mutant.name);
+                continue;
+            };
             match outcome.summary.as_str() {
                 "CaughtMutant" | "Timeout" => &mut met.caught,
                 "MissedMutant" => &mut met.lived,
@@ -365,7 +369,8 @@ fn commit() -> Result<String> {
 fn escaped(name: &str) -> String {
     let mut escaped = String::new();
     for letter in name.chars() {
-        if letter.is_ascii_punctuation() {
+        // No others: `\<` and `\>` are the bounds of words.
+        if r"\.+*?()|[]{}^$#&-~".contains(letter) {
             escaped.push('\\');
         }
         escaped.push(letter);
@@ -495,6 +500,6 @@ mod tests {
 
     #[test]
     fn a_name_matches_itself() {
-        assert_eq!(escaped("a -> (b) | c"), r"a \-\> \(b\) \| c");
+        assert_eq!(escaped("a -> (b) | c"), r"a \-> \(b\) \| c");
     }
 }
