@@ -397,6 +397,7 @@ impl Siege {
                 acknowledge_at_once(&connection.server)?;
                 connection.talk().context("the client is not heard")?;
             }
+            acknowledge_at_once(&connection.client)?;
             connection
                 .server
                 .write_all(b"!")
@@ -450,8 +451,9 @@ impl Siege {
         self.talk()
             .with_context(|| format!("{scene:?}, after {what:?}"))?;
         let wanted = match scene {
-            Scene::HalfClosed => State::CloseWait,
-            _ => State::Established,
+            // A side that only sends data says nothing against a FIN ahead of it.
+            Scene::HalfClosed => &[State::CloseWait, State::LastAck][..],
+            _ => &[State::Established],
         };
         let name = self.ends;
         let state = |siege: &Self| {
@@ -464,7 +466,7 @@ impl Siege {
             flow.map(|flow| flow.word.seen().state())
         };
         let end = Instant::now() + Duration::from_secs(if scene == Scene::Fresh { 3 } else { 0 });
-        while state(self) != Some(wanted) {
+        while !state(self).is_some_and(|state| wanted.contains(&state)) {
             ensure!(
                 Instant::now() < end,
                 "{scene:?}, after {what:?}: {:?}, not {wanted:?}",
@@ -574,7 +576,9 @@ fn forgeries(mine: u32, theirs: u32) -> Vec<TcpHeader> {
 fn pairs(scene: Scene, action: &str) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     let count = 2 * forgeries(0, 0).len();
-    for number in 0..count * count {
+    // All of the first and all of the second, too.
+    let every = if is_soak() { 1 } else { 7 };
+    for number in (0..count * count).step_by(every) {
         let [server, client] = siege.next();
         let both = [forgeries(server, client), forgeries(client, server)];
         let chosen = [number / count, number % count].map(|which| {
@@ -596,7 +600,6 @@ fn pairs(scene: Scene, action: &str) -> Result<()> {
 fn numbers(scene: Scene, action: &str, count: u32) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     for flags in ["R", "F", "A", "S"] {
-        let busy = (scene == Scene::Busy).then(|| ());
         for number in 0..count {
             let segment = TcpHeader {
                 rst: flags == "R",
@@ -608,13 +611,14 @@ fn numbers(scene: Scene, action: &str, count: u32) -> Result<()> {
                 ..TcpHeader::default()
             };
             siege.forge(number % 2 == 0, &segment, &[])?;
-            if busy.is_some() && number % 1024 == 0 {
+            if scene == Scene::Busy && number % 1024 == 0 {
                 siege.talk()?;
             }
         }
         siege.check(&flags)?;
     }
-    siege.end()
+    // Whether its end is seen is another matter: docs/threats.md, "Move positions".
+    Ok(())
 }
 
 /// One SYN, a RST and a SYN, and all that the ends have sent, once more.

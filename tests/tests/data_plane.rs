@@ -540,7 +540,10 @@ fn a_million_flows_due_at_once_are_all_reported() {
         bytes[26..30].copy_from_slice(&(0x0a00_0000 + client).to_be_bytes());
         plane.receive(&bytes);
     }
-    assert_eq!(plane.counters().live(), u64::from(FLOWS));
+    // At this load a window may be full: docs/design.md, 3 in 10^7.
+    let refused = plane.count(Counter::WindowFull);
+    assert!(refused < 10, "{refused} windows were full");
+    assert_eq!(plane.counters().live(), u64::from(FLOWS) - refused);
     plane.pass(60_100);
     let mut seen = vec![false; FLOWS as usize];
     for event in plane.step() {
@@ -554,7 +557,8 @@ fn a_million_flows_due_at_once_are_all_reported() {
             "{client} twice"
         );
     }
-    assert!(seen.iter().all(|seen| *seen), "some were lost");
+    let lost = seen.iter().filter(|seen| !**seen).count() as u64;
+    assert_eq!(lost, refused, "some were lost");
     assert_eq!(plane.counters().live(), 0);
     assert_eq!(plane.count(Counter::EventsLost), 0);
 }

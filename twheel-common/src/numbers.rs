@@ -110,12 +110,14 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     acknowledges(segment.ack, sent) && (is_near || seen.0 & Seen::PICKUP == 0)
 }
 
-/// Whether a segment that ends nothing lies where its sender is, and acknowledges what the other side has sent.
+/// Whether a segment that ends nothing lies where its sender is, and acknowledges what the other side has sent, if that
+/// is known.
 #[inline(always)]
-pub(crate) fn fits(positions: Positions, segment: &Segment) -> bool {
+pub(crate) fn fits(positions: Positions, seen: Seen, segment: &Segment) -> bool {
+    let other = segment.direction.reverse();
     near(segment.seq, of(positions, segment.direction), END_WINDOW)
         && segment.flags & tcp::ACK != 0
-        && acknowledges(segment.ack, of(positions, segment.direction.reverse()))
+        && (!seen.is_placed(other) || acknowledges(segment.ack, of(positions, other)))
 }
 
 /// Whether the first segment of a side fits the flow, which was picked up from the other: that has told what it has

@@ -316,7 +316,7 @@ impl Seen {
             SYN => self.next_syn(segment, known),
             SYN_ACK => self.next_syn_ack(segment, known),
             FIN => self.next_fin(segment, known),
-            RST => self.next_reset(segment, known),
+            RST => self.next_reset(segment, known, view),
             _ => self.next_ack(segment, known, view),
         }
     }
@@ -432,8 +432,13 @@ impl Seen {
         let direction = segment.direction;
         let fin = side(direction) << Self::FIN;
         if self.0 & fin != 0 {
-            // Sent again.
-            return Change::Nothing;
+            let is_pending = self.is_ending() && direction == self.last_fin();
+            return match segment.seq == known.of(direction) && segment.end != known.doubt {
+                // The one before was somebody's guess.
+                true if is_pending => Change::Doubt(self, segment.end, false),
+                // Sent again.
+                _ => Change::Nothing,
+            };
         }
         let next = self.of_table(segment);
         if next == IGNORED as u32 {
@@ -459,9 +464,9 @@ impl Seen {
     }
 
     /// A RST at its sender's next number counts at once (RFC 5961, section 3.2). One that is near it counts unless both
-    /// sides go on.
+    /// sides go on; and so does every one where one side is all that is seen: who forges can move its number.
     #[inline(always)]
-    fn next_reset(self, segment: &Segment, known: &Known) -> Change {
+    fn next_reset(self, segment: &Segment, known: &Known, view: View) -> Change {
         if !accepts_end(known.positions, self, segment) {
             return Change::Ignored;
         }
@@ -475,10 +480,10 @@ impl Seen {
             segment.seq == known.of(direction) || self.is_ending() && is_last
         };
         let closed = Self(self.0 & !(Self::STATE | Self::DOUBTS) | State::Close as u32);
-        if is_exact {
+        let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
+        if is_exact && (is_handshake || !view.one_way) {
             return self.changed_to(closed);
         }
-        let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
         if is_handshake {
             return Change::Ignored;
         }
@@ -590,7 +595,7 @@ impl Seen {
     #[inline(always)]
     fn goes_on(self, segment: &Segment, known: &Known, is_alone: bool) -> Change {
         let (state, direction) = (self.0 & Self::STATE, segment.direction);
-        if !self.is_placed(direction) || !fits(known.positions, segment) {
+        if !self.is_placed(direction) || !fits(known.positions, self, segment) {
             return Change::Nothing;
         }
         let old = match self.is_ending() {

@@ -85,7 +85,7 @@ pub struct Node {
     pub inbox: Link,
     /// See [`Known::doubt`](crate::state::Known::doubt).
     pub doubt: u32,
-    /// The [`Way`](crate::state::Way) of the flow's first packet.
+    /// The [`Way`] of the flow's first packet.
     pub way: u32,
 }
 

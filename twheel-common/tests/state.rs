@@ -660,6 +660,23 @@ fn a_forged_fin_ends_nothing_that_goes_on() {
 }
 
 #[test]
+fn a_real_fin_counts_after_a_guessed_one() {
+    let mut forged = established();
+    talk(&mut forged);
+    let mut fin = forged.segment(FromHigh, FIN | ACK, 0);
+    fin.seq = fin.seq.wrapping_add(1000);
+    fin.end = fin.seq.wrapping_add(1);
+    forged.see(&fin);
+    assert_eq!(forged.state(), FinWait);
+    forged.send(FromHigh, FIN | ACK, 0);
+    forged.send(FromLow, ACK, 0);
+    assert_eq!(forged.state(), CloseWait);
+    forged.send(FromLow, FIN | ACK, 0);
+    forged.send(FromHigh, ACK, 0);
+    assert_eq!(forged.state(), TimeWait);
+}
+
+#[test]
 fn an_ack_of_something_else_moves_no_state() {
     for (state, way) in WAYS {
         let last = match state {

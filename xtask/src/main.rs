@@ -106,7 +106,7 @@ enum Task {
     Mutants {
         /// Only those of these files, such as state.rs
         files: Vec<String>,
-        /// Only a few, chosen by the commit: what each run of CI does
+        /// Only a few, chosen by the commit
         #[arg(long, conflicts_with = "files")]
         sample: bool,
     },
