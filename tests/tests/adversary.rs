@@ -5,9 +5,11 @@
 #![allow(missing_docs)]
 
 use std::{
+    collections::BTreeSet,
     io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     os::fd::AsRawFd,
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -76,6 +78,23 @@ fn run(pair: &Pair, more: &[&str]) -> Result<Twheel> {
     Twheel::start(&pair.server, &args)
 }
 
+/// Drops what the server sends without data, such as its answer to a SYN that does not fit (RFC 5961, section 4).
+fn silence(pair: &Pair) -> Result<()> {
+    pair.server.nft(
+        "table inet silence {
+            chain output {
+                type filter hook output priority raw;
+                tcp flags & (fin | syn | rst | psh | ack) == ack drop;
+            }
+        }",
+    )
+}
+
+/// Lets that pass again.
+fn end_silence(pair: &Pair) -> Result<()> {
+    pair.server.nft("delete table inet silence")
+}
+
 /// The states of the flows that are tracked.
 fn states(pair: &Pair) -> Result<Vec<String>> {
     let ended = pair
@@ -110,12 +129,14 @@ fn after_one_syn(
         true => syn(&attacker, ends[0], ends[1]),
         false => syn(&attacker, ends[1], ends[0]),
     };
+    silence(&pair)?;
     forge()?;
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], wanted, "{said}");
     if wanted == "alive" {
         assert_eq!(states(&pair)?, ["established"]);
     }
+    end_silence(&pair)?;
     talk(&mut connection)?;
     // Again, once what was seen of it is of the connection.
     forge()?;
@@ -180,13 +201,43 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
     };
     assert_eq!(entry()?, Some(State::Established));
     let twheel = run(&pair, &["--reap", "conntrack"])?;
+    silence(&pair)?;
     syn(&attacker, name, connection.server.local_addr()?)?;
     let said = reaped(&twheel, Duration::from_secs(5))?;
     assert_eq!(said["outcome"], "alive", "{said}");
     assert_eq!(entry()?, Some(State::Established));
     assert_eq!(states(&pair)?, ["established"]);
+    end_silence(&pair)?;
     talk(&mut connection)?;
     assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+/// One SYN on a quiet connection that the run has not seen: the server answers as one that has the connection.
+#[test]
+fn the_answer_to_a_syn_tells_of_the_connection_that_was_there() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let mut connection = pair.connect(family)?;
+        talk(&mut connection)?;
+        let ends = [
+            connection.client.local_addr()?,
+            connection.server.local_addr()?,
+        ];
+        let twheel = run(&pair, &["--reap", "socket"])?;
+        syn(&attacker, ends[0], ends[1])?;
+        assert_eq!(states(&pair)?, ["established"]);
+        // Longer than the flow of a SYN without an answer.
+        let said = twheel.line(Duration::from_secs(2))?;
+        assert!(said.is_none(), "{said:?}");
+        connection.close()?;
+        let said = twheel.line(Duration::from_secs(5))?.context("no end")?;
+        let said: Value = serde_json::from_str(&said.text)?;
+        assert_eq!(said["reason"], "closed", "{said}");
+        assert_eq!(twheel.stop()?.code(), Some(0));
+    }
     Ok(())
 }
 
@@ -567,6 +618,7 @@ fn forgeries(mine: u32, theirs: u32) -> Vec<TcpHeader> {
         header("FA", ahead, unsent),
         header("FA", behind, theirs),
         header("A", far, unsent),
+        header("A", ahead, theirs),
         header("A", behind, theirs),
         header("PA", ahead, unsent),
     ]
@@ -617,8 +669,7 @@ fn numbers(scene: Scene, action: &str, count: u32) -> Result<()> {
         }
         siege.check(&flags)?;
     }
-    // Whether its end is seen is another matter: docs/threats.md, "Move positions".
-    Ok(())
+    siege.end()
 }
 
 /// One SYN, a RST and a SYN, and all that the ends have sent, once more.
@@ -690,5 +741,153 @@ fn what_was_sent_before_ends_no_connection() -> Result<()> {
             replays(scene, action)?;
         }
     }
+    Ok(())
+}
+
+/// Connections that are up while the floods come.
+const CONNECTIONS: usize = 10_000;
+/// Pairs in a flood.
+const PAIRS: u32 = 1_000_000;
+
+/// Floods that come in by one interface, and seem to be of both ends of a million connections.
+#[test]
+fn floods_of_both_sides_evict_no_connection() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    // Each half of the connections among descriptors of its own: both may be more than a process can have.
+    thread::scope(|scope| {
+        let (named, names) = mpsc::channel();
+        let (talk_on, asked) = mpsc::channel();
+        let pair = &pair;
+        let half = scope.spawn(move || -> Result<()> {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
+            // Whoever starts a program waits until nobody has its pipe.
+            named.send(Vec::new())?;
+            asked.recv()?;
+            let mut held = open(pair)?;
+            named.send(name_of(&held))?;
+            asked.recv()?;
+            held.iter_mut().try_for_each(talk)?;
+            named.send(Vec::new())?;
+            // Until nobody asks any more.
+            let _ = asked.recv();
+            Ok(())
+        });
+        let flooded = names
+            .recv()
+            .map_err(Into::into)
+            .and_then(|_| floods(pair, &names, &talk_on));
+        drop(talk_on);
+        let held = half.join().expect("it does not panic");
+        flooded.and(held)
+    })
+}
+
+fn open(pair: &Pair) -> Result<Vec<Connection>> {
+    (0..CONNECTIONS / 2)
+        .map(|_| pair.connect(Family::V4))
+        .collect()
+}
+
+fn name_of(connections: &[Connection]) -> Vec<SocketAddr> {
+    connections.iter().map(|it| it.name).collect()
+}
+
+fn floods(
+    pair: &Pair,
+    others_named: &mpsc::Receiver<Vec<SocketAddr>>,
+    others_talk: &mpsc::Sender<()>,
+) -> Result<()> {
+    // The server knows of no such connections, and would say so.
+    pair.server.nft(
+        "table inet lab {
+            chain output { type filter hook output priority filter; tcp flags rst drop; }
+        }",
+    )?;
+    let forger = Forger::new(pair)?;
+    // All the connections are one client's.
+    let twheel = run(pair, &["--max-flows", "32768", "--source-share", "100"])?;
+    let flows = pair
+        .server
+        .enter(|| Flows::pinned(&Instance::of(SERVER)?))?;
+    others_talk.send(())?;
+    let others = others_named.recv()?;
+    let mut connections = open(pair)?;
+    let names: BTreeSet<_> = name_of(&connections).into_iter().chain(others).collect();
+    ensure!(names.len() == CONNECTIONS, "{} names", names.len());
+    let server = connections[0].server.local_addr()?;
+    let check = |what: &str| -> Result<()> {
+        let mut kept = BTreeSet::new();
+        for flow in flows.iter() {
+            let [a, b] =
+                [Direction::FromLow, Direction::FromHigh].map(|from| flow.key.sender(from));
+            let name = if a.port() == server.port() { b } else { a };
+            let is_real = names.contains(&name);
+            let seen = flow.word.seen();
+            ensure!(
+                is_real == seen.is_established(false),
+                "{what}: {name} is {:?}, replied: {}",
+                seen.state(),
+                seen.is_replied()
+            );
+            if is_real {
+                kept.insert(name);
+            }
+        }
+        let lost: Vec<_> = names.difference(&kept).collect();
+        ensure!(lost.is_empty(), "{what}: {} were evicted", lost.len());
+        // What has ended was forged.
+        while let Some(line) = twheel.line(Duration::ZERO)? {
+            let said: Value = serde_json::from_str(&line.text)?;
+            let src = said["src"].as_str().unwrap_or_default();
+            ensure!(src != Family::V4.client().to_string(), "{what}: {said}");
+        }
+        Ok(())
+    };
+    check("before")?;
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for what in ["ACK, ACK", "SYN, SYN/ACK, ACK"] {
+        for number in 0..PAIRS {
+            let source = random();
+            let address = Ipv4Addr::from(0x0b00_0000 | source as u32 >> 8);
+            let client = SocketAddr::new(address.into(), (source >> 48) as u16 | 1024);
+            let [seq, other] = [random() as u32, random() as u32];
+            let with = |syn, ack, sequence_number: u32, acknowledgment_number: u32| TcpHeader {
+                syn,
+                ack,
+                sequence_number,
+                acknowledgment_number,
+                ..TcpHeader::default()
+            };
+            if what == "ACK, ACK" {
+                forger.send(client, server, with(false, true, seq, other))?;
+                forger.send(server, client, with(false, true, other, seq))?;
+            } else {
+                let [next, answer] = [seq, other].map(|number| number.wrapping_add(1));
+                forger.send(client, server, with(true, false, seq, 0))?;
+                forger.send(server, client, with(true, true, other, next))?;
+                forger.send(client, server, with(false, true, next, answer))?;
+            }
+            if number % (PAIRS / 8) == 0 {
+                check(&format!("{what}, {number}"))?;
+            }
+        }
+        check(what)?;
+        let full = ["evicted", "table_full", "window_full"].map(|name| pair.server.counter(name));
+        let full = full.into_iter().sum::<Result<u64>>()?;
+        ensure!(full > u64::from(PAIRS) / 2, "{what}: no room {full} times");
+    }
+    others_talk.send(())?;
+    connections.iter_mut().try_for_each(talk)?;
+    others_named.recv()?;
+    check("after")?;
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
     Ok(())
 }

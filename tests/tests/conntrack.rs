@@ -626,6 +626,34 @@ fn real(lab: &mut Lab) -> Result<()> {
         lab.expect(what, name, lives);
         lab.keep(ends);
     }
+    used_again_at_speed(lab)
+}
+
+/// A port that is used again as soon as its connection is over, without a look between the lives.
+fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
+    let listener = lab.listeners[0].try_clone()?;
+    let (mut client, mut server) = lab.connect(Family::V4)?;
+    let name = name_of(&client)?;
+    let mut lives = Vec::new();
+    for number in 0..100 {
+        let state = if number % 2 == 0 {
+            reset(client)?;
+            // The RST is there.
+            ensure!(server.read(&mut [0]).is_err(), "no RST");
+            Close
+        } else {
+            half_close(&server, &mut client)?;
+            half_close(&client, &mut server)?;
+            drop(client);
+            TimeWait
+        };
+        lives.push(Life::same("superseded", state));
+        drop(server);
+        (client, server) = connected(&lab.pair.client, &listener, Family::V4, name.0.port())?;
+    }
+    lives.push(Life::same("idle", Established));
+    lab.expect("a port used again at speed", name, lives);
+    lab.keep((client, server));
     Ok(())
 }
 
@@ -712,6 +740,38 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     wire.check(lab, Close)?;
     let lives = [Life::same("reset", Close)];
     lab.expect("a RST that answers", wire.name(), lives);
+
+    // A keep-alive probe to a peer that has rebooted: it answers with what the probe acknowledges.
+    let wire = lab.craft_established()?;
+    let [last, next] = [wire.next[Client as usize] - 1, wire.next[Server as usize]];
+    wire.send_at(lab, Client, ACK, last, 0)?;
+    wire.send_at(lab, Server, RST, next, 0)?;
+    wire.check(lab, Close)?;
+    let lives = [Life::same("reset", Close)];
+    lab.expect("a probe of a peer that has rebooted", wire.name(), lives);
+
+    // A client that has rebooted: its SYN is answered as what came before, and it answers that with a RST (RFC 9293, 3.5.1).
+    let mut wire = lab.craft_established()?;
+    let old = wire.next[Client as usize];
+    wire.next[Client as usize] = 3_000_000;
+    wire.send(lab, Client, SYN)?;
+    wire.check(lab, Established)?;
+    let next = wire.next[Server as usize];
+    wire.next[Client as usize] = old;
+    wire.send(lab, Server, ACK)?;
+    wire.send_at(lab, Client, RST, old, 0)?;
+    wire.check(lab, Close)?;
+    wire.next = [3_000_001, next + 1_000_000];
+    wire.send_at(lab, Client, SYN, 3_000_000, 0)?;
+    wire.send(lab, Server, SYN | ACK)?;
+    wire.check(lab, SynRecv)?;
+    wire.send(lab, Client, ACK)?;
+    wire.check(lab, Established)?;
+    let lives = [
+        Life::same("superseded", Close),
+        Life::same("idle", Established),
+    ];
+    lab.expect("a client that has rebooted", wire.name(), lives);
 
     // Picked up from one side, and the other knows nothing of it.
     let mut wire = lab.craft();

@@ -402,6 +402,8 @@ fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
                     0 => packet.data = 0,
                     1 => {
                         packet.ack = packet.ack.wrapping_add(never_sent(&mut random));
+                        // With the exact number it would say that what it acknowledges did not come by here.
+                        packet.seq = next.wrapping_sub(1);
                     }
                     // Beyond all windows, or long past.
                     _ => {

@@ -17,6 +17,8 @@ pub const MAX_SOURCES: u32 = 1 << 14;
 /// The highest rate of answers to a source, a second: the clock's units times this fit 64 bits.
 pub const MAX_RATE: u32 = 1_000_000;
 
+const _: () = assert!(HELD > 0 && HELD < MAX_SOURCES && MAX_SOURCES < MAX_TOMBS);
+
 /// What stands in the map `EXPIRED` in the place of a flow that has expired.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -271,6 +273,7 @@ mod tests {
                 let (a, b) = (random.next().to_be_bytes(), random.next().to_be_bytes());
                 let mut ip = Ipv4Header::new(0, 17, 6.into(), a, b).unwrap();
                 ip.identification = random.next() as u16;
+                ip.dont_fragment = random.next().is_multiple_of(2);
                 there
                     .ip(etherparse::IpHeaders::Ipv4(ip.clone(), Default::default()))
                     .tcp_header(header)
@@ -310,6 +313,29 @@ mod tests {
                     .unwrap();
             }
             assert_eq!(answer_to(&frame), expected, "to {frame:02x?}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_is_the_complement_of_the_sum_of_halfwords() {
+        let mut random = Random(11);
+        let edges = [
+            0,
+            1,
+            0xffff,
+            0x1_0000,
+            0xffff_ffff,
+            0x1_0000_0000,
+            u64::MAX - 1,
+            u64::MAX,
+        ];
+        let drawn = (0..10_000).map(|_| u64::from(random.next()) << 32 | u64::from(random.next()));
+        for sum in edges.into_iter().chain(drawn.collect::<Vec<_>>()) {
+            let mut folded = sum;
+            while folded > 0xffff {
+                folded = (folded & 0xffff) + (folded >> 16);
+            }
+            assert_eq!(checksum(sum), !folded as u16, "{sum:#x}");
         }
     }
 

@@ -63,10 +63,81 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
     }
     let other = segment.direction.reverse();
     let first = !seen.is_placed(segment.direction) || segment.flags & tcp::SYN != 0;
+    let is_alone = !seen.is_placed(other);
     let answers = segment.flags & tcp::ACK == 0
-        || !seen.is_placed(other)
+        || is_alone
         || acknowledges(segment.ack, of(positions, other));
-    (answers && (first || ahead <= FORWARD)).then_some(segment.end)
+    // It begins no later than what was there before ends. What lies behind a gap waits until the other side has
+    // acknowledged it, where that can be seen: who forges it would have to know a number.
+    let continues = ahead <= segment.end.wrapping_sub(segment.seq);
+    let follows = first || continues || is_alone && ahead <= FORWARD;
+    (answers && follows).then_some(segment.end)
+}
+
+/// Whether a segment behind a gap may be its sender's: at most a window ahead, and it acknowledges what the other side has
+/// sent.
+#[inline(always)]
+pub fn may_skip(positions: Positions, segment: &Segment) -> bool {
+    let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
+    ahead <= FORWARD && is_plausible(segment.ack, of(positions, segment.direction.reverse()))
+}
+
+/// Whether an acknowledgment may be one of what the other side has sent, though its position waits before a gap.
+#[inline(always)]
+fn is_plausible(ack: u32, sent: u32) -> bool {
+    sent.wrapping_sub(ack).wrapping_add(FORWARD) <= IN_FLIGHT + FORWARD
+}
+
+/// Whether a segment lies behind a gap, or acknowledges what has not come by here: [`apart`] tells what that says.
+#[inline(always)]
+pub fn is_apart(positions: Positions, segment: &Segment) -> bool {
+    let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
+    let missed = segment
+        .ack
+        .wrapping_sub(of(positions, segment.direction.reverse()));
+    segment.flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK
+        && (ahead.wrapping_sub(1) < FORWARD || missed.wrapping_sub(1) < FORWARD)
+}
+
+/// What is told by a segment that [is apart](is_apart).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// The other side is here.
+    pub other: Option<u32>,
+    /// Its sender may be here, if the other side says so.
+    pub own: Option<u32>,
+}
+
+/// Where the sides are, as a segment says that [is apart](is_apart). What it acknowledges moves the other side if its own
+/// number is exact, or if that side was seen to have sent up to exactly there (`noted`); both must have come by the ways
+/// of their sides.
+#[inline(always)]
+pub fn apart(
+    positions: Positions,
+    noted: u32,
+    seen: Seen,
+    segment: &Segment,
+    is_own_way: bool,
+) -> Apart {
+    let (direction, other) = (segment.direction, segment.direction.reverse());
+    if !seen.is_placed(direction) || !seen.is_placed(other) {
+        return Apart::default();
+    }
+    let ahead = segment.seq.wrapping_sub(of(positions, direction));
+    let missed = segment.ack.wrapping_sub(of(positions, other));
+    // In the other states that number is of a FIN or SYN.
+    let is_open = is_own_way && seen.is_open();
+    let is_noted =
+        is_open && segment.ack == noted && ahead.wrapping_add(END_WINDOW) <= FORWARD + END_WINDOW;
+    let overtakes = missed.wrapping_sub(1) < FORWARD && (ahead == 0 || is_noted);
+    let skips = is_open
+        && segment.end != segment.seq
+        && ahead.wrapping_sub(1) < FORWARD
+        && is_plausible(segment.ack, of(positions, other));
+    Apart {
+        other: overtakes.then_some(segment.ack),
+        own: skips.then_some(segment.end),
+    }
 }
 
 /// Whether an acknowledgment is one of what the other side has sent up to here.

@@ -48,6 +48,8 @@ pub struct Rare {
     gap_end: u32,
     /// since then.
     gap_at: u32,
+    /// And up to here its side has sent: a flow's position waits before a gap.
+    top: u32,
 }
 
 /// A value of the map `RTOS`: a flow's timers, the key's low endpoint's first. What nearly every packet and visit
@@ -64,7 +66,7 @@ pub struct Timers {
     /// The rest of what is known of its sides.
     pub rare: [Rare; 2],
     /// Room.
-    pub more: [u32; 6],
+    pub more: [u32; 4],
 }
 
 /// Bounds of the timer, microseconds.
@@ -151,6 +153,15 @@ impl Side {
         self.state & flag != 0
     }
 
+    /// The sequence number behind what was sent: the side's position, or behind the gap at which that waits.
+    #[inline(always)]
+    pub fn highest(&self, rare: &Rare, position: u32) -> u32 {
+        match self.has(Self::GAP) && rare.top.wrapping_sub(position) as i32 > 0 {
+            true => rare.top,
+            false => position,
+        }
+    }
+
     /// Bytes sent and not acknowledged, where `highest` is the sequence number behind what was sent.
     #[inline(always)]
     pub fn outstanding(&self, highest: u32) -> u32 {
@@ -217,6 +228,9 @@ impl Side {
         now: impl Fn() -> u32,
     ) -> bool {
         let starts = self.outstanding(highest) == 0;
+        if segment.seq != highest || self.has(Self::GAP) {
+            rare.top = segment.end;
+        }
         if !starts && segment.seq == highest && self.has(Self::TIMING) {
             // Nearly every one.
             return false;

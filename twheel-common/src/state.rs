@@ -6,7 +6,7 @@
 
 use crate::{
     flow::Direction,
-    numbers::{self, EARLY_DATA, Positions, accepts_end, advance, fits, fits_first, of},
+    numbers::{self, EARLY_DATA, Positions, accepts_end, advance, fits, fits_first, is_apart, of},
     packet::{Segment, datagram, tcp},
 };
 
@@ -517,6 +517,11 @@ impl Seen {
             );
         }
         match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
+            // Whose answer to a SYN is none of it had a connection before that: it was somebody's guess.
+            State::SynSent if is_reply && !view.one_way && segment.ack != known.of(other) => {
+                let seen = Self(State::Established as u32 | Self::PICKUP | Self::BOTH);
+                Change::Places(Self(seen.begun_by(other).0 | self.0 & Self::POSTED))
+            }
             State::SynRecv if !is_reply => {
                 let missing = known.of(other).wrapping_sub(segment.ack);
                 if self.is_placed(other) && missing > EARLY_DATA {
@@ -685,6 +690,13 @@ impl Seen {
         self.0 & Self::POSTED != 0
     }
 
+    /// Past the handshake, and no FIN waits for its acknowledgment.
+    #[inline(always)]
+    pub(crate) fn is_open(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state == State::Established as u32 || state == State::CloseWait as u32
+    }
+
     /// Reset, or ended from both sides.
     #[inline(always)]
     pub fn is_closed(self) -> bool {
@@ -763,7 +775,8 @@ pub struct View {
 pub struct Known {
     /// How far its sides have come.
     pub positions: Positions,
-    /// The number behind a FIN that nobody has acknowledged, or behind a SYN that nobody has answered.
+    /// The number behind a FIN that nobody has acknowledged, or behind a SYN that nobody has answered; in an open flow,
+    /// behind data that lies behind a gap.
     pub doubt: u32,
     /// The packet came by another way than the flow's first one; or nobody asks.
     pub is_other_way: bool,
@@ -829,8 +842,18 @@ impl Tracked {
     }
 
     fn follow(&mut self, before: Seen, segment: &Segment) {
-        if let Some(position) = advance(self.known.positions, before, segment) {
+        let positions = self.known.positions;
+        if let Some(position) = advance(positions, before, segment) {
             self.set_position(segment.direction, position);
+        }
+        if is_apart(positions, segment) {
+            let apart = numbers::apart(positions, self.known.doubt, before, segment, true);
+            if let Some(position) = apart.other {
+                self.set_position(segment.direction.reverse(), position);
+            }
+            if let Some(position) = apart.own {
+                self.known.doubt = position;
+            }
         }
     }
 
@@ -869,6 +892,16 @@ impl Way {
     #[inline(always)]
     pub fn answers(self, asked: Self) -> bool {
         self != asked || self == Self::ANY
+    }
+
+    /// Whether what the initiator sends, or the answer to it (`is_reply`), may come by this way; its first packet came by
+    /// `asked`.
+    #[inline(always)]
+    pub fn is_of(self, asked: Self, is_reply: bool) -> bool {
+        match is_reply {
+            true => self.answers(asked),
+            false => self == asked || self == Self::ANY || asked == Self::ANY,
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 use twheel_common::{
     flow::{Direction, Direction::*, FlowKey},
-    numbers::{END_WINDOW, Positions, accepts_end, advance, first},
+    numbers::{
+        Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, may_skip,
+    },
     packet::{
         Segment,
         tcp::{ACK, FIN, RST, SYN},
@@ -111,6 +113,102 @@ fn where_one_side_is_all_that_is_seen_its_numbers_decide() {
     }
 }
 
+/// What a segment says that is apart, where `noted` was seen behind a gap.
+fn told(positions: Positions, noted: u32, seen: Seen, segment: &Segment, way: bool) -> Apart {
+    match is_apart(positions, segment) {
+        true => apart(positions, noted, seen, segment, way),
+        false => Apart::default(),
+    }
+}
+
+#[test]
+fn an_acknowledgment_with_its_exact_number_tells_where_the_other_side_is() {
+    for (direction, positions) in ends(HERE, THERE) {
+        let seen = conversation(direction, positions);
+        let of = |flags, seq, missed| {
+            let ack = segment(direction, flags, seq, THERE.wrapping_add(missed), 0);
+            let told = told(positions, 0, seen, &ack, false);
+            assert!(told.other.is_none_or(|found| found == ack.ack));
+            assert_eq!(told.own, None);
+            told.other.is_some()
+        };
+        for (missed, expected) in [
+            (0, false),
+            (1, true),
+            (FORWARD, true),
+            (FORWARD + 1, false),
+            (u32::MAX, false),
+        ] {
+            assert_eq!(of(ACK, HERE, missed), expected, "{missed}");
+            assert!(!of(SYN, HERE, missed), "{missed}");
+            assert!(!of(RST | ACK, HERE, missed), "{missed}");
+            assert_eq!(of(FIN | ACK, HERE, missed), expected, "{missed}");
+        }
+        for off in [1, u32::MAX, END_WINDOW] {
+            assert!(!of(ACK, HERE.wrapping_add(off), 1), "{off}");
+        }
+        // Who was not seen is where the other side says, and whom nobody has seen is nowhere.
+        let alone = Seen::first(direction, ACK, BOTH).unwrap();
+        let ack = segment(direction, ACK, HERE, THERE + 1, 0);
+        assert_eq!(told(positions, 0, alone, &ack, true), Apart::default());
+        let answer = segment(direction.reverse(), ACK, THERE, HERE.wrapping_add(1), 0);
+        assert_eq!(told(positions, 0, alone, &answer, true), Apart::default());
+    }
+}
+
+#[test]
+fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() {
+    for (direction, positions) in ends(HERE, THERE) {
+        let seen = conversation(direction, positions);
+        // Both sides have lost something: no number is exact.
+        let data = |ahead: u32, ack: u32| segment(direction, ACK, HERE.wrapping_add(ahead), ack, 9);
+        let beyond = data(5_000, THERE + 70);
+        let noted = HERE.wrapping_add(5_009);
+        let noting = Apart {
+            own: Some(noted),
+            other: None,
+        };
+        assert_eq!(told(positions, 0, seen, &beyond, true), noting);
+        assert_eq!(told(positions, 0, seen, &beyond, false), Apart::default());
+        let own = |segment| told(positions, 0, seen, &segment, true).own.is_some();
+        assert!(own(data(FORWARD, THERE)) && !own(data(FORWARD + 1, THERE)));
+        assert!(own(data(1, THERE + FORWARD)) && !own(data(1, THERE + FORWARD + 1)));
+        assert!(own(data(1, THERE - IN_FLIGHT)) && !own(data(1, THERE - IN_FLIGHT - 1)));
+        // It continues; it has no data.
+        assert!(!own(data(0, THERE)) && !own(segment(direction, ACK, HERE + 5, THERE, 0)));
+        let other = |ahead: u32, ack: u32, way| {
+            let seq = THERE.wrapping_add(ahead);
+            let answer = segment(direction.reverse(), ACK, seq, ack, 0);
+            told(positions, noted, seen, &answer, way).other
+        };
+        for ahead in [FORWARD, 1, END_WINDOW.wrapping_neg()] {
+            assert_eq!(other(ahead, noted, true), Some(noted), "{ahead}");
+            assert_eq!(other(ahead, noted, false), None, "{ahead}");
+            assert_eq!(other(ahead, noted.wrapping_add(1), true), None, "{ahead}");
+            assert_eq!(other(ahead, noted.wrapping_sub(1), true), None, "{ahead}");
+        }
+        for ahead in [FORWARD + 1, (END_WINDOW + 1).wrapping_neg()] {
+            assert_eq!(other(ahead, noted, true), None, "{ahead}");
+        }
+    }
+}
+
+#[test]
+fn behind_a_gap_a_segment_is_within_a_window_and_acknowledges_what_was_sent() {
+    for (direction, positions) in ends(HERE, THERE) {
+        let may = |ahead: u32, ack| {
+            let data = segment(direction, ACK, HERE.wrapping_add(ahead - 1), ack, 1);
+            may_skip(positions, &data)
+        };
+        assert!(may(FORWARD, THERE));
+        assert!(!may(FORWARD + 1, THERE));
+        assert!(may(2, THERE - IN_FLIGHT));
+        assert!(!may(2, THERE - IN_FLIGHT - 1));
+        assert!(may(2, THERE + FORWARD));
+        assert!(!may(2, THERE + FORWARD + 1));
+    }
+}
+
 #[test]
 fn positions_move_up_to_the_bounds_and_no_further() {
     for (direction, positions) in ends(HERE, THERE) {
@@ -122,10 +220,13 @@ fn positions_move_up_to_the_bounds_and_no_further() {
             moved.is_some()
         };
         assert!(moves(HERE.wrapping_add(1), THERE));
-        assert!(moves(HERE.wrapping_add(FORWARD), THERE));
-        assert!(!moves(HERE.wrapping_add(FORWARD + 1), THERE));
         assert!(!moves(HERE, THERE));
         assert!(!moves(HERE.wrapping_sub(1), THERE));
+        // Behind a gap nothing moves.
+        assert!(!moves(HERE.wrapping_add(2), THERE));
+        // What begins before the end of what was there is behind no gap.
+        let long = segment(direction, ACK, HERE - 3, THERE - IN_FLIGHT, 8);
+        assert_eq!(advance(positions, seen, &long), Some(HERE.wrapping_add(5)));
         let next = HERE.wrapping_add(1);
         assert!(moves(next, THERE - IN_FLIGHT));
         assert!(!moves(next, THERE - IN_FLIGHT - 1));
@@ -276,5 +377,61 @@ fn who_goes_on_after_a_doubtful_reset_does_so_within_the_window() {
         assert!(goes_on(ACK, HERE, THERE + UNSEEN));
         assert!(!goes_on(ACK, HERE, THERE + UNSEEN + 1));
         assert!(!goes_on(0, HERE, THERE), "nothing is acknowledged");
+    }
+}
+
+/// All numbers of a segment at random: how often it is taken for its sender's, as docs/threats.md has it.
+#[test]
+fn a_random_segment_moves_a_position_as_often_as_the_page_says() {
+    const DRAWS: u32 = 1 << 22;
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 16) as u32
+    };
+    for (direction, positions) in ends(HERE, THERE) {
+        let both = conversation(direction, positions);
+        let alone = Seen::first(direction, ACK, ONE_WAY).unwrap();
+        // RSTs, RSTs with an ACK, FINs and data; each with its chance.
+        let circle = 2f64.powi(32);
+        let window = (2.0 * f64::from(END_WINDOW) + 1.0) / circle;
+        let ahead = (f64::from(END_WINDOW) + 1.0) / circle;
+        let acknowledged = f64::from(IN_FLIGHT + UNSEEN + 1) / circle;
+        let forward = f64::from(FORWARD) / circle;
+        for (seen, chances) in [
+            (
+                both,
+                [
+                    window,
+                    ahead,
+                    window * acknowledged,
+                    1_460.0 / circle * acknowledged,
+                ],
+            ),
+            (alone, [window, ahead, window, forward]),
+        ] {
+            let mut taken = [0u32; 4];
+            for _ in 0..DRAWS {
+                let [seq, ack] = [random(), random()];
+                for (number, flags) in [RST, RST | ACK, FIN | ACK].into_iter().enumerate() {
+                    let end = segment(direction, flags, seq, ack, 0);
+                    taken[number] += u32::from(accepts_end(positions, seen, &end));
+                }
+                let data = segment(direction, ACK, seq, ack, 1_460);
+                taken[3] += u32::from(advance(positions, seen, &data).is_some());
+                let told = told(positions, 0, seen, &data, true);
+                assert_eq!(told.other, None);
+            }
+            for (taken, chance) in taken.into_iter().zip(chances) {
+                let expected = chance * f64::from(DRAWS);
+                let off = (f64::from(taken) - expected).abs();
+                assert!(
+                    off <= 5.0 * expected.sqrt().max(1.0),
+                    "{taken}, not {expected}"
+                );
+            }
+        }
     }
 }

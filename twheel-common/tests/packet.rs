@@ -333,6 +333,15 @@ fn flags_that_no_stack_sends() {
     for flags in [0x00, 0x03, 0x06, 0x01, 0x3f, 0x29, 0x08, 0x07] {
         assert_eq!(with(flags), Err(Skip::BadFlags), "{flags:#x}");
     }
+    // Those of `tcp_valid_flags` in `net/netfilter/nf_conntrack_proto_tcp.c`, with PSH, ECE and CWR or without.
+    let sent = [0x02, 0x22, 0x12, 0x04, 0x14, 0x11, 0x31, 0x10, 0x30];
+    for flags in 0..=u8::MAX {
+        assert_eq!(
+            with(flags).is_ok(),
+            sent.contains(&(flags & 0x37)),
+            "{flags:#x}"
+        );
+    }
 }
 
 #[test]
@@ -550,8 +559,8 @@ fn reasons_have_their_numbers() {
 #[test]
 fn what_is_plain_is_read_alike_and_nothing_else_is() {
     let plain = |frame: &[u8]| {
-        let mut segment = MaybeUninit::uninit();
-        // SAFETY: who says that it is plain has written the segment.
+        let mut segment = MaybeUninit::new(Segment::NONE);
+        // SAFETY: it is one from the beginning.
         parse_plain(frame, ANY, &mut segment).then(|| unsafe { segment.assume_init() })
     };
     for frame in [

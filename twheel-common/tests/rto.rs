@@ -331,6 +331,36 @@ fn what_was_overtaken_is_not_sent_again() {
 }
 
 #[test]
+fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
+    let mut sender = Sender::with_rtt(10_000);
+    let position = sender.highest;
+    let now = sender.now;
+    let (side, rare) = (&mut sender.side, &mut sender.rare);
+    assert_eq!(side.highest(rare, position), position);
+    for number in [1, 2, 3] {
+        let highest = side.highest(rare, position);
+        side.sent(
+            rare,
+            highest,
+            &data(position + number * 100, 100),
+            LIMITS,
+            || now,
+        );
+        assert_eq!(side.highest(rare, position), position + number * 100 + 100);
+    }
+    assert_eq!(side.outstanding(side.highest(rare, position)), 400);
+    // What was lost before it came by here is sent again.
+    let late = now.wrapping_add(10_000);
+    let highest = side.highest(rare, position);
+    side.sent(rare, highest, &data(position, 100), LIMITS, || late);
+    assert_eq!(side.retransmissions(), 1);
+    assert_eq!(side.highest(rare, position + 100), highest);
+    // And once the position is there, that counts.
+    assert_eq!(side.highest(rare, highest), highest);
+    assert_eq!(side.highest(rare, highest + 100), highest + 100);
+}
+
+#[test]
 fn a_side_that_was_not_seen_has_no_timer() {
     let mut sender = Sender {
         side: Side::default(),

@@ -381,6 +381,62 @@ fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> 
 }
 
 #[test]
+fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
+    for from in [FromLow, FromHigh] {
+        let syn = segment(from, SYN, 500, 0, 0);
+        let mut flow = Tracked::first(&syn, BOTH).unwrap();
+        // The answer to the SYN, but for its flag: the SYN/ACK may still come.
+        let early = segment(from.reverse(), ACK, 7, 501, 0);
+        assert_eq!(flow.see(&early, BOTH), Change::Ignored);
+        // Its sender says nothing of what it sent before.
+        let own = segment(from, ACK, 90_000, 7, 0);
+        assert_eq!(flow.see(&own, BOTH), Change::Ignored);
+        let challenge = segment(from.reverse(), ACK, 7, 90_000, 0);
+        assert!(matches!(flow.see(&challenge, BOTH), Change::Places(_)));
+        assert_eq!(
+            (flow.seen.state(), flow.seen.initiator()),
+            (Established, from)
+        );
+        assert!(flow.seen.is_conversation() && flow.seen.is_pickup());
+        // Both have their numbers.
+        assert_eq!(flow.see(&own, BOTH), Change::Nothing);
+        let reset = flow.see(&segment(from, RST, 90_000, 0, 0), BOTH);
+        assert!(matches!(reset, Change::Add(_)), "{reset:?}");
+        assert_eq!(flow.seen.state(), Close);
+        // By the way of the SYN nobody answers it.
+        let mut flow = Tracked::first(&syn, BOTH).unwrap();
+        flow.known.is_other_way = false;
+        assert_eq!(flow.see(&challenge, BOTH), Change::SameWay);
+    }
+}
+
+#[test]
+fn sides_that_have_both_lost_something_are_found_again() {
+    let mut flow = Tracked::first(&segment(FromLow, SYN, 99, 0, 0), BOTH).unwrap();
+    flow.see(&segment(FromHigh, SYN | ACK, 199, 100, 0), BOTH);
+    flow.see(&segment(FromLow, ACK, 100, 200, 0), BOTH);
+    // The first megabyte of each was overtaken by the next, and comes late.
+    let (low, high) = (1_000_100, 1_000_200);
+    for (direction, begin) in [(FromLow, 100), (FromHigh, 200)] {
+        flow.see(
+            &segment(direction, ACK, begin + 500_000, 300 - begin, 500_000),
+            BOTH,
+        );
+    }
+    flow.see(&segment(FromLow, ACK, 100, 200, 500_000), BOTH);
+    flow.see(&segment(FromHigh, ACK, 200, 100, 500_000), BOTH);
+    assert_eq!(flow.known.positions, [500_100, 500_200]);
+    // The rest of it is there; each acknowledges the other.
+    flow.see(&segment(FromLow, ACK, low, 500_200, 10), BOTH);
+    flow.see(&segment(FromHigh, ACK, high, low + 10, 0), BOTH);
+    assert_eq!(flow.known.positions, [low + 10, 500_200]);
+    flow.see(&segment(FromLow, ACK, low + 10, high, 0), BOTH);
+    assert_eq!(flow.known.positions, [low + 10, high]);
+    let fin = flow.see(&segment(FromLow, FIN | ACK, low + 10, high, 0), BOTH);
+    assert!(matches!(fin, Change::Doubt(..)), "{fin:?}");
+}
+
+#[test]
 fn an_end_must_lie_where_its_sender_is() {
     let seen = after(&[(FromLow, SYN), (FromHigh, SYN | ACK), (FromLow, ACK)]);
     for base in [10, u32::MAX - 5, 1 << 31] {

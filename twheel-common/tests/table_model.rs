@@ -32,8 +32,12 @@ use loom::{
     thread,
 };
 use twheel_common::{
-    flow::{FlowKey, Word},
-    state::{Seen, Way},
+    flow::{Direction, Direction::*, FlowKey, Word},
+    packet::{
+        Segment,
+        tcp::{self, ACK, RST},
+    },
+    state::{Change, Known, Seen, State, View, Way},
     table::{self, BUSY, Begins, Changed, Inserted, Reads, Records, Snapshot},
 };
 
@@ -67,6 +71,28 @@ enum Broken {
     Unfenced,
     /// The key is not looked for before it shows. (Packets that look for their flow find it at home.)
     NoSecondLook,
+    /// What a segment says is noted by a load and a store.
+    Note,
+}
+
+/// How far the sides have come, the low one first.
+const POSITIONS: [u32; 2] = [100, 200];
+
+/// A segment without data, at the place where its sender is.
+fn segment(key: &FlowKey, direction: Direction, flags: u8) -> Segment {
+    let [own, other] = match direction {
+        FromLow => POSITIONS,
+        FromHigh => [POSITIONS[1], POSITIONS[0]],
+    };
+    Segment {
+        key: *key,
+        direction,
+        flags,
+        seq: own,
+        ack: other,
+        end: own,
+        ..Segment::NONE
+    }
 }
 
 /// A word of memory. Loom goes through the orders of two accesses only where it takes them for dependent,
@@ -126,6 +152,7 @@ struct Place {
     word: Cell,
     hops: Cell,
     created: Cell,
+    doubt: Cell,
 }
 
 struct Table {
@@ -150,6 +177,7 @@ impl Table {
             word: Cell::new(),
             hops: Cell::new(),
             created: Cell::new(),
+            doubt: Cell::new(),
         };
         Self {
             places: (0..records).map(place).collect(),
@@ -205,11 +233,74 @@ impl Table {
             Some(Ok(_)) => {}
             _ => return None,
         }
+        Some((self.begin_anew(at, now), old))
+    }
+
+    /// Notes when the new life has begun. When the one before had.
+    fn begin_anew(&self, at: usize, now: u32) -> u32 {
         let place = &self.places[at];
         let created = place.created.load() as u32;
         place.created.store(now.into());
         place.word.and(u64::from(Word::STARTED) << 32 | 0xffff_ffff);
-        Some((created, old))
+        created
+    }
+
+    /// A segment of the flow, as the data plane has it (`touch_change`): the last word of the life that it ends.
+    fn see(&self, at: usize, segment: &Segment, now: u32) -> Option<Word> {
+        let view = View::default();
+        let doubt = &self.places[at].doubt;
+        let life = self.word(at).generation();
+        for _ in 0..6 {
+            let word = self.word(at);
+            if word.is_dead() || word.generation() != life {
+                return None;
+            }
+            let known = Known {
+                positions: POSITIONS,
+                doubt: doubt.load() as u32,
+                is_other_way: true,
+            };
+            let change = word.seen().next(segment, &known, view);
+            let new = match change {
+                Change::Add(seen) | Change::Answers(seen) | Change::Places(seen) => {
+                    word.with(now.into(), seen)
+                }
+                Change::Doubt(seen, ..) if segment.flags & tcp::SYN != 0 => word.with_seen(seen),
+                Change::Doubt(seen, ..) => word.with(now.into(), seen),
+                Change::NewGeneration(seen) if !word.seen().is_starting() => {
+                    Word::new(now.into(), life.wrapping_add(1), seen.starting())
+                }
+                _ => return None,
+            };
+            let changed = match self.broken {
+                Broken::Note => {
+                    self.places[at].word.swap(new.0);
+                    Some(Ok(new))
+                }
+                _ => table::change(self, at, &segment.key, word, new),
+            };
+            match (changed, change) {
+                (Some(Ok(_)), Change::Doubt(_, number, _)) => doubt.store(number.into()),
+                (Some(Ok(_)), Change::NewGeneration(_)) => {
+                    self.begin_anew(at, now);
+                    return Some(word);
+                }
+                (Some(Err(_)), _) => continue,
+                _ => {}
+            }
+            return None;
+        }
+        panic!("too many turns");
+    }
+
+    /// Enters a connection that is up.
+    fn enter_established(&self, key: &FlowKey) -> usize {
+        let at = self.enter(0, key, 1);
+        let answer = segment(key, FromHigh, tcp::SYN | ACK);
+        self.see(at, &answer, 1);
+        self.see(at, &segment(key, FromLow, ACK), 1);
+        assert_eq!(self.word(at).seen().state(), State::Established);
+        at
     }
 
     fn created(&self, at: usize) -> u32 {
@@ -656,6 +747,72 @@ fn eviction_against_a_new_life(broken: Broken) {
     });
 }
 
+/// A RST near the next number, and a connection that goes on: each side is seen by a CPU of its own, and its wheel may end
+/// the flow meanwhile.
+fn an_end_in_doubt_against_both_sides(broken: Broken) {
+    for ends in [false, true] {
+        explore(Some(3), move || {
+            let table = Arc::new(Table::new(1, broken));
+            let flow = key(1, 1);
+            let at = table.enter_established(&flow);
+            let before = table.word(at).seen();
+            let near = Segment {
+                seq: POSITIONS[0] + 1,
+                ..segment(&flow, FromLow, RST)
+            };
+            table.see(at, &near, 2);
+            assert!(table.word(at).seen().is_reset());
+            let other = table.clone();
+            let packet = thread::spawn(move || other.see(at, &segment(&flow, FromHigh, ACK), 3));
+            assert_eq!(table.see(at, &segment(&flow, FromLow, ACK), 3), None);
+            let ended = ends.then(|| table.evict(at)).flatten();
+            assert_eq!(packet.join().unwrap(), None);
+            let flows = table.at_rest(&[(flow, 0)]);
+            assert_eq!(flows.len(), usize::from(ended.is_none()));
+            // Who has ended has told of what it was.
+            for seen in flows.iter().map(|(_, word)| word.seen()) {
+                assert_eq!(seen, before, "both went on");
+            }
+        });
+    }
+}
+
+/// After a reset a port is used again, and somebody forges a SYN at the same time.
+fn candidates(broken: Broken) {
+    explore(Some(2), move || {
+        let table = Arc::new(Table::new(1, broken));
+        let flow = key(1, 1);
+        let at = table.enter_established(&flow);
+        table.see(at, &segment(&flow, FromLow, RST), 2);
+        let syn = |seq: u32| Segment {
+            seq,
+            end: seq + 1,
+            ..segment(&flow, FromLow, tcp::SYN)
+        };
+        let answer = Segment {
+            ack: 5_001,
+            ..segment(&flow, FromHigh, tcp::SYN | ACK)
+        };
+        let other = table.clone();
+        let forged = syn(9_000);
+        let forger = thread::spawn(move || other.see(at, &forged, 3));
+        let mut ended = Vec::new();
+        for segment in [&syn(5_000), &answer] {
+            ended.extend(table.see(at, segment, 3));
+        }
+        assert_eq!(forger.join().unwrap(), None, "a SYN alone begins nothing");
+        // Sent again, where the forged one came between.
+        for segment in [&syn(5_000), &answer] {
+            ended.extend(table.see(at, segment, 4));
+        }
+        assert_eq!(ended.len(), 1, "a life ends once");
+        assert!(ended[0].seen().is_reset());
+        let flows = table.at_rest(&[(flow, 0)]);
+        assert_eq!(flows[0].1.seen().state(), State::SynRecv);
+        assert_eq!(flows[0].1.generation(), ended[0].generation() + 1);
+    });
+}
+
 /// A reader looks at a record that passes from one flow to another, or whose flow begins a new life.
 fn reading(broken: Broken) {
     for supersedes in [false, true] {
@@ -707,6 +864,22 @@ fn reading(broken: Broken) {
 #[test]
 fn a_new_life_and_its_end_do_not_mix() {
     eviction_against_a_new_life(Broken::Nothing);
+}
+
+#[test]
+fn a_connection_that_goes_on_is_established_again() {
+    an_end_in_doubt_against_both_sides(Broken::Nothing);
+}
+
+#[test]
+fn a_syn_begins_a_life_once_it_is_answered() {
+    candidates(Broken::Nothing);
+}
+
+#[test]
+fn a_note_without_a_swap_is_found() {
+    assert!(finds(|| an_end_in_doubt_against_both_sides(Broken::Note)));
+    assert!(finds(|| candidates(Broken::Note)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use twheel_common::{
     counter::Counter,
     event::Pace,
     flow::{Direction, FlowKey, Word},
-    numbers::Positions,
+    numbers::{self, Positions},
     packet::Segment,
     rto::{Limits, Rare, Side, Timer, Timers},
     state::Seen,
@@ -183,14 +183,12 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
             &*rare(timers, direction ^ 1),
         )
     };
-    let changed = sender.sent(
-        rest,
-        of(before, direction),
-        segment,
-        limits(),
-        clock::micros,
-    );
-    let advanced = other.acknowledged(others, of(before, direction ^ 1), segment, clock::micros);
+    let highest = sender.highest(rest, of(before, direction));
+    let is_gap = segment.seq.wrapping_sub(highest) as i32 > 0;
+    let changed = (!is_gap || numbers::may_skip(before, segment))
+        && sender.sent(rest, highest, segment, limits(), clock::micros);
+    let sent = other.highest(others, of(before, direction ^ 1));
+    let advanced = other.acknowledged(others, sent, segment, clock::micros);
     if !changed && !advanced {
         return 0;
     }
@@ -201,8 +199,8 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     }
     let changed = changed && has_timers(word);
     if changed {
-        let highest = flow.positions();
-        let due = match sender.timer(of(highest, direction), limits(), clock::micros()) {
+        let highest = sender.highest(rest, of(flow.positions(), direction));
+        let due = match sender.timer(highest, limits(), clock::micros()) {
             Timer::Stopped => return 0,
             Timer::Runs(left) => now + units(left),
             Timer::Expired => now,
@@ -293,9 +291,10 @@ pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
     let micros = clock::micros();
     let mut due = IDLE;
     for direction in 0..2 {
-        // SAFETY: as in `see`.
-        let side = unsafe { &*side(timers, direction) };
-        let at = match side.timer(of(positions, direction), limits(), micros) {
+        // SAFETY: as in `rto_see`.
+        let (side, rare) = unsafe { (&*side(timers, direction), &*rare(timers, direction)) };
+        let highest = side.highest(rare, of(positions, direction));
+        let at = match side.timer(highest, limits(), micros) {
             Timer::Stopped => continue,
             Timer::Runs(left) => now + units(left),
             Timer::Expired => now,
@@ -326,9 +325,9 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
     };
     let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
     for direction in 0..2 {
-        // SAFETY: as in `see`.
-        let side = unsafe { &mut *side(timers, direction) };
-        let highest = of(positions, direction);
+        // SAFETY: as in `rto_see`.
+        let (side, rare) = unsafe { (&mut *side(timers, direction), &*rare(timers, direction)) };
+        let highest = side.highest(rare, of(positions, direction));
         let left = match side.timer(highest, limits(), micros) {
             Timer::Stopped => continue,
             Timer::Runs(left) => left,
@@ -337,8 +336,7 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
                     return RING_FULL;
                 }
                 said = REPORTED;
-                // SAFETY: as in `see`.
-                side.back_off(unsafe { &*rare(timers, direction) }, micros);
+                side.back_off(rare, micros);
                 if side.expiries() > expiries {
                     expiries = side.expiries();
                 }

@@ -7,7 +7,7 @@ use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::{Word, age},
-    numbers::{self, Positions, advance},
+    numbers::{self, Positions, advance, is_apart},
     packet::{Segment, datagram, tcp},
     state::{Change, Known, Seen, View, Way},
 };
@@ -252,26 +252,51 @@ fn update(flow: At, segment: &Segment, now: u64, way: Way) {
         touch_change(flow.index(), segment, now, way.0);
         return;
     }
-    keep(flow, word, segment, now);
+    keep(flow, word, segment, now, way);
 }
 
 /// A packet that says nothing new, and keeps the flow alive.
 #[inline(always)]
-fn keep(flow: At, word: Word, segment: &Segment, now: u64) {
+fn keep(flow: At, word: Word, segment: &Segment, now: u64, way: Way) {
     if word.is_older_than(now) {
         // So a flow that has a packet in every unit of the clock is written once a unit.
         flow.touch(now);
         clock::see(now);
     }
-    follow(flow, word.seen(), segment);
+    follow(flow, word.seen(), segment, way);
 }
 
-/// Notes how far the sender has come.
+/// Notes how far the sender has come, and the other side by what the sender has of it.
 #[inline(always)]
-fn follow(flow: At, seen: Seen, segment: &Segment) {
-    if let Some(position) = advance(flow.positions(), seen, segment) {
+fn follow(flow: At, seen: Seen, segment: &Segment, way: Way) {
+    let positions = flow.positions();
+    if is_apart(positions, segment) {
+        touch_apart(flow.index(), segment, way.0);
+    }
+    if let Some(position) = advance(positions, seen, segment) {
         flow.set_position(segment.direction, position);
     }
+}
+
+/// A segment behind a gap, or one that acknowledges what has not come by here. Rare, but where packets are lost.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> u64 {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return 0;
+    };
+    let (seen, direction) = (flow.word().seen(), segment.direction);
+    let is_reply = direction != seen.initiator();
+    let is_own_way = config!(one_armed) != 0 || Way(way).is_of(flow.way(), is_reply);
+    let positions = flow.positions();
+    let apart = numbers::apart(positions, flow.doubt(), seen, segment, is_own_way);
+    if let Some(position) = apart.other {
+        flow.set_position(direction.reverse(), position);
+    }
+    if let Some(position) = apart.own {
+        flow.set_doubt(position);
+    }
+    0
 }
 
 /// A segment that may change the flow's state. Rare: a handful in a connection's life.
@@ -307,7 +332,7 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) {
         IGNORED => count(Counter::Ignored),
         SAME_WAY => count(Counter::SameWay),
         NOTHING => {
-            keep(flow, before, segment, now);
+            keep(flow, before, segment, now, way);
             if way == Way::LOCAL && segment.direction == before.seen().initiator() {
                 flow.set_way(way);
             }
@@ -327,7 +352,7 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) {
                 if attempt.is_doubt != 0 {
                     flow.set_doubt(attempt.number);
                 } else if segment.flags & tcp::RST == 0 {
-                    follow(flow, before.seen(), segment);
+                    follow(flow, before.seen(), segment, way);
                 }
             }
             bring_forward(flow, before, after, now);
