@@ -792,8 +792,13 @@ fn actions_that_a_killed_run_had_before_it_are_counted() -> Result<()> {
             false => expired += 1,
         }
     }
-    twheel.kill()?;
     let counted = |counter| counted_by(&pair.server, counter);
+    // It is counted once it is written.
+    let begun = Instant::now();
+    while counted("reap_settled")? < reaped {
+        assert!(begun.elapsed() < PATIENCE, "{reaped} are not counted");
+    }
+    twheel.kill()?;
     assert_eq!(counted("reap_asked")?, u64::from(FLOWS));
     let settled = counted("reap_settled")?;
     assert!((reaped..u64::from(FLOWS)).contains(&settled), "{settled}");

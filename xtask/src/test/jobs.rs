@@ -22,7 +22,7 @@ pub enum Company {
     Quiet,
     /// Nothing.
     None,
-    /// Nothing, and it measures time. If it fails while the host holds the CPUs up, it runs again.
+    /// Nothing, and it measures time. Tests that fail while the host holds the CPUs up run again.
     Timed,
 }
 
@@ -60,6 +60,8 @@ pub struct Job {
     pub company: Company,
     /// What shows that it has done its work.
     pub proof: Proof,
+    /// Whether its tests can be left out by their names: it has `--exact`.
+    pub is_exact: bool,
 }
 
 /// Finds out whether an output is that of work that was done.
@@ -91,18 +93,24 @@ pub struct Ended {
     pub disturbed: Vec<Disturbed>,
 }
 
-/// An attempt that failed while the host held CPUs up.
+/// An attempt that failed while the host held CPUs up. What passed in it, and is exact, was not run again.
 pub struct Disturbed {
     /// For how long, at most.
     pub held_up: Duration,
     /// What the job wrote to stdout.
     pub stdout: String,
+    /// How many of its tests passed, and were left out then.
+    pub passed: usize,
 }
 
 /// [`Company::Timed`]: a job is run again if a CPU was held up for longer.
 const HELD_UP: Duration = Duration::from_millis(20);
 /// Times that it is run again, at most.
-const AGAIN: usize = 3;
+const AGAIN: usize = 8;
+/// What is run again waits for this long without a hold-up,
+const CALM: Duration = Duration::from_secs(1);
+/// but looks for it no more often than this.
+const LOOKS: usize = 30;
 
 impl Ended {
     /// Whether it succeeded.
@@ -157,7 +165,19 @@ fn run_one(mut job: Job, directory: &Path) -> Ended {
             break status;
         }
         let stdout = read(&out);
-        disturbed.push(Disturbed { held_up, stdout });
+        let passed = match job.is_exact {
+            true => passed(&stdout),
+            false => Vec::new(),
+        };
+        for test in &passed {
+            job.command.args(["--skip", test]);
+        }
+        disturbed.push(Disturbed {
+            held_up,
+            passed: passed.len(),
+            stdout,
+        });
+        wait_for_calm();
     };
     let (stdout, stderr) = (read(&out), read(&err));
     let proven = match job.proof {
@@ -172,6 +192,25 @@ fn run_one(mut job: Job, directory: &Path) -> Ended {
         stderr,
         proven,
         name: job.name,
+    }
+}
+
+/// The tests that have passed, by libtest's output. Those that print something of their own are not among them.
+fn passed(stdout: &str) -> Vec<String> {
+    let names = stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... ok"));
+    names.map(str::to_owned).collect()
+}
+
+/// Waits until the host holds no CPU up.
+fn wait_for_calm() {
+    for _ in 0..LOOKS {
+        let watch = Watch::start();
+        thread::sleep(CALM);
+        if watch.stop() <= HELD_UP {
+            return;
+        }
     }
 }
 
@@ -198,7 +237,7 @@ mod tests {
 
     use anyhow::ensure;
 
-    use super::{Company, Ended, Job, Proof, run};
+    use super::{Company, Ended, Job, Proof, passed, run};
 
     /// A job of a shell's.
     fn job(name: &str, company: Company, script: &str) -> Job {
@@ -209,6 +248,7 @@ mod tests {
             command,
             company,
             proof: Proof::Tests,
+            is_exact: false,
         }
     }
 
@@ -286,6 +326,7 @@ mod tests {
                 ensure!(output == "done\n", "not done");
                 Ok(())
             })),
+            is_exact: false,
             ..job(output, Company::Any, &format!("echo {output}"))
         });
         let mut all = run_all("proof", jobs.into());
@@ -295,12 +336,20 @@ mod tests {
     }
 
     #[test]
+    fn what_has_passed_is_known_by_its_line() {
+        let output = "running 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... \nfigures\nok\n\
+                      test d ... ignored, why\ntest e ... ok\n\ntest result: FAILED. 3 passed\n";
+        assert_eq!(passed(output), ["a", "e"]);
+    }
+
+    #[test]
     fn what_cannot_begin_has_failed() {
         let job = Job {
             name: "none".to_owned(),
             command: Command::new("/nonexistent"),
             company: Company::Any,
             proof: Proof::Tests,
+            is_exact: false,
         };
         let all = run_all("none", vec![job]);
         assert!(!all[0].is_success());

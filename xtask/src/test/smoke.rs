@@ -43,6 +43,7 @@ pub fn lab(programs: &[Program], built: &Built) -> Result<Job> {
         command,
         company: Company::Quiet,
         proof: Proof::Output(Box::new(lab_was_right)),
+        is_exact: false,
     })
 }
 
@@ -67,6 +68,7 @@ pub fn fuzzer() -> Result<Job> {
         command: Fuzzer::build()?.command(),
         company: Company::Any,
         proof: Proof::Output(Box::new(fuzzer_has_run)),
+        is_exact: false,
     })
 }
 
@@ -114,6 +116,7 @@ pub fn benches(programs: &[Program], built: &Built, directory: &Path) -> Result<
             command,
             company,
             proof: Proof::Output(Box::new(proof)),
+            is_exact: false,
         })
     };
     BENCHES.into_iter().map(job).collect()

@@ -220,8 +220,10 @@ pub fn boot(
 ) -> Result<PathBuf> {
     let dir = sh::target("vm").join(&kernel.release.name);
     let archive = pack(kernel, programs, script, &dir)?;
+    // Without cmpxchg16b, which the kernel's allocator would use: QEMU 7.2 leaves flags after it that no processor has, and
+    // an interrupt that saves them there ends in a double fault.
     let (qemu, console) = match kernel.release.arch {
-        Arch::Amd64 => ("qemu-system-x86_64 -cpu max,la57=off", "ttyS0"),
+        Arch::Amd64 => ("qemu-system-x86_64 -cpu max,la57=off,cx16=off", "ttyS0"),
         Arch::Arm64 => (
             "qemu-system-aarch64 -M virt -cpu max,pauth-impdef=on",
             "ttyAMA0",
