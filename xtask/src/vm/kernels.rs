@@ -51,6 +51,14 @@ impl Arch {
         }
     }
 
+    /// What emulates it.
+    pub fn qemu(self) -> &'static str {
+        match self {
+            Self::Amd64 => "qemu-system-x86_64",
+            Self::Arm64 => "qemu-system-aarch64",
+        }
+    }
+
     /// The directory of its libraries.
     pub fn triplet(self) -> &'static str {
         match self {

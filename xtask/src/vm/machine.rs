@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 
 use super::{
     kernels::{Arch, Kernel},
+    qemu::Qemu,
     script,
 };
 use crate::sh;
@@ -42,6 +43,8 @@ const LIMIT: &str = "1800";
 pub struct Programs {
     /// For which.
     pub arch: Arch,
+    /// What emulates it.
+    pub qemu: Qemu,
     /// Below which `ip` and libraries are: `/`, or unpacked packages.
     pub userland: PathBuf,
     /// The command `twheel`.
@@ -222,19 +225,17 @@ pub fn boot(
     let archive = pack(kernel, programs, script, &dir)?;
     // Without cmpxchg16b, which the kernel's allocator would use: QEMU 7.2 leaves flags after it that no processor has, and
     // an interrupt that saves them there ends in a double fault.
-    let (qemu, console) = match kernel.release.arch {
-        Arch::Amd64 => ("qemu-system-x86_64 -cpu max,la57=off,cx16=off", "ttyS0"),
-        Arch::Arm64 => (
-            "qemu-system-aarch64 -M virt -cpu max,pauth-impdef=on",
-            "ttyAMA0",
-        ),
+    let (cpu, console) = match kernel.release.arch {
+        Arch::Amd64 => ("-cpu max,la57=off,cx16=off", "ttyS0"),
+        Arch::Arm64 => ("-M virt -cpu max,pauth-impdef=on", "ttyAMA0"),
     };
     let mut command = Command::new("timeout");
+    command.arg(LIMIT);
+    programs.qemu.append_to(&mut command, kernel.release.arch);
     // Kernels before 6.5 start the other processors in a loop that never yields, so that with a clock of instructions
     // these never get a turn: the script starts them, when timers run.
     command
-        .arg(LIMIT)
-        .args(qemu.split(' '))
+        .args(cpu.split(' '))
         .args("-accel tcg -icount shift=0,sleep=off -rtc clock=vm".split(' '))
         .args("-smp 2 -m 2G -nographic -no-reboot -nic none".split(' '))
         .arg("-append")
@@ -249,7 +250,7 @@ pub fn boot(
     let mut log = fs::File::create(&path).context("cannot make a log")?;
     let mut child = command
         .spawn()
-        .with_context(|| format!("cannot run {qemu}"))?;
+        .with_context(|| format!("cannot run {}", kernel.release.arch.qemu()))?;
     let serial = BufReader::new(child.stdout.take().context("QEMU has no output")?);
     for text in serial.split(b'\n') {
         let text = text.context("cannot read the machine's output")?;

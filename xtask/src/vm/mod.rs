@@ -3,6 +3,7 @@
 mod apt;
 mod kernels;
 mod machine;
+mod qemu;
 mod report;
 mod script;
 
@@ -21,6 +22,7 @@ use self::{
     apt::Apt,
     kernels::{Arch, Expected, Kernel, Wanted},
     machine::Programs,
+    qemu::Qemu,
     report::Outcome,
     script::Extent,
 };
@@ -83,7 +85,7 @@ pub fn test(options: &Options) -> Result<()> {
         .into_iter()
         .map(|release| Kernel::fetch(&apt, &names, release, &cache))
         .collect::<Result<Vec<_>>>()?;
-    let mut programs = vec![native()?];
+    let mut programs = vec![native(&apt, &cache)?];
     if kernels.iter().any(|it| it.release.arch == Arch::Arm64) {
         programs.push(arm64(&apt, &cache, &programs[0])?);
     }
@@ -188,7 +190,8 @@ fn show_tail(name: &str, log: &Path) {
 }
 
 /// Builds what machines of this architecture run.
-fn native() -> Result<Programs> {
+fn native(apt: &Apt, cache: &Path) -> Result<Programs> {
+    let qemu = Qemu::new(apt, Arch::Amd64, cache)?;
     let built = run::build(None)?;
     let tests: Vec<_> = script::binaries().collect();
     let mut cargo = sh::cargo();
@@ -199,6 +202,7 @@ fn native() -> Result<Programs> {
         .envs(built.env());
     Ok(Programs {
         arch: Arch::Amd64,
+        qemu,
         userland: PathBuf::from("/"),
         tests: cross::test_binaries(cargo, &tests)?,
         twheel: built.twheel,
@@ -208,6 +212,7 @@ fn native() -> Result<Programs> {
 
 /// Builds what machines of arm64 run, and fetches what else they need.
 fn arm64(apt: &Apt, cache: &Path, native: &Programs) -> Result<Programs> {
+    let qemu = Qemu::new(apt, Arch::Arm64, cache)?;
     let suite = apt::this_suite()?;
     let userland = cache.join(format!("arm64-{suite}"));
     if !userland.exists() {
@@ -218,6 +223,7 @@ fn arm64(apt: &Apt, cache: &Path, native: &Programs) -> Result<Programs> {
     let tests: Vec<_> = script::binaries().collect();
     Ok(Programs {
         arch: Arch::Arm64,
+        qemu,
         userland,
         twheel: cross.twheel(&native.object)?,
         tests: cross.tests(&native.object, &tests)?,

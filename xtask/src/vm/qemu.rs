@@ -1,0 +1,73 @@
+//! QEMU: the machine's own, or one that is unpacked into the cache.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Result;
+
+use super::{
+    apt::{self, Apt},
+    kernels::Arch,
+};
+use crate::{
+    setup,
+    sh::{self, say},
+};
+
+/// Where its firmware and its modules are, below its root.
+const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
+const MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
+
+/// Where QEMU is.
+pub struct Qemu {
+    /// Below this, if it is not the machine's own.
+    root: Option<PathBuf>,
+}
+
+impl Qemu {
+    /// Finds QEMU for an architecture, or has it installed. Where its package cannot be installed without the removal of
+    /// others, it is unpacked below `cache` with all that it depends on.
+    pub fn new(apt: &Apt, arch: Arch, cache: &Path) -> Result<Self> {
+        let package = match arch {
+            Arch::Amd64 => "qemu-system-x86",
+            Arch::Arm64 => "qemu-system-arm",
+        };
+        let root = cache.join(package);
+        if root.exists() {
+            return Ok(Self { root: Some(root) });
+        }
+        if !sh::which(arch.qemu()).is_empty() {
+            return Ok(Self { root: None });
+        }
+        let Err(error) = setup::apt(&[package], "1 min") else {
+            return Ok(Self { root: None });
+        };
+        say!(
+            "{error:#}; unpacking {package} into {} instead.",
+            root.display()
+        );
+        apt.unpack_all(&[package], (Arch::Amd64, &apt::this_suite()?), &root)?;
+        Ok(Self { root: Some(root) })
+    }
+
+    /// Appends to a command the program that emulates an architecture.
+    pub fn append_to(&self, command: &mut Command, arch: Arch) {
+        let Some(root) = &self.root else {
+            command.arg(arch.qemu());
+            return;
+        };
+        // With the loader, the libraries and the modules of its own.
+        let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+        let libraries = libraries.map(|it| root.join(it).display().to_string());
+        command
+            .env("QEMU_MODULE_DIR", root.join(MODULES))
+            .arg(root.join("lib64/ld-linux-x86-64.so.2"))
+            .args(["--library-path", &libraries.join(":")])
+            .arg(root.join("usr/bin").join(arch.qemu()));
+        for firmware in FIRMWARE {
+            command.arg("-L").arg(root.join(firmware));
+        }
+    }
+}
