@@ -174,6 +174,13 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         assert!(own(data(FORWARD, THERE)) && !own(data(FORWARD + 1, THERE)));
         assert!(own(data(1, THERE + FORWARD)) && !own(data(1, THERE + FORWARD + 1)));
         assert!(own(data(1, THERE - IN_FLIGHT)) && !own(data(1, THERE - IN_FLIGHT - 1)));
+        // Too far, though what it acknowledges is apart, too.
+        let far = told(positions, 0, seen, &data(FORWARD + 1, THERE + 1), true);
+        assert_eq!(far, Apart::default());
+        assert!(is_apart(positions, &data(FORWARD, THERE)));
+        assert!(!is_apart(positions, &data(FORWARD + 1, THERE)));
+        assert!(is_apart(positions, &data(0, THERE + FORWARD)));
+        assert!(!is_apart(positions, &data(0, THERE + FORWARD + 1)));
         // It continues; it has no data.
         assert!(!own(data(0, THERE)) && !own(segment(direction, ACK, HERE + 5, THERE, 0)));
         let other = |ahead: u32, ack: u32, way| {
@@ -190,6 +197,10 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         for ahead in [FORWARD + 1, (END_WINDOW + 1).wrapping_neg()] {
             assert_eq!(other(ahead, noted, true), None, "{ahead}");
         }
+        // What was noted is too far from where the side was.
+        let distant = HERE.wrapping_add(FORWARD + 1);
+        let answer = segment(direction.reverse(), ACK, THERE.wrapping_add(1), distant, 9);
+        assert_eq!(told(positions, distant, seen, &answer, true).other, None);
     }
 }
 
@@ -287,6 +298,36 @@ fn a_fin_acknowledges_what_the_other_side_has_sent() {
             for ack in [THERE - IN_FLIGHT - 1, THERE + UNSEEN + 1] {
                 assert!(!accepts(ack));
             }
+        }
+    }
+}
+
+#[test]
+fn a_first_fin_may_stand_anywhere_behind_a_syn_alone() {
+    for (direction, positions) in ends(HERE, THERE) {
+        let accepts = |flags, seq| {
+            let seen = Seen::first(direction.reverse(), flags, BOTH).unwrap();
+            let fin = segment(direction, FIN | ACK, seq, THERE, 0);
+            accepts_end(positions, seen, &fin)
+        };
+        for far in [END_WINDOW + 1, 1 << 30] {
+            // Of a flow that was picked up, the other side has told where this one is.
+            assert!(!accepts(ACK, HERE.wrapping_add(far)), "{far}");
+            assert!(accepts(SYN, HERE.wrapping_add(far)), "{far}");
+        }
+    }
+}
+
+#[test]
+fn who_has_sent_a_syn_alone_acknowledges_nothing() {
+    for (direction, positions) in ends(HERE, THERE) {
+        let opening = Seen::first(direction, SYN, BOTH).unwrap();
+        let end =
+            |flags, ack| accepts_end(positions, opening, &segment(direction, flags, HERE, ack, 0));
+        assert!(end(RST, 0) && end(FIN, 0));
+        for flags in [RST | ACK, FIN | ACK] {
+            assert!(!end(flags, THERE + (1 << 28)), "{flags}");
+            assert!(end(flags, THERE), "{flags}");
         }
     }
 }
