@@ -163,7 +163,7 @@ impl Seen {
     /// The key's low endpoint has sent something; the high one's bit is the next.
     const FROM_LOW: u32 = 1 << 5;
     const FROM_HIGH: u32 = 1 << 6;
-    const BOTH: u32 = Self::FROM_LOW | Self::FROM_HIGH;
+    const BOTH: u32 = 3 << 5;
     /// The first segment was none of a handshake.
     pub(crate) const PICKUP: u32 = 1 << 7;
     /// How far above the bit of a side that of its FIN is.
@@ -193,8 +193,8 @@ impl Seen {
     const GOES_ON: u32 = 13;
     /// Both have.
     const BOTH_GO_ON: u32 = Self::BOTH << Self::GOES_ON;
-    /// What of a flow is in doubt.
-    const DOUBTS: u32 = Self::DOUBT | Self::CANDIDATE | Self::BOTH_GO_ON;
+    /// What of a flow is in doubt: all four of these bits.
+    const DOUBTS: u32 = 15 << 16;
 
     /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
     /// or a FIN of a flow that is not known is the end of something, not its beginning.
@@ -217,7 +217,8 @@ impl Seen {
         } else {
             0
         };
-        Some(Self(state as u32 | pickup | initiator | side(direction)))
+        let seen = Self(state as u32).with(pickup).with(initiator);
+        Some(seen.with(side(direction)))
     }
 
     #[inline(always)]
@@ -232,7 +233,7 @@ impl Seen {
             Direction::FromLow => 0,
             Direction::FromHigh => Self::INITIATOR_HIGH,
         };
-        Some(Self(state as u32 | initiator | side(direction)))
+        Some(Self(state as u32).with(initiator).with(side(direction)))
     }
 
     /// What is known of a flow from a socket in this state, or from conntrack: both sides were there, and `finished` says
@@ -242,32 +243,47 @@ impl Seen {
             Direction::FromLow => 0,
             Direction::FromHigh => Self::INITIATOR_HIGH,
         };
-        let fins = finished
-            .iter()
-            .fold(0, |fins, direction| fins | side(*direction) << Self::FIN);
+        let fins = finished.iter().fold(Self(0), |fins, direction| {
+            fins.with(side(*direction) << Self::FIN)
+        });
         let unplaced = if state as u32 <= State::SynSent2 as u32 {
             Self::BOTH << Self::UNPLACED
         } else {
             0
         };
-        Self(state as u32 | Self::BOTH | Self::PICKUP | unplaced | initiator | fins)
+        Self(state as u32)
+            .with(Self::BOTH)
+            .with(Self::PICKUP)
+            .with(unplaced)
+            .with(initiator)
+            .with(fins.0)
+    }
+
+    /// The bits of sides, and those that say that their positions are not known.
+    #[inline(always)]
+    const fn places(sides: u32) -> u32 {
+        sides | sides << Self::UNPLACED
+    }
+
+    #[inline(always)]
+    fn with(self, bits: u32) -> Self {
+        Self(self.0 | bits)
     }
 
     /// Whether a side was seen and it is known how far it has sent.
     #[inline(always)]
     pub(crate) fn is_placed(self, direction: Direction) -> bool {
         let side = side(direction);
-        self.0 & (side | side << Self::UNPLACED) == side
+        self.0 & Self::places(side) == side
     }
 
     #[inline(always)]
     fn next_datagram(self, side: u32) -> Change {
-        let seen = Self(self.0 | side);
-        if seen.is_replied() && seen.0 & Self::STATE == State::Udp as u32 {
-            let stream = Self(seen.0 & !Self::STATE | State::UdpStream as u32);
-            if seen == self {
-                return Change::AddIfItLasts(stream);
-            }
+        let seen = self.with(side);
+        if seen == self && seen.0 & Self::STATE == State::Udp as u32 {
+            // It was replied to, or nobody would have asked.
+            let stream = seen.without(Self::STATE).with(State::UdpStream as u32);
+            return Change::AddIfItLasts(stream);
         }
         if seen == self {
             Change::Nothing
@@ -283,16 +299,16 @@ impl Seen {
         if flags & datagram::ANY != 0 {
             // The answer to a first datagram may come after two seconds.
             let is_settled = state != State::Udp as u32 || !self.is_replied();
-            return is_settled && self.0 & (Self::DEAD.0 | side) == side;
+            return is_settled && self.0 & Self::DEAD.with(side).0 == side;
         }
         // One side alone says anew each time where the other one is.
         let sides = match view.one_way {
             true => side,
             false => Self::BOTH,
         };
-        let asked = Self::STATE | Self::DEAD.0 | sides | sides << Self::UNPLACED;
-        flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
-            && self.0 & asked == State::Established as u32 | sides
+        let asked = Self::DEAD.with(Self::STATE).with(Self::places(sides));
+        let kept = Self(State::Established as u32).with(sides);
+        flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0 && self.0 & asked.0 == kept.0
     }
 
     /// What a further packet of the flow says.
@@ -333,7 +349,10 @@ impl Seen {
     #[inline(always)]
     fn to(self, state: u32, direction: Direction) -> Self {
         let side = side(direction);
-        Self(self.0 & !(Self::STATE | side << Self::UNPLACED) | state | side)
+        self.without(Self::STATE)
+            .without(side << Self::UNPLACED)
+            .with(state)
+            .with(side)
     }
 
     #[inline(always)]
@@ -358,7 +377,7 @@ impl Seen {
         if !is_over && !opens {
             return Change::Ignored;
         }
-        let candidate = Self(self.0 | Self::CANDIDATE);
+        let candidate = self.with(Self::CANDIDATE);
         if candidate == self && known.doubt == number {
             // Sent again: who gets no answer has had one chance.
             return Change::Ignored;
@@ -379,9 +398,9 @@ impl Seen {
         let other = direction.reverse();
         let is_candidate = self.0 & Self::CANDIDATE != 0 && (self.is_over() || self.is_opening());
         if is_candidate && segment.ack == known.doubt {
-            let opened = Self(State::SynRecv as u32 | Self::BOTH).begun_by(other);
             if self.is_over() {
-                return Change::NewGeneration(Self(opened.0 | self.0 & Self::POSTED));
+                let opened = Self(State::SynRecv as u32).with(Self::BOTH);
+                return Change::NewGeneration(opened.begun_by(other).posted_as(self));
             }
             if direction != self.initiator() {
                 let seen = self
@@ -410,7 +429,7 @@ impl Seen {
     fn begun_by(self, initiator: Direction) -> Self {
         match initiator {
             Direction::FromLow => self,
-            Direction::FromHigh => Self(self.0 | Self::INITIATOR_HIGH),
+            Direction::FromHigh => self.with(Self::INITIATOR_HIGH),
         }
     }
 
@@ -459,7 +478,7 @@ impl Seen {
             true => Self::CANDIDATE,
             false => 0,
         };
-        let seen = Self(seen.0 | fin | last | first);
+        let seen = seen.with(fin).with(last).with(first);
         Change::Doubt(seen, segment.end, answers)
     }
 
@@ -479,7 +498,8 @@ impl Seen {
             let is_last = known.doubt == segment.seq && direction == self.last_fin();
             segment.seq == known.of(direction) || self.is_ending() && is_last
         };
-        let closed = Self(self.0 & !(Self::STATE | Self::DOUBTS) | State::Close as u32);
+        let closed = self.without(Self::STATE).without(Self::DOUBTS);
+        let closed = closed.with(State::Close as u32);
         let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
         if is_exact && (is_handshake || !view.one_way) {
             return self.changed_to(closed);
@@ -495,20 +515,20 @@ impl Seen {
             true => Self::BOTH << Self::FIN,
             false => 0,
         };
-        Change::Add(Self(closed.0 & !fins | Self::DOUBT))
+        Change::Add(closed.without(fins).with(Self::DOUBT))
     }
 
     #[inline(always)]
     fn next_ack(self, segment: &Segment, known: &Known, view: View) -> Change {
         let (state, direction) = (self.0 & Self::STATE, segment.direction);
         let (side, other) = (side(direction), direction.reverse());
-        let is_alone = view.one_way && (self.0 | side) & Self::BOTH != Self::BOTH;
+        let is_alone = view.one_way && !self.with(side).is_replied();
         let is_reply = direction != self.initiator();
         if is_alone && self.is_over() && self.0 & Self::CANDIDATE != 0 && segment.seq == known.doubt
         {
             // Whoever goes on after a SYN has had the answer to it, which does not come by here.
-            let seen = Self(State::Established as u32 | side | self.0 & Self::POSTED);
-            return Change::NewGeneration(seen.begun_by(direction));
+            let seen = Self(State::Established as u32).with(side);
+            return Change::NewGeneration(seen.begun_by(direction).posted_as(self));
         }
         if is_alone && state <= State::SynRecv as u32 {
             return Change::Add(
@@ -519,8 +539,9 @@ impl Seen {
         match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
             // Whose answer to a SYN is none of it had a connection before that: it was somebody's guess.
             State::SynSent if is_reply && !view.one_way && segment.ack != known.of(other) => {
-                let seen = Self(State::Established as u32 | Self::PICKUP | Self::BOTH);
-                Change::Places(Self(seen.begun_by(other).0 | self.0 & Self::POSTED))
+                let seen = Self(State::Established as u32);
+                let seen = seen.with(Self::PICKUP).with(Self::BOTH);
+                Change::Places(seen.begun_by(other).posted_as(self))
             }
             State::SynRecv if !is_reply => {
                 let missing = known.of(other).wrapping_sub(segment.ack);
@@ -619,7 +640,7 @@ impl Seen {
         if !is_doubted {
             return self.changed_to(old);
         }
-        let seen = Self(old.0 | side(direction) << Self::GOES_ON);
+        let seen = old.with(side(direction) << Self::GOES_ON);
         if !is_alone && seen.0 & Self::BOTH_GO_ON != Self::BOTH_GO_ON {
             return self.changed_to(seen);
         }
@@ -633,14 +654,15 @@ impl Seen {
             0 => State::Established,
             _ => State::CloseWait,
         };
-        let cleared = Self::STATE | Self::DOUBTS | Self::BOTH << Self::FIN;
-        Change::Add(Self(seen.0 & !cleared | state as u32 | fins))
+        let seen = seen.without(Self::STATE).without(Self::DOUBTS);
+        let seen = seen.without(Self::BOTH << Self::FIN);
+        Change::Add(seen.with(state as u32).with(fins))
     }
 
     /// The same, but [`is_starting`](Self::is_starting).
     #[inline(always)]
     pub fn starting(self) -> Self {
-        Self(self.0 | Self::STARTING)
+        self.with(Self::STARTING)
     }
 
     /// Whether `created` may still be that of the life before.
@@ -652,22 +674,27 @@ impl Seen {
     /// The same, but [`is_posted`](Self::is_posted).
     #[inline(always)]
     pub fn posted(self) -> Self {
-        Self(self.0 | Self::POSTED)
+        self.with(Self::POSTED)
+    }
+
+    /// The same, and posted if the other is.
+    #[inline(always)]
+    fn posted_as(self, other: Self) -> Self {
+        self.with(other.0 & Self::POSTED)
     }
 
     /// The same, but not.
     #[inline(always)]
     pub fn delivered(self) -> Self {
-        Self(self.0 & !Self::POSTED)
+        self.without(Self::POSTED)
     }
 
     /// The same, but [`is_stalled`](Self::is_stalled), or not.
     #[inline(always)]
     pub fn stalled(self, stalled: bool) -> Self {
-        if stalled {
-            Self(self.0 | Self::STALLED)
-        } else {
-            Self(self.0 & !Self::STALLED)
+        match stalled {
+            true => self.with(Self::STALLED),
+            false => self.without(Self::STALLED),
         }
     }
 
@@ -719,7 +746,7 @@ impl Seen {
     /// Whether packets of both directions were seen, and it is known how far each side has sent.
     #[inline(always)]
     pub fn is_conversation(self) -> bool {
-        self.0 & (Self::BOTH | Self::BOTH << Self::UNPLACED) == Self::BOTH
+        self.0 & Self::places(Self::BOTH) == Self::BOTH
     }
 
     /// Whether nothing but SYNs were seen.

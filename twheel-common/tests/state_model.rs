@@ -51,6 +51,7 @@ impl Model {
         let bit = |number: u32| bits >> number & 1 != 0;
         let two = |number| [bit(number), bit(number + 1)];
         assert!(bits >> 20 == 0 && !bit(15));
+        assert_eq!(Seen::DEAD, Seen(1 << 15));
         Self {
             state: State::ALL[(bits & 15) as usize],
             initiator: if bit(4) { FromHigh } else { FromLow },
