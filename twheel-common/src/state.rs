@@ -557,11 +557,7 @@ impl Seen {
                     false => Change::Places(seen),
                 }
             }
-            State::Established
-                if self.0 & Self::BOTH & !side != 0 && !self.fits_first(segment, known) =>
-            {
-                Change::Ignored
-            }
+            State::Established if !self.fits_first(segment, known) => Change::Ignored,
             State::SynRecv | State::Established | State::CloseWait => {
                 self.changed_to(self.to(state, direction))
             }

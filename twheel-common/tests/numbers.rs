@@ -197,6 +197,20 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         for ahead in [FORWARD + 1, (END_WINDOW + 1).wrapping_neg()] {
             assert_eq!(other(ahead, noted, true), None, "{ahead}");
         }
+        // While a FIN waits for its acknowledgment, the number in doubt is that of the FIN.
+        let noting = |state| {
+            let ending = Seen(seen.0 & !15 | state as u32);
+            told(positions, 0, ending, &beyond, true).own.is_some()
+        };
+        assert!(noting(State::CloseWait));
+        for state in [
+            State::FinWait,
+            State::LastAck,
+            State::TimeWait,
+            State::Close,
+        ] {
+            assert!(!noting(state), "{state:?}");
+        }
         // What was noted is too far from where the side was.
         let distant = HERE.wrapping_add(FORWARD + 1);
         let answer = segment(direction.reverse(), ACK, THERE.wrapping_add(1), distant, 9);

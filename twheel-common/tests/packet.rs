@@ -386,6 +386,20 @@ fn timestamps_are_read_where_stacks_put_them() {
     assert_eq!(parse(v4((A, 1), (B, 2)).as_slice()).unwrap().stamp, [0, 0]);
 }
 
+#[test]
+fn what_looks_like_a_timestamp_behind_the_header_is_none() {
+    let mut data = vec![1, 1, 8, 10];
+    data.extend([7; 8]);
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(MAC, MAC)
+        .ipv4(A, B, 64)
+        .tcp(1000, 80, 1, 513)
+        .ack(1)
+        .write(&mut frame, &data)
+        .unwrap();
+    assert_eq!(parse(frame.as_slice()).unwrap().stamp, [0, 0]);
+}
+
 const ANY: Wanted = Wanted {
     protocols: Protocols(7),
     timing: true,
@@ -399,6 +413,21 @@ fn udp(data: &[u8]) -> Vec<u8> {
         .write(&mut frame, data)
         .unwrap();
     frame
+}
+
+#[test]
+fn datagrams_of_both_directions_have_one_key() {
+    let there = udp(&[]);
+    let mut back = there.clone();
+    back[26..30].copy_from_slice(&B);
+    back[30..34].copy_from_slice(&A);
+    back[34..38].rotate_left(2);
+    let [there, back] = [there, back].map(|frame| parse_any(frame.as_slice(), ANY).unwrap());
+    assert_eq!(there.key, back.key);
+    assert_eq!(there.direction, back.direction.reverse());
+    let sender = |direction| there.key.sender(direction).to_string();
+    assert_eq!(sender(there.direction), "10.0.0.1:1000");
+    assert_eq!(sender(back.direction), "10.0.0.2:53");
 }
 
 /// An ICMP message of this type over IPv4, or ICMPv6 over IPv6.

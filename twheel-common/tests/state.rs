@@ -533,6 +533,33 @@ fn each_state_has_its_timeout() {
     }
 }
 
+#[test]
+fn what_is_not_answered_is_waited_for_no_longer_than_that() {
+    let mut timeouts = Timeouts([50; 16]);
+    let seen = Seen::first(FromLow, ACK, BOTH).unwrap();
+    for (retrans, stalled) in [(49, 49), (50, 50), (51, 50)] {
+        timeouts.0[Timeouts::RETRANS] = retrans;
+        assert_eq!(timeouts.of(seen), 50);
+        assert_eq!(timeouts.of(seen.stalled(true)), stalled);
+    }
+}
+
+#[test]
+fn where_one_direction_is_seen_nobody_can_be_called_unreplied() {
+    let timeouts = Timeouts(std::array::from_fn(|number| number as u32));
+    let expected = |unreplied| {
+        let mut expected = timeouts;
+        expected.0[Timeouts::UNREPLIED] = unreplied;
+        expected.0[Timeouts::REFUSED] = Close as u32;
+        expected
+    };
+    assert_eq!(timeouts.one_way(false), expected(Established as u32));
+    assert_eq!(timeouts.one_way(true), expected(Timeouts::UNREPLIED as u32));
+    let mut both = timeouts;
+    both.0[Timeouts::REFUSED] = 0;
+    assert!(!both.is_one_way() && both.one_way(true).is_one_way());
+}
+
 /// A datagram.
 fn datagram(direction: Direction, flags: u8) -> Segment {
     segment(direction, flags, 0, 0, 0)
@@ -780,6 +807,12 @@ fn an_answer_comes_by_another_way() {
     // What comes in and goes out came by where it came in; this host's own by none.
     assert_eq!(Way::of(3, 2), inside);
     assert!(Way::LOCAL.answers(inside) && !Way::LOCAL.answers(Way::of(2, 0)));
+    // What the initiator sends comes by the way of its first packet.
+    assert!(inside.is_of(inside, false) && !outside.is_of(inside, false));
+    assert!(!inside.is_of(inside, true) && outside.is_of(inside, true));
+    for is_reply in [false, true] {
+        assert!(inside.is_of(Way::ANY, is_reply) && Way::ANY.is_of(inside, is_reply));
+    }
     // On the loopback interface nothing can be told.
     assert!(Way::of(1, 0).answers(Way::of(1, 0)));
 }

@@ -372,9 +372,7 @@ impl Model {
                     false => Change::Places(same.write()),
                 }
             }
-            Established if self.seen[them as usize] && !self.fits_first(segment, known) => {
-                Change::Ignored
-            }
+            Established if !self.fits_first(segment, known) => Change::Ignored,
             SynRecv | Established | CloseWait => self.changed(same),
             FinWait if self.acknowledges_fin(segment, known) => {
                 Change::Answers(self.to(CloseWait, me).certain().write())
@@ -688,6 +686,9 @@ fn every_change_is_the_models() {
             }
             if random.is_one_in(16) {
                 flow.seen = flow.seen.stalled(!flow.seen.is_stalled());
+            }
+            if random.is_one_in(16) {
+                flow.seen = flow.seen.starting();
             }
             let segment = random.segment(&flow.known, datagrams);
             flow.known.is_other_way = !random.is_one_in(8);

@@ -54,7 +54,7 @@ const FILES: [(&str, &[&str]); 19] = [
     ("share", &["small"]),
     ("state", &["state", "state_model"]),
     ("step", &["small"]),
-    ("table", &["table"]),
+    ("table", &["table", "table_steps"]),
     ("wheel", &["wheel"]),
 ];
 
