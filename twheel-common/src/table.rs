@@ -293,7 +293,6 @@ pub fn insert<R: Records>(
             let Some(at) = records.at(home + distance) else {
                 return true;
             };
-            let tag = tag | u64::from(distance) << DISTANCE;
             if records.tag(at) == 0 && records.claim(at, tag | BUSY) {
                 claimed = Some(distance);
             }
@@ -316,7 +315,8 @@ pub fn insert<R: Records>(
     let generation = records.word(at).generation().wrapping_add(1);
     records.fill(at, key, begins);
     records.set_word(at, Word::new(now, generation, seen));
-    let before = records.announce(place, 1 << distance) & !(1 << distance);
+    // Its own bit is not among them: it was taken out before the record was free.
+    let before = records.announce(place, 1 << distance);
     if let Some(first) = present(records, home, before, key) {
         records.set_word(at, Word::new(now, generation, Seen::DEAD));
         records.renounce(place, 1 << distance);

@@ -402,7 +402,8 @@ fn a_flow_that_ends_leaves_room_for_the_next() {
     at_each_step(
         |table| insert(table, &[0, 1]),
         |table| {
-            table.insert(0);
+            let has_ended = table.records[3].get().word.is_dead();
+            assert_eq!(table.insert(0).unwrap().1, has_ended);
         },
         |table| table.end(0),
         |table, has_ended| {
@@ -604,6 +605,36 @@ fn a_tag_without_its_rule_is_the_same_else() {
     assert_eq!(without, tag & !(0x1ff << 55));
     let addresses = table.records[3].get().addresses;
     assert_eq!(table::key(addresses, without), key(0));
+}
+
+#[test]
+fn keys_that_share_a_part_are_others() {
+    let [own, address, port] = [[1, 2], [9, 2], [1, 9]].map(|[address, port]| {
+        let source = [0, u64::from(address as u8)];
+        FlowKey::new(source, port, [0, 77], 443, 6).0
+    });
+    for other in [address, port] {
+        let table = Table::new();
+        let enter = |key: &FlowKey| match table::insert(&table, HOME, key, &begins(0)) {
+            Inserted::New(at, _) => at,
+            _ => panic!("it is there"),
+        };
+        let (at, beside) = (enter(&own), enter(&other));
+        assert_eq!(table::find(&table, HOME, &own), Some(at));
+        assert_eq!(table::find(&table, HOME, &other), Some(beside));
+        let word = table.word(at);
+        assert_eq!(table::change(&table, at, &other, word, word), None);
+        assert_eq!(table::change(&table, at, &own, word, word), Some(Ok(word)));
+    }
+}
+
+#[test]
+fn behind_the_last_home_there_is_a_window() {
+    for (max_flows, homes, blocks) in [(0, 64, 6), (26, 65, 6), (27, 68, 7), (1_000, 2_500, 159)] {
+        let hash = Hash::new([1; 11], max_flows);
+        assert_eq!((hash.homes, hash.blocks()), (homes, blocks));
+        assert_eq!(hash.records(), blocks * 16);
+    }
 }
 
 /// Multilinear hashing in pairs, scrambled, by the words of its documentation.
