@@ -442,3 +442,29 @@ fn a_slot_that_is_vacated_takes_no_other_with_it() {
         }
     }
 }
+
+/// The paper's scheme 6: a timer with rounds left is met again a turn later, and not wherever its packets have moved it.
+#[test]
+fn in_a_hashed_wheel_a_timer_with_whole_rounds_left_stays_in_its_slot() {
+    for bits in [3, 4] {
+        let (geometry, round) = (Geometry::hashed(bits), 1 << bits);
+        for elapsed in [1, round, 1_000_003] {
+            let mut wheel = Wheel::default();
+            wheel.advance(elapsed);
+            let stays = Slot {
+                index: (elapsed % round) as u32,
+                starts: elapsed + round,
+            };
+            for when in [round, round + 1, 2 * round, 100 * round + 3] {
+                assert_eq!(wheel.again(geometry, elapsed + when), stays);
+            }
+            for when in 1..round {
+                let slot = Slot {
+                    index: ((elapsed + when) % round) as u32,
+                    starts: elapsed + when,
+                };
+                assert_eq!(wheel.again(geometry, elapsed + when), slot);
+            }
+        }
+    }
+}
