@@ -190,7 +190,7 @@ fn halves(number: u32) -> [u16; 2] {
 fn checksum(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
+    // The second sum is 0x1fffe at most, so this one leaves no carry.
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
