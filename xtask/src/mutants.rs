@@ -52,7 +52,7 @@ const FILES: [(&str, &[&str]); 19] = [
     ("probe", &[]),
     ("rto", &["rto"]),
     ("share", &["small"]),
-    ("state", &["state", "state_model"]),
+    ("state", &["numbers", "state", "state_model"]),
     ("step", &["small"]),
     ("table", &["table", "table_steps"]),
     ("wheel", &["wheel"]),
