@@ -498,7 +498,7 @@ impl Random {
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         let drawn = (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32;
-        (u64::from(drawn) * u64::from(limit) >> 32) as u32
+        ((u64::from(drawn) * u64::from(limit)) >> 32) as u32
     }
 
     fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
