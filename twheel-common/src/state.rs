@@ -294,28 +294,34 @@ impl Seen {
 
     /// Whether a packet with these flags cannot change this, whatever its numbers: nearly every packet.
     #[inline(always)]
-    pub fn is_kept_by(self, direction: Direction, flags: u8, view: View) -> bool {
+    pub fn is_kept_by(self, direction: Direction, flags: u8) -> bool {
         let (side, state) = (side(direction), self.0 & Self::STATE);
         if flags & datagram::ANY != 0 {
             // The answer to a first datagram may come after two seconds.
             let is_settled = state != State::Udp as u32 || !self.is_replied();
             return is_settled && self.0 & Self::DEAD.with(side).0 == side;
         }
-        // One side alone says anew each time where the other one is.
-        let sides = match view.one_way {
-            true => side,
-            false => Self::BOTH,
-        };
-        let asked = Self::DEAD.with(Self::STATE).with(Self::places(sides));
-        let kept = Self(State::Established as u32).with(sides);
+        let asked = Self::DEAD.with(Self::STATE).with(Self::places(side));
+        let kept = Self(State::Established as u32).with(side);
         flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0 && self.0 & asked.0 == kept.0
+    }
+
+    /// Whether each packet by which [this is kept](Self::is_kept_by) says anew how far both sides have come: nothing is
+    /// known of the other one but what this one says.
+    #[inline(always)]
+    pub fn is_told_by(self, direction: Direction, view: View) -> bool {
+        let is_open = self.0 & Self::STATE == State::Established as u32;
+        !view.one_way
+            && is_open
+            && self.is_placed(direction)
+            && !self.is_placed(direction.reverse())
     }
 
     /// What a further packet of the flow says.
     #[inline(always)]
     pub fn next(self, segment: &Segment, known: &Known, view: View) -> Change {
         let (direction, flags) = (segment.direction, segment.flags);
-        if self.is_kept_by(direction, flags, view) {
+        if self.is_kept_by(direction, flags) {
             return Change::Nothing;
         }
         if self == Self::DEAD {
@@ -551,11 +557,7 @@ impl Seen {
                 Change::Add(self.to(State::Established as u32, direction))
             }
             State::Established if !view.one_way && !self.is_placed(other) => {
-                let seen = self.to(state, direction);
-                match seen == self && numbers::first(segment) == known.positions {
-                    true => Change::Nothing,
-                    false => Change::Places(seen),
-                }
+                Change::Places(self.to(state, direction))
             }
             State::Established if !self.fits_first(segment, known) => Change::Ignored,
             State::SynRecv | State::Established | State::CloseWait => {
@@ -833,6 +835,9 @@ impl Tracked {
         let before = self.seen;
         match change {
             Change::Ignored | Change::SameWay | Change::Ended | Change::AddIfItLasts(_) => {}
+            Change::Nothing if before.is_told_by(segment.direction, view) => {
+                self.known.positions = numbers::first(segment);
+            }
             Change::Nothing => self.follow(before, segment),
             Change::Add(seen) => {
                 self.seen = seen;

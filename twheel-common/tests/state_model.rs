@@ -179,22 +179,24 @@ impl Model {
     }
 
     /// Whether the packet path need not ask.
-    fn is_kept_by(&self, me: Direction, flags: u8, view: View) -> bool {
+    fn is_kept_by(&self, me: Direction, flags: u8) -> bool {
         let is_replied = self.seen == [true; 2];
         if flags & datagram::ANY != 0 {
             return self.seen[me as usize] && !(self.state == Udp && is_replied);
         }
-        let are_placed = match view.one_way {
-            true => self.is_placed(me),
-            false => self.is_placed(FromLow) && self.is_placed(FromHigh),
-        };
-        flags & (SYN | FIN | RST) == 0 && self.state == Established && are_placed
+        flags & (SYN | FIN | RST) == 0 && self.state == Established && self.is_placed(me)
+    }
+
+    /// Whether one side alone says how far both have come.
+    fn is_told_by(&self, me: Direction, view: View) -> bool {
+        let is_open = self.state == Established && !view.one_way;
+        is_open && self.is_placed(me) && !self.is_placed(me.reverse())
     }
 
     fn next(&self, segment: &Segment, known: &Known, view: View) -> Change {
         let (me, flags) = (segment.direction, segment.flags);
         let is_replied = self.seen == [true; 2];
-        if self.is_kept_by(me, flags, view) {
+        if self.is_kept_by(me, flags) {
             return Change::Nothing;
         }
         if me != self.initiator && !is_replied && !known.is_other_way {
@@ -366,12 +368,7 @@ impl Model {
                     false => Change::Add(self.to(Established, me).write()),
                 }
             }
-            Established if !view.one_way && !self.is_placed(them) => {
-                match same == *self && numbers::first(segment) == known.positions {
-                    true => Change::Nothing,
-                    false => Change::Places(same.write()),
-                }
-            }
+            Established if !view.one_way && !self.is_placed(them) => Change::Places(same.write()),
             Established if !self.fits_first(segment, known) => Change::Ignored,
             SynRecv | Established | CloseWait => self.changed(same),
             FinWait if self.acknowledges_fin(segment, known) => {
@@ -450,13 +447,23 @@ fn acknowledges(ack: u32, sent: u32) -> bool {
 }
 
 /// What is known after a segment that had this effect on a flow.
-fn follow(before: Seen, mut known: Known, segment: &Segment, change: Change) -> Known {
+fn follow(
+    before: Seen,
+    mut known: Known,
+    segment: &Segment,
+    change: Change,
+    is_told: bool,
+) -> Known {
     let (me, them) = (
         segment.direction as usize,
         segment.direction.reverse() as usize,
     );
     let follows = match change {
         Change::Ignored | Change::SameWay | Change::Ended | Change::AddIfItLasts(_) => false,
+        Change::Nothing if is_told => {
+            known.positions = numbers::first(segment);
+            false
+        }
         Change::Nothing => true,
         Change::Add(_) => segment.flags & RST == 0,
         Change::Answers(_) => {
@@ -697,13 +704,15 @@ fn every_change_is_the_models() {
             assert_eq!(model.write(), before);
             assert_answers(before, &model);
             assert_eq!(
-                before.is_kept_by(segment.direction, segment.flags, view),
-                model.is_kept_by(segment.direction, segment.flags, view)
+                before.is_kept_by(segment.direction, segment.flags),
+                model.is_kept_by(segment.direction, segment.flags)
             );
             let change = flow.see(&segment, view);
             let expected = model.next(&segment, &known, view);
             assert_eq!(change, expected, "{model:?} {known:?} {segment:?} {view:?}");
-            assert_eq!(flow.known, follow(before, known, &segment, change));
+            let is_told = model.is_told_by(segment.direction, view);
+            let after = follow(before, known, &segment, change, is_told);
+            assert_eq!(flow.known, after);
             states[model.state as usize] += 1;
             let (number, seen) = match change {
                 Change::Nothing => (0, before),

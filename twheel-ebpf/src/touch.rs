@@ -245,10 +245,7 @@ pub(crate) fn view() -> View {
 #[inline(always)]
 fn update(flow: At, segment: &Segment, now: u64, way: Way) {
     let word = flow.word();
-    if !word
-        .seen()
-        .is_kept_by(segment.direction, segment.flags, view())
-    {
+    if !word.seen().is_kept_by(segment.direction, segment.flags) {
         touch_change(flow.index(), segment, now, way.0);
         return;
     }
@@ -263,7 +260,15 @@ fn keep(flow: At, word: Word, segment: &Segment, now: u64, way: Way) {
         flow.touch(now);
         clock::see(now);
     }
-    follow(flow, word.seen(), segment, way);
+    let (seen, told) = (word.seen(), numbers::first(segment));
+    if flow.positions() == told {
+        return;
+    }
+    if seen.is_told_by(segment.direction, view()) {
+        flow.set_positions(told);
+    } else {
+        follow(flow, seen, segment, way);
+    }
 }
 
 /// Notes how far the sender has come, and the other side by what the sender has of it.
