@@ -52,10 +52,19 @@ pub enum Segment {
     Syn,
     /// The end of a connection that nobody knows: begins no flow.
     Absent,
+    /// What the other side says to the first ACK.
+    Reply,
+    /// Data, up to so many steps from the connection's beginning.
+    Data(u32),
 }
 
+/// What a packet of data brings that no packet of one step before has brought, …
+const STEP: u32 = 100;
+/// … and all that it brings: of the steps before, too, so that a flow that had no packet in those misses nothing.
+const LENGTH: u16 = 60_000;
+
 impl Segment {
-    /// Without its source, which the programs write.
+    /// Without the flow's own end, which the programs write.
     pub fn bytes(self) -> [u8; SEGMENT.len()] {
         let mut segment = SEGMENT;
         match self {
@@ -64,6 +73,18 @@ impl Segment {
             Self::Absent => {
                 segment[37] = 188;
                 segment[47] = 0x04;
+            }
+            Self::Reply => {
+                segment[11] = 2;
+                segment.copy_within(30..34, 26);
+                segment.copy_within(36..38, 34);
+                segment[47] = 0x10;
+            }
+            Self::Data(step) => {
+                let seq = (STEP * step).wrapping_sub(LENGTH.into());
+                segment[16..18].copy_from_slice(&(40 + LENGTH).to_be_bytes());
+                segment[38..42].copy_from_slice(&seq.to_be_bytes());
+                segment[47] = 0x10;
             }
         }
         segment

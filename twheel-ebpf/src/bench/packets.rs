@@ -16,7 +16,7 @@ use twheel_common::packet::{Protocols, Segment, Wanted, parse_plain};
 
 use crate::frame::Frame;
 
-/// The number of packets, and the flows that they are of: source addresses, as they stand in a packet; the
+/// The number of packets, and the flows that they are of: the address of each one's own end, as it stands in a packet; the
 /// low half is the port, too. By CPU.
 #[map]
 pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(CPUS, 0);
@@ -29,8 +29,13 @@ const PACKETS: usize = 1 << 13;
 
 /// Ethernet, IPv4 and TCP without options.
 pub const SEGMENT: usize = 54;
-const SOURCE_ADDRESS: usize = 26;
-const SOURCE_PORT: usize = 34;
+/// The last byte of the sender's Ethernet address: whether the flow's own end has sent the packet, or the one that all flows
+/// have in common.
+const SENDER: usize = 11;
+const COMMON_END: u8 = 2;
+/// Of each, where its address and port are.
+const ADDRESSES: [usize; 2] = [26, 30];
+const PORTS: [usize; 2] = [34, 36];
 
 /// This CPU's.
 #[inline(always)]
@@ -97,7 +102,7 @@ pub fn parsed(frame: Frame) -> Option<Segment> {
     parse_plain(&frame, wanted, &mut segment).then(|| unsafe { segment.assume_init() })
 }
 
-/// Makes the packet one of the next flow.
+/// Makes the packet one of the next flow, from its end or to it.
 #[inline(always)]
 fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
     let ctx = XdpContext::new(ctx);
@@ -108,8 +113,13 @@ fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
     let flow = u64::from(order()?[1 + (number as usize & (PACKETS - 1))]);
     // SAFETY: the bounds were just checked, and the packet is this test run's own.
     unsafe {
-        store_u32(data + SOURCE_ADDRESS, flow);
-        store_u16(data + SOURCE_PORT, flow);
+        if *((data + SENDER) as *const u8) != COMMON_END {
+            store_u32(data + ADDRESSES[0], flow);
+            store_u16(data + PORTS[0], flow);
+        } else {
+            store_u32(data + ADDRESSES[1], flow);
+            store_u16(data + PORTS[1], flow);
+        }
     }
     Some(Frame::new(data, end, SEGMENT))
 }
