@@ -421,6 +421,15 @@ struct Place {
     resets: Option<Resets>,
 }
 
+/// What conntrack calls the flow's protocol, if it has entries of that.
+fn protocol(job: &Job) -> Option<Protocol> {
+    match job.event.key.proto() {
+        PROTO_TCP => Some(Protocol::Tcp),
+        PROTO_UDP => Some(Protocol::Udp),
+        _ => None,
+    }
+}
+
 /// Opens something in a namespace, the first time.
 fn opened<'a, T: Send>(
     namespace: Option<&Namespace>,
@@ -677,6 +686,12 @@ impl Worker {
             {
                 return Ok(Outcome::OneSided);
             }
+            // Nor is what packets say of a connection that an end of it is here, or conntrack knows.
+            Action::Reset | Action::EnforceDrop | Action::EnforceReset
+                if self.lives(job, src, dst)? =>
+            {
+                return Ok(Outcome::Alive);
+            }
             _ if self.wanted.dry_run => return Ok(Outcome::Would),
             _ => {}
         }
@@ -686,6 +701,57 @@ impl Worker {
             Action::Reset => self.reset(event, src, dst),
             Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
         }
+    }
+
+    /// Whether a socket of either end is here, or an entry is to be deleted, that is not idle by the kernel's own clocks.
+    fn lives(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Result<bool> {
+        let initiator = job.event.seen().initiator();
+        let has_entry = self.asked.of_rule(job.event.rule)?.has(Action::Conntrack);
+        for at in 0..self.wanted.places.0.len() {
+            for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
+            {
+                let found = self.wanted.places.0[at].sockets()?.find(local, peer);
+                if let Some(socket) = found.context("cannot look for the socket")?
+                    && let (Some(idle), Some(seen)) =
+                        (socket.idle, socket.seen(direction, initiator))
+                    && self.is_alive(job, seen, idle)?
+                {
+                    return Ok(true);
+                }
+                if has_entry
+                    && self
+                        .entry_lives(job, at, local, peer)?
+                        .is_some_and(|lives| lives)
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether conntrack's entry of these ends is not idle; `None` if there is none.
+    fn entry_lives(
+        &mut self,
+        job: &Job,
+        at: usize,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Result<Option<bool>> {
+        let Some(proto) = protocol(job) else {
+            return Ok(None);
+        };
+        let conntrack = self.wanted.places.0[at].conntrack()?;
+        let found = conntrack.find(proto, src, dst);
+        let Some(entry) = found.context("cannot look for the conntrack entry")? else {
+            return Ok(None);
+        };
+        let idle = conntrack.idle(&entry)?;
+        let seen = match entry.state {
+            Some(state) => Seen::of_socket(state, job.event.seen().initiator(), &[]),
+            None => job.event.seen(),
+        };
+        self.is_alive(job, seen, idle).map(Some)
     }
 
     /// Closes the sockets of either end that are local, and by the kernel's own clocks idle for the timeout of the state
@@ -759,31 +825,16 @@ impl Worker {
     /// Deletes the conntrack entries that know the flow by either tuple, and were idle for the flow's timeout by what is
     /// left of their own.
     fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
-        let proto = || match job.event.key.proto() {
-            PROTO_TCP => Some(Protocol::Tcp),
-            PROTO_UDP => Some(Protocol::Udp),
-            _ => None,
-        };
         let mut outcome = Outcome::Nothing;
         for at in 0..self.wanted.places.0.len() {
             for (src, dst) in [(src, dst), (dst, src)] {
-                let Some(proto) = proto() else {
+                let Some(proto) = protocol(job) else {
                     return Ok(Outcome::Nothing);
                 };
                 if let Some(why) = self.look(job)? {
                     return Ok(outcome.or(why));
                 }
-                let conntrack = self.wanted.places.0[at].conntrack()?;
-                let found = conntrack.find(proto, src, dst);
-                let Some(entry) = found.context("cannot look for the conntrack entry")? else {
-                    continue;
-                };
-                let idle = conntrack.idle(&entry)?;
-                let seen = match entry.state {
-                    Some(state) => Seen::of_socket(state, job.event.seen().initiator(), &[]),
-                    None => job.event.seen(),
-                };
-                if !reset && self.is_alive(job, seen, idle)? {
+                if !reset && self.entry_lives(job, at, src, dst)? == Some(true) {
                     return Ok(outcome.or(Outcome::Alive));
                 }
                 let conntrack = self.wanted.places.0[at].conntrack()?;
