@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
     sync::mpsc,
     thread,
@@ -23,7 +23,7 @@ use twheel_tests::{
     ctnetlink::Conntrack,
     forge::{Forger, Heard, Tap},
     is_soak,
-    netns::{Connection, Family, Line, Pair, SERVER, Twheel, require_root},
+    netns::{Connection, Family, Line, PORT, Pair, PolicyFile, SERVER, Twheel, require_root},
 };
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -63,6 +63,10 @@ fn talk(connection: &mut Connection) -> Result<()> {
 
 /// A run on the server that takes a SYN without an answer for over after a second, and a connection after an hour.
 fn run(pair: &Pair, more: &[&str]) -> Result<Twheel> {
+    run_with(pair, "established=1h,syn_sent=1s,time_wait=1s", more)
+}
+
+fn run_with(pair: &Pair, timeouts: &str, more: &[&str]) -> Result<Twheel> {
     let mut args = vec![
         "--iface",
         SERVER,
@@ -70,7 +74,7 @@ fn run(pair: &Pair, more: &[&str]) -> Result<Twheel> {
         "--tick",
         "50ms",
         "--timeout",
-        "established=1h,syn_sent=1s,time_wait=1s",
+        timeouts,
         "--reap-max-share",
         "100",
     ];
@@ -277,13 +281,17 @@ fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
         talk(&mut connection)?;
         let client = connection.client.local_addr()?;
         let server = connection.server.local_addr()?;
-        for (from, to) in [(client, server), (server, client)] {
+        for (from, to, state) in [
+            (client, server, "close"),
+            // The server's packets do not come in.
+            (server, client, "established"),
+        ] {
             let reset = TcpHeader {
                 rst: true,
                 ..TcpHeader::default()
             };
             sweep(&attacker, from, to, &reset)?;
-            assert_eq!(flow(&pair)?["state"], "close", "a guess was right");
+            assert_eq!(flow(&pair)?["state"], state, "a guess was right");
             syn(&attacker, from, to)?;
             talk(&mut connection)?;
             talk(&mut connection)?;
@@ -294,6 +302,389 @@ fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
         assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
         let ends: Vec<_> = ended.lines.iter().map(|line| &line.text).collect();
         assert!(ends.is_empty(), "{ends:?}");
+    }
+    Ok(())
+}
+
+/// A connection that is quiet: a guessed RST, and a SYN with its answer, which seem to be of both ends, and come in where
+/// the client's packets do. Nobody has answered.
+#[test]
+fn nobody_outside_answers_a_syn_on_what_was_reset() -> Result<()> {
+    require_root();
+    for (family, action) in [
+        (Family::V4, "reset,socket"),
+        (Family::V6, "reset,socket"),
+        (Family::V4, "enforce=reset"),
+    ] {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let more = ["--reap", action, "--i-know-this-drops-traffic"];
+        let twheel = run_with(&pair, "established=1h,close=1s,syn_recv=1s", &more)?;
+        let mut connection = pair.connect(family)?;
+        talk(&mut connection)?;
+        let client = connection.client.local_addr()?;
+        let server = connection.server.local_addr()?;
+        silence(&pair)?;
+        let reset = TcpHeader {
+            rst: true,
+            ..TcpHeader::default()
+        };
+        sweep(&attacker, client, server, &reset)?;
+        assert_eq!(flow(&pair)?["state"], "close", "a guess was right");
+        syn(&attacker, client, server)?;
+        let answer = TcpHeader {
+            syn: true,
+            ack: true,
+            sequence_number: 900,
+            acknowledgment_number: 0x1234_5679,
+            ..TcpHeader::default()
+        };
+        attacker.send(server, client, answer)?;
+        assert_eq!(pair.server.counter("same_way")?, 1);
+        // The connection was quiet for as long as a RST must be borne out; nothing is done to it.
+        let line = twheel.line(Duration::from_secs(5))?.context("no end")?;
+        let said: Value = serde_json::from_str(&line.text)?;
+        assert_eq!(said["reason"], "reset", "{said}");
+        let more = twheel.line(Duration::from_secs(2))?;
+        assert!(more.is_none(), "{more:?}");
+        end_silence(&pair)?;
+        talk(&mut connection)?;
+        talk(&mut connection)?;
+        assert_eq!(states(&pair)?, ["established"]);
+        assert_eq!(twheel.stop()?.code(), Some(0));
+    }
+    Ok(())
+}
+
+/// What a client says that has sent a FIN, with the number of something that it has sent before: the server says nothing.
+fn old_fin(tap: &Tap, client: SocketAddr) -> Result<TcpHeader> {
+    thread::sleep(Duration::from_millis(100));
+    let heard = tap.heard(client)?;
+    let last = heard.iter().rfind(|segment| segment.from_client);
+    let last = last.context("the client was not heard")?;
+    let acked = last.header.acknowledgment_number;
+    Ok(header("fa", last.end().wrapping_sub(1000), acked))
+}
+
+/// A connection that is quiet, and a FIN whose number was guessed: nobody has acknowledged it, and the kernel knows better.
+#[test]
+fn a_quiet_connection_with_a_guessed_fin_is_not_reset() -> Result<()> {
+    require_root();
+    for (action, wanted) in [
+        ("reset", &["one_sided"][..]),
+        ("enforce=reset", &["one_sided"]),
+        ("reset,socket", &["one_sided", "alive"]),
+    ] {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let tap = Tap::new(&pair)?;
+        let more = ["--reap", action, "--i-know-this-drops-traffic"];
+        let twheel = run_with(&pair, "established=1h,fin_wait=1s", &more)?;
+        let mut connection = pair.connect(Family::V4)?;
+        let client = connection.client.local_addr()?;
+        let server = connection.server.local_addr()?;
+        acknowledge_at_once(&connection.server)?;
+        talk(&mut connection)?;
+        let fin = old_fin(&tap, client)?;
+        silence(&pair)?;
+        attacker.send(client, server, fin)?;
+        assert_eq!(flow(&pair)?["state"], "fin_wait");
+        for wanted in wanted {
+            let said = reaped(&twheel, Duration::from_secs(5))?;
+            assert_eq!(said["outcome"], *wanted, "{said}");
+        }
+        end_silence(&pair)?;
+        talk(&mut connection)?;
+        assert_eq!(states(&pair)?, ["established"]);
+        assert_eq!(twheel.stop()?.code(), Some(0));
+    }
+    Ok(())
+}
+
+/// A connection without data that its client keeps alive, and a guessed FIN: what the kernel tells of a socket knows nothing
+/// of keepalives, and the packets do.
+#[test]
+fn a_connection_that_is_kept_alive_is_not_closed() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let attacker = Forger::new(&pair)?;
+    let tap = Tap::new(&pair)?;
+    let timeouts = "established=4s,fin_wait=1s";
+    let twheel = run_with(&pair, timeouts, &["--reap", "socket"])?;
+    let mut connection = pair.connect(Family::V4)?;
+    let client = connection.client.local_addr()?;
+    acknowledge_at_once(&connection.server)?;
+    talk(&mut connection)?;
+    let fin = old_fin(&tap, client)?;
+    for (option, value) in [
+        (libc::TCP_KEEPIDLE, 1),
+        (libc::TCP_KEEPINTVL, 1),
+        (libc::TCP_KEEPCNT, 60),
+    ] {
+        set(&connection.client, libc::IPPROTO_TCP, option, value)?;
+    }
+    set(&connection.client, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    silence(&pair)?;
+    thread::sleep(Duration::from_secs(6));
+    assert_eq!(flow(&pair)?["state"], "established");
+    // Until the next probe is due.
+    pair.client.nft(
+        "table inet mute {
+            chain output { type filter hook output priority filter; drop; }
+        }",
+    )?;
+    attacker.send(client, connection.server.local_addr()?, fin)?;
+    assert_eq!(flow(&pair)?["state"], "fin_wait");
+    let said = reaped(&twheel, Duration::from_secs(5))?;
+    assert_eq!(said["outcome"], "alive", "{said}");
+    end_silence(&pair)?;
+    pair.client.nft("delete table inet mute")?;
+    talk(&mut connection)?;
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+fn header(flags: &str, sequence_number: u32, acknowledgment_number: u32) -> TcpHeader {
+    TcpHeader {
+        syn: flags.contains('s'),
+        ack: flags.contains('a'),
+        fin: flags.contains('f'),
+        rst: flags.contains('r'),
+        sequence_number,
+        acknowledgment_number,
+        ..TcpHeader::default()
+    }
+}
+
+/// The host of the run opens a connection, and waits for the answer: who is outside speaks neither for it, nor alone for
+/// the other end.
+#[test]
+fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let address = SocketAddr::new(family.client(), 4242);
+        let listener = pair.client.enter(|| Ok(TcpListener::bind(address)?))?;
+        pair.client.nft(
+            "table inet deaf {
+                chain input { type filter hook input priority filter; tcp dport 4242 drop; }
+            }",
+        )?;
+        let twheel = run_with(
+            &pair,
+            "established=1h,syn_sent=1m,time_wait=1m,close=1m",
+            &["--reap", "socket"],
+        )?;
+        let mut connection = thread::scope(|threads| -> Result<Connection> {
+            let opening = threads.spawn(|| Connection::open(&pair.server, &listener));
+            let patience = Instant::now() + Duration::from_secs(5);
+            while states(&pair)?.is_empty() {
+                ensure!(Instant::now() < patience, "no SYN");
+            }
+            let asked = flow(&pair)?;
+            assert_eq!(asked["state"], "syn_sent", "{asked}");
+            let text = |field: &str| asked[field].as_str().context("no address");
+            let port = asked["sport"].as_u64().context("no port")?;
+            let here = SocketAddr::new(text("src")?.parse()?, u16::try_from(port)?);
+            for forged in [header("a", 1_000, 2_000), header("ar", 1_000, 2_000)] {
+                attacker.send(address, here, forged)?;
+                assert_eq!(flow(&pair)?["state"], "syn_sent");
+            }
+            for forged in [
+                header("ar", 7, 0),
+                header("a", 2_000, 1_000),
+                header("s", 9_999, 0),
+            ] {
+                attacker.send(here, address, forged)?;
+                assert_eq!(flow(&pair)?["state"], "syn_sent");
+            }
+            assert_eq!(pair.server.counter("same_way")?, 3);
+            pair.client.nft("delete table inet deaf")?;
+            opening.join().expect("it does not panic")
+        })?;
+        talk(&mut connection)?;
+        assert_eq!(flow(&pair)?["state"], "established");
+        let ends = [
+            connection.client.local_addr()?,
+            connection.server.local_addr()?,
+        ];
+        connection.close()?;
+        let patience = Instant::now() + Duration::from_secs(5);
+        while flow(&pair)?["state"] != "time_wait" {
+            ensure!(Instant::now() < patience, "{}", flow(&pair)?);
+        }
+        // Nor does another life begin from there. (The host answers, and to that the other end has a real RST.)
+        pair.client.nft(
+            "table inet quiet {
+                chain output { type filter hook output priority filter; tcp flags rst drop; }
+            }",
+        )?;
+        for (number, from) in [(0, 1), (1, 0)] {
+            let seq = 0x4000_0000 + number;
+            attacker.send(ends[from], ends[1 - from], header("s", seq, 0))?;
+            attacker.send(ends[1 - from], ends[from], header("sa", 5, seq + 1))?;
+            attacker.send(ends[from], ends[1 - from], header("a", seq + 1, 6))?;
+            assert_eq!(flow(&pair)?["state"], "time_wait");
+        }
+        let ended = twheel.stop()?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        assert!(ended.lines.is_empty(), "{:?}", ended.lines);
+    }
+    Ok(())
+}
+
+/// A packet in the name of the host that is attacked, before a connection begins: it does not choose what the connection is
+/// taken for.
+#[test]
+fn a_packet_in_the_hosts_name_chooses_no_rule() -> Result<()> {
+    require_root();
+    let policy = PolicyFile::new(
+        "planted",
+        &format!(
+            "[[rule]]\nname = 'kept'\ndport = {PORT}\nreap = []\ntimeouts = {{ established = '1h' }}\n"
+        ),
+    )?;
+    for (family, planted) in [
+        (Family::V4, "a"),
+        (Family::V6, "a"),
+        (Family::V4, "s"),
+        (Family::V4, "sa"),
+    ] {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        pair.client.enter(|| {
+            let ports = "/proc/sys/net/ipv4/ip_local_port_range";
+            std::fs::write(ports, "40000 40000").with_context(|| format!("cannot write {ports}"))
+        })?;
+        let client = SocketAddr::new(family.client(), 40_000);
+        let server = SocketAddr::new(family.server(), PORT);
+        let more = ["--reap", "socket", "--policy", policy.path()];
+        let twheel = run_with(&pair, "1s", &more)?;
+        attacker.send(server, client, header(planted, 5_000, 6_000))?;
+        let planted = states(&pair)?.len();
+        let mut connection = pair.connect(family)?;
+        assert_eq!(connection.client.local_addr()?, client);
+        talk(&mut connection)?;
+        let found = flow(&pair)?;
+        assert_eq!(found["state"], "established", "{found}");
+        assert_eq!(found["rule"], "kept", "{found}");
+        assert_eq!(
+            (&found["sport"], &found["dport"]),
+            (&40_000.into(), &PORT.into())
+        );
+        thread::sleep(Duration::from_millis(2500));
+        talk(&mut connection)?;
+        let ended = twheel.stop()?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        // What was planted has ended, and nothing was done to it.
+        let said: Vec<_> = ended.lines.iter().map(|line| &line.text).collect();
+        assert_eq!(said.len(), planted, "{said:?}");
+        assert!(
+            said.iter().all(|said| said.contains("superseded")),
+            "{said:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The same, where the host is about to open the connection.
+#[test]
+fn a_packet_in_the_hosts_name_ends_no_opening() -> Result<()> {
+    require_root();
+    for planted in ["a", "s"] {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        pair.server.enter(|| {
+            let ports = "/proc/sys/net/ipv4/ip_local_port_range";
+            std::fs::write(ports, "40000 40000").with_context(|| format!("cannot write {ports}"))
+        })?;
+        let here = SocketAddr::new(Family::V4.server(), 40_000);
+        let address = SocketAddr::new(Family::V4.client(), 4242);
+        let listener = pair.client.enter(|| Ok(TcpListener::bind(address)?))?;
+        let twheel = run_with(&pair, "established=1h,unreplied=1s", &["--reap", "socket"])?;
+        attacker.send(here, address, header(planted, 5_000, 6_000))?;
+        thread::sleep(Duration::from_millis(500));
+        pair.client.nft(
+            "table inet deaf {
+                chain input { type filter hook input priority filter; tcp dport 4242 drop; }
+            }",
+        )?;
+        let mut connection = thread::scope(|threads| -> Result<Connection> {
+            let opening = threads.spawn(|| Connection::open(&pair.server, &listener));
+            thread::sleep(Duration::from_millis(1500));
+            assert_eq!(flow(&pair)?["state"], "syn_sent");
+            pair.client.nft("delete table inet deaf")?;
+            opening.join().expect("it does not panic")
+        })?;
+        talk(&mut connection)?;
+        assert_eq!(flow(&pair)?["state"], "established");
+        assert_eq!(twheel.stop()?.code(), Some(0));
+    }
+    Ok(())
+}
+
+/// A connection within the host, where its loopback interface is watched as well: nobody outside has a part in it.
+#[test]
+fn nobody_outside_speaks_for_both_ends_that_are_here() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let attacker = Forger::new(&pair)?;
+    let twheel = run_with(&pair, "established=1h,time_wait=1m", &["--iface", "lo"])?;
+    let here = SocketAddr::new(Family::V4.server(), 4242);
+    let listener = pair.server.enter(|| Ok(TcpListener::bind(here)?))?;
+    let mut connection = Connection::open(&pair.server, &listener)?;
+    talk(&mut connection)?;
+    let client = connection.client.local_addr()?;
+    assert_eq!(flow(&pair)?["state"], "established");
+    connection.close()?;
+    let patience = Instant::now() + Duration::from_secs(5);
+    while flow(&pair)?["state"] != "time_wait" {
+        ensure!(Instant::now() < patience, "{}", flow(&pair)?);
+    }
+    attacker.send(client, here, header("s", 0x4000_0000, 0))?;
+    attacker.send(here, client, header("sa", 5, 0x4000_0001))?;
+    attacker.send(client, here, header("a", 0x4000_0001, 6))?;
+    assert_eq!(flow(&pair)?["state"], "time_wait");
+    assert_eq!(pair.server.counter("same_way")?, 3);
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    Ok(())
+}
+
+/// Where what goes out is not seen, the answer is what begins a flow of this host: it is of the other end, and what comes
+/// in there is none of this host's.
+#[test]
+fn what_begins_with_an_answer_lives_by_the_packets_of_who_answers() -> Result<()> {
+    require_root();
+    for family in FAMILIES {
+        let pair = Pair::new()?;
+        let attacker = Forger::new(&pair)?;
+        let tap = Tap::new(&pair)?;
+        let address = SocketAddr::new(family.client(), 0);
+        let listener = pair.client.enter(|| Ok(TcpListener::bind(address)?))?;
+        let twheel = run_with(&pair, "established=2s,fin_wait=1s", &["--egress", "off"])?;
+        let mut connection = Connection::open(&pair.server, &listener)?;
+        for _ in 0..8 {
+            talk(&mut connection)?;
+            assert_eq!(flow(&pair)?["state"], "established");
+            thread::sleep(Duration::from_millis(500));
+        }
+        assert_eq!(pair.server.counter("same_way")?, 0);
+        let ends = [
+            connection.client.local_addr()?,
+            connection.server.local_addr()?,
+        ];
+        // Its own next number, and none of its packets.
+        let heard = tap.heard(ends[0])?;
+        let next = heard.iter().rfind(|segment| segment.from_client);
+        let next = next.context("the host was not heard")?;
+        let acked = next.header.acknowledgment_number;
+        silence(&pair)?;
+        attacker.send(ends[0], ends[1], header("fa", next.end(), acked))?;
+        assert_eq!(flow(&pair)?["state"], "established");
+        assert_eq!(pair.server.counter("same_way")?, 1);
+        end_silence(&pair)?;
+        assert_eq!(twheel.stop()?.code(), Some(0));
     }
     Ok(())
 }
@@ -566,14 +957,17 @@ impl Siege {
 
 /// Has the next data acknowledged when it comes, and not with what is sent next.
 fn acknowledge_at_once(socket: &TcpStream) -> Result<()> {
-    let on: libc::c_int = 1;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1)
+}
+
+fn set(socket: &TcpStream, level: i32, option: i32, value: libc::c_int) -> Result<()> {
     // SAFETY: the option's value is an `int`, which is alive.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_QUICKACK,
-            (&raw const on).cast(),
+            level,
+            option,
+            (&raw const value).cast(),
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };

@@ -37,7 +37,7 @@ named! {
         BadFlags = "bad_flags",
         /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
         Ignored = "ignored",
-        /// packets that claim to answer a flow and came in where its first packet did: ignored, but with --one-armed
+        /// packets that came by a way by which their sender's do not come: they change nothing, but with --one-armed
         SameWay = "same_way",
         /// RST or FIN of a flow that is not in the table
         NoFlow = "no_flow",

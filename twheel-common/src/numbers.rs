@@ -3,7 +3,7 @@
 use crate::{
     flow::Direction,
     packet::{Segment, tcp},
-    state::{Seen, State},
+    state::Seen,
 };
 
 /// The highest sequence number that each side has sent, and the one behind it: what the other expects next. The key's
@@ -48,7 +48,7 @@ pub(crate) fn of([low, high]: Positions, direction: Direction) -> u32 {
 
 /// Whether a is within a distance of b, on the circle of sequence numbers.
 #[inline(always)]
-fn near(a: u32, b: u32, distance: u32) -> bool {
+pub(crate) fn near(a: u32, b: u32, distance: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(distance) <= 2 * distance
 }
 
@@ -62,7 +62,7 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
         return None;
     }
     let other = segment.direction.reverse();
-    let first = !seen.is_placed(segment.direction) || segment.flags & tcp::SYN != 0;
+    let first = !seen.is_placed(segment.direction);
     let is_alone = !seen.is_placed(other);
     let answers = segment.flags & tcp::ACK == 0
         || is_alone
@@ -153,12 +153,11 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     let other = segment.direction.reverse();
     let is_reset = segment.flags & tcp::RST != 0;
     let has_ack = segment.flags & tcp::ACK != 0;
-    let handshake = seen.0 & Seen::STATE == State::SynSent as u32;
     let is_known = seen.is_placed(segment.direction);
     if !is_known && !seen.is_placed(other) {
         return false;
     }
-    if is_known && !(handshake && has_ack) {
+    if is_known {
         let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
         if is_reset && has_ack {
             // Of whoever gives up: behind lies an old duplicate.

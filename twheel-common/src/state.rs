@@ -6,7 +6,10 @@
 
 use crate::{
     flow::Direction,
-    numbers::{self, EARLY_DATA, Positions, accepts_end, advance, fits, fits_first, is_apart, of},
+    numbers::{
+        self, EARLY_DATA, END_WINDOW, Positions, accepts_end, advance, fits, fits_first, is_apart,
+        near, of,
+    },
     packet::{Segment, datagram, tcp},
 };
 
@@ -184,7 +187,8 @@ impl Seen {
     pub const DEAD: Self = Self(1 << 15);
 
     /// In [`State::Close`]: the RST was near its sender's next number, and not at it. In [`State::LastAck`]: the last
-    /// FIN is the high side's.
+    /// FIN is the high side's. In [`State::SynSent`]: the responder has acknowledged another number. In
+    /// [`State::SynRecv`]: it has sent data.
     const DOUBT: u32 = 1 << 16;
     /// A SYN that may begin another life waits for its answer. In [`State::LastAck`]: the first FIN was not acknowledged when
     /// the second one came.
@@ -327,8 +331,13 @@ impl Seen {
         if self == Self::DEAD {
             return Change::Ended;
         }
-        let is_reply = direction != self.initiator();
-        if is_reply && !self.is_replied() && !known.is_other_way {
+        if known.is_disproved
+            && !self.is_replied()
+            && let Some(seen) = Self::anew(direction, flags)
+        {
+            return Change::NewGeneration(seen.posted_as(self));
+        }
+        if !known.is_own_way {
             return Change::SameWay;
         }
         if flags & datagram::ANY != 0 {
@@ -341,6 +350,23 @@ impl Seen {
             RST => self.next_reset(segment, known, view),
             _ => self.next_ack(segment, known, view),
         }
+    }
+
+    /// What a segment of this host says of a flow of which nothing else is known to be true. Its SYN/ACK answers a SYN.
+    #[inline(always)]
+    fn anew(direction: Direction, flags: u8) -> Option<Self> {
+        if flags & datagram::ANY != 0 {
+            return None;
+        }
+        let view = View {
+            one_way: true,
+            strict: false,
+        };
+        let seen = Self::first(direction, flags, view)?;
+        Some(match kind(flags) {
+            SYN_ACK => seen.with(Self::BOTH),
+            _ => seen,
+        })
     }
 
     /// What the table says.
@@ -383,7 +409,11 @@ impl Seen {
         if !is_over && !opens {
             return Change::Ignored;
         }
-        let candidate = self.with(Self::CANDIDATE);
+        let old = match opens {
+            true => self.without(Self::DOUBTS),
+            false => self,
+        };
+        let candidate = old.with(Self::CANDIDATE);
         if candidate == self && known.doubt == number {
             // Sent again: who gets no answer has had one chance.
             return Change::Ignored;
@@ -489,7 +519,7 @@ impl Seen {
     }
 
     /// A RST at its sender's next number counts at once (RFC 5961, section 3.2). One that is near it counts unless both
-    /// sides go on; and so does every one where one side is all that is seen: who forges can move its number.
+    /// sides go on; and so does every one where one side is all that was seen: who forges can move its number.
     #[inline(always)]
     fn next_reset(self, segment: &Segment, known: &Known, view: View) -> Change {
         if !accepts_end(known.positions, self, segment) {
@@ -497,9 +527,9 @@ impl Seen {
         }
         let (state, direction) = (self.0 & Self::STATE, segment.direction);
         let other = direction.reverse();
-        let opens = state == State::SynSent as u32;
-        let is_exact = if opens && segment.flags & tcp::ACK != 0 {
-            segment.ack == known.of(other)
+        let is_exact = if state == State::SynSent as u32 && segment.flags & tcp::ACK != 0 {
+            // Who has had no answer has nothing to acknowledge.
+            direction != self.initiator() && segment.ack == known.of(other)
         } else {
             let is_last = known.doubt == segment.seq && direction == self.last_fin();
             segment.seq == known.of(direction) || self.is_ending() && is_last
@@ -507,7 +537,10 @@ impl Seen {
         let closed = self.without(Self::STATE).without(Self::DOUBTS);
         let closed = closed.with(State::Close as u32);
         let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
-        if is_exact && (is_handshake || !view.one_way) {
+        // Who has said nothing has the number that the other side waits for. Who alone has said where it is proves nothing
+        // by that.
+        let is_told = self.is_conversation() || !self.is_placed(direction);
+        if is_exact && (is_handshake || !view.one_way && is_told) {
             return self.changed_to(closed);
         }
         if is_handshake {
@@ -544,17 +577,35 @@ impl Seen {
         }
         match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
             // Whose answer to a SYN is none of it had a connection before that: it was somebody's guess.
-            State::SynSent if is_reply && !view.one_way && segment.ack != known.of(other) => {
-                let seen = Self(State::Established as u32);
-                let seen = seen.with(Self::PICKUP).with(Self::BOTH);
-                Change::Places(seen.begun_by(other).posted_as(self))
+            State::SynSent if is_reply && segment.ack != known.of(other) => {
+                if known.is_local {
+                    return Change::Places(self.found());
+                }
+                // It counts if the initiator goes on from there.
+                let seen = self.without(Self::DOUBTS).with(Self::DOUBT);
+                Change::Doubt(seen, segment.ack, false)
+            }
+            State::SynSent if !is_reply && self.0 & Self::DOUBT != 0 => {
+                match near(segment.seq, known.doubt, END_WINDOW) {
+                    true => Change::Places(self.found()),
+                    false => Change::Ignored,
+                }
             }
             State::SynRecv if !is_reply => {
                 let missing = known.of(other).wrapping_sub(segment.ack);
-                if self.is_placed(other) && missing > EARLY_DATA {
+                let early = match self.0 & Self::DOUBT {
+                    0 => 0,
+                    _ => EARLY_DATA,
+                };
+                if self.is_placed(other) && missing > early {
                     return Change::Ignored;
                 }
-                Change::Add(self.to(State::Established as u32, direction))
+                let seen = self.to(State::Established as u32, direction);
+                Change::Add(seen.without(Self::DOUBTS))
+            }
+            // Data before its SYN/ACK is acknowledged.
+            State::SynRecv if segment.end != segment.seq => {
+                self.changed_to(self.to(state, direction).with(Self::DOUBT))
             }
             State::Established if !view.one_way && !self.is_placed(other) => {
                 Change::Places(self.to(state, direction))
@@ -575,6 +626,14 @@ impl Seen {
             }
             _ => Change::Ignored,
         }
+    }
+
+    /// A connection that was there before the SYN.
+    #[inline(always)]
+    fn found(self) -> Self {
+        let seen = Self(State::Established as u32);
+        let seen = seen.with(Self::PICKUP).with(Self::BOTH);
+        seen.begun_by(self.initiator()).posted_as(self)
     }
 
     /// Whether the first segment of a side fits what the other has acknowledged and sent.
@@ -803,8 +862,12 @@ pub struct Known {
     /// The number behind a FIN that nobody has acknowledged, or behind a SYN that nobody has answered; in an open flow,
     /// behind data that lies behind a gap.
     pub doubt: u32,
-    /// The packet came by another way than the flow's first one; or nobody asks.
-    pub is_other_way: bool,
+    /// The packet came by a way by which its sender's may come: see [`SideWay::allows`]; or nobody asks.
+    pub is_own_way: bool,
+    /// This host made the packet: nobody outside can have.
+    pub is_local: bool,
+    /// And what was seen of its sender before was somebody else's: see [`SideWay::is_disproved_by`].
+    pub is_disproved: bool,
 }
 
 /// A flow that one CPU alone sees: what the packets of a connection come to, one after the other. (The data plane does the
@@ -824,7 +887,9 @@ impl Tracked {
         let known = Known {
             positions: numbers::first(segment),
             doubt: 0,
-            is_other_way: true,
+            is_own_way: true,
+            is_local: false,
+            is_disproved: false,
         };
         Some(Self { seen, known })
     }
@@ -894,42 +959,89 @@ impl Tracked {
     }
 }
 
-/// By which way a packet came here: the index of the interface by which it came in, 0 if this host made it, or
-/// [`Way::ANY`].
+/// By which way a packet came here: the index of the interface by which it came in, or 0 if this host made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way(pub u32);
 
 impl Way {
-    /// Says nothing: on the loopback interface both sides' packets come by the same way.
-    pub const ANY: Self = Self(u32::MAX);
     /// This host made the packet. Nobody outside can have.
     pub const LOCAL: Self = Self(0);
-    /// The index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX`, `include/net/flow.h`).
-    const LOOPBACK: u32 = 1;
+    /// Both ends are here: the index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX`,
+    /// `include/net/flow.h`).
+    pub const LOOPBACK: Self = Self(1);
 
     /// Of a packet that was seen on an interface, and had come in by `origin`, or by none if that is 0.
     #[inline(always)]
     pub fn of(interface: u32, origin: u32) -> Self {
-        match interface {
-            Self::LOOPBACK => Self::ANY,
+        match Self(interface) {
+            Self::LOOPBACK => Self::LOOPBACK,
             _ => Self(origin),
         }
     }
 
-    /// Whether an answer may come by this way, if the question came by the other.
+    /// Whether nobody outside can have made the packet.
     #[inline(always)]
-    pub fn answers(self, asked: Self) -> bool {
-        self != asked || self == Self::ANY
+    pub fn is_local(self) -> bool {
+        self.0 <= Self::LOOPBACK.0
+    }
+}
+
+/// The [`Way`] by which one side's packets come; the highest bit says that it is the key's high endpoint. Or
+/// [`SideWay::ANY`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SideWay(pub u32);
+
+impl SideWay {
+    /// Nothing is known.
+    pub const ANY: Self = Self(u32::MAX);
+    /// The highest bit: an index is a positive `int` (`struct net_device`, `include/linux/netdevice.h`).
+    const HIGH: u32 = 1 << 31;
+
+    /// Of the side that sent a packet, which came by this way.
+    #[inline(always)]
+    pub fn of(way: Way, direction: Direction) -> Self {
+        match direction {
+            Direction::FromLow => Self(way.0),
+            Direction::FromHigh => Self(way.0 | Self::HIGH),
+        }
     }
 
-    /// Whether what the initiator sends, or the answer to it (`is_reply`), may come by this way; its first packet came by
-    /// `asked`.
     #[inline(always)]
-    pub fn is_of(self, asked: Self, is_reply: bool) -> bool {
-        match is_reply {
-            true => self.answers(asked),
-            false => self == asked || self == Self::ANY || asked == Self::ANY,
+    fn way(self) -> Way {
+        Way(self.0 & !Self::HIGH)
+    }
+
+    /// Whether it is known of this side.
+    #[inline(always)]
+    pub fn is_of(self, direction: Direction) -> bool {
+        self != Self::ANY && Self::of(self.way(), direction) == self
+    }
+
+    /// Whether a packet that claims this direction may come by this way: the side whose way is known sends by that one
+    /// (or is this host, and only seems to send by another; where it may have several, `is_lenient`: or by another), and
+    /// the other side by others.
+    #[inline(always)]
+    pub fn allows(self, way: Way, direction: Direction, is_lenient: bool) -> bool {
+        let known = self.way();
+        if self == Self::ANY || way == Way::LOOPBACK {
+            return true;
         }
+        if known == Way::LOOPBACK {
+            return way.is_local();
+        }
+        match self.is_of(direction) {
+            true => way == known || way.is_local() || is_lenient && !known.is_local(),
+            false => way != known,
+        }
+    }
+
+    /// Whether a packet of this direction, which came by this way, shows that who was taken for its sender was somebody
+    /// else: this host sends it, and its packets do not come in.
+    #[inline(always)]
+    pub fn is_disproved_by(self, way: Way, direction: Direction) -> bool {
+        let is_claimed = self.is_of(direction) || way == Way::LOOPBACK;
+        self != Self::ANY && !self.way().is_local() && way.is_local() && is_claimed
     }
 }
 
@@ -956,7 +1068,7 @@ pub enum Change {
     Nothing,
     /// It is none that belongs here, and does not.
     Ignored,
-    /// It claims to be an answer, and came by the way by which the initiator's packets come.
+    /// It came by a way by which its sender's packets do not come.
     SameWay,
     /// The flow is now this.
     Add(Seen),
@@ -1010,7 +1122,7 @@ impl Timeouts {
             if state == State::Established as u32 {
                 return Self::UNREPLIED;
             }
-            if state == State::Close as u32 {
+            if state == State::Close as u32 && seen.0 & Seen::DOUBT == 0 {
                 return Self::REFUSED;
             }
         }

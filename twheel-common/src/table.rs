@@ -34,7 +34,7 @@ use crate::{
     bits,
     flow::{FlowKey, Word},
     numbers::Positions,
-    state::{Seen, Way},
+    state::{Seen, SideWay},
     wheel::Link,
 };
 
@@ -85,7 +85,7 @@ pub struct Node {
     pub inbox: Link,
     /// See [`Known::doubt`](crate::state::Known::doubt).
     pub doubt: u32,
-    /// The [`Way`] of the flow's first packet.
+    /// The [`SideWay`] of one of its sides.
     pub way: u32,
 }
 
@@ -264,8 +264,8 @@ pub struct Begins {
     pub rule: u16,
     /// How far its sides have come.
     pub positions: Positions,
-    /// By which way it came.
-    pub way: Way,
+    /// By which way one of its sides sends.
+    pub way: SideWay,
 }
 
 /// Enters a flow.
@@ -507,10 +507,16 @@ pub fn holds_flow(tag: u64) -> bool {
     tag != 0 && tag & BUSY == 0
 }
 
-/// The tag of the same flow, as one of no rule. A live flow's tag is written by its wheel's CPU alone.
+/// The tag of the same flow, as one of no rule. A live flow's tag is written by its wheel's CPU; others swap it.
 #[inline(always)]
 pub fn without_rule(tag: u64) -> u64 {
     tag & ((1 << RULE) - 1)
+}
+
+/// The tag of the same flow, as one of this rule.
+#[inline(always)]
+pub fn with_rule(tag: u64, rule: u16) -> u64 {
+    without_rule(tag) | u64::from(rule) << RULE
 }
 
 /// The key of a record, from `tag` and the addresses.

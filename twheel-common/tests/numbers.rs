@@ -55,7 +55,9 @@ fn add(seen: Seen, segment: &Segment, positions: Positions, view: View) -> Seen 
     let known = Known {
         positions,
         doubt: 0,
-        is_other_way: true,
+        is_own_way: true,
+        is_local: false,
+        is_disproved: false,
     };
     match seen.next(segment, &known, view) {
         Change::Add(seen) => seen,
@@ -262,19 +264,19 @@ fn positions_move_up_to_the_bounds_and_no_further() {
             let end = segment(direction, flags, HERE, THERE, 5);
             assert_eq!(advance(positions, seen, &end), None);
         }
-        // A SYN begins anew, wherever that is, and acknowledges nothing.
+        // Nor does a SYN move who has a number.
+        for flags in [SYN, SYN | ACK] {
+            let syn = segment(direction, flags, 1 << 29, THERE, 0);
+            assert_eq!(advance(positions, seen, &syn), None);
+        }
+        // The first of a side begins wherever that is, and an answer acknowledges what it answers.
+        let asked = Seen::first(direction.reverse(), SYN, BOTH).unwrap();
         let syn = segment(direction, SYN, 1 << 29, 0, 0);
-        assert_eq!(advance(positions, seen, &syn), Some((1 << 29) + 1));
-        let lost = segment(direction, SYN | ACK, 1 << 29, THERE + UNSEEN + 1, 0);
-        assert_eq!(advance(positions, seen, &lost), None);
-        assert_eq!(
-            advance(
-                positions,
-                seen,
-                &segment(direction, SYN | ACK, 1 << 29, THERE, 0)
-            ),
-            Some((1 << 29) + 1)
-        );
+        assert_eq!(advance(positions, asked, &syn), Some((1 << 29) + 1));
+        let answer = |ack| segment(direction, SYN | ACK, 1 << 29, ack, 0);
+        assert_eq!(advance(positions, asked, &answer(THERE)), syn.end.into());
+        let lost = answer(THERE + UNSEEN + 1);
+        assert_eq!(advance(positions, asked, &lost), None);
     }
 }
 
@@ -333,15 +335,18 @@ fn a_first_fin_may_stand_anywhere_behind_a_syn_alone() {
 }
 
 #[test]
-fn who_has_sent_a_syn_alone_acknowledges_nothing() {
+fn the_end_of_who_has_sent_a_syn_alone_has_its_number() {
     for (direction, positions) in ends(HERE, THERE) {
         let opening = Seen::first(direction, SYN, BOTH).unwrap();
-        let end =
-            |flags, ack| accepts_end(positions, opening, &segment(direction, flags, HERE, ack, 0));
-        assert!(end(RST, 0) && end(FIN, 0));
-        for flags in [RST | ACK, FIN | ACK] {
-            assert!(!end(flags, THERE + (1 << 28)), "{flags}");
-            assert!(end(flags, THERE), "{flags}");
+        let end = |flags, seq, ack| {
+            accepts_end(positions, opening, &segment(direction, flags, seq, ack, 0))
+        };
+        for flags in [RST, FIN, RST | ACK, FIN | ACK] {
+            // It acknowledges nothing: anybody knows that.
+            for ack in [0, THERE] {
+                assert!(end(flags, HERE, ack), "{flags}");
+                assert!(!end(flags, HERE.wrapping_add(1 << 28), ack), "{flags}");
+            }
         }
     }
 }
@@ -387,7 +392,9 @@ fn an_answer_to_a_flow_that_was_picked_up_lies_where_it_was_acknowledged() {
         let known = Known {
             positions,
             doubt: 0,
-            is_other_way: true,
+            is_own_way: true,
+            is_local: false,
+            is_disproved: false,
         };
         let fits = |flags, seq, ack| {
             let answer = segment(direction, flags, seq, ack, 0);
@@ -416,7 +423,9 @@ fn who_goes_on_after_a_doubtful_reset_does_so_within_the_window() {
         let known = Known {
             positions,
             doubt: 0,
-            is_other_way: true,
+            is_own_way: true,
+            is_local: false,
+            is_disproved: false,
         };
         let goes_on = |flags, seq, ack| {
             let segment = segment(direction, flags, seq, ack, 0);

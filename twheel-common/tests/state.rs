@@ -9,7 +9,7 @@ use twheel_common::{
         datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, FIN, RST, SYN},
     },
-    state::{Change, Known, Seen, State, State::*, Timeouts, Tracked, View, Way},
+    state::{Change, Known, Seen, SideWay, State, State::*, Timeouts, Tracked, View, Way},
 };
 
 /// Both directions are seen.
@@ -391,8 +391,36 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
         // Its sender says nothing of what it sent before.
         let own = segment(from, ACK, 90_000, 7, 0);
         assert_eq!(flow.see(&own, BOTH), Change::Ignored);
+        // Nor does one side alone: where it says the initiator is, that one must go on.
         let challenge = segment(from.reverse(), ACK, 7, 90_000, 0);
-        assert!(matches!(flow.see(&challenge, BOTH), Change::Places(_)));
+        let asked = flow;
+        assert!(matches!(flow.see(&challenge, BOTH), Change::Doubt(..)));
+        assert_eq!(flow.seen.state(), SynSent);
+        for far in [
+            90_000_u32.wrapping_sub(END_WINDOW + 1),
+            90_000 + END_WINDOW + 1,
+        ] {
+            let far = segment(from, ACK, far, 7, 0);
+            assert_eq!(flow.see(&far, BOTH), Change::Ignored);
+        }
+        for near in [90_000_u32.wrapping_sub(END_WINDOW), 90_000 + END_WINDOW] {
+            let near = segment(from, ACK, near, 7, 0);
+            let placed = flow.clone().see(&near, BOTH);
+            assert!(matches!(placed, Change::Places(_)), "{placed:?}");
+        }
+        // Who is here is believed at once.
+        let mut here = Tracked::first(&syn, BOTH).unwrap();
+        here.known.is_local = true;
+        assert!(matches!(here.see(&challenge, BOTH), Change::Places(_)));
+        // A SYN or its answer takes that back.
+        let answer = segment(from.reverse(), SYN | ACK, 70_000, 501, 0);
+        for next in [answer, segment(from, SYN, 89_999, 0, 0)] {
+            let mut flow = flow;
+            flow.see(&next, BOTH);
+            let change = flow.see(&segment(from, ACK, 90_000, 7, 0), BOTH);
+            assert_eq!(change, Change::Ignored, "after {next:?}");
+        }
+        assert!(matches!(flow.see(&own, BOTH), Change::Places(_)));
         assert_eq!(
             (flow.seen.state(), flow.seen.initiator()),
             (Established, from)
@@ -405,9 +433,42 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
         assert_eq!(flow.seen.state(), Close);
         // By the way of the SYN nobody answers it.
         let mut flow = Tracked::first(&syn, BOTH).unwrap();
-        flow.known.is_other_way = false;
+        flow.known.is_own_way = false;
         assert_eq!(flow.see(&challenge, BOTH), Change::SameWay);
+        let mut flow = asked;
+        flow.see(&challenge, BOTH);
+        flow.known.is_own_way = false;
+        assert_eq!(flow.see(&own, BOTH), Change::SameWay);
     }
+}
+
+/// Who answers for a source that is none has to guess the number.
+#[test]
+fn a_handshake_ends_with_the_number_of_its_answer() {
+    for (data, window) in [(0, 0), (100, 16_384)] {
+        for missing in [0, 1, 100, 16_384, 16_385, u32::MAX] {
+            let mut flow = Tracked::first(&segment(FromLow, SYN, 99, 0, 0), BOTH).unwrap();
+            flow.see(&segment(FromHigh, SYN | ACK, 70_000, 100, 0), BOTH);
+            // It may send before its answer is acknowledged.
+            flow.see(&segment(FromHigh, ACK, 70_001, 100, data), BOTH);
+            assert_eq!(flow.seen.state(), SynRecv);
+            let ack = (70_001 + data).wrapping_sub(missing);
+            flow.see(&segment(FromLow, ACK, 100, ack, 0), BOTH);
+            let expected = match missing <= window {
+                true => Established,
+                false => SynRecv,
+            };
+            assert_eq!(flow.seen.state(), expected, "{data} {missing}");
+        }
+    }
+}
+
+#[test]
+fn who_has_sent_a_syn_has_a_number() {
+    let mut flow = Tracked::first(&segment(FromLow, SYN, 99, 0, 0), BOTH).unwrap();
+    flow.see(&segment(FromHigh, SYN | ACK, 70_000, 100, 0), BOTH);
+    flow.see(&segment(FromLow, SYN | ACK, 5_000_000, 70_001, 0), BOTH);
+    assert_eq!(flow.known.positions, [100, 70_001]);
 }
 
 #[test]
@@ -568,7 +629,9 @@ fn datagram(direction: Direction, flags: u8) -> Segment {
 #[test]
 fn datagrams_of_both_sides_are_a_stream_after_a_while() {
     let known = Known {
-        is_other_way: true,
+        is_own_way: true,
+        is_local: false,
+        is_disproved: false,
         ..Known::default()
     };
     let next = |seen: Seen, end, flags| seen.next(&datagram(end, flags), &known, BOTH);
@@ -611,7 +674,9 @@ fn entered(state: State, initiator: Direction, finished: &[Direction]) -> Tracke
     Tracked {
         seen: Seen::of_socket(state, initiator, finished),
         known: Known {
-            is_other_way: true,
+            is_own_way: true,
+            is_local: false,
+            is_disproved: false,
             ..Known::default()
         },
     }
@@ -788,10 +853,12 @@ fn an_ack_of_something_else_moves_no_state() {
 
 #[test]
 fn an_answer_comes_by_another_way() {
-    let known = |is_other_way, positions| Known {
+    let known = |is_own_way, positions| Known {
         positions,
         doubt: 0,
-        is_other_way,
+        is_own_way,
+        is_local: false,
+        is_disproved: false,
     };
     for (first, answer) in [(SYN, SYN | ACK), (ACK, ACK), (UDP, UDP), (QUERY, ANSWER)] {
         let seen = Seen::first(FromLow, first, BOTH).unwrap();
@@ -804,19 +871,114 @@ fn an_answer_comes_by_another_way() {
         let change = seen.next(&answer, &known(true, positions), BOTH);
         assert!(matches!(change, Change::Add(_)), "{first:#x} {change:?}");
     }
+}
+
+#[test]
+fn a_side_sends_by_its_own_way() {
     let (inside, outside) = (Way::of(2, 2), Way::of(3, 3));
-    assert!(inside.answers(outside) && !inside.answers(inside));
     // What comes in and goes out came by where it came in; this host's own by none.
     assert_eq!(Way::of(3, 2), inside);
-    assert!(Way::LOCAL.answers(inside) && !Way::LOCAL.answers(Way::of(2, 0)));
-    // What the initiator sends comes by the way of its first packet.
-    assert!(inside.is_of(inside, false) && !outside.is_of(inside, false));
-    assert!(!inside.is_of(inside, true) && outside.is_of(inside, true));
-    for is_reply in [false, true] {
-        assert!(inside.is_of(Way::ANY, is_reply) && Way::ANY.is_of(inside, is_reply));
+    assert_eq!(Way::of(3, 0), Way::LOCAL);
+    for side in [FromLow, FromHigh] {
+        let other = side.reverse();
+        let allows = |known: Way, way: Way, direction, is_lenient| {
+            SideWay::of(known, side).allows(way, direction, is_lenient)
+        };
+        for is_lenient in [false, true] {
+            // The side that was seen, by where it was seen; or by another if it may have several.
+            assert!(allows(inside, inside, side, is_lenient));
+            assert_eq!(allows(inside, outside, side, is_lenient), is_lenient);
+            // This host's own packets are nobody else's, and it sends none that come from outside.
+            assert!(allows(inside, Way::LOCAL, side, is_lenient));
+            assert!(!allows(Way::LOCAL, outside, side, is_lenient));
+            assert!(allows(Way::LOCAL, Way::LOCAL, side, is_lenient));
+            // The other one by all others.
+            assert!(allows(inside, outside, other, is_lenient));
+            assert!(allows(inside, Way::LOCAL, other, is_lenient));
+            assert!(!allows(inside, inside, other, is_lenient));
+            assert!(!allows(Way::LOCAL, Way::LOCAL, other, is_lenient));
+            assert!(allows(Way::LOCAL, outside, other, is_lenient));
+            for direction in [side, other] {
+                assert!(SideWay::ANY.allows(inside, direction, is_lenient));
+                // By the loopback interface both sides send, and nobody outside.
+                let loopback = SideWay::of(Way::LOOPBACK, side);
+                assert!(!loopback.allows(inside, direction, is_lenient));
+                assert!(loopback.allows(Way::LOCAL, direction, is_lenient));
+                for known in [SideWay::of(inside, side), loopback] {
+                    assert!(known.allows(Way::LOOPBACK, direction, is_lenient));
+                }
+            }
+        }
+        assert!(!SideWay::ANY.is_of(side));
+        assert!(SideWay::of(inside, side).is_of(side) && !SideWay::of(inside, side).is_of(other));
     }
-    // On the loopback interface nothing can be told.
-    assert!(Way::of(1, 0).answers(Way::of(1, 0)));
+    assert_eq!([0, 7].map(|origin| Way::of(1, origin)), [Way::LOOPBACK; 2]);
+}
+
+/// What this host sends does not come in: what seemed to be of it was forged.
+#[test]
+fn this_host_disproves_what_came_in_by_its_name() {
+    let outside = Way::of(3, 3);
+    for side in [FromLow, FromHigh] {
+        let disproved =
+            |known, way, direction| SideWay::of(known, side).is_disproved_by(way, direction);
+        assert!(disproved(outside, Way::LOCAL, side));
+        assert!(!disproved(outside, Way::LOCAL, side.reverse()));
+        for direction in [side, side.reverse()] {
+            assert!(disproved(outside, Way::LOOPBACK, direction));
+            for known in [Way::LOCAL, Way::LOOPBACK] {
+                assert!(!disproved(known, Way::LOCAL, direction));
+            }
+            assert!(!disproved(outside, Way::of(2, 2), direction));
+            assert!(!SideWay::ANY.is_disproved_by(Way::LOCAL, direction));
+        }
+        // A SYN or an ACK that seemed to be of this host; its own says what begins.
+        for planted in [SYN, ACK] {
+            let planted = segment(side, planted, 5, 6, 0);
+            let see = |from: Direction, flags| {
+                let mut flow = Tracked::first(&planted, BOTH).unwrap();
+                (flow.known.is_local, flow.known.is_disproved) = (true, true);
+                let change = flow.see(&segment(from, flags, 100, 200, 0), BOTH);
+                (change, flow)
+            };
+            let (change, flow) = see(side, SYN);
+            assert!(matches!(change, Change::NewGeneration(_)), "{change:?}");
+            assert_eq!(
+                flow.seen,
+                Tracked::first(&segment(side, SYN, 100, 200, 0), BOTH)
+                    .unwrap()
+                    .seen
+            );
+            let (change, flow) = see(side, SYN | ACK);
+            assert!(matches!(change, Change::NewGeneration(_)), "{change:?}");
+            assert_eq!(
+                (flow.seen.state(), flow.seen.initiator()),
+                (SynRecv, side.reverse())
+            );
+            assert!(flow.seen.is_conversation() && !flow.seen.is_pickup());
+            let positions = flow.known.positions;
+            assert_eq!(positions[side as usize], 101);
+            assert_eq!(positions[side.reverse() as usize], 200);
+            for flags in [FIN | ACK, RST] {
+                let (change, _) = see(side, flags);
+                assert!(!matches!(change, Change::NewGeneration(_)), "{change:?}");
+            }
+        }
+        let planted = segment(side, SYN, 5, 6, 0);
+        let mut flow = Tracked::first(&planted, BOTH).unwrap();
+        (flow.known.is_local, flow.known.is_disproved) = (true, true);
+        flow.see(&segment(side, ACK, 100, 200, 0), BOTH);
+        assert_eq!(
+            (flow.seen.state(), flow.seen.initiator()),
+            (Established, side)
+        );
+        assert!(flow.seen.is_pickup() && !flow.seen.is_replied());
+        // A conversation stands.
+        let mut flow = established().flow.unwrap();
+        flow.known.is_disproved = true;
+        let change = flow.see(&segment(FromLow, SYN, 5_000, 0, 0), BOTH);
+        assert_eq!(change, Change::Ignored);
+    }
 }
 
 #[test]
@@ -854,4 +1016,77 @@ fn random_numbers_hardly_do_anything() {
     // Of 2^8 the number, of 2^6 the acknowledgment.
     let expected = TRIES / 6 / (1 << 14);
     assert!(moves <= 4 * expected, "{moves}");
+}
+
+/// Who is outside forges both ends of what is over; a packet of this host's does not come from there.
+#[test]
+fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
+    for (state, initiator) in [
+        (TimeWait, FromLow),
+        (TimeWait, FromHigh),
+        (Close, FromLow),
+        (Close, FromHigh),
+    ] {
+        let seen = Seen::of_socket(state, initiator, &[]);
+        let known = |is_own_way, doubt| Known {
+            positions: [300, 500],
+            doubt,
+            is_own_way,
+            is_local: false,
+            is_disproved: false,
+        };
+        for from in [FromLow, FromHigh] {
+            let syn = segment(from, SYN, 9_000, 0, 0);
+            assert_eq!(seen.next(&syn, &known(false, 0), BOTH), Change::SameWay);
+            let Change::Doubt(candidate, number, _) = seen.next(&syn, &known(true, 0), BOTH) else {
+                panic!("it is a candidate");
+            };
+            let answer = segment(from.reverse(), SYN | ACK, 70_000, 9_001, 0);
+            let next = |is_own_way| candidate.next(&answer, &known(is_own_way, number), BOTH);
+            assert_eq!(next(false), Change::SameWay);
+            assert!(matches!(next(true), Change::NewGeneration(_)));
+        }
+    }
+}
+
+/// One acknowledgment may be forged, and says where both sides are.
+#[test]
+fn an_exact_reset_ends_only_what_both_sides_have_told_of() {
+    let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
+    let reset = segment(FromLow, RST, 100, 0, 0);
+    flow.see(&reset, BOTH);
+    assert_eq!(flow.seen.state(), Close);
+    // It does not go at once, as one does that was refused.
+    assert_eq!(Timeouts::number(flow.seen), Close as usize);
+    assert_ne!(
+        flow.see(&segment(FromLow, SYN, 9_000, 0, 0), BOTH),
+        Change::Ended
+    );
+    // Who has said nothing has it from the other side.
+    let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
+    flow.see(&segment(FromHigh, RST, 200, 0, 0), BOTH);
+    assert_eq!(Timeouts::number(flow.seen), Timeouts::REFUSED);
+    // Both are known, and one has the number that the other waits for: nobody doubts it.
+    let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
+    flow.see(&segment(FromHigh, ACK, 200, 100, 0), BOTH);
+    flow.see(&reset, BOTH);
+    for direction in [FromLow, FromHigh] {
+        let [seq, ack] = [[100, 200], [200, 100]][direction as usize];
+        flow.see(&segment(direction, ACK, seq, ack, 0), BOTH);
+    }
+    assert_eq!(flow.seen.state(), Close);
+}
+
+#[test]
+fn who_has_sent_a_syn_is_not_refused_by_its_own_reset() {
+    for from in [FromLow, FromHigh] {
+        let mut flow = Tracked::first(&segment(from, SYN, 99, 0, 0), BOTH).unwrap();
+        for (flags, seq) in [(RST | ACK, 7), (RST | ACK, 100), (RST, 7), (RST, 101)] {
+            let reset = segment(from, flags, seq, 0, 0);
+            assert_eq!(flow.see(&reset, BOTH), Change::Ignored, "{reset:?}");
+        }
+        assert_eq!(flow.seen.state(), SynSent);
+        flow.see(&segment(from, RST, 100, 0, 0), BOTH);
+        assert_eq!(flow.seen.state(), Close);
+    }
 }

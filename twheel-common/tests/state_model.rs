@@ -199,7 +199,34 @@ impl Model {
         if self.is_kept_by(me, flags) {
             return Change::Nothing;
         }
-        if me != self.initiator && !is_replied && !known.is_other_way {
+        if known.is_disproved && !is_replied && flags & datagram::ANY == 0 {
+            let mut next = Self {
+                initiator: me,
+                posted: self.posted,
+                ..NEW
+            };
+            next.seen[me as usize] = true;
+            let is_told = match flags & (SYN | ACK) {
+                _ if flags & RST != 0 => false,
+                SYN => {
+                    next.state = SynSent;
+                    true
+                }
+                flags if flags & SYN != 0 => {
+                    (next.state, next.initiator) = (SynRecv, me.reverse());
+                    next.seen = [true; 2];
+                    true
+                }
+                _ => {
+                    (next.state, next.pickup) = (Established, true);
+                    segment.flags & FIN == 0
+                }
+            };
+            if is_told {
+                return Change::NewGeneration(next.write());
+            }
+        }
+        if !known.is_own_way {
             return Change::SameWay;
         }
         if flags & datagram::ANY != 0 {
@@ -238,6 +265,11 @@ impl Model {
             SynSent | TimeWait | Close => {
                 let candidate = Self {
                     candidate: true,
+                    doubt: self.doubt && self.state != SynSent,
+                    goes_on: match self.state {
+                        SynSent => [false; 2],
+                        _ => self.goes_on,
+                    },
                     ..*self
                 };
                 Change::Doubt(candidate.write(), number, false)
@@ -304,7 +336,7 @@ impl Model {
     fn next_reset(&self, segment: &Segment, known: &Known, view: View) -> Change {
         let (me, them) = (segment.direction, segment.direction.reverse());
         let is_exact = if self.state == SynSent && segment.flags & ACK != 0 {
-            segment.ack == of(known.positions, them)
+            me != self.initiator && segment.ack == of(known.positions, them)
         } else {
             let is_behind_fin =
                 self.is_ending() && me == self.last_fin() && segment.seq == known.doubt;
@@ -317,7 +349,9 @@ impl Model {
         match self.state {
             SynSent | SynRecv | SynSent2 if is_exact => Change::Add(closed.write()),
             SynSent | SynRecv | SynSent2 => Change::Ignored,
-            _ if is_exact && !view.one_way => self.changed(closed),
+            _ if is_exact && !view.one_way && (self.is_placed(them) || !self.is_placed(me)) => {
+                self.changed(closed)
+            }
             TimeWait | Close | LastAck => Change::Nothing,
             _ => {
                 if self.state == FinWait {
@@ -350,23 +384,37 @@ impl Model {
             SynSent | SynRecv if is_alone => {
                 Change::Add(self.to(Established, me).certain().write())
             }
-            SynSent if is_reply && !view.one_way && segment.ack != of(known.positions, them) => {
+            SynSent if is_reply && segment.ack != of(known.positions, them) => {
+                if known.is_local {
+                    return Change::Places(self.found().write());
+                }
                 let next = Self {
-                    state: Established,
-                    pickup: true,
-                    seen: [true; 2],
-                    initiator: them,
-                    posted: self.posted,
-                    ..NEW
+                    doubt: true,
+                    ..self.certain()
                 };
-                Change::Places(next.write())
+                Change::Doubt(next.write(), segment.ack, false)
+            }
+            SynSent if !is_reply && self.doubt => {
+                let ahead = segment.seq.wrapping_sub(known.doubt);
+                if ahead.wrapping_add(1 << 18) > 2 << 18 {
+                    return Change::Ignored;
+                }
+                Change::Places(self.found().write())
             }
             SynRecv if !is_reply => {
                 let missing = of(known.positions, them).wrapping_sub(segment.ack);
-                match self.is_placed(them) && missing > 16_384 {
+                let most = if self.doubt { 16_384 } else { 0 };
+                match self.is_placed(them) && missing > most {
                     true => Change::Ignored,
-                    false => Change::Add(self.to(Established, me).write()),
+                    false => Change::Add(self.to(Established, me).certain().write()),
                 }
+            }
+            SynRecv if segment.end != segment.seq => {
+                let next = Self {
+                    doubt: true,
+                    ..same
+                };
+                self.changed(next)
             }
             Established if !view.one_way && !self.is_placed(them) => Change::Places(same.write()),
             Established if !self.fits_first(segment, known) => Change::Ignored,
@@ -379,6 +427,17 @@ impl Model {
             }
             FinWait | LastAck | TimeWait | Close => self.goes_on(segment, known, is_alone),
             _ => Change::Ignored,
+        }
+    }
+
+    fn found(&self) -> Self {
+        Self {
+            state: Established,
+            pickup: true,
+            seen: [true; 2],
+            initiator: self.initiator,
+            posted: self.posted,
+            ..NEW
         }
     }
 
@@ -637,7 +696,9 @@ fn begin(random: &mut Random, view: View, datagrams: bool) -> Option<Tracked> {
     let mut known = Known {
         positions,
         doubt: random.below(u32::MAX),
-        is_other_way: true,
+        is_own_way: true,
+        is_local: false,
+        is_disproved: false,
     };
     if !random.is_one_in(3) {
         let segment = random.segment(&known, datagrams);
@@ -698,7 +759,9 @@ fn every_change_is_the_models() {
                 flow.seen = flow.seen.starting();
             }
             let segment = random.segment(&flow.known, datagrams);
-            flow.known.is_other_way = !random.is_one_in(8);
+            flow.known.is_own_way = !random.is_one_in(8);
+            flow.known.is_local = random.is_one_in(4);
+            flow.known.is_disproved = random.is_one_in(32);
             let (before, known) = (flow.seen, flow.known);
             let model = Model::read(before);
             assert_eq!(model.write(), before);

@@ -9,7 +9,7 @@ use std::{
 
 use twheel_common::{
     flow::{FlowKey, Word},
-    state::{Seen, Way},
+    state::{Seen, SideWay},
     table::{self, BLOCK, Begins, Hash, Inserted, Record, Records, WINDOW, find, insert},
 };
 
@@ -22,7 +22,7 @@ fn syn(now: u64) -> Begins {
         cpu: 0,
         rule: 0,
         positions: [0; 2],
-        way: Way::ANY,
+        way: SideWay::ANY,
     }
 }
 

@@ -37,7 +37,7 @@ use twheel_common::{
         Segment,
         tcp::{self, ACK, RST},
     },
-    state::{Change, Known, Seen, State, View, Way},
+    state::{Change, Known, Seen, SideWay, State, View},
     table::{self, BUSY, Begins, Changed, Inserted, Reads, Records, Snapshot},
 };
 
@@ -192,7 +192,7 @@ impl Table {
             cpu,
             rule: 0,
             positions: [0; 2],
-            way: Way::ANY,
+            way: SideWay::ANY,
         };
         table::insert(self, home, key, &begins)
     }
@@ -258,7 +258,9 @@ impl Table {
             let known = Known {
                 positions: POSITIONS,
                 doubt: doubt.load() as u32,
-                is_other_way: true,
+                is_own_way: true,
+                is_local: false,
+                is_disproved: false,
             };
             let change = word.seen().next(segment, &known, view);
             let new = match change {

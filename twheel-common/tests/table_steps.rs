@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 
 use twheel_common::{
     flow::{FlowKey, Word},
-    state::{Seen, Way},
+    state::{Seen, SideWay},
     table::{self, BUSY, Begins, Changed, Hash, Inserted, Reads, Record, Records, WINDOW},
 };
 
@@ -33,7 +33,7 @@ fn begins(number: u32) -> Begins {
         cpu: 0x800 + number,
         rule: 0x100 + number as u16,
         positions: [number, 7],
-        way: Way::ANY,
+        way: SideWay::ANY,
     }
 }
 

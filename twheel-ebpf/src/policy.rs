@@ -37,7 +37,7 @@ pub extern "C" fn policy_rule(
     match given(segment) {
         Some(segment) => {
             let hook = Hook::from_raw(hook);
-            let way = Way::ANY;
+            let way = Way::LOCAL;
             let place = Place {
                 interface,
                 hook,

@@ -13,7 +13,7 @@ use twheel_common::{
     flow::{Direction, FlowKey, Word},
     numbers::{self, Positions},
     packet::Segment,
-    state::{Seen, Timeouts, Way},
+    state::{Seen, SideWay, Timeouts},
     table::{self, BLOCK, Begins, Block, Inserted, Node, Record, Records, cpu},
     wheel::Link,
 };
@@ -88,7 +88,7 @@ const NEW: u64 = 1 << 32;
 const EXISTS: u64 = 2 << 32;
 
 /// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
-/// understand. The rule, and in the high half the way of the first packet.
+/// understand. The rule, and in the high half the way of one side.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn table_enter(
@@ -107,7 +107,7 @@ pub extern "C" fn table_enter(
         cpu: clock::cpu(),
         rule: rule_way as u16,
         positions: numbers::first(segment),
-        way: Way((rule_way >> 32) as u32),
+        way: SideWay((rule_way >> 32) as u32),
     };
     match table::insert(&Table, home, &segment.key, &begins) {
         Inserted::New(flow, _) => NEW | u64::from(flow.index()),
@@ -220,6 +220,17 @@ impl At {
         };
         // SAFETY: as in `timeout`.
         unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
+    }
+
+    /// Makes the flow one of another rule, if the record is still its own.
+    #[inline(always)]
+    pub fn set_rule(self, rule: u16) {
+        let tag = Table.tag(self);
+        let place = self.record();
+        // SAFETY: as in `touch`.
+        unsafe {
+            atomic::compare_exchange(&raw mut (*place).tag, tag, table::with_rule(tag, rule))
+        };
     }
 
     /// Makes the flow one of no rule. For the CPU on whose wheel it stands.
@@ -391,16 +402,16 @@ impl At {
         unsafe { (&raw mut (*self.node()).doubt).write_volatile(doubt) }
     }
 
-    /// By which way the flow's first packet came.
+    /// By which way one of its sides sends.
     #[inline(always)]
-    pub fn way(self) -> Way {
+    pub fn way(self) -> SideWay {
         // SAFETY: as in `touch`.
-        Way(unsafe { (&raw const (*self.node()).way).read_volatile() })
+        SideWay(unsafe { (&raw const (*self.node()).way).read_volatile() })
     }
 
     /// Sets [`way`](Self::way).
     #[inline(always)]
-    pub fn set_way(self, way: Way) {
+    pub fn set_way(self, way: SideWay) {
         // SAFETY: as in `touch`.
         unsafe { (&raw mut (*self.node()).way).write_volatile(way.0) }
     }

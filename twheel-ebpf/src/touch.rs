@@ -9,7 +9,7 @@ use twheel_common::{
     flow::{Word, age},
     numbers::{self, Positions, advance, is_apart},
     packet::{Segment, datagram, tcp},
-    state::{Change, Known, Seen, View, Way},
+    state::{Change, Known, Seen, SideWay, View, Way},
 };
 
 use crate::{
@@ -71,7 +71,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     match table::find(home, &segment.key) {
         Some(flow) => {
             let before = flow.positions();
-            update(flow, segment, now, place.way);
+            update(flow, segment, now, place);
             note(flow, segment, before, now);
             count(Counter::Touched);
             Touched::Known
@@ -86,8 +86,8 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
 /// have on the stack.
 #[inline(always)]
 fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
-    let (hook, way) = (place.hook as u32, place.way);
-    let interface = u64::from(way.0) << 32 | u64::from(place.interface);
+    let hook = place.hook as u32;
+    let interface = u64::from(place.way.0) << 32 | u64::from(place.interface);
     let mut begun = touch_unknown(segment, home, now, interface, hook);
     for _ in 0..2 {
         let room = match Touched::from_raw(begun >> 32) {
@@ -115,7 +115,7 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
             if let Some(flow) = table::at(begun as u32) {
                 let before = flow.positions();
                 // Another CPU has just entered it.
-                touch_change(flow.index(), segment, now, way.0);
+                update(flow, segment, now, place);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -155,7 +155,7 @@ pub extern "C" fn touch_unknown(
     }
     let raw = seen.0;
     let rule = policy::policy_rule(segment, raw, interface_way as u32, hook);
-    let way = Way((interface_way >> 32) as u32);
+    let way = SideWay::of(Way((interface_way >> 32) as u32), segment.direction);
     start(segment, home, now, seen, rule, way, 0)
 }
 
@@ -167,7 +167,7 @@ fn start(
     now: u64,
     seen: Seen,
     rule: u32,
-    way: Way,
+    way: SideWay,
     idle: u32,
 ) -> u64 {
     let since = now - u64::from(idle);
@@ -207,7 +207,7 @@ pub extern "C" fn touch_enter(
     }
     let home = table::home(&segment.key);
     let (seen, rule) = (Seen(seen), rule & 0x1ff);
-    start(segment, home, now, seen, rule, Way::ANY, idle) >> 32
+    start(segment, home, now, seen, rule, SideWay::ANY, idle) >> 32
 }
 
 /// Counts a packet of a flow, and looks at the flow's retransmission timers, of which `before` is how far its sides had
@@ -243,13 +243,15 @@ pub(crate) fn view() -> View {
 
 /// Notes what a packet says of a flow that is there.
 #[inline(always)]
-fn update(flow: At, segment: &Segment, now: u64, way: Way) {
+fn update(flow: At, segment: &Segment, now: u64, place: Place) {
     let word = flow.word();
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
-        touch_change(flow.index(), segment, now, way.0);
+        if touch_change(flow.index(), segment, now, place.way.0) == NEW_RULE {
+            touch_rule(flow.index(), segment, place.interface, place.hook as u32);
+        }
         return;
     }
-    keep(flow, word, segment, now, way);
+    keep(flow, word, segment, now, place.way);
 }
 
 /// A packet that says nothing new, and keeps the flow alive.
@@ -266,8 +268,42 @@ fn keep(flow: At, word: Word, segment: &Segment, now: u64, way: Way) {
     }
     if seen.is_told_by(segment.direction, view()) {
         flow.set_positions(told);
+        learn(flow, segment, way);
     } else {
         follow(flow, seen, segment, way);
+    }
+}
+
+/// Notes by which way the sender's packets come, if that is not known, or if the segment says what is true of the flow. (Else
+/// both a SYN and its answer came by the ways of their sides.) As [`touch_change`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_learn(index: u32, segment: *const Segment, attempt: *const Attempt) -> u64 {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return 0;
+    };
+    let Some(attempt) = given(attempt) else {
+        return 0;
+    };
+    let (before, after) = (Word(attempt.before), Word(attempt.after));
+    let begins = attempt.is_disproved != 0
+        && after.0 != 0
+        && after.generation() == before.generation().wrapping_add(1);
+    if begins || attempt.is_answer == 2 || flow.way() == SideWay::ANY {
+        learn(flow, segment, Way(attempt.way));
+    }
+    match begins {
+        true => NEW_RULE,
+        false => 0,
+    }
+}
+
+/// Notes by which way a side's packets come.
+#[inline(always)]
+fn learn(flow: At, segment: &Segment, way: Way) {
+    let way = SideWay::of(way, segment.direction);
+    if flow.way() != way {
+        flow.set_way(way);
     }
 }
 
@@ -291,8 +327,7 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
         return 0;
     };
     let (seen, direction) = (flow.word().seen(), segment.direction);
-    let is_reply = direction != seen.initiator();
-    let is_own_way = config!(one_armed) != 0 || Way(way).is_of(flow.way(), is_reply);
+    let is_own_way = config!(one_armed) != 0 || flow.way().allows(Way(way), direction, false);
     let positions = flow.positions();
     let apart = numbers::apart(positions, flow.doubt(), seen, segment, is_own_way);
     if let Some(position) = apart.other {
@@ -304,50 +339,69 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     0
 }
 
-/// A segment that may change the flow's state. Rare: a handful in a connection's life.
+/// A flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule.
+const NEW_RULE: u64 = 1;
+
+/// A segment that may change the flow's state. Rare: a handful in a connection's life. [`NEW_RULE`], or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
+    match (table::at(index), given(segment)) {
+        (Some(flow), Some(segment)) => change(flow, segment, now, Way(way)),
+        _ => 0,
+    }
+}
+
+/// The rule of a flow whose first segment this is, as it was seen on this interface. If it gives less time than the one
+/// before, that tells when the wheel next visits the flow.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_rule(
+    index: u32,
+    segment: *const Segment,
+    interface: u32,
+    hook: u32,
+) -> u64 {
     if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
-        change(flow, segment, now, Way(way));
+        let seen = flow.word().seen().0;
+        flow.set_rule(policy::policy_rule(segment, seen, interface, hook) as u16);
     }
     0
 }
 
 #[inline(always)]
-fn change(flow: At, segment: &Segment, now: u64, way: Way) {
-    let word = flow.word();
-    let generation = word.generation();
+fn change(flow: At, segment: &Segment, now: u64, way: Way) -> u64 {
     // Another CPU may change the flow at the same time, but states lead forward, and the
     // stamp changes once a unit of the clock.
     let mut attempt = Attempt {
-        is_other_way: (config!(one_armed) != 0 || way.answers(flow.way())).into(),
+        life: flow.word().generation(),
+        way: way.0,
         ..Attempt::default()
     };
     let mut outcome = AGAIN;
     for _ in 0..ATTEMPTS {
-        let life = generation.into();
-        outcome = touch_attempt(flow.index(), segment, life, now, &raw mut attempt);
+        outcome = touch_attempt(flow.index(), segment, now, &raw mut attempt);
         if outcome != AGAIN {
             break;
         }
     }
     let (before, after) = (Word(attempt.before), Word(attempt.after));
+    let way = Way(attempt.way);
     match outcome {
-        IGNORED => count(Counter::Ignored),
-        SAME_WAY => count(Counter::SameWay),
-        NOTHING => {
-            keep(flow, before, segment, now, way);
-            if way == Way::LOCAL && segment.direction == before.seen().initiator() {
-                flow.set_way(way);
-            }
+        IGNORED => {
+            count(Counter::Ignored);
+            return 0;
         }
+        SAME_WAY => {
+            count(Counter::SameWay);
+            return 0;
+        }
+        NOTHING => keep(flow, before, segment, now, way),
         CHANGED => {
             clock::see(now);
             count(Counter::Changed);
-            if after.generation() != generation {
+            if after.generation() != before.generation() {
                 touch_supersede(flow.index(), segment, before.0, now);
-                flow.set_way(Way::ANY);
             } else {
                 if attempt.is_answer == 2 {
                     flow.set_positions(numbers::first(segment));
@@ -362,8 +416,12 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) {
             }
             bring_forward(flow, before, after, now);
         }
-        _ => count(Counter::Raced),
+        _ => {
+            count(Counter::Raced);
+            return 0;
+        }
     }
+    touch_learn(flow.index(), segment, &raw const attempt)
 }
 
 /// Sees to it that a flow whose timeout has become shorter is looked at in time.
@@ -407,13 +465,18 @@ pub struct Attempt {
     before: u64,
     /// and the one that it has.
     after: u64,
-    /// 1: the segment may be an answer, by the way it came.
-    is_other_way: u32,
+    /// The generation of the life that the segment is of.
+    life: u16,
+    /// 1: this host made the packet, and what was seen of its sender before was somebody else's.
+    is_disproved: u8,
     /// 1: `number` is in doubt now.
-    is_doubt: u32,
-    number: u32,
+    is_doubt: u8,
     /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
-    is_answer: u32,
+    is_answer: u8,
+    reserved: [u8; 3],
+    number: u32,
+    /// By which [`Way`] the segment came.
+    way: u32,
 }
 
 /// Changes a flow as a segment says, if it is still in this life and nobody else changes it at the same time.
@@ -422,7 +485,6 @@ pub struct Attempt {
 pub extern "C" fn touch_attempt(
     index: u32,
     segment: *const Segment,
-    generation: u32,
     now: u64,
     attempt: *mut Attempt,
 ) -> u64 {
@@ -434,14 +496,19 @@ pub extern "C" fn touch_attempt(
     };
     let word = flow.word();
     attempt.before = word.0;
-    if u32::from(word.generation()) != generation {
+    if word.generation() != attempt.life {
         return RACED;
     }
+    let (side, way) = (flow.way(), Way(attempt.way));
+    let is_lenient = config!(one_way) != 0 || word.seen().is_replied();
     let known = Known {
         positions: flow.positions(),
         doubt: flow.doubt(),
-        is_other_way: attempt.is_other_way != 0,
+        is_own_way: config!(one_armed) != 0 || side.allows(way, segment.direction, is_lenient),
+        is_local: way.is_local(),
+        is_disproved: side.is_disproved_by(way, segment.direction),
     };
+    attempt.is_disproved = known.is_disproved.into();
     (attempt.is_doubt, attempt.is_answer) = (0, 0);
     let changed = match word.seen().next(segment, &known, view()) {
         Change::Nothing => return NOTHING,

@@ -34,7 +34,7 @@ use twheel_common::{
     flow::FlowKey,
     named,
     packet::{PROTO_TCP, PROTO_UDP},
-    state::{Seen, Timeouts},
+    state::{Seen, State, Timeouts},
     step::Enter,
 };
 
@@ -46,7 +46,7 @@ use self::{
     conntrack::Conntrack,
     guard::{Guard, Pace},
     reset::{Reset, Resets},
-    sockets::Sockets,
+    sockets::{Found, Sockets},
 };
 use crate::{
     call::Callable,
@@ -95,7 +95,7 @@ named! {
         Back = "back",
         /// not done: by the kernel's own clocks the connection was not idle for that long; its flow is tracked again
         Alive = "alive",
-        /// not done: not both sides of the connection were seen
+        /// not done: not both sides of the connection were seen, or nobody has acknowledged its FIN
         OneSided = "one_sided",
         /// not done: packets that would have begun flows found no room, and this may be one that came back
         Unknown = "unknown",
@@ -682,7 +682,7 @@ impl Worker {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
             // Forged packets of one side are no conversation.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
-                if !seen.is_conversation() =>
+                if !seen.is_conversation() || seen.state() == State::FinWait =>
             {
                 return Ok(Outcome::OneSided);
             }
@@ -712,8 +712,8 @@ impl Worker {
             {
                 let found = self.wanted.places.0[at].sockets()?.find(local, peer);
                 if let Some(socket) = found.context("cannot look for the socket")?
-                    && let (Some(idle), Some(seen)) =
-                        (socket.idle, socket.seen(direction, initiator))
+                    && let Some(seen) = socket.seen(direction, initiator)
+                    && let Some(idle) = self.idle(job, &socket)
                     && self.is_alive(job, seen, idle)?
                 {
                     return Ok(true);
@@ -767,11 +767,16 @@ impl Worker {
                     continue;
                 };
                 if !reset
-                    && let (Some(idle), Some(seen)) =
-                        (socket.idle, socket.seen(direction, initiator))
+                    && let Some(seen) = socket.seen(direction, initiator)
+                    && let Some(idle) = self.idle(job, &socket)
                     && self.is_alive(job, seen, idle)?
                 {
                     return Ok(outcome.or(Outcome::Alive));
+                }
+                // It has just begun to open, and the flow is of packets before that.
+                let opens = [State::SynSent, State::SynSent2, State::SynRecv];
+                if socket.is_opening() && !opens.contains(&job.event.seen().state()) {
+                    return Ok(outcome.or(Outcome::OneSided));
                 }
                 // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
                 let held = self.hold(job)?;
@@ -798,6 +803,12 @@ impl Worker {
             }
         }
         Ok(outcome)
+    }
+
+    /// For how long neither the socket nor its flow has had a packet: a keepalive probe moves none of the socket's clocks.
+    fn idle(&self, job: &Job, socket: &Found) -> Option<Duration> {
+        let flow = self.reader.clock().duration(job.event.idle.into());
+        socket.idle.map(|idle| idle.min(flow))
     }
 
     /// Whether a connection that is in this state and has been idle for so long is still within its timeout. Then its flow

@@ -12,7 +12,7 @@ use netlink_packet_sock_diag::{
     SockDiagMessage,
     constants::{
         AF_INET, AF_INET6, IPPROTO_TCP, SOCK_DESTROY, TCP_CLOSE_WAIT, TCP_CLOSING, TCP_ESTABLISHED,
-        TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_TIME_WAIT,
+        TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_LISTEN, TCP_SYN_SENT, TCP_TIME_WAIT,
     },
     inet::{ExtensionFlags, InetRequest, SocketId, StateFlags, nlas::Nla},
 };
@@ -37,6 +37,11 @@ pub struct Found {
 }
 
 impl Found {
+    /// Whether it has sent a SYN and waits for the answer.
+    pub fn is_opening(&self) -> bool {
+        self.state == TCP_SYN_SENT
+    }
+
     /// What the socket says of its flow: its state in conntrack's words, and who has sent a FIN. `None` of one that is half
     /// open.
     pub fn seen(&self, local: Direction, initiator: Direction) -> Option<Seen> {
