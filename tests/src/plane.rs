@@ -373,6 +373,20 @@ pub fn frame(client: u32, back: bool, flags: u8) -> Vec<u8> {
     frame
 }
 
+/// A secret under which flows of [`frame`], of the first 256, have the same home and the same fingerprint if their numbers
+/// are the same in so many of the lower bits.
+pub fn twins(bits: u32) -> [u64; 11] {
+    let mut secret = [0; 11];
+    // The addresses' first halves, as `::ffff:0:0/96` has them: the products are 0.
+    secret[3] = 0xffff_0000_u64.wrapping_neg();
+    secret[7] = secret[3];
+    // The ports' lower bits, from the eighth on, become the upper ones of the sum.
+    secret[10] = (1 << (56 - bits)) - u64::from(IPPROTO_TCP);
+    secret
+}
+
+const IPPROTO_TCP: u8 = 6;
+
 /// Gives a frame of [`frame`] other flags, and numbers that fit: SYN and FIN, which count one, are sent at 1, all else at 2;
 /// and that is what is acknowledged.
 pub fn set_flags(frame: &mut [u8], flags: u8) {

@@ -32,13 +32,14 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::{Direction, FlowKey},
+    pool::Shelf,
     state::State,
     step::{Deleted, Outcome},
-    table::{self, BLOCK, Block, Hash, Node, Record, holds_flow},
+    table::{self, Details, Extras, Hash, LINE, Line, holds_flow},
     wheel::{Heads, LISTS, Link, Wheel},
 };
 use twheel_holdup::Watch;
-use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame, set_flags};
+use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame, set_flags, twins};
 use twheel_tests::{
     forge::Forger,
     is_soak,
@@ -118,7 +119,15 @@ fn run(duration: Duration) {
         })
     };
     let (duration, long) = (duration / 2, LONG / 2);
-    for load in [NARROW, WIDE].into_iter().flat_map(views) {
+    // Eight keys have one fingerprint.
+    let twins = Load {
+        setup: Setup {
+            secret: Some(twins(3)),
+            ..NARROW.setup
+        },
+        ..NARROW
+    };
+    for load in [NARROW, WIDE, twins].into_iter().flat_map(views) {
         Stress::of(load, |stress| {
             let begin = Instant::now();
             let mut round = 0;
@@ -287,35 +296,48 @@ impl Stress<'_> {
         let count = |counter| counters.get(counter);
         assert_eq!(count(Counter::Orphans), 0);
 
-        let blocks: Vec<Block> = {
-            let map = self.plane.map("FLOWS").unwrap();
-            let map = Array::<_, Block>::try_from(map).unwrap();
-            assert_eq!(map.len() * BLOCK as u32, self.records);
+        fn all<T: aya::Pod>(plane: &DataPlane, name: &str) -> Vec<T> {
+            let map = Array::<_, T>::try_from(plane.map(name).unwrap()).unwrap();
             map.iter().collect::<Result<_, _>>().unwrap()
-        };
-        let records: Vec<Record> = blocks.iter().flat_map(|block| block.records).collect();
-        let nodes: Vec<Node> = blocks.iter().flat_map(|block| block.nodes).collect();
+        }
+        let lines: Vec<Line> = all(self.plane, "FLOWS");
+        assert_eq!(lines.len() as u32 * LINE, self.records);
+        let details: Vec<Details> = all(self.plane, "DETAILS");
+        let extras: Vec<Extras> = all(self.plane, "EXTRAS");
         // What the table holds.
         let mut listed = HashSet::new();
-        let mut hops = vec![0; records.len()];
-        for (index, record) in (0..).zip(&records) {
-            if record.tag == 0 {
-                assert!(record.word.0 == 0 || record.word.is_dead(), "{record:?}");
+        let mut held = HashSet::new();
+        let mut hops = vec![0; lines.len()];
+        let records = lines
+            .iter()
+            .flat_map(|line| (0..LINE as usize).map(move |at| (line, at)));
+        for (index, (line, at)) in (0..).zip(records) {
+            let (tag, word, number) = (line.tags[at], line.words[at], line.details[at]);
+            let record = (index, tag, word, number);
+            if tag == 0 {
+                assert!(word.0 == 0 || word.is_dead(), "{record:?}");
                 continue;
             }
-            assert!(holds_flow(record.tag), "left behind: {record:?}");
-            assert!(!record.word.is_dead(), "dead: {record:?}");
-            assert!(!record.word.seen().is_starting(), "starting: {record:?}");
-            let distance = table::distance(record.tag) as usize;
-            hops[index as usize - distance] |= 1 << distance;
+            assert!(holds_flow(tag), "left behind: {record:?}");
+            assert!(!word.is_dead(), "dead: {record:?}");
+            assert!(!word.seen().is_starting(), "starting: {record:?}");
+            let distance = table::distance(tag);
+            hops[((index - distance) / LINE) as usize] |= 1 << distance;
             let flow = self.flows.get(index).expect("a flow");
             check_flow(&flow, self.load.keys);
-            assert_eq!(flow.key, table::key(record.addresses, record.tag));
+            assert_eq!(flow.key, details[number as usize].key());
+            assert_eq!(details[number as usize].record, index, "{record:?}");
+            assert!(held.insert(number), "of two records: {record:?}");
             assert!(listed.insert(flow.key), "twice: {record:?}");
         }
-        for (record, hops) in records.iter().zip(hops) {
-            assert_eq!(record.hops, hops, "{record:?}");
+        for (line, hops) in lines.iter().zip(hops) {
+            assert_eq!(line.hops, hops, "{line:?}");
         }
+        self.check_free(&details, held.clone());
+        let word = |number: u32| {
+            let index = details[number as usize].record;
+            lines[(index / LINE) as usize].words[(index % LINE) as usize]
+        };
         // Where the lists lead.
         let slots = PerCpuArray::<_, Heads>::try_from(self.plane.map("SLOTS").unwrap()).unwrap();
         let mut linked = HashSet::new();
@@ -323,13 +345,13 @@ impl Stress<'_> {
             for (cpu, heads) in (0..).zip(slots.get(&slot, 0).unwrap().iter()) {
                 for (list, head) in (0..).zip(heads) {
                     let (mut link, mut before) = (*head, Link::list(slot, list));
-                    while let Some(index) = link.as_flow() {
-                        let record = &records[index as usize];
-                        assert!(linked.insert(index), "in two lists: {record:?}");
-                        assert!(holds_flow(record.tag) && table::cpu(record.tag) == cpu);
-                        assert_eq!(index % LISTS as u32, list, "{record:?}");
-                        assert_eq!(nodes[index as usize].prev, before, "{record:?}");
-                        (before, link) = (link, record.next);
+                    while let Some(number) = link.as_flow() {
+                        let flow = &details[number as usize];
+                        assert!(linked.insert(number), "in two lists: {flow:?}");
+                        assert!(held.contains(&number) && flow.cpu() == cpu);
+                        assert_eq!(number % LISTS as u32, list, "{flow:?}");
+                        assert_eq!(flow.prev, before, "{flow:?}");
+                        (before, link) = (link, flow.next);
                     }
                     assert_eq!(link, Link::NONE);
                 }
@@ -345,17 +367,18 @@ impl Stress<'_> {
             let [head, ..] = inboxes.get(&cpu, 0).unwrap();
             for first in [Link::from_raw(head as u32), wheel.inbox] {
                 let mut link = first;
-                while let Some(index) = link.as_flow() {
-                    let record = &records[index as usize];
-                    assert!(posted.insert(index), "posted twice: {record:?}");
-                    assert!(record.word.seen().is_posted() && table::cpu(record.tag) == cpu);
-                    link = nodes[index as usize].inbox;
+                while let Some(number) = link.as_flow() {
+                    let flow = &details[number as usize];
+                    assert!(posted.insert(number), "posted twice: {flow:?}");
+                    assert!(held.contains(&number) && flow.cpu() == cpu);
+                    assert!(word(number).seen().is_posted(), "{flow:?}");
+                    link = extras[number as usize].inbox;
                 }
                 assert_eq!(link, Link::NONE);
             }
         }
-        let says = |record: &&Record| record.tag != 0 && record.word.seen().is_posted();
-        assert_eq!(records.iter().filter(says).count(), posted.len());
+        let says = |number: &&u32| word(**number).seen().is_posted();
+        assert_eq!(held.iter().filter(says).count(), posted.len());
         let live = listed.len() as u64;
         assert_eq!(self.plane.tracked().unwrap(), live);
         assert_eq!(counters.live(), live);
@@ -366,6 +389,39 @@ impl Stress<'_> {
         );
         assert_eq!(count(Counter::Deleted), self.deleted.load(Relaxed));
         listed.len()
+    }
+
+    /// Details that no flow has lie on one shelf, or in the depot, or nobody has had them.
+    fn check_free(&self, details: &[Details], held: HashSet<u32>) {
+        let mut seen = held;
+        let mut chain = |first: Link| {
+            let mut link = first;
+            while let Some(number) = link.as_flow() {
+                assert!(seen.insert(number), "{number} is free twice, or a flow's");
+                link = details[number as usize].next;
+            }
+        };
+        let shelves = PerCpuArray::<_, Shelf>::try_from(self.plane.map("SHELF").unwrap()).unwrap();
+        let shelves = shelves.get(&0, 0).unwrap();
+        for shelf in shelves.iter() {
+            chain(shelf.free);
+            chain(shelf.spare);
+        }
+        let depot = Array::<_, u64>::try_from(self.plane.map("DEPOT").unwrap()).unwrap();
+        let mut link = Link::from_raw(depot.get(&0, 0).unwrap() as u32);
+        while let Some(first) = link.as_flow() {
+            chain(link);
+            link = details[first as usize].prev;
+        }
+        let fresh = depot.get(&1, 0).unwrap() as u32..details.len() as u32;
+        let fresh = shelves
+            .iter()
+            .map(|shelf| shelf.fresh..shelf.fresh_end)
+            .chain([fresh]);
+        for number in fresh.flatten() {
+            assert!(seen.insert(number), "{number} is fresh, and somebody's");
+        }
+        assert_eq!(seen.len(), details.len(), "details are lost");
     }
 
     /// What there was not enough of, for the load to be what it was meant to be.

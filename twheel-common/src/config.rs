@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 15;
+pub const LAYOUT: u32 = 16;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -34,6 +34,8 @@ pub struct Config {
     pub max_stall: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
+    /// [`Details`](crate::table::Details) that there are.
+    pub details: u32,
     /// 1: one direction is all that is seen here.
     pub one_way: u32,
     /// 1: a flow begins with a SYN, or is none.

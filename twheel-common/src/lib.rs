@@ -20,6 +20,7 @@ pub mod named;
 pub mod numbers;
 pub mod packet;
 pub mod policy;
+pub mod pool;
 pub mod probe;
 pub mod rto;
 #[cfg(feature = "std")]
@@ -33,12 +34,16 @@ pub mod wheel;
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, enforce, flow, policy, share, state, step, table, wheel};
+    use crate::{config, counter, enforce, flow, policy, pool, share, state, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
-    unsafe impl aya::Pod for table::Record {}
+    unsafe impl aya::Pod for table::Line {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for table::Block {}
+    unsafe impl aya::Pod for table::Details {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for table::Extras {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for pool::Shelf {}
     // SAFETY: as above.
     unsafe impl aya::Pod for table::Hash {}
     // SAFETY: as above.

@@ -225,6 +225,21 @@ impl Seen {
         Some(seen.with(side(direction)))
     }
 
+    /// Whether a segment with these flags can be the [first](Self::first) of a flow.
+    #[inline(always)]
+    pub fn is_first(flags: u8, view: View) -> bool {
+        if flags & datagram::ANY != 0 {
+            return flags & datagram::ANY != datagram::ANSWER;
+        }
+        match kind(flags) {
+            SYN => true,
+            _ if view.strict => false,
+            SYN_ACK => view.one_way,
+            ACK => true,
+            _ => false,
+        }
+    }
+
     #[inline(always)]
     fn first_datagram(direction: Direction, flags: u8) -> Option<Self> {
         let state = match flags & datagram::ANY {
@@ -331,12 +346,6 @@ impl Seen {
         if self == Self::DEAD {
             return Change::Ended;
         }
-        if known.is_disproved
-            && !self.is_replied()
-            && let Some(seen) = Self::anew(direction, flags)
-        {
-            return Change::NewGeneration(seen.posted_as(self));
-        }
         if !known.is_own_way {
             return Change::SameWay;
         }
@@ -352,9 +361,14 @@ impl Seen {
         }
     }
 
-    /// What a segment of this host says of a flow of which nothing else is known to be true. Its SYN/ACK answers a SYN.
+    /// What a segment of this host begins, if what was seen of the flow so far was [somebody else's](SideWay::is_disproved_by).
+    /// Its SYN/ACK answers a SYN. To be asked before [`next`](Self::next).
     #[inline(always)]
-    fn anew(direction: Direction, flags: u8) -> Option<Self> {
+    pub fn anew(self, segment: &Segment) -> Option<Self> {
+        let (direction, flags) = (segment.direction, segment.flags);
+        if self == Self::DEAD || self.is_replied() || self.is_kept_by(direction, flags) {
+            return None;
+        }
         if flags & datagram::ANY != 0 {
             return None;
         }
@@ -363,10 +377,11 @@ impl Seen {
             strict: false,
         };
         let seen = Self::first(direction, flags, view)?;
-        Some(match kind(flags) {
+        let seen = match kind(flags) {
             SYN_ACK => seen.with(Self::BOTH),
             _ => seen,
-        })
+        };
+        Some(seen.posted_as(self))
     }
 
     /// What the table says.
@@ -866,8 +881,6 @@ pub struct Known {
     pub is_own_way: bool,
     /// This host made the packet: nobody outside can have.
     pub is_local: bool,
-    /// And what was seen of its sender before was somebody else's: see [`SideWay::is_disproved_by`].
-    pub is_disproved: bool,
 }
 
 /// A flow that one CPU alone sees: what the packets of a connection come to, one after the other. (The data plane does the
@@ -889,7 +902,6 @@ impl Tracked {
             doubt: 0,
             is_own_way: true,
             is_local: false,
-            is_disproved: false,
         };
         Some(Self { seen, known })
     }
@@ -932,6 +944,18 @@ impl Tracked {
             }
         }
         change
+    }
+
+    /// A further segment, of this host, when what was seen of the flow so far was [somebody else's](SideWay::is_disproved_by).
+    pub fn see_disproved(&mut self, segment: &Segment, view: View) -> Change {
+        match self.seen.anew(segment) {
+            Some(seen) => {
+                self.seen = seen;
+                self.known.positions = numbers::first(segment);
+                Change::NewGeneration(seen)
+            }
+            None => self.see(segment, view),
+        }
     }
 
     fn follow(&mut self, before: Seen, segment: &Segment) {

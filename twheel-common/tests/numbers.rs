@@ -57,7 +57,6 @@ fn add(seen: Seen, segment: &Segment, positions: Positions, view: View) -> Seen 
         doubt: 0,
         is_own_way: true,
         is_local: false,
-        is_disproved: false,
     };
     match seen.next(segment, &known, view) {
         Change::Add(seen) => seen,
@@ -394,7 +393,6 @@ fn an_answer_to_a_flow_that_was_picked_up_lies_where_it_was_acknowledged() {
             doubt: 0,
             is_own_way: true,
             is_local: false,
-            is_disproved: false,
         };
         let fits = |flags, seq, ack| {
             let answer = segment(direction, flags, seq, ack, 0);
@@ -425,7 +423,6 @@ fn who_goes_on_after_a_doubtful_reset_does_so_within_the_window() {
             doubt: 0,
             is_own_way: true,
             is_local: false,
-            is_disproved: false,
         };
         let goes_on = |flags, seq, ack| {
             let segment = segment(direction, flags, seq, ack, 0);

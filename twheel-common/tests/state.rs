@@ -631,7 +631,6 @@ fn datagrams_of_both_sides_are_a_stream_after_a_while() {
     let known = Known {
         is_own_way: true,
         is_local: false,
-        is_disproved: false,
         ..Known::default()
     };
     let next = |seen: Seen, end, flags| seen.next(&datagram(end, flags), &known, BOTH);
@@ -676,7 +675,6 @@ fn entered(state: State, initiator: Direction, finished: &[Direction]) -> Tracke
         known: Known {
             is_own_way: true,
             is_local: false,
-            is_disproved: false,
             ..Known::default()
         },
     }
@@ -858,7 +856,6 @@ fn an_answer_comes_by_another_way() {
         doubt: 0,
         is_own_way,
         is_local: false,
-        is_disproved: false,
     };
     for (first, answer) in [(SYN, SYN | ACK), (ACK, ACK), (UDP, UDP), (QUERY, ANSWER)] {
         let seen = Seen::first(FromLow, first, BOTH).unwrap();
@@ -937,8 +934,8 @@ fn this_host_disproves_what_came_in_by_its_name() {
             let planted = segment(side, planted, 5, 6, 0);
             let see = |from: Direction, flags| {
                 let mut flow = Tracked::first(&planted, BOTH).unwrap();
-                (flow.known.is_local, flow.known.is_disproved) = (true, true);
-                let change = flow.see(&segment(from, flags, 100, 200, 0), BOTH);
+                flow.known.is_local = true;
+                let change = flow.see_disproved(&segment(from, flags, 100, 200, 0), BOTH);
                 (change, flow)
             };
             let (change, flow) = see(side, SYN);
@@ -966,8 +963,8 @@ fn this_host_disproves_what_came_in_by_its_name() {
         }
         let planted = segment(side, SYN, 5, 6, 0);
         let mut flow = Tracked::first(&planted, BOTH).unwrap();
-        (flow.known.is_local, flow.known.is_disproved) = (true, true);
-        flow.see(&segment(side, ACK, 100, 200, 0), BOTH);
+        flow.known.is_local = true;
+        flow.see_disproved(&segment(side, ACK, 100, 200, 0), BOTH);
         assert_eq!(
             (flow.seen.state(), flow.seen.initiator()),
             (Established, side)
@@ -975,8 +972,7 @@ fn this_host_disproves_what_came_in_by_its_name() {
         assert!(flow.seen.is_pickup() && !flow.seen.is_replied());
         // A conversation stands.
         let mut flow = established().flow.unwrap();
-        flow.known.is_disproved = true;
-        let change = flow.see(&segment(FromLow, SYN, 5_000, 0, 0), BOTH);
+        let change = flow.see_disproved(&segment(FromLow, SYN, 5_000, 0, 0), BOTH);
         assert_eq!(change, Change::Ignored);
     }
 }
@@ -1018,6 +1014,21 @@ fn random_numbers_hardly_do_anything() {
     assert!(moves <= 4 * expected, "{moves}");
 }
 
+#[test]
+fn what_can_be_first_is_what_begins_a_flow() {
+    for bits in 0..8 {
+        let view = View {
+            one_way: bits & 1 != 0,
+            strict: bits & 2 != 0,
+        };
+        let direction = [FromLow, FromHigh][bits >> 2];
+        for flags in 0..=u8::MAX {
+            let begins = Seen::first(direction, flags, view).is_some();
+            assert_eq!(Seen::is_first(flags, view), begins, "{flags:#x} {view:?}");
+        }
+    }
+}
+
 /// Who is outside forges both ends of what is over; a packet of this host's does not come from there.
 #[test]
 fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
@@ -1033,7 +1044,6 @@ fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
             doubt,
             is_own_way,
             is_local: false,
-            is_disproved: false,
         };
         for from in [FromLow, FromHigh] {
             let syn = segment(from, SYN, 9_000, 0, 0);

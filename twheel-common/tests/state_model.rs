@@ -193,38 +193,36 @@ impl Model {
         is_open && self.is_placed(me) && !self.is_placed(me.reverse())
     }
 
+    /// What a segment of this host begins, if what was seen so far was somebody else's.
+    fn anew(&self, segment: &Segment) -> Option<Seen> {
+        let (me, flags) = (segment.direction, segment.flags);
+        if self.is_kept_by(me, flags) || self.seen == [true; 2] || flags & datagram::ANY != 0 {
+            return None;
+        }
+        let mut next = Self {
+            initiator: me,
+            posted: self.posted,
+            ..NEW
+        };
+        next.seen[me as usize] = true;
+        match flags & (SYN | ACK) {
+            _ if flags & RST != 0 => return None,
+            SYN => next.state = SynSent,
+            flags if flags & SYN != 0 => {
+                (next.state, next.initiator) = (SynRecv, me.reverse());
+                next.seen = [true; 2];
+            }
+            _ if segment.flags & FIN != 0 => return None,
+            _ => (next.state, next.pickup) = (Established, true),
+        }
+        Some(next.write())
+    }
+
     fn next(&self, segment: &Segment, known: &Known, view: View) -> Change {
         let (me, flags) = (segment.direction, segment.flags);
         let is_replied = self.seen == [true; 2];
         if self.is_kept_by(me, flags) {
             return Change::Nothing;
-        }
-        if known.is_disproved && !is_replied && flags & datagram::ANY == 0 {
-            let mut next = Self {
-                initiator: me,
-                posted: self.posted,
-                ..NEW
-            };
-            next.seen[me as usize] = true;
-            let is_told = match flags & (SYN | ACK) {
-                _ if flags & RST != 0 => false,
-                SYN => {
-                    next.state = SynSent;
-                    true
-                }
-                flags if flags & SYN != 0 => {
-                    (next.state, next.initiator) = (SynRecv, me.reverse());
-                    next.seen = [true; 2];
-                    true
-                }
-                _ => {
-                    (next.state, next.pickup) = (Established, true);
-                    segment.flags & FIN == 0
-                }
-            };
-            if is_told {
-                return Change::NewGeneration(next.write());
-            }
         }
         if !known.is_own_way {
             return Change::SameWay;
@@ -698,7 +696,6 @@ fn begin(random: &mut Random, view: View, datagrams: bool) -> Option<Tracked> {
         doubt: random.below(u32::MAX),
         is_own_way: true,
         is_local: false,
-        is_disproved: false,
     };
     if !random.is_one_in(3) {
         let segment = random.segment(&known, datagrams);
@@ -761,7 +758,7 @@ fn every_change_is_the_models() {
             let segment = random.segment(&flow.known, datagrams);
             flow.known.is_own_way = !random.is_one_in(8);
             flow.known.is_local = random.is_one_in(4);
-            flow.known.is_disproved = random.is_one_in(32);
+            let is_disproved = random.is_one_in(32);
             let (before, known) = (flow.seen, flow.known);
             let model = Model::read(before);
             assert_eq!(model.write(), before);
@@ -770,8 +767,14 @@ fn every_change_is_the_models() {
                 before.is_kept_by(segment.direction, segment.flags),
                 model.is_kept_by(segment.direction, segment.flags)
             );
-            let change = flow.see(&segment, view);
-            let expected = model.next(&segment, &known, view);
+            let (change, anew) = match is_disproved {
+                true => (flow.see_disproved(&segment, view), model.anew(&segment)),
+                false => (flow.see(&segment, view), None),
+            };
+            let expected = match anew {
+                Some(seen) => Change::NewGeneration(seen),
+                None => model.next(&segment, &known, view),
+            };
             assert_eq!(change, expected, "{model:?} {known:?} {segment:?} {view:?}");
             let is_told = model.is_told_by(segment.direction, view);
             let after = follow(before, known, &segment, change, is_told);

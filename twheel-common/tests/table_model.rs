@@ -18,6 +18,7 @@
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
 };
 
 use loom::{
@@ -38,7 +39,9 @@ use twheel_common::{
         tcp::{self, ACK, RST},
     },
     state::{Change, Known, Seen, SideWay, State, View},
-    table::{self, BUSY, Begins, Changed, Inserted, Reads, Records, Snapshot},
+    table::{
+        self, BUSY, Begins, Changed, Details, Inserted, Place, Reads, Records, Snapshot, TWIN,
+    },
 };
 
 /// SYN, of an initiator that is the key's low endpoint.
@@ -73,6 +76,12 @@ enum Broken {
     NoSecondLook,
     /// What a segment says is noted by a load and a store.
     Note,
+    /// Flows with one fingerprint are not marked.
+    Twin,
+    /// Who has entered a flow lets go of it by a store.
+    LetGo,
+    /// A mark on a record that is free by now stays.
+    Mark,
 }
 
 /// How far the sides have come, the low one first.
@@ -96,8 +105,9 @@ fn segment(key: &FlowKey, direction: Direction, flags: u8) -> Segment {
 }
 
 /// A word of memory. Loom goes through the orders of two accesses only where it takes them for dependent,
-/// and forgets a load of one thread when another loads there as well. So each is preceded by one to a
-/// counter, which is dependent on all others, and means nothing else.
+/// and forgets a load of one thread when another loads there as well. So each load is preceded by a turn of a
+/// counter, which is dependent on all others, and means nothing else. (A write is dependent on the access before it, be
+/// that a load or not.)
 struct Cell(AtomicU64, AtomicU64);
 
 impl Cell {
@@ -105,27 +115,23 @@ impl Cell {
         Self(AtomicU64::new(0), AtomicU64::new(0))
     }
 
-    fn turn(&self) -> &AtomicU64 {
-        self.1.fetch_add(1, Relaxed);
-        &self.0
-    }
-
     fn load(&self) -> u64 {
-        self.turn().load(Relaxed)
+        self.1.fetch_add(1, Relaxed);
+        self.0.load(Relaxed)
     }
 
     fn store(&self, value: u64) {
-        self.turn().store(value, Relaxed);
+        self.0.store(value, Relaxed);
     }
 
     fn swap(&self, value: u64) {
-        self.turn().swap(value, AcqRel);
+        self.0.swap(value, AcqRel);
         fence(Release);
     }
 
     /// What it held.
     fn compare_exchange(&self, old: u64, new: u64) -> u64 {
-        match self.turn().compare_exchange(old, new, AcqRel, Relaxed) {
+        match self.0.compare_exchange(old, new, AcqRel, Relaxed) {
             Ok(held) => {
                 fence(Release);
                 held
@@ -135,32 +141,48 @@ impl Cell {
     }
 
     fn or(&self, bits: u64) -> u64 {
-        let held = self.turn().fetch_or(bits, AcqRel);
+        let held = self.0.fetch_or(bits, AcqRel);
         fence(Release);
         held
     }
 
     fn and(&self, bits: u64) {
-        self.turn().fetch_and(bits, AcqRel);
+        self.0.fetch_and(bits, AcqRel);
         fence(Release);
     }
 }
 
-struct Place {
-    address: Cell,
+/// A record.
+struct Slot {
     tag: Cell,
     word: Cell,
+    number: Cell,
+    /// Of the line: the second record's are not used.
     hops: Cell,
+}
+
+struct Detail {
+    /// The address, and [`Details::owner`] above it.
+    key: Cell,
     created: Cell,
     doubt: Cell,
 }
 
+/// The tag of a record that there is not, where lines are of two.
+const NONE: u64 = BUSY | 1;
+
 struct Table {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
+    details: Vec<Detail>,
+    /// Those that are each CPU's to give. (Not loom's: nobody else looks at them.)
+    free: Mutex<[Vec<u32>; 3]>,
+    /// Records are freed by a swap. Loom knows no order of a store and another CPU's swap, where the last of them is what
+    /// memory has: here the mark of a record that is being freed.
+    is_marked: bool,
     broken: Broken,
 }
 
-/// A key: of two with the same ports the addresses differ.
+/// A key. No two of a scenario have one address; those with one port have one fingerprint.
 fn key(address: u64, port: u16) -> FlowKey {
     FlowKey::new([0, address], port, [1, 0], 80, 6).0
 }
@@ -169,23 +191,46 @@ fn address(key: &FlowKey) -> u64 {
     key.addresses()[1]
 }
 
+/// An address in [`Detail::key`].
+const ADDRESS: u64 = 0xffff_ffff;
+
 impl Table {
     fn new(records: usize, broken: Broken) -> Self {
-        let place = |_| Place {
-            address: Cell::new(),
+        let slot = |_| Slot {
             tag: Cell::new(),
             word: Cell::new(),
+            number: Cell::new(),
             hops: Cell::new(),
+        };
+        let detail = |_| Detail {
+            key: Cell::new(),
             created: Cell::new(),
             doubt: Cell::new(),
         };
-        Self {
-            places: (0..records).map(place).collect(),
+        let table = Self {
+            slots: (0..records.next_multiple_of(2)).map(slot).collect(),
+            details: (0..4).map(detail).collect(),
+            free: Mutex::new([vec![1, 0], vec![2], vec![3]]),
+            is_marked: false,
             broken,
+        };
+        if !records.is_multiple_of(2) {
+            table.slots[records].tag.store(NONE);
         }
+        table
+    }
+
+    fn place(&self, home: u32, key: &FlowKey) -> Place {
+        let fingerprint = key.ports() << 1 | 1;
+        Place { home, fingerprint }
+    }
+
+    fn find(&self, home: u32, key: &FlowKey) -> Option<usize> {
+        table::find(self, self.place(home, key), key)
     }
 
     fn insert(&self, home: u32, key: &FlowKey, now: u64, cpu: u32) -> Inserted<usize> {
+        let details = self.free.lock().unwrap()[cpu as usize].pop().unwrap();
         let begins = Begins {
             seen: SYN,
             now,
@@ -193,8 +238,28 @@ impl Table {
             rule: 0,
             positions: [0; 2],
             way: SideWay::ANY,
+            details,
         };
-        table::insert(self, home, key, &begins)
+        let inserted = table::insert(self, self.place(home, key), key, &begins);
+        if !matches!(inserted, Inserted::New(..)) {
+            self.give(cpu, details);
+        }
+        inserted
+    }
+
+    fn give(&self, cpu: u32, details: u32) {
+        self.free.lock().unwrap()[cpu as usize].push(details);
+    }
+
+    /// The details that a record names.
+    fn detail(&self, at: usize) -> &Detail {
+        &self.details[self.slots[at].number.load() as usize]
+    }
+
+    /// Whether a packet of a flow in the table finds it.
+    fn finds(&self, key: &FlowKey) -> bool {
+        let found = self.find(0, key);
+        found.is_some_and(|at| self.detail(at).key.load() & ADDRESS == address(key))
     }
 
     /// Enters a flow where nobody can be in the way.
@@ -209,9 +274,16 @@ impl Table {
     fn evict(&self, at: usize) -> Option<Word> {
         let word = self.word(at);
         self.kill(at, word).then(|| {
-            table::remove(self, at, at as u32);
+            self.remove(at);
             word
         })
+    }
+
+    /// Removes a flow that CPU 0 has killed.
+    fn remove(&self, at: usize) {
+        let details = self.slots[at].number.load() as u32;
+        table::remove(self, at, at as u32);
+        self.give(0, details);
     }
 
     fn kill(&self, at: usize, word: Word) -> bool {
@@ -238,17 +310,19 @@ impl Table {
 
     /// Notes when the new life has begun. When the one before had.
     fn begin_anew(&self, at: usize, now: u32) -> u32 {
-        let place = &self.places[at];
-        let created = place.created.load() as u32;
-        place.created.store(now.into());
-        place.word.and(u64::from(Word::STARTED) << 32 | 0xffff_ffff);
+        let detail = self.detail(at);
+        let created = detail.created.load() as u32;
+        detail.created.store(now.into());
+        self.slots[at]
+            .word
+            .and(u64::from(Word::STARTED) << 32 | 0xffff_ffff);
         created
     }
 
     /// A segment of the flow, as the data plane has it (`touch_change`): the last word of the life that it ends.
     fn see(&self, at: usize, segment: &Segment, now: u32) -> Option<Word> {
         let view = View::default();
-        let doubt = &self.places[at].doubt;
+        let doubt = &self.detail(at).doubt;
         let life = self.word(at).generation();
         for _ in 0..6 {
             let word = self.word(at);
@@ -260,7 +334,6 @@ impl Table {
                 doubt: doubt.load() as u32,
                 is_own_way: true,
                 is_local: false,
-                is_disproved: false,
             };
             let change = word.seen().next(segment, &known, view);
             let new = match change {
@@ -276,7 +349,7 @@ impl Table {
             };
             let changed = match self.broken {
                 Broken::Note => {
-                    self.places[at].word.swap(new.0);
+                    self.slots[at].word.swap(new.0);
                     Some(Ok(new))
                 }
                 _ => table::change(self, at, &segment.key, word, new),
@@ -306,16 +379,13 @@ impl Table {
     }
 
     fn created(&self, at: usize) -> u32 {
-        self.places[at].created.load() as u32
+        self.detail(at).created.load() as u32
     }
 
     /// A packet's stamp.
     fn touch(&self, at: usize, now: u32) {
         let stamp = |word| Some(word & !0xffff_ffff | u64::from(now));
-        let _ = self.places[at]
-            .word
-            .turn()
-            .fetch_update(Relaxed, Relaxed, stamp);
+        let _ = self.slots[at].word.0.fetch_update(Relaxed, Relaxed, stamp);
     }
 
     /// A packet that says something new of its flow; whether that was noted.
@@ -340,29 +410,32 @@ impl Table {
     /// where the flows are. Returns the words by key.
     fn at_rest(&self, homes: &[(FlowKey, u32)]) -> Vec<(FlowKey, Word)> {
         let mut flows = Vec::new();
-        let mut hops = vec![0; self.places.len()];
-        for (index, place) in self.places.iter().enumerate() {
-            let tag = place.tag.load();
-            if tag == 0 {
+        let mut hops = vec![0; self.slots.len()];
+        for (index, slot) in self.slots.iter().enumerate() {
+            let tag = slot.tag.load();
+            if tag == 0 || tag == NONE {
                 continue;
             }
+            assert!(tag != TWIN, "a mark of nobody's in record {index}");
             assert!(tag & BUSY == 0, "record {index} was not let go");
-            let ports = key(0, 0).ports() & 0xff_0000_0000 | tag & 0xffff_ffff;
-            let address = place.address.load();
+            let detail = self.detail(index);
+            let address = detail.key.load() & ADDRESS;
             let (key, home) = homes
                 .iter()
-                .find(|(key, _)| key.ports() == ports && self::address(key) == address)
+                .find(|(key, _)| self::address(key) == address)
                 .expect("a flow of nobody");
             hops[*home as usize] |= 1 << (index as u32 - home);
-            let word = Word(place.word.load());
+            let word = Word(slot.word.load());
             assert!(!word.is_dead(), "dead in record {index}");
             flows.push((*key, word));
         }
-        for (place, hops) in self.places.iter().zip(hops) {
-            assert_eq!(place.hops.load() as u32, hops, "bitmap");
+        for (slot, hops) in self.slots.iter().zip(hops) {
+            assert_eq!(slot.hops.load(), hops, "bitmap");
         }
         let keys: HashSet<_> = flows.iter().map(|(key, _)| *key).collect();
         assert_eq!(keys.len(), flows.len(), "a key twice");
+        let free: usize = self.free.lock().unwrap().iter().map(Vec::len).sum();
+        assert_eq!(free + flows.len(), self.details.len(), "details are lost");
         flows
     }
 }
@@ -371,15 +444,19 @@ impl Records for Table {
     type At = usize;
 
     fn at(&self, index: u32) -> Option<usize> {
-        ((index as usize) < self.places.len()).then_some(index as usize)
+        ((index as usize) < self.slots.len()).then_some(index as usize)
+    }
+
+    fn beside(&self, first: usize, distance: u32) -> usize {
+        first | distance as usize
     }
 
     fn tag(&self, at: usize) -> u64 {
-        self.places[at].tag.load()
+        self.slots[at].tag.load()
     }
 
     fn claim(&self, at: usize, tag: u64) -> bool {
-        let place = &self.places[at].tag;
+        let place = &self.slots[at].tag;
         if self.broken == Broken::Claim {
             let free = place.load() == 0;
             if free {
@@ -390,16 +467,37 @@ impl Records for Table {
         place.compare_exchange(0, tag) == 0
     }
 
-    fn set_tag(&self, at: usize, tag: u64) {
-        self.places[at].tag.swap(tag);
+    fn swap_tag(&self, at: usize, old: u64, new: u64) {
+        if self.broken != Broken::Mark {
+            self.slots[at].tag.compare_exchange(old, new);
+        }
     }
 
-    fn publish(&self, at: usize, tag: u64) {
-        self.places[at].tag.store(tag);
+    fn set_in_tag(&self, at: usize, bits: u64) -> u64 {
+        match self.broken {
+            Broken::Twin => self.slots[at].tag.load(),
+            _ => self.slots[at].tag.or(bits),
+        }
+    }
+
+    fn clear_in_tag(&self, at: usize, bits: u64) {
+        let tag = &self.slots[at].tag;
+        match self.broken {
+            Broken::LetGo => tag.swap(tag.load() & !bits),
+            _ => tag.and(!bits),
+        }
+    }
+
+    fn free(&self, at: usize) {
+        let tag = &self.slots[at].tag;
+        match self.is_marked {
+            true => drop(tag.0.swap(0, Relaxed)),
+            false => tag.store(0),
+        }
     }
 
     fn word(&self, at: usize) -> Word {
-        Word(self.places[at].word.load())
+        Word(self.slots[at].word.load())
     }
 
     fn set_word(&self, at: usize, word: Word) {
@@ -408,11 +506,11 @@ impl Records for Table {
             Broken::Generation => Word::new(word.0, 0, word.seen()),
             _ => word,
         };
-        self.places[at].word.swap(word.0);
+        self.slots[at].word.swap(word.0);
     }
 
     fn change(&self, at: usize, old: Word, new: Word) -> Word {
-        let place = &self.places[at].word;
+        let place = &self.slots[at].word;
         if self.broken == Broken::Kill && new.is_dead() {
             let held = Word(place.load());
             if held == old {
@@ -423,52 +521,53 @@ impl Records for Table {
         Word(place.compare_exchange(old.0, new.0))
     }
 
-    fn hops(&self, at: usize) -> u32 {
+    fn hops(&self, at: usize) -> u64 {
         match self.broken {
             Broken::NoSecondLook => 0,
-            _ => self.places[at].hops.load() as u32,
+            _ => self.slots[at & !1].hops.load(),
         }
     }
 
-    fn announce(&self, at: usize, bits: u32) -> u32 {
-        let place = &self.places[at].hops;
+    fn announce(&self, at: usize, bits: u64) -> u64 {
+        let place = &self.slots[at & !1].hops;
         let earlier = match self.broken {
             Broken::Announce => Some(place.load()),
             _ => None,
         };
-        let before = place.or(bits.into());
-        earlier.unwrap_or(before) as u32
+        let before = place.or(bits);
+        earlier.unwrap_or(before)
     }
 
-    fn renounce(&self, at: usize, bits: u32) {
+    fn renounce(&self, at: usize, bits: u64) {
         if self.broken == Broken::FreeFirst {
-            for place in &self.places {
-                if place.tag.load() != 0 && Word(place.word.load()).is_dead() {
-                    place.tag.swap(0);
+            for slot in &self.slots {
+                if slot.tag.load() != 0 && Word(slot.word.load()).is_dead() {
+                    slot.tag.swap(0);
                 }
             }
         }
-        self.places[at].hops.and(!u64::from(bits));
+        self.slots[at & !1].hops.and(!bits);
     }
 
-    fn has_addresses(&self, at: usize, key: &FlowKey) -> bool {
+    fn has_key(&self, at: usize, key: &FlowKey) -> bool {
         if self.broken == Broken::Alone && self.tag(at) & BUSY != 0 {
             return false;
         }
-        self.places[at].address.load() == address(key)
+        self.detail(at).key.load() & ADDRESS == address(key)
     }
 
     fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
         let created = begins.now as u32;
-        let place = &self.places[at];
+        let slot = &self.slots[at];
         if self.broken == Broken::WordFirst {
             let generation = self.word(at).generation().wrapping_add(1);
-            place
-                .word
-                .swap(Word::new(created.into(), generation, SYN).0);
+            slot.word.swap(Word::new(created.into(), generation, SYN).0);
         }
-        place.address.store(address(key));
-        place.created.store(created.into());
+        slot.number.store(begins.details.into());
+        let detail = &self.details[begins.details as usize];
+        let owner = Details::owner_of(key, begins.cpu, begins.rule);
+        detail.key.store(u64::from(owner) << 32 | address(key));
+        detail.created.store(created.into());
     }
 
     fn repeat(&self, turns: u32, mut turn: impl FnMut(u32) -> bool) {
@@ -481,27 +580,32 @@ impl Records for Table {
 }
 
 /// A record as a reader sees it that only maps the table.
-struct Mapped<'a>(&'a Place, Broken);
+struct Mapped<'a>(&'a Table);
 
 impl Reads for Mapped<'_> {
     fn word(&self) -> Word {
-        Word(self.0.word.load())
+        Word(self.0.slots[0].word.load())
     }
 
     fn tag(&self) -> u64 {
-        self.0.tag.load()
+        self.0.slots[0].tag.load()
     }
 
-    fn addresses(&self) -> [u64; 4] {
-        [0, self.0.address.load(), 1, 0]
-    }
-
-    fn created(&self) -> u32 {
-        self.0.created.load() as u32
+    fn details(&self) -> Option<Details> {
+        let detail = self.0.detail(0);
+        let held = detail.key.load();
+        let address = held & ADDRESS;
+        Some(Details {
+            addresses: [0, address, 1, 0],
+            ports: key(address, 1).ports() as u32,
+            owner: (held >> 32) as u32,
+            created: detail.created.load() as u32,
+            ..Details::default()
+        })
     }
 
     fn fence(&self) {
-        if self.1 != Broken::Unfenced {
+        if self.0.broken != Broken::Unfenced {
             fence(Acquire);
         }
     }
@@ -572,7 +676,7 @@ fn insert_against_an_eviction_of_the_key(broken: Broken) {
 /// Three do.
 fn three_insert(broken: Broken) {
     explore(Some(1), move || {
-        let table = Arc::new(Table::new(4, broken));
+        let table = Arc::new(Table::new(2, broken));
         let wanted = key(1, 1);
         let threads = [1, 2].map(|cpu| {
             let table = table.clone();
@@ -631,7 +735,7 @@ fn eviction_against_a_packet(broken: Broken) {
             let flow = key(1, 1);
             let at = table.enter(0, &flow, 1);
             let other = table.clone();
-            let packet = thread::spawn(move || match table::find(&*other, 0, &flow) {
+            let packet = thread::spawn(move || match other.find(0, &flow) {
                 Some(at) if resets => other.reset(at, &flow, 2),
                 Some(at) => {
                     other.touch(at, 2);
@@ -666,9 +770,8 @@ fn reuse_under_a_packet(broken: Broken) {
         let (old, new) = (key(1, 1), key(2, 1));
         let at = table.enter(0, &old, 1);
         let late = table.clone();
-        let packet = thread::spawn(move || {
-            table::find(&*late, 0, &old).is_some_and(|at| late.reset(at, &old, 1))
-        });
+        let packet =
+            thread::spawn(move || late.find(0, &old).is_some_and(|at| late.reset(at, &old, 1)));
         let other = table.clone();
         let insert = thread::spawn(move || entered(&other.insert(0, &new, 1, 1)));
         let ended = table.evict(at);
@@ -702,8 +805,46 @@ fn different_keys(broken: Broken) {
             let flows = table.at_rest(&[(a, 0), (b, 0)]);
             assert_eq!(flows.len(), new);
             assert_eq!(flows.len(), records);
+            for (key, _) in flows {
+                assert!(table.finds(&key), "another flow with its fingerprint");
+            }
         });
     }
+}
+
+/// A packet of a flow, while another with its fingerprint is entered in front of it.
+fn a_twin_in_front_of_a_packet(broken: Broken) {
+    explore(Some(3), move || {
+        let table = Arc::new(Table::new(2, broken));
+        let (leaving, flow, twin) = (key(9, 9), key(1, 1), key(2, 1));
+        let front = table.enter(0, &leaving, 1);
+        table.enter(0, &flow, 1);
+        assert!(table.evict(front).is_some());
+        let other = table.clone();
+        let second = thread::spawn(move || entered(&other.insert(0, &twin, 2, 1)));
+        assert!(table.finds(&flow), "its twin");
+        assert_eq!(second.join().unwrap(), Some((front, true)));
+        assert!(table.finds(&flow) && table.finds(&twin));
+        table.at_rest(&[(flow, 0), (twin, 0)]);
+    });
+}
+
+/// A flow ends while another with its fingerprint is entered.
+fn a_twin_that_leaves(broken: Broken) {
+    explore(Some(3), move || {
+        let table = Arc::new(Table {
+            is_marked: true,
+            ..Table::new(2, broken)
+        });
+        let (flow, twin) = (key(1, 1), key(2, 1));
+        let at = table.enter(0, &flow, 1);
+        let other = table.clone();
+        let second = thread::spawn(move || entered(&other.insert(0, &twin, 2, 1)));
+        assert!(table.evict(at).is_some());
+        assert!(second.join().unwrap().is_some());
+        assert!(table.finds(&twin));
+        assert_eq!(table.at_rest(&[(flow, 0), (twin, 0)]).len(), 1);
+    });
 }
 
 /// A SYN begins a new life while the wheel ends the flow, and its record goes to another flow.
@@ -715,12 +856,14 @@ fn eviction_against_a_new_life(broken: Broken) {
         assert!(table.reset(at, &flow, 1));
         let other = table.clone();
         let packet = thread::spawn(move || {
-            table::find(&*other, 0, &flow).and_then(|at| other.supersede(at, &flow, 2))
+            other
+                .find(0, &flow)
+                .and_then(|at| other.supersede(at, &flow, 2))
         });
         let word = table.word(at);
         let ended = table.kill(at, word).then(|| {
             let created = table.created(at);
-            table::remove(&*table, at, 0);
+            table.remove(at);
             (created, word)
         });
         let inserted = entered(&table.insert(0, &stranger, 3, 0));
@@ -834,7 +977,7 @@ fn reading(broken: Broken) {
                     assert!(entered(&other.insert(0, &new, 2, 1)).is_some());
                 }
             });
-            let read = table::read(&Mapped(&table.places[0], broken));
+            let read = table::read(&Mapped(&table));
             writer.join().unwrap();
             let second = if supersedes { (old, 0) } else { (new, 1) };
             match read {
@@ -856,7 +999,7 @@ fn reading(broken: Broken) {
                 Err(Changed) => {}
             }
             assert!(matches!(
-                table::read(&Mapped(&table.places[0], broken)),
+                table::read(&Mapped(&table)),
                 Ok(Some(flow)) if flow.created == 2
             ));
         });
@@ -930,6 +1073,16 @@ fn a_record_has_one_flow() {
 }
 
 #[test]
+fn a_packet_finds_its_flow_and_not_its_twin() {
+    a_twin_in_front_of_a_packet(Broken::Nothing);
+}
+
+#[test]
+fn a_twin_that_leaves_takes_its_mark_along() {
+    a_twin_that_leaves(Broken::Nothing);
+}
+
+#[test]
 fn a_claim_without_a_swap_is_found() {
     assert!(finds(|| two_insert(Broken::Claim)));
     assert!(finds(|| different_keys(Broken::Claim)));
@@ -944,7 +1097,7 @@ fn a_look_before_the_announcement_alone_is_found() {
 #[test]
 fn other_defects_are_found() {
     type Scenario = fn(Broken);
-    let defects: [(Broken, Scenario); 10] = [
+    let defects: [(Broken, Scenario); 14] = [
         (Broken::NoSecondLook, two_insert_one_in_front),
         (Broken::Alone, two_insert),
         (Broken::FreeFirst, reuse_under_a_packet),
@@ -955,6 +1108,10 @@ fn other_defects_are_found() {
         (Broken::Starting, eviction_against_a_new_life),
         (Broken::Unfenced, reading),
         (Broken::Claim, two_insert_behind_an_eviction),
+        (Broken::Twin, different_keys),
+        (Broken::Twin, a_twin_in_front_of_a_packet),
+        (Broken::LetGo, different_keys),
+        (Broken::Mark, a_twin_that_leaves),
     ];
     for (broken, scenario) in defects {
         assert!(finds(|| scenario(broken)), "{broken:?}");

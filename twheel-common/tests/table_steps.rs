@@ -2,16 +2,19 @@
 //! orders of all accesses are in `table_model.rs`, which takes longer.)
 #![allow(missing_docs)]
 
-use std::cell::{Cell, RefCell};
+mod memory;
 
+use std::cell::Cell;
+
+use memory::{Memory, Read};
 use twheel_common::{
     flow::{FlowKey, Word},
     state::{Seen, SideWay},
-    table::{self, BUSY, Begins, Changed, Hash, Inserted, Reads, Record, Records, WINDOW},
+    table::{self, BUSY, Begins, Changed, Hash, Inserted, LINE, Place, Records, TWIN, WINDOW},
 };
 
 /// The home of all keys here.
-const HOME: u32 = 3;
+const HOME: u32 = 4;
 
 fn key(number: u32) -> FlowKey {
     // TCP, UDP, ICMP, ICMPv6.
@@ -26,265 +29,104 @@ fn key(number: u32) -> FlowKey {
     .0
 }
 
-fn begins(number: u32) -> Begins {
+/// Keys from this number on have the same fingerprint.
+const TWINS: u32 = 1_000;
+
+fn place(number: u32) -> Place {
+    Place {
+        home: HOME,
+        fingerprint: u64::from(number.min(TWINS)) << 1 | 1,
+    }
+}
+
+fn number(key: &FlowKey) -> u32 {
+    let mut numbers = (0..=WINDOW).chain(TWINS..TWINS + 4);
+    numbers
+        .find(|number| self::key(*number) == *key)
+        .expect("the key of somebody else")
+}
+
+fn begins(number: u32, details: u32) -> Begins {
     Begins {
         seen: Seen(0x20),
         now: 1_000 + u64::from(number),
         cpu: 0x800 + number,
-        rule: 0x100 + number as u16,
+        rule: 0x100 + (number & 0xff) as u16,
         positions: [number, 7],
         way: SideWay::ANY,
+        details,
     }
 }
 
-/// What another CPU does.
-type Other<'a> = Box<dyn FnOnce(&Table) + 'a>;
+/// The first record.
+const AT: usize = HOME as usize;
 
-/// The memory of a table, each access to which is a step.
-struct Table<'a> {
-    records: Vec<Cell<Record>>,
-    created: Vec<Cell<u32>>,
-    /// Steps until the other CPU has its turn.
-    left: Cell<u32>,
-    other: RefCell<Option<Other<'a>>>,
+/// A table, each access to which is a step.
+type Table<'a> = Memory<'a>;
+
+fn new<'a>() -> Table<'a> {
+    Memory::checked(((HOME + WINDOW) / LINE) as usize, |table| {
+        table.assert_whole(false, |key| place(number(key)));
+    })
 }
 
-impl<'a> Table<'a> {
-    fn new() -> Self {
-        let count = (HOME + WINDOW) as usize;
-        Self {
-            records: vec![Cell::default(); count],
-            created: vec![Cell::default(); count],
-            left: Cell::new(u32::MAX),
-            other: RefCell::new(None),
+/// Nobody does anything: these flows stand there, and nothing else is left.
+fn assert_settled(table: &Table, numbers: &[u32]) {
+    table.assert_whole(true, |key| place(number(key)));
+    let mut found = Vec::new();
+    for (index, held) in table.held().enumerate() {
+        if held.tag == 0 {
+            continue;
         }
+        let number = number(&held.key());
+        let begun = begins(number, held.number);
+        assert_eq!(held.details.cpu(), begun.cpu);
+        assert_eq!(held.details.rule(), begun.rule);
+        assert_eq!(table.positions(index), begun.positions);
+        assert_eq!(find(table, number), Some(index));
+        found.push(number);
     }
-
-    /// Lets the other CPU do this before the access of this number.
-    fn interrupt(&self, left: u32, other: impl FnOnce(&Table) + 'a) {
-        self.left.set(left);
-        *self.other.borrow_mut() = Some(Box::new(other));
-    }
-
-    /// Whether the other CPU has had its turn.
-    fn is_interrupted(&self) -> bool {
-        self.other.borrow().is_none()
-    }
-
-    fn step(&self) {
-        self.assert_whole();
-        let left = self.left.get();
-        self.left.set(left.wrapping_sub(1));
-        if left == 0 {
-            let other = self.other.borrow_mut().take();
-            other.expect("it has its turn once")(self);
-            self.assert_whole();
-        }
-    }
-
-    fn with<T>(&self, at: usize, change: impl FnOnce(&mut Record) -> T) -> T {
-        self.step();
-        let mut record = self.records[at].get();
-        let result = change(&mut record);
-        self.records[at].set(record);
-        result
-    }
-
-    /// What anybody may see at any time.
-    fn assert_whole(&self) {
-        let mut live: Vec<FlowKey> = Vec::new();
-        for (index, record) in self.records.iter().enumerate() {
-            let record = record.get();
-            let is_dead = record.word.is_dead() || record.word == Word::default();
-            assert!(record.tag != 0 || is_dead, "alive and free: {record:?}");
-            if table::holds_flow(record.tag) && !is_dead {
-                let home = index as u32 - table::distance(record.tag);
-                assert_eq!(home, HOME);
-                let hops = self.records[home as usize].get().hops;
-                assert!(hops >> (index as u32 - home) & 1 != 0, "not announced");
-                live.push(table::key(record.addresses, record.tag));
-            }
-        }
-        let count = live.len();
-        live.sort_by_key(|key| (key.addresses(), key.ports()));
-        live.dedup();
-        assert_eq!(live.len(), count, "a key stands twice");
-    }
-
-    /// Nobody does anything: nothing is busy, dead or announced for nothing.
-    fn assert_settled(&self, numbers: &[u32]) {
-        self.assert_whole();
-        let mut hops = 0;
-        let mut found = Vec::new();
-        for (index, record) in self.records.iter().enumerate() {
-            let record = record.get();
-            if record.tag == 0 {
-                continue;
-            }
-            assert!(
-                record.tag & BUSY == 0 && !record.word.is_dead(),
-                "{record:?}"
-            );
-            hops |= 1 << (index as u32 - HOME);
-            let key = table::key(record.addresses, record.tag);
-            let number = *numbers
-                .iter()
-                .find(|number| self::key(**number) == key)
-                .expect("the key of somebody else");
-            let begun = begins(number);
-            assert_eq!(table::cpu(record.tag), begun.cpu);
-            assert_eq!(table::rule(record.tag), begun.rule);
-            assert_eq!(record.positions, begun.positions);
-            assert_eq!(self.find(number), Some(index));
-            found.push(number);
-        }
-        assert_eq!(self.records[HOME as usize].get().hops, hops);
-        found.sort();
-        assert_eq!(found, numbers);
-    }
-
-    fn find(&self, number: u32) -> Option<usize> {
-        table::find(self, HOME, &key(number))
-    }
-
-    /// Where the key stands, and whether this has entered it.
-    fn insert(&self, number: u32) -> Option<(usize, bool)> {
-        match table::insert(self, HOME, &key(number), &begins(number)) {
-            Inserted::New(at, index) => {
-                assert_eq!(at, index as usize);
-                Some((at, true))
-            }
-            Inserted::Exists(at) => Some((at, false)),
-            Inserted::Full => None,
-        }
-    }
-
-    /// Ends the flow of a key, if it is there and nobody touches it meanwhile.
-    fn end(&self, number: u32) -> bool {
-        let Some(at) = self.find(number) else {
-            return false;
-        };
-        let word = self.records[at].get().word;
-        if word.is_dead() || !table::kill(self, at, word) {
-            return false;
-        }
-        table::remove(self, at, at as u32);
-        true
-    }
-
-    fn word(&self, at: usize) -> Word {
-        self.records[at].get().word
-    }
+    found.sort();
+    assert_eq!(found, numbers);
+    table.assert_given_back(found.len());
 }
 
-impl Records for Table<'_> {
-    type At = usize;
+fn find(table: &Table, number: u32) -> Option<usize> {
+    table::find(table, place(number), &key(number))
+}
 
-    fn at(&self, index: u32) -> Option<usize> {
-        ((index as usize) < self.records.len()).then_some(index as usize)
-    }
-
-    fn tag(&self, at: usize) -> u64 {
-        self.with(at, |record| record.tag)
-    }
-
-    fn claim(&self, at: usize, tag: u64) -> bool {
-        assert!(tag & BUSY != 0, "nobody has written its key");
-        self.with(at, |record| {
-            let free = record.tag == 0;
-            if free {
-                record.tag = tag;
-            }
-            free
-        })
-    }
-
-    fn set_tag(&self, at: usize, tag: u64) {
-        self.with(at, |record| record.tag = tag);
-    }
-
-    fn publish(&self, at: usize, tag: u64) {
-        self.set_tag(at, tag);
-    }
-
-    fn word(&self, at: usize) -> Word {
-        self.with(at, |record| record.word)
-    }
-
-    fn set_word(&self, at: usize, word: Word) {
-        self.with(at, |record| record.word = word);
-    }
-
-    fn change(&self, at: usize, old: Word, new: Word) -> Word {
-        self.with(at, |record| {
-            let held = record.word;
-            if held == old {
-                record.word = new;
-            }
-            held
-        })
-    }
-
-    fn hops(&self, at: usize) -> u32 {
-        self.with(at, |record| record.hops)
-    }
-
-    fn announce(&self, at: usize, bits: u32) -> u32 {
-        self.with(at, |record| {
-            let before = record.hops;
-            record.hops |= bits;
-            before
-        })
-    }
-
-    fn renounce(&self, at: usize, bits: u32) {
-        self.with(at, |record| record.hops &= !bits);
-    }
-
-    fn has_addresses(&self, at: usize, key: &FlowKey) -> bool {
-        self.with(at, |record| record.addresses == key.addresses())
-    }
-
-    fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
-        self.created[at].set(begins.now as u32);
-        self.with(at, |record| {
-            assert!(record.tag & BUSY != 0, "the record of somebody else");
-            record.addresses = key.addresses();
-            record.positions = begins.positions;
-        });
-    }
-
-    fn repeat(&self, turns: u32, mut turn: impl FnMut(u32) -> bool) {
-        for number in 0..turns {
-            if turn(number) {
-                break;
-            }
+/// Where the key stands, and whether this has entered it.
+fn enter(table: &Table, number: u32) -> Option<(usize, bool)> {
+    let details = table.take();
+    let begins = begins(number, details);
+    match table::insert(table, place(number), &key(number), &begins) {
+        Inserted::New(at, index) => {
+            assert_eq!(at, index as usize);
+            Some((at, true))
+        }
+        Inserted::Exists(at) => {
+            table.give(details);
+            Some((at, false))
+        }
+        Inserted::Full => {
+            table.give(details);
+            None
         }
     }
 }
 
-/// A record, as `twheel flows` reads it.
-struct Read<'a, 'b>(&'a Table<'b>, usize);
+/// Ends the flow of a key, if it is there and nobody touches it meanwhile.
+fn end(table: &Table, number: u32) -> bool {
+    let Some(at) = find(table, number) else {
+        return false;
+    };
+    let held = table.held_at(at);
+    held.key() == key(number) && !held.word.is_dead() && table.end(at, held.word)
+}
 
-impl Reads for Read<'_, '_> {
-    fn word(&self) -> Word {
-        Records::word(self.0, self.1)
-    }
-
-    fn tag(&self) -> u64 {
-        Records::tag(self.0, self.1)
-    }
-
-    fn addresses(&self) -> [u64; 4] {
-        self.0.with(self.1, |record| record.addresses)
-    }
-
-    fn created(&self) -> u32 {
-        self.0.step();
-        self.0.created[self.1].get()
-    }
-
-    fn fence(&self) {}
+/// The word of a record, without an access.
+fn word_at(table: &Table, at: usize) -> Word {
+    table.held_at(at).word
 }
 
 /// Does something with a table that `prepare` has filled, with the other CPU's operation before each of its accesses in
@@ -296,7 +138,7 @@ fn at_each_step<T>(
     assert: impl Fn(&Table, T),
 ) -> u32 {
     for step in 0.. {
-        let table = Table::new();
+        let table = new();
         prepare(&table);
         table.interrupt(step, &other);
         let result = operation(&table);
@@ -310,7 +152,7 @@ fn at_each_step<T>(
 
 fn insert(table: &Table, numbers: &[u32]) {
     for number in numbers {
-        assert!(table.insert(*number).unwrap().1);
+        assert!(enter(table, *number).unwrap().1);
     }
 }
 
@@ -320,15 +162,15 @@ fn of_two_that_enter_a_key_at_least_one_finds_it_there() {
         let steps = at_each_step(
             |table| insert(table, before),
             |table| {
-                table.insert(0);
+                enter(table, 0);
             },
-            |table| table.insert(0),
+            |table| enter(table, 0),
             |table, entered| {
                 let (at, _) = entered.unwrap();
-                assert_eq!(table.find(0), Some(at));
+                assert_eq!(find(table, 0), Some(at));
                 let mut all = vec![0];
                 all.extend(before);
-                table.assert_settled(&all);
+                assert_settled(table, &all);
             },
         );
         assert!(steps > 5, "{steps}");
@@ -340,10 +182,10 @@ fn of_two_that_enter_other_keys_both_do() {
     at_each_step(
         |table| insert(table, &[2]),
         |table| insert(table, &[1]),
-        |table| table.insert(0),
+        |table| enter(table, 0),
         |table, entered| {
             assert!(entered.unwrap().1);
-            table.assert_settled(&[0, 1, 2]);
+            assert_settled(table, &[0, 1, 2]);
         },
     );
 }
@@ -353,13 +195,13 @@ fn a_flow_is_found_once_it_is_entered_and_not_before() {
     at_each_step(
         |_| {},
         |table| {
-            let found = table.find(0).map(|at| table.records[at].get());
+            let found = find(table, 0).map(|at| table.held_at(at));
             assert!(found.is_none_or(|record| record.tag & BUSY == 0));
             // An end would be that of a flow that may yet be withdrawn.
-            assert!(table.end(0) == found.is_some());
+            assert!(end(table, 0) == found.is_some());
         },
-        |table| table.insert(0).unwrap(),
-        |table, _| table.assert_whole(),
+        |table| enter(table, 0).unwrap(),
+        |table, _| table.assert_whole(false, |key| place(number(key))),
     );
 }
 
@@ -367,21 +209,21 @@ fn a_flow_is_found_once_it_is_entered_and_not_before() {
 fn a_key_whose_flow_ends_meanwhile_stands_once_or_not_at_all() {
     at_each_step(
         |table| insert(table, &[1, 0]),
-        |table| assert!(table.end(0)),
-        |table| table.insert(0).unwrap(),
+        |table| assert!(end(table, 0)),
+        |table| enter(table, 0).unwrap(),
         |table, (_, is_new)| match is_new {
-            true => table.assert_settled(&[0, 1]),
-            false => table.assert_settled(&[1]),
+            true => assert_settled(table, &[0, 1]),
+            false => assert_settled(table, &[1]),
         },
     );
     // One in front ends, and its record is free.
     at_each_step(
         |table| insert(table, &[1, 0]),
-        |table| assert!(table.end(1)),
-        |table| table.insert(0).unwrap(),
+        |table| assert!(end(table, 1)),
+        |table| enter(table, 0).unwrap(),
         |table, (_, is_new)| {
             assert!(!is_new);
-            table.assert_settled(&[0]);
+            assert_settled(table, &[0]);
         },
     );
 }
@@ -391,25 +233,25 @@ fn a_flow_that_ends_leaves_room_for_the_next() {
     at_each_step(
         |table| insert(table, &[0, 1]),
         |table| {
-            table.insert(2);
+            enter(table, 2);
         },
-        |table| table.end(0),
+        |table| end(table, 0),
         |table, has_ended| {
             assert!(has_ended);
-            table.assert_settled(&[1, 2]);
+            assert_settled(table, &[1, 2]);
         },
     );
     at_each_step(
         |table| insert(table, &[0, 1]),
         |table| {
-            let has_ended = table.records[3].get().word.is_dead();
-            assert_eq!(table.insert(0).unwrap().1, has_ended);
+            let has_ended = table.held_at(AT).word.is_dead();
+            assert_eq!(enter(table, 0).unwrap().1, has_ended);
         },
-        |table| table.end(0),
+        |table| end(table, 0),
         |table, has_ended| {
             assert!(has_ended);
-            let is_back = table.find(0).is_some();
-            table.assert_settled(if is_back { &[0, 1] } else { &[1] });
+            let is_back = find(table, 0).is_some();
+            assert_settled(table, if is_back { &[0, 1] } else { &[1] });
         },
     );
 }
@@ -420,18 +262,18 @@ fn a_packet_that_comes_meanwhile_keeps_the_flow() {
     at_each_step(
         |table| insert(table, &[0]),
         |table| {
-            if let Some(at) = table.find(0) {
-                let word = table.word(at);
+            if let Some(at) = find(table, 0) {
+                let word = word_at(table, at);
                 let new = word.with(2_000, word.seen());
                 table::change(table, at, &key(0), word, new);
             }
         },
-        |table| table.end(0),
+        |table| end(table, 0),
         |table, has_ended| {
             let mut counts = outcomes.get();
             counts[usize::from(has_ended)] += 1;
             outcomes.set(counts);
-            table.assert_settled(if has_ended { &[] } else { &[0] });
+            assert_settled(table, if has_ended { &[] } else { &[0] });
         },
     );
     assert!(outcomes.get().iter().all(|often| *often > 0));
@@ -444,87 +286,87 @@ fn a_change_is_of_the_flow_that_was_found() {
         (table::change(table, at, &key(0), old, new), new)
     };
     // Nobody else is there.
-    let table = Table::new();
-    insert(&table, &[0]);
-    let word = table.word(3);
+    let table = &new();
+    insert(table, &[0]);
+    let word = word_at(table, AT);
     assert_eq!(
-        change(&table, 3, word),
-        (Some(Ok(table.word(3))), table.word(3))
+        change(table, AT, word),
+        (Some(Ok(word_at(table, AT))), word_at(table, AT))
     );
-    assert!(table.word(3) != word);
-    assert_eq!(change(&table, 3, word).0, Some(Err(table.word(3))));
+    assert!(word_at(table, AT) != word);
+    assert_eq!(change(table, AT, word).0, Some(Err(word_at(table, AT))));
     // It ends, and another one has its record.
     at_each_step(
         |table| insert(table, &[0]),
         |table| {
-            table.end(0);
+            end(table, 0);
             insert(table, &[1]);
         },
-        |table| change(table, 3, table.word(3)).0,
+        |table| change(table, AT, word_at(table, AT)).0,
         |table, changed| {
-            assert!(!matches!(changed, Some(Ok(_))) || table.find(0).is_none());
-            table.assert_settled(&[1]);
-            let begun = begins(1);
-            let word = table.word(3);
+            assert!(!matches!(changed, Some(Ok(_))) || find(table, 0).is_none());
+            assert_settled(table, &[1]);
+            let begun = begins(1, 0);
+            let word = word_at(table, AT);
             assert_eq!((word.stamp(), word.seen()), (begun.now as u32, begun.seen));
         },
     );
     // Another one has it by now, whose word is known: it is none of this key.
-    let table = Table::new();
-    insert(&table, &[1]);
-    assert_eq!(change(&table, 3, table.word(3)).0, None);
+    let table = &new();
+    insert(table, &[1]);
+    assert_eq!(change(table, AT, word_at(table, AT)).0, None);
 }
 
 #[test]
 fn a_flow_that_may_be_withdrawn_is_not_posted() {
     let posts = |table: &Table| {
-        let word = table.word(3);
+        let word = word_at(table, AT);
         let new = word.with(3_000, word.seen().posted());
-        match table::change(table, 3, &key(0), word, new) {
+        match table::change(table, AT, &key(0), word, new) {
             Some(Ok(word)) => word.seen().is_posted(),
             _ => false,
         }
     };
-    let table = Table::new();
-    insert(&table, &[0]);
-    assert!(posts(&table));
+    let table = &new();
+    insert(table, &[0]);
+    assert!(posts(table));
     // And again.
-    assert!(posts(&table));
+    assert!(posts(table));
     at_each_step(
         |_| {},
         |table| {
-            let is_busy = table.records[3].get().tag & BUSY != 0;
-            let is_alive = !table.word(3).is_dead() && table.word(3) != Word::default();
+            let is_busy = table.held_at(AT).tag & BUSY != 0;
+            let is_alive = !word_at(table, AT).is_dead() && word_at(table, AT) != Word::default();
             let is_posted = is_alive && posts(table);
             assert!(!(is_busy && is_posted));
         },
-        |table| table.insert(0),
-        |table, _| table.assert_settled(&[0]),
+        |table| enter(table, 0),
+        |table, _| assert_settled(table, &[0]),
     );
 }
 
 #[test]
 fn what_is_starting_or_posted_does_not_end() {
-    let table = Table::new();
-    insert(&table, &[0]);
-    let word = table.word(3);
+    let table = &new();
+    insert(table, &[0]);
+    let word = word_at(table, AT);
     for seen in [word.seen().starting(), word.seen().posted()] {
-        table.set_word(3, word.with_seen(seen));
-        assert!(!table.end(0));
-        assert_eq!(table.word(3), word.with_seen(seen));
+        table.set_word(AT, word.with_seen(seen));
+        assert!(!end(table, 0));
+        assert_eq!(word_at(table, AT), word.with_seen(seen));
     }
-    table.set_word(3, word);
-    assert!(!table::kill(&table, 3, word.with(9_000, word.seen())));
-    assert!(table.end(0));
+    table.set_word(AT, word);
+    assert!(!table::kill(table, AT, word.with(9_000, word.seen())));
+    assert!(end(table, 0));
 }
 
 #[test]
 fn a_reader_sees_one_life_or_that_it_changes() {
     let read = |table: &Table| {
-        let snapshot = table::read(&Read(table, 3));
+        let snapshot = table::read(&Read(table, AT));
         if let Ok(Some(flow)) = snapshot {
             let number = if flow.key == key(0) { 0 } else { 1 };
-            let begun = begins(number);
+            let begun = begins(number, 0);
             assert_eq!(flow.key, key(number));
             assert_eq!((flow.cpu, flow.rule), (begun.cpu, begun.rule));
             assert_eq!(flow.created, begun.now as u32);
@@ -536,7 +378,7 @@ fn a_reader_sees_one_life_or_that_it_changes() {
     at_each_step(
         |table| insert(table, &[0]),
         |table| {
-            assert!(table.end(0));
+            assert!(end(table, 0));
             insert(table, &[1]);
         },
         read,
@@ -553,58 +395,63 @@ fn a_reader_sees_one_life_or_that_it_changes() {
     );
     assert!(seen.get()[1] > 0 && seen.get()[2] > 0, "{:?}", seen.get());
     // None is there, it is being entered, or it has ended.
-    let table = Table::new();
-    assert_eq!(read(&table), Ok(None));
+    let table = &new();
+    assert_eq!(read(table), Ok(None));
     at_each_step(
         |_| {},
         |table| {
             let snapshot = read(table);
-            let is_busy = table.records[3].get().tag & BUSY != 0;
+            let is_busy = table.held_at(AT).tag & BUSY != 0;
             assert!(!is_busy || snapshot == Ok(None));
         },
-        |table| table.insert(0),
+        |table| enter(table, 0),
         |_, _| {},
     );
-    insert(&table, &[0]);
-    assert!(read(&table).unwrap().is_some());
-    let word = table.word(3);
-    table.set_word(3, word.with_seen(word.seen().starting()));
-    assert_eq!(read(&table), Err(Changed));
-    table.set_word(3, word.dead());
-    assert_eq!(read(&table), Ok(None));
+    insert(table, &[0]);
+    assert!(read(table).unwrap().is_some());
+    let word = word_at(table, AT);
+    table.set_word(AT, word.with_seen(word.seen().starting()));
+    assert_eq!(read(table), Err(Changed));
+    table.set_word(AT, word.dead());
+    assert_eq!(read(table), Ok(None));
     // It dies under the reader.
     at_each_step(
         |table| insert(table, &[0]),
-        |table| assert!(table.end(0)),
-        |table| table::read(&Read(table, 3)),
+        |table| assert!(end(table, 0)),
+        |table| table::read(&Read(table, AT)),
         |_, snapshot| assert!(!matches!(snapshot, Ok(Some(flow)) if flow.word.is_dead())),
     );
 }
 
 #[test]
 fn a_full_window_refuses() {
-    let table = Table::new();
+    let table = &new();
     let numbers: Vec<u32> = (0..WINDOW).collect();
-    insert(&table, &numbers);
-    assert_eq!(table.insert(WINDOW), None);
-    table.assert_settled(&numbers);
-    for number in numbers {
-        let at = table.find(number).unwrap();
-        assert_eq!(table::distance(table.records[at].get().tag), number);
-    }
+    insert(table, &numbers);
+    assert_eq!(enter(table, WINDOW), None);
+    assert_settled(table, &numbers);
+    let mut distances: Vec<_> = table
+        .held()
+        .skip(AT)
+        .map(|held| table::distance(held.tag))
+        .collect();
+    distances.sort();
+    assert_eq!(distances, numbers);
 }
 
 #[test]
-fn a_tag_without_its_rule_is_the_same_else() {
-    let table = Table::new();
-    insert(&table, &[0]);
-    let tag = table.records[3].get().tag;
-    let without = table::without_rule(tag);
+fn an_owner_without_its_rule_is_the_same_else() {
+    let table = &new();
+    insert(table, &[0]);
+    let details = table.held_at(AT).details;
+    let without = table::without_rule(details.owner);
     assert_eq!(table::rule(without), 0);
-    assert_eq!(table::cpu(without), table::cpu(tag));
-    assert_eq!(without, tag & !(0x1ff << 55));
-    let addresses = table.records[3].get().addresses;
-    assert_eq!(table::key(addresses, without), key(0));
+    assert_eq!(table::cpu(without), details.cpu());
+    assert_eq!(without, details.owner & !(0x1ff << 17));
+    assert_eq!(
+        table::key(details.addresses, details.ports, without),
+        key(0)
+    );
 }
 
 #[test]
@@ -613,33 +460,99 @@ fn keys_that_share_a_part_are_others() {
         let source = [0, u64::from(address as u8)];
         FlowKey::new(source, port, [0, 77], 443, 6).0
     });
-    for other in [address, port] {
-        let table = Table::new();
-        let enter = |key: &FlowKey| match table::insert(&table, HOME, key, &begins(0)) {
-            Inserted::New(at, _) => at,
-            _ => panic!("it is there"),
-        };
-        let (at, beside) = (enter(&own), enter(&other));
-        assert_eq!(table::find(&table, HOME, &own), Some(at));
-        assert_eq!(table::find(&table, HOME, &other), Some(beside));
-        let word = table.word(at);
-        assert_eq!(table::change(&table, at, &other, word, word), None);
-        assert_eq!(table::change(&table, at, &own, word, word), Some(Ok(word)));
+    // With the same fingerprint, and another one.
+    for (other, fingerprint) in [(address, 3), (port, 3), (address, 5), (port, 5)] {
+        let table = &Memory::new(((HOME + WINDOW) / LINE) as usize);
+        let places = [3, fingerprint].map(|fingerprint| Place {
+            home: HOME,
+            fingerprint,
+        });
+        let enter =
+            |key: &FlowKey, place| match table::insert(table, place, key, &begins(0, table.take()))
+            {
+                Inserted::New(at, _) => at,
+                _ => panic!("it is there"),
+            };
+        let (at, beside) = (enter(&own, places[0]), enter(&other, places[1]));
+        assert_eq!(table::find(table, places[0], &own), Some(at));
+        assert_eq!(table::find(table, places[1], &other), Some(beside));
+        let word = word_at(table, at);
+        assert_eq!(table::change(table, at, &other, word, word), None);
+        assert_eq!(table::change(table, at, &own, word, word), Some(Ok(word)));
+    }
+}
+
+#[test]
+fn two_with_one_fingerprint_are_told_apart() {
+    let [first, second] = [TWINS, TWINS + 1];
+    let marked = |table: &Table, number| {
+        let at = find(table, number).unwrap();
+        assert_eq!(table.held_at(at).key(), key(number));
+        table.held_at(at).tag & TWIN != 0
+    };
+    // Both are entered at once.
+    at_each_step(
+        |_| {},
+        |table| insert(table, &[second]),
+        |table| enter(table, first),
+        |table, entered| {
+            assert!(entered.unwrap().1);
+            assert!(marked(table, first) && marked(table, second));
+            assert_settled(table, &[first, second]);
+        },
+    );
+    // One is looked for while the other is entered: before that is found, it is told apart.
+    at_each_step(
+        |table| insert(table, &[first]),
+        |table| {
+            let found = find(table, first).map(|at| table.held_at(at).key());
+            assert_eq!(found, Some(key(first)));
+            let found = find(table, second).map(|at| table.held_at(at).tag & BUSY);
+            assert!(found.is_none_or(|busy| busy == 0));
+        },
+        |table| enter(table, second),
+        |table, _| assert_settled(table, &[first, second]),
+    );
+    at_each_step(
+        |table| insert(table, &[first]),
+        |table| insert(table, &[second]),
+        |table| find(table, first).map(|at| table.held_at(at).key()),
+        |table, found| {
+            assert_eq!(found, Some(key(first)));
+            assert_settled(table, &[first, second]);
+        },
+    );
+    // One ends while the other is entered, and another flow takes its record.
+    for others in [&[][..], &[1, 2]] {
+        at_each_step(
+            |table| insert(table, &[first]),
+            |table| {
+                assert!(end(table, first));
+                insert(table, others);
+            },
+            |table| enter(table, second),
+            |table, entered| {
+                assert!(entered.unwrap().1);
+                let mut left = others.to_vec();
+                left.push(second);
+                assert_settled(table, &left);
+            },
+        );
     }
 }
 
 #[test]
 fn behind_the_last_home_there_is_a_window() {
-    for (max_flows, homes, blocks) in [(0, 64, 6), (26, 65, 6), (27, 68, 7), (1_000, 2_500, 159)] {
+    for (max_flows, homes) in [(0, 64), (64, 64), (65, 65), (1_000, 1_000)] {
         let hash = Hash::new([1; 11], max_flows);
-        assert_eq!((hash.homes, hash.blocks()), (homes, blocks));
-        assert_eq!(hash.records(), blocks * 16);
+        assert_eq!((hash.homes, hash.lines()), (homes, homes + 31));
+        assert_eq!(hash.records(), 2 * homes + 62);
     }
 }
 
 /// Multilinear hashing in pairs, scrambled, by the words of its documentation.
 #[test]
-fn homes_are_those_of_the_hash() {
+fn places_are_those_of_the_hash() {
     let mut random = 1u64;
     let mut next = || {
         random = random
@@ -663,7 +576,8 @@ fn homes_are_those_of_the_hash() {
         home = (u64::from(home) * 0x2c1b_3c6d) as u32;
         home = home ^ home >> 12;
         let home = u128::from(home) * u128::from(hash.homes) / (1 << 32);
-        assert_eq!(u128::from(hash.home(&key)), home);
-        assert!(hash.blocks() * 16 >= hash.homes + 31 && hash.blocks() * 16 < hash.homes + 47);
+        let place = hash.place(&key);
+        assert_eq!(u128::from(place.home), 2 * home);
+        assert_eq!(place.fingerprint, sum as u64 >> 8 | 1);
     }
 }

@@ -61,6 +61,14 @@ atomic!(
     /// Clears the bits that a value has not.
     and, u32, "w0 = atomic_fetch_and((u32 *)({place} + 0), w0)", fetch_and
 );
+atomic!(
+    /// Sets the bits of a value.
+    or_64, u64, "r0 = atomic_fetch_or((u64 *)({place} + 0), r0)", fetch_or
+);
+atomic!(
+    /// Clears the bits that a value has not.
+    and_64, u64, "r0 = atomic_fetch_and((u64 *)({place} + 0), r0)", fetch_and
+);
 
 /// Stores `new` at `place` if it holds `old`; returns what it held.
 ///

@@ -166,8 +166,8 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
         match flow {
             Some(flow) => {
                 flow.report_account(account.cast());
-                rto::report(flow, 0, pace.cast());
-                rto::report(flow, 1, pace.cast::<Pace>().add(1));
+                rto::report(flow.hot(), 0, pace.cast());
+                rto::report(flow.hot(), 1, pace.cast::<Pace>().add(1));
                 positions.write(flow.positions());
             }
             None => {

@@ -83,7 +83,7 @@ impl Inbox for Of {
 
     #[inline(always)]
     fn set_link(&self, flow: u32, link: Link) {
-        if let Some(flow) = table::at(flow) {
+        if let Some(flow) = table::of(flow) {
             flow.set_inbox(link);
         }
     }
@@ -105,7 +105,7 @@ impl Inbox for Of {
 pub fn post(flow: At, due: u64) {
     if let Some(inbox) = Of::other(flow.cpu()) {
         count(Counter::Posted);
-        inbox::post(&inbox, flow.index(), clock::tick().from(due));
+        inbox::post(&inbox, flow.number(), clock::tick().from(due));
     }
 }
 
@@ -166,7 +166,7 @@ pub fn sleep(wheel: &mut Wheel, tick: u64) -> bool {
 /// Looks at one flow that was taken. Says whether it could.
 #[inline(always)]
 pub fn deliver(wheel: &mut Wheel, now: u64) -> bool {
-    let Some(flow) = wheel.inbox.as_flow().and_then(table::at) else {
+    let Some(flow) = wheel.inbox.as_flow().and_then(table::of) else {
         wheel.inbox = Link::NONE;
         return false;
     };

@@ -16,11 +16,12 @@ use twheel_common::{
     jiffies,
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
+    pool::Shelf,
     rto::Timers,
     share::{Hog, MAX_HOGS, Victims},
     state::Timeouts,
     step::Answer,
-    table::{Block, Hash},
+    table::{Details, Extras, Hash, Line},
     wheel::{Geometry, Heads, Wheel},
 };
 
@@ -32,6 +33,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     clock: CLOCK_JIFFIES,
     max_stall: jiffies::MAX_STALL,
     max_flows: 131_072,
+    details: 131_072,
     one_way: 0,
     strict: 0,
     one_armed: 0,
@@ -75,16 +77,32 @@ pub static HASH: Global<Hash> = Global::new(Hash {
 #[unsafe(no_mangle)]
 pub static APART: Global<[u32; counter::APART]> = Global::new([0; counter::APART]);
 
-/// The flow table: see `table`. Mappable: its records then begin where cache lines do, and userspace
+/// The flow table: see `table`. Mappable: its lines then begin where cache lines do, and userspace
 /// reads it without a system call.
 #[map]
-pub static FLOWS: Array<Block> = Array::pinned(6, BPF_F_MMAPABLE);
+pub static FLOWS: Array<Line> = Array::pinned(95, BPF_F_MMAPABLE);
 
-/// What was sent, for each record; of one value where that is not counted.
+/// What no packet of a known flow needs. Mappable, likewise.
+#[map]
+pub static DETAILS: Array<Details> = Array::pinned(64, BPF_F_MMAPABLE);
+
+/// What few flows need: as many.
+#[map]
+pub static EXTRAS: Array<Extras> = Array::pinned(64, 0);
+
+/// Free details: the head of the depot, and how many were ever had.
+#[map]
+pub static DEPOT: Array<u64> = Array::pinned(2, 0);
+
+/// Free details of a CPU, touched by that CPU alone, with bottom halves off.
+#[map]
+pub static SHELF: PerCpuArray<Shelf> = PerCpuArray::pinned(1, 0);
+
+/// What was sent, by the same index as details; of one value where that is not counted.
 #[map]
 pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
 
-/// Retransmission timers, for each record; of one value where there are none.
+/// Retransmission timers, likewise; of one value where there are none.
 #[map]
 pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
 

@@ -16,7 +16,7 @@ use crate::{
     count::count,
     emit, inbox,
     maps::RTOS,
-    table::{self, At},
+    table::{self, At, Hot},
     verifier::{bit, given},
     wheel,
 };
@@ -36,11 +36,24 @@ fn limits() -> Limits {
 }
 
 #[inline(always)]
-fn timers(flow: At) -> Option<*mut Timers> {
+fn timers(flow: Hot) -> Option<*mut Timers> {
     if !is_on() {
         return None;
     }
     RTOS.get_ptr_mut(flow.index())
+}
+
+/// Begins to load the timers of the record of this index, in which a flow is looked for: memory then has them when they
+/// are asked for.
+#[inline(always)]
+pub fn expect(index: u32) {
+    if is_on()
+        && let Some(timers) = RTOS.get_ptr(index)
+    {
+        let timers: *const Timers = timers;
+        // SAFETY: a value of the map; what it says is not asked.
+        unsafe { (&raw const (*timers).visit).read_volatile() };
+    }
 }
 
 /// The side that sends in this direction.
@@ -82,7 +95,7 @@ fn units(micros: u32) -> u64 {
 
 /// Of a flow that begins: nothing is known.
 #[inline(always)]
-pub fn forget(flow: At) {
+pub fn forget(flow: Hot) {
     let Some(timers) = timers(flow) else { return };
     let words = side(timers, 0).cast::<u64>();
     for word in 0..size_of::<[Side; 2]>() / 8 {
@@ -107,7 +120,7 @@ pub fn soon() -> u64 {
 
 /// When a timer expires that was started while the flow was armed for later; [`IDLE`] if none was.
 #[inline(always)]
-pub fn started_meanwhile(flow: At, now: u64) -> u64 {
+pub fn started_meanwhile(flow: Hot, now: u64) -> u64 {
     let Some(timers) = timers(flow) else {
         return IDLE;
     };
@@ -117,7 +130,7 @@ pub fn started_meanwhile(flow: At, now: u64) -> u64 {
 
 /// When the wheel visits the flow next.
 #[inline(always)]
-pub fn set_visit(flow: At, due: u64) {
+pub fn set_visit(flow: Hot, due: u64) {
     if let Some(timers) = timers(flow) {
         // SAFETY: a value of the map.
         unsafe { (&raw mut (*timers).visit).write_volatile(due as u32) };
@@ -126,7 +139,7 @@ pub fn set_visit(flow: At, due: u64) {
 
 /// A deadline, or when the wheel meant to visit the flow, whichever comes first: that is no later than a timer expires.
 #[inline(always)]
-pub fn no_later(flow: At, now: u64, due: u64) -> u64 {
+pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
     let Some(timers) = timers(flow) else {
         return due;
     };
@@ -146,7 +159,7 @@ pub fn no_later(flow: At, now: u64, due: u64) -> u64 {
 ///
 /// `place` is valid for writes, and nobody else's.
 #[inline(always)]
-pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
+pub unsafe fn report(flow: Hot, direction: u64, place: *mut Pace) {
     let pace = match timers(flow) {
         // SAFETY: a value of the map; what is torn is an estimate.
         Some(timers) => unsafe { (*side(timers, direction)).pace(limits()) },
@@ -163,12 +176,15 @@ pub unsafe fn report(flow: At, direction: u64, place: *mut Pace) {
 /// What [`rto_see`] says where a timer has started, and the flow is visited in time.
 pub const STARTED: u64 = 1;
 
+/// Beside that: the flow was stalled, and [goes on](rto_go_on).
+pub const GOES_ON: u64 = 1 << 63;
+
 /// A packet of the flow; `before` is how far its sides had come, the low one in the low half. 0; or [`STARTED`] where a
 /// timer has started or expired; or when the flow is to be [visited](rto_hasten) for that, where the wheel means to later.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now: u64) -> u64 {
-    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+    let (Some(flow), Some(segment)) = (table::hot(index), given(segment)) else {
         return 0;
     };
     let Some(timers) = timers(flow) else { return 0 };
@@ -193,15 +209,17 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
         return 0;
     }
     let word = flow.word();
-    if advanced && word.seen().is_stalled() {
-        // Somebody is there.
-        mark(flow, &segment.key, |seen| seen.stalled(false));
-    }
+    // Somebody is there.
+    let goes_on = if advanced && word.seen().is_stalled() {
+        GOES_ON
+    } else {
+        0
+    };
     let changed = changed && has_timers(word);
     if changed {
         let highest = sender.highest(rest, of(flow.positions(), direction));
         let due = match sender.timer(highest, limits(), clock::micros()) {
-            Timer::Stopped => return 0,
+            Timer::Stopped => return goes_on,
             Timer::Runs(left) => now + units(left),
             Timer::Expired => now,
         };
@@ -209,10 +227,21 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
         // SAFETY: as above.
         let visit = unsafe { (&raw const (*timers).visit).read_volatile() };
         if visit.wrapping_sub(due as u32) as i32 > 0 {
-            return due.max(STARTED + 1);
+            return due.max(STARTED + 1) | goes_on;
         }
+        return STARTED | goes_on;
     }
-    if changed { STARTED } else { 0 }
+    goes_on
+}
+
+/// Notes that a flow is not stalled any more.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn rto_go_on(index: u32, segment: *const Segment) -> u64 {
+    if let (Some(flow), Some(segment)) = (table::hot(index), given(segment)) {
+        mark(flow, &segment.key, |seen| seen.stalled(false));
+    }
+    0
 }
 
 /// Whether the timers of a flow say anything: both sides are seen, and past the handshake.
@@ -224,7 +253,7 @@ fn has_timers(word: Word) -> bool {
 /// Changes what was seen of a flow, whatever stamps come at the same time. What it was and what it is, if that could be
 /// done.
 #[inline(always)]
-fn mark(flow: At, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen, Seen)> {
+fn mark(flow: Hot, key: &FlowKey, change: impl Fn(Seen) -> Seen) -> Option<(Seen, Seen)> {
     let mut marked = None;
     table::repeat(4, |_| {
         let word = flow.word();
@@ -260,14 +289,14 @@ fn come_forward(flow: At, segment: &Segment, due: u64) {
         wheel::wheel_hasten(flow.index(), due);
         return;
     }
-    match mark(flow, &segment.key, Seen::posted) {
+    match mark(flow.hot(), &segment.key, Seen::posted) {
         Some((before, _)) if before.is_posted() => inbox::hurry(flow, due),
         Some((_, after)) if after.is_posted() => inbox::post(flow, due),
         // A flow that is just being entered is not posted: the next timer that starts tries again.
         _ => return count(Counter::Raced),
     }
     // So that the next packet does not do it again.
-    set_visit(flow, due);
+    set_visit(flow.hot(), due);
 }
 
 /// The timers of a flow that has any, and how far its sides have come.
@@ -276,7 +305,7 @@ fn running(index: u32) -> Option<(*mut Timers, Positions)> {
     if !is_on() {
         return None;
     }
-    let flow = table::at(index)?;
+    let flow = table::hot(index)?;
     let timers = timers(flow)?;
     has_timers(flow.word()).then(|| (timers, flow.positions()))
 }
@@ -362,7 +391,7 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
 #[inline(never)]
 pub extern "C" fn rto_stall(index: u32) -> u64 {
     if let Some(flow) = table::at(index)
-        && mark(flow, &flow.key(), |seen| seen.stalled(true)).is_some()
+        && mark(flow.hot(), &flow.key(), |seen| seen.stalled(true)).is_some()
     {
         count(Counter::Stalled);
     }
@@ -389,7 +418,7 @@ fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) 
         (&raw mut (*event).rule).write(flow.rule().into());
         (&raw mut (*event).outstanding).write(side.outstanding(highest));
         (&raw mut (*event).expiries).write(side.expiries() + 1);
-        report(flow, direction, &raw mut (*event).pace);
+        report(flow.hot(), direction, &raw mut (*event).pace);
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     count(Counter::RtoExpired);

@@ -13,47 +13,86 @@ use twheel_common::{
     flow::{Direction, FlowKey, Word},
     numbers::{self, Positions},
     packet::Segment,
+    pool::{self, CHAIN, Pool},
     state::{Seen, SideWay, Timeouts},
-    table::{self, BLOCK, Begins, Block, Inserted, Node, Record, Records, cpu},
+    table::{self, Begins, Details, Extras, Inserted, LINE, Line, Present, Records, WINDOW},
     wheel::Link,
 };
 
+pub use twheel_common::table::Place;
+
 use crate::{
     atomic, clock, config,
-    maps::{ACCOUNTS, FLOWS, HASH, TIMEOUTS, TRACKED},
+    maps::{ACCOUNTS, DEPOT, DETAILS, EXTRAS, FLOWS, HASH, SHELF, TIMEOUTS, TRACKED},
     rto,
-    verifier::{bit, given},
+    verifier::{bit, given, masked},
 };
 
 /// Which half of a word in memory is the low one.
 const LOW: usize = if cfg!(target_endian = "big") { 1 } else { 0 };
 
-/// A record of the table: its block, and its index.
+/// A record of the table: its line, and its index. What a packet of a known flow needs.
 #[derive(Clone, Copy)]
-pub struct At(*mut Block, u32);
+pub struct Hot(*mut Line, u32);
+
+/// A record, and the details that it names.
+#[derive(Clone, Copy)]
+pub struct At {
+    hot: Hot,
+    details: *mut Details,
+}
+
+impl core::ops::Deref for At {
+    type Target = Hot;
+
+    #[inline(always)]
+    fn deref(&self) -> &Hot {
+        &self.hot
+    }
+}
 
 /// Where to look for a key.
 #[inline(always)]
-pub fn home(key: &FlowKey) -> u32 {
-    HASH.load().home(key)
+pub fn place(key: &FlowKey) -> Place {
+    HASH.load().place(key)
 }
 
 /// The flow of a key.
 #[inline(always)]
-pub fn find(home: u32, key: &FlowKey) -> Option<At> {
-    table::find(&Table, home, key)
+pub fn find(place: Place, key: &FlowKey) -> Option<Hot> {
+    table::find(&Table, place, key)
 }
 
 /// The record of an index, whatever it holds.
 #[inline(always)]
-pub fn at(index: u32) -> Option<At> {
+pub fn hot(index: u32) -> Option<Hot> {
     Table.at(index)
+}
+
+/// The same, and the details that it names.
+#[inline(always)]
+pub fn at(index: u32) -> Option<At> {
+    let hot = hot(index)?;
+    let details = DETAILS.get_ptr_mut(hot.details())?;
+    Some(At { hot, details })
+}
+
+/// The flow of these details.
+#[inline(always)]
+pub fn of(number: u32) -> Option<At> {
+    let details = DETAILS.get_ptr_mut(number)?;
+    // SAFETY: a value of the map. Volatile, because other CPUs store there too.
+    let index = unsafe { (&raw const (*details).record).read_volatile() };
+    Some(At {
+        hot: hot(index)?,
+        details,
+    })
 }
 
 /// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
 #[inline(always)]
 pub fn repeat(turns: u32, turn: impl FnMut(u32) -> bool) {
-    Table.repeat(turns, turn);
+    Records::repeat(&Table, turns, turn);
 }
 
 /// Counts a flow in, if there is room for it; [`uncount`] gives the room back.
@@ -89,31 +128,166 @@ const EXISTS: u64 = 2 << 32;
 
 /// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
 /// understand. The rule, and in the high half the way of one side.
+///
+/// (The steps are functions one beside the other: the verifier adds up what callers and callees have on the stack.)
+#[inline(always)]
+pub fn enter(segment: &Segment, place: Place, now: u64, seen: Seen, rule_way: u64) -> u64 {
+    let reserved = table_reserve(&segment.key, place.home, place.fingerprint);
+    if reserved & RESERVED == 0 {
+        return reserved;
+    }
+    let distance = reserved >> 32 & (u64::from(WINDOW) - 1);
+    let seen_index = u64::from(place.home + distance as u32) << 32 | u64::from(seen.0);
+    let before = table_write(segment, seen_index, now, rule_way, reserved);
+    table_settle(
+        &segment.key,
+        place.home,
+        place.fingerprint,
+        before,
+        reserved,
+    )
+}
+
+/// Of [`table_reserve`]: a record is reserved, and details; the index of those is in the low half, in the high one from its
+/// lowest bit how far the record is behind its home (6 bits), and [`TWINS`].
+const RESERVED: u64 = 1 << 63;
+/// There are flows of other keys with the same fingerprint.
+const TWINS: u64 = 1 << 62;
+
+/// [`table::claim`] and [`table::reserve`], and details.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn table_enter(
-    segment: *const Segment,
-    home: u32,
-    now: u64,
-    seen: u32,
-    rule_way: u64,
-) -> u64 {
-    let Some(segment) = given(segment) else {
+extern "C" fn table_reserve(key: *const FlowKey, home: u32, fingerprint: u64) -> u64 {
+    let distance = masked::<0xff>(table_claim(home, fingerprint)) as u32;
+    let Some(key) = given(key) else {
         return FULL;
     };
+    if distance >= WINDOW {
+        return FULL;
+    }
+    let place = Place { home, fingerprint };
+    let twins = match table::reserve(&Table, place, distance, key) {
+        Ok(true) => TWINS,
+        Ok(false) => 0,
+        Err(Inserted::Exists(flow)) => return EXISTS | u64::from(flow.index()),
+        Err(_) => return FULL,
+    };
+    let details = table_take() as u32;
+    if details == NOBODY {
+        table::release(&Table, home + distance);
+        return FULL;
+    }
+    RESERVED | twins | u64::from(distance) << 32 | u64::from(details)
+}
+
+/// [`table::write`]: what was announced before. What was seen, and the record's index in the high half.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_write(
+    segment: *const Segment,
+    seen_index: u64,
+    now: u64,
+    rule_way: u64,
+    reserved: u64,
+) -> u64 {
+    let Some(segment) = given(segment) else {
+        return 0;
+    };
     let begins = Begins {
-        seen: Seen(seen),
+        seen: Seen(seen_index as u32),
         now,
         cpu: clock::cpu(),
         rule: rule_way as u16,
         positions: numbers::first(segment),
         way: SideWay((rule_way >> 32) as u32),
+        details: reserved as u32,
     };
-    match table::insert(&Table, home, &segment.key, &begins) {
-        Inserted::New(flow, _) => NEW | u64::from(flow.index()),
+    let distance = (reserved >> 32) as u32 & (WINDOW - 1);
+    let place = Place {
+        home: ((seen_index >> 32) as u32).wrapping_sub(distance),
+        fingerprint: 0,
+    };
+    table::write(&Table, place, distance, &segment.key, &begins).unwrap_or(0)
+}
+
+/// [`table::settle`], with what was announced before; gives the details back if they are not needed.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_settle(
+    key: *const FlowKey,
+    home: u32,
+    fingerprint: u64,
+    before: u64,
+    reserved: u64,
+) -> u64 {
+    let Some(key) = given(key) else {
+        return FULL;
+    };
+    let distance = (reserved >> 32) as u32 & (WINDOW - 1);
+    let place = Place { home, fingerprint };
+    let has_twins = reserved & TWINS != 0;
+    let entered = match table::settle(&Table, place, distance, key, before, has_twins) {
+        Inserted::New(flow, _) => return NEW | u64::from(flow.index()),
         Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
         Inserted::Full => FULL,
+    };
+    table_give(reserved as u32);
+    entered
+}
+
+/// Claims a record for a flow; how far behind its home, or [`WINDOW`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_claim(home: u32, fingerprint: u64) -> u64 {
+    let place = Place { home, fingerprint };
+    table::claim(&Table, place).unwrap_or(WINDOW).into()
+}
+
+/// No record, or no details.
+const NOBODY: u32 = Present::NOBODY;
+
+/// [`table::present`]: the record, or [`NOBODY`]; 1 in the high half if there are twins.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_present(home: u32, fingerprint: u64, hops: u64, key: *const FlowKey) -> u64 {
+    let Some(key) = given(key) else {
+        return NOBODY.into();
+    };
+    let place = Place { home, fingerprint };
+    let present = table::present(&Table, place, hops, key);
+    u64::from(present.has_twins) << 32 | u64::from(present.index)
+}
+
+/// Takes free details for a flow of this CPU; their index, or [`NOBODY`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_take() -> u64 {
+    let Some(shelf) = SHELF.get_ptr_mut(0) else {
+        return NOBODY.into();
+    };
+    // SAFETY: this CPU's, with bottom halves off.
+    let taken = pool::take(&Table, unsafe { &mut *shelf });
+    taken.unwrap_or(NOBODY).into()
+}
+
+/// Begins to load the details that the next flow takes: memory then has them when it comes.
+#[inline(always)]
+pub fn expect_details() {
+    if let Some(shelf) = SHELF.get_ptr_mut(0) {
+        // SAFETY: this CPU's, with bottom halves off.
+        Pool::next(&Table, pool::next(unsafe { &*shelf }));
     }
+}
+
+/// Gives them back.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_give(details: u32) -> u64 {
+    if let Some(shelf) = SHELF.get_ptr_mut(0) {
+        // SAFETY: as above.
+        pool::give(&Table, unsafe { &mut *shelf }, details);
+    }
+    0
 }
 
 /// Whether a flow was entered that was not there.
@@ -148,7 +322,7 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
     timeout
 }
 
-impl At {
+impl Hot {
     /// Time, generation, and what was seen.
     #[inline(always)]
     pub fn word(self) -> Word {
@@ -161,33 +335,18 @@ impl At {
         // SAFETY: a record is valid memory while the program runs; see the module for what it means if the
         // flow is removed meanwhile. Volatile, because other CPUs store there too.
         unsafe {
-            let word = (&raw mut (*self.record()).word).cast::<u32>();
-            word.add(LOW).write_volatile(now as u32);
-        }
+            self.word_place()
+                .cast::<u32>()
+                .add(LOW)
+                .write_volatile(now as u32)
+        };
     }
 
     /// Ends that the flow is [starting](Seen::is_starting), now that `created` is right.
     #[inline(always)]
     pub fn started(self) {
         // SAFETY: as above.
-        unsafe {
-            let word = (&raw mut (*self.record()).word).cast::<u32>();
-            atomic::and(word.add(1 - LOW), Word::STARTED);
-        }
-    }
-
-    /// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is now
-    /// another flow's.
-    #[inline(always)]
-    pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<Word, Word>> {
-        table::change(&Table, self, key, old, new)
-    }
-
-    /// Ends the flow, if it is as it was when this was decided on. Only for the CPU on whose wheel it
-    /// stands, which must then [`remove`](Self::remove) it.
-    #[inline(always)]
-    pub fn kill(self, decided_on: Word) -> bool {
-        table::kill(&Table, self, decided_on)
+        unsafe { atomic::and(self.word_place().cast::<u32>().add(1 - LOW), Word::STARTED) };
     }
 
     /// Ends that the flow is [posted](Seen::is_posted): it has been taken out of the inbox.
@@ -195,55 +354,25 @@ impl At {
     pub fn delivered(self) {
         // SAFETY: as above.
         unsafe {
-            let word = (&raw mut (*self.record()).word).cast::<u32>();
-            atomic::and(word.add(1 - LOW), Word::DELIVERED);
-        }
-    }
-
-    /// How long the flow may be idle, units.
-    #[inline(always)]
-    pub fn timeout(self, seen: Seen) -> u32 {
-        timeout(self.rule(), seen)
-    }
-
-    /// The rule that the flow has met.
-    #[inline(always)]
-    pub fn rule(self) -> u16 {
-        table::rule(Table.tag(self))
-    }
-
-    /// Whether the rule is one that the policy has no more.
-    #[inline(always)]
-    pub fn has_lost_its_rule(self) -> bool {
-        let Some(timeouts) = TIMEOUTS.get_ptr(self.rule().into()) else {
-            return false;
-        };
-        // SAFETY: as in `timeout`.
-        unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
-    }
-
-    /// Makes the flow one of another rule, if the record is still its own.
-    #[inline(always)]
-    pub fn set_rule(self, rule: u16) {
-        let tag = Table.tag(self);
-        let place = self.record();
-        // SAFETY: as in `touch`.
-        unsafe {
-            atomic::compare_exchange(&raw mut (*place).tag, tag, table::with_rule(tag, rule))
+            atomic::and(
+                self.word_place().cast::<u32>().add(1 - LOW),
+                Word::DELIVERED,
+            )
         };
     }
 
-    /// Makes the flow one of no rule. For the CPU on whose wheel it stands.
+    /// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is
+    /// another flow's.
     #[inline(always)]
-    pub fn clear_rule(self) {
-        let tag = Table.tag(self);
-        Table.publish(self, table::without_rule(tag));
+    pub fn change(self, key: &FlowKey, old: Word, new: Word) -> Option<Result<Word, Word>> {
+        table::change(&Table, self, key, old, new)
     }
 
-    /// The CPU on whose wheel the flow stands.
+    /// Ends the flow, if it is as it was when this was decided on. Only for the CPU on whose wheel it
+    /// stands, which must then [`remove`](At::remove) it.
     #[inline(always)]
-    pub fn cpu(self) -> u32 {
-        cpu(Table.tag(self))
+    pub fn kill(self, decided_on: Word) -> bool {
+        table::kill(&Table, self, decided_on)
     }
 
     /// Where the record stands.
@@ -257,7 +386,7 @@ impl At {
     pub fn positions(self) -> Positions {
         // SAFETY: as in `touch`.
         unsafe {
-            let place = (&raw const (*self.record()).positions).cast::<u32>();
+            let place = self.positions_place();
             [place.read_volatile(), place.add(1).read_volatile()]
         }
     }
@@ -267,7 +396,7 @@ impl At {
     pub fn set_position(self, direction: Direction, position: u32) {
         // SAFETY: as in `touch`.
         unsafe {
-            let place = (&raw mut (*self.record()).positions).cast::<u32>();
+            let place = self.positions_place();
             match direction {
                 Direction::FromLow => place.write_volatile(position),
                 Direction::FromHigh => place.add(1).write_volatile(position),
@@ -285,7 +414,7 @@ impl At {
     /// Counts a packet, if packets are counted. (One that comes while the flow ends may be its successor's.)
     #[inline(always)]
     pub fn count(self, direction: Direction, bytes: u32) {
-        let Some(account) = self.account_place() else {
+        let Some(account) = account_place(self.index()) else {
             return;
         };
         // SAFETY: within the value, aligned to 8; all access is atomic.
@@ -296,6 +425,142 @@ impl At {
         }
     }
 
+    /// The index of the details that the record names.
+    #[inline(always)]
+    pub fn details(self) -> u32 {
+        // SAFETY: as in `touch`.
+        unsafe { self.details_place().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn slot(self) -> usize {
+        bit(self.1.into()) as usize
+    }
+
+    #[inline(always)]
+    fn tag_place(self) -> *mut u64 {
+        // SAFETY: a line has as many of each.
+        unsafe { (&raw mut (*self.0).tags).cast::<u64>().add(self.slot()) }
+    }
+
+    #[inline(always)]
+    fn word_place(self) -> *mut u64 {
+        // SAFETY: as above; a `Word` is a `u64`.
+        unsafe { (&raw mut (*self.0).words).cast::<u64>().add(self.slot()) }
+    }
+
+    #[inline(always)]
+    fn positions_place(self) -> *mut u32 {
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*self.0).positions)
+                .cast::<u32>()
+                .add(2 * self.slot())
+        }
+    }
+
+    #[inline(always)]
+    fn details_place(self) -> *mut u32 {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.0).details).cast::<u32>().add(self.slot()) }
+    }
+}
+
+/// Packets and bytes of the low side, and of the high one.
+#[inline(always)]
+fn account_place(index: u32) -> Option<*mut u64> {
+    if config!(accounting) == 0 {
+        return None;
+    }
+    ACCOUNTS.get_ptr_mut(index).map(|account| account.cast())
+}
+
+/// Begins to load the account of the flow that stands at home there, which most flows do: memory then has it when it is
+/// asked for.
+#[inline(always)]
+pub fn expect_account(place: Place) {
+    if let Some(account) = account_place(place.home) {
+        // SAFETY: within the value, aligned to 8; what it says is not asked.
+        unsafe { account.read_volatile() };
+    }
+}
+
+impl At {
+    /// Without the details.
+    #[inline(always)]
+    pub fn hot(self) -> Hot {
+        self.hot
+    }
+
+    /// The index of the details.
+    #[inline(always)]
+    pub fn number(self) -> u32 {
+        self.hot.details()
+    }
+
+    /// Whether the flow is of this key.
+    #[inline(always)]
+    pub fn has_key(self, key: &FlowKey) -> bool {
+        Table.has_key(self.hot, key)
+    }
+
+    /// How long the flow may be idle, units.
+    #[inline(always)]
+    pub fn timeout(self, seen: Seen) -> u32 {
+        timeout(self.rule(), seen)
+    }
+
+    /// The rule that the flow has met.
+    #[inline(always)]
+    pub fn rule(self) -> u16 {
+        table::rule(self.owner())
+    }
+
+    /// Whether the rule is one that the policy has no more.
+    #[inline(always)]
+    pub fn has_lost_its_rule(self) -> bool {
+        let Some(timeouts) = TIMEOUTS.get_ptr(self.rule().into()) else {
+            return false;
+        };
+        // SAFETY: as in `timeout`.
+        unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
+    }
+
+    /// Makes the flow one of another rule, if the details are still of one with its ports.
+    #[inline(always)]
+    pub fn set_rule(self, rule: u16) {
+        // SAFETY: as in `touch`; `ports` and `owner` are one aligned word.
+        unsafe {
+            let place = (&raw mut (*self.details).ports).cast::<u64>();
+            let held = place.read_volatile();
+            let at = 32 * (1 - LOW as u32);
+            let owner = table::with_rule((held >> at) as u32, rule);
+            let new = held & !(u64::from(u32::MAX) << at) | u64::from(owner) << at;
+            atomic::compare_exchange(place, held, new);
+        }
+    }
+
+    /// Makes the flow one of no rule. For the CPU on whose wheel it stands.
+    #[inline(always)]
+    pub fn clear_rule(self) {
+        // SAFETY: as in `touch`.
+        unsafe {
+            (&raw mut (*self.details).owner).write_volatile(table::without_rule(self.owner()))
+        };
+    }
+
+    /// The CPU on whose wheel the flow stands.
+    #[inline(always)]
+    pub fn cpu(self) -> u32 {
+        table::cpu(self.owner())
+    }
+
+    #[inline(always)]
+    fn owner(self) -> u32 {
+        // SAFETY: as in `touch`.
+        unsafe { (&raw const (*self.details).owner).read_volatile() }
+    }
+
     /// Writes what was counted: packets and bytes of the low side, and of the high one.
     ///
     /// # Safety
@@ -303,7 +568,7 @@ impl At {
     /// `place` is valid for four writes, and nobody else's.
     #[inline(always)]
     pub unsafe fn report_account(self, place: *mut u64) {
-        let account = self.account_place();
+        let account = account_place(self.index());
         for number in 0..4 {
             // SAFETY: as above, and the caller's promise.
             unsafe {
@@ -319,7 +584,7 @@ impl At {
     /// Begins to count anew.
     #[inline(always)]
     pub fn forget_account(self) {
-        if let Some(account) = self.account_place() {
+        if let Some(account) = account_place(self.index()) {
             for number in 0..4 {
                 // SAFETY: as above.
                 unsafe { atomic::swap(account.add(number), 0) };
@@ -327,148 +592,127 @@ impl At {
         }
     }
 
-    /// Packets and bytes of the low side, and of the high one.
-    #[inline(always)]
-    fn account_place(self) -> Option<*mut u64> {
-        if config!(accounting) == 0 {
-            return None;
-        }
-        ACCOUNTS.get_ptr_mut(self.1).map(|account| account.cast())
-    }
-
     /// Frees the record of a flow that this CPU has killed, and that is yet to be [counted out](uncount).
     #[inline(always)]
     pub fn remove(self) {
-        table::remove(&Table, self, self.1);
-    }
-
-    #[inline(always)]
-    fn number(self) -> usize {
-        self.1 as usize & (BLOCK - 1)
-    }
-
-    #[inline(always)]
-    fn record(self) -> *mut Record {
-        // SAFETY: a block has so many records, and begins with them.
-        unsafe { self.0.cast::<Record>().add(self.number()) }
-    }
-
-    #[inline(always)]
-    fn node(self) -> *mut Node {
-        // SAFETY: a block has so many nodes, which follow the records.
-        unsafe { (&raw mut (*self.0).nodes).cast::<Node>().add(self.number()) }
+        let number = self.number();
+        table::remove(&Table, self.hot, self.index());
+        table_give(number);
     }
 
     /// The flow's key.
     #[inline(always)]
     pub fn key(self) -> FlowKey {
         // SAFETY: as in `touch`.
-        let addresses = unsafe { (&raw const (*self.record()).addresses).read_volatile() };
-        table::key(addresses, Table.tag(self))
+        unsafe {
+            let addresses = (&raw const (*self.details).addresses).read_volatile();
+            let ports = (&raw const (*self.details).ports).read_volatile();
+            table::key(addresses, ports, self.owner())
+        }
     }
 
     /// Whether the record holds a flow that stands on this CPU's wheel.
     #[inline(always)]
     pub fn is_ours(self) -> bool {
-        let tag = Table.tag(self);
-        table::holds_flow(tag) && cpu(tag) == clock::cpu() & 0xfff
+        table::holds_flow(Table.tag(self.hot)) && self.cpu() == clock::cpu() & 0xfff
     }
 
-    /// Low 32 bits of the clock at the flow's first packet.
-    #[inline(always)]
-    pub fn created(self) -> u32 {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.node()).created).read_volatile() }
-    }
-
-    /// Sets [`created`](Self::created).
-    #[inline(always)]
-    pub fn set_created(self, created: u32) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.node()).created).write_volatile(created) }
-    }
-
-    /// The number that is [in doubt](twheel_common::state::Known::doubt).
-    #[inline(always)]
-    pub fn doubt(self) -> u32 {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.node()).doubt).read_volatile() }
-    }
-
-    /// Sets [`doubt`](Self::doubt).
-    #[inline(always)]
-    pub fn set_doubt(self, doubt: u32) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.node()).doubt).write_volatile(doubt) }
-    }
-
-    /// By which way one of its sides sends.
-    #[inline(always)]
-    pub fn way(self) -> SideWay {
-        // SAFETY: as in `touch`.
-        SideWay(unsafe { (&raw const (*self.node()).way).read_volatile() })
-    }
-
-    /// Sets [`way`](Self::way).
-    #[inline(always)]
-    pub fn set_way(self, way: SideWay) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.node()).way).write_volatile(way.0) }
-    }
-
-    /// Loads what a visit of a flow that stands first in a list needs of other lines than its record: of its home, and of
+    /// Loads what a visit of a flow that stands first in a list needs of other lines than its own: of its home, and of
     /// the flow behind it.
     #[inline(always)]
     pub fn fetch(self) {
-        if let Some(home) = Table.at(self.1.wrapping_sub(table::distance(Table.tag(self)))) {
+        let distance = table::distance(Table.tag(self.hot));
+        if let Some(home) = Table.at(self.index().wrapping_sub(distance)) {
             Table.hops(home);
         }
-        if let Some(next) = self.next().as_flow().and_then(at) {
-            Table.word(next);
-            next.prev();
+        if let Some(next) = self.next().as_flow().and_then(of) {
+            next.word();
         }
     }
 
     /// What follows in the inbox.
     #[inline(always)]
     pub fn inbox(self) -> Link {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.node()).inbox).read_volatile() }
+        match EXTRAS.get_ptr(self.number()) {
+            // SAFETY: as in `touch`.
+            Some(extras) => unsafe { (&raw const (*extras).inbox).read_volatile() },
+            None => Link::NONE,
+        }
     }
 
     /// Sets [`inbox`](Self::inbox). For whoever has posted the flow.
     #[inline(always)]
     pub fn set_inbox(self, link: Link) {
+        let Some(extras) = EXTRAS.get_ptr_mut(self.number()) else {
+            return;
+        };
+        let extras: *mut Extras = extras;
         // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.node()).inbox).write_volatile(link) }
+        unsafe { (&raw mut (*extras).inbox).write_volatile(link) }
+    }
+}
+
+/// Loads and stores of one of the details.
+macro_rules! field {
+    ($(#[doc = $get:literal])+ $name:ident, $(#[doc = $set:literal])+ $set_name:ident, $type:ty) => {
+        $(#[doc = $get])+
+        #[inline(always)]
+        pub fn $name(self) -> $type {
+            // SAFETY: details are valid memory while the program runs. Volatile, because other CPUs store there too.
+            unsafe { (&raw const (*self.details).$name).read_volatile() }
+        }
+
+        $(#[doc = $set])+
+        #[inline(always)]
+        pub fn $set_name(self, value: $type) {
+            // SAFETY: as above.
+            unsafe { (&raw mut (*self.details).$name).write_volatile(value) }
+        }
+    };
+}
+
+impl At {
+    field!(
+        /// Low 32 bits of the clock at the flow's first packet.
+        created,
+        /// Sets [`created`](Self::created).
+        set_created,
+        u32
+    );
+    field!(
+        /// The number that is [in doubt](twheel_common::state::Known::doubt).
+        doubt,
+        /// Sets [`doubt`](Self::doubt).
+        set_doubt,
+        u32
+    );
+    field!(
+        /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
+        next,
+        /// Sets [`next`](Self::next).
+        set_next,
+        Link
+    );
+    field!(
+        /// What comes before in the slot.
+        prev,
+        /// Sets [`prev`](Self::prev).
+        set_prev,
+        Link
+    );
+
+    /// By which way one of its sides sends.
+    #[inline(always)]
+    pub fn way(self) -> SideWay {
+        // SAFETY: as in `touch`.
+        SideWay(unsafe { (&raw const (*self.details).way).read_volatile() })
     }
 
-    /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
+    /// Sets [`way`](Self::way).
     #[inline(always)]
-    pub fn next(self) -> Link {
+    pub fn set_way(self, way: SideWay) {
         // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.record()).next).read_volatile() }
-    }
-
-    /// Sets [`next`](Self::next).
-    #[inline(always)]
-    pub fn set_next(self, link: Link) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.record()).next).write_volatile(link) }
-    }
-
-    /// What comes before in the slot.
-    #[inline(always)]
-    pub fn prev(self) -> Link {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw const (*self.node()).prev).read_volatile() }
-    }
-
-    /// Sets [`prev`](Self::prev).
-    #[inline(always)]
-    pub fn set_prev(self, link: Link) {
-        // SAFETY: as in `touch`.
-        unsafe { (&raw mut (*self.node()).prev).write_volatile(link) }
+        unsafe { (&raw mut (*self.details).way).write_volatile(way.0) }
     }
 }
 
@@ -478,107 +722,146 @@ struct Table;
 /// Every access is to a record: valid memory, aligned to its size, while the program runs. Loads and
 /// stores are volatile, because other CPUs store there too.
 impl Records for Table {
-    type At = At;
+    type At = Hot;
 
     #[inline(always)]
-    fn at(&self, index: u32) -> Option<At> {
-        FLOWS
-            .get_ptr_mut(index / BLOCK as u32)
-            .map(|block| At(block, index))
+    fn at(&self, index: u32) -> Option<Hot> {
+        FLOWS.get_ptr_mut(index / LINE).map(|line| Hot(line, index))
     }
 
     #[inline(always)]
-    fn tag(&self, at: At) -> u64 {
+    fn beside(&self, first: Hot, distance: u32) -> Hot {
+        Hot(first.0, first.1 | distance)
+    }
+
+    #[inline(always)]
+    fn tag(&self, at: Hot) -> u64 {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.record()).tag).read_volatile() }
+        unsafe { at.tag_place().read_volatile() }
     }
 
     #[inline(always)]
-    fn claim(&self, at: At, tag: u64) -> bool {
+    fn claim(&self, at: Hot, tag: u64) -> bool {
         // SAFETY: see above.
-        unsafe { atomic::compare_exchange(&raw mut (*at.record()).tag, 0, tag) == 0 }
+        unsafe { atomic::compare_exchange(at.tag_place(), 0, tag) == 0 }
     }
 
     #[inline(always)]
-    fn set_tag(&self, at: At, tag: u64) {
+    fn swap_tag(&self, at: Hot, old: u64, new: u64) {
         // SAFETY: see above.
-        unsafe { atomic::swap(&raw mut (*at.record()).tag, tag) };
+        unsafe { atomic::compare_exchange(at.tag_place(), old, new) };
     }
 
     #[inline(always)]
-    fn publish(&self, at: At, tag: u64) {
+    fn set_in_tag(&self, at: Hot, bits: u64) -> u64 {
         // SAFETY: see above.
-        unsafe { (&raw mut (*at.record()).tag).write_volatile(tag) };
+        unsafe { atomic::or_64(at.tag_place(), bits) }
     }
 
     #[inline(always)]
-    fn word(&self, at: At) -> Word {
+    fn clear_in_tag(&self, at: Hot, bits: u64) {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.record()).word).read_volatile() }
+        unsafe { atomic::and_64(at.tag_place(), !bits) };
     }
 
     #[inline(always)]
-    fn set_word(&self, at: At, word: Word) {
-        // SAFETY: see above; a `Word` is a `u64`.
-        unsafe { atomic::swap((&raw mut (*at.record()).word).cast(), word.0) };
-    }
-
-    #[inline(always)]
-    fn change(&self, at: At, old: Word, new: Word) -> Word {
-        // SAFETY: as above.
-        Word(unsafe {
-            atomic::compare_exchange((&raw mut (*at.record()).word).cast(), old.0, new.0)
-        })
-    }
-
-    #[inline(always)]
-    fn hops(&self, at: At) -> u32 {
+    fn free(&self, at: Hot) {
         // SAFETY: see above.
-        unsafe { (&raw const (*at.record()).hops).read_volatile() }
+        unsafe { at.tag_place().write_volatile(0) };
     }
 
     #[inline(always)]
-    fn announce(&self, at: At, bits: u32) -> u32 {
+    fn word(&self, at: Hot) -> Word {
         // SAFETY: see above.
-        unsafe { atomic::or(&raw mut (*at.record()).hops, bits) }
+        Word(unsafe { at.word_place().read_volatile() })
     }
 
     #[inline(always)]
-    fn renounce(&self, at: At, bits: u32) {
+    fn set_word(&self, at: Hot, word: Word) {
         // SAFETY: see above.
-        unsafe { atomic::and(&raw mut (*at.record()).hops, !bits) };
+        unsafe { atomic::swap(at.word_place(), word.0) };
     }
 
     #[inline(always)]
-    fn has_addresses(&self, at: At, key: &FlowKey) -> bool {
+    fn change(&self, at: Hot, old: Word, new: Word) -> Word {
+        // SAFETY: see above.
+        Word(unsafe { atomic::compare_exchange(at.word_place(), old.0, new.0) })
+    }
+
+    #[inline(always)]
+    fn hops(&self, at: Hot) -> u64 {
+        // SAFETY: see above.
+        unsafe { (&raw const (*at.0).hops).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn announce(&self, at: Hot, bits: u64) -> u64 {
+        // SAFETY: see above.
+        unsafe { atomic::or_64(&raw mut (*at.0).hops, bits) }
+    }
+
+    #[inline(always)]
+    fn renounce(&self, at: Hot, bits: u64) {
+        // SAFETY: see above.
+        unsafe { atomic::and_64(&raw mut (*at.0).hops, !bits) };
+    }
+
+    #[inline(always)]
+    fn has_key(&self, at: Hot, key: &FlowKey) -> bool {
         let [a, b, c, d] = key.addresses();
-        // SAFETY: see above.
+        let Some(details) = DETAILS.get_ptr(at.details()) else {
+            return false;
+        };
+        // SAFETY: a value of the map; see above.
         unsafe {
-            let addresses = (&raw const (*at.record()).addresses).cast::<u64>();
+            let addresses = (&raw const (*details).addresses).cast::<u64>();
+            let ports = (&raw const (*details).ports).read_volatile();
+            let owner = (&raw const (*details).owner).read_volatile();
             addresses.read_volatile() == a
                 && addresses.add(1).read_volatile() == b
                 && addresses.add(2).read_volatile() == c
                 && addresses.add(3).read_volatile() == d
+                && ports == key.ports() as u32
+                && table::has_proto(owner, key)
         }
     }
 
     #[inline(always)]
-    fn fill(&self, at: At, key: &FlowKey, begins: &Begins) {
+    fn fill(&self, at: Hot, key: &FlowKey, begins: &Begins) {
+        let number = begins.details;
+        let Some(details) = DETAILS.get_ptr_mut(number) else {
+            return;
+        };
         let [a, b, c, d] = key.addresses();
-        // SAFETY: see above.
+        // SAFETY: a value of the map; see above.
         unsafe {
-            let addresses = (&raw mut (*at.record()).addresses).cast::<u64>();
+            at.details_place().write_volatile(number);
+            let addresses = (&raw mut (*details).addresses).cast::<u64>();
             addresses.write_volatile(a);
             addresses.add(1).write_volatile(b);
             addresses.add(2).write_volatile(c);
             addresses.add(3).write_volatile(d);
+            (&raw mut (*details).ports).write_volatile(key.ports() as u32);
+            let owner = Details::owner_of(key, begins.cpu, begins.rule);
+            (&raw mut (*details).owner).write_volatile(owner);
+            (&raw mut (*details).record).write_volatile(at.index());
         }
+        let flow = At { hot: at, details };
         at.set_positions(begins.positions);
-        at.set_created(begins.now as u32);
-        at.set_doubt(0);
-        at.set_way(begins.way);
-        at.forget_account();
-        rto::forget(at);
+        flow.set_created(begins.now as u32);
+        flow.set_doubt(0);
+        flow.set_way(begins.way);
+        flow.forget_account();
+        rto::forget(flow.hot());
+    }
+
+    #[inline(always)]
+    fn present(&self, place: Place, hops: u64, key: &FlowKey) -> Present {
+        let found = table_present(place.home, place.fingerprint, hops, key);
+        Present {
+            index: found as u32,
+            has_twins: found >> 32 != 0,
+        }
     }
 
     #[inline(always)]
@@ -596,5 +879,77 @@ impl Records for Table {
         // SAFETY: the callback has the signature that the helper calls, and `turn` outlives the loop.
         // (`bpf_loop`, so that the verifier goes through a turn once.)
         unsafe { bpf_loop(turns, callback, (&raw mut turn).cast(), 0) };
+    }
+}
+
+impl Pool for Table {
+    #[inline(always)]
+    fn next(&self, details: u32) -> Link {
+        match DETAILS.get_ptr(details) {
+            // SAFETY: a value of the map; volatile, because other CPUs store there too.
+            Some(details) => unsafe { (&raw const (*details).next).read_volatile() },
+            None => Link::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn set_next(&self, details: u32, next: Link) {
+        if let Some(details) = DETAILS.get_ptr_mut(details) {
+            // SAFETY: as above.
+            unsafe { (&raw mut (*details).next).write_volatile(next) };
+        }
+    }
+
+    #[inline(always)]
+    fn below(&self, details: u32) -> Link {
+        match DETAILS.get_ptr(details) {
+            // SAFETY: as above.
+            Some(details) => unsafe { (&raw const (*details).prev).read_volatile() },
+            None => Link::NONE,
+        }
+    }
+
+    #[inline(always)]
+    fn set_below(&self, details: u32, below: Link) {
+        if let Some(details) = DETAILS.get_ptr_mut(details) {
+            // SAFETY: as above.
+            unsafe { (&raw mut (*details).prev).write_volatile(below) };
+        }
+    }
+
+    #[inline(always)]
+    fn depot(&self) -> u64 {
+        match DEPOT.get_ptr_mut(0) {
+            // SAFETY: a place in a map, aligned to 8; all access is atomic.
+            Some(head) => unsafe { atomic::add(head, 0) },
+            None => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn change_depot(&self, old: u64, new: u64) -> u64 {
+        match DEPOT.get_ptr_mut(0) {
+            // SAFETY: as above.
+            Some(head) => unsafe { atomic::compare_exchange(head, old, new) },
+            None => !old,
+        }
+    }
+
+    #[inline(always)]
+    fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool) {
+        Records::repeat(self, turns, turn);
+    }
+
+    #[inline(always)]
+    fn fresh(&self) -> Option<u32> {
+        let next = DEPOT.get_ptr_mut(1)?;
+        // SAFETY: as above.
+        let first = unsafe { atomic::add(next, u64::from(CHAIN)) };
+        if first + u64::from(CHAIN) <= u64::from(config!(details)) {
+            return Some(first as u32);
+        }
+        // SAFETY: as above.
+        unsafe { atomic::add(next, u64::from(CHAIN).wrapping_neg()) };
+        None
     }
 }

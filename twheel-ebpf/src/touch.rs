@@ -19,8 +19,8 @@ use crate::{
     enforce, inbox,
     policy::{self, Place},
     rto, share,
-    table::{self, At},
-    verifier::{given, given_mut},
+    table::{self, At, Hot},
+    verifier::{bit, given, given_mut},
     wheel,
 };
 
@@ -67,17 +67,21 @@ const TRIES: u32 = 8;
 /// functions that the verifier goes through once.
 #[inline(always)]
 pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
-    let home = table::home(&segment.key);
-    match table::find(home, &segment.key) {
-        Some(flow) => {
-            let before = flow.positions();
-            update(flow, segment, now, place);
+    let at = table::place(&segment.key);
+    table::expect_account(at);
+    rto::expect(at.home);
+    if segment.flags & tcp::SYN != 0 {
+        table::expect_details();
+    }
+    if let Some(flow) = table::find(at, &segment.key) {
+        let before = flow.positions();
+        if update(flow, segment, now, place) {
             note(flow, segment, before, now);
             count(Counter::Touched);
-            Touched::Known
+            return Touched::Known;
         }
-        None => begin(segment, home, now, place),
     }
+    begin(segment, at, now, place)
 }
 
 /// For a segment of no known flow: enters one, and makes room for it if the table is full.
@@ -85,37 +89,46 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
 /// The steps are taken one after the other here, and none within another: the verifier adds up what callers and callees
 /// have on the stack.
 #[inline(always)]
-fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
+fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched {
+    if config!(enforce) == 0 && !Seen::is_first(segment.flags, view()) {
+        count(Counter::NoFlow);
+        return Touched::NoFlow;
+    }
     let hook = place.hook as u32;
     let interface = u64::from(place.way.0) << 32 | u64::from(place.interface);
-    let mut begun = touch_unknown(segment, home, now, interface, hook);
-    for _ in 0..2 {
+    let mut begun = 0;
+    for _ in 0..3 {
+        begun = touch_unknown(segment, now, interface, hook);
+        if Touched::from_raw(begun >> 32) == Touched::Created {
+            let (seen, rule) = admitted(begun);
+            let way = SideWay::of(place.way, segment.direction);
+            begun = start(segment, at, now, seen, rule, way, 0);
+        }
         let room = match Touched::from_raw(begun >> 32) {
             Touched::TableFull => touch_make_room(segment, now),
-            Touched::WindowFull => wheel::wheel_make_room_at(home, now),
+            Touched::WindowFull => wheel::wheel_make_room_at(at.home, now),
             _ => 0,
         };
         if room == 0 {
             break;
         }
-        begun = touch_unknown(segment, home, now, interface, hook);
     }
     let touched = Touched::from_raw(begun >> 32);
     match touched {
         Touched::TableFull => count(Counter::TableFull),
         Touched::WindowFull => count(Counter::WindowFull),
         Touched::Created => {
-            if let Some(flow) = table::at(begun as u32) {
+            if let Some(flow) = table::hot(begun as u32) {
                 let before = flow.positions();
                 note(flow, segment, before, now);
             }
         }
         // Another CPU has entered it meanwhile.
         Touched::Known => {
-            if let Some(flow) = table::at(begun as u32) {
+            if let Some(flow) = table::hot(begun as u32) {
                 let before = flow.positions();
                 // Another CPU has just entered it.
-                update(flow, segment, now, place);
+                touch_change(flow.index(), segment, now, place.way.0);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -125,13 +138,13 @@ fn begin(segment: &Segment, home: u32, now: u64, place: Place) -> Touched {
     touched
 }
 
-/// A segment of no flow in the table, that was seen on this interface, and by which way it came in the high half. [`Touched`] in the high half; in the low one the index of the flow that it is of,
-/// where there is one by now.
+/// A segment of no flow in the table, that was seen on this interface, and by which way it came in the high half.
+/// [`Touched`] in the high half. If that is [`Touched::Created`], the flow is counted in, and what it begins with is in the low
+/// half: [`admitted`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_unknown(
     segment: *const Segment,
-    home: u32,
     now: u64,
     interface_way: u64,
     hook: u32,
@@ -153,17 +166,22 @@ pub extern "C" fn touch_unknown(
     if !table::has_room() {
         return (Touched::TableFull as u64) << 32;
     }
-    let raw = seen.0;
-    let rule = policy::policy_rule(segment, raw, interface_way as u32, hook);
-    let way = SideWay::of(Way((interface_way >> 32) as u32), segment.direction);
-    start(segment, home, now, seen, rule, way, 0)
+    let rule = policy::policy_rule(segment, seen.0, interface_way as u32, hook);
+    (Touched::Created as u64) << 32 | u64::from(rule & 0x1ff) << 20 | u64::from(seen.0 & 0xfffff)
+}
+
+/// What the flow begins with that [`touch_unknown`] has counted in: what was seen, and the rule.
+#[inline(always)]
+fn admitted(unknown: u64) -> (Seen, u32) {
+    let low = unknown as u32;
+    (Seen(low & 0xfffff), low >> 20 & 0x1ff)
 }
 
 /// Enters a flow that was counted in, and starts its timer. As [`touch_unknown`] says.
 #[inline(always)]
 fn start(
     segment: &Segment,
-    home: u32,
+    place: table::Place,
     now: u64,
     seen: Seen,
     rule: u32,
@@ -173,7 +191,15 @@ fn start(
     let since = now - u64::from(idle);
     let rule_way = u64::from(way.0) << 32 | u64::from(rule);
     clock::see(now);
-    let entered = table::table_enter(segment, home, since, seen.0, rule_way);
+    let entered = table::enter(segment, place, since, seen, rule_way);
+    touch_started(entered, now, since)
+}
+
+/// Starts the timer of a flow that [`table::enter`] has entered, or counts it out if it has not. As [`touch_unknown`] says,
+/// with the index of the flow in the low half.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
     let Some(flow) = table::entered(entered) else {
         table::uncount(1);
         return (Touched::WindowFull as u64) << 32;
@@ -182,7 +208,7 @@ fn start(
         table::uncount(1);
         return (Touched::Known as u64) << 32 | u64::from(flow.index());
     }
-    let timeout = table::timeout(rule as u16, seen);
+    let timeout = flow.timeout(flow.word().seen());
     wheel::wheel_start(flow.index(), now, since + u64::from(timeout));
     count(Counter::Created);
     (Touched::Created as u64) << 32 | u64::from(flow.index())
@@ -205,25 +231,29 @@ pub extern "C" fn touch_enter(
     if !table::has_room() {
         return Touched::TableFull as u64;
     }
-    let home = table::home(&segment.key);
+    let place = table::place(&segment.key);
     let (seen, rule) = (Seen(seen), rule & 0x1ff);
-    start(segment, home, now, seen, rule, SideWay::ANY, idle) >> 32
+    start(segment, place, now, seen, rule, SideWay::ANY, idle) >> 32
 }
 
 /// Counts a packet of a flow, and looks at the flow's retransmission timers, of which `before` is how far its sides had
 /// come.
 #[inline(always)]
-fn note(flow: At, segment: &Segment, before: Positions, now: u64) {
+fn note(flow: Hot, segment: &Segment, before: Positions, now: u64) {
     time(flow, segment, before, now);
     flow.count(segment.direction, segment.bytes);
 }
 
 /// The packet's part in the flow's retransmission timers.
 #[inline(always)]
-fn time(flow: At, segment: &Segment, [low, high]: Positions, now: u64) {
+fn time(flow: Hot, segment: &Segment, [low, high]: Positions, now: u64) {
     if rto::is_on() && segment.flags & datagram::ANY == 0 {
         let before = u64::from(low) | u64::from(high) << 32;
         let due = rto::rto_see(flow.index(), segment, before, now);
+        if due & rto::GOES_ON != 0 {
+            rto::rto_go_on(flow.index(), segment);
+        }
+        let due = due & !rto::GOES_ON;
         if due != 0 {
             count(Counter::RtoStarted);
         }
@@ -241,22 +271,22 @@ pub(crate) fn view() -> View {
     }
 }
 
-/// Notes what a packet says of a flow that is there.
+/// Notes what a packet says of a flow that is there. Says whether it is the packet's.
 #[inline(always)]
-fn update(flow: At, segment: &Segment, now: u64, place: Place) {
+fn update(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
     let word = flow.word();
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
-        if touch_change(flow.index(), segment, now, place.way.0) == NEW_RULE {
-            touch_rule(flow.index(), segment, place.interface, place.hook as u32);
-        }
-        return;
+        let changed = touch_change(flow.index(), segment, now, place.way.0);
+        let (hook, interface) = (place.hook as u64, place.interface.into());
+        return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
     }
     keep(flow, word, segment, now, place.way);
+    true
 }
 
 /// A packet that says nothing new, and keeps the flow alive.
 #[inline(always)]
-fn keep(flow: At, word: Word, segment: &Segment, now: u64, way: Way) {
+fn keep(flow: Hot, word: Word, segment: &Segment, now: u64, way: Way) {
     if word.is_older_than(now) {
         // So a flow that has a packet in every unit of the clock is written once a unit.
         flow.touch(now);
@@ -267,11 +297,23 @@ fn keep(flow: At, word: Word, segment: &Segment, now: u64, way: Way) {
         return;
     }
     if seen.is_told_by(segment.direction, view()) {
-        flow.set_positions(told);
-        learn(flow, segment, way);
+        touch_told(flow.index(), segment, way.0);
     } else {
         follow(flow, seen, segment, way);
     }
+}
+
+/// Notes what a side says that alone says where both sides are.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u64 {
+    if let (Some(flow), Some(segment)) = (table::at(index), given(segment))
+        && flow.has_key(&segment.key)
+    {
+        flow.set_positions(numbers::first(segment));
+        learn(flow, segment, Way(way));
+    }
+    0
 }
 
 /// Notes by which way the sender's packets come, if that is not known, or if the segment says what is true of the flow. (Else
@@ -286,7 +328,7 @@ pub extern "C" fn touch_learn(index: u32, segment: *const Segment, attempt: *con
         return 0;
     };
     let (before, after) = (Word(attempt.before), Word(attempt.after));
-    let begins = attempt.is_disproved != 0
+    let begins = attempt.ways & DISPROVED != 0
         && after.0 != 0
         && after.generation() == before.generation().wrapping_add(1);
     if begins || attempt.is_answer == 2 || flow.way() == SideWay::ANY {
@@ -309,7 +351,7 @@ fn learn(flow: At, segment: &Segment, way: Way) {
 
 /// Notes how far the sender has come, and the other side by what the sender has of it.
 #[inline(always)]
-fn follow(flow: At, seen: Seen, segment: &Segment, way: Way) {
+fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
     let positions = flow.positions();
     if is_apart(positions, segment) {
         touch_apart(flow.index(), segment, way.0);
@@ -326,6 +368,9 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
     };
+    if !flow.has_key(&segment.key) {
+        return 0;
+    }
     let (seen, direction) = (flow.word().seen(), segment.direction);
     let is_own_way = config!(one_armed) != 0 || flow.way().allows(Way(way), direction, false);
     let positions = flow.positions();
@@ -339,52 +384,69 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     0
 }
 
-/// A flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule.
-const NEW_RULE: u64 = 1;
-
-/// A segment that may change the flow's state. Rare: a handful in a connection's life. [`NEW_RULE`], or 0.
+/// A segment that may change the flow's state. Rare: a handful in a connection's life.
+/// [`STRANGER`], [`NEW_RULE`], or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
-    match (table::at(index), given(segment)) {
-        (Some(flow), Some(segment)) => change(flow, segment, now, Way(way)),
-        _ => 0,
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return 0;
+    };
+    if !flow.has_key(&segment.key) {
+        return STRANGER;
+    }
+    // Another CPU may change the flow at the same time, but states lead forward, and the
+    // stamp changes once a unit of the clock.
+    let mut attempt = Attempt {
+        life: flow.word().generation(),
+        ways: touch_ways(index, segment, way) as u8,
+        way,
+        ..Attempt::default()
+    };
+    let mut outcome = AGAIN;
+    for _ in 0..ATTEMPTS {
+        outcome = match attempt.ways & DISPROVED {
+            0 => touch_attempt(index, segment, now, &raw mut attempt),
+            _ => touch_anew(index, segment, now, &raw mut attempt),
+        };
+        if outcome != AGAIN {
+            break;
+        }
+    }
+    match table::at(index) {
+        Some(flow) => attempted(flow, segment, outcome, &attempt, now),
+        None => 0,
     }
 }
 
-/// The rule of a flow whose first segment this is, as it was seen on this interface. If it gives less time than the one
-/// before, that tells when the wheel next visits the flow.
+/// Chooses the rule of a flow if [`touch_change`] has said that it has a [`NEW_RULE`], by its first segment, as that was
+/// seen on this interface. If it gives less time than the one before, that tells when the wheel next visits the flow. 1 if
+/// the flow is another's. (So the caller has one path, which the verifier goes through once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_rule(
     index: u32,
     segment: *const Segment,
-    interface: u32,
-    hook: u32,
+    changed: u64,
+    interface: u64,
+    hook: u64,
 ) -> u64 {
+    if changed != NEW_RULE {
+        return changed;
+    }
     if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
         let seen = flow.word().seen().0;
-        flow.set_rule(policy::policy_rule(segment, seen, interface, hook) as u16);
+        let rule = policy::policy_rule(segment, seen, interface as u32, hook as u32) as u16;
+        if flow.has_key(&segment.key) {
+            flow.set_rule(rule);
+        }
     }
     0
 }
 
+/// What follows from an attempt.
 #[inline(always)]
-fn change(flow: At, segment: &Segment, now: u64, way: Way) -> u64 {
-    // Another CPU may change the flow at the same time, but states lead forward, and the
-    // stamp changes once a unit of the clock.
-    let mut attempt = Attempt {
-        life: flow.word().generation(),
-        way: way.0,
-        ..Attempt::default()
-    };
-    let mut outcome = AGAIN;
-    for _ in 0..ATTEMPTS {
-        outcome = touch_attempt(flow.index(), segment, now, &raw mut attempt);
-        if outcome != AGAIN {
-            break;
-        }
-    }
+fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: u64) -> u64 {
     let (before, after) = (Word(attempt.before), Word(attempt.after));
     let way = Way(attempt.way);
     match outcome {
@@ -396,7 +458,7 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) -> u64 {
             count(Counter::SameWay);
             return 0;
         }
-        NOTHING => keep(flow, before, segment, now, way),
+        NOTHING => keep(flow.hot(), before, segment, now, way),
         CHANGED => {
             clock::see(now);
             count(Counter::Changed);
@@ -411,35 +473,73 @@ fn change(flow: At, segment: &Segment, now: u64, way: Way) -> u64 {
                 if attempt.is_doubt != 0 {
                     flow.set_doubt(attempt.number);
                 } else if segment.flags & tcp::RST == 0 {
-                    follow(flow, before.seen(), segment, way);
+                    follow(flow.hot(), before.seen(), segment, way);
                 }
             }
-            bring_forward(flow, before, after, now);
+            let due = touch_due(flow.index(), before.0, after.0, now);
+            touch_hasten(flow.index(), before.seen().0, after.seen().0, due);
         }
         _ => {
             count(Counter::Raced);
             return 0;
         }
     }
-    touch_learn(flow.index(), segment, &raw const attempt)
+    touch_learn(flow.index(), segment, attempt)
 }
 
-/// Sees to it that a flow whose timeout has become shorter is looked at in time.
-#[inline(always)]
-fn bring_forward(flow: At, before: Word, after: Word, now: u64) {
+/// When a flow is to be looked at whose timeout has become shorter; 0: its timeout has not.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_due(index: u32, before: u64, after: u64, now: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return 0;
+    };
+    let (before, after) = (Word(before), Word(after));
     if !comes_forward(flow, before, after) {
-        return;
+        return 0;
     }
-    let due = now + u64::from(flow.timeout(after.seen()));
+    now + u64::from(flow.timeout(after.seen()))
+}
+
+/// Sees to it that a flow is looked at when it is [due](touch_due).
+///
+/// (Not one function with that: the verifier adds up what callers and callees have on the stack.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_hasten(index: u32, before: u32, after: u32, due: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return 0;
+    };
+    if due == 0 {
+        return 0;
+    }
     if flow.is_ours() {
-        wheel::wheel_hasten(flow.index(), due);
-    } else if before.seen().is_posted() {
-        // It was posted already, perhaps for a later time.
-        inbox::hurry(flow, due);
-    } else if after.seen().is_posted() {
-        inbox::post(flow, due);
+        wheel::wheel_hasten(index, due)
+    } else {
+        touch_post(index, before, after, due)
     }
 }
+
+/// The same by way of the inbox of the CPU on whose wheel the flow stands.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_post(index: u32, before: u32, after: u32, due: u64) -> u64 {
+    let Some(flow) = table::at(index) else {
+        return 0;
+    };
+    if Seen(before).is_posted() {
+        // It was posted already, perhaps for a later time.
+        inbox::hurry(flow, due);
+    } else if Seen(after).is_posted() {
+        inbox::post(flow, due);
+    }
+    0
+}
+
+/// Of [`touch_change`]: the flow is another's;
+const STRANGER: u64 = 1;
+/// a flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule.
+const NEW_RULE: u64 = 2;
 
 /// Attempts to change a flow, at most.
 const ATTEMPTS: u32 = 12;
@@ -467,8 +567,8 @@ pub struct Attempt {
     after: u64,
     /// The generation of the life that the segment is of.
     life: u16,
-    /// 1: this host made the packet, and what was seen of its sender before was somebody else's.
-    is_disproved: u8,
+    /// What the way of the segment says: [`OWN`], [`LOCAL`], [`DISPROVED`].
+    ways: u8,
     /// 1: `number` is in doubt now.
     is_doubt: u8,
     /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
@@ -477,6 +577,27 @@ pub struct Attempt {
     number: u32,
     /// By which [`Way`] the segment came.
     way: u32,
+}
+
+/// By this way the segment's sender may send;
+const OWN: u8 = 1;
+/// this host made it;
+const LOCAL: u8 = 2;
+/// and what was seen of its sender before was somebody else's.
+const DISPROVED: u8 = 4;
+
+/// What the way by which a segment came says of it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_ways(index: u32, segment: *const Segment, way: u32) -> u64 {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return 0;
+    };
+    let (side, way, direction) = (flow.way(), Way(way), segment.direction);
+    let is_lenient = config!(one_way) != 0 || flow.word().seen().is_replied();
+    let is_own = config!(one_armed) != 0 || side.allows(way, direction, is_lenient);
+    let is_disproved = side.is_disproved_by(way, direction);
+    u64::from(is_own) | u64::from(way.is_local()) << 1 | u64::from(is_disproved) << 2
 }
 
 /// Changes a flow as a segment says, if it is still in this life and nobody else changes it at the same time.
@@ -499,16 +620,12 @@ pub extern "C" fn touch_attempt(
     if word.generation() != attempt.life {
         return RACED;
     }
-    let (side, way) = (flow.way(), Way(attempt.way));
-    let is_lenient = config!(one_way) != 0 || word.seen().is_replied();
     let known = Known {
         positions: flow.positions(),
         doubt: flow.doubt(),
-        is_own_way: config!(one_armed) != 0 || side.allows(way, segment.direction, is_lenient),
-        is_local: way.is_local(),
-        is_disproved: side.is_disproved_by(way, segment.direction),
+        is_own_way: attempt.ways & OWN != 0,
+        is_local: attempt.ways & LOCAL != 0,
     };
-    attempt.is_disproved = known.is_disproved.into();
     (attempt.is_doubt, attempt.is_answer) = (0, 0);
     let changed = match word.seen().next(segment, &known, view()) {
         Change::Nothing => return NOTHING,
@@ -540,6 +657,51 @@ pub extern "C" fn touch_attempt(
             Word::new(now, word.generation().wrapping_add(1), seen.starting())
         }
     };
+    exchange(flow, segment, word, changed, now, attempt)
+}
+
+/// Begins the flow anew if what was seen of it so far is [`DISPROVED`], as [`touch_attempt`]; else takes that back.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_anew(
+    index: u32,
+    segment: *const Segment,
+    now: u64,
+    attempt: *mut Attempt,
+) -> u64 {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return RACED;
+    };
+    let Some(attempt) = given_mut(attempt) else {
+        return RACED;
+    };
+    let word = flow.word();
+    attempt.before = word.0;
+    if word.generation() != attempt.life {
+        return RACED;
+    }
+    let Some(seen) = word.seen().anew(segment) else {
+        attempt.ways &= !DISPROVED;
+        return AGAIN;
+    };
+    // The CPU that began the last life has not stored its beginning yet.
+    if word.seen().is_starting() {
+        return RACED;
+    }
+    let changed = Word::new(now, word.generation().wrapping_add(1), seen.starting());
+    exchange(flow, segment, word, changed, now, attempt)
+}
+
+/// Changes a flow's word, if it is still as it was.
+#[inline(always)]
+fn exchange(
+    flow: At,
+    segment: &Segment,
+    word: Word,
+    changed: Word,
+    now: u64,
+    attempt: &mut Attempt,
+) -> u64 {
     // A deadline that moves to a later time is found out at the next visit. One that comes forward is
     // not to wait for that.
     let changed = if flow.is_ours() || !comes_forward(flow, word, changed) {
@@ -591,7 +753,7 @@ pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64
     count(Counter::Superseded);
     flow.set_created(now as u32);
     flow.set_positions(numbers::first(segment));
-    rto::forget(flow);
+    rto::forget(flow.hot());
     flow.started();
     0
 }

@@ -1,5 +1,5 @@
-//! The lists under the wheel's arithmetic: doubly linked through the flows themselves, by their index in
-//! the table, so that a flow needs no node of its own, stands in exactly one slot, and can be taken
+//! The lists under the wheel's arithmetic: doubly linked through the flows themselves, by the index of their
+//! details, so that a flow needs no node of its own, stands in exactly one slot, and can be taken
 //! out of it wherever it stands.
 //!
 //! Everything here belongs to one CPU and runs with bottom halves off: in the packet path, or in the
@@ -97,7 +97,7 @@ impl Lists {
 /// The list of a flow in whichever slot it stands.
 #[inline(always)]
 fn list_of(flow: At) -> u32 {
-    flow.index() & (LISTS as u32 - 1)
+    flow.number() & (LISTS as u32 - 1)
 }
 
 /// The shape of the wheel.
@@ -143,7 +143,7 @@ pub extern "C" fn wheel_hasten(index: u32, due: u64) -> u64 {
 fn place(wheel: &mut Wheel, flow: At, due: u64) {
     let slot = wheel.slot(geometry(), clock::tick().from(due));
     push(wheel, flow, slot);
-    rto::set_visit(flow, due);
+    rto::set_visit(flow.hot(), due);
     wake_for(wheel, slot);
 }
 
@@ -198,7 +198,7 @@ fn first_of(flow: At, now: u64, due: u64) -> u64 {
 /// Makes good a timer that another CPU has started while the flow was armed for `due`.
 #[inline(always)]
 fn settle(flow: At, now: u64, due: u64) {
-    let expires = rto::started_meanwhile(flow, now);
+    let expires = rto::started_meanwhile(flow.hot(), now);
     // Rounding alone is no reason.
     if expires < due.saturating_sub(2) {
         wheel_hasten(flow.index(), expires);
@@ -208,17 +208,17 @@ fn settle(flow: At, now: u64, due: u64) {
 /// Puts a flow at the front of a slot.
 #[inline(always)]
 fn push(wheel: &mut Wheel, flow: At, slot: Slot) {
-    let (index, list) = (flow.index(), list_of(flow));
+    let (number, list) = (flow.number(), list_of(flow));
     let Some(lists) = Lists::of(slot.index) else {
         return;
     };
     let first = lists.get(list);
-    lists.set(list, Link::flow(index));
+    lists.set(list, Link::flow(number));
     wheel.latest = list;
     flow.set_next(first);
     flow.set_prev(Link::list(slot.index, list));
-    match first.as_flow().and_then(table::at) {
-        Some(first) => first.set_prev(Link::flow(index)),
+    match first.as_flow().and_then(table::of) {
+        Some(first) => first.set_prev(Link::flow(number)),
         None => wheel.occupy(geometry(), slot.index),
     }
 }
@@ -227,11 +227,11 @@ fn push(wheel: &mut Wheel, flow: At, slot: Slot) {
 #[inline(always)]
 fn unlink(wheel: &mut Wheel, flow: At) {
     let (next, prev) = (flow.next(), flow.prev());
-    if let Some(next) = next.as_flow().and_then(table::at) {
+    if let Some(next) = next.as_flow().and_then(table::of) {
         next.set_prev(prev);
     }
     let Some((slot, list)) = prev.as_list() else {
-        if let Some(prev) = prev.as_flow().and_then(table::at) {
+        if let Some(prev) = prev.as_flow().and_then(table::of) {
             prev.set_next(next);
         }
         return;
@@ -307,7 +307,7 @@ extern "C" fn wheel_hand_out(slot: u32) -> u32 {
         let first = from.get(list);
         from.set(list, Link::NONE);
         to.set(list, first);
-        if let Some(flow) = first.as_flow().and_then(table::at) {
+        if let Some(flow) = first.as_flow().and_then(table::of) {
             flow.set_prev(Link::list(pending(), list));
         }
     }
@@ -327,7 +327,7 @@ extern "C" fn wheel_gather() -> u32 {
     };
     let mut round = 0;
     for list in 0..LISTS as u32 {
-        if let Some(flow) = waiting.get(list).as_flow().and_then(table::at) {
+        if let Some(flow) = waiting.get(list).as_flow().and_then(table::of) {
             round |= 1 << list;
             flow.fetch();
         }
@@ -501,12 +501,10 @@ fn handle(
     hog: bool,
 ) -> Handled {
     let for_room = purpose != For::Stepper;
-    let Some(index) = first.as_flow() else {
+    let Some(flow) = first.as_flow().and_then(table::of) else {
         return Handled::Nothing(None);
     };
-    let Some(flow) = table::at(index) else {
-        return Handled::Nothing(None);
-    };
+    let index = flow.index();
     let word = flow.word();
     if word.is_dead() || !flow.is_ours() {
         // Only this CPU ends the flows of its wheel, and it unlinks them.
@@ -710,13 +708,13 @@ fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
     }
     unlink(wheel, flow);
     let due = if for_room {
-        rto::no_later(flow, now, due)
+        rto::no_later(flow.hot(), now, due)
     } else {
         due
     };
     let slot = wheel.again(geometry(), clock::tick().from(due));
     push(wheel, flow, slot);
-    rto::set_visit(flow, due);
+    rto::set_visit(flow.hot(), due);
     if for_room {
         // The stepper may sleep past the new slot: timeouts may have become shorter.
         wake_for(wheel, slot);

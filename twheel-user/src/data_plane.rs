@@ -21,6 +21,7 @@ use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
     counter::{APART, Counter, Counters, LOADER, PLACES},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
+    pool::{CHAIN, SHELF},
     state::Timeouts,
     step::{Answer, Delete, Step, Sweep},
     table::Hash,
@@ -123,6 +124,7 @@ impl DataPlane {
         let counted = assign(kept, &load.interfaces);
         let mut apart = [0; APART];
         apart.copy_from_slice(&counted[1..=APART]);
+        let details = details(load.config.max_flows)?;
         let extra = |asked| match asked {
             0 => 1,
             _ => wanted.hash.records() as u32,
@@ -147,12 +149,15 @@ impl DataPlane {
         }
         let config = Config {
             live: (load.stepping == Stepping::LiveFrames).into(),
+            details,
             ..load.config
         };
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(instance.path())
-            .map_max_entries("FLOWS", wanted.hash.blocks() as u32)
+            .map_max_entries("FLOWS", wanted.hash.lines() as u32)
+            .map_max_entries("DETAILS", details)
+            .map_max_entries("EXTRAS", details)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
             .map_max_entries("EXPIRED", tombs)
@@ -287,7 +292,7 @@ impl DataPlane {
 
     /// The flow table, for reading.
     pub fn flows(&self) -> Result<Flows> {
-        Flows::map(self.map("FLOWS")?)
+        Flows::map(self.map("FLOWS")?, self.map("DETAILS")?)
     }
 
     /// The room in the table that is taken: flows, and those that are just entering.
@@ -632,13 +637,18 @@ fn check_pinned(pins: &Pins) -> Result<()> {
         event::Staged,
         flow::{Account, FlowKey},
         policy::{Ends, Header, PortClasses, Rules},
+        pool::Shelf,
         rto::Timers,
-        table::Block,
+        table::{Details, Extras, Line},
         wheel::{Heads, Wheel},
     };
     let size = |bytes: usize| bytes as u32;
     let shapes = [
-        ("FLOWS", MapType::Array, 4, size(size_of::<Block>())),
+        ("FLOWS", MapType::Array, 4, size(size_of::<Line>())),
+        ("DETAILS", MapType::Array, 4, size(size_of::<Details>())),
+        ("EXTRAS", MapType::Array, 4, size(size_of::<Extras>())),
+        ("DEPOT", MapType::Array, 4, 8),
+        ("SHELF", MapType::PerCpuArray, 4, size(size_of::<Shelf>())),
         ("ACCOUNTS", MapType::Array, 4, size(size_of::<Account>())),
         ("RTOS", MapType::Array, 4, size(size_of::<Timers>())),
         ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
@@ -722,6 +732,12 @@ fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
 
 /// CPUs that a record of the flow table can name.
 const MAX_CPUS: usize = 1 << 12;
+
+/// Details for so many flows, whichever CPU's they are: those that lie on shelves are nobody's. Whole chains.
+fn details(max_flows: u32) -> Result<u32> {
+    let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
+    Ok(most.next_multiple_of(CHAIN.into()).min(1 << 30) as u32)
+}
 
 /// CPUs that this host may have.
 fn cpus() -> Result<u32> {

@@ -1,8 +1,7 @@
 //! Reading the flow table while the data plane writes it: through mappings, without a system call a flow and
 //! without holding anybody up.
 //!
-//! The table is looked at in windows of `WINDOW` records, one mapped at a time, so that a reader's memory does not
-//! grow with the table.
+//! The maps are mapped whole. Their pages are the kernel's own, so a reader's own memory does not grow with the table.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -20,23 +19,20 @@ use twheel_common::{
     flow::{Account, FlowKey, Traffic, Word},
     rto::{Side, Timers},
     step::Delete,
-    table::{self, BLOCK, Block, Changed, Hash, Node, Reads, Record},
+    table::{self, Changed, Details, Hash, LINE, Line, Reads},
     wheel::Link,
 };
 
 use crate::pins::Pins;
 
-/// Records that are mapped at a time, whole blocks: every array's part begins on a page then.
-const WINDOW: u32 = 1 << 16;
-
 /// The table.
 pub struct Flows {
-    blocks: Values,
+    lines: Values,
+    details: Values,
     accounts: Option<Values>,
     timers: Option<Values>,
     count: u32,
-    /// For those who ask for one flow.
-    whole: OnceLock<Option<Window>>,
+    mapped: OnceLock<Result<Maps, String>>,
 }
 
 /// A flow, as it was at one moment.
@@ -76,7 +72,7 @@ impl Flows {
     /// An instance's table, by its pins.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
-        let mut flows = Self::map(&open("FLOWS")?)?;
+        let mut flows = Self::map(&open("FLOWS")?, &open("DETAILS")?)?;
         // Of one value where there is nothing to read.
         let extra = |values: Values| (values.count >= flows.count).then_some(values);
         let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
@@ -85,15 +81,16 @@ impl Flows {
         Ok(flows)
     }
 
-    /// A table without what is counted and timed: the map `FLOWS`.
-    pub fn map(flows: &Map) -> Result<Self> {
-        let blocks = Values::new::<Block>(flows).context("cannot read FLOWS")?;
+    /// A table without what is counted and timed: the maps `FLOWS` and `DETAILS`.
+    pub fn map(flows: &Map, details: &Map) -> Result<Self> {
+        let lines = Values::new::<Line>(flows).context("cannot read FLOWS")?;
         Ok(Self {
-            count: blocks.count * BLOCK as u32,
-            blocks,
+            count: lines.count * LINE,
+            lines,
+            details: Values::new::<Details>(details).context("cannot read DETAILS")?,
             accounts: None,
             timers: None,
-            whole: OnceLock::new(),
+            mapped: OnceLock::new(),
         })
     }
 
@@ -116,19 +113,16 @@ impl Flows {
     ///
     /// # Panics
     ///
-    /// If a window cannot be mapped: the process is out of address space.
+    /// If the table cannot be mapped: the process is out of address space.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
-        (0..self.count).step_by(WINDOW as usize).flat_map(|first| {
-            let count = WINDOW.min(self.count - first);
-            let window = self.window(first, count).expect("a window can be mapped");
-            (first..first + count).filter_map(move |index| window.get(index))
-        })
+        let maps = self.maps().expect("the table can be mapped");
+        (0..self.count).filter_map(|index| maps.get(index))
     }
 
     /// The flow in a record. One that changes all the time while it is looked at so often that its CPU
     /// must have been stopped half way is passed over.
     pub fn get(&self, index: u32) -> Option<Flow> {
-        self.whole()?.get(index)
+        self.maps().ok()?.get(index)
     }
 
     /// The live flow of a key, where homes are as this hash has them.
@@ -137,11 +131,11 @@ impl Flows {
     ///
     /// It cannot be told: the table cannot be mapped, or a record does not come to rest.
     pub fn find(&self, hash: &Hash, key: &FlowKey) -> Result<Option<Flow>> {
-        let whole = self.whole().context("cannot map the flow table")?;
-        let home = hash.home(key);
+        let maps = self.maps()?;
+        let home = hash.place(key).home;
         // All of its window: what stands there is what packets find.
         for index in home..(home + table::WINDOW).min(self.count) {
-            let flow = whole.read(index);
+            let flow = maps.read(index);
             let flow = flow.map_err(|Changed| anyhow!("a record changes all the time"))?;
             if flow.is_some_and(|flow| flow.key == *key) {
                 return Ok(flow);
@@ -150,31 +144,28 @@ impl Flows {
         Ok(None)
     }
 
-    /// The record that follows in the same slot of the wheel, if the flow of this one stands on the wheel of this
+    /// The details that follow in the same slot of the wheel, if the flow of these stands on the wheel of this
     /// CPU, and whatever it is by now: the list changes while it is followed.
-    pub fn next(&self, index: u32, cpu: u32) -> Option<Link> {
-        self.whole()?.next(index, cpu)
+    pub fn next(&self, details: u32, cpu: u32) -> Option<Link> {
+        self.maps().ok()?.next(details, cpu)
     }
 
-    fn whole(&self) -> Option<&Window> {
-        self.whole
-            .get_or_init(|| self.window(0, self.count).ok())
-            .as_ref()
+    fn maps(&self) -> Result<&Maps> {
+        let maps = self
+            .mapped
+            .get_or_init(|| self.map_all().map_err(|error| format!("{error:#}")));
+        maps.as_ref().map_err(|error| anyhow!("{error}"))
     }
 
-    fn window(&self, first: u32, count: u32) -> Result<Window> {
-        let extra = |values: &Option<Values>| {
-            let values = values.as_ref();
-            values.map(|it| it.map(first, count)).transpose()
-        };
-        Ok(Window {
-            blocks: self
-                .blocks
-                .map(first / BLOCK as u32, count / BLOCK as u32)?,
+    fn map_all(&self) -> Result<Maps> {
+        let extra = |values: &Option<Values>| values.as_ref().map(Values::map).transpose();
+        Ok(Maps {
+            lines: self.lines.map()?,
+            details: self.details.map()?,
             accounts: extra(&self.accounts)?,
             timers: extra(&self.timers)?,
-            first,
-            count,
+            records: self.count,
+            flows: self.details.count,
         })
     }
 }
@@ -204,26 +195,26 @@ impl Values {
         })
     }
 
-    /// Some of its values, for reading. The first is one where a page begins.
-    fn map(&self, first: u32, count: u32) -> Result<MmapRaw> {
+    /// Its values, for reading.
+    fn map(&self) -> Result<MmapRaw> {
         MmapOptions::new()
-            .offset(u64::from(first) * self.size as u64)
-            .len(count as usize * self.size)
+            .len(self.count as usize * self.size)
             .map_raw_read_only(&self.map)
             .context("cannot map the flow table")
     }
 }
 
-/// Records from `first` on, mapped.
-struct Window {
-    blocks: MmapRaw,
+/// The table, mapped.
+struct Maps {
+    lines: MmapRaw,
+    details: MmapRaw,
     accounts: Option<MmapRaw>,
     timers: Option<MmapRaw>,
-    first: u32,
-    count: u32,
+    records: u32,
+    flows: u32,
 }
 
-impl Window {
+impl Maps {
     fn get(&self, index: u32) -> Option<Flow> {
         self.read(index).ok().flatten()
     }
@@ -240,35 +231,11 @@ impl Window {
         Err(Changed)
     }
 
-    /// A record and its node.
-    fn at(&self, index: u32) -> Option<Mapped<'_>> {
-        let at = index.checked_sub(self.first)?;
-        if at >= self.count {
-            return None;
-        }
-        // SAFETY: within the mapping, which has `count` records in whole blocks; the kernel has it aligned to a page. No
-        // references are made of it: others write there.
-        let (record, node) = unsafe {
-            let block = self.blocks.as_mut_ptr().cast::<Block>();
-            let block = block.add(at as usize / BLOCK);
-            let number = at as usize % BLOCK;
-            (
-                (&raw mut (*block).records).cast::<Record>().add(number),
-                (&raw mut (*block).nodes).cast::<Node>().add(number),
-            )
-        };
-        Some(Mapped {
-            record,
-            node,
-            at,
-            window: self,
-        })
-    }
-
     fn try_get(&self, index: u32) -> Result<Option<Flow>, Changed> {
-        let Some(record) = self.at(index) else {
+        if index >= self.records {
             return Ok(None);
-        };
+        }
+        let record = Mapped { index, maps: self };
         let found = table::read(&record)?;
         Ok(found.map(|found| Flow {
             index,
@@ -277,55 +244,101 @@ impl Window {
             created: found.created,
             cpu: found.cpu,
             rule: found.rule,
-            account: record.account(),
-            sides: record.sides(),
+            account: self.account(index),
+            sides: self.sides(index),
         }))
     }
 
-    fn next(&self, index: u32, cpu: u32) -> Option<Link> {
-        let record = self.at(index)?;
-        let tag = record.tag();
-        (table::holds_flow(tag) && table::cpu(tag) == cpu).then(|| record.next())
-    }
-}
-
-/// A record and what belongs to it, of a window.
-struct Mapped<'a> {
-    record: *mut Record,
-    node: *mut Node,
-    at: u32,
-    window: &'a Window,
-}
-
-impl Mapped<'_> {
-    fn next(&self) -> Link {
-        // SAFETY: as in `Reads`; a `Link` is a `u32`.
-        let next = unsafe { AtomicU32::from_ptr((&raw mut (*self.record).next).cast()) };
-        Link::from_raw(next.load(Ordering::Relaxed))
+    fn next(&self, number: u32, cpu: u32) -> Option<Link> {
+        let details = self.details(number)?;
+        let index = details.record;
+        if index >= self.records {
+            return None;
+        }
+        let record = Mapped { index, maps: self };
+        let is_here = table::holds_flow(record.tag()) && record.number() == number;
+        (is_here && details.cpu() == cpu).then_some(details.next)
     }
 
-    fn account(&self) -> Option<Account> {
-        let accounts = self.window.accounts.as_ref()?;
+    /// Details, each word of them whole.
+    fn details(&self, number: u32) -> Option<Details> {
+        const WORDS: usize = size_of::<Details>() / size_of::<u64>();
+        if number >= self.flows {
+            return None;
+        }
+        // SAFETY: within the mapping, which has so many, aligned to a page; only read, and atomically, since others write
+        // there.
+        let words = unsafe {
+            &*self
+                .details
+                .as_mut_ptr()
+                .cast::<[AtomicU64; WORDS]>()
+                .add(number as usize)
+        };
+        let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        // SAFETY: of the same size, and any bits are valid in each field.
+        Some(unsafe { std::mem::transmute::<[u64; WORDS], Details>(words) })
+    }
+
+    fn account(&self, index: u32) -> Option<Account> {
+        let accounts = self.accounts.as_ref()?;
+        if index >= self.records {
+            return None;
+        }
         // SAFETY: an account for each record, each of four aligned words.
         let words = unsafe {
             &*accounts
                 .as_mut_ptr()
                 .cast::<[AtomicU64; 4]>()
-                .add(self.at as usize)
+                .add(index as usize)
         };
         let [a, b, c, d] = words.each_ref().map(|word| word.load(Ordering::Relaxed));
         let traffic = |packets, bytes| Traffic { packets, bytes };
         Some([traffic(a, b), traffic(c, d)])
     }
 
-    fn sides(&self) -> Option<[Side; 2]> {
-        let timers = self.window.timers.as_ref()?;
+    fn sides(&self, index: u32) -> Option<[Side; 2]> {
+        let timers = self.timers.as_ref()?;
+        if index >= self.records {
+            return None;
+        }
         // SAFETY: timers for each record. The kernel writes there meanwhile, so they are copied by volatile loads;
         // any bytes are a valid `Side`, whose fields may then be of different moments.
         Some(unsafe {
-            (&raw const (*timers.as_mut_ptr().cast::<Timers>().add(self.at as usize)).sides)
+            (&raw const (*timers.as_mut_ptr().cast::<Timers>().add(index as usize)).sides)
                 .read_volatile()
         })
+    }
+}
+
+/// A record, which there is.
+struct Mapped<'a> {
+    index: u32,
+    maps: &'a Maps,
+}
+
+impl Mapped<'_> {
+    fn line(&self) -> *mut Line {
+        // SAFETY: within the mapping, which has so many; the kernel has it aligned to a page. No references are made of it:
+        // others write there.
+        unsafe {
+            self.maps
+                .lines
+                .as_mut_ptr()
+                .cast::<Line>()
+                .add((self.index / LINE) as usize)
+        }
+    }
+
+    fn slot(&self) -> usize {
+        (self.index % LINE) as usize
+    }
+
+    /// The index of its details.
+    fn number(&self) -> u32 {
+        // SAFETY: an aligned word of the line.
+        let number = unsafe { AtomicU32::from_ptr(&raw mut (*self.line()).details[self.slot()]) };
+        number.load(Ordering::Relaxed)
     }
 }
 
@@ -333,26 +346,19 @@ impl Mapped<'_> {
 impl Reads for Mapped<'_> {
     fn word(&self) -> Word {
         // SAFETY: see above; a `Word` is a `u64`.
-        let word = unsafe { AtomicU64::from_ptr((&raw mut (*self.record).word).cast()) };
+        let word =
+            unsafe { AtomicU64::from_ptr((&raw mut (*self.line()).words[self.slot()]).cast()) };
         Word(word.load(Ordering::Relaxed))
     }
 
     fn tag(&self) -> u64 {
         // SAFETY: see above.
-        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.record).tag) };
+        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.line()).tags[self.slot()]) };
         tag.load(Ordering::Relaxed)
     }
 
-    fn addresses(&self) -> [u64; 4] {
-        // SAFETY: see above; an array of words, each at its place.
-        let words = unsafe { &*(&raw mut (*self.record).addresses).cast::<[AtomicU64; 4]>() };
-        words.each_ref().map(|word| word.load(Ordering::Relaxed))
-    }
-
-    fn created(&self) -> u32 {
-        // SAFETY: see above.
-        let created = unsafe { AtomicU32::from_ptr(&raw mut (*self.node).created) };
-        created.load(Ordering::Relaxed)
+    fn details(&self) -> Option<Details> {
+        self.maps.details(self.number())
     }
 
     fn fence(&self) {

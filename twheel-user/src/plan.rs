@@ -22,9 +22,10 @@ use nix::time::{ClockId, clock_gettime};
 use twheel_common::{
     config::Config,
     counter::Counters,
+    pool::SHELF,
     state::{self, State},
     step::Outcome,
-    table::{Block, Hash},
+    table::{Details, Extras, Hash, Line},
     wheel::{Geometry, Heads, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
 };
 
@@ -197,10 +198,14 @@ fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
 
 /// Bytes of the maps that grow with flows, slots and CPUs, and of the ring.
 fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
-    let blocks = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).blocks();
+    let lines = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).lines();
+    let details = flows + cpus * u64::from(SHELF);
     let wheel = u64::from(geometry.slots() + 1) * size_of::<Heads>() as u64
         + (size_of::<Wheel>() + size_of::<Counters>()) as u64;
-    blocks * size_of::<Block>() as u64 + cpus * wheel + u64::from(RING_BYTES)
+    lines * size_of::<Line>() as u64
+        + details * (size_of::<Details>() + size_of::<Extras>()) as u64
+        + cpus * wheel
+        + u64::from(RING_BYTES)
 }
 
 /// Flows that a machine is measured with, at most: what they cost grows no more beyond.
@@ -415,11 +420,11 @@ mod tests {
         let wheel = plan(1_000, 3).memory - plan(1_000, 2).memory;
         let least = (1 << 10) * size_of::<Heads>() + size_of::<Wheel>();
         assert!(wheel >= least as u64, "{wheel} bytes a wheel");
-        // Both are whole blocks.
-        let blocks = |flows| Hash::new([0; 11], flows).blocks();
+        let lines = |flows| Hash::new([0; 11], flows).lines();
+        let details = (size_of::<Details>() + size_of::<Extras>()) as u64;
         assert_eq!(
             plan(2_000, 2).memory - plan(1_000, 2).memory,
-            (blocks(2_000) - blocks(1_000)) * size_of::<Block>() as u64
+            (lines(2_000) - lines(1_000)) * size_of::<Line>() as u64 + 1_000 * details
         );
     }
 

@@ -154,6 +154,7 @@ impl Wanted {
             enforce_rate: self.enforce_rate.min(MAX_RATE),
             share: self.share.into(),
             live: 0,
+            details: 0,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
         Ok((config, timeouts))

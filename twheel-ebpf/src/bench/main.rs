@@ -123,7 +123,7 @@ pub fn bench_lookup(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn bench_find(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
-        Some(segment) => table::find(table::home(&segment.key), &segment.key).is_some(),
+        Some(segment) => table::find(table::place(&segment.key), &segment.key).is_some(),
         None => false,
     })
 }
