@@ -114,13 +114,13 @@ pub extern "C" fn emit_flush() -> u32 {
 pub struct Stage(*mut Staged, u64);
 
 impl Stage {
-    /// Fills in the end of a flow.
+    /// Fills in the end of a flow; `None`: of one that is not in the table.
     #[inline(always)]
-    pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
+    pub fn submit(self, flow: Option<At>, key: &FlowKey, ended: &Ended, now: u64) {
         // SAFETY: see `stage`, which has compared the number.
         unsafe {
             let events = (&raw mut (*self.0).events).cast::<Event>();
-            fill(events.add(self.1 as usize), Some(flow), key, ended, now);
+            fill(events.add(self.1 as usize), flow, key, ended, now);
             (&raw mut (*self.0).count).write_volatile(self.1 + 1);
         }
     }

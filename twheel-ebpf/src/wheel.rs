@@ -636,7 +636,7 @@ extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> u64 
     if !flow.kill(word) {
         return End::Alive as u64;
     }
-    stage.submit(flow, &flow.key(), &ended(flow, word, reason), now);
+    stage.submit(Some(flow), &flow.key(), &ended(flow, word, reason), now);
     unlink(wheel, flow);
     flow.remove();
     End::Done as u64

@@ -30,7 +30,7 @@ macro_rules! say {
 }
 
 pub mod attach;
-mod bpf;
+pub mod bpf;
 pub mod call;
 pub mod cli;
 pub mod clock;

@@ -8,8 +8,8 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    peers::Peers,
-    plane::{self, Bench, Segment, hash_entries},
+    peers::{self, Peers},
+    plane::{self, Bench, Segment},
     plot,
     report::{Figure, Report, verdict},
     size,
@@ -20,18 +20,24 @@ const SIZES: [u32; 3] = [
     size(1 << 17, 1 << 13),
     size(1 << 20, 1 << 14),
 ];
-/// What a new flow may cost: so many times the floor.
-const BOUND: f64 = 1.1;
+/// What a new flow may cost: so many times the floor,
+const BOUND: f64 = 0.9;
+/// and so many times an insertion into an LRU hash.
+const LRU_BOUND: f64 = 0.55;
 /// Rules of the policy.
 const RULES: [u32; 3] = [0, 10, 100];
-const VARIANTS: [(&str, &str); 3] = [
+/// Tables that are filled for the parts.
+const PARTS: u32 = 5;
+const VARIANTS: [(&str, &str); 4] = [
     ("floor", "floor_insert"),
-    ("lru", "peer_lru"),
+    ("lru", peers::LRU),
     ("touch", "touch"),
+    ("resizable", peers::RESIZABLE),
 ];
 const FLOOR: usize = 0;
 const LRU: usize = 1;
 const TOUCH: usize = 2;
+const RESIZABLE: usize = 3;
 
 /// Fills tables from half to full.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
@@ -47,23 +53,31 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          {:>8}  {:>5}  {:>20}  {:>20}  {:>20}  {:<30}  touch/lru",
         "flows", "rules", "floor", "lru", "touch", "touch/floor"
     ));
-    let mut points = Vec::new();
+    let (mut points, mut resizable) = (Vec::new(), Vec::new());
     for flows in SIZES {
         for rules in RULES {
             let samples = measure(flows, rounds, rules)?;
             let [floor, lru] = [FLOOR, LRU].map(|other| plane::ratio(&samples, TOUCH, other));
-            let figures = samples.map(|samples| Figure::of(&samples));
-            for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
+            let is_measured = |number: &usize| !samples[*number].is_empty();
+            let figures: Vec<_> = (0..VARIANTS.len())
+                .filter(is_measured)
+                .map(|number| (VARIANTS[number].0, Figure::of(&samples[number])))
+                .collect();
+            for (variant, figure) in &figures {
                 let variant = format!("{variant}_{rules}_rules");
                 report.nanoseconds("insert", &variant, u64::from(flows), figure);
             }
+            if is_measured(&RESIZABLE) && rules == 0 {
+                let ratio = plane::ratio(&samples, TOUCH, RESIZABLE);
+                resizable.push(format!("{flows:>8}  {}", verdict(&ratio, None)));
+            }
             report.say(&format!(
                 "{flows:>8}  {rules:>5}  {}  {:<30}  {}",
-                Figure::row(&figures),
+                Figure::row(&[FLOOR, LRU, TOUCH].map(|variant| Figure::of(&samples[variant]))),
                 verdict(&floor, (rules <= 10).then_some(BOUND)),
-                verdict(&lru, None)
+                verdict(&lru, (rules == 0).then_some(LRU_BOUND))
             ));
-            for ((variant, _), figure) in VARIANTS.iter().zip(&figures) {
+            for (variant, figure) in &figures {
                 let name = match (*variant, rules) {
                     ("touch", _) => format!("touch, {rules} rules"),
                     (other, 0) => other.to_owned(),
@@ -73,12 +87,58 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             }
         }
     }
+    report.say(&format!(
+        "\nWhat a new flow is made of, in a table that is filled from empty to half: median (least–most) of {PARTS} tables. `table`: \
+         look, count\nin, enter (with the flow's details); `policy`: which of 10 rules it meets; both less the parser. `wheel, rest`: what a touch \
+         without\nrules takes more than the table's part: its timer, counters, what is noted of it.\n\n\
+         {:>8}  {:>20}  {:>20}  {:>20}",
+        "flows", "table", "policy", "wheel, rest"
+    ));
+    for flows in SIZES {
+        let parts = progress::over(format!("parts of {flows} flows"), 0..PARTS)
+            .map(|_| parts(flows))
+            .collect::<Result<Vec<_>>>()?;
+        let figures = [0, 1, 2]
+            .map(|part| Figure::of(&parts.iter().map(|parts| parts[part]).collect::<Vec<_>>()));
+        report.say(&format!("{flows:>8}  {}", Figure::row(&figures)));
+    }
+    report.say(&match resizable.is_empty() {
+        true => format!("\n{}", peers::NO_RESIZABLE),
+        false => format!(
+            "\nOver an insertion into the kernel's resizable hash, without rules:\n{}",
+            resizable.join("\n")
+        ),
+    });
     report.plot(
         "flows",
         "A new flow",
         ["flows that the tables are made for", "nanoseconds"],
         &plot::curves(points),
     )
+}
+
+/// Nanoseconds of a new flow's parts, each in a table of its own: the table's, the policy's, and the rest.
+fn parts(flows: u32) -> Result<[f64; 3]> {
+    let clock = Clock::jiffies()?;
+    let filled = |programs: &[&str], rules: u32| -> Result<Vec<f64>> {
+        let config = plane::config(clock, Duration::from_secs(3600), flows)?;
+        let mut bench = Bench::load(config, clock)?;
+        if rules > 0 {
+            bench.policy(&policy(rules))?;
+        }
+        let fresh = bench.fresh(flows as usize / 2);
+        let run = |program: &&str| -> Result<f64> {
+            let took = bench.run(program, Segment::Syn, &fresh)?;
+            Ok(took.as_nanos() as f64 / fresh.len() as f64)
+        };
+        programs.iter().map(run).collect()
+    };
+    let [parse, enter] = filled(&["parse", "enter"], 0)?[..] else {
+        unreachable!("two programs")
+    };
+    let rule = filled(&["rule"], RULES[1])?[0];
+    let touch = filled(&["touch"], 0)?[0];
+    Ok([enter - parse, rule - parse, touch - enter])
 }
 
 /// A policy of so many rules that none of the bench's flows meets; they go to 192.0.2.1.
@@ -101,9 +161,8 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     // Nothing is due while this runs.
     let config = plane::config(clock, Duration::from_secs(3600), flows)?;
     let mut bench = Bench::load(config, clock)?;
-    let programs = ["peer_lru", "peer_lru_delete"];
-    let mut lru = Peers::load(&programs, &[("LRU", hash_entries(flows))])?;
-    bench.age(flows, true, Some(&mut lru))?;
+    let mut peers = Peers::trackers(&[peers::LRU, peers::RESIZABLE], flows)?;
+    bench.age(flows, true, Some(&mut peers))?;
     if rules > 0 {
         bench.policy(&policy(rules))?;
     }
@@ -115,19 +174,24 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     for round in progress::over(what, 0..rounds + 1) {
         let gone = bench.delete(half)?;
         bench.run("floor_delete", Segment::Ack, &gone)?;
-        lru.run("peer_lru_delete", Segment::Ack, &gone)?;
+        peers.remove(&gone)?;
         let mut durations = [Duration::ZERO; VARIANTS.len()];
         for (chunk, flows) in bench.fresh(half).chunks(PACKETS).enumerate() {
             for turn in 0..VARIANTS.len() {
                 let number = (turn + chunk) % VARIANTS.len();
-                durations[number] += match VARIANTS[number] {
-                    ("lru", program) => lru.run(program, Segment::Syn, flows)?,
-                    (_, program) => bench.run(program, Segment::Syn, flows)?,
+                durations[number] += match VARIANTS[number].1 {
+                    program if peers.has(program) => peers.run(program, Segment::Syn, flows)?,
+                    peers::RESIZABLE => continue,
+                    program => bench.run(program, Segment::Syn, flows)?,
                 };
             }
         }
         if round > 0 {
             for (samples, duration) in samples.iter_mut().zip(durations) {
+                if duration.is_zero() {
+                    // There is none.
+                    continue;
+                }
                 samples.push(duration.as_nanos() as f64 / half as f64);
             }
         }

@@ -25,7 +25,7 @@ const FLOWS: u32 = size(1 << 20, 1 << 15);
 /// And those at which they are compared.
 const SIZES: [u32; 4] = [1 << 14, 1 << 17, FLOWS, MANY];
 /// What a flow may take, everything included.
-const BOUND: f64 = 200.0;
+const BOUND: f64 = 160.0;
 /// Capacity at which loading is timed.
 const MANY: u32 = size(10_000_000, 1 << 18);
 /// Seconds that it may take.

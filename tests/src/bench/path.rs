@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Numbers of flows, as powers of two, and what twheel may add there: so many times what conntrack does.
-const SIZES: [(u32, f64); 3] = [(10, 0.30), (size(17, 11), 0.40), (size(20, 12), 0.40)];
+const SIZES: [(u32, f64); 3] = [(10, 0.12), (size(17, 11), 0.20), (size(20, 12), 0.28)];
 /// New flows that come in a round, as powers of two, and what they may take. There is room for twice as many.
 const NEW: [(u32, f64); 2] = [(size(17, 11), 0.25), (size(20, 12), 0.25)];
 /// Frames of a run at least.

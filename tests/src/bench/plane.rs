@@ -242,13 +242,13 @@ impl Bench {
 
     /// Fills twheel's table, which is empty, and brings it to the state that it has in long use: the
     /// flows that stand there have come one by one to a table that was full. Gives the flows, in random
-    /// order. The floor's table, if it is wanted, holds the same, with the same past, and so does that of the peer
-    /// `peer_lru`.
+    /// order. The floor's table, if it is wanted, holds the same, with the same past, and so do those of the peers that are
+    /// trackers.
     pub fn age(
         &mut self,
         flows: u32,
         with_floor: bool,
-        mut lru: Option<&mut Peers>,
+        mut peers: Option<&mut Peers>,
     ) -> Result<Vec<u32>> {
         let batch = (flows as usize / BATCHES).max(1);
         let mut come = self.fresh(flows as usize);
@@ -258,8 +258,8 @@ impl Bench {
                 if with_floor {
                     self.run("floor_delete", Segment::Ack, &gone)?;
                 }
-                if let Some(lru) = &mut lru {
-                    lru.run("peer_lru_delete", Segment::Ack, &gone)?;
+                if let Some(peers) = &mut peers {
+                    peers.remove(&gone)?;
                 }
                 come = self.fresh(batch);
             }
@@ -267,8 +267,8 @@ impl Bench {
             if with_floor {
                 self.run("floor_insert", Segment::Ack, &come)?;
             }
-            if let Some(lru) = &mut lru {
-                lru.run("peer_lru", Segment::Ack, &come)?;
+            if let Some(peers) = &mut peers {
+                peers.enter(&come)?;
             }
         }
         // Who found no free record in its window has taken another's place; that is not what is measured next.

@@ -39,9 +39,9 @@ use crate::{
 /// Seconds that loading may take.
 const LOAD: f64 = 4.0;
 /// Times the floor that a touch may cost.
-const TOUCH: f64 = 0.70;
+const TOUCH: f64 = 0.50;
 /// GiB that all may take.
-const MEMORY: f64 = 3.0;
+const MEMORY: f64 = 1.6;
 /// Loads, of which the first does not count.
 const LOADS: usize = size(4, 2);
 const TIMEOUT: Duration = Duration::from_secs(size(10, 2));

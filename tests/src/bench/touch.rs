@@ -12,8 +12,8 @@ use twheel_common::{counter::Counter, table::Hash};
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    peers::Peers,
-    plane::{self, Bench, Random, Segment, hash_entries},
+    peers::{self, Peers},
+    plane::{self, Bench, Random, Segment},
     plot,
     report::{Figure, Report, verdict},
     size,
@@ -21,33 +21,35 @@ use crate::{
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
 const SIZES: [(u32, f64); 4] = [
-    (1, 0.70),
-    (CACHED, 0.70),
-    (size(1 << 17, 1 << 11), 0.70),
-    (size(1 << 20, 1 << 12), 0.70),
+    (1, 0.45),
+    (CACHED, 0.45),
+    (size(1 << 17, 1 << 11), 0.45),
+    (size(1 << 20, 1 << 12), 0.50),
 ];
 /// The number of flows that stay in the processor's caches.
 const CACHED: u32 = 1 << 10;
 /// Not an option, but what flows that both sides were seen of cost while one side sends data.
 const DATA: &str = "data: both sides of the flows were seen, and the first packet of a flow in each run moves its sender on";
 /// What costs more, and what touch may cost with it.
-const OPTIONS: [(&str, &str, f64); 3] = [
-    (DATA, "data", 0.70),
-    ("--accounting", "accounting", 0.85),
-    ("--rto on", "rto", 1.0),
+const OPTIONS: [(&str, &str, Option<f64>); 3] = [
+    (DATA, "data", None),
+    ("--accounting", "accounting", Some(0.60)),
+    ("--rto on", "rto", Some(0.75)),
 ];
-/// The number of flows at which a packet of none is bound, and by how much.
-const ABSENT: (u32, f64) = (SIZES[3].0, 1.0);
-/// Programs, and what they are given. `LRU` is of another object.
-const VARIANTS: [(&str, &str, Segment); 8] = [
+/// Numbers of flows at which a packet of none is bound, and by how much.
+const ABSENT: [(u32, f64); 3] = [(SIZES[0].0, 0.5), (SIZES[1].0, 0.5), (SIZES[3].0, 0.6)];
+/// Programs, and what they are given.
+const VARIANTS: [(&str, &str, Segment); 10] = [
     ("empty", "empty", Segment::Ack),
     ("parse", "parse", Segment::Ack),
     ("find", "find", Segment::Ack),
     ("floor", "floor", Segment::Ack),
-    ("lru", "peer_lru", Segment::Ack),
+    ("lru", peers::LRU, Segment::Ack),
     ("touch", "touch", Segment::Ack),
     ("absent_floor", "floor_absent", Segment::Absent),
     ("absent_touch", "touch", Segment::Absent),
+    ("small", peers::SMALL, Segment::Ack),
+    ("resizable", peers::RESIZABLE, Segment::Ack),
 ];
 const EMPTY: usize = 0;
 const PARSE: usize = 1;
@@ -57,6 +59,8 @@ const LRU: usize = 4;
 const TOUCH: usize = 5;
 const ABSENT_FLOOR: usize = 6;
 const ABSENT_TOUCH: usize = 7;
+const SMALL: usize = 8;
+const RESIZABLE: usize = 9;
 /// Runs before the rounds.
 const WARM_UP: u32 = 2;
 /// The table is never made smaller than this, so that few flows are not measured in a table that
@@ -72,6 +76,15 @@ struct Measured {
 }
 
 impl Measured {
+    /// Those that were measured: not every kernel has a table for each.
+    fn variants(&self) -> impl Iterator<Item = (usize, &(&str, &str, Segment))> {
+        let is_measured = |number: usize| !self.samples[number].is_empty();
+        VARIANTS
+            .iter()
+            .enumerate()
+            .filter(move |(number, _)| is_measured(*number))
+    }
+
     fn figure(&self, variant: usize) -> Figure {
         Figure::of(&self.samples[variant])
     }
@@ -124,18 +137,20 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             verdict(&measured.ratio(TOUCH, LRU), None),
             measured.at_home * 100.0
         ));
-        for (number, (variant, ..)) in VARIANTS.iter().enumerate() {
+        for (number, (variant, ..)) in measured.variants() {
             let figure = measured.figure(number);
             report.nanoseconds("touch", variant, u64::from(*flows), &figure);
         }
     }
+    floors(&all, report);
     parts(&all, report);
     report.say(&format!(
         "\n{:>8}  {:>20}  {:>20}  ratio",
         "flows", "absent floor", "absent touch"
     ));
     for (flows, measured) in &all {
-        let bound = (*flows == ABSENT.0).then_some(ABSENT.1);
+        let bound = ABSENT.iter().find(|(size, _)| size == flows);
+        let bound = bound.map(|(_, bound)| *bound);
         report.say(&format!(
             "{flows:>8}  {}  {}",
             Figure::row(&[ABSENT_FLOOR, ABSENT_TOUCH].map(|variant| measured.figure(variant))),
@@ -143,7 +158,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         ));
     }
     let points = all.iter().flat_map(|(flows, measured)| {
-        VARIANTS.iter().enumerate().map(|(number, (name, ..))| {
+        measured.variants().map(|(number, (name, ..))| {
             let point = (f64::from(*flows), measured.figure(number).median);
             (name.replace('_', ", "), point)
         })
@@ -159,7 +174,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             report.say(&format!(
                 "{flows:>8}  {}  {}",
                 Figure::row(&[FLOOR, TOUCH].map(|variant| measured.figure(variant))),
-                verdict(&measured.ratio(TOUCH, FLOOR), Some(bound))
+                verdict(&measured.ratio(TOUCH, FLOOR), bound)
             ));
             report.nanoseconds("touch", name, flows.into(), &measured.figure(TOUCH));
             curve.push((f64::from(flows), measured.figure(TOUCH).median));
@@ -172,6 +187,37 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         ["flows", "nanoseconds"],
         &curves,
     )
+}
+
+/// Beside other tables of the kernel's.
+fn floors(all: &[(u32, Measured)], report: &mut Report) {
+    report.say(&format!(
+        "\nOther floors: parser, lookup, a store. `small` is the kernel's hash with the smallest key that IPv4 and TCP allow, 12 \
+         bytes, and a\nvalue of 8; `resizable` the kernel's resizable hash, keys and values as `floor` has them.\n\
+         {:>8}  {:>20}  {:>20}  {:<19}  {:<19}  touch/resizable",
+        "flows", "small", "resizable", "small/floor", "touch/small"
+    ));
+    for (flows, measured) in all {
+        let (figure, ratio) = match measured.samples[RESIZABLE].is_empty() {
+            true => (format!("{:>20}", "–"), "–".to_owned()),
+            false => (
+                Figure::row(&[measured.figure(RESIZABLE)]),
+                verdict(&measured.ratio(TOUCH, RESIZABLE), None),
+            ),
+        };
+        report.say(&format!(
+            "{flows:>8}  {}  {figure}  {:<19}  {:<19}  {ratio}",
+            Figure::row(&[measured.figure(SMALL)]),
+            verdict(&measured.ratio(SMALL, FLOOR), None),
+            verdict(&measured.ratio(TOUCH, SMALL), None),
+        ));
+    }
+    if all
+        .iter()
+        .any(|(_, measured)| measured.samples[RESIZABLE].is_empty())
+    {
+        report.say(peers::NO_RESIZABLE);
+    }
 }
 
 /// What the nanoseconds of a touch are.
@@ -271,18 +317,15 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     config.0.accounting = (option == "--accounting").into();
     config.0.rto.on = (option == "--rto on").into();
     let mut bench = Bench::load(config, clock)?;
-    let most = flows.max(SMALLEST_TABLE);
-    let mut lru = Peers::load(
-        &["peer_lru", "peer_lru_delete"],
-        &[("LRU", hash_entries(most))],
-    )?;
-    let all = bench.age(flows, true, Some(&mut lru))?;
+    let trackers = [peers::LRU, peers::SMALL, peers::RESIZABLE];
+    let mut peers = Peers::trackers(&trackers, flows.max(SMALLEST_TABLE))?;
+    let all = bench.age(flows, true, Some(&mut peers))?;
     let mut touched = 0;
     if option == DATA {
         bench.run("touch", Segment::Reply, &all)?;
         touched += u64::from(flows);
     }
-    let inserts = lru.inserts()?;
+    let inserts = peers.inserts()?;
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];
     let mut samples = plane::no_samples::<{ VARIANTS.len() }>();
     for round in progress::over(format!("{flows} flows"), 0..WARM_UP + rounds) {
@@ -295,10 +338,10 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
                 segment => segment,
             };
             let order: Vec<_> = (0..PACKETS).map(|_| one_of(&mut bench.random)).collect();
-            let duration = if number == LRU {
-                lru.run(program, segment, &order)?
-            } else {
-                bench.run(program, segment, &order)?
+            let duration = match program {
+                peers::RESIZABLE if !peers.has(program) => continue,
+                program if peers.has(program) => peers.run(program, segment, &order)?,
+                program => bench.run(program, segment, &order)?,
             };
             if round >= WARM_UP {
                 samples[number].push(duration.as_nanos() as f64 / PACKETS as f64);
@@ -309,14 +352,15 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     bench.check(Counter::Touched, touched + packets)?;
     bench.check(Counter::NoFlow, packets)?;
     ensure!(
-        lru.inserts()? == inserts,
-        "the LRU hash lost flows: the packets of these were no lookups"
+        peers.inserts()? == inserts,
+        "a tracker lost flows: the packets of these were no lookups"
     );
     let mut code = [0; VARIANTS.len()];
-    for (code, (name, program, _)) in code.iter_mut().zip(VARIANTS) {
-        let program = match name {
-            "lru" => lru.program(program)?,
-            _ => bench.plane.xdp(&format!("bench_{program}"))?,
+    for (code, (_, program, _)) in code.iter_mut().zip(VARIANTS) {
+        let program = match program {
+            peers::RESIZABLE if !peers.has(program) => continue,
+            program if peers.has(program) => peers.program(program)?,
+            program => bench.plane.xdp(&format!("bench_{program}"))?,
         };
         *code = program
             .info()

@@ -29,14 +29,14 @@ use twheel_common::{
     flow::{FlowKey, Visit, Word, visit},
     packet::{Protocols, Wanted, parse_plain},
     policy::Hook,
-    state::{Seen, Way},
+    state::{Seen, SideWay, Way},
     step::Step,
 };
 use twheel_ebpf::{
     atomic, clock,
     emit::{self, Ended, Reader},
     frame,
-    policy::Place,
+    policy::{self, Place},
     rto, step, table,
     touch::{Touched, touch},
     verifier::in_memory,
@@ -146,6 +146,36 @@ pub fn bench_floor_insert(ctx: XdpContext) -> u32 {
     })
 }
 
+/// Of what production does with a new flow: the policy's part alone.
+#[xdp]
+pub fn bench_rule(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| match parsed(frame) {
+        Some(segment) => {
+            let segment = in_memory(&segment);
+            black_box(policy::policy_rule(segment, 0, 1, Hook::Ingress as u32));
+            true
+        }
+        None => false,
+    })
+}
+
+/// And the table's alone: look, count in, enter. The flow is under no rule, and on no wheel: nobody can end it.
+#[xdp]
+pub fn bench_enter(ctx: XdpContext) -> u32 {
+    run(&ctx, |frame, _| {
+        let Some(segment) = parsed(frame) else {
+            return false;
+        };
+        let segment = in_memory(&segment);
+        let place = table::place(&segment.key);
+        if table::find(place, &segment.key).is_some() || !table::has_room() {
+            return false;
+        }
+        let way = u64::from(SideWay::ANY.0) << 32;
+        table::is_new(table::enter(segment, place, clock::now(), Seen(0), way))
+    })
+}
+
 /// Takes flows out of the floor's table.
 #[xdp]
 pub fn bench_floor_delete(ctx: XdpContext) -> u32 {
@@ -243,20 +273,28 @@ pub fn bench_listed_step(ctx: XdpContext) -> u32 {
 /// What an eviction cannot do without: room for an event, which is filled and submitted. `expired` says how many were.
 #[xdp]
 pub fn bench_record(ctx: XdpContext) -> u32 {
+    answer(&ctx, |call| repeat(call, record_one as *mut c_void))
+}
+
+/// The same with sixteen events in a record, as the stepper has them. (That counts flows out that were never in.)
+#[xdp]
+pub fn bench_batch(ctx: XdpContext) -> u32 {
     answer(&ctx, |call| {
-        let mut records = 0;
-        // SAFETY: the callback has the signature that the helper calls, and `records` outlives the loop.
-        unsafe {
-            bpf_loop(
-                call.budget,
-                record_one as *mut c_void,
-                (&raw mut records).cast(),
-                0,
-            );
-        }
-        call.visits = records;
-        call.expired = records;
+        repeat(call, stage_one as *mut c_void);
+        emit::emit_flush();
     })
+}
+
+/// Calls `one` as often as the budget says.
+#[inline(always)]
+fn repeat(call: &mut Step, one: *mut c_void) {
+    let mut records = 0_u32;
+    // SAFETY: the callback has the signature that the helper calls, and `records` outlives the loop.
+    unsafe {
+        bpf_loop(call.budget, one, (&raw mut records).cast(), 0);
+    }
+    call.visits = records;
+    call.expired = records;
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
@@ -264,17 +302,35 @@ unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
     let Some(entry) = emit::reserve() else {
         return 1;
     };
+    let (key, ended) = some_end(index);
+    emit::submit(entry, None, &key, &ended, index, Reader::Stepping);
+    // SAFETY: `repeat` passes a number that nobody else refers to meanwhile.
+    unsafe { *records.cast::<u32>() += 1 };
+    0
+}
+
+/// As [`record_one`].
+unsafe extern "C" fn stage_one(index: u64, records: *mut c_void) -> i64 {
+    let Some(stage) = emit::stage() else {
+        return 1;
+    };
+    let (key, ended) = some_end(index);
+    stage.submit(None, &key, &ended, index);
+    // SAFETY: as in `record_one`.
+    unsafe { *records.cast::<u32>() += 1 };
+    0
+}
+
+/// The end of a flow that never was.
+#[inline(always)]
+fn some_end(number: u64) -> (FlowKey, Ended) {
     let ended = Ended {
         created: 0,
-        word: Word::new(index, 0, Seen(0)),
+        word: Word::new(number, 0, Seen(0)),
         rule: 0,
         reason: Reason::Idle as u32,
     };
-    let key = FlowKey::from_parts([index; 4], index);
-    emit::submit(entry, None, &key, &ended, index, Reader::Stepping);
-    // SAFETY: `bench_record` passes a number that nobody else refers to meanwhile.
-    unsafe { *records.cast::<u32>() += 1 };
-    0
+    (FlowKey::from_parts([number; 4], number), ended)
 }
 
 #[repr(C)]

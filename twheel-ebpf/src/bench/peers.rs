@@ -9,11 +9,11 @@
 // Not by way of the library: its maps would come with it.
 #[path = "../frame.rs"]
 mod frame;
-mod lru;
 mod packets;
 mod path;
 mod sweep;
 mod timer;
+mod trackers;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}

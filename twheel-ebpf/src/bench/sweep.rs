@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use twheel_common::flow::FlowKey;
 
-use crate::lru::LRU;
+use crate::trackers::LRU;
 
 /// A pass.
 #[repr(C)]
