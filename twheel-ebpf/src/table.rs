@@ -617,8 +617,9 @@ impl At {
         table::holds_flow(Table.tag(self.hot)) && self.cpu() == clock::cpu() & 0xfff
     }
 
-    /// Loads what a visit of a flow that stands first in a list needs of other lines than its own: of its home, and of
-    /// the flow behind it.
+    /// Loads what the visits of a flow that stands first in a list, and of those behind it, wait for: of this one its home,
+    /// of the next its record, of the one behind that its details. Each says where that of the next turn is, so nothing here
+    /// waits for anything else that is loaded here.
     #[inline(always)]
     pub fn fetch(self) {
         let distance = table::distance(Table.tag(self.hot));
@@ -627,6 +628,9 @@ impl At {
         }
         if let Some(next) = self.next().as_flow().and_then(of) {
             next.word();
+            if let Some(behind) = next.next().as_flow() {
+                Pool::next(&Table, behind);
+            }
         }
     }
 
