@@ -10,7 +10,9 @@ use memory::{Memory, Read};
 use twheel_common::{
     flow::{FlowKey, Word},
     state::{Seen, SideWay},
-    table::{self, BUSY, Begins, Changed, Hash, Inserted, LINE, Place, Records, TWIN, WINDOW},
+    table::{
+        self, BUSY, Begins, Changed, Details, Hash, Inserted, LINE, Place, Records, TWIN, WINDOW,
+    },
 };
 
 /// The home of all keys here.
@@ -452,6 +454,24 @@ fn an_owner_without_its_rule_is_the_same_else() {
         table::key(details.addresses, details.ports, without),
         key(0)
     );
+}
+
+#[test]
+fn an_owner_has_a_protocol_a_cpu_and_a_rule() {
+    const PROTOCOLS: [u8; 4] = [1, 6, 17, 58];
+    let key = |proto| FlowKey::new([0, 1], 1, [0, 2], 2, proto).0;
+    for proto in PROTOCOLS {
+        let owner = Details::owner_of(&key(proto), 0xabc, 0x155);
+        let other = table::with_rule(owner, 0x0aa);
+        // A number that no rule has.
+        let wide = table::with_rule(owner, 0xffff);
+        for (owner, rule) in [(owner, 0x155), (other, 0x0aa), (wide, 0x1ff)] {
+            assert_eq!((table::cpu(owner), table::rule(owner)), (0xabc, rule));
+            for wanted in PROTOCOLS {
+                assert_eq!(table::has_proto(owner, &key(wanted)), wanted == proto);
+            }
+        }
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ const INSIDE: &str = "lib";
 
 /// The files of twheel-common, and the tests that their mutants meet. None of these takes more than a few seconds: what
 /// only models under loom would catch stands in [`LIST`].
-const FILES: [(&str, &[&str]); 19] = [
+const FILES: [(&str, &[&str]); 20] = [
     ("bits", &["small"]),
     ("config", &["small"]),
     ("counter", &["small"]),
@@ -49,6 +49,7 @@ const FILES: [(&str, &[&str]); 19] = [
     ("numbers", &["numbers", "state", "state_model"]),
     ("packet", &["packet"]),
     ("policy", &[INSIDE, "policy"]),
+    ("pool", &["pool"]),
     ("probe", &[]),
     ("rto", &["rto"]),
     ("share", &["small"]),
