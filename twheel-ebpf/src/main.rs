@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::{__sk_buff, TC_ACT_UNSPEC, xdp_action, xdp_md},
+    bindings::{__sk_buff, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action, xdp_md},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -61,10 +61,26 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Egress: the same for what this host sends or forwards. Leaves the verdict to whoever comes next
-/// (`TCX_NEXT` has the same value).
+/// Ingress where XDP is not to be had: the same, behind GRO. Leaves the verdict to whoever comes next (`TCX_NEXT` has the same
+/// value); unless the packet is to be refused, as above.
+#[classifier]
+pub fn twheel_ingress(ctx: TcContext) -> i32 {
+    match touch_skb(&ctx, Hook::Ingress) {
+        Some(Touched::Refused | Touched::Answered) => TC_ACT_SHOT,
+        _ => TC_ACT_UNSPEC,
+    }
+}
+
+/// Egress: the same for what this host sends or forwards. It never has a verdict.
 #[classifier]
 pub fn twheel_egress(ctx: TcContext) -> i32 {
+    touch_skb(&ctx, Hook::Egress);
+    TC_ACT_UNSPEC
+}
+
+/// Touches the flow of a socket buffer. `None` if it is of none.
+#[inline(always)]
+fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     // SAFETY: the context of this program, which the kernel fills in.
     let interface = unsafe { (*ctx.skb.skb).ifindex };
     count_for(interface);
@@ -72,30 +88,34 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
     let mut segment = MaybeUninit::uninit();
     if !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let mut parsed = egress_parse(ctx.skb.skb, segment.as_mut_ptr(), 0);
+        let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), 0);
         if parsed == TRUNCATED {
             // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where they do
             // not, they are brought there. That costs a copy, so only if it is needed. A failure leaves the packet as it was.
             if ctx.len() as usize > ctx.data_end() - ctx.data() {
                 let _ = ctx.pull_data(ctx.len().min(HEADERS));
             }
-            parsed = egress_parse(ctx.skb.skb, segment.as_mut_ptr(), 1);
+            parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), 1);
         }
         if parsed != PARSED {
-            return TC_ACT_UNSPEC;
+            return None;
         }
     }
     // SAFETY: one of the two parsers has written it.
     let segment = in_memory(unsafe { segment.assume_init_ref() });
-    // SAFETY: as above.
-    let origin = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    let origin = match hook {
+        Hook::Ingress => interface,
+        // SAFETY: as above.
+        Hook::Egress => unsafe { (*ctx.skb.skb).ingress_ifindex },
+    };
     let place = Place {
         interface,
-        hook: Hook::Egress,
+        hook,
         way: Way::of(interface, origin),
     };
-    tell(&ctx, touch(segment, clock::now(), place));
-    TC_ACT_UNSPEC
+    let touched = touch(segment, clock::now(), place);
+    tell(ctx, touched);
+    Some(touched)
 }
 
 /// What became of a frame with tags, options or extension headers, or one that is to be skipped: it is parsed;
@@ -134,7 +154,7 @@ extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
 /// The same for a socket buffer; `last`: whatever cannot be read is out of reach.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn egress_parse(skb: *mut __sk_buff, segment: *mut Segment, last: u32) -> u64 {
+extern "C" fn skb_parse(skb: *mut __sk_buff, segment: *mut Segment, last: u32) -> u64 {
     let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
         return SKIPPED;
     };
@@ -154,7 +174,7 @@ fn of_skb(skb: *mut __sk_buff) -> Frame {
 /// [`packed`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn egress_extension(skb: *mut __sk_buff, header: u32, at: u64) -> u64 {
+extern "C" fn skb_extension(skb: *mut __sk_buff, header: u32, at: u64) -> u64 {
     packed(&of_skb(skb), header as u8, at as usize)
 }
 
@@ -179,7 +199,7 @@ impl Context for Skb {
 
     #[inline(always)]
     fn extension(context: *mut __sk_buff, header: u8, at: usize) -> u64 {
-        egress_extension(context, header.into(), at as u64)
+        skb_extension(context, header.into(), at as u64)
     }
 }
 
