@@ -12,6 +12,7 @@ pub fn input(bytes: &[u8]) -> Option<(Wanted, &[u8])> {
     let wanted = Wanted {
         protocols: Protocols(u32::from(first & 7)),
         timing: first & 8 != 0,
+        vlans: first & 16 != 0,
     };
     Some((wanted, frame))
 }

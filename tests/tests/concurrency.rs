@@ -325,7 +325,7 @@ impl Stress<'_> {
             hops[((index - distance) / LINE) as usize] |= 1 << distance;
             let flow = self.flows.get(index).expect("a flow");
             check_flow(&flow, self.load.keys);
-            assert_eq!(flow.key, details[number as usize].key());
+            assert_eq!(flow.key, details[number as usize].key(0));
             assert_eq!(details[number as usize].record, index, "{record:?}");
             assert!(held.insert(number), "of two records: {record:?}");
             assert!(listed.insert(flow.key), "twice: {record:?}");

@@ -74,6 +74,7 @@ struct Watch {
 const WANTED: Wanted = Wanted {
     protocols: Protocols(7),
     timing: false,
+    vlans: true,
 };
 /// And how they see it.
 const VIEW: View = View {

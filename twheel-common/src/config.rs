@@ -4,7 +4,7 @@ use crate::{table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 16;
+pub const LAYOUT: u32 = 17;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -58,6 +58,22 @@ pub struct Config {
     pub share: u32,
     /// 1: programs that userspace runs are given [live frames](crate::step::Call).
     pub live: u32,
+    /// 1: VLAN tags are part of a flow's key.
+    pub vlans: u32,
+    /// 1: programs look up what [`Watched`] says of their interface. 0: there is one, and nothing to say of it.
+    pub watched: u32,
+}
+
+/// What programs are told of an interface.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Which counters are its own; see [`counter`](crate::counter).
+    pub place: u16,
+    /// The zone of its flows, by its place in the table; 0 for none.
+    pub zone: u8,
+    /// 1: its packets have no Ethernet header.
+    pub is_ip: u8,
 }
 
 /// See [`Config::rto`].
@@ -79,6 +95,9 @@ pub struct Rto {
 /// Of [`Meta::extras`]: packets of expired flows are answered.
 pub const EXTRA_ENFORCE: u32 = 4;
 
+/// Of [`Meta::extras`]: VLAN tags are part of a flow's key.
+pub const EXTRA_VLANS: u32 = 8;
+
 /// What pinned maps were made for. A loader adopts them only if it means the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,7 +112,7 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// 1: packets and bytes are counted; 2: there are retransmission timers; [`EXTRA_ENFORCE`]. Bits.
+    /// 1: packets and bytes are counted; 2: there are retransmission timers; [`EXTRA_ENFORCE`]; [`EXTRA_VLANS`]. Bits.
     pub extras: u32,
     /// Where the table keeps its flows.
     pub hash: Hash,

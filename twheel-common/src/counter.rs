@@ -37,6 +37,10 @@ named! {
         BadFlags = "bad_flags",
         /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
         Ignored = "ignored",
+        /// packets that another interface had counted before
+        SeenAgain = "seen_again",
+        /// times that a side's packets stopped coming by the interface that counted them, and are counted by another
+        Moved = "moved",
         /// packets that came by a way by which their sender's do not come: they change nothing, but with --one-armed
         SameWay = "same_way",
         /// RST or FIN of a flow that is not in the table
@@ -87,8 +91,9 @@ named! {
 impl Counter {
     /// What became of a packet: each counts in one of these. (`ignored`, `same_way` and `raced` say something of packets that are
     /// `touched`, too.)
-    pub const VERDICTS: [Self; 14] = [
+    pub const VERDICTS: [Self; 15] = [
         Self::Touched,
+        Self::SeenAgain,
         Self::Created,
         Self::NotIp,
         Self::NotTracked,
@@ -108,12 +113,14 @@ impl Counter {
 /// Number of counters.
 pub const COUNT: usize = Counter::ALL.len();
 
-/// Interfaces that are counted apart, at most.
-pub const APART: usize = 16;
-/// Places of counters on a CPU: one for each of those, behind one for all that is of none of them, and [`LOADER`].
-pub const PLACES: usize = 2 + APART;
+/// The place where all is counted that is of no interface; and everything, where there is one interface.
+pub const NO_INTERFACE: u32 = 0;
 /// The place where the loader counts, and nobody else: on the first CPU's.
-pub const LOADER: usize = PLACES - 1;
+pub const LOADER: u32 = 1;
+/// The first place that an interface can have. There are as many as the map has room for.
+pub const FIRST_INTERFACE: u32 = 2;
+/// Interfaces for which there is room, at most: a [`Point`](crate::point::Point) has 15 bits for their places.
+pub const MAX_INTERFACES: u32 = (1 << 15) - FIRST_INTERFACE;
 
 /// The counters of a CPU, indexed by [`Counter`].
 #[repr(C)]

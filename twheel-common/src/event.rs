@@ -3,6 +3,7 @@
 use crate::{
     flow::{Account, FlowKey},
     numbers::Positions,
+    point::Point,
     state::Seen,
 };
 
@@ -23,9 +24,13 @@ pub struct Event {
     /// [`Reason`].
     pub reason: u32,
     /// The CPU that ended it.
-    pub cpu: u32,
+    pub cpu: u16,
     /// The rule that the flow has met; 0 for none.
-    pub rule: u32,
+    pub rule: u16,
+    /// Where packets of the initiator were counted; [`Point::NONE`] where there is one interface.
+    pub point: Point,
+    /// 1: the first packet of the flow went out.
+    pub is_outgoing: u16,
     /// What was sent, if that is counted.
     pub account: Account,
     /// How it was sent, if there are retransmission timers: the key's low endpoint first.
@@ -73,7 +78,9 @@ pub struct RtoExpired {
     /// [`Seen`] of the flow.
     pub seen: u32,
     /// The rule that the flow has met; 0 for none.
-    pub rule: u32,
+    pub rule: u16,
+    /// As in [`Event`].
+    pub point: Point,
     /// Bytes sent and not acknowledged.
     pub outstanding: u32,
     /// Expiries since there was progress, this one included.

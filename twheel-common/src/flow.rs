@@ -14,8 +14,8 @@ pub enum Direction {
     FromHigh = 1,
 }
 
-/// Names a flow: protocol and the two endpoints in order, so that both directions of a connection
-/// have the same key. IPv4 addresses are mapped into IPv6. All 40 bytes are set, always.
+/// Names a flow: protocol, the two endpoints in order, so that both directions of a connection have the same key, and
+/// where those addresses hold: VLAN tags and a zone. IPv4 addresses are mapped into IPv6. All 40 bytes are set, always.
 ///
 /// Addresses and ports are kept in network byte order; the order of the endpoints is that of the
 /// words as this machine reads them, and means nothing beyond "the same for both directions".
@@ -24,9 +24,28 @@ pub enum Direction {
 pub struct FlowKey {
     low: [u64; 2],
     high: [u64; 2],
-    /// From the lowest byte: port of `low`, port of `high`, protocol, three zero bytes.
+    /// From the lowest bit: 16 of the port of `low`, 16 of that of `high`, 2 of the [code](proto_code) of the protocol, 6 of
+    /// the [zone](Self::zone), 12 of the outer VLAN identifier, 12 of the inner one.
     ports: u64,
 }
+
+/// Two bits that tell the tracked protocols apart: TCP 1, UDP 2, ICMP 0, ICMPv6 3.
+#[inline(always)]
+pub const fn proto_code(proto: u8) -> u8 {
+    proto >> 1 & 1 | proto >> 3 & 2
+}
+
+const _: () =
+    assert!(proto_code(6) == 1 && proto_code(17) == 2 && proto_code(1) == 0 && proto_code(58) == 3);
+
+/// Zones that a table tells apart, beside 0 for interfaces that have none.
+pub const ZONES: usize = 1 << ZONE_BITS;
+const ZONE_BITS: u32 = 6;
+const PROTO: u32 = 32;
+const ZONE: u32 = 34;
+const VLAN: u32 = 40;
+/// Bits of a VLAN identifier (IEEE 802.1Q).
+pub const VLAN_BITS: u32 = 12;
 
 impl FlowKey {
     /// All fields 0: no flow.
@@ -68,8 +87,42 @@ impl FlowKey {
         };
         let [a, b] = low_port.to_ne_bytes();
         let [c, d] = high_port.to_ne_bytes();
-        let ports = u64::from_le_bytes([a, b, c, d, proto, 0, 0, 0]);
+        let ports = u64::from_le_bytes([a, b, c, d, proto_code(proto), 0, 0, 0]);
         (Self { low, high, ports }, direction)
+    }
+
+    /// The same flow in these VLANs: the outer identifier in the low 12 bits, the inner one above it, 0 for none. To be
+    /// called once, of a key that has none.
+    #[inline(always)]
+    pub fn in_vlans(mut self, vlans: u32) -> Self {
+        self.ports |= u64::from(vlans) << VLAN;
+        self
+    }
+
+    /// The same flow in a zone: its place among those of the table, below [`ZONES`]. To be called once, of a key that has
+    /// none.
+    #[inline(always)]
+    pub fn in_zone(mut self, zone: u32) -> Self {
+        self.ports |= u64::from(zone & (ZONES as u32 - 1)) << ZONE;
+        self
+    }
+
+    /// The VLANs, as [`in_vlans`](Self::in_vlans) takes them.
+    #[inline(always)]
+    pub fn packed_vlans(&self) -> u32 {
+        (self.ports >> VLAN) as u32
+    }
+
+    /// The outer and the inner VLAN identifier; 0: none.
+    pub fn vlans(&self) -> [u16; 2] {
+        let vlans = self.packed_vlans();
+        [vlans & 0xfff, vlans >> VLAN_BITS].map(|vlan| vlan as u16)
+    }
+
+    /// The zone, by its place in the table; 0: none.
+    #[inline(always)]
+    pub fn zone(&self) -> u8 {
+        (self.ports >> ZONE) as u8 & (ZONES as u8 - 1)
     }
 
     /// From what [`addresses`](Self::addresses) and [`ports`](Self::ports) give.
@@ -88,7 +141,7 @@ impl FlowKey {
         [self.low[0], self.low[1], self.high[0], self.high[1]]
     }
 
-    /// The ports and the protocol, in the low 40 bits. Never 0.
+    /// Everything but the addresses, in one word.
     #[inline(always)]
     pub fn ports(&self) -> u64 {
         self.ports
@@ -113,8 +166,14 @@ impl FlowKey {
     }
 
     /// IANA protocol number.
+    #[inline(always)]
     pub fn proto(&self) -> u8 {
-        self.ports.to_le_bytes()[4]
+        match self.ports >> PROTO & 3 {
+            0 => 1,
+            1 => 6,
+            2 => 17,
+            _ => 58,
+        }
     }
 
     /// The endpoint that sends in this direction.

@@ -19,6 +19,7 @@ pub mod jiffies;
 pub mod named;
 pub mod numbers;
 pub mod packet;
+pub mod point;
 pub mod policy;
 pub mod pool;
 pub mod probe;
@@ -64,6 +65,8 @@ mod pod {
     unsafe impl aya::Pod for config::Config {}
     // SAFETY: as above.
     unsafe impl aya::Pod for config::Meta {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for config::Watched {}
     // SAFETY: as above.
     unsafe impl aya::Pod for counter::Counters {}
     // SAFETY: as above.

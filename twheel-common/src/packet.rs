@@ -1,12 +1,12 @@
 //! From the bytes of a frame to a TCP segment of a flow.
 //!
-//! Ethernet, up to two VLAN tags (802.1Q, 802.1ad), IPv4 with options (RFC 791), IPv6 with
-//! extension headers (RFC 8200), TCP (RFC 9293). The parser is generic over how bytes are read, so
+//! Ethernet, up to two VLAN tags (802.1Q, 802.1ad), or neither; IPv4 with options (RFC 791) and an authentication header
+//! (RFC 4302), IPv6 with extension headers (RFC 8200), TCP (RFC 9293). The parser is generic over how bytes are read, so
 //! that XDP frames, socket buffers and plain slices all go through it.
 
 use core::mem::MaybeUninit;
 
-use crate::flow::{Direction, FlowKey};
+use crate::flow::{Direction, FlowKey, VLAN_BITS};
 
 /// The bytes of a frame.
 pub trait Bytes {
@@ -126,6 +126,8 @@ pub mod datagram {
 }
 
 /// A TCP segment, or another protocol's datagram: the flow it belongs to and what it says of it.
+///
+/// There is no padding: the kernel's verifier wants each byte written that a function is given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -149,13 +151,30 @@ pub struct Segment {
     pub direction: Direction,
     /// [`tcp`]'s, without ECE and CWR; or one of [`datagram`].
     pub flags: u8,
-    /// 0. There is no padding: the kernel's verifier wants each byte written that a function is given.
-    pub reserved: u16,
+    /// Packets on the wire that were joined to this one, or that it will be cut into; 1 mostly.
+    pub packets: u16,
 }
 
 const _: () = assert!(size_of::<Segment>() == size_of::<FlowKey>() + 32);
 
 impl Segment {
+    /// Makes the segment one of so many packets on the wire, of which each has all of its headers: what XDP would have
+    /// seen. Of TCP; of datagrams the number of bytes stays that of the whole.
+    #[inline(always)]
+    pub fn count_joined(&mut self, packets: u16) {
+        let opens_or_ends =
+            u32::from(self.flags & tcp::SYN != 0) + u32::from(self.flags & tcp::FIN != 0);
+        let data = self.end.wrapping_sub(self.seq).wrapping_sub(opens_or_ends);
+        let headers = match self.flags & datagram::ANY {
+            0 => self.bytes.wrapping_sub(data),
+            _ => 0,
+        };
+        self.bytes = self
+            .bytes
+            .wrapping_add(headers.wrapping_mul(u32::from(packets) - 1));
+        self.packets = packets;
+    }
+
     /// All fields 0: no packet.
     pub const NONE: Self = Self {
         key: FlowKey::NONE,
@@ -167,7 +186,7 @@ impl Segment {
         window: 0,
         direction: Direction::FromLow,
         flags: 0,
-        reserved: 0,
+        packets: 0,
     };
 }
 
@@ -218,6 +237,8 @@ pub const PROTO_UDP: u8 = 17;
 pub const PROTO_ICMP: u8 = 1;
 /// IANA's number.
 pub const PROTO_ICMP6: u8 = 58;
+/// IANA's number of the authentication header (RFC 4302).
+const PROTO_AH: u8 = 51;
 /// Extension headers looked through before a packet is called malformed. RFC 8200 lists six, and
 /// only destination options may stand twice.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
@@ -253,6 +274,17 @@ pub struct Wanted {
     pub protocols: Protocols,
     /// And what tells round trips.
     pub timing: bool,
+    /// Whether VLAN tags are part of a flow's key.
+    pub vlans: bool,
+}
+
+/// What is known of a frame beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outside {
+    /// It has no Ethernet header, and begins with that of IP.
+    pub is_ip: bool,
+    /// The tag control information (IEEE 802.1Q) of a tag that was taken out of it; 0: of none.
+    pub tag: u16,
 }
 
 /// Parses an Ethernet frame for its TCP segment.
@@ -261,6 +293,7 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
     let wanted = Wanted {
         protocols: Protocols::TCP,
         timing: true,
+        vlans: true,
     };
     parse_any(frame, wanted)
 }
@@ -269,7 +302,7 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
 #[inline(always)]
 pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment, Skip> {
     let mut segment = MaybeUninit::uninit();
-    parse_into(frame, wanted, &mut segment)?;
+    parse_into(frame, wanted, Outside::default(), &mut segment)?;
     // SAFETY: who says `Ok` has written it.
     Ok(unsafe { segment.assume_init() })
 }
@@ -279,29 +312,109 @@ pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment
 pub fn parse_into<B: Bytes + ?Sized>(
     frame: &B,
     wanted: Wanted,
+    outside: Outside,
     segment: &mut MaybeUninit<Segment>,
 ) -> Result<(), Skip> {
-    let mut offset = ETH_HEADER;
-    let mut ether_type = be16(frame, offset - 2)?;
-    // Unrolled by hand: at most two tags.
-    if is_vlan(ether_type) {
-        offset += VLAN_TAG;
-        ether_type = be16(frame, offset - 2)?;
-        if is_vlan(ether_type) {
-            offset += VLAN_TAG;
-            ether_type = be16(frame, offset - 2)?;
+    parse_network(frame, wanted, find_network(frame, outside)?, segment)
+}
+
+/// Where the packet of IP begins in a frame, and in which VLANs it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// Where its header begins.
+    pub at: usize,
+    /// The version of IP.
+    pub version: u8,
+    /// As [`FlowKey::in_vlans`] takes them.
+    pub vlans: u32,
+}
+
+impl Network {
+    /// As one number: from the lowest bit 24 of the VLANs, 8 of the version, 16 of the place.
+    #[inline(always)]
+    pub fn packed(self) -> u64 {
+        u64::from(self.vlans) | u64::from(self.version) << 24 | (self.at as u64) << 32
+    }
+
+    /// From [`packed`](Self::packed).
+    #[inline(always)]
+    pub fn from_packed(packed: u64) -> Self {
+        Self {
+            at: (packed >> 32) as usize & 0xffff,
+            version: (packed >> 24) as u8,
+            vlans: packed as u32 & 0xff_ffff,
         }
     }
-    match ether_type {
-        0x0800 => {
-            let datagram = ipv4(frame, offset, wanted)?;
-            transport(frame, &datagram, wanted, segment)
+}
+
+/// Finds the packet of IP in a frame.
+#[inline(always)]
+pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Network, Skip> {
+    if outside.is_ip {
+        // Two bytes: the verifier does not follow what the compiler makes of the bound of one.
+        let first = frame.header::<2>(0).ok_or(Skip::Truncated)?.u8(0);
+        return Ok(Network {
+            at: 0,
+            version: first >> 4,
+            vlans: 0,
+        });
+    }
+    let mut at = ETH_HEADER;
+    let mut ether_type = be16(frame, at - 2)?;
+    let mut vlans = with_tag(0, outside.tag);
+    // Unrolled by hand: at most two tags.
+    if is_vlan(ether_type) {
+        vlans = with_tag(vlans, be16(frame, at)?);
+        at += VLAN_TAG;
+        ether_type = be16(frame, at - 2)?;
+        if is_vlan(ether_type) {
+            vlans = with_tag(vlans, be16(frame, at)?);
+            at += VLAN_TAG;
+            ether_type = be16(frame, at - 2)?;
         }
-        0x86dd => {
-            let datagram = ipv6::<MAX_EXTENSION_HEADERS, _>(frame, offset, wanted)?;
-            transport(frame, &datagram, wanted, segment)
+    }
+    let version = match ether_type {
+        0x0800 => 4,
+        0x86dd => 6,
+        _ => return Err(Skip::NotIp),
+    };
+    Ok(Network { at, version, vlans })
+}
+
+/// Parses the packet of IP that was found in a frame.
+#[inline(always)]
+pub fn parse_network<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    network: Network,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let vlans = match wanted.vlans {
+        true => network.vlans,
+        false => 0,
+    };
+    match network.version {
+        4 => {
+            let datagram = ipv4::<true, _>(frame, network.at, wanted)?;
+            transport(frame, &datagram.in_vlans(vlans), wanted, segment)
+        }
+        6 => {
+            let datagram = ipv6::<MAX_EXTENSION_HEADERS, _>(frame, network.at, wanted)?;
+            transport(frame, &datagram.in_vlans(vlans), wanted, segment)
         }
         _ => Err(Skip::NotIp),
+    }
+}
+
+/// Adds a tag that stands inside of those that there are. One that names no VLAN counts as none (IEEE 802.1Q, section 9.6:
+/// a priority alone), and so does a third.
+#[inline(always)]
+fn with_tag(vlans: u32, tag: u16) -> u32 {
+    let vlan = u32::from(tag & 0xfff);
+    match vlans {
+        0 => vlan,
+        outer if outer >> VLAN_BITS == 0 => outer | vlan << VLAN_BITS,
+        both => both,
     }
 }
 
@@ -324,7 +437,7 @@ fn plain<B: Bytes + ?Sized>(
 ) -> Result<(), Skip> {
     match be16(frame, ETH_HEADER - 2)? {
         0x0800 if is_plain_ipv4(frame) => {
-            let datagram = ipv4(frame, ETH_HEADER, wanted)?;
+            let datagram = ipv4::<false, _>(frame, ETH_HEADER, wanted)?;
             transport(frame, &datagram, wanted, segment)
         }
         0x86dd => {
@@ -357,6 +470,15 @@ struct Datagram<A> {
     ends: A,
     /// Bytes of the packet.
     bytes: u32,
+    /// See [`FlowKey::in_vlans`].
+    vlans: u32,
+}
+
+impl<A> Datagram<A> {
+    #[inline(always)]
+    fn in_vlans(self, vlans: u32) -> Self {
+        Self { vlans, ..self }
+    }
 }
 
 /// The addresses of a datagram.
@@ -406,8 +528,9 @@ fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, Skip> {
     Ok(u16::from_be(field.u16(0)))
 }
 
+/// Behind an authentication header, if it `may_be_authenticated`.
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(
+fn ipv4<const MAY_BE_AUTHENTICATED: bool, B: Bytes + ?Sized>(
     frame: &B,
     offset: usize,
     wanted: Wanted,
@@ -423,8 +546,14 @@ fn ipv4<B: Bytes + ?Sized>(
     if fragment & 0x1fff != 0 {
         return Err(Skip::Fragment);
     }
-    let more = fragment & 0x2000 != 0;
-    let proto = header.u8(9);
+    let mut more = fragment & 0x2000 != 0;
+    let mut proto = header.u8(9);
+    let mut at = offset + header_len;
+    if MAY_BE_AUTHENTICATED && proto == PROTO_AH {
+        let extension = frame.extension(proto, at)?;
+        (proto, at) = (extension.next, extension.at);
+        more |= extension.more;
+    }
     if !tracked(proto, PROTO_ICMP, wanted.protocols) {
         return Err(Skip::NotTracked);
     }
@@ -433,16 +562,17 @@ fn ipv4<B: Bytes + ?Sized>(
         0 => (usize::MAX, frame.whole().wrapping_sub(offset)),
         total => (total.into(), total.into()),
     };
-    let Some(room) = total.checked_sub(header_len) else {
+    let Some(room) = total.checked_sub(at - offset) else {
         return Err(Skip::Malformed);
     };
     Ok(Datagram {
-        at: offset + header_len,
+        at,
         proto,
         room,
         more,
         ends: V4(header),
         bytes: bytes as u32,
+        vlans: 0,
     })
 }
 
@@ -489,7 +619,7 @@ fn udp_datagram<B: Bytes + ?Sized>(
         header.u16(2),
         PROTO_UDP,
     );
-    segment.write(without_numbers(key, datagram::UDP, ip.bytes));
+    segment.write(without_numbers(key, datagram::UDP, ip));
     Ok(())
 }
 
@@ -512,17 +642,22 @@ fn icmp_query<B: Bytes + ?Sized>(
     };
     let id = header.u16(4);
     let key = FlowKey::new(ip.ends.source(), id, ip.ends.destination(), id, ip.proto);
-    segment.write(without_numbers(key, flags, ip.bytes));
+    segment.write(without_numbers(key, flags, ip));
     Ok(())
 }
 
 #[inline(always)]
-fn without_numbers((key, direction): (FlowKey, Direction), flags: u8, bytes: u32) -> Segment {
+fn without_numbers<A>(
+    (key, direction): (FlowKey, Direction),
+    flags: u8,
+    ip: &Datagram<A>,
+) -> Segment {
     Segment {
-        key,
+        key: key.in_vlans(ip.vlans),
         direction,
         flags,
-        bytes,
+        bytes: ip.bytes,
+        packets: 1,
         ..Segment::NONE
     }
 }
@@ -612,6 +747,7 @@ fn ipv6<const MOST: usize, B: Bytes + ?Sized>(
         more,
         ends: V6(header),
         bytes: bytes as u32,
+        vlans: 0,
     })
 }
 
@@ -643,7 +779,7 @@ fn tcp_segment<B: Bytes + ?Sized>(
     let place = segment.as_mut_ptr();
     // SAFETY: the segment's own. Early, so that nothing of it is kept elsewhere meanwhile.
     unsafe {
-        (&raw mut (*place).key).write(key);
+        (&raw mut (*place).key).write(key.in_vlans(ip.vlans));
         (&raw mut (*place).direction).write(direction);
     }
     let seq = u32::from_be(header.u32(4));
@@ -675,7 +811,7 @@ fn tcp_segment<B: Bytes + ?Sized>(
         (&raw mut (*place).stamp).write(stamp);
         (&raw mut (*place).window).write(window);
         (&raw mut (*place).flags).write(flags);
-        (&raw mut (*place).reserved).write(0);
+        (&raw mut (*place).packets).write(1);
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ use crate::{
     bits,
     flow::{FlowKey, Word},
     numbers::Positions,
+    point::Point,
     state::{Seen, SideWay},
     wheel::Link,
 };
@@ -90,7 +91,7 @@ pub struct Details {
     pub addresses: [u64; 4],
     /// And its ports.
     pub ports: u32,
-    /// The protocol, the CPU and the rule.
+    /// The protocol, the zone, the CPU, the rule, [`TAGGED`] and [`OUTGOING`].
     pub owner: u32,
     /// To the next flow of the slot; to the next free details, if these are free.
     pub next: Link,
@@ -112,10 +113,15 @@ pub struct Details {
 pub struct Extras {
     /// To the next flow of the inbox that this one is in. Belongs to whoever has posted the flow.
     pub inbox: Link,
-    /// Room for the [`Way`](crate::state::Way) of the other side, for VLAN tags and a zone, and for the wall clock at the first
-    /// packet.
-    pub reserved: [u32; 3],
+    /// [`FlowKey::packed_vlans`]. Belongs to the key; means nothing where [`Details::owner`] is not [`TAGGED`].
+    pub vlans: u32,
+    /// Where packets of the low and of the high side are counted; means nothing where there is one interface.
+    pub points: [Point; 2],
+    /// Low bits of the clock when packets were last counted there, units.
+    pub counted: [u16; 2],
 }
+
+const _: () = assert!(size_of::<Extras>() == 16);
 
 /// What makes the home of a key unpredictable, and the size of the table.
 #[repr(C)]
@@ -228,6 +234,12 @@ pub trait Records {
 
     /// Whether the details that the record names have this key; loads.
     fn has_key(&self, at: Self::At, key: &FlowKey) -> bool;
+    /// The same of a [`TWIN`] that a packet looks at. The data plane has it in a function that the verifier goes through by
+    /// itself.
+    #[inline(always)]
+    fn is_of(&self, at: Self::At, key: &FlowKey) -> bool {
+        self.has_key(at, key)
+    }
     /// Stores the index of the details, and in them the key and what else is the flow's at its beginning.
     fn fill(&self, at: Self::At, key: &FlowKey, begins: &Begins);
 
@@ -286,7 +298,7 @@ fn tag(fingerprint: u64, distance: u32) -> u64 {
 #[inline(always)]
 fn is_live<R: Records>(records: &R, at: R::At, wanted: u64, key: &FlowKey) -> bool {
     let held = records.tag(at);
-    (held ^ wanted) & !TWIN == 0 && (held & TWIN == 0 || records.has_key(at, key))
+    (held ^ wanted) & !TWIN == 0 && (held & TWIN == 0 || records.is_of(at, key))
 }
 
 /// What [`insert`] came to.
@@ -314,6 +326,8 @@ pub struct Begins {
     pub positions: Positions,
     /// By which way one of its sides sends.
     pub way: SideWay,
+    /// [`OUTGOING`] or 0.
+    pub outgoing: u32,
     /// Details that are this CPU's to give.
     pub details: u32,
 }
@@ -636,8 +650,9 @@ pub trait Reads {
     fn word(&self) -> Word;
     /// Loads `tag`.
     fn tag(&self) -> u64;
-    /// Loads the details that the record names, each field whole; `None` if there are none of that index.
-    fn details(&self) -> Option<Details>;
+    /// Loads the details that the record names, each field whole, and [`Extras`] of the same index; `None` if there are none
+    /// of that index.
+    fn details(&self) -> Option<(Details, Extras)>;
     /// Whatever was loaded before is older than what is loaded after.
     fn fence(&self);
 }
@@ -655,6 +670,10 @@ pub struct Snapshot {
     pub word: Word,
     /// Low 32 bits of the clock at the flow's first packet.
     pub created: u32,
+    /// Whether the first packet of the flow went out.
+    pub is_outgoing: bool,
+    /// Where packets of its initiator are counted; means nothing where there is one interface.
+    pub point: Point,
 }
 
 /// The record changed while it was read.
@@ -680,13 +699,15 @@ pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
     if after.generation() != word.generation() || after.is_dead() || word.seen().is_starting() {
         return Err(Changed);
     }
-    let details = details.ok_or(Changed)?;
+    let (details, extras) = details.ok_or(Changed)?;
     Ok(Some(Snapshot {
-        key: details.key(),
+        key: details.key(extras.vlans),
         cpu: details.cpu(),
         rule: details.rule(),
         word,
         created: details.created,
+        is_outgoing: details.owner & OUTGOING != 0,
+        point: Point::of_initiator(extras.points, word.seen()),
     }))
 }
 
@@ -702,18 +723,26 @@ pub fn holds_flow(tag: u64) -> bool {
     tag & FINGERPRINT != 0 && tag & BUSY == 0
 }
 
-/// The part of [`Details::owner`] that tells the protocols apart that are tracked: its number's low bits.
-const PROTO: u32 = 0x1f;
-const CPU: u32 = 5;
+/// The part of [`Details::owner`] that is the key's: protocol and zone.
+const PROTO_ZONE: u32 = 0xff;
+const CPU: u32 = 8;
 const CPUS: u32 = 0xfff;
-const RULE: u32 = 17;
+const RULE: u32 = 20;
 const RULES: u32 = 0x1ff;
+/// Of [`Details::owner`]: the flow is in a VLAN, which [`Extras::vlans`] has.
+pub const TAGGED: u32 = 1 << 29;
+/// Of [`Details::owner`]: the first packet of the flow went out.
+pub const OUTGOING: u32 = 1 << 30;
 
 impl Details {
     /// [`owner`](Self::owner) of a flow.
     #[inline(always)]
     pub fn owner_of(key: &FlowKey, cpu: u32, rule: u16) -> u32 {
-        proto_of(key) | (cpu & CPUS) << CPU | (u32::from(rule) & RULES) << RULE
+        let tagged = match key.packed_vlans() {
+            0 => 0,
+            _ => TAGGED,
+        };
+        proto_zone(key) | (cpu & CPUS) << CPU | (u32::from(rule) & RULES) << RULE | tagged
     }
 
     /// The CPU on whose wheel a flow stands.
@@ -728,10 +757,10 @@ impl Details {
         rule(self.owner)
     }
 
-    /// Whose they are.
+    /// Whose they are; in these VLANs, if it is in any.
     #[inline(always)]
-    pub fn key(&self) -> FlowKey {
-        key(self.addresses, self.ports, self.owner)
+    pub fn key(&self, vlans: u32) -> FlowKey {
+        key(self.addresses, self.ports, self.owner, vlans)
     }
 }
 
@@ -759,24 +788,26 @@ pub fn with_rule(owner: u32, rule: u16) -> u32 {
     without_rule(owner) | (u32::from(rule) & RULES) << RULE
 }
 
-/// Whether it is of the key's protocol.
+/// Whether it is of the key's protocol and zone, and in a VLAN if the key is.
 #[inline(always)]
-pub fn has_proto(owner: u32, key: &FlowKey) -> bool {
-    owner & PROTO == proto_of(key)
+pub fn is_of(owner: u32, key: &FlowKey) -> bool {
+    owner & (PROTO_ZONE | TAGGED) == Details::owner_of(key, 0, 0)
 }
 
 #[inline(always)]
-fn proto_of(key: &FlowKey) -> u32 {
-    (key.ports() >> 32) as u32 & PROTO
+fn proto_zone(key: &FlowKey) -> u32 {
+    (key.ports() >> 32) as u32 & PROTO_ZONE
 }
 
-/// The key of a flow, from its details.
+/// The key of a flow, from its details, and from what [`Extras::vlans`] has.
 #[inline(always)]
-pub fn key(addresses: [u64; 4], ports: u32, owner: u32) -> FlowKey {
-    // ICMPv6 is 58; its low five bits are 26.
-    let proto = match owner & PROTO {
-        26 => 58,
-        proto => u64::from(proto),
-    };
-    FlowKey::from_parts(addresses, u64::from(ports) | proto << 32)
+pub fn key(addresses: [u64; 4], ports: u32, owner: u32, vlans: u32) -> FlowKey {
+    let key = FlowKey::from_parts(
+        addresses,
+        u64::from(ports) | u64::from(owner & PROTO_ZONE) << 32,
+    );
+    match owner & TAGGED {
+        0 => key,
+        _ => key.in_vlans(vlans),
+    }
 }

@@ -6,7 +6,10 @@ use std::mem::MaybeUninit;
 use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
-    packet::{Protocols, Segment, Skip, Wanted, datagram, parse, parse_any, parse_plain, tcp},
+    packet::{
+        Outside, Protocols, Segment, Skip, Wanted, datagram, parse, parse_any, parse_into,
+        parse_plain, tcp,
+    },
 };
 
 const A: [u8; 4] = [10, 0, 0, 1];
@@ -115,7 +118,7 @@ fn up_to_two_vlan_tags() {
         .syn()
         .write(&mut single, b"")
         .unwrap();
-    assert_eq!(parse(single.as_slice()).unwrap().key, key);
+    assert_eq!(parse(single.as_slice()).unwrap().key, key.in_vlans(7));
     let mut double = Vec::new();
     PacketBuilder::ethernet2(MAC, MAC)
         .double_vlan(VlanId::try_new(7).unwrap(), VlanId::try_new(8).unwrap())
@@ -124,10 +127,117 @@ fn up_to_two_vlan_tags() {
         .syn()
         .write(&mut double, b"")
         .unwrap();
-    assert_eq!(parse(double.as_slice()).unwrap().key, key);
+    let in_both = key.in_vlans(7 | 8 << 12);
+    assert_eq!(parse(double.as_slice()).unwrap().key, in_both);
+    assert_eq!(in_both.vlans(), [7, 8]);
+    let ignored = Wanted {
+        vlans: false,
+        ..ANY
+    };
+    assert_eq!(parse_any(double.as_slice(), ignored).unwrap().key, key);
     let mut triple = double.clone();
     triple.splice(12..12, [0x81, 0, 0, 9]);
     assert_eq!(parse(triple.as_slice()), Err(Skip::NotIp));
+}
+
+fn parse_outside(frame: &[u8], outside: Outside) -> Result<Segment, Skip> {
+    let mut segment = MaybeUninit::new(Segment::NONE);
+    parse_into(frame, ANY, outside, &mut segment)?;
+    // SAFETY: it is one from the beginning.
+    Ok(unsafe { segment.assume_init() })
+}
+
+#[test]
+fn a_tag_that_was_taken_out_is_the_outer_one() {
+    let frame = v4((A, 1000), (B, 80));
+    let key = parse(frame.as_slice()).unwrap().key;
+    let with = |frame: &[u8], tag| {
+        let outside = Outside { is_ip: false, tag };
+        parse_outside(frame, outside).unwrap().key
+    };
+    // Priority and drop eligibility are no part of the identifier.
+    assert_eq!(with(&frame, 0xf007), key.in_vlans(7));
+    assert_eq!(with(&frame, 0xe000), key, "a priority alone");
+    let mut inner = frame.clone();
+    inner.splice(12..12, [0x81, 0, 0x20, 8]);
+    assert_eq!(with(&inner, 7), key.in_vlans(7 | 8 << 12));
+    assert_eq!(with(&inner, 0xe000), key.in_vlans(8));
+    let mut both = inner.clone();
+    both.splice(12..12, [0x88, 0xa8, 0, 9]);
+    assert_eq!(with(&both, 0), key.in_vlans(9 | 8 << 12));
+    assert_eq!(
+        with(&both, 7),
+        key.in_vlans(7 | 9 << 12),
+        "a third counts as none"
+    );
+    let mut priority = inner;
+    priority[14..16].copy_from_slice(&[0xe0, 0]);
+    assert_eq!(with(&priority, 0), key);
+}
+
+#[test]
+fn a_packet_without_an_ethernet_header_begins_with_its_version() {
+    let outside = Outside {
+        is_ip: true,
+        tag: 0,
+    };
+    for frame in [v4((A, 1), (B, 2)), v6(), udp(&[]), icmp(false, 128)] {
+        let parsed = parse_any(frame.as_slice(), ANY);
+        assert_eq!(parse_outside(&frame[14..], outside), parsed);
+        assert_eq!(
+            parse_outside(&frame, outside),
+            Err(Skip::NotIp),
+            "MAC addresses"
+        );
+    }
+    // An address that begins like an Ethernet type.
+    let frame = v4(([8, 0, 69, 0], 1), ([1, 2, 3, 4], 2));
+    let parsed = parse_any(frame.as_slice(), ANY);
+    assert_eq!(parse_outside(&frame[14..], outside), parsed);
+    assert_eq!(parse_outside(&[], outside), Err(Skip::Truncated));
+}
+
+#[test]
+fn an_authentication_header_is_read_over() {
+    let plain = v4((A, 1000), (B, 80));
+    let segment = parse(plain.as_slice()).unwrap();
+    // RFC 4302, section 2: next header, length in words minus 2, reserved, SPI, number, 12 bytes of ICV.
+    let mut header = vec![6, 4, 0, 0];
+    header.extend([0; 20]);
+    let mut frame = plain.clone();
+    frame[23] = 51;
+    frame[17] += 24;
+    frame.splice(34..34, header);
+    assert_eq!(parse(frame.as_slice()), Ok(longer(segment, 24)));
+    // One that reaches beyond the packet, and one within which the frame ends.
+    let mut long = frame.clone();
+    long[35] = 0xff;
+    assert_eq!(parse(long.as_slice()), Err(Skip::Malformed));
+    assert_eq!(parse(&frame[..36]), Err(Skip::Truncated));
+    let mut short = frame.clone();
+    short[17] = plain[17];
+    assert_eq!(parse(short.as_slice()), Err(Skip::Malformed));
+    // Of what is not tracked, and of another one.
+    for next in [47, 51] {
+        let mut other = frame.clone();
+        other[34] = next;
+        assert_eq!(parse(other.as_slice()), Err(Skip::NotTracked));
+    }
+}
+
+#[test]
+fn packets_that_were_joined_are_counted_with_their_headers() {
+    let mut frame = v4((A, 1), (B, 2));
+    frame[16..18].copy_from_slice(&4400u16.to_be_bytes());
+    let mut segment = parse(frame.as_slice()).unwrap();
+    let data = 4400 - 40;
+    assert_eq!((segment.packets, segment.bytes), (1, 4400));
+    segment.count_joined(3);
+    assert_eq!((segment.packets, segment.bytes), (3, data + 3 * 40));
+    let mut datagram = parse_any(udp(&[]).as_slice(), ANY).unwrap();
+    let bytes = datagram.bytes;
+    datagram.count_joined(3);
+    assert_eq!((datagram.packets, datagram.bytes), (3, bytes));
 }
 
 #[test]
@@ -212,6 +322,7 @@ fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
     let wanted = Wanted {
         protocols: Protocols::UDP,
         timing: false,
+        vlans: true,
     };
     let udp = |frame: &[u8]| parse_any(frame, wanted).map(|segment| segment.bytes);
     let mut frame = Vec::new();
@@ -403,6 +514,7 @@ fn what_looks_like_a_timestamp_behind_the_header_is_none() {
 const ANY: Wanted = Wanted {
     protocols: Protocols(7),
     timing: true,
+    vlans: true,
 };
 
 fn udp(data: &[u8]) -> Vec<u8> {
@@ -550,10 +662,11 @@ fn numbers_of_a_segment_are_those_of_its_header() {
         assert_eq!((segment.seq, segment.ack), (u32::MAX - 2, 0x1234_5678));
         // Seven bytes of data.
         assert_eq!(segment.end, 4 + counted, "{flags:#x}");
-        assert_eq!((segment.window, segment.reserved), (1024, 0));
+        assert_eq!((segment.window, segment.packets), (1024, 1));
         // The window and stamps only where they are asked for.
         let wanted = Wanted {
             timing: false,
+            vlans: true,
             ..ANY
         };
         let window = parse_any(frame.as_slice(), wanted).unwrap().window;
@@ -603,7 +716,11 @@ fn what_is_plain_is_read_alike_and_nothing_else_is() {
         assert_eq!(plain(&frame), Some(parsed));
         let mut tagged = frame.clone();
         tagged.splice(12..12, [0x81, 0, 0, 7]);
-        assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(parsed));
+        let in_vlan = Segment {
+            key: parsed.key.in_vlans(7),
+            ..parsed
+        };
+        assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(in_vlan));
         assert_eq!(plain(&tagged), None);
     }
     let mut options = v4((A, 1), (B, 2));

@@ -30,7 +30,7 @@ fn data(seq: u32, length: u32) -> Segment {
         bytes: 40 + length,
         stamp: [0; 2],
         window: 1_000,
-        reserved: 0,
+        packets: 1,
     }
 }
 

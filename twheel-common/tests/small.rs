@@ -6,9 +6,10 @@ use std::net::Ipv6Addr;
 use twheel_common::{
     bits,
     config::{RULES, Tick, UNRULED},
-    counter::{APART, COUNT, Counter, Counters, LOADER, PLACES},
+    counter::{COUNT, Counter, Counters, FIRST_INTERFACE, LOADER, NO_INTERFACE},
     event::{Event, Reason, RtoExpired},
     flow::FlowKey,
+    point::Point,
     share::source,
     state::{Seen, State},
     step::{Answer, Delete, Deleted, Enter, MAX_DELETES, Outcome, Step, Sweep},
@@ -37,9 +38,8 @@ fn a_tick_is_the_one_that_a_time_lies_in() {
 fn the_last_numbers_are_kept_apart() {
     // 0 is no rule, and the last one what the timeouts of no rule are.
     assert_eq!(usize::from(UNRULED) + 1, RULES);
-    // Each interface that is counted apart, all others, the loader.
-    assert_eq!(PLACES, APART + 1 + 1);
-    assert_eq!(LOADER + 1, PLACES);
+    // What is of no interface, the loader's, and then the interfaces.
+    assert_eq!([NO_INTERFACE, LOADER, FIRST_INTERFACE], [0, 1, 2]);
 }
 
 #[test]
@@ -95,6 +95,8 @@ fn events_say_what_was_seen() {
         reason: 1,
         cpu: 0,
         rule: 0,
+        point: Point::NONE,
+        is_outgoing: 0,
         account: Default::default(),
         pace: Default::default(),
         positions: [0; 2],
@@ -106,6 +108,7 @@ fn events_say_what_was_seen() {
         direction: 0,
         seen: 0x4321,
         rule: 0,
+        point: Point::NONE,
         outstanding: 1,
         expiries: 1,
         pace: Default::default(),

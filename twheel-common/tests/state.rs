@@ -376,7 +376,7 @@ fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> 
         bytes: 40 + length,
         stamp: [0; 2],
         window: 1,
-        reserved: 0,
+        packets: 1,
     }
 }
 

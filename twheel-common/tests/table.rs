@@ -26,6 +26,7 @@ fn syn(now: u64, details: u32) -> Begins {
         rule: 0,
         positions: [0; 2],
         way: SideWay::ANY,
+        outgoing: 0,
         details,
     }
 }

@@ -40,7 +40,8 @@ use twheel_common::{
     },
     state::{Change, Known, Seen, SideWay, State, View},
     table::{
-        self, BUSY, Begins, Changed, Details, Inserted, Place, Reads, Records, Snapshot, TWIN,
+        self, BUSY, Begins, Changed, Details, Extras, Inserted, Place, Reads, Records, Snapshot,
+        TWIN,
     },
 };
 
@@ -238,6 +239,7 @@ impl Table {
             rule: 0,
             positions: [0; 2],
             way: SideWay::ANY,
+            outgoing: 0,
             details,
         };
         let inserted = table::insert(self, self.place(home, key), key, &begins);
@@ -591,17 +593,18 @@ impl Reads for Mapped<'_> {
         self.0.slots[0].tag.load()
     }
 
-    fn details(&self) -> Option<Details> {
+    fn details(&self) -> Option<(Details, Extras)> {
         let detail = self.0.detail(0);
         let held = detail.key.load();
         let address = held & ADDRESS;
-        Some(Details {
+        let details = Details {
             addresses: [0, address, 1, 0],
             ports: key(address, 1).ports() as u32,
             owner: (held >> 32) as u32,
             created: detail.created.load() as u32,
             ..Details::default()
-        })
+        };
+        Some((details, Extras::default()))
     }
 
     fn fence(&self) {
@@ -988,6 +991,8 @@ fn reading(broken: Broken) {
                         rule: _,
                         word,
                         created,
+                        is_outgoing: _,
+                        point: _,
                     } = flow;
                     let whole = match created {
                         1 => (key, cpu) == (old, 0) && word.seen().is_closed() == supersedes,

@@ -56,6 +56,7 @@ fn begins(number: u32, details: u32) -> Begins {
         rule: 0x100 + (number & 0xff) as u16,
         positions: [number, 7],
         way: SideWay::ANY,
+        outgoing: 0,
         details,
     }
 }
@@ -449,9 +450,9 @@ fn an_owner_without_its_rule_is_the_same_else() {
     let without = table::without_rule(details.owner);
     assert_eq!(table::rule(without), 0);
     assert_eq!(table::cpu(without), details.cpu());
-    assert_eq!(without, details.owner & !(0x1ff << 17));
+    assert_eq!(without, details.owner & !(0x1ff << 20));
     assert_eq!(
-        table::key(details.addresses, details.ports, without),
+        table::key(details.addresses, details.ports, without, 0),
         key(0)
     );
 }
@@ -468,7 +469,7 @@ fn an_owner_has_a_protocol_a_cpu_and_a_rule() {
         for (owner, rule) in [(owner, 0x155), (other, 0x0aa), (wide, 0x1ff)] {
             assert_eq!((table::cpu(owner), table::rule(owner)), (0xabc, rule));
             for wanted in PROTOCOLS {
-                assert_eq!(table::has_proto(owner, &key(wanted)), wanted == proto);
+                assert_eq!(table::is_of(owner, &key(wanted)), wanted == proto);
             }
         }
     }

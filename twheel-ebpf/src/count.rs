@@ -1,41 +1,78 @@
 //! Counting.
 
 use twheel_common::{
-    counter::{self, Counter},
+    config::Watched,
+    counter::{Counter, NO_INTERFACE},
     packet::Skip,
 };
 
-use crate::maps::{APART, COUNTERS, PLACE};
+use crate::{
+    config,
+    maps::{COUNTERS, PLACE, WATCHED},
+};
 
-/// What is counted on this CPU from here on is of an interface; of none: 0.
+/// What is known of an interface. What is counted on this CPU from here on is its own.
 #[inline(always)]
-pub fn count_for(interface: u32) {
-    if apart(0) != 0 {
-        set_place(interface);
+pub fn count_for(interface: u32) -> Watched {
+    match config!(watched) {
+        0 => Watched::default(),
+        _ => unpacked(count_watched(interface)),
     }
 }
 
-/// A function of its own, like [`count_apart`]: so the programs are nearly what they are without it.
-#[inline(never)]
-fn set_place(interface: u32) {
-    let mut place = 0;
-    for index in 0..counter::APART {
-        if interface != 0 && apart(index) == interface {
-            place = index as u32 + 1;
-        }
+/// What is counted on this CPU from here on is of no interface.
+#[inline(always)]
+pub fn count_for_none() {
+    if config!(watched) != 0 {
+        set_place(NO_INTERFACE);
     }
+}
+
+/// Whether packets are seen that come in by an interface.
+#[inline(always)]
+pub fn is_watched(interface: u32) -> bool {
+    config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
+}
+
+/// [`count_for`]: what is known of the interface, from the lowest bit its place (16), its zone (8), and whether it has packets
+/// without an Ethernet header.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn count_watched(interface: u32) -> u32 {
+    let watched = of(interface).unwrap_or_default();
+    set_place(watched.place.into());
+    u32::from(watched.place) | u32::from(watched.zone) << 16 | u32::from(watched.is_ip) << 24
+}
+
+fn unpacked(packed: u32) -> Watched {
+    Watched {
+        place: packed as u16,
+        zone: (packed >> 16) as u8,
+        is_ip: (packed >> 24) as u8,
+    }
+}
+
+/// [`is_watched`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn count_is_watched(interface: u32) -> u32 {
+    of(interface).is_some().into()
+}
+
+#[inline(always)]
+fn of(interface: u32) -> Option<Watched> {
+    // SAFETY: the loader writes an entry as a whole; one that is replaced meanwhile is read as one or the other, or as a mix
+    // of two descriptions of the same interface.
+    unsafe { WATCHED.get(interface) }.copied()
+}
+
+#[inline(always)]
+fn set_place(place: u32) {
     if let Some(current) = PLACE.get_ptr_mut(0) {
         // SAFETY: the value is this CPU's own, and no other program of this CPU can run in between (bottom halves are
         // off): this is the only reference to it, and it stays until this program ends.
         unsafe { *current = place }
     }
-}
-
-/// An interface that is counted apart, or 0; the verifier knows which.
-#[inline(always)]
-fn apart(index: usize) -> u32 {
-    // SAFETY: the global's own memory, which nobody writes after it was loaded, and callers stay within.
-    unsafe { (&raw const APART).cast::<u32>().add(index).read_volatile() }
 }
 
 /// Adds one to a counter of this CPU.
@@ -47,7 +84,7 @@ pub fn count(counter: Counter) {
 /// Adds to a counter of this CPU.
 #[inline(always)]
 pub fn add(counter: Counter, number: u32) {
-    if apart(0) != 0 {
+    if config!(watched) != 0 {
         return add_apart(counter, number);
     }
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {

@@ -9,10 +9,12 @@ use aya_ebpf::{
 use twheel_common::{
     event::{BATCH, Event, Pace, RtoExpired, Staged},
     flow::{Account, FlowKey, Word, age, idle},
+    point::Point,
+    state::Seen,
 };
 
 use crate::{
-    clock,
+    clock, config,
     maps::{EVENTS, STAGED},
     rto,
     table::{self, At},
@@ -144,6 +146,15 @@ pub fn submit(
     });
 }
 
+/// Where packets of the flow's initiator are counted.
+#[inline(always)]
+pub fn initiator(flow: At, seen: Seen) -> Point {
+    match config!(watched) {
+        0 => Point::NONE,
+        _ => flow.point(seen.initiator()).0,
+    }
+}
+
 /// Sets every field.
 ///
 /// # Safety
@@ -159,8 +170,10 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
         (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
         (&raw mut (*event).seen).write(ended.word.seen().0);
         (&raw mut (*event).reason).write(ended.reason);
-        (&raw mut (*event).cpu).write(clock::cpu());
-        (&raw mut (*event).rule).write(ended.rule.into());
+        (&raw mut (*event).cpu).write(clock::cpu() as u16);
+        (&raw mut (*event).rule).write(ended.rule);
+        let place = &raw mut (*event).point;
+        let is_outgoing = &raw mut (*event).is_outgoing;
         let (account, pace) = (&raw mut (*event).account, &raw mut (*event).pace);
         let positions = &raw mut (*event).positions;
         match flow {
@@ -169,11 +182,15 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
                 rto::report(flow.hot(), 0, pace.cast());
                 rto::report(flow.hot(), 1, pace.cast::<Pace>().add(1));
                 positions.write(flow.positions());
+                place.write(initiator(flow, ended.word.seen()));
+                is_outgoing.write(flow.is_outgoing().into());
             }
             None => {
                 account.write(Account::default());
                 pace.write([Pace::default(); 2]);
                 positions.write([0; 2]);
+                place.write(Point::NONE);
+                is_outgoing.write(0);
             }
         }
     }

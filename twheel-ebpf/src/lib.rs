@@ -16,6 +16,7 @@ pub mod extension;
 pub mod frame;
 pub mod inbox;
 pub mod maps;
+pub mod point;
 pub mod policy;
 pub mod rto;
 pub mod share;

@@ -13,20 +13,25 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, trace};
 use twheel_common::{
-    packet::{Protocols, Segment, Skip, Wanted, parse_into, parse_plain},
+    config::Watched,
+    packet::{
+        Bytes, Network, Outside, Protocols, Segment, Skip, Wanted, find_network, parse_network,
+        parse_plain,
+    },
+    point::Point,
     policy::Hook,
     state::Way,
     step::{Enter, Step, Sweep},
 };
 use twheel_ebpf::{
     answer, clock, config,
-    count::{count_for, count_skip},
+    count::{count_for, count_for_none, count_skip, is_watched},
     extension::{Context, Long, packed},
     frame::Frame,
     policy::Place,
     rto, step,
     touch::{Touched, touch},
-    verifier::{given_mut, in_memory},
+    verifier::{given_mut, in_memory, masked},
 };
 
 /// Ingress: touches the flow of every packet. Whatever it finds, the packet passes; unless it is of a flow that has
@@ -34,22 +39,27 @@ use twheel_ebpf::{
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let interface = ctx.ingress_ifindex() as u32;
-    count_for(interface);
+    let watched = count_for(interface);
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
     let mut segment = MaybeUninit::uninit();
-    if !parse_plain(&frame, wanted(), &mut segment) {
+    if watched.is_ip != 0 || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        if xdp_parse(ctx.ctx, segment.as_mut_ptr()) != PARSED {
+        let network = xdp_network(ctx.ctx, watched.is_ip.into());
+        if xdp_parse(ctx.ctx, segment.as_mut_ptr(), network) != PARSED {
             return xdp_action::XDP_PASS;
         }
     }
     // SAFETY: one of the two parsers has written it.
-    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    let segment = unsafe { segment.assume_init_mut() };
+    enter_zone(segment, watched);
+    let segment = in_memory(segment);
     let place = Place {
         interface,
         hook: Hook::Ingress,
         way: Way::of(interface, interface),
+        point: Point::new(watched.place.into(), Hook::Ingress),
+        is_forwarded: false,
     };
     match touch(segment, clock::now(), place) {
         Touched::Refused => xdp_action::XDP_DROP,
@@ -81,41 +91,61 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
 /// Touches the flow of a socket buffer. `None` if it is of none.
 #[inline(always)]
 fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
-    // SAFETY: the context of this program, which the kernel fills in.
-    let interface = unsafe { (*ctx.skb.skb).ifindex };
-    count_for(interface);
+    // SAFETY: the context of this program, which the kernel fills in; likewise below.
+    let skb = unsafe { &*ctx.skb.skb };
+    let interface = skb.ifindex;
+    let watched = count_for(interface);
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();
-    if !parse_plain(&frame, wanted(), &mut segment) {
+    let is_plain = watched.is_ip == 0 && skb.vlan_present == 0;
+    if !is_plain || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), 0);
+        let is_ip = watched.is_ip.into();
+        let network = skb_network(ctx.skb.skb, is_ip);
+        let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 0);
         if parsed == TRUNCATED {
             // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where they do
             // not, they are brought there. That costs a copy, so only if it is needed. A failure leaves the packet as it was.
             if ctx.len() as usize > ctx.data_end() - ctx.data() {
                 let _ = ctx.pull_data(ctx.len().min(HEADERS));
             }
-            parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), 1);
+            let network = skb_network(ctx.skb.skb, is_ip);
+            parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 1);
         }
         if parsed != PARSED {
             return None;
         }
     }
     // SAFETY: one of the two parsers has written it.
-    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    let segment = unsafe { segment.assume_init_mut() };
+    enter_zone(segment, watched);
+    let joined = skb.gso_segs;
+    if joined > 1 {
+        segment.count_joined(joined as u16);
+    }
+    let segment = in_memory(segment);
     let origin = match hook {
         Hook::Ingress => interface,
-        // SAFETY: as above.
-        Hook::Egress => unsafe { (*ctx.skb.skb).ingress_ifindex },
+        Hook::Egress => skb.ingress_ifindex,
     };
     let place = Place {
         interface,
         hook,
         way: Way::of(interface, origin),
+        point: Point::new(watched.place.into(), hook),
+        is_forwarded: hook == Hook::Egress && is_watched(origin),
     };
     let touched = touch(segment, clock::now(), place);
     tell(ctx, touched);
     Some(touched)
+}
+
+/// The segment is of the interface's zone.
+#[inline(always)]
+fn enter_zone(segment: &mut Segment, watched: Watched) {
+    if watched.zone != 0 {
+        segment.key = segment.key.in_zone(watched.zone.into());
+    }
 }
 
 /// What became of a frame with tags, options or extension headers, or one that is to be skipped: it is parsed;
@@ -125,14 +155,50 @@ const SKIPPED: u64 = 1;
 /// it may be of one, if its headers can be brought to where they can be read.
 const TRUNCATED: u64 = 2;
 
-/// Parses a frame that [`parse_plain`] does not.
+/// Finds the packet of IP in a frame: [`found`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn xdp_parse(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
+extern "C" fn xdp_network(ctx: *mut xdp_md, is_ip: u32) -> u64 {
+    let outside = Outside {
+        is_ip: is_ip != 0,
+        tag: 0,
+    };
+    found(find_network(&of_xdp(ctx), outside))
+}
+
+/// A packet of IP as one number, or why there is none and [`NONE`].
+#[inline(always)]
+fn found(network: Result<Network, Skip>) -> u64 {
+    match network {
+        Ok(network) => network.packed(),
+        Err(reason) => NONE | reason as u64,
+    }
+}
+
+/// See [`found`].
+const NONE: u64 = 1 << 63;
+
+/// Parses a frame that [`parse_plain`] does not, where [`found`] says.
+#[inline(always)]
+fn parse_found<B: Bytes>(
+    frame: &B,
+    found: u64,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    if found & NONE != 0 {
+        return Err(Skip::from_raw(masked::<7>(found)));
+    }
+    parse_network(frame, wanted(), Network::from_packed(found), segment)
+}
+
+/// [`parse_found`]. What became of the frame.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_parse(ctx: *mut xdp_md, segment: *mut Segment, found: u64) -> u64 {
     let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
         return SKIPPED;
     };
-    match parse_into(&Long::<Xdp>(of_xdp(ctx), ctx), wanted(), segment) {
+    match parse_found(&Long::<Xdp>(of_xdp(ctx), ctx), found, segment) {
         Ok(()) => PARSED,
         Err(reason) => skip(&XdpContext::new(ctx), reason),
     }
@@ -151,14 +217,32 @@ extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
     packed(&of_xdp(ctx), header as u8, at as usize)
 }
 
-/// The same for a socket buffer; `last`: whatever cannot be read is out of reach.
+/// As [`xdp_network`], of a socket buffer.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn skb_parse(skb: *mut __sk_buff, segment: *mut Segment, last: u32) -> u64 {
+extern "C" fn skb_network(skb: *mut __sk_buff, is_ip: u32) -> u64 {
+    // SAFETY: the context of the program, which the kernel fills in. A tag is there if `vlan_present`.
+    let tag = unsafe {
+        match (*skb).vlan_present {
+            0 => 0,
+            _ => (*skb).vlan_tci as u16,
+        }
+    };
+    let outside = Outside {
+        is_ip: is_ip != 0,
+        tag,
+    };
+    found(find_network(&of_skb(skb), outside))
+}
+
+/// As [`xdp_parse`]; `last`: whatever cannot be read is out of reach.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn skb_parse(skb: *mut __sk_buff, segment: *mut Segment, found: u64, last: u32) -> u64 {
     let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
         return SKIPPED;
     };
-    match parse_into(&Long::<Skb>(of_skb(skb), skb), wanted(), segment) {
+    match parse_found(&Long::<Skb>(of_skb(skb), skb), found, segment) {
         Ok(()) => PARSED,
         Err(Skip::Truncated) if last == 0 => TRUNCATED,
         Err(reason) => skip(&TcContext::new(skb), reason),
@@ -209,7 +293,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Step>(&ctx) else {
         return xdp_action::XDP_ABORTED;
     };
-    count_for(0);
+    count_for_none();
     step::step(call);
     debug!(
         &ctx,
@@ -221,7 +305,7 @@ pub fn twheel_step(ctx: XdpContext) -> u32 {
 /// Unattached, like the stepper and run where it is: deletes flows.
 #[xdp]
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
-    count_for(0);
+    count_for_none();
     step::delete(&ctx);
     step::answer(&ctx)
 }
@@ -232,7 +316,7 @@ pub fn twheel_enter(ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Enter>(&ctx) else {
         return xdp_action::XDP_ABORTED;
     };
-    count_for(0);
+    count_for_none();
     step::enter(call);
     step::answer(&ctx)
 }
@@ -243,7 +327,7 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Sweep>(&ctx) else {
         return xdp_action::XDP_ABORTED;
     };
-    count_for(0);
+    count_for_none();
     step::sweep(call);
     step::answer(&ctx)
 }
@@ -254,6 +338,7 @@ fn wanted() -> Wanted {
     Wanted {
         protocols: Protocols(config!(protocols)),
         timing: rto::is_on(),
+        vlans: config!(vlans) != 0,
     }
 }
 

@@ -8,11 +8,11 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto},
-    counter::{self, Counters, PLACES},
+    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto, Watched},
+    counter::{self, Counters},
     enforce::{Bucket, Tomb},
     event::Staged,
-    flow::{Account, FlowKey},
+    flow::{self, Account, FlowKey},
     jiffies,
     packet::Protocols,
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
@@ -51,6 +51,8 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     enforce_rate: 10,
     share: 0,
     live: 0,
+    vlans: 1,
+    watched: 0,
 });
 
 /// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
@@ -72,11 +74,6 @@ pub static HASH: Global<Hash> = Global::new(Hash {
     homes: 64,
 });
 
-/// Set by the loader, likewise: the interfaces that have [`COUNTERS`] of their own, in the order of their places. All 0,
-/// and no code, where there is one interface.
-#[unsafe(no_mangle)]
-pub static APART: Global<[u32; counter::APART]> = Global::new([0; counter::APART]);
-
 /// The flow table: see `table`. Mappable: its lines then begin where cache lines do, and userspace
 /// reads it without a system call.
 #[map]
@@ -88,7 +85,7 @@ pub static DETAILS: Array<Details> = Array::pinned(64, BPF_F_MMAPABLE);
 
 /// What few flows need: as many.
 #[map]
-pub static EXTRAS: Array<Extras> = Array::pinned(64, 0);
+pub static EXTRAS: Array<Extras> = Array::pinned(64, BPF_F_MMAPABLE);
 
 /// Free details: the head of the depot, and how many were ever had.
 #[map]
@@ -211,9 +208,13 @@ pub static VICTIMS: PerCpuArray<Victims> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub static FULL: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Counters per CPU: those of each interface in [`APART`], behind those of all else; then the loader's.
+/// Interfaces that programs ask about, by index; of one entry where they do not. The loader writes.
 #[map]
-pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(PLACES as u32, 0);
+pub static WATCHED: HashMap<u32, Watched> = HashMap::pinned(1, 0);
+
+/// Counters per CPU, by place: [`counter`](twheel_common::counter) says whose they are.
+#[map]
+pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(counter::FIRST_INTERFACE, 0);
 
 /// Which of [`COUNTERS`] whatever runs on this CPU counts in; of no meaning where there is one interface.
 #[map]
@@ -221,7 +222,15 @@ pub static PLACE: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 
 /// The interface that each of [`COUNTERS`] is of; 0: none. Written by the loader, for the next one and for readers.
 #[map]
-pub static COUNTED: Array<u32> = Array::pinned(PLACES as u32, 0);
+pub static COUNTED: Array<u32> = Array::pinned(counter::FIRST_INTERFACE, 0);
+
+/// The name of each of those interfaces, padded with zeros; likewise.
+#[map]
+pub static LABELS: Array<[u8; 64]> = Array::pinned(counter::FIRST_INTERFACE, 0);
+
+/// The number of each zone, by its place in the keys of flows. Written by the loader, for the next one and for readers.
+#[map]
+pub static ZONES: Array<u32> = Array::pinned(flow::ZONES as u32, 0);
 
 /// Answers of programs that userspace runs by live frames, by the number of the call; of one entry where it does not.
 /// A caller that dies before it has looked leaves its answer, which is pushed out by later ones.

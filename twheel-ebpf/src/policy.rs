@@ -5,6 +5,7 @@ use twheel_common::{
     bits,
     flow::{Direction, FlowKey},
     packet::Segment,
+    point::Point,
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
     },
@@ -23,6 +24,10 @@ pub struct Place {
     pub hook: Hook,
     /// By which way it came.
     pub way: Way,
+    /// Where it was seen, as flows note it; none where there is one interface.
+    pub point: Point,
+    /// Whether an interface has seen it before, as it came in.
+    pub is_forwarded: bool,
 }
 
 /// The number of the rule that a new flow meets, by its first packet; 0 if none.
@@ -35,22 +40,13 @@ pub extern "C" fn policy_rule(
     hook: u32,
 ) -> u32 {
     match given(segment) {
-        Some(segment) => {
-            let hook = Hook::from_raw(hook);
-            let way = Way::LOCAL;
-            let place = Place {
-                interface,
-                hook,
-                way,
-            };
-            rule(&segment.key, Seen(seen), place)
-        }
+        Some(segment) => rule(&segment.key, Seen(seen), interface, Hook::from_raw(hook)),
         None => 0,
     }
 }
 
 #[inline(always)]
-fn rule(key: &FlowKey, seen: Seen, place: Place) -> u32 {
+fn rule(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> u32 {
     let active = ACTIVE.get(0).copied().unwrap_or_default();
     let policy = Policy {
         set: active.set(),
@@ -73,8 +69,8 @@ fn rule(key: &FlowKey, seen: Seen, place: Place) -> u32 {
         destination,
         // The bytes of a key's ports are those of the packet, whatever this machine's order.
         port: u16::from_ne_bytes((port as u16).to_le_bytes()),
-        interface: place.interface,
-        hook: place.hook,
+        interface,
+        hook,
         protocol,
     };
     let first = usize::from(first_match(&policy, &tuple));

@@ -415,7 +415,8 @@ fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) 
             Direction::FromHigh as u32
         });
         (&raw mut (*event).seen).write(flow.word().seen().0);
-        (&raw mut (*event).rule).write(flow.rule().into());
+        (&raw mut (*event).rule).write(flow.rule());
+        (&raw mut (*event).point).write(emit::initiator(flow, flow.word().seen()));
         (&raw mut (*event).outstanding).write(side.outstanding(highest));
         (&raw mut (*event).expiries).write(side.expiries() + 1);
         report(flow.hot(), direction, &raw mut (*event).pace);

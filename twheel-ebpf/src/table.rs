@@ -13,9 +13,13 @@ use twheel_common::{
     flow::{Direction, FlowKey, Word},
     numbers::{self, Positions},
     packet::Segment,
+    point::Point,
     pool::{self, CHAIN, Pool},
     state::{Seen, SideWay, Timeouts},
-    table::{self, Begins, Details, Extras, Inserted, LINE, Line, Present, Records, WINDOW},
+    table::{
+        self, Begins, Details, Extras, Inserted, LINE, Line, OUTGOING, Present, Records, TAGGED,
+        WINDOW,
+    },
     wheel::Link,
 };
 
@@ -126,8 +130,11 @@ const NEW: u64 = 1 << 32;
 /// or this and the flow's index, if another CPU has entered it meanwhile.
 const EXISTS: u64 = 2 << 32;
 
+/// Beside the rule of a flow that is entered: its first packet went out.
+pub const OUTGOING_RULE: u64 = 1 << 16;
+
 /// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
-/// understand. The rule, and in the high half the way of one side.
+/// understand. The rule, perhaps with [`OUTGOING_RULE`], and in the high half the way of one side.
 ///
 /// (The steps are functions one beside the other: the verifier adds up what callers and callees have on the stack.)
 #[inline(always)]
@@ -197,7 +204,11 @@ extern "C" fn table_write(
         seen: Seen(seen_index as u32),
         now,
         cpu: clock::cpu(),
-        rule: rule_way as u16,
+        rule: rule_way as u16 & 0x1ff,
+        outgoing: match rule_way & OUTGOING_RULE {
+            0 => 0,
+            _ => OUTGOING,
+        },
         positions: numbers::first(segment),
         way: SideWay((rule_way >> 32) as u32),
         details: reserved as u32,
@@ -241,6 +252,38 @@ extern "C" fn table_settle(
 extern "C" fn table_claim(home: u32, fingerprint: u64) -> u64 {
     let place = Place { home, fingerprint };
     table::claim(&Table, place).unwrap_or(WINDOW).into()
+}
+
+/// 1 if the details are of this key. Packets of a known flow ask this of twins alone.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn table_has_key(details: u32, key: *const FlowKey) -> u64 {
+    match given(key) {
+        Some(key) => has_key(details, key).into(),
+        None => 0,
+    }
+}
+
+/// Whether the details of this index are of a key.
+#[inline(always)]
+fn has_key(number: u32, key: &FlowKey) -> bool {
+    let [a, b, c, d] = key.addresses();
+    let Some(details) = DETAILS.get_ptr(number) else {
+        return false;
+    };
+    // SAFETY: a value of the map. Loads are volatile, because other CPUs store there too.
+    unsafe {
+        let addresses = (&raw const (*details).addresses).cast::<u64>();
+        let ports = (&raw const (*details).ports).read_volatile();
+        let owner = (&raw const (*details).owner).read_volatile();
+        addresses.read_volatile() == a
+            && addresses.add(1).read_volatile() == b
+            && addresses.add(2).read_volatile() == c
+            && addresses.add(3).read_volatile() == d
+            && ports == key.ports() as u32
+            && table::is_of(owner, key)
+            && (owner & TAGGED == 0 || vlans(number) == key.packed_vlans())
+    }
 }
 
 /// No record, or no details.
@@ -413,14 +456,14 @@ impl Hot {
 
     /// Counts a packet, if packets are counted. (One that comes while the flow ends may be its successor's.)
     #[inline(always)]
-    pub fn count(self, direction: Direction, bytes: u32) {
+    pub fn count(self, direction: Direction, packets: u16, bytes: u32) {
         let Some(account) = account_place(self.index()) else {
             return;
         };
         // SAFETY: within the value, aligned to 8; all access is atomic.
         unsafe {
             let side = account.add(2 * bit(direction as u64) as usize);
-            atomic::add(side, 1);
+            atomic::add(side, packets.into());
             atomic::add(side.add(1), bytes.into());
         }
     }
@@ -463,6 +506,34 @@ impl Hot {
     fn details_place(self) -> *mut u32 {
         // SAFETY: as above.
         unsafe { (&raw mut (*self.0).details).cast::<u32>().add(self.slot()) }
+    }
+}
+
+/// [`Extras::vlans`], which means something where the owner is [`TAGGED`].
+#[inline(always)]
+fn vlans(details: u32) -> u32 {
+    match EXTRAS.get_ptr(details) {
+        // SAFETY: a value of the map; volatile, because other CPUs store there too.
+        Some(extras) => unsafe { (&raw const (*extras).vlans).read_volatile() },
+        None => 0,
+    }
+}
+
+/// Writes what the extras have of a new flow, where that is read.
+#[inline(always)]
+fn fill_extras(details: u32, key: &FlowKey) {
+    let is_tagged = config!(vlans) != 0 && key.packed_vlans() != 0;
+    if config!(watched) == 0 && !is_tagged {
+        return;
+    }
+    let Some(extras) = EXTRAS.get_ptr_mut(details) else {
+        return;
+    };
+    let extras: *mut Extras = extras;
+    // SAFETY: as above; `points` and `counted` are one aligned word.
+    unsafe {
+        (&raw mut (*extras).vlans).write_volatile(key.packed_vlans());
+        (&raw mut (*extras).points).cast::<u64>().write_volatile(0);
     }
 }
 
@@ -526,15 +597,15 @@ impl At {
         unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
     }
 
-    /// Makes the flow one of another rule, if the details are still of one with its ports.
+    /// Makes the flow one of another rule, and of this first packet, if the details are still of one with its ports.
     #[inline(always)]
-    pub fn set_rule(self, rule: u16) {
+    pub fn begin_anew(self, rule: u16, outgoing: u32) {
         // SAFETY: as in `touch`; `ports` and `owner` are one aligned word.
         unsafe {
             let place = (&raw mut (*self.details).ports).cast::<u64>();
             let held = place.read_volatile();
             let at = 32 * (1 - LOW as u32);
-            let owner = table::with_rule((held >> at) as u32, rule);
+            let owner = table::with_rule((held >> at) as u32, rule) & !OUTGOING | outgoing;
             let new = held & !(u64::from(u32::MAX) << at) | u64::from(owner) << at;
             atomic::compare_exchange(place, held, new);
         }
@@ -607,7 +678,52 @@ impl At {
         unsafe {
             let addresses = (&raw const (*self.details).addresses).read_volatile();
             let ports = (&raw const (*self.details).ports).read_volatile();
-            table::key(addresses, ports, self.owner())
+            let owner = self.owner();
+            let vlans = match owner & TAGGED {
+                0 => 0,
+                _ => vlans(self.number()),
+            };
+            table::key(addresses, ports, owner, vlans)
+        }
+    }
+
+    /// Whether the first packet of the flow went out.
+    #[inline(always)]
+    pub fn is_outgoing(self) -> bool {
+        self.owner() & OUTGOING != 0
+    }
+
+    /// Where packets of a side are counted, and low bits of the clock when one was.
+    #[inline(always)]
+    pub fn point(self, direction: Direction) -> (Point, u16) {
+        let Some(extras) = EXTRAS.get_ptr(self.number()) else {
+            return (Point::NONE, 0);
+        };
+        let side = bit(direction as u64) as usize;
+        // SAFETY: as in `touch`; there are two of each.
+        unsafe {
+            let point = (&raw const (*extras).points).cast::<u16>().add(side);
+            let counted = (&raw const (*extras).counted).cast::<u16>().add(side);
+            (Point(point.read_volatile()), counted.read_volatile())
+        }
+    }
+
+    /// Notes that a packet of a side is counted there.
+    #[inline(always)]
+    pub fn set_point(self, direction: Direction, point: Point, now: u64) {
+        let Some(extras) = EXTRAS.get_ptr_mut(self.number()) else {
+            return;
+        };
+        let extras: *mut Extras = extras;
+        let side = bit(direction as u64) as usize;
+        // SAFETY: as above.
+        unsafe {
+            let counted = (&raw mut (*extras).counted).cast::<u16>().add(side);
+            counted.write_volatile(now as u16);
+            let place = (&raw mut (*extras).points).cast::<u16>().add(side);
+            if place.read_volatile() != point.0 {
+                place.write_volatile(point.0);
+            }
         }
     }
 
@@ -812,22 +928,12 @@ impl Records for Table {
 
     #[inline(always)]
     fn has_key(&self, at: Hot, key: &FlowKey) -> bool {
-        let [a, b, c, d] = key.addresses();
-        let Some(details) = DETAILS.get_ptr(at.details()) else {
-            return false;
-        };
-        // SAFETY: a value of the map; see above.
-        unsafe {
-            let addresses = (&raw const (*details).addresses).cast::<u64>();
-            let ports = (&raw const (*details).ports).read_volatile();
-            let owner = (&raw const (*details).owner).read_volatile();
-            addresses.read_volatile() == a
-                && addresses.add(1).read_volatile() == b
-                && addresses.add(2).read_volatile() == c
-                && addresses.add(3).read_volatile() == d
-                && ports == key.ports() as u32
-                && table::has_proto(owner, key)
-        }
+        has_key(at.details(), key)
+    }
+
+    #[inline(always)]
+    fn is_of(&self, at: Hot, key: &FlowKey) -> bool {
+        table_has_key(at.details(), key) != 0
     }
 
     #[inline(always)]
@@ -846,7 +952,7 @@ impl Records for Table {
             addresses.add(2).write_volatile(c);
             addresses.add(3).write_volatile(d);
             (&raw mut (*details).ports).write_volatile(key.ports() as u32);
-            let owner = Details::owner_of(key, begins.cpu, begins.rule);
+            let owner = Details::owner_of(key, begins.cpu, begins.rule) | begins.outgoing;
             (&raw mut (*details).owner).write_volatile(owner);
             (&raw mut (*details).record).write_volatile(at.index());
         }
@@ -855,6 +961,7 @@ impl Records for Table {
         flow.set_created(begins.now as u32);
         flow.set_doubt(0);
         flow.set_way(begins.way);
+        fill_extras(number, key);
         flow.forget_account();
         rto::forget(flow.hot());
     }

@@ -9,14 +9,17 @@ use twheel_common::{
     flow::{Word, age},
     numbers::{self, Positions, advance, is_apart},
     packet::{Segment, datagram, tcp},
+    point::Point,
+    policy::Hook,
     state::{Change, Known, Seen, SideWay, View, Way},
+    table::OUTGOING,
 };
 
 use crate::{
     clock, config,
     count::count,
     emit::{self, Ended, Reader},
-    enforce, inbox,
+    enforce, inbox, point,
     policy::{self, Place},
     rto, share,
     table::{self, At, Hot},
@@ -74,14 +77,40 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
         table::expect_details();
     }
     if let Some(flow) = table::find(at, &segment.key) {
+        if config!(watched) != 0 && is_seen_again(flow, segment, now, place.point) {
+            count(Counter::SeenAgain);
+            return Touched::Known;
+        }
         let before = flow.positions();
         if update(flow, segment, now, place) {
             note(flow, segment, before, now);
-            count(Counter::Touched);
+            count(match place.is_forwarded {
+                false => Counter::Touched,
+                true => Counter::SeenAgain,
+            });
             return Touched::Known;
         }
     }
     begin(segment, at, now, place)
+}
+
+/// Whether the packet was counted elsewhere on its way: then it does no more than to keep the flow alive. Asked where it makes
+/// a difference: of packets that may change a state, and where packets are counted.
+#[inline(always)]
+fn is_seen_again(flow: Hot, segment: &Segment, now: u64, here: Point) -> bool {
+    let word = flow.word();
+    let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
+    let is_counted = config!(accounting) != 0 || rto::is_on();
+    if is_kept && !is_counted
+        || point::point_see(flow.index(), segment, now, here.0.into(), is_kept.into()) == 0
+    {
+        return false;
+    }
+    if word.is_older_than(now) {
+        flow.touch(now);
+        clock::see(now);
+    }
+    true
 }
 
 /// For a segment of no known flow: enters one, and makes room for it if the table is full.
@@ -100,7 +129,10 @@ fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched
     for _ in 0..3 {
         begun = touch_unknown(segment, now, interface, hook);
         if Touched::from_raw(begun >> 32) == Touched::Created {
-            let (seen, rule) = admitted(begun);
+            let (seen, mut rule) = admitted(begun);
+            if let Hook::Egress = place.hook {
+                rule |= table::OUTGOING_RULE as u32;
+            }
             let way = SideWay::of(place.way, segment.direction);
             begun = start(segment, at, now, seen, rule, way, 0);
         }
@@ -119,6 +151,9 @@ fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched
         Touched::WindowFull => count(Counter::WindowFull),
         Touched::Created => {
             if let Some(flow) = table::hot(begun as u32) {
+                if config!(watched) != 0 {
+                    point::point_note(flow.index(), segment, now, place.point.0.into());
+                }
                 let before = flow.positions();
                 note(flow, segment, before, now);
             }
@@ -128,7 +163,7 @@ fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched
             if let Some(flow) = table::hot(begun as u32) {
                 let before = flow.positions();
                 // Another CPU has just entered it.
-                touch_change(flow.index(), segment, now, place.way.0);
+                touch_change(flow.index(), segment, now, came(place));
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -241,7 +276,7 @@ pub extern "C" fn touch_enter(
 #[inline(always)]
 fn note(flow: Hot, segment: &Segment, before: Positions, now: u64) {
     time(flow, segment, before, now);
-    flow.count(segment.direction, segment.bytes);
+    flow.count(segment.direction, segment.packets, segment.bytes);
 }
 
 /// The packet's part in the flow's retransmission timers.
@@ -276,7 +311,7 @@ pub(crate) fn view() -> View {
 fn update(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
     let word = flow.word();
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
-        let changed = touch_change(flow.index(), segment, now, place.way.0);
+        let changed = touch_change(flow.index(), segment, now, came(place));
         let (hook, interface) = (place.hook as u64, place.interface.into());
         return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
     }
@@ -384,11 +419,18 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     0
 }
 
-/// A segment that may change the flow's state. Rare: a handful in a connection's life.
+/// By which way a packet came, and in the high half the point where it was seen.
+#[inline(always)]
+fn came(place: Place) -> u64 {
+    u64::from(place.point.0) << 32 | u64::from(place.way.0)
+}
+
+/// A segment that [came](came) there and may change the flow's state. Rare: a handful in a connection's life.
 /// [`STRANGER`], [`NEW_RULE`], or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
+pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, came: u64) -> u64 {
+    let way = came as u32;
     let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
     };
@@ -401,6 +443,7 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
         life: flow.word().generation(),
         ways: touch_ways(index, segment, way) as u8,
         way,
+        point: (came >> 32) as u16,
         ..Attempt::default()
     };
     let mut outcome = AGAIN;
@@ -438,7 +481,7 @@ pub extern "C" fn touch_rule(
         let seen = flow.word().seen().0;
         let rule = policy::policy_rule(segment, seen, interface as u32, hook as u32) as u16;
         if flow.has_key(&segment.key) {
-            flow.set_rule(rule);
+            flow.begin_anew(rule, if hook == 0 { 0 } else { OUTGOING });
         }
     }
     0
@@ -458,10 +501,14 @@ fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: 
             count(Counter::SameWay);
             return 0;
         }
-        NOTHING => keep(flow.hot(), before, segment, now, way),
+        NOTHING => {
+            note_point(flow, segment, attempt, now);
+            keep(flow.hot(), before, segment, now, way);
+        }
         CHANGED => {
             clock::see(now);
             count(Counter::Changed);
+            note_point(flow, segment, attempt, now);
             if after.generation() != before.generation() {
                 touch_supersede(flow.index(), segment, before.0, now);
             } else {
@@ -485,6 +532,14 @@ fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: 
         }
     }
     touch_learn(flow.index(), segment, attempt)
+}
+
+/// Notes where a packet was seen that is its flow's.
+#[inline(always)]
+fn note_point(flow: At, segment: &Segment, attempt: &Attempt, now: u64) {
+    if config!(watched) != 0 {
+        point::point_note(flow.index(), segment, now, attempt.point.into());
+    }
 }
 
 /// When a flow is to be looked at whose timeout has become shorter; 0: its timeout has not.
@@ -573,7 +628,9 @@ pub struct Attempt {
     is_doubt: u8,
     /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
     is_answer: u8,
-    reserved: [u8; 3],
+    reserved: u8,
+    /// Where the segment was seen: [`Point`].
+    point: u16,
     number: u32,
     /// By which [`Way`] the segment came.
     way: u32,

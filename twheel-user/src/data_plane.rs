@@ -18,8 +18,8 @@ use aya::{
     util::nr_cpus,
 };
 use twheel_common::{
-    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, LAYOUT, Meta, UNRULED},
-    counter::{APART, Counter, Counters, LOADER, PLACES},
+    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta, UNRULED},
+    counter::{Counter, Counters, LOADER},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
     pool::{CHAIN, SHELF},
     state::Timeouts,
@@ -37,6 +37,7 @@ use crate::{
     pins::{Instance, Pins},
     stepping::Stepping,
     verifier::refused,
+    watched,
 };
 
 /// The object that this program carries.
@@ -45,6 +46,9 @@ pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twh
 /// Visits of a stepper's call: enough to make the cost of the call small, few enough to keep bottom
 /// halves off for no longer than a packet burst does.
 pub const STEP_BUDGET: u32 = 256;
+
+/// Interfaces for which there is always room: a run that is adopted may have more of them than the one before.
+const LEAST_ROOM: u32 = 16;
 
 /// Size of production's ring of events: room for some 7,200.
 pub const RING_BYTES: u32 = 1 << 20;
@@ -57,8 +61,8 @@ pub struct Load<'a> {
     pub config: Config,
     /// How long flows of no rule may be idle.
     pub timeouts: Timeouts,
-    /// The interfaces, by number. Where there are several, each has its own counters, up to [`APART`].
-    pub interfaces: Vec<u32>,
+    /// Interfaces for which there is room. 0: there is one, of which there is nothing to say.
+    pub room: u32,
     /// Its clock.
     pub clock: Clock,
     /// Size of the ring of events, bytes, a power of two and at least a page.
@@ -80,7 +84,7 @@ impl<'a> Load<'a> {
             object,
             config,
             timeouts,
-            interfaces: Vec::new(),
+            room: 0,
             clock,
             ring_bytes: RING_BYTES,
             stepping: Stepping::TestRuns,
@@ -117,13 +121,9 @@ impl DataPlane {
                 (wanted, false)
             }
         };
-        let kept = match adopted {
-            true => counted(&instance.pins())?,
-            false => [0; PLACES],
-        };
-        let counted = assign(kept, &load.interfaces);
-        let mut apart = [0; APART];
-        apart.copy_from_slice(&counted[1..=APART]);
+        // Once several interfaces were watched, flows say where they are counted.
+        let was_watched = adopted && counted(&instance.pins())?.iter().any(|it| *it != 0);
+        let places = watched::places(load.room.max(LEAST_ROOM))?;
         let details = details(load.config.max_flows)?;
         let extra = |asked| match asked {
             0 => 1,
@@ -150,6 +150,7 @@ impl DataPlane {
         let config = Config {
             live: (load.stepping == Stepping::LiveFrames).into(),
             details,
+            watched: (load.room > 0 || was_watched).into(),
             ..load.config
         };
         let mut loader = EbpfLoader::new();
@@ -167,9 +168,12 @@ impl DataPlane {
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("WAKES", wakes_bytes()?)
+            .map_max_entries("WATCHED", places)
+            .map_max_entries("COUNTERS", places)
+            .map_max_entries("COUNTED", places)
+            .map_max_entries("LABELS", places)
             .override_global("CONFIG", &config, true)
             .override_global("HASH", &wanted.hash, true)
-            .override_global("APART", &apart, true)
             .override_global("AYA_LOG_LEVEL", &load.log_level, false);
         for (map, entries) in &load.others {
             loader.map_max_entries(map, *entries);
@@ -185,7 +189,6 @@ impl DataPlane {
         plane.answers = Answers::open(plane.open("CALLS")?)?;
         plane.set_timeouts(0, &load.timeouts)?;
         plane.set_timeouts(UNRULED, &load.timeouts)?;
-        plane.set_counted(&counted)?;
         if !adopted {
             // Last, so that maps with it are whole.
             let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
@@ -292,7 +295,11 @@ impl DataPlane {
 
     /// The flow table, for reading.
     pub fn flows(&self) -> Result<Flows> {
-        Flows::map(self.map("FLOWS")?, self.map("DETAILS")?)
+        Flows::map(
+            self.map("FLOWS")?,
+            self.map("DETAILS")?,
+            self.map("EXTRAS")?,
+        )
     }
 
     /// The room in the table that is taken: flows, and those that are just entering.
@@ -334,15 +341,6 @@ impl DataPlane {
         let mut map = Array::<_, Timeouts>::try_from(self.map_mut("TIMEOUTS")?)?;
         map.set(rule.into(), *timeouts, 0)
             .context("cannot set timeouts")
-    }
-
-    fn set_counted(&mut self, counted: &[u32; PLACES]) -> Result<()> {
-        let mut map = Array::<_, u32>::try_from(self.map_mut("COUNTED")?)?;
-        for (place, interface) in (0..).zip(counted) {
-            map.set(place, interface, 0)
-                .context("cannot write COUNTED")?;
-        }
-        Ok(())
     }
 
     /// How long flows of a rule may be idle.
@@ -426,30 +424,11 @@ fn other_layout(path: &Path) -> Failure {
 }
 
 /// The interface that each place of the map `COUNTERS` is of, or 0.
-pub fn counted(pins: &Pins) -> Result<[u32; PLACES]> {
+pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
     let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
-    let mut counted = [0; PLACES];
-    for (place, interface) in (0..).zip(&mut counted) {
-        *interface = map.get(&place, 0).context("cannot read COUNTED")?;
-    }
-    Ok(counted)
-}
-
-/// Gives each of several interfaces a place, as long as there are some. Who has one keeps it, so that what was counted
-/// there stays its own. One interface alone, which has never had company, has none: all there is, is its own.
-fn assign(mut counted: [u32; PLACES], interfaces: &[u32]) -> [u32; PLACES] {
-    let apart = &mut counted[1..=APART];
-    if apart[0] == 0 && interfaces.len() < 2 {
-        return counted;
-    }
-    for interface in interfaces {
-        if !apart.contains(interface)
-            && let Some(free) = apart.iter_mut().find(|it| **it == 0)
-        {
-            *free = *interface;
-        }
-    }
-    counted
+    (0..map.len())
+        .map(|place| map.get(&place, 0).context("cannot read COUNTED"))
+        .collect()
 }
 
 /// The counters of the map `COUNTERS`, summed over all places and CPUs.
@@ -460,7 +439,7 @@ pub fn counters(map: &Map) -> Result<Counters> {
 /// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
 pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
     let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
-    (0..PLACES as u32)
+    (0..per_cpu.len())
         .map(|place| {
             let cpus = per_cpu.get(&place, 0).context("cannot read the counters")?;
             Ok(cpus.iter().copied().collect())
@@ -510,7 +489,7 @@ impl LoaderCounters {
 impl Unwritten {
     /// Of each CPU; the loader's are the first one's.
     fn read(&self) -> Result<Vec<Counters>> {
-        let cpus = self.map.get(&(LOADER as u32), 0);
+        let cpus = self.map.get(&LOADER, 0);
         let cpus = cpus.context("cannot read the counters")?;
         Ok(cpus.iter().copied().collect())
     }
@@ -519,7 +498,7 @@ impl Unwritten {
         let mut cpus = self.read()?;
         cpus[0].add(&self.more);
         let cpus = PerCpuValues::try_from(cpus)?;
-        let written = self.map.set(LOADER as u32, cpus, 0);
+        let written = self.map.set(LOADER, cpus, 0);
         written.context("cannot write the counters")?;
         self.more = Counters::default();
         Ok(())
@@ -535,7 +514,7 @@ fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
         unit_ns: clock.unit().subsec_nanos(),
         geometry: config.geometry,
         max_flows: config.max_flows,
-        extras: config.accounting | config.rto.on << 1 | enforces,
+        extras: config.accounting | config.rto.on << 1 | enforces | config.vlans * EXTRA_VLANS,
         hash: Hash::new(keys, config.max_flows),
     }
 }
@@ -584,7 +563,7 @@ fn adoptable(pins: &Pins, wanted: &Meta) -> Result<Option<Meta>> {
             let Geometry { levels, bits, .. } = meta.geometry;
             let scheme = meta.geometry.scheme_name();
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}",
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
@@ -599,6 +578,10 @@ fn adoptable(pins: &Pins, wanted: &Meta) -> Result<Option<Meta>> {
                 match meta.extras & EXTRA_ENFORCE {
                     0 => "",
                     _ => " --i-know-this-drops-traffic",
+                },
+                match meta.extras & EXTRA_VLANS {
+                    0 => " --vlan ignore",
+                    _ => "",
                 },
             )
         };
@@ -632,7 +615,7 @@ fn random_keys() -> Result<[u64; 11]> {
 fn check_pinned(pins: &Pins) -> Result<()> {
     use aya::maps::MapType;
     use twheel_common::{
-        config::NAME_BYTES,
+        config::{NAME_BYTES, Watched},
         enforce::Tomb,
         event::Staged,
         flow::{Account, FlowKey},
@@ -685,7 +668,10 @@ fn check_pinned(pins: &Pins) -> Result<()> {
             4,
             size(size_of::<Counters>()),
         ),
+        ("WATCHED", MapType::Hash, 4, size(size_of::<Watched>())),
         ("COUNTED", MapType::Array, 4, 4),
+        ("LABELS", MapType::Array, 4, size(watched::LABEL_BYTES)),
+        ("ZONES", MapType::Array, 4, 4),
         ("META", MapType::Array, 4, size(size_of::<Meta>())),
         ("CLOCK", MapType::Array, 4, 8),
     ];
@@ -799,26 +785,5 @@ pub fn errno(error: &ProgramError) -> Option<i32> {
     match error {
         ProgramError::SyscallError(SyscallError { io_error, .. }) => io_error.raw_os_error(),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_interface_keeps_its_place() {
-        let of = |first: &[u32]| {
-            let mut counted = [0; PLACES];
-            counted[1..=first.len()].copy_from_slice(first);
-            counted
-        };
-        assert_eq!(assign(of(&[]), &[7]), of(&[]), "one needs none");
-        assert_eq!(assign(of(&[]), &[7, 5]), of(&[7, 5]));
-        assert_eq!(assign(of(&[7, 5]), &[5, 9, 7]), of(&[7, 5, 9]));
-        assert_eq!(assign(of(&[7, 5]), &[5]), of(&[7, 5]));
-        assert_eq!(assign(of(&[7, 5]), &[9]), of(&[7, 5, 9]));
-        let many: Vec<u32> = (1..40).collect();
-        assert_eq!(assign(of(&[]), &many), of(&many[..APART]));
     }
 }

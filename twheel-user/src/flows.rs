@@ -17,9 +17,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
     event::Reason,
     flow::{Account, FlowKey, Traffic, Word},
+    point::Point,
     rto::{Side, Timers},
     step::Delete,
-    table::{self, Changed, Details, Hash, LINE, Line, Reads},
+    table::{self, Changed, Details, Extras, Hash, LINE, Line, Reads},
     wheel::Link,
 };
 
@@ -29,6 +30,7 @@ use crate::pins::Pins;
 pub struct Flows {
     lines: Values,
     details: Values,
+    extras: Values,
     accounts: Option<Values>,
     timers: Option<Values>,
     count: u32,
@@ -50,6 +52,10 @@ pub struct Flow {
     pub cpu: u32,
     /// The rule it has met; 0 for none.
     pub rule: u16,
+    /// Whether its first packet went out.
+    pub is_outgoing: bool,
+    /// Where packets of its initiator are counted; means nothing where there is one interface.
+    pub point: Point,
     /// What each side has sent, the key's low endpoint first, if that is counted.
     pub account: Option<Account>,
     /// What the retransmission timers know of each side, likewise.
@@ -72,7 +78,7 @@ impl Flows {
     /// An instance's table, by its pins.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
-        let mut flows = Self::map(&open("FLOWS")?, &open("DETAILS")?)?;
+        let mut flows = Self::map(&open("FLOWS")?, &open("DETAILS")?, &open("EXTRAS")?)?;
         // Of one value where there is nothing to read.
         let extra = |values: Values| (values.count >= flows.count).then_some(values);
         let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
@@ -81,13 +87,14 @@ impl Flows {
         Ok(flows)
     }
 
-    /// A table without what is counted and timed: the maps `FLOWS` and `DETAILS`.
-    pub fn map(flows: &Map, details: &Map) -> Result<Self> {
+    /// A table without what is counted and timed: the maps `FLOWS`, `DETAILS` and `EXTRAS`.
+    pub fn map(flows: &Map, details: &Map, extras: &Map) -> Result<Self> {
         let lines = Values::new::<Line>(flows).context("cannot read FLOWS")?;
         Ok(Self {
             count: lines.count * LINE,
             lines,
             details: Values::new::<Details>(details).context("cannot read DETAILS")?,
+            extras: Values::new::<Extras>(extras).context("cannot read EXTRAS")?,
             accounts: None,
             timers: None,
             mapped: OnceLock::new(),
@@ -162,6 +169,7 @@ impl Flows {
         Ok(Maps {
             lines: self.lines.map()?,
             details: self.details.map()?,
+            extras: self.extras.map()?,
             accounts: extra(&self.accounts)?,
             timers: extra(&self.timers)?,
             records: self.count,
@@ -208,6 +216,7 @@ impl Values {
 struct Maps {
     lines: MmapRaw,
     details: MmapRaw,
+    extras: MmapRaw,
     accounts: Option<MmapRaw>,
     timers: Option<MmapRaw>,
     records: u32,
@@ -244,6 +253,8 @@ impl Maps {
             created: found.created,
             cpu: found.cpu,
             rule: found.rule,
+            is_outgoing: found.is_outgoing,
+            point: found.point,
             account: self.account(index),
             sides: self.sides(index),
         }))
@@ -278,6 +289,24 @@ impl Maps {
         let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
         // SAFETY: of the same size, and any bits are valid in each field.
         Some(unsafe { std::mem::transmute::<[u64; WORDS], Details>(words) })
+    }
+
+    fn extras(&self, number: u32) -> Option<Extras> {
+        const WORDS: usize = size_of::<Extras>() / size_of::<u64>();
+        if number >= self.flows {
+            return None;
+        }
+        // SAFETY: as in `details`: there are as many.
+        let words = unsafe {
+            &*self
+                .extras
+                .as_mut_ptr()
+                .cast::<[AtomicU64; WORDS]>()
+                .add(number as usize)
+        };
+        let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        // SAFETY: as in `details`.
+        Some(unsafe { std::mem::transmute::<[u64; WORDS], Extras>(words) })
     }
 
     fn account(&self, index: u32) -> Option<Account> {
@@ -357,8 +386,9 @@ impl Reads for Mapped<'_> {
         tag.load(Ordering::Relaxed)
     }
 
-    fn details(&self) -> Option<Details> {
-        self.maps.details(self.number())
+    fn details(&self) -> Option<(Details, Extras)> {
+        let number = self.number();
+        Some((self.maps.details(number)?, self.maps.extras(number)?))
     }
 
     fn fence(&self) {

@@ -620,14 +620,14 @@ impl Log {
             self.put_lost(self.appended);
         }
         if let Some(name) = name(event.rule as u16)?
-            && self.named.get(&event.rule) != Some(&name)
+            && self.named.get(&event.rule.into()) != Some(&name)
         {
             let mut body = [0; BODY];
             body[..4].copy_from_slice(&event.rule.to_ne_bytes());
             body[4..][..name.len().min(NAME_BYTES)]
                 .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
             self.put(NAME, when, end, &body);
-            self.named.insert(event.rule, name);
+            self.named.insert(event.rule.into(), name);
         }
         // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
         let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
@@ -1061,7 +1061,7 @@ impl Segment {
                 Some(Past {
                     when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
                     ended: Expired::new(&event, self.clock, self.one_way)?,
-                    rule: self.names.get(&event.rule).cloned(),
+                    rule: self.names.get(&event.rule.into()).cloned(),
                 })
             }
             _ => None,

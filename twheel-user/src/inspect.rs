@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aya::maps::Map;
-use nix::net::if_::if_indextoname;
 use twheel_common::{
     config::{Meta, RULES},
     counter::Counters,
@@ -22,6 +21,7 @@ use crate::{
     output::{Flow, in_order, table::Columns},
     pins::{Instance, Pins},
     policy::install::{self, InForce, Names},
+    watched,
 };
 
 /// What is read of an instance.
@@ -159,11 +159,12 @@ impl Reader {
         let of_cpu = |cpu| Counters::sum(places.iter().filter_map(|place| place.get(cpu)));
         let cpus: Vec<_> = (0..cpus).map(of_cpu).collect();
         let apart = data_plane::counted(&self.pins)?;
+        let labels = watched::labels(&self.pins)?;
         let mut interfaces: Vec<_> = apart
             .iter()
-            .zip(&places)
+            .zip(labels.into_iter().zip(&places))
             .filter(|(interface, _)| **interface != 0)
-            .map(|(interface, place)| (name_of(*interface), Counters::sum(place)))
+            .map(|(_, (label, place))| (label, Counters::sum(place)))
             .collect();
         if interfaces.is_empty() {
             // One interface has no place of its own.
@@ -225,14 +226,5 @@ impl Reader {
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
         let timeouts = self.timeouts.get(usize::from(rule));
         timeouts.map_or(0, |timeouts| timeouts.of(seen))
-    }
-}
-
-/// The name of an interface; `if17` where number 17 is gone.
-fn name_of(interface: u32) -> String {
-    match if_indextoname(interface) {
-        // That is how `nix` says that there is none.
-        Ok(name) if !name.is_empty() => name.to_string_lossy().into_owned(),
-        _ => format!("if{interface}"),
     }
 }

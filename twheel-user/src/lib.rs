@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what is loaded, adopted, pinned | `data_plane.rs`, `pins.rs` |
 //! | how it gets onto an interface | `attach.rs`, `clsact.rs`, `tc.rs` |
+//! | what programs know of interfaces, and whose counters are whose | `watched.rs` |
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
@@ -62,4 +63,5 @@ pub mod stepping;
 pub mod tc;
 pub mod timeouts;
 mod verifier;
+pub mod watched;
 pub mod wheels;

@@ -60,6 +60,8 @@ pub struct Wanted {
     pub enforce_rate: u32,
     /// Whether sources that hold more than their share of a full table make room for others.
     pub share: bool,
+    /// Whether VLAN tags are part of a flow's key.
+    pub vlans: bool,
     /// Capacity of the table.
     pub max_flows: u32,
     /// How the wheels turn.
@@ -89,6 +91,7 @@ impl Default for Wanted {
             hold: false,
             enforce_rate: 10,
             share: false,
+            vlans: true,
             max_flows: 131_072,
             scheme: Scheme::Hierarchical,
             slots: None,
@@ -154,6 +157,8 @@ impl Wanted {
             enforce_rate: self.enforce_rate.min(MAX_RATE),
             share: self.share.into(),
             live: 0,
+            vlans: self.vlans.into(),
+            watched: 0,
             details: 0,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };

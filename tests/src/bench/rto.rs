@@ -146,7 +146,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         bytes: 50,
         stamp: [0; 2],
         window: 1,
-        reserved: 0,
+        packets: 1,
     };
     // A round trip of a millisecond. Then there is more, and that is under way.
     for (index, direction) in &indices {

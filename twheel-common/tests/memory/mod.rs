@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 
 use twheel_common::{
     flow::{FlowKey, Word},
-    table::{self, BUSY, Begins, Details, LINE, Line, Place, Reads, Records, TWIN},
+    table::{self, BUSY, Begins, Details, Extras, LINE, Line, Place, Reads, Records, TWIN},
 };
 
 /// What another CPU does.
@@ -19,7 +19,7 @@ type Check = fn(&Memory);
 /// The memory of a table.
 pub struct Memory<'a> {
     lines: Vec<Cell<Line>>,
-    details: Vec<Cell<Details>>,
+    details: Vec<Cell<(Details, Extras)>>,
     free: RefCell<Vec<u32>>,
     check: Option<Check>,
     /// Accesses until the other CPU has its turn.
@@ -34,12 +34,13 @@ pub struct Held {
     pub word: Word,
     pub number: u32,
     pub details: Details,
+    pub extras: Extras,
 }
 
 impl Held {
     /// Whose it is.
     pub fn key(&self) -> FlowKey {
-        self.details.key()
+        self.details.key(self.extras.vlans)
     }
 }
 
@@ -109,7 +110,8 @@ impl<'a> Memory<'a> {
             tag: line.tags[place],
             word: line.words[place],
             number: line.details[place],
-            details: self.details[line.details[place] as usize].get(),
+            details: self.details[line.details[place] as usize].get().0,
+            extras: self.details[line.details[place] as usize].get().1,
         }
     }
 
@@ -278,7 +280,8 @@ impl Records for Memory<'_> {
     fn has_key(&self, at: usize, key: &FlowKey) -> bool {
         let number = self.with(at, |line, place| line.details[place]);
         self.step();
-        self.details[number as usize].get().key() == *key
+        let (details, extras) = self.details[number as usize].get();
+        details.key(extras.vlans) == *key
     }
 
     fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
@@ -289,14 +292,19 @@ impl Records for Memory<'_> {
             line.positions[place] = begins.positions;
         });
         self.step();
-        self.details[number as usize].set(Details {
+        let details = Details {
             addresses: key.addresses(),
             ports: key.ports() as u32,
-            owner: Details::owner_of(key, begins.cpu, begins.rule),
+            owner: Details::owner_of(key, begins.cpu, begins.rule) | begins.outgoing,
             record: at as u32,
             created: begins.now as u32,
             ..Details::default()
-        });
+        };
+        let extras = Extras {
+            vlans: key.packed_vlans(),
+            ..Extras::default()
+        };
+        self.details[number as usize].set((details, extras));
     }
 
     fn repeat(&self, turns: u32, mut turn: impl FnMut(u32) -> bool) {
@@ -320,7 +328,7 @@ impl Reads for Read<'_, '_> {
         Records::tag(self.0, self.1)
     }
 
-    fn details(&self) -> Option<Details> {
+    fn details(&self) -> Option<(Details, Extras)> {
         let number = self.0.with(self.1, |line, place| line.details[place]);
         self.0.step();
         self.0.details.get(number as usize).map(Cell::get)

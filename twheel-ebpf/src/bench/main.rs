@@ -28,6 +28,7 @@ use twheel_common::{
     event::Reason,
     flow::{FlowKey, Visit, Word, visit},
     packet::{Protocols, Wanted, parse_plain},
+    point::Point,
     policy::Hook,
     state::{Seen, SideWay, Way},
     step::Step,
@@ -437,10 +438,13 @@ fn see(frame: Frame) -> Option<Touched> {
         interface: 1,
         hook: Hook::Ingress,
         way: Way::of(1, 1),
+        point: Point::NONE,
+        is_forwarded: false,
     };
     let wanted = Wanted {
         protocols: Protocols::TCP,
         timing: rto::is_on(),
+        vlans: true,
     };
     let mut segment = MaybeUninit::uninit();
     if !parse_plain(&frame, wanted, &mut segment) {

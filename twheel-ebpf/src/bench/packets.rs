@@ -96,6 +96,7 @@ pub fn parsed(frame: Frame) -> Option<Segment> {
     let wanted = Wanted {
         protocols: Protocols::TCP,
         timing: false,
+        vlans: true,
     };
     let mut segment = MaybeUninit::uninit();
     // SAFETY: `parse_plain` has written it if it returns `true`.

@@ -46,6 +46,13 @@ pub struct Options {
     /// interface, at a mirror port. Anybody can then fake both sides of a flow
     #[arg(long)]
     pub one_armed: bool,
+    /// Whether VLAN tags tell flows apart; `ignore` where the same connection has tags in one place and none in another
+    #[arg(long, value_enum, default_value = "key")]
+    pub vlan: Vlan,
+    /// Tell the flows of an interface apart from those of other zones with the same addresses (VRFs, tenants): a number from
+    /// 1 to 65535, conntrack's zone where the interface has one; may be given for several interfaces
+    #[arg(long = "zone", value_name = "IFACE=N", value_parser = Zone::parse)]
+    pub zones: Vec<Zone>,
     /// What is tracked
     #[arg(
         long,
@@ -150,6 +157,38 @@ pub enum Switch {
     Off,
 }
 
+/// Whether VLAN tags are part of what names a flow.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Vlan {
+    /// Flows with the same endpoints in two VLANs are two
+    Key,
+    /// They are one
+    Ignore,
+}
+
+/// The zone of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zone {
+    /// The interface's name.
+    pub interface: String,
+    /// conntrack's number.
+    pub number: u16,
+}
+
+impl Zone {
+    fn parse(text: &str) -> Result<Self, String> {
+        let wanted = "give an interface and its zone, from 1 to 65535: eth0=7";
+        let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
+        match number.parse() {
+            Ok(number @ 1..) if !interface.is_empty() => Ok(Self {
+                interface: interface.to_owned(),
+                number,
+            }),
+            _ => Err(wanted.to_owned()),
+        }
+    }
+}
+
 /// What may begin a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pickup {
@@ -190,13 +229,6 @@ impl Options {
             )
             .into());
         }
-        if self.rto == Switch::On && self.egress != Egress::Off && interfaces > 1 {
-            return Err(Failure::new(
-                Kind::Usage,
-                "--rto on with several interfaces: give --egress off, or what is forwarded between them is seen twice",
-            )
-            .into());
-        }
         let wanted = Wanted {
             tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
                 Switch::On => 10,
@@ -222,6 +254,7 @@ impl Options {
             hold: self.reap.holds(),
             enforce_rate: self.reap.enforce_rate,
             share: self.source_share.0.is_some(),
+            vlans: self.vlan == Vlan::Key,
             max_flows: self.max_flows,
             scheme: self.scheme.into(),
             slots: self.slots,
@@ -249,6 +282,36 @@ impl Options {
             .into());
         }
         Ok((config, reap))
+    }
+
+    /// The zone of an interface; 0: none.
+    pub fn zone(&self, interface: &str) -> u16 {
+        let zone = self.zones.iter().find(|zone| zone.interface == interface);
+        zone.map_or(0, |zone| zone.number)
+    }
+
+    /// Fails if a zone is given twice, or for an interface that is not among these.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`], with the zone.
+    pub fn check_zones(&self, interfaces: &[String]) -> Result<()> {
+        for (number, zone) in self.zones.iter().enumerate() {
+            let Zone { interface, .. } = zone;
+            let why = if !interfaces.contains(interface) {
+                format!("{interface} is not watched: give --iface {interface}, too")
+            } else if self.zones[..number]
+                .iter()
+                .any(|it| it.interface == *interface)
+            {
+                format!("{interface} has a zone already: give one")
+            } else {
+                continue;
+            };
+            let what = format!("--zone {interface}={}: {why}", zone.number);
+            return Err(Failure::new(Kind::Usage, what).into());
+        }
+        Ok(())
     }
 
     /// How outgoing packets are seen, by a run on so many interfaces.

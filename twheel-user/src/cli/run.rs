@@ -43,6 +43,7 @@ use crate::{
     share,
     stepper::Steppers,
     stepping,
+    watched::Watch,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -87,6 +88,7 @@ impl Run {
 
         let clock = Clock::jiffies()?;
         let (config, reap) = self.options.config(clock, self.interfaces.len())?;
+        self.options.check_zones(&self.interfaces)?;
         host::check()?;
         for interface in &self.interfaces {
             if !self.options.wait_iface || if_nametoindex(interface.as_str()).is_ok() {
@@ -113,12 +115,7 @@ impl Run {
         );
         let load = Load {
             log_level: self.options.log_level as u8,
-            interfaces: self
-                .interfaces
-                .iter()
-                // One that is waited for has no number yet, and will have no counters of its own.
-                .filter_map(|name| if_nametoindex(name.as_str()).ok())
-                .collect(),
+            room: self.room()?,
             ..Load::new(OBJECT, config, clock)
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.
@@ -227,13 +224,14 @@ impl Run {
         let cpus = notices::Cpus::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
             .ok();
+        let mut watch = Watch::open(&plane)?;
         let mut places: Vec<_> = self.interfaces.iter().map(|name| Place::of(name)).collect();
         for place in &mut places {
             if self.options.wait_iface && if_nametoindex(place.name.as_str()).is_err() {
                 say!("{}: not there yet: waited for", place.name);
                 continue;
             }
-            if let Err(error) = self.attach(&mut plane, instance, place) {
+            if let Err(error) = self.attach(&mut plane, &mut watch, instance, place) {
                 if !self.options.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
                     return Err(error);
                 }
@@ -326,7 +324,7 @@ impl Run {
                     let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
                     let mut attached = false;
                     for change in changes.get_ref().changes(known.into_iter())? {
-                        attached |= self.follow(&mut plane, instance, &mut places, &change)?;
+                        attached |= self.follow(&mut plane, &mut watch, instance, &mut places, &change)?;
                     }
                     if attached {
                         instance.share(opened.group)?;
@@ -444,7 +442,22 @@ impl Place {
 
 impl Run {
     /// Attaches to an interface that is there.
-    fn attach(&self, plane: &mut DataPlane, instance: &Instance, place: &mut Place) -> Result<()> {
+    /// Interfaces for which there is to be room; 0: there is one, of which programs need not be told anything.
+    fn room(&self) -> Result<u32> {
+        let is_one = self.interfaces.len() == 1 && self.options.zones.is_empty();
+        match is_one {
+            true => Ok(0),
+            false => Ok(self.interfaces.len() as u32),
+        }
+    }
+
+    fn attach(
+        &self,
+        plane: &mut DataPlane,
+        watch: &mut Watch,
+        instance: &Instance,
+        place: &mut Place,
+    ) -> Result<()> {
         let interface = &place.name;
         // It may have come since the options were looked at.
         attach::check_interface(interface)?;
@@ -453,6 +466,9 @@ impl Run {
             .into_iter()
             .find(|it| it.name == *interface)
             .context("it has gone again")?;
+        if plane.config().watched != 0 {
+            watch.enter(is.index, interface, self.options.zone(interface), false)?;
+        }
         let egress = self.options.egress(self.interfaces.len());
         let attached = attach::attach(plane, instance, interface, self.options.mode, egress)?;
         if let Some(why) = &attached.refused {
@@ -480,12 +496,14 @@ impl Run {
     fn follow(
         &self,
         plane: &mut DataPlane,
+        watch: &mut Watch,
         instance: &Instance,
         places: &mut [Place],
         change: &Change,
     ) -> Result<bool> {
         let is = match change {
             Change::Gone(index) => {
+                watch.leave(*index)?;
                 for place in places.iter_mut().filter(|it| it.index == Some(*index)) {
                     place.index = None;
                     // In another network namespace it would go on to be watched.
@@ -531,7 +549,7 @@ impl Run {
             );
             instance.let_go(&place.name)?;
         }
-        let attached = self.attach(plane, instance, place);
+        let attached = self.attach(plane, watch, instance, place);
         if let Err(error) = &attached {
             instance.let_go(&place.name)?;
             say!("{}: {error:#}: tried again when it changes", place.name);

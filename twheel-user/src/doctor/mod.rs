@@ -375,11 +375,10 @@ fn trial(wanted: &Wanted, way: Stepping) -> Result<Tried> {
 fn load(wanted: &Wanted, way: Stepping) -> Result<Tried> {
     let load = Load {
         stepping: way,
-        interfaces: wanted
-            .interfaces
-            .iter()
-            .filter_map(|name| if_nametoindex(name.as_str()).ok())
-            .collect(),
+        room: match wanted.interfaces.len() {
+            0 | 1 => 0,
+            several => several as u32,
+        },
         log_level: wanted.log_level,
         ..Load::new(OBJECT, wanted.config, wanted.clock)
     };

@@ -305,7 +305,7 @@ impl Batch<'_> {
         if !matches!(reason, Reason::Idle | Reason::Closed | Reason::Reset) {
             return None;
         }
-        let timeouts = self.timeouts.entry(event.rule).or_insert_with(|| {
+        let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
             // A rule that was there a moment ago.
             self.metrics.timeouts.of(event.rule as u16).ok()
         });

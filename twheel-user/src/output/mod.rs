@@ -81,7 +81,7 @@ impl Expired {
         let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
-            flow: Flow::new(event.key, seen, event.rule, one_way)?,
+            flow: Flow::new(event.key, seen, event.rule.into(), one_way)?,
             picked_up: seen.is_pickup(),
             reason: Reason::from_raw(event.reason)?,
             age: clock.duration(event.age.into()),
@@ -113,7 +113,7 @@ impl Rto {
     pub fn new(event: &RtoExpired, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         Some(Self {
-            flow: Flow::new(event.key, seen, event.rule, one_way)?,
+            flow: Flow::new(event.key, seen, event.rule.into(), one_way)?,
             orig: event.direction == seen.initiator() as u32,
             outstanding: event.outstanding,
             backoff: event.expiries.checked_sub(1)?,

@@ -160,11 +160,11 @@ impl Asked {
             if event.reason != Reason::Idle as u32 {
                 continue;
             }
-            let actions = match known.get(&event.rule) {
+            let actions = match known.get(&event.rule.into()) {
                 Some(actions) => *actions,
                 None => {
-                    let actions = self.of_rule(event.rule)?;
-                    known.insert(event.rule, actions);
+                    let actions = self.of_rule(event.rule.into())?;
+                    known.insert(event.rule.into(), actions);
                     actions
                 }
             };
@@ -667,7 +667,7 @@ impl Worker {
         if self.wanted.strict {
             bail!("with --pickup strict it cannot be told whether the flow is back");
         }
-        if !self.asked.of_rule(event.rule)?.has(action) {
+        if !self.asked.of_rule(event.rule.into())?.has(action) {
             return Ok(Outcome::Revoked);
         }
         if let Some(why) = self.look(job)? {
@@ -706,7 +706,10 @@ impl Worker {
     /// Whether a socket of either end is here, or an entry is to be deleted, that is not idle by the kernel's own clocks.
     fn lives(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Result<bool> {
         let initiator = job.event.seen().initiator();
-        let has_entry = self.asked.of_rule(job.event.rule)?.has(Action::Conntrack);
+        let has_entry = self
+            .asked
+            .of_rule(job.event.rule.into())?
+            .has(Action::Conntrack);
         for at in 0..self.wanted.places.0.len() {
             for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
             {
@@ -816,7 +819,7 @@ impl Worker {
     fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
         let rule = job.event.rule;
         let clock = self.reader.clock();
-        let timeout = clock.duration(self.asked.timeouts(rule)?.of(seen).into());
+        let timeout = clock.duration(self.asked.timeouts(rule.into())?.of(seen).into());
         // Each clock has its own beginning of a unit, and a timeout is a unit longer than asked for.
         if idle + 2 * clock.unit() >= timeout {
             return Ok(false);
@@ -826,7 +829,7 @@ impl Worker {
             addresses: key.addresses(),
             ports: key.ports(),
             seen: seen.0,
-            rule,
+            rule: rule.into(),
             idle: clock.units_floor(idle),
             zero: 0,
         })?;

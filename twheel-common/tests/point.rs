@@ -1,0 +1,72 @@
+//! Where packets are counted.
+
+use twheel_common::{
+    flow::Direction,
+    packet::{Segment, tcp},
+    point::{Point, Sighting, continues, sighting},
+    policy::Hook,
+    state::{Seen, View},
+};
+
+const SECOND: u32 = 250;
+
+#[test]
+fn a_point_is_a_place_and_a_hook() {
+    for place in [1, 2, 17, 0x7fff] {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            let point = Point::new(place, hook);
+            assert_eq!((point.place(), point.hook()), (place, hook));
+            assert_ne!(point, Point::NONE);
+        }
+    }
+    assert_eq!(Point::new(0, Hook::Egress), Point::NONE);
+}
+
+#[test]
+fn packets_are_counted_where_they_were_first_seen() {
+    let [here, there] = [Hook::Ingress, Hook::Egress].map(|hook| Point::new(2, hook));
+    let see = |point, since: i64, is_next| {
+        let now = 1_000_000u64;
+        let counted = (now as i64 - since) as u16;
+        sighting(point, counted, here, now, SECOND, is_next)
+    };
+    for since in [0, 1, 250, 251, 100_000] {
+        assert_eq!(see(Point::NONE, since, false), Sighting::Here);
+        assert_eq!(see(here, since, false), Sighting::Here);
+    }
+    // It was counted there just now, or another CPU has counted a little later than we looked.
+    for since in [0, 1, 250, -1, -200] {
+        assert_eq!(see(there, since, false), Sighting::Again, "{since}");
+        assert_eq!(see(there, since, true), Sighting::Moved, "{since}");
+    }
+    for since in [251, 1000, 60_000] {
+        assert_eq!(see(there, since, false), Sighting::Moved, "{since}");
+    }
+}
+
+#[test]
+fn the_next_segment_of_a_side_was_counted_nowhere() {
+    let view = View::default();
+    let segment = |direction, flags, seq, data: u32| Segment {
+        seq,
+        end: seq + data,
+        flags,
+        direction,
+        ..Segment::NONE
+    };
+    let (low, high) = (Direction::FromLow, Direction::FromHigh);
+    let seen = Seen::first(low, tcp::ACK, view).unwrap();
+    let positions = [100, 200];
+    let next = |direction, flags, seq, data| {
+        continues(seen, positions, &segment(direction, flags, seq, data))
+    };
+    assert!(next(low, tcp::ACK, 100, 10));
+    assert!(!next(low, tcp::ACK, 100, 0), "an acknowledgment alone");
+    assert!(!next(low, tcp::ACK, 90, 10), "it was counted");
+    assert!(!next(low, tcp::ACK, 101, 10), "there is a gap");
+    assert!(
+        !next(high, tcp::ACK, 200, 10),
+        "nothing is known of that side"
+    );
+    assert!(!next(low, 0x40, 100, 10), "a datagram has no number");
+}

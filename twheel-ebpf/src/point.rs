@@ -1,0 +1,65 @@
+//! Where a flow's packets are counted: `twheel_common::point` over maps. Only where there are several interfaces.
+
+use twheel_common::{
+    counter::Counter,
+    packet::Segment,
+    point::{Point, Sighting, continues, sighting},
+};
+
+use crate::{
+    config,
+    count::count,
+    table::{self, At},
+    verifier::given,
+};
+
+/// 1 if the packet was counted elsewhere on its way. If not, and it is to be noted at once, its sender's packets are counted
+/// at this point from now on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn point_see(
+    index: u32,
+    segment: *const Segment,
+    now: u64,
+    point: u32,
+    notes: u32,
+) -> u64 {
+    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+        return 0;
+    };
+    if !flow.has_key(&segment.key) {
+        return 0;
+    }
+    let here = Point(point as u16);
+    let (direction, seen) = (segment.direction, flow.word().seen());
+    let (counted_at, counted) = flow.point(direction);
+    let is_next = continues(seen, flow.positions(), segment);
+    let second = config!(two_seconds) / 2;
+    if sighting(counted_at, counted, here, now, second, is_next) == Sighting::Again {
+        return 1;
+    }
+    if notes != 0 && (counted_at != here || counted != now as u16) {
+        note(flow, segment, here, now);
+    }
+    0
+}
+
+/// Notes that the sender's packets are counted at this point: one was taken for its flow's.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn point_note(index: u32, segment: *const Segment, now: u64, point: u32) -> u64 {
+    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
+        note(flow, segment, Point(point as u16), now);
+    }
+    0
+}
+
+#[inline(always)]
+fn note(flow: At, segment: &Segment, here: Point, now: u64) {
+    let direction = segment.direction;
+    let (before, _) = flow.point(direction);
+    if before != here && before != Point::NONE {
+        count(Counter::Moved);
+    }
+    flow.set_point(direction, here, now);
+}

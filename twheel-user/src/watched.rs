@@ -1,0 +1,241 @@
+//! What programs are told of the interfaces that they are attached to, and whose counters are whose.
+//!
+//! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
+//! counters, flows and events bear. A place is given to another interface only when there is no other left.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
+use twheel_common::{
+    config::Watched,
+    counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES},
+    flow::ZONES,
+};
+
+use crate::{
+    data_plane::DataPlane,
+    failure::{Failure, Kind},
+    pins::Pins,
+};
+
+/// Bytes of the name of an interface, padded with zeros.
+pub const LABEL_BYTES: usize = 64;
+
+/// The interfaces of a data plane.
+pub struct Watch {
+    watched: HashMap<MapData, u32, Watched>,
+    counted: Array<MapData, u32>,
+    labels: Array<MapData, [u8; LABEL_BYTES]>,
+    counters: PerCpuArray<MapData, Counters>,
+    zones: Array<MapData, u32>,
+    /// Of each place the interface that has it, or had it last; 0: none yet.
+    places: Vec<u32>,
+    /// Places by interface, of those that are watched.
+    alive: BTreeMap<u32, u32>,
+}
+
+impl Watch {
+    /// Of a data plane that was just loaded. Of an adopted one, interfaces keep their places; none is watched yet.
+    pub fn open(plane: &DataPlane) -> Result<Self> {
+        let open = |name| plane.open(name);
+        let counted = Array::<_, u32>::try_from(Map::Array(open("COUNTED")?))?;
+        let places = (0..counted.len())
+            .map(|place| counted.get(&place, 0).context("cannot read COUNTED"))
+            .collect::<Result<_>>()?;
+        let mut watch = Self {
+            watched: HashMap::try_from(Map::HashMap(open("WATCHED")?))?,
+            labels: Array::try_from(Map::Array(open("LABELS")?))?,
+            counters: PerCpuArray::try_from(Map::PerCpuArray(open("COUNTERS")?))?,
+            zones: Array::try_from(Map::Array(open("ZONES")?))?,
+            counted,
+            places,
+            alive: BTreeMap::new(),
+        };
+        // What an earlier run watched, and this one may not.
+        let left: Vec<u32> = watch.watched.keys().filter_map(Result::ok).collect();
+        for interface in left {
+            watch.remove(interface)?;
+        }
+        Ok(watch)
+    }
+
+    /// Interfaces that can be watched at once.
+    pub fn room(&self) -> usize {
+        self.places.len().saturating_sub(FIRST_INTERFACE as usize)
+    }
+
+    /// Tells programs of an interface that is about to be attached. Where programs do not ask, only its name is noted.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<u32> {
+        let zone = self.zone(zone)?;
+        let place = self.place(interface, label)?;
+        let mut bytes = [0; LABEL_BYTES];
+        for (byte, of) in bytes.iter_mut().zip(label.bytes()) {
+            *byte = of;
+        }
+        self.labels
+            .set(place, bytes, 0)
+            .context("cannot write LABELS")?;
+        let watched = Watched {
+            place: place as u16,
+            zone,
+            is_ip: is_ip.into(),
+        };
+        self.watched
+            .insert(interface, watched, 0)
+            .context("cannot write WATCHED")?;
+        self.alive.insert(interface, place);
+        Ok(place)
+    }
+
+    /// The interface is watched no more. What was counted of it stays.
+    pub fn leave(&mut self, interface: u32) -> Result<()> {
+        match self.alive.remove(&interface) {
+            Some(_) => self.remove(interface),
+            None => Ok(()),
+        }
+    }
+
+    fn remove(&mut self, interface: u32) -> Result<()> {
+        match self.watched.remove(&interface) {
+            Err(aya::maps::MapError::KeyNotFound) | Ok(()) => Ok(()),
+            Err(error) => Err(error).context("cannot write WATCHED"),
+        }
+    }
+
+    /// The place of an interface: its own, or one that nobody has had; else that of one that is gone.
+    fn place(&mut self, interface: u32, label: &str) -> Result<u32> {
+        let free = choose(&self.places, &self.alive, interface);
+        let Some(place) = free else {
+            return Err(Failure::new(
+                Kind::Interface,
+                format!(
+                    "{label}: no room for another interface: this run has room for {}: name those that matter, or \
+                     `twheel detach` and start again with all of them",
+                    self.room()
+                ),
+            )
+            .into());
+        };
+        if !matches!(self.places[place as usize], had if had == 0 || had == interface) {
+            self.empty(place)?;
+        }
+        self.places[place as usize] = interface;
+        self.counted
+            .set(place, interface, 0)
+            .context("cannot write COUNTED")?;
+        Ok(place)
+    }
+
+    /// Adds what was counted at a place to what the loader has counted: the sum over all places stays.
+    fn empty(&mut self, place: u32) -> Result<()> {
+        let read = |map: &PerCpuArray<MapData, Counters>, place| {
+            map.get(&place, 0).context("cannot read the counters")
+        };
+        let of_place = read(&self.counters, place)?;
+        let sum = Counters::sum(of_place.iter());
+        let mut loader: Vec<_> = read(&self.counters, LOADER)?.iter().copied().collect();
+        if let Some(first) = loader.first_mut() {
+            first.add(&sum);
+        }
+        let zeros = vec![Counters::default(); loader.len()];
+        for (place, values) in [(place, zeros), (LOADER, loader)] {
+            self.counters
+                .set(place, PerCpuValues::try_from(values)?, 0)
+                .context("cannot write the counters")?;
+        }
+        Ok(())
+    }
+
+    /// The place of a zone in keys.
+    fn zone(&mut self, number: u16) -> Result<u8> {
+        if number == 0 {
+            return Ok(0);
+        }
+        for place in 1..ZONES as u32 {
+            let held = self.zones.get(&place, 0).context("cannot read ZONES")?;
+            if held == 0 {
+                self.zones
+                    .set(place, u32::from(number), 0)
+                    .context("cannot write ZONES")?;
+            }
+            if held == 0 || held == u32::from(number) {
+                return Ok(place as u8);
+            }
+        }
+        Err(Failure::new(
+            Kind::Usage,
+            format!(
+                "--zone: {number} is one zone too many: a run tells {} apart; start another run for other interfaces",
+                ZONES - 1
+            ),
+        )
+        .into())
+    }
+}
+
+/// The place that an interface has, or gets.
+fn choose(places: &[u32], alive: &BTreeMap<u32, u32>, interface: u32) -> Option<u32> {
+    let all = || (FIRST_INTERFACE..).zip(places.iter().skip(FIRST_INTERFACE as usize));
+    let is_free = |place: u32| !alive.values().any(|taken| *taken == place);
+    all()
+        .find(|(_, had)| **had == interface)
+        .or_else(|| all().find(|(_, had)| **had == 0))
+        .or_else(|| all().find(|(place, _)| is_free(*place)))
+        .map(|(place, _)| place)
+}
+
+/// Names of interfaces, by their places; of one that has none, an empty one.
+pub fn labels(pins: &Pins) -> Result<Vec<String>> {
+    let labels = Array::<_, [u8; LABEL_BYTES]>::try_from(Map::Array(pins.map("LABELS")?))?;
+    (0..labels.len())
+        .map(|place| {
+            let label = labels.get(&place, 0).context("cannot read LABELS")?;
+            let end = label.iter().position(|byte| *byte == 0);
+            let label = &label[..end.unwrap_or(LABEL_BYTES)];
+            Ok(String::from_utf8_lossy(label).into_owned())
+        })
+        .collect()
+}
+
+/// Numbers of zones, by their places in keys.
+pub fn zones(pins: &Pins) -> Result<Vec<u16>> {
+    let zones = Array::<_, u32>::try_from(Map::Array(pins.map("ZONES")?))?;
+    (0..zones.len())
+        .map(|place| Ok(zones.get(&place, 0).context("cannot read ZONES")? as u16))
+        .collect()
+}
+
+/// Places of the counters of so many interfaces.
+pub fn places(room: u32) -> Result<u32> {
+    ensure!(
+        room <= MAX_INTERFACES,
+        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
+    );
+    Ok(FIRST_INTERFACE + room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_keeps_its_place() {
+        let none = BTreeMap::new();
+        let alive = BTreeMap::from([(7, 2), (5, 3)]);
+        assert_eq!(choose(&[0; 4], &none, 7), Some(2));
+        assert_eq!(choose(&[0, 0, 7, 0], &none, 7), Some(2), "it had it before");
+        assert_eq!(
+            choose(&[0, 0, 7, 0], &none, 5),
+            Some(3),
+            "one that nobody had"
+        );
+        assert_eq!(choose(&[0, 0, 7, 5], &alive, 9), None, "both are watched");
+        let alive = BTreeMap::from([(7, 2)]);
+        assert_eq!(choose(&[0, 0, 7, 5], &alive, 9), Some(3), "5 is gone");
+    }
+}
