@@ -74,7 +74,9 @@ pub struct RtoExpired {
     /// Clock when that was found, units.
     pub at: u64,
     /// [`Direction`](crate::flow::Direction) in which that side sends.
-    pub direction: u32,
+    pub direction: u16,
+    /// As in [`Event`].
+    pub is_outgoing: u16,
     /// [`Seen`] of the flow.
     pub seen: u32,
     /// The rule that the flow has met; 0 for none.

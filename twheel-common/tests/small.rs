@@ -106,6 +106,7 @@ fn events_say_what_was_seen() {
         key: FlowKey::NONE,
         at: 0,
         direction: 0,
+        is_outgoing: 0,
         seen: 0x4321,
         rule: 0,
         point: Point::NONE,

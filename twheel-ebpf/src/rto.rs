@@ -410,10 +410,11 @@ fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) 
         flow.key().store(&raw mut (*event).key);
         (&raw mut (*event).at).write(now);
         (&raw mut (*event).direction).write(if direction == 0 {
-            Direction::FromLow as u32
+            Direction::FromLow as u16
         } else {
-            Direction::FromHigh as u32
+            Direction::FromHigh as u16
         });
+        (&raw mut (*event).is_outgoing).write(flow.is_outgoing().into());
         (&raw mut (*event).seen).write(flow.word().seen().0);
         (&raw mut (*event).rule).write(flow.rule());
         (&raw mut (*event).point).write(emit::initiator(flow, flow.word().seen()));

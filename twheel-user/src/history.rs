@@ -54,7 +54,7 @@ use crate::{
     clock::Clock,
     data_plane::{self, LoaderCounters},
     failure::{Failure, Kind},
-    output::Expired,
+    output::{Expired, KnownAs},
     pins::Pins,
     policy::install::{self, Names},
     ring::{Events, Read},
@@ -68,7 +68,7 @@ pub const DEFAULT_BYTES: u64 = 64 << 20;
 
 const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Changes with [`Event`].
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const HEADER: usize = 32;
 const BODY: usize = size_of::<Event>();
 /// Before the body.
@@ -364,7 +364,7 @@ fn write(
                 // One that another CPU has ended after the time was read is of now.
                 let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
                 let when = wall.saturating_sub(clock.duration(ago as u64).as_millis() as u64);
-                log.append(when, event, end, |rule| names.of(rule))?;
+                log.append(when, event, end, |event| named(&names, event))?;
             }
             log.flush()?;
             *failing = false;
@@ -372,6 +372,25 @@ fn write(
         }
         tell.send_replace(log.end);
     }
+}
+
+/// What [`NAME`] has of rules by their numbers, it has of interfaces by their places above this,
+const IFACE: u32 = 1 << 16;
+/// and of zones by theirs above this.
+const ZONE: u32 = 2 << 16;
+
+/// What a flow is known as, by the numbers that [`NAME`] has.
+fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
+    let mut named = Vec::new();
+    let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
+    add(event.rule.into(), names.of(event.rule)?);
+    let place = event.point.place();
+    add(IFACE | place, names.iface(place)?);
+    let zone = event.key.zone();
+    if zone != 0 {
+        add(ZONE | u32::from(zone), Some(names.zone(zone)?.to_string()));
+    }
+    Ok(named)
 }
 
 /// Milliseconds.
@@ -605,7 +624,7 @@ impl Log {
         when: u64,
         event: &Event,
         end: u64,
-        name: impl Fn(u16) -> Result<Option<String>>,
+        names: impl Fn(&Event) -> Result<Vec<(u32, String)>>,
     ) -> Result<()> {
         const FLUSH: usize = 1 << 16;
         let next = self.length + (self.buffer.len() + 2 * RECORD) as u64;
@@ -619,15 +638,16 @@ impl Log {
             }
             self.put_lost(self.appended);
         }
-        if let Some(name) = name(event.rule as u16)?
-            && self.named.get(&event.rule.into()) != Some(&name)
-        {
+        for (number, name) in names(event)? {
+            if self.named.get(&number) == Some(&name) {
+                continue;
+            }
             let mut body = [0; BODY];
-            body[..4].copy_from_slice(&event.rule.to_ne_bytes());
+            body[..4].copy_from_slice(&number.to_ne_bytes());
             body[4..][..name.len().min(NAME_BYTES)]
                 .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
             self.put(NAME, when, end, &body);
-            self.named.insert(event.rule.into(), name);
+            self.named.insert(number, name);
         }
         // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
         let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
@@ -836,8 +856,8 @@ pub struct Past {
     pub when: SystemTime,
     /// What.
     pub ended: Expired,
-    /// The rule that it had met.
-    pub rule: Option<String>,
+    /// What it was known as.
+    pub known_as: KnownAs,
 }
 
 /// Reads a history from the oldest event on, while it is being written.
@@ -1061,7 +1081,15 @@ impl Segment {
                 Some(Past {
                     when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
                     ended: Expired::new(&event, self.clock, self.one_way)?,
-                    rule: self.names.get(&event.rule.into()).cloned(),
+                    known_as: KnownAs {
+                        rule: self.names.get(&event.rule.into()).cloned(),
+                        iface: self.names.get(&(IFACE | event.point.place())).cloned(),
+                        zone: self
+                            .names
+                            .get(&(ZONE | u32::from(event.key.zone())))
+                            .and_then(|zone| zone.parse().ok())
+                            .unwrap_or(0),
+                    },
                 })
             }
             _ => None,
@@ -1122,14 +1150,15 @@ mod tests {
         }
     }
 
-    fn name(rule: u16) -> Result<Option<String>> {
-        Ok((rule != 0).then(|| "web".to_owned()))
+    fn names(event: &Event) -> Result<Vec<(u32, String)>> {
+        let rule = (event.rule != 0).then(|| (event.rule.into(), "web".to_owned()));
+        Ok(rule.into_iter().collect())
     }
 
     fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
         for number in numbers {
             let when = 1000 + u64::from(number);
-            log.append(when, &event(number), number.into(), name)
+            log.append(when, &event(number), number.into(), names)
                 .unwrap();
         }
     }
@@ -1157,7 +1186,7 @@ mod tests {
             );
             assert_eq!(past.ended.idle, Duration::from_millis(100));
             assert_eq!(
-                past.rule.as_deref(),
+                past.known_as.rule.as_deref(),
                 age.is_multiple_of(2).then_some("web"),
                 "{age}"
             );
@@ -1382,7 +1411,7 @@ mod tests {
     fn a_time_that_no_calendar_has_is_damage() {
         let directory = fresh();
         let mut log = open(directory.path(), Some(LEAST_BYTES));
-        log.append(LATEST + 1, &event(1), 1, name).unwrap();
+        log.append(LATEST + 1, &event(1), 1, names).unwrap();
         log.flush().unwrap();
         assert_eq!(read(directory.path()), (vec![], 1));
     }

@@ -18,7 +18,7 @@ use crate::{
     clock::Clock,
     data_plane,
     flows::{self, Flows},
-    output::{Flow, in_order, table::Columns},
+    output::{Flow, Named, Origin, in_order, table::Columns},
     pins::{Instance, Pins},
     policy::install::{self, InForce, Names},
     watched,
@@ -33,6 +33,10 @@ pub struct Reader {
     timeouts: Vec<state::Timeouts>,
     /// Likewise.
     names: Vec<Option<String>>,
+    /// Of each place of an interface; of one that has none, an empty one.
+    labels: Vec<String>,
+    /// Of each place of a zone.
+    zones: Vec<u16>,
     flows: Flows,
     /// The program that tells the time.
     sweep: Callable,
@@ -111,6 +115,8 @@ impl Reader {
                 .map(|rule| timeouts.of(rule))
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
+            labels: watched::labels(&pins)?,
+            zones: watched::zones(&pins)?,
             flows: Flows::pinned(&pins)?,
             sweep: pins.callable("twheel_sweep")?,
             pins,
@@ -179,6 +185,16 @@ impl Reader {
         self.names.get(usize::from(number))?.as_deref()
     }
 
+    /// What a flow is known as.
+    pub fn known_as(&self, flow: &Flow) -> Named<'_> {
+        let label = self.labels.get(flow.place as usize);
+        Named {
+            rule: self.rule(flow.rule),
+            iface: label.map(String::as_str).filter(|it| !it.is_empty()),
+            zone: self.zones.get(usize::from(flow.zone)).copied().unwrap_or(0),
+        }
+    }
+
     /// All flows of the table, with their places there: what has become of them since, if anything, is for
     /// [`Flows`] to tell.
     pub fn flows(&self, now: u32) -> impl Iterator<Item = (flows::Flow, Tracked)> {
@@ -194,7 +210,16 @@ impl Reader {
         let initiator = seen.initiator();
         let duration = |units: u32| self.clock.duration(units.into());
         Some(Tracked {
-            flow: Flow::new(flow.key, seen, flow.rule.into(), self.is_one_way())?,
+            flow: Flow::new(
+                flow.key,
+                seen,
+                flow.rule,
+                Origin {
+                    point: flow.point,
+                    is_outgoing: flow.is_outgoing,
+                },
+                self.is_one_way(),
+            )?,
             picked_up: seen.is_pickup(),
             age: duration(age(now.into(), flow.created)),
             idle: duration(idle),

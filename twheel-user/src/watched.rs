@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use twheel_common::{
     config::Watched,
-    counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES},
+    counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
     flow::ZONES,
 };
 
@@ -65,21 +65,29 @@ impl Watch {
         self.places.len().saturating_sub(FIRST_INTERFACE as usize)
     }
 
-    /// Tells programs of an interface that is about to be attached. Where programs do not ask, only its name is noted.
-    ///
-    /// # Errors
-    ///
-    /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<u32> {
-        let zone = self.zone(zone)?;
-        let place = self.place(interface, label)?;
+    /// Notes the name of the only interface, where programs do not ask.
+    pub fn name_only(&mut self, label: &str) -> Result<()> {
+        self.set_label(NO_INTERFACE, label)
+    }
+
+    fn set_label(&mut self, place: u32, label: &str) -> Result<()> {
         let mut bytes = [0; LABEL_BYTES];
         for (byte, of) in bytes.iter_mut().zip(label.bytes()) {
             *byte = of;
         }
-        self.labels
-            .set(place, bytes, 0)
-            .context("cannot write LABELS")?;
+        let set = self.labels.set(place, bytes, 0);
+        set.context("cannot write LABELS")
+    }
+
+    /// Tells programs of an interface that is about to be attached.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<()> {
+        let zone = self.zone(zone)?;
+        let place = self.place(interface, label)?;
+        self.set_label(place, label)?;
         let watched = Watched {
             place: place as u16,
             zone,
@@ -89,7 +97,7 @@ impl Watch {
             .insert(interface, watched, 0)
             .context("cannot write WATCHED")?;
         self.alive.insert(interface, place);
-        Ok(place)
+        Ok(())
     }
 
     /// The interface is watched no more. What was counted of it stays.

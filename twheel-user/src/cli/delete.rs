@@ -46,7 +46,7 @@ impl Delete {
         }
         let chosen = |flow: &crate::flows::Flow, now| {
             reader.tracked(flow, now).is_some_and(|tracked| {
-                filter.matches(&Subject::tracked(&tracked, reader.rule(tracked.flow.rule)))
+                filter.matches(&Subject::tracked(&tracked, reader.known_as(&tracked.flow)))
             })
         };
         if self.dry_run {

@@ -65,13 +65,13 @@ impl Expired {
         // Before what there is has been read, so that nothing comes in between.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
         let print = |past: &Past, out: &mut dyn Write| {
-            let rule = past.rule.as_deref();
+            let named = past.known_as.named();
             if self.json {
-                return json::ended(Some(past.when), &past.ended, rule, out);
+                return json::ended(Some(past.when), &past.ended, named, out);
             }
             let when = humantime::format_rfc3339_seconds(past.when);
             write!(out, "{when}  ")?;
-            Text.expired(&past.ended, rule, out)
+            Text.expired(&past.ended, named, out)
         };
         while_read(|out| {
             // All that were chosen, where the latest are asked for.
@@ -84,7 +84,7 @@ impl Expired {
                     let ago = SystemTime::now()
                         .duration_since(past.when)
                         .unwrap_or_default();
-                    if !filter.matches(&Subject::ended(&past.ended, past.rule.as_deref(), ago)) {
+                    if !filter.matches(&Subject::ended(&past.ended, past.known_as.named(), ago)) {
                         continue;
                     }
                     let Some(limit) = limit else {

@@ -188,7 +188,7 @@ fn passing(
 ) -> impl Iterator<Item = (flows::Flow, Tracked)> {
     reader.flows(now).filter(|(_, tracked)| {
         filter.is_empty()
-            || filter.matches(&Subject::tracked(tracked, reader.rule(tracked.flow.rule)))
+            || filter.matches(&Subject::tracked(tracked, reader.known_as(&tracked.flow)))
     })
 }
 
@@ -207,11 +207,11 @@ impl Flows {
                 table::heading(columns, out)?;
             }
             choice.each(&reader, &filter, |tracked| {
-                let rule = reader.rule(tracked.flow.rule);
+                let named = reader.known_as(&tracked.flow);
                 if self.json {
-                    json::tracked(tracked, rule, out)?;
+                    json::tracked(tracked, named, out)?;
                 } else {
-                    table::line(tracked, rule, columns, out)?;
+                    table::line(tracked, named, columns, out)?;
                 }
                 Ok(())
             })

@@ -466,8 +466,10 @@ impl Run {
             .into_iter()
             .find(|it| it.name == *interface)
             .context("it has gone again")?;
-        if plane.config().watched != 0 {
-            watch.enter(is.index, interface, self.options.zone(interface), false)?;
+        let zone = self.options.zone(interface);
+        match plane.config().watched {
+            0 => watch.name_only(interface)?,
+            _ => watch.enter(is.index, interface, zone, false)?,
         }
         let egress = self.options.egress(self.interfaces.len());
         let attached = attach::attach(plane, instance, interface, self.options.mode, egress)?;
@@ -822,8 +824,8 @@ impl Report {
                 let why = if is_known { error } else { more };
                 *self.failures.entry(why.to_owned()).or_default() += 1;
             }
-            let rule = self.names.of(ended.flow.rule)?;
-            self.written(|output| output.reaped(&ended, &reaped, rule.as_deref(), &mut out))?;
+            let known_as = self.names.known_as(&ended.flow)?;
+            self.written(|output| output.reaped(&ended, &reaped, known_as.named(), &mut out))?;
         }
         self.flush(out)
     }
@@ -879,11 +881,11 @@ impl Report {
                     };
                     let count = self.ended.entry((ended.reason, ended.flow.state));
                     *count.or_default() += 1;
-                    let rule = self.names.of(ended.flow.rule)?;
+                    let known_as = self.names.known_as(&ended.flow)?;
                     if let Some(noted) = &mut noted {
-                        noted.ended(event, &ended, rule.as_deref());
+                        noted.ended(event, &ended, &known_as);
                     }
-                    self.output.expired(&ended, rule.as_deref(), &mut line)?;
+                    self.output.expired(&ended, known_as.named(), &mut line)?;
                 }
                 Record::Rto(event) => {
                     let Some(timer) = Rto::new(event, self.one_way) else {
@@ -891,8 +893,8 @@ impl Report {
                         continue;
                     };
                     self.rtos += 1;
-                    let rule = self.names.of(timer.flow.rule)?;
-                    self.output.rto(&timer, rule.as_deref(), &mut line)?;
+                    let known_as = self.names.known_as(&timer.flow)?;
+                    self.output.rto(&timer, known_as.named(), &mut line)?;
                 }
             }
             while out.len() + line.len() > PIPE && !out.is_empty() {

@@ -101,7 +101,7 @@ impl Talkers {
         let mut talkers: HashMap<Talker, Share> = HashMap::new();
         let mut all = 0u64;
         for (_, tracked) in reader.flows(now) {
-            let subject = Subject::tracked(&tracked, reader.rule(tracked.flow.rule));
+            let subject = Subject::tracked(&tracked, reader.known_as(&tracked.flow));
             let is_in = |state: &String| tracked.flow.state == state;
             if !filter.matches(&subject) || !self.state.as_ref().is_none_or(is_in) {
                 continue;

@@ -76,6 +76,7 @@ const REASONS: &[&str] = &[
     "deleted",
     "flushed",
 ];
+const DIRECTIONS: &[&str] = &["in", "out"];
 const PORT: Type = Type::Number(u16::MAX as u64);
 const COUNT: Type = Type::Number(u64::MAX);
 
@@ -98,6 +99,14 @@ fields! {
     Port = "port": PORT,
     /// name of the rule that it has met
     Rule = "rule": Type::Name(&[]),
+    /// interface where its initiator's packets are counted
+    Iface = "iface": Type::Name(&[]),
+    /// whether those come in there or go out: in, out
+    Direction = "direction": Type::Name(DIRECTIONS),
+    /// VLAN in which it was seen, the outer or the inner one
+    Vlan = "vlan": Type::Number(4094),
+    /// zone of its interface; 0: none
+    Zone = "zone": PORT,
     /// time since its latest packet
     Idle = "idle": Type::Duration,
     /// time since its first packet
@@ -175,7 +184,15 @@ impl Field {
             Self::Sport => number(src.port().into()),
             Self::Dport => number(dst.port().into()),
             Self::Port => number(src.port().into()) || number(dst.port().into()),
-            Self::Rule => of.rule.is_some_and(name),
+            Self::Rule => of.named.rule.is_some_and(name),
+            Self::Iface => of.named.iface.is_some_and(name),
+            Self::Direction => name(of.flow.direction()),
+            Self::Vlan => of
+                .flow
+                .vlans
+                .iter()
+                .any(|vlan| *vlan != 0 && number((*vlan).into())),
+            Self::Zone => number(of.named.zone.into()),
             Self::Idle => duration(of.idle),
             Self::Age => duration(of.age),
             Self::Expires => of.expires.is_some_and(duration),

@@ -15,7 +15,7 @@ pub use self::field::{Field, Known, STATES};
 use crate::{
     failure::{Failure, Kind},
     inspect::{Timing, Tracked},
-    output::{Expired, Flow},
+    output::{Expired, Flow, Named},
     policy::network::{Network, mapped},
 };
 
@@ -73,8 +73,8 @@ enum Value {
 pub struct Subject<'a> {
     /// Endpoints, protocol, state.
     pub flow: Flow,
-    /// The rule it has met.
-    pub rule: Option<&'a str>,
+    /// What it is known as.
+    pub named: Named<'a>,
     /// Its beginning was not seen.
     pub picked_up: bool,
     /// Since its latest packet.
@@ -97,10 +97,10 @@ pub struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     /// A flow that is in the table.
-    pub fn tracked(flow: &Tracked, rule: Option<&'a str>) -> Self {
+    pub fn tracked(flow: &Tracked, named: Named<'a>) -> Self {
         Self {
             flow: flow.flow,
-            rule,
+            named,
             picked_up: flow.picked_up,
             idle: flow.idle,
             age: flow.age,
@@ -114,10 +114,10 @@ impl<'a> Subject<'a> {
     }
 
     /// A flow that has ended so long ago.
-    pub fn ended(flow: &Expired, rule: Option<&'a str>, ago: Duration) -> Self {
+    pub fn ended(flow: &Expired, named: Named<'a>, ago: Duration) -> Self {
         Self {
             flow: flow.flow,
-            rule,
+            named,
             picked_up: flow.picked_up,
             idle: flow.idle,
             age: flow.age,

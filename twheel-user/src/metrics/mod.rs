@@ -35,7 +35,7 @@ use self::status::States;
 use crate::{
     clock::Clock,
     data_plane::{self, DataPlane},
-    output::Expired,
+    output::{Expired, KnownAs},
     pins::Pins,
     policy::install::{self, InForce},
     reap::{self, Action, Outcome},
@@ -80,7 +80,7 @@ pub struct Metrics {
 struct Latest {
     at: Instant,
     ended: Expired,
-    rule: Option<String>,
+    known_as: KnownAs,
 }
 
 impl Metrics {
@@ -281,7 +281,7 @@ pub struct Batch<'a> {
 
 impl Batch<'_> {
     /// Notes one, with the name of its rule.
-    pub fn ended(&mut self, event: &Event, ended: &Expired, rule: Option<&str>) {
+    pub fn ended(&mut self, event: &Event, ended: &Expired, known_as: &KnownAs) {
         let metrics = self.metrics;
         metrics
             .ended
@@ -295,7 +295,7 @@ impl Batch<'_> {
         latest.push_front(Latest {
             at: Instant::now(),
             ended: *ended,
-            rule: rule.map(str::to_owned),
+            known_as: known_as.clone(),
         });
     }
 
@@ -307,7 +307,7 @@ impl Batch<'_> {
         }
         let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
             // A rule that was there a moment ago.
-            self.metrics.timeouts.of(event.rule as u16).ok()
+            self.metrics.timeouts.of(event.rule).ok()
         });
         let timeout = timeouts.as_ref()?.of(event.seen());
         let late = event.idle.saturating_sub(timeout);

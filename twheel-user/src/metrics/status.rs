@@ -90,7 +90,7 @@ impl Metrics {
                 .iter()
                 .map(|it| Ended {
                     seconds_ago: it.at.elapsed().as_secs_f64(),
-                    line: json::line(None, &it.ended, it.rule.as_deref()),
+                    line: json::line(None, &it.ended, it.known_as.named()),
                 })
                 .collect(),
         };

@@ -5,7 +5,7 @@ use std::{io, net::IpAddr, time::SystemTime};
 use serde::Serialize;
 use twheel_common::flow::Traffic;
 
-use super::{Expired, Flow, Output, Rto};
+use super::{Expired, Flow, Named, Output, Rto};
 use crate::{inspect::Tracked, reap::Reaped};
 
 /// Lines of JSON.
@@ -13,17 +13,31 @@ pub struct Json;
 
 /// What both kinds of lines begin with.
 #[derive(Serialize)]
-struct Ends {
+struct Ends<'a> {
     proto: &'static str,
     src: IpAddr,
     sport: u16,
     dst: IpAddr,
     dport: u16,
     state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iface: Option<&'a str>,
+    direction: &'static str,
+    #[serde(skip_serializing_if = "is_zero")]
+    vlan: u16,
+    #[serde(skip_serializing_if = "is_zero")]
+    inner_vlan: u16,
+    #[serde(skip_serializing_if = "is_zero")]
+    zone: u16,
 }
 
-impl From<Flow> for Ends {
-    fn from(flow: Flow) -> Self {
+/// Whether a field is left out.
+fn is_zero(number: &u16) -> bool {
+    *number == 0
+}
+
+impl<'a> Ends<'a> {
+    fn new(flow: Flow, named: Named<'a>) -> Self {
         Self {
             proto: flow.proto,
             src: flow.src.ip(),
@@ -31,6 +45,11 @@ impl From<Flow> for Ends {
             dst: flow.dst.ip(),
             dport: flow.dst.port(),
             state: flow.state,
+            iface: named.iface,
+            direction: flow.direction(),
+            vlan: flow.vlans[0],
+            inner_vlan: flow.vlans[1],
+            zone: named.zone,
         }
     }
 }
@@ -42,7 +61,7 @@ pub(crate) struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<String>,
     #[serde(flatten)]
-    flow: Ends,
+    flow: Ends<'a>,
     picked_up: bool,
     reason: &'a str,
     rule: Option<&'a str>,
@@ -69,7 +88,7 @@ struct Paces {
 struct Timer<'a> {
     event: &'a str,
     #[serde(flatten)]
-    flow: Ends,
+    flow: Ends<'a>,
     rule: Option<&'a str>,
     sender: &'a str,
     outstanding: u32,
@@ -84,7 +103,7 @@ struct Timer<'a> {
 #[derive(Serialize)]
 struct Live<'a> {
     #[serde(flatten)]
-    flow: Ends,
+    flow: Ends<'a>,
     picked_up: bool,
     rule: Option<&'a str>,
     age_ms: u64,
@@ -110,7 +129,7 @@ struct Timing {
 struct Deed<'a> {
     event: &'a str,
     #[serde(flatten)]
-    flow: Ends,
+    flow: Ends<'a>,
     reason: &'a str,
     rule: Option<&'a str>,
     idle_ms: u64,
@@ -152,12 +171,12 @@ pub fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
     writeln!(to)
 }
 
-/// Writes a flow that is in the table, with the name of its rule.
-pub fn tracked(flow: &Tracked, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+/// Writes a flow that is in the table, with what it is known as.
+pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
     let line = Live {
-        flow: flow.flow.into(),
+        flow: Ends::new(flow.flow, named),
         picked_up: flow.picked_up,
-        rule,
+        rule: named.rule,
         age_ms: flow.age.as_millis() as u64,
         idle_ms: flow.idle.as_millis() as u64,
         expires_ms: flow.expires.as_millis() as u64,
@@ -174,19 +193,15 @@ pub fn tracked(flow: &Tracked, rule: Option<&str>, to: &mut dyn io::Write) -> io
     write(&line, to)
 }
 
-/// The end of a flow, with the name of its rule, and when that was, if that is past.
-pub(crate) fn line<'a>(
-    when: Option<SystemTime>,
-    ended: &Expired,
-    rule: Option<&'a str>,
-) -> Line<'a> {
+/// The end of a flow, with what it is known as, and when that was, if that is past.
+pub(crate) fn line<'a>(when: Option<SystemTime>, ended: &Expired, named: Named<'a>) -> Line<'a> {
     Line {
         event: "expired",
         time: when.map(|when| humantime::format_rfc3339_millis(when).to_string()),
-        flow: ended.flow.into(),
+        flow: Ends::new(ended.flow, named),
         picked_up: ended.picked_up,
         reason: ended.reason.name(),
-        rule,
+        rule: named.rule,
         age_ms: ended.age.as_millis() as u64,
         idle_ms: ended.idle.as_millis() as u64,
         account: ended.account.map(Account::from),
@@ -206,27 +221,27 @@ pub(crate) fn line<'a>(
 pub fn ended(
     when: Option<SystemTime>,
     ended: &Expired,
-    rule: Option<&str>,
+    named: Named<'_>,
     to: &mut dyn io::Write,
 ) -> io::Result<()> {
-    write(&line(when, ended, rule), to)
+    write(&line(when, ended, named), to)
 }
 
 impl Output for Json {
     fn expired(
         &mut self,
         flow: &Expired,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        ended(None, flow, rule, to)
+        ended(None, flow, named, to)
     }
 
-    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
         let line = Timer {
             event: "rto",
-            flow: timer.flow.into(),
-            rule,
+            flow: Ends::new(timer.flow, named),
+            rule: named.rule,
             sender: if timer.orig { "orig" } else { "reply" },
             outstanding: timer.outstanding,
             backoff: timer.backoff,
@@ -242,14 +257,14 @@ impl Output for Json {
         &mut self,
         ended: &Expired,
         reaped: &Reaped,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let line = Deed {
             event: "reap",
-            flow: ended.flow.into(),
+            flow: Ends::new(ended.flow, named),
             reason: ended.reason.name(),
-            rule,
+            rule: named.rule,
             idle_ms: ended.idle.as_millis() as u64,
             action: reaped.action.name(),
             outcome: reaped.outcome.name(),

@@ -10,6 +10,8 @@ use twheel_common::{
     event::{Event, Pace, Reason, RtoExpired},
     flow::{Direction, FlowKey, Traffic},
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
+    point::Point,
+    policy::Hook,
     state::{Seen, State},
 };
 
@@ -30,13 +32,21 @@ pub struct Flow {
     pub state: &'static str,
     /// Number of the rule that it has met; 0 for none.
     pub rule: u16,
+    /// The outer and the inner VLAN in which it was seen; 0: none.
+    pub vlans: [u16; 2],
+    /// Its zone, by its place in the table; 0: none.
+    pub zone: u8,
+    /// The interface where its initiator's packets are counted, by its place; 0: the only one.
+    pub place: u32,
+    /// Whether those go out there.
+    pub is_outgoing: bool,
     /// Nobody answers the retransmissions of one of the two.
     pub stalled: bool,
 }
 
 impl Flow {
     /// `None` for a flow of which no data plane knows. `one_way`: one side is all that is ever seen.
-    pub fn new(key: FlowKey, seen: Seen, rule: u32, one_way: bool) -> Option<Self> {
+    pub fn new(key: FlowKey, seen: Seen, rule: u16, from: Origin, one_way: bool) -> Option<Self> {
         let initiator = seen.initiator();
         Some(Self {
             proto: match key.proto() {
@@ -49,9 +59,66 @@ impl Flow {
             src: key.sender(initiator),
             dst: key.sender(initiator.reverse()),
             state: state(seen, one_way),
-            rule: rule as u16,
+            rule,
+            vlans: key.vlans(),
+            zone: key.zone(),
+            place: from.point.place(),
+            is_outgoing: match from.point {
+                Point::NONE => from.is_outgoing,
+                point => point.hook() == Hook::Egress,
+            },
             stalled: seen.is_stalled(),
         })
+    }
+
+    /// Whether its initiator's packets come in or go out where they are counted.
+    pub fn direction(&self) -> &'static str {
+        match self.is_outgoing {
+            true => "out",
+            false => "in",
+        }
+    }
+}
+
+/// Where a flow's initiator sends, as the data plane says.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    /// Where its packets are counted.
+    pub point: Point,
+    /// Whether its first packet went out.
+    pub is_outgoing: bool,
+}
+
+/// What is known of a flow by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Named<'a> {
+    /// The rule that it has met.
+    pub rule: Option<&'a str>,
+    /// The interface where its initiator's packets are counted.
+    pub iface: Option<&'a str>,
+    /// Its zone, conntrack's number; 0: none.
+    pub zone: u16,
+}
+
+/// The same, to keep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KnownAs {
+    /// The rule that it has met.
+    pub rule: Option<String>,
+    /// The interface where its initiator's packets are counted.
+    pub iface: Option<String>,
+    /// Its zone, conntrack's number; 0: none.
+    pub zone: u16,
+}
+
+impl KnownAs {
+    /// What is known.
+    pub fn named(&self) -> Named<'_> {
+        Named {
+            rule: self.rule.as_deref(),
+            iface: self.iface.as_deref(),
+            zone: self.zone,
+        }
     }
 }
 
@@ -81,7 +148,13 @@ impl Expired {
         let seen = event.seen();
         let initiator = seen.initiator();
         Some(Self {
-            flow: Flow::new(event.key, seen, event.rule.into(), one_way)?,
+            flow: Flow::new(
+                event.key,
+                seen,
+                event.rule,
+                from(event.point, event.is_outgoing),
+                one_way,
+            )?,
             picked_up: seen.is_pickup(),
             reason: Reason::from_raw(event.reason)?,
             age: clock.duration(event.age.into()),
@@ -113,12 +186,25 @@ impl Rto {
     pub fn new(event: &RtoExpired, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         Some(Self {
-            flow: Flow::new(event.key, seen, event.rule.into(), one_way)?,
-            orig: event.direction == seen.initiator() as u32,
+            flow: Flow::new(
+                event.key,
+                seen,
+                event.rule,
+                from(event.point, event.is_outgoing),
+                one_way,
+            )?,
+            orig: event.direction == seen.initiator() as u16,
             outstanding: event.outstanding,
             backoff: event.expiries.checked_sub(1)?,
             pace: event.pace,
         })
+    }
+}
+
+fn from(point: Point, is_outgoing: u16) -> Origin {
+    Origin {
+        point,
+        is_outgoing: is_outgoing != 0,
     }
 }
 
@@ -144,23 +230,23 @@ pub(crate) fn in_order<T>(
 
 /// Writes what becomes of flows.
 pub trait Output {
-    /// Writes the end of one, with the name of its rule.
+    /// Writes the end of one, with what it is known as.
     fn expired(
         &mut self,
         ended: &Expired,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
 
-    /// Writes the expiry of a retransmission timer, with the name of the flow's rule.
-    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()>;
+    /// Writes the expiry of a retransmission timer, with what the flow is known as.
+    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()>;
 
     /// Writes what became of something that was to be done to a flow that has ended, likewise.
     fn reaped(
         &mut self,
         ended: &Expired,
         reaped: &Reaped,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
 }

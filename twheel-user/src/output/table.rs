@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::Flow;
+use super::{Flow, Named};
 use crate::inspect::{Timing, Tracked};
 
 /// A duration in at most two units, `12.3s`, `4m05s`, `3h07m`, `4d23h`.
@@ -49,7 +49,7 @@ pub fn heading(columns: Columns, to: &mut dyn Write) -> io::Result<()> {
 /// A line of that table.
 pub fn line(
     tracked: &Tracked,
-    rule: Option<&str>,
+    named: Named<'_>,
     columns: Columns,
     to: &mut dyn Write,
 ) -> io::Result<()> {
@@ -86,9 +86,16 @@ pub fn line(
         )?;
     }
     let mut more = String::new();
-    if let Some(rule) = rule.filter(|_| columns.rules) {
+    if let Some(rule) = named.rule.filter(|_| columns.rules) {
         more = format!("  {rule}");
     }
+    more += &super::text::more(
+        tracked.flow,
+        Named {
+            rule: None,
+            ..named
+        },
+    );
     if tracked.flow.stalled {
         more += "  stalled";
     }

@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{Expired, Output, Rto};
+use super::{Expired, Flow, Named, Output, Rto};
 use crate::reap::Reaped;
 
 /// Lines of text.
@@ -12,13 +12,13 @@ impl Output for Text {
     fn expired(
         &mut self,
         ended: &Expired,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let flow = ended.flow;
         write!(
             to,
-            "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}{}",
+            "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}",
             flow.proto,
             flow.src,
             flow.dst,
@@ -26,8 +26,7 @@ impl Output for Text {
             seconds(ended.age),
             seconds(ended.idle),
             ended.reason.name(),
-            if rule.is_some() { "  rule " } else { "" },
-            rule.unwrap_or_default(),
+            more(flow, named),
         )?;
         if ended.picked_up {
             write!(to, "  picked up")?;
@@ -53,7 +52,7 @@ impl Output for Text {
         writeln!(to)
     }
 
-    fn rto(&mut self, timer: &Rto, rule: Option<&str>, to: &mut dyn io::Write) -> io::Result<()> {
+    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
         let flow = timer.flow;
         let (from, arrow, with) = if timer.orig {
             (flow.src, "->", flow.dst)
@@ -62,7 +61,7 @@ impl Output for Text {
         };
         writeln!(
             to,
-            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}{}",
+            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}",
             flow.proto,
             from,
             with,
@@ -72,8 +71,7 @@ impl Output for Text {
             rtt(timer.pace.srtt),
             f64::from(timer.pace.rto) / 1000.0,
             if flow.stalled { "  stalled" } else { "" },
-            if rule.is_some() { "  rule " } else { "" },
-            rule.unwrap_or_default(),
+            more(flow, named),
         )
     }
 
@@ -81,13 +79,13 @@ impl Output for Text {
         &mut self,
         ended: &Expired,
         reaped: &Reaped,
-        rule: Option<&str>,
+        named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let flow = ended.flow;
         writeln!(
             to,
-            "reap     {}  {:<21} -> {:<21}  {:<11}  idle {:>8}  {}: {}{}{}{}{}",
+            "reap     {}  {:<21} -> {:<21}  {:<11}  idle {:>8}  {}: {}{}{}{}",
             flow.proto,
             flow.src,
             flow.dst,
@@ -97,10 +95,30 @@ impl Output for Text {
             reaped.outcome.meaning(),
             if reaped.error.is_some() { ": " } else { "" },
             reaped.error.as_deref().unwrap_or_default(),
-            if rule.is_some() { "  rule " } else { "" },
-            rule.unwrap_or_default(),
+            more(flow, named),
         )
     }
+}
+
+/// The rule, and whatever tells the flow apart from one with the same endpoints: `  rule web  vlan 10.20  zone 7  eth0 out`.
+/// Of the interface only where there are several.
+pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
+    let mut more = String::new();
+    if let Some(rule) = named.rule {
+        more += &format!("  rule {rule}");
+    }
+    match flow.vlans {
+        [0, _] => {}
+        [vlan, 0] => more += &format!("  vlan {vlan}"),
+        [outer, inner] => more += &format!("  vlan {outer}.{inner}"),
+    }
+    if named.zone != 0 {
+        more += &format!("  zone {}", named.zone);
+    }
+    if let (Some(iface), true) = (named.iface, flow.place != 0) {
+        more += &format!("  {iface} {}", flow.direction());
+    }
+    more
 }
 
 /// Milliseconds, or that there was no sample.

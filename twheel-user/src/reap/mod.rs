@@ -160,7 +160,7 @@ impl Asked {
             if event.reason != Reason::Idle as u32 {
                 continue;
             }
-            let actions = match known.get(&event.rule.into()) {
+            let actions = match known.get(&u32::from(event.rule)) {
                 Some(actions) => *actions,
                 None => {
                     let actions = self.of_rule(event.rule.into())?;
@@ -608,8 +608,8 @@ impl Worker {
         let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
             bail!("an event that cannot be read");
         };
-        let rule = self.names.of(ended.flow.rule)?;
-        let subject = Subject::ended(&ended, rule.as_deref(), Duration::ZERO);
+        let known_as = self.names.known_as(&ended.flow)?;
+        let subject = Subject::ended(&ended, known_as.named(), Duration::ZERO);
         Ok(self
             .wanted
             .protect

@@ -149,8 +149,8 @@ fn table(app: &App, height: u16) -> Vec<Line<'static>> {
     let rows = usize::from(height.saturating_sub(1));
     for tracked in picture.flows.iter().skip(app.skip).take(rows) {
         let mut line = Vec::new();
-        let rule = picture.reader.rule(tracked.flow.rule);
-        let _ = table::line(tracked, rule, columns, &mut line);
+        let named = picture.reader.known_as(&tracked.flow);
+        let _ = table::line(tracked, named, columns, &mut line);
         lines.push(Line::raw(text(line)));
     }
     lines
