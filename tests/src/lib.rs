@@ -24,6 +24,7 @@ pub mod recorded;
 pub mod tc;
 
 pub mod tracefs;
+pub mod wire;
 
 /// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
 /// test as skipped.

@@ -15,6 +15,8 @@ use twheel_common::packet::Protocols;
 const BY_DEFAULT: u32 = 60_000;
 /// Instructions of a program with every option that adds some.
 const WITH_EVERYTHING: u32 = 120_000;
+/// What the diagnostics of `--log-level` may take on top.
+const LOGGING: u32 = 5_000;
 
 /// What is loaded where nothing else is asked for.
 fn by_default() -> Wanted {
@@ -49,6 +51,7 @@ fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut
     let other = std::env::var_os("TWHEEL_VERIFY").map(|path| std::fs::read(path).unwrap());
     let object = other.as_deref().unwrap_or(OBJECT);
     let mut load = Load::new(object, wanted.config(clock).unwrap(), clock);
+    load.later = &[];
     load.interfaces = vec![1];
     change(&mut load);
     let plane = DataPlane::load_unpinned(&load, name).unwrap();
@@ -80,7 +83,7 @@ fn so_they_are_by_live_frames() {
 fn so_they_are_at_each_log_level() {
     for level in 1..=5 {
         let told = |load: &mut Load<'_>| load.log_level = level;
-        verify_load("log", by_default(), BY_DEFAULT, told);
+        verify_load("log", by_default(), BY_DEFAULT + LOGGING, told);
         verify_load("log-everything", everything(), WITH_EVERYTHING, told);
     }
 }
