@@ -17,6 +17,8 @@ pub mod netns;
 
 pub mod order;
 
+pub mod others;
+
 pub mod path;
 
 pub mod recorded;
@@ -24,6 +26,8 @@ pub mod recorded;
 pub mod tc;
 
 pub mod tracefs;
+
+pub mod wire;
 
 /// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
 /// test as skipped.

@@ -145,6 +145,37 @@ impl Namespace {
         ip(&format!("-n {} {args}", self.name))
     }
 
+    /// Makes a tun device, which is there for as long as the file is open; of another link type (`ARPHRD_*`), if that is asked
+    /// for.
+    pub fn tun(&self, name: &str, link_type: Option<u16>) -> Result<File> {
+        // `TUNSETIFF`, `TUNSETLINK`, `include/uapi/linux/if_tun.h`.
+        const SET_INTERFACE: libc::c_ulong = 0x4004_54ca;
+        const SET_LINK: libc::c_ulong = 0x4004_54cd;
+        self.enter(|| {
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/net/tun")
+                .context("cannot open /dev/net/tun")?;
+            // SAFETY: all bytes of the request are valid where they are 0.
+            let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+            for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+                *to = from as libc::c_char;
+            }
+            request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+            // SAFETY: the request is one of this call.
+            let made = unsafe { libc::ioctl(file.as_raw_fd(), SET_INTERFACE, &raw mut request) };
+            ensure!(made == 0, "{}", std::io::Error::last_os_error());
+            if let Some(link_type) = link_type {
+                let link_type = libc::c_int::from(link_type);
+                // SAFETY: the call takes a number.
+                let set = unsafe { libc::ioctl(file.as_raw_fd(), SET_LINK, link_type) };
+                ensure!(set == 0, "{}", std::io::Error::last_os_error());
+            }
+            Ok(file)
+        })
+    }
+
     /// Runs a closure inside, on a thread of its own. Sockets it makes belong to the namespace,
     /// wherever they are used.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> Result<T> + Send) -> Result<T> {
@@ -262,7 +293,7 @@ impl Namespace {
         Ok(pins)
     }
 
-    /// The programs attached to an interface: `xdp`, `egress`.
+    /// The programs attached to an interface: `xdp`; `ingress` and `egress` by TCX.
     pub fn attached(&self, interface: &str) -> Result<Vec<&'static str>> {
         let mut attached = Vec::new();
         if self
@@ -271,8 +302,11 @@ impl Namespace {
         {
             attached.push("xdp");
         }
-        let queried =
-            self.enter(|| Ok(SchedClassifier::query_tcx(interface, TcAttachType::Egress)))?;
+        let query = |way| self.enter(move || Ok(SchedClassifier::query_tcx(interface, way)));
+        if query(TcAttachType::Ingress)?.is_ok_and(|(_, programs)| !programs.is_empty()) {
+            attached.push("ingress");
+        }
+        let queried = query(TcAttachType::Egress)?;
         let is_attached = match queried {
             Ok((_, programs)) => !programs.is_empty(),
             // A kernel without TCX.

@@ -19,7 +19,7 @@ pub fn tc(host: &Namespace, args: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A filter of outgoing packets.
+/// A filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     /// The lowest is met first.
@@ -44,9 +44,14 @@ impl Filter {
     }
 }
 
-/// Those of an interface, in order.
+/// Those of outgoing packets of an interface, in order.
 pub fn filters(host: &Namespace, interface: &str) -> Result<Vec<Filter>> {
-    let listed = tc(host, &format!("-j filter show dev {interface} egress"))?;
+    filters_of(host, interface, "egress")
+}
+
+/// Those of one direction, `ingress` or `egress`.
+pub fn filters_of(host: &Namespace, interface: &str, way: &str) -> Result<Vec<Filter>> {
+    let listed = tc(host, &format!("-j filter show dev {interface} {way}"))?;
     let listed: Vec<Value> = serde_json::from_str(&listed)?;
     // Each priority is listed by itself, too.
     let listed = listed.iter().filter(|it| it["options"].is_object());

@@ -148,14 +148,14 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
         let before = link()?;
         ensure!(before.contains("xdp"), "{before}");
 
-        for wanted in ["auto", mode] {
-            let ended = host.twheel_once(&["run", "--iface", SERVER, "--mode", wanted])?;
+        for wanted in [["--hook", "xdp"], ["--mode", mode]] {
+            let ended = host.twheel_once(&[&["run", "--iface", SERVER], &wanted[..]].concat())?;
             check_refused(
                 &ended,
                 Kind::Interface,
                 &[SERVER, "already carries another XDP program", "detach"],
             )
-            .with_context(|| format!("{mode}, then {wanted}"))?;
+            .with_context(|| format!("{mode}, then {wanted:?}"))?;
             ensure!(host.instances()?.is_empty(), "left: {:?}", host.instances());
             host.await_attached(SERVER, &["xdp"])?;
             ensure!(link()? == before, "it was replaced: {}", link()?);
@@ -172,7 +172,8 @@ fn of_two_interfaces_neither_is_attached_if_the_second_is_taken() -> Result<()> 
     let pins = keep(&host, &["--egress", "off"])?;
     let elsewhere = format!("/sys/fs/bpf/twl-{}-second/v0/pins", process::id());
     let foreign = Moved::new(&pins, elsewhere.into())?;
-    let ended = host.twheel_once(&["run", "--iface", "other", "--iface", SERVER])?;
+    let both = ["run", "--iface", "other", "--iface", SERVER];
+    let ended = host.twheel_once(&[&both[..], &["--hook", "xdp"]].concat())?;
     ensure!(ended.code() == Some(Kind::Interface as i32), "{ended:?}");
     ensure!(
         ended.stderr.contains(&format!("{SERVER} already carries")),

@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    net::{SocketAddr, UdpSocket},
     path::PathBuf,
     process::{Child, Command},
     thread,
@@ -11,14 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use twheel_tests::{
     directory::Directory,
     netns::{
-        CLIENT, Ended, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, once, require_root,
-        twheel_bin,
+        CLIENT, Ended, Namespace, PATIENCE, Pair, SERVER, Twheel, once, require_root, twheel_bin,
     },
     tc::{Filter, drop_from, filters, has_qdisc, passes, tc},
+    wire::Wire,
 };
 
 /// Flows of UDP, of which each packet is counted, and none are sent but those that are meant.
@@ -99,63 +97,6 @@ fn keep(host: &Namespace, egress: &str) -> Result<Ended> {
     let ended = start(host, &[egress, "--keep"])?.stop()?;
     ensure!(ended.code() == Some(0), "{}", ended.stderr);
     Ok(ended)
-}
-
-/// A flow of UDP that begins at the server, from this port.
-struct Wire {
-    server: UdpSocket,
-    client: UdpSocket,
-}
-
-impl Wire {
-    fn new(pair: &Pair, port: u16) -> Result<Self> {
-        let bind = |host: &Namespace, address: SocketAddr| {
-            host.enter(|| UdpSocket::bind(address).context("cannot bind"))
-        };
-        let server = bind(&pair.server, (Family::V4.server(), port).into())?;
-        let client = bind(&pair.client, (Family::V4.client(), 0).into())?;
-        server.connect(client.local_addr()?)?;
-        client.connect(server.local_addr()?)?;
-        client.set_read_timeout(Some(PATIENCE))?;
-        server.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { server, client })
-    }
-
-    /// Sends so many out, and so many back.
-    fn talk(&self, out: usize, back: usize) -> Result<()> {
-        for (from, to, count) in [
-            (&self.server, &self.client, out),
-            (&self.client, &self.server, back),
-        ] {
-            for _ in 0..count {
-                from.send(b"!")?;
-                to.recv(&mut [0])?;
-            }
-        }
-        Ok(())
-    }
-
-    /// How many packets twheel has counted out and back; none for a flow that it does not know.
-    fn counted(&self, host: &Namespace) -> Result<(u64, u64)> {
-        let port = self.server.local_addr()?.port();
-        let peer = self.client.local_addr()?.port();
-        let filter = format!(
-            "(sport == {port} and dport == {peer}) or (sport == {peer} and dport == {port})"
-        );
-        let args = ["flows", "--iface", SERVER, "--json", &filter];
-        let ended = host.twheel_once(&args)?;
-        ensure!(ended.code() == Some(0), "{}", ended.stderr);
-        let Some(line) = ended.lines.first() else {
-            return Ok((0, 0));
-        };
-        let flow: Value = serde_json::from_str(&line.text)?;
-        let number = |key: &str| flow[key].as_u64().with_context(|| format!("no {key}"));
-        let (orig, reply) = (number("orig_packets")?, number("reply_packets")?);
-        Ok(match flow["sport"] == port {
-            true => (orig, reply),
-            false => (reply, orig),
-        })
-    }
 }
 
 #[test]

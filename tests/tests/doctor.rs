@@ -107,6 +107,8 @@ fn a_host_as_it_should_be() -> Result<()> {
     let (found, _) = examine(&host, &["--iface", SERVER])?;
     check(&found, "driver", "ok", "veth: native XDP", None)?;
     check(&found, "XDP", "ok", "no program", None)?;
+    check(&found, "TCX", "ok", "incoming: none", None)?;
+    check(&found, "hook", "ok", "native XDP would see", None)?;
     ensure!(host.instances()?.is_empty(), "{:?}", host.instances());
     host.check_clean(SERVER)
 }
@@ -193,13 +195,14 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
     // Pinned elsewhere, it is no instance of twheel's.
     let elsewhere = format!("/sys/fs/bpf/twl-{}-doctor/v0/pins", process::id());
     let foreign = Moved::new(&host, elsewhere.into())?;
-    let (found, code) = examine(&host, &["--iface", SERVER])?;
-    ensure!(
-        code == Some(Kind::Unsupported as i32),
-        "{code:?}: {found:#?}"
-    );
     let whose = "somebody else's: twheel_xdp (id";
+    let found = refused(&host, &["--iface", SERVER, "--hook", "xdp"])?;
     check(&found, "XDP", "fail", whose, Some("xdp off"))?;
+    let (found, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(code == Some(0), "{code:?}: {found:#?}");
+    check(&found, "XDP", "ok", whose, None)?;
+    let why = "TCX would see incoming packets: XDP is taken: twheel_xdp (id";
+    check(&found, "hook", "ok", why, None)?;
     drop(foreign);
     host.check_clean(SERVER)
 }
@@ -249,7 +252,7 @@ fn what_a_run_refuses_is_said_before() -> Result<()> {
         "driver",
         "fail",
         "no native XDP",
-        Some("--mode auto"),
+        Some("--hook auto"),
     )?;
     let found = refused(&host, &with(&["--group", "no-such-group"]))?;
     check(&found, "group", "fail", "no such group", Some("--group"))?;
@@ -321,7 +324,7 @@ fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
     let host = host()?;
     Twheel::start(&host, &["--iface", SERVER, "--keep", "--egress", "off"])?.stop()?;
     host.ip(&format!("link set {SERVER} name renamed0"))?;
-    let found = refused(&host, &["--iface", "renamed0"])?;
+    let found = refused(&host, &["--iface", "renamed0", "--hook", "xdp"])?;
     check(
         &found,
         "XDP",
@@ -334,9 +337,19 @@ fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
 
     host.ip("link add above0 type bridge")?;
     host.ip(&format!("link set {SERVER} master above0"))?;
-    let twheel = Twheel::start(&host, &["--iface", "above0", "--egress", "off"])?;
-    let found = refused(&host, &["--iface", SERVER, "--egress", "off"])?;
+    let xdp = ["--egress", "off", "--hook", "xdp", "--iface"];
+    let twheel = Twheel::start(&host, &[&xdp[..], &["above0"]].concat())?;
+    let found = refused(&host, &[&xdp[..], &[SERVER]].concat())?;
     check(&found, "XDP", "fail", "above0 above it", Some("detach"))?;
+    let (found, code) = examine(&host, &["--iface", SERVER])?;
+    ensure!(code == Some(0), "{found:#?}");
+    check(
+        &found,
+        "hook",
+        "ok",
+        "TCX would see incoming packets: above0 above it",
+        None,
+    )?;
     twheel.stop()?;
     let (found, code) = examine(&host, &["--iface", SERVER])?;
     ensure!(code == Some(0), "{found:#?}");
@@ -396,7 +409,8 @@ fn interfaces_that_will_not_do() -> Result<()> {
         "none of this name",
         Some("ip link"),
     )?;
-    host.ip("tuntap add dev tun0 mode tun")?;
+    // Of CAN.
+    let _tun = host.tun("tun0", Some(280))?;
     for (args, status, wanted) in [
         (&[][..], "warn", 0),
         (&["--iface", "tun0"], "fail", Kind::Unsupported as i32),
@@ -407,12 +421,14 @@ fn interfaces_that_will_not_do() -> Result<()> {
             &found,
             "packets",
             status,
-            "no Ethernet header",
-            Some("on the wire"),
+            "of type Can (280)",
+            Some("Ethernet or IP header"),
         )?;
     }
     let (found, _) = examine(&host, &["--iface", "lo"])?;
-    check(&found, "driver", "warn", "generic", Some("--mode auto"))
+    check(&found, "hook", "ok", "TCX would see", None)?;
+    let (found, _) = examine(&host, &["--iface", "lo", "--hook", "xdp"])?;
+    check(&found, "driver", "warn", "generic", Some("--hook auto"))
 }
 
 #[test]

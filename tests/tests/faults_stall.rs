@@ -531,7 +531,7 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
         other.attach("peer0", XdpMode::Driver)?;
         Ok(other)
     })?;
-    let ended = host.twheel_once(&more)?;
+    let ended = host.twheel_once(&[&more[..], &["--hook", "xdp"]].concat())?;
     assert_eq!(ended.code(), Some(5), "{}", ended.stderr);
     assert_eq!(host.attached("peer0")?, ["xdp"], "not ours");
     drop(other);

@@ -209,14 +209,14 @@ fn ctrl_c_leaves_nothing_behind() -> Result<()> {
 fn lo_runs_generic_when_asked_and_when_native_is_refused() -> Result<()> {
     require_root();
     let host = Namespace::new("lo")?;
-    for (mode, refused) in [("generic", false), ("auto", true)] {
+    for (option, value, refused) in [("--mode", "generic", false), ("--hook", "xdp", true)] {
         let twheel = Twheel::start(
             &host,
             &[
                 "--iface",
                 "lo",
-                "--mode",
-                mode,
+                option,
+                value,
                 "--timeout",
                 "500ms",
                 "--json",

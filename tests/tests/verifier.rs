@@ -47,6 +47,7 @@ fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut
     let other = std::env::var_os("TWHEEL_VERIFY").map(|path| std::fs::read(path).unwrap());
     let object = other.as_deref().unwrap_or(OBJECT);
     let mut load = Load::new(object, wanted.config(clock).unwrap(), clock);
+    load.later = &[];
     change(&mut load);
     let plane = DataPlane::load_unpinned(&load, name).unwrap();
     let verified = plane.verified().unwrap();

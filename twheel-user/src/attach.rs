@@ -1,29 +1,27 @@
 //! Getting the programs onto an interface, and every link pinned. Filters, which are no links: [`clsact`].
 
-use std::{
-    fs, io, mem,
-    os::fd::{AsRawFd, BorrowedFd},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use aya::programs::{
-    LinkOrder, MultiProgLink, SchedClassifier, TcAttachType, Xdp, XdpMode,
+    ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
     tc::{SchedClassifierLink, TcAttachOptions},
     xdp::XdpLink,
 };
 use aya::sys::SyscallError;
-use aya_obj::generated::{bpf_attr, bpf_cmd};
-use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
+use nix::net::if_::if_nametoindex;
 
 use crate::{
-    bpf, clsact,
+    clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
+    hooks::{self, Choice, HIDES_TAGS, Hooks, Incoming, shows_tags},
     links,
+    order::Order,
     pins::{Hook, Instance},
+    tc::Way,
+    tcx,
 };
 
 /// Where in the receive path XDP runs.
@@ -61,17 +59,36 @@ pub enum Outgoing {
     Clsact,
 }
 
-/// How long the kernel may take to let go of a link that was unpinned.
-const LET_GO: Duration = Duration::from_secs(1);
-
 /// How an interface ended up attached, for people.
 pub struct Attached {
-    /// `native`, `generic`, or `adopted`.
-    pub ingress: &'static str,
-    /// Why `native` was not possible, where it was asked for first.
-    pub refused: Option<String>,
+    /// By what incoming packets are seen.
+    pub ingress: Incoming,
+    /// That is what an earlier run has left, with this one's program in it.
+    pub adopted: bool,
+    /// Why it is not native XDP, where that would have been chosen first.
+    pub why: Option<String>,
     /// By what egress is seen; `None` where it is not.
     pub egress: Option<Outgoing>,
+}
+
+impl Attached {
+    /// The hooks.
+    pub fn describe(&self) -> String {
+        let ingress = match (self.adopted, self.ingress) {
+            // The kernel does not say in which mode a link is.
+            (true, Incoming::Xdp(_)) => "adopted XDP".to_owned(),
+            (true, by) => format!("adopted {}", by.name()),
+            (false, by) => by.name().to_owned(),
+        };
+        let egress = match (self.egress, self.ingress) {
+            (Some(Outgoing::Clsact), Incoming::Xdp(_) | Incoming::Tcx) => {
+                "both directions, outgoing by a clsact filter"
+            }
+            (Some(_), _) => "both directions",
+            (None, _) => "incoming only",
+        };
+        format!("{ingress}, {egress}")
+    }
 }
 
 /// Fails if there are control characters in the name. The kernel allows them; terminals and those who read our output
@@ -90,7 +107,7 @@ pub fn check_name(interface: &str) -> Result<()> {
     .into())
 }
 
-/// Fails unless the interface exists here and its packets have Ethernet headers.
+/// Fails unless the interface exists here and its packets begin with an Ethernet or IP header.
 pub fn check_interface(interface: &str) -> Result<()> {
     check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
@@ -101,21 +118,7 @@ pub fn check_interface(interface: &str) -> Result<()> {
             ),
         )
     })?;
-    let link_type = getifaddrs()
-        .context("cannot list the interfaces")?
-        .filter(|found| found.interface_name == interface)
-        .find_map(|found| Some(found.address?.as_link_addr()?.hatype()));
-    match link_type {
-        Some(libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK) => Ok(()),
-        _ => Err(Failure::new(
-            Kind::Interface,
-            format!(
-                "packets of {interface} have no Ethernet header: give the interface that carries \
-                 them on the wire"
-            ),
-        )
-        .into()),
-    }
+    links::link_layer(interface).map(drop)
 }
 
 /// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
@@ -124,17 +127,24 @@ pub fn attach(
     plane: &mut DataPlane,
     instance: &Instance,
     interface: &str,
-    mode: Mode,
-    egress: Egress,
+    hooks: &Hooks,
 ) -> Result<Attached> {
     let_go_of_others(instance, interface)?;
+    let choice = hooks.choose(Some(instance.path()), interface)?;
+    if choice.hides_tags {
+        log::warn!("{interface}: {HIDES_TAGS}: `{}`", shows_tags(interface));
+    }
     // First: where it fails, the driver was not disturbed.
-    let egress = see_egress(plane, instance, interface, egress)?;
-    let attached = see_ingress(plane, instance, interface, mode).and_then(|(ingress, refused)| {
-        clsact::remove_others(instance, interface)?;
+    let egress = see_egress(plane, instance, interface, hooks)?;
+    let ingress = see_ingress(plane, instance, interface, hooks, choice);
+    let attached = ingress.and_then(|(ingress, adopted, why)| {
+        if !has_others(interface, instance)? {
+            clsact::remove_others(instance, interface)?;
+        }
         Ok(Attached {
             ingress,
-            refused,
+            adopted,
+            why,
             egress,
         })
     });
@@ -147,24 +157,77 @@ pub fn attach(
     }
 }
 
-/// Sees incoming packets. Returns how, and why not otherwise, if that was tried first.
+/// Whether somebody else's XDP program is there, which could be that of another instance.
+fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
+    let own = hooks::program(&instance.link(Hook::Xdp, interface));
+    let links = links::all()?;
+    let link = links.iter().find(|link| link.name == interface);
+    Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| Some(*id) != own)))
+}
+
+/// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
 fn see_ingress(
     plane: &mut DataPlane,
     instance: &Instance,
     interface: &str,
+    hooks: &Hooks,
+    mut choice: Choice,
+) -> Result<(Incoming, bool, Option<String>)> {
+    if let Incoming::Xdp(mode) = choice.by {
+        match see_xdp(plane, instance, interface, hooks, mode)? {
+            Ok((by, adopted, why)) => return Ok((by, adopted, why)),
+            Err(error) if !choice.falls_back => return Err(explain(interface, mode, error)),
+            Err(error) => {
+                choice.why = Some(why_not_native(interface, hooks, error));
+                choice.by = match tcx::exists(if_nametoindex(interface)?) {
+                    true => Incoming::Tcx,
+                    false => Incoming::Clsact,
+                };
+            }
+        }
+        if hooks.resets {
+            return Err(hooks.no_resets(interface, &choice).into());
+        }
+    }
+    plane.demand("twheel_ingress", instance)?;
+    // What sees it another way goes first: one packet is not to be counted twice.
+    instance.unpin(Hook::Xdp, interface)?;
+    let program = plane.classifier("twheel_ingress")?;
+    let adopted = if choice.by == Incoming::Tcx {
+        clsact::let_go_of(instance.path(), interface, Way::In)?;
+        attach_tcx(program, instance, interface, Way::In, hooks)?
+    } else {
+        instance.unpin(Hook::Ingress, interface)?;
+        clsact::attach(program, instance, interface, Way::In, hooks.order.as_ref())?
+    };
+    Ok((choice.by, adopted, choice.why))
+}
+
+type Seen = (Incoming, bool, Option<String>);
+
+/// Sees incoming packets by XDP, if the kernel lets it.
+fn see_xdp(
+    plane: &mut DataPlane,
+    instance: &Instance,
+    interface: &str,
+    hooks: &Hooks,
     mode: Mode,
-) -> Result<(&'static str, Option<String>)> {
+) -> Result<Result<Seen, ProgramError>> {
+    plane.demand("twheel_xdp", instance)?;
+    instance.unpin(Hook::Ingress, interface)?;
+    clsact::let_go_of(instance.path(), interface, Way::In)?;
     let program = plane.xdp("twheel_xdp")?;
-    let anew = pinned(instance, Hook::Xdp, interface)?.is_some();
-    if anew && mode != Mode::Auto {
+    let asked = hooks.mode.is_some_and(|mode| mode != Mode::Auto);
+    if asked && pinned(instance, Hook::Xdp, interface)?.is_some() {
         // The kernel does not say in which mode a link is, and cannot change it.
         log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
         instance.unpin(Hook::Xdp, interface)?;
     }
-    match adopt_xdp(program, instance, interface)? {
-        true => Ok(("adopted", None)),
-        false => attach_xdp(program, instance, interface, mode, anew),
+    if adopt_xdp(program, instance, interface)? {
+        return Ok(Ok((Incoming::Xdp(mode), true, None)));
     }
+    let attached = attach_xdp(program, instance, interface, mode)?;
+    Ok(attached.map(|(mode, why)| (Incoming::Xdp(mode), false, why)))
 }
 
 /// Sees outgoing packets, if they are to be seen. Returns by what.
@@ -172,30 +235,25 @@ fn see_egress(
     plane: &mut DataPlane,
     instance: &Instance,
     interface: &str,
-    egress: Egress,
+    hooks: &Hooks,
 ) -> Result<Option<Outgoing>> {
-    let way = match egress {
-        Egress::Off => {
-            // An earlier loader may have seen it.
-            let_go_of_egress(instance, interface)?;
-            return Ok(None);
-        }
-        Egress::Tcx => Outgoing::Tcx,
-        Egress::Clsact => Outgoing::Clsact,
-        Egress::Auto | Egress::On if has_tcx(interface) => Outgoing::Tcx,
-        Egress::Auto | Egress::On => Outgoing::Clsact,
+    let Some(way) = hooks.outgoing(if_nametoindex(interface)?) else {
+        // An earlier loader may have seen it.
+        let_go_of_egress(instance, interface)?;
+        return Ok(None);
     };
     let program = plane.classifier("twheel_egress")?;
     // What sees it the other way goes first: one packet is not to be counted twice.
     let attached = match way {
-        Outgoing::Tcx => clsact::let_go(instance.path(), interface)
-            .and_then(|()| attach_egress(program, instance, interface)),
-        Outgoing::Clsact => let_go_of_tcx(instance, interface)
-            .and_then(|()| clsact::attach(program, instance, interface)),
+        Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)
+            .and_then(|()| attach_tcx(program, instance, interface, Way::Out, hooks)),
+        Outgoing::Clsact => instance.unpin(Hook::Egress, interface).and_then(|()| {
+            clsact::attach(program, instance, interface, Way::Out, hooks.order.as_ref())
+        }),
     };
     match attached {
-        Ok(()) => Ok(Some(way)),
-        Err(error) if egress != Egress::Auto => Err(error),
+        Ok(_) => Ok(Some(way)),
+        Err(error) if hooks.egress != Egress::Auto => Err(error),
         Err(error) => {
             log::warn!("{interface}: only incoming packets are seen: {error:#}");
             // Nor by the program of an earlier loader.
@@ -205,38 +263,10 @@ fn see_egress(
     }
 }
 
-/// Whether the kernel has TCX. It is asked for the programs of an interface: a kernel without TCX does not know the question.
-/// (One with TCX may refuse to describe what it finds to a user who may not see all programs.)
-pub fn has_tcx(interface: &str) -> bool {
-    let answer = SchedClassifier::query_tcx(interface, TcAttachType::Egress);
-    answer.map_or_else(|error| errno(&error) != Some(libc::EINVAL), |_| true)
-}
-
 /// Sees no outgoing packets any more.
 fn let_go_of_egress(instance: &Instance, interface: &str) -> Result<()> {
     instance.unpin(Hook::Egress, interface)?;
-    clsact::let_go(instance.path(), interface)
-}
-
-/// Removes the TCX link, and is back when it sees no packet any more: of one that is merely unpinned, the kernel lets go a
-/// moment later.
-fn let_go_of_tcx(instance: &Instance, interface: &str) -> Result<()> {
-    let link = pinned(instance, Hook::Egress, interface);
-    // What is pinned there and no link of TCX sees no packet.
-    if let Some(link) = link.ok().flatten()
-        && let Ok(link) = SchedClassifierLink::try_from(link)
-    {
-        detach(link.fd()?).context("cannot detach what an earlier run has left of TCX")?;
-    }
-    instance.unpin(Hook::Egress, interface)
-}
-
-fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
-    let mut attr: bpf_attr = unsafe { mem::zeroed() };
-    attr.link_detach.link_fd = link.as_raw_fd().unsigned_abs();
-    // SAFETY: the attribute is one of this command, and has no pointers.
-    unsafe { bpf::call(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
+    clsact::let_go_of(instance.path(), interface, Way::Out)
 }
 
 /// Removes links that are pinned for an interface of this name, and on another: that was renamed, or moved away, and may have
@@ -244,6 +274,11 @@ fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
 fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
     if let Some(link) = pinned(instance, Hook::Xdp, interface)?
         && !carries(interface, link.info()?.program_id())?
+    {
+        instance.let_go(interface)?;
+    }
+    if let Some(link) = pinned(instance, Hook::Ingress, interface)?
+        && interface_of(&link)? != if_nametoindex(interface)?
     {
         instance.let_go(interface)?;
     }
@@ -266,60 +301,68 @@ fn adopt_xdp(program: &mut Xdp, instance: &Instance, interface: &str) -> Result<
     Ok(false)
 }
 
-/// `anew`: a link of ours was there just before.
+/// Returns in which mode, and why not natively, if that was tried first; or why the kernel attaches it in none.
 fn attach_xdp(
     program: &mut Xdp,
     instance: &Instance,
     interface: &str,
     mode: Mode,
-    anew: bool,
-) -> Result<(&'static str, Option<String>)> {
-    // The kernel lets go of an unpinned link a moment later.
-    let until = Instant::now() + if anew { LET_GO } else { Duration::ZERO };
-    let mut attach = |mode: XdpMode| {
-        loop {
-            match program.attach(interface, mode) {
-                Err(error) if is_taken(errno(&error)) && Instant::now() < until => {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                result => return result,
-            }
-        }
-    };
-    let (id, name, refused) = match mode {
-        Mode::Native => (attach(XdpMode::Driver), "native", None),
-        Mode::Generic => (attach(XdpMode::Skb), "generic", None),
-        Mode::Auto => match attach(XdpMode::Driver) {
-            Err(error) if !is_taken(errno(&error)) => {
-                let why = format!("{:#}", anyhow::Error::new(error));
-                (attach(XdpMode::Skb), "generic", Some(why))
-            }
-            result => (result, "native", None),
+) -> Result<Result<(Mode, Option<String>), ProgramError>> {
+    let (id, mode, refused) = match mode {
+        Mode::Native => (program.attach(interface, XdpMode::Driver), mode, None),
+        Mode::Generic => (program.attach(interface, XdpMode::Skb), mode, None),
+        Mode::Auto => match program.attach(interface, XdpMode::Driver) {
+            Err(error) if !is_taken(errno(&error)) => (
+                program.attach(interface, XdpMode::Skb),
+                Mode::Generic,
+                Some(driver_refuses(error)),
+            ),
+            result => (result, Mode::Native, None),
         },
     };
-    let id = id.map_err(|error| {
-        let errno = errno(&error);
-        let error = anyhow::Error::new(error);
-        if is_taken(errno) {
-            error.context(Failure::new(
-                Kind::Interface,
-                format!(
-                    "{interface} already carries another XDP program: see `ip link show {interface}`, \
-                     and detach that one first"
-                ),
-            ))
-        } else {
-            error.context(Failure::new(
-                Kind::Interface,
-                format!("cannot attach to {interface} in {name} mode: try --mode auto"),
-            ))
-        }
-    })?;
+    let id = match id {
+        Ok(id) => id,
+        Err(error) => return Ok(Err(error)),
+    };
     let link = FdLink::try_from(program.take_link(id)?)
         .map_err(anyhow::Error::new)
         .context("this kernel has no XDP links")?;
     pin(link, instance, Hook::Xdp, interface)?;
-    Ok((name, refused))
+    Ok(Ok((mode, refused)))
+}
+
+fn driver_refuses(error: ProgramError) -> String {
+    format!(
+        "the driver refuses native XDP: {:#}",
+        anyhow::Error::new(error)
+    )
+}
+
+/// Why TCX is taken instead.
+fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String {
+    if !is_taken(errno(&error)) {
+        return driver_refuses(error);
+    }
+    let links = links::all().unwrap_or_default();
+    let link = links.iter().find(|link| link.name == interface);
+    match link.filter(|link| !link.xdp.is_empty()) {
+        Some(link) => hooks::taken(link, &hooks.names),
+        None => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
+    }
+}
+
+/// Why XDP that was asked for cannot be had.
+fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
+    let message = if is_taken(errno(&error)) {
+        format!(
+            "{interface} already carries another XDP program: see `ip link show {interface}`, and detach that one first, or \
+             give --hook tcx, which goes beside it"
+        )
+    } else {
+        let by = Incoming::Xdp(mode).name();
+        format!("cannot attach to {interface} by {by}: try --hook auto")
+    };
+    anyhow::Error::new(error).context(Failure::new(Kind::Interface, message))
 }
 
 /// Whether an interface of this name carries an XDP program.
@@ -352,37 +395,76 @@ fn interface_of(link: &FdLink) -> Result<u32> {
     bail!("what is pinned as a link is on no interface: `twheel detach` removes it")
 }
 
-fn attach_egress(
+/// Sees packets of one direction by TCX. Returns whether an earlier run's link was there.
+fn attach_tcx(
     program: &mut SchedClassifier,
     instance: &Instance,
     interface: &str,
-) -> Result<()> {
-    if let Some(link) = pinned(instance, Hook::Egress, interface)? {
+    way: Way,
+    hooks: &Hooks,
+) -> Result<bool> {
+    let (hook, direction, what, instead) = match way {
+        Way::In => (
+            Hook::Ingress,
+            TcAttachType::Ingress,
+            "come into",
+            "--hook clsact",
+        ),
+        Way::Out => (
+            Hook::Egress,
+            TcAttachType::Egress,
+            "go out of",
+            "--egress clsact",
+        ),
+    };
+    let index = if_nametoindex(interface)?;
+    if let Some(link) = pinned(instance, hook, interface)? {
         // It may be on what has another name by now.
-        let is_here = interface_of(&link)? == if_nametoindex(interface)?;
+        let is_here = interface_of(&link)? == index;
+        let own = link.info()?.program_id();
         let link =
             SchedClassifierLink::try_from(link).context("the pinned link is not one of TCX")?;
-        if is_here && let Ok(id) = program.attach_to_link(link) {
+        let stands = match &hooks.order {
+            Some(order) if is_here => {
+                let all = tcx::others(index, way, None, &hooks.names)?;
+                tcx::stands(order, own, &all)
+            }
+            // It stays where it stands.
+            _ => true,
+        };
+        if !stands {
+            log::warn!("{interface}: moved, as --order says; packets in between are not seen");
+        } else if is_here && let Ok(id) = program.attach_to_link(link) {
             drop(program.take_link(id)?);
-            return Ok(());
+            return Ok(true);
         }
-        instance.unpin(Hook::Egress, interface)?;
+        instance.unpin(hook, interface)?;
     }
-    // Said, or aya would take a clsact filter in older kernels.
-    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
-    let id = program
-        .attach_with_options(interface, TcAttachType::Egress, order)
-        .context(Failure::new(
-            Kind::Unsupported,
-            format!(
-                "packets that go out of {interface} cannot be seen by TCX: has this kernel CONFIG_NET_XGRESS? \
-                 `--egress clsact` does without"
-            ),
-        ))?;
+    let order = hooks.order.as_ref().unwrap_or(&Order::First);
+    let attach = |program: &mut SchedClassifier| {
+        // One without TCX says so when it is asked to attach.
+        let others = tcx::others(index, way, None, &hooks.names).unwrap_or_default();
+        // Said, or aya would take a clsact filter in older kernels.
+        let order = TcAttachOptions::TcxOrder(tcx::link_order(order, &others));
+        program.attach_with_options(interface, direction, order)
+    };
+    // A program beside which it was to stand may have gone just now.
+    let attached = match attach(program) {
+        Err(error) if errno(&error) == Some(libc::ENOENT) => attach(program),
+        result => result,
+    };
+    let id = attached.context(Failure::new(
+        Kind::Unsupported,
+        format!(
+            "packets that {what} {interface} cannot be seen by TCX: has this kernel CONFIG_NET_XGRESS? `{instead}` does \
+             without"
+        ),
+    ))?;
     let link = FdLink::try_from(program.take_link(id)?)
         .map_err(anyhow::Error::new)
         .context("this kernel has no TCX links")?;
-    pin(link, instance, Hook::Egress, interface)
+    pin(link, instance, hook, interface)?;
+    Ok(false)
 }
 
 /// Another program has the hook: `EBUSY` for one in the same mode, `EEXIST` for one in another.

@@ -1,4 +1,4 @@
-//! Outgoing packets without TCX, which came with Linux 6.6: a filter of a clsact qdisc.
+//! Packets of either direction without TCX, which came with Linux 6.6: a filter of a clsact qdisc.
 //!
 //! A filter is no link. It cannot be pinned, it outlives whoever added it, and it stands among those of other people.
 //!
@@ -7,15 +7,17 @@
 //! before the next boot, so the name says whose the filter is whichever program it runs: also where the one of a dead run
 //! is no longer the one that is pinned, and where another mount of bpffs has an instance of the same name.
 //!
-//! **Where it stands.** In a priority that nobody else uses, before all others if there is room: a filter that says "this
-//! packet passes" ends the search, and those behind it do not see the packet. Alone it has [`PRIORITY`], because people
-//! and programs mostly number theirs 1, 2, 3, and the kernel from 49152 downwards. The handle is always [`HANDLE`].
+//! **Where it stands.** In a priority that nobody else uses, before all others if there is room and `--order` says nothing
+//! else: a filter that says "this packet passes" ends the search, and those behind it do not see the packet. Alone it has
+//! [`PRIORITY`], because people and programs mostly number theirs 1, 2, 3, and the kernel from 49152 downwards. The handle
+//! is always [`HANDLE`].
 //!
-//! **How it is found.** Two pins, both further names of `META`, which say it of the interface of that number:
+//! **How it is found.** Pins, all further names of `META`, which say it of the interface of that number:
 //!
 //! | pin | made | removed |
 //! |---|---|---|
-//! | `clsact-2@eth0`: may have a filter of ours | before the filter | after the filter |
+//! | `clsact-2@eth0`: may have a filter of ours for outgoing packets | before the filter | after the filter |
+//! | `clsact_in-2@eth0`: the same for incoming packets | before the filter | after the filter |
 //! | `qdisc-2@eth0`: its qdisc may be of our making | before the qdisc | after the qdisc |
 //!
 //! So wherever the process dies, what there may be is pinned, like a link, and all that looks for pins finds it: adoption,
@@ -47,8 +49,10 @@ use nix::{
 use crate::{
     failure::{Failure, Kind},
     links,
+    order::{Order, Other, Position},
     pins::{Instance, entries, escape, name, unescape},
-    tc::{self, CLSACT, Code, Filter, Place, Qdisc, Way},
+    tc::{self, CLSACT, Code, Filter, Place, Way},
+    tcx,
 };
 
 /// The priority of a filter that is alone.
@@ -63,14 +67,17 @@ const LOOPBACK: u32 = 1;
 /// What a pin says that there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    Filter,
+    Filter(Way),
     Qdisc,
 }
 
 impl What {
+    const ALL: [Self; 3] = [Self::Filter(Way::In), Self::Filter(Way::Out), Self::Qdisc];
+
     fn name(self) -> &'static str {
         match self {
-            Self::Filter => "clsact",
+            Self::Filter(Way::Out) => "clsact",
+            Self::Filter(Way::In) => "clsact_in",
             Self::Qdisc => "qdisc",
         }
     }
@@ -102,9 +109,7 @@ impl Note {
         let (what, interface) = file.split_once('@')?;
         let (what, index) = what.split_once('-')?;
         Some(Self {
-            what: [What::Filter, What::Qdisc]
-                .into_iter()
-                .find(|it| it.name() == what)?,
+            what: What::ALL.into_iter().find(|it| it.name() == what)?,
             index: index.parse().ok()?,
             interface: unescape(interface),
             path,
@@ -138,9 +143,9 @@ impl Note {
     /// Removes what it says, and then the pin.
     fn undo(&self) -> Result<()> {
         match self.what {
-            What::Filter => {
+            What::Filter(way) => {
                 let name = self.filter()?;
-                for filter in tc::filters(self.index, Way::Out)? {
+                for filter in tc::filters(self.index, way)? {
                     if filter.name.as_ref() == Some(&name) {
                         remove(filter.place)?;
                     }
@@ -160,26 +165,50 @@ fn notes(directory: &Path, interface: &str) -> Result<Vec<Note>> {
     Ok(notes)
 }
 
-/// Puts a program where it sees the packets that go out of an interface: in place of the one that an earlier run has left
-/// there, or in a new filter. Where this fails there is none.
+/// Whether a filter of ours may be what sees packets of an interface in this direction.
+pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool {
+    let note = Note::new(directory, What::Filter(way), interface, index);
+    note.path.exists()
+}
+
+/// Puts a program where it sees the packets of an interface in one direction: in place of the one that an earlier run has
+/// left there, or in a new filter. Returns whether there was one. Where this fails there is none.
+///
+/// `order`: where it is to stand; one that is there stays where it stands if nothing was said.
 ///
 /// # Errors
 ///
 /// [`Kind::Unsupported`]: the kernel has no such filters, or the interface has a qdisc that leaves no room for them.
-pub fn attach(program: &SchedClassifier, instance: &Instance, interface: &str) -> Result<()> {
-    let attached = try_attach(program, instance, interface).with_context(|| {
+pub fn attach(
+    program: &SchedClassifier,
+    instance: &Instance,
+    interface: &str,
+    way: Way,
+    order: Option<&Order>,
+) -> Result<bool> {
+    let attached = try_attach(program, instance, interface, way, order).with_context(|| {
+        let what = match way {
+            Way::In => "come into",
+            Way::Out => "go out of",
+        };
         Failure::new(
             Kind::Unsupported,
-            format!("packets that go out of {interface} cannot be seen by a clsact filter"),
+            format!("packets that {what} {interface} cannot be seen by a clsact filter"),
         )
     });
     if attached.is_err() {
-        let_go(instance.path(), interface)?;
+        let_go_of(instance.path(), interface, way)?;
     }
     attached
 }
 
-fn try_attach(program: &SchedClassifier, instance: &Instance, interface: &str) -> Result<()> {
+fn try_attach(
+    program: &SchedClassifier,
+    instance: &Instance,
+    interface: &str,
+    way: Way,
+    order: Option<&Order>,
+) -> Result<bool> {
     let (directory, index) = (instance.path(), if_nametoindex(interface)?);
     // Of one that had this name before.
     for note in notes(directory, interface)? {
@@ -187,32 +216,88 @@ fn try_attach(program: &SchedClassifier, instance: &Instance, interface: &str) -
             note.undo()?;
         }
     }
-    make_qdisc(directory, interface, index)?;
-    let note = Note::new(directory, What::Filter, interface, index);
+    make_qdisc(directory, interface, index, way)?;
+    let note = Note::new(directory, What::Filter(way), interface, index);
     note.write(directory)?;
     let name = note.filter()?;
-    let found = tc::filters(index, Way::Out)?;
+    let found = tc::filters(index, way)?;
     let (ours, others): (Vec<_>, Vec<_>) = found
         .into_iter()
         .partition(|it| it.name.as_ref() == Some(&name));
     let code = Code::Program(program.fd()?.as_fd());
-    if let Some(ours) = ours.first()
-        && is_replaced(tc::replace_filter(ours.place, &name, code))?
-    {
-        return Ok(());
+    if let Some(ours) = ours.first() {
+        if order.is_none_or(|order| stands(order, ours.place.priority, &others)) {
+            if is_replaced(tc::replace_filter(ours.place, &name, code))? {
+                return Ok(true);
+            }
+        } else {
+            log::warn!("{interface}: moved, as --order says; packets in between are not seen");
+            remove(ours.place)?;
+        }
     }
     let place = Place {
         index,
-        priority: choose(&others)?,
+        way,
+        priority: choose(order, &others)?,
         handle: HANDLE,
     };
-    warn_of_earlier(interface, place, &others);
+    if order.is_none() {
+        warn_of_earlier(interface, place, &others);
+    }
     tc::add_filter(place, &name, code).with_context(|| {
         format!(
             "the kernel adds no filter at priority {} (has it CONFIG_NET_CLS_BPF?)",
             place.priority
         )
+    })?;
+    Ok(false)
+}
+
+/// The filters of others that packets of an interface meet, in order.
+///
+/// # Errors
+///
+/// The kernel does not list filters.
+pub fn others(interface: &str, way: Way) -> Result<Vec<Other>> {
+    let found = tc::filters(if_nametoindex(interface)?, way)?;
+    let is_ours = |it: &Filter| {
+        let name = it.name.as_deref();
+        name.is_some_and(|it| it.starts_with(PREFIX))
+    };
+    Ok(described(&found)
+        .filter(|(filter, _)| !is_ours(filter))
+        .map(|(_, other)| other)
+        .collect())
+}
+
+/// Filters that packets meet, each once. (A priority is also listed by itself, with the handle 0.)
+fn described(filters: &[Filter]) -> impl Iterator<Item = (&Filter, Other)> {
+    let met = filters
+        .iter()
+        .filter(|it| it.chain == 0 && it.place.handle != 0);
+    met.map(|filter| {
+        let other = Other {
+            id: filter.program,
+            name: filter.name.clone(),
+        };
+        (filter, other)
     })
+}
+
+/// Whether a filter of this priority stands where it is to stand.
+fn stands(order: &Order, priority: u16, others: &[Filter]) -> bool {
+    // Where there is no room before all others, it cannot stand better.
+    if choose(Some(order), others).is_ok_and(|best| best == priority) {
+        return true;
+    }
+    let (filters, others): (Vec<_>, Vec<_>) = described(others).unzip();
+    let at = |index: usize| filters[index].place.priority;
+    match order.position(&others) {
+        Position::First => filters.iter().all(|it| it.place.priority > priority),
+        Position::Last => filters.iter().all(|it| it.place.priority < priority),
+        Position::Before(index) => priority < at(index),
+        Position::After(index) => priority > at(index),
+    }
 }
 
 /// `false`: there is nothing to replace any more.
@@ -225,27 +310,33 @@ fn is_replaced(result: io::Result<()>) -> Result<bool> {
     }
 }
 
-/// Fails if an interface has a qdisc that leaves no room for filters of outgoing packets.
+/// Fails if an interface has a qdisc that leaves no room for filters of this direction.
 ///
 /// # Errors
 ///
 /// It has; or it is gone.
-pub fn check(interface: &str) -> Result<()> {
-    has_qdisc(interface, if_nametoindex(interface)?).map(drop)
+pub fn check(interface: &str, way: Way) -> Result<()> {
+    has_qdisc(interface, if_nametoindex(interface)?, way).map(drop)
 }
 
-/// Whether there is a clsact qdisc.
-fn has_qdisc(interface: &str, index: u32) -> Result<bool> {
-    let Some(Qdisc { kind, shares }) = tc::qdisc(index)? else {
+/// Whether there is a qdisc for filters of this direction.
+fn has_qdisc(interface: &str, index: u32, way: Way) -> Result<bool> {
+    let Some(qdisc) = tc::qdisc(index)? else {
         return Ok(false);
     };
-    match &*kind {
+    let (block, instead) = match way {
+        Way::In => ("ingress_block", "--hook xdp"),
+        Way::Out => ("egress_block", "--egress off"),
+    };
+    match &*qdisc.kind {
         // The kernel adds no filter for one interface then.
-        CLSACT if shares => bail!(
-            "the clsact qdisc of {interface} may share its filters with other interfaces (`egress_block`): \
-             give --egress off"
+        kind if qdisc.shares(way) => bail!(
+            "the {kind} qdisc of {interface} may share its filters with other interfaces (`{block}`): \
+             give {instead}"
         ),
         CLSACT => Ok(true),
+        // It filters incoming packets as well as clsact does.
+        _ if way == Way::In => Ok(true),
         // It would take a filter of outgoing packets, and run it for those that come in.
         other => bail!(
             "{interface} has an {other} qdisc, where that of outgoing packets would be: \
@@ -254,9 +345,9 @@ fn has_qdisc(interface: &str, index: u32) -> Result<bool> {
     }
 }
 
-/// Sees that there is a clsact qdisc.
-fn make_qdisc(directory: &Path, interface: &str, index: u32) -> Result<()> {
-    if has_qdisc(interface, index)? {
+/// Sees that there is a qdisc for filters of this direction.
+fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result<()> {
+    if has_qdisc(interface, index, way)? {
         return Ok(());
     }
     let note = Note::new(directory, What::Qdisc, interface, index);
@@ -274,19 +365,32 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32) -> Result<()> {
     }
 }
 
-/// The priority for a filter beside these: the first of all, if there is room, else the first that is free.
-fn choose(others: &[Filter]) -> Result<u16> {
+/// The priority for a filter beside these: where `--order` says, and by default the first of all; if there is no room, the
+/// next one that is free.
+fn choose(order: Option<&Order>, others: &[Filter]) -> Result<u16> {
     let taken: BTreeSet<_> = others
         .iter()
         .filter(|it| it.chain == 0)
         .map(|it| it.place.priority)
         .collect();
-    match taken.first() {
-        Some(&1) => (2..=u16::MAX).find(|it| !taken.contains(it)),
-        Some(&first) => Some((first - 1).min(PRIORITY)),
-        None => Some(PRIORITY),
+    let free_from = |from: u16| (from..=u16::MAX).find(|it| !taken.contains(it));
+    let free_below = |below: u16| (1..below).rev().find(|it| !taken.contains(it));
+    let (filters, others): (Vec<_>, Vec<_>) = described(others).unzip();
+    let at = |index: usize| filters[index].place.priority;
+    match order.map_or(Position::First, |order| order.position(&others)) {
+        Position::First => match taken.first() {
+            Some(&1) => free_from(2),
+            Some(&first) => Some((first - 1).min(PRIORITY)),
+            None => Some(PRIORITY),
+        },
+        Position::Last => match taken.last() {
+            Some(&last) => last.checked_add(1).map(|next| next.max(PRIORITY)),
+            None => Some(PRIORITY),
+        },
+        Position::Before(index) => free_below(at(index)),
+        Position::After(index) => at(index).checked_add(1).and_then(free_from),
     }
-    .context("all priorities are taken by other filters")
+    .context("other filters leave no priority free there")
 }
 
 fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
@@ -309,10 +413,34 @@ pub fn let_go(directory: &Path, interface: &str) -> Result<()> {
     notes(directory, interface)?.iter().try_for_each(Note::undo)
 }
 
+/// Removes what it has there of one direction; the qdisc, too, unless it is used for the other.
+///
+/// # Errors
+///
+/// As [`let_go`].
+pub fn let_go_of(directory: &Path, interface: &str, way: Way) -> Result<()> {
+    let (filters, others): (Vec<_>, Vec<_>) = notes(directory, interface)?
+        .into_iter()
+        .partition(|it| it.what == What::Filter(way));
+    filters.iter().try_for_each(Note::undo)?;
+    let is_used = |index: u32| {
+        let mut others = others.iter();
+        others.any(|it| it.index == index && it.what != What::Qdisc)
+    };
+    let qdiscs = others.iter().filter(|it| it.what == What::Qdisc);
+    qdiscs
+        .filter(|it| !is_used(it.index))
+        .try_for_each(Note::undo)
+}
+
 fn remove(place: Place) -> Result<()> {
     is_gone(tc::remove_filter(place)).with_context(|| {
         format!(
-            "cannot remove the filter of outgoing packets at priority {}",
+            "cannot remove the filter of {} packets at priority {}",
+            match place.way {
+                Way::In => "incoming",
+                Way::Out => "outgoing",
+            },
             place.priority
         )
     })
@@ -347,8 +475,7 @@ fn is_gone(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Removes filters of instances whose pins are gone, from an interface whose incoming packets are this instance's: no other
-/// one is alive there.
+/// Removes filters of instances whose pins are gone, from an interface on which no other instance is alive.
 ///
 /// # Errors
 ///
@@ -356,13 +483,16 @@ fn is_gone(result: io::Result<()>) -> io::Result<()> {
 pub fn remove_others(instance: &Instance, interface: &str) -> Result<()> {
     let index = if_nametoindex(interface)?;
     let notes = notes(instance.path(), interface)?;
-    let own = notes.iter().find(|it| it.what == What::Filter);
-    let own = own.map(Note::filter).transpose()?;
-    remove_named(index, own.as_deref()).map(drop)
+    for way in [Way::In, Way::Out] {
+        let own = notes.iter().find(|it| it.what == What::Filter(way));
+        let own = own.map(Note::filter).transpose()?;
+        remove_named(index, way, own.as_deref())?;
+    }
+    Ok(())
 }
 
-/// Removes filters of instances whose pins are gone, if no program sees what comes in: then none is alive there. Returns
-/// whether there were any.
+/// Removes filters of instances whose pins are gone, if no program of XDP or TCX sees what comes in: then none is alive there,
+/// but one whose own filters these are in another bpffs. Returns whether there were any.
 ///
 /// # Errors
 ///
@@ -370,16 +500,20 @@ pub fn remove_others(instance: &Instance, interface: &str) -> Result<()> {
 pub fn remove_stray(interface: &str) -> Result<bool> {
     let links = links::all()?;
     let is_free = |it: &links::Link| it.name == interface && it.xdp.is_empty();
-    match if_nametoindex(interface) {
-        Ok(index) if links.iter().any(is_free) => remove_named(index, None),
-        _ => Ok(false),
+    let Ok(index) = if_nametoindex(interface) else {
+        return Ok(false);
+    };
+    let seen = tcx::programs(index, Way::In).unwrap_or_default();
+    if !links.iter().any(is_free) || !seen.is_empty() {
+        return Ok(false);
     }
+    Ok(remove_named(index, Way::In, None)? | remove_named(index, Way::Out, None)?)
 }
 
 /// Removes all filters of any instance but one.
-fn remove_named(index: u32, but: Option<&str>) -> Result<bool> {
+fn remove_named(index: u32, way: Way, but: Option<&str>) -> Result<bool> {
     let mut removed = false;
-    for filter in tc::filters(index, Way::Out)? {
+    for filter in tc::filters(index, way)? {
         let name = filter.name.as_deref();
         if name != but && name.is_some_and(|it| it.starts_with(PREFIX)) {
             remove(filter.place)?;
@@ -403,6 +537,7 @@ pub fn probe() -> Result<()> {
         tc::add_clsact(LOOPBACK).context("no clsact qdisc (CONFIG_NET_SCH_INGRESS)")?;
         let place = Place {
             index: LOOPBACK,
+            way: Way::Out,
             priority: PRIORITY,
             handle: HANDLE,
         };
@@ -423,7 +558,11 @@ mod tests {
     #[test]
     fn pins_say_what_there_may_be() {
         let directory = Path::new("/nowhere");
-        for (what, interface) in [(What::Filter, "eth0"), (What::Qdisc, "eth0.100%")] {
+        for (what, interface) in [
+            (What::Filter(Way::Out), "eth0"),
+            (What::Filter(Way::In), "eth0"),
+            (What::Qdisc, "eth0.100%"),
+        ] {
             let note = Note::new(directory, what, interface, 4_000_000_000);
             let read = Note::read(note.path.clone()).unwrap();
             assert_eq!((read.what, read.index), (what, 4_000_000_000));
@@ -442,36 +581,67 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_the_first_if_there_is_room() {
+    fn a_filter_stands_where_it_is_to_stand_if_there_is_room() {
         let taken = |priorities: &[u16], chain| -> Vec<_> {
-            let filter = |&priority| Filter {
+            let filter = |&priority: &u16| Filter {
                 place: Place {
                     index: 2,
+                    way: Way::In,
                     priority,
                     handle: 1,
                 },
                 chain,
-                name: None,
+                name: Some(format!("at {priority}")),
+                program: Some(priority.into()),
             };
             priorities.iter().map(filter).collect()
         };
-        for (others, chosen) in [
-            (&[][..], PRIORITY),
-            (&[49152], PRIORITY),
-            (&[PRIORITY + 1], PRIORITY),
-            (&[PRIORITY, 49152], PRIORITY - 1),
-            (&[2], 1),
-            (&[1], 2),
-            (&[1, 2, 3, 5], 4),
+        let order = |text: &str| text.parse::<Order>().unwrap();
+        for (wanted, others, chosen) in [
+            ("first", &[][..], Some(PRIORITY)),
+            ("first", &[49152], Some(PRIORITY)),
+            ("first", &[PRIORITY + 1], Some(PRIORITY)),
+            ("first", &[PRIORITY, 49152], Some(PRIORITY - 1)),
+            ("first", &[2], Some(1)),
+            ("first", &[1], Some(2)),
+            ("first", &[1, 2, 3, 5], Some(4)),
+            ("last", &[], Some(PRIORITY)),
+            ("last", &[1, 2], Some(PRIORITY)),
+            ("last", &[1, 49152], Some(49153)),
+            ("last", &[u16::MAX], None),
+            ("before:at 5", &[1, 5, 9], Some(4)),
+            ("before:id:5", &[1, 4, 5, 9], Some(3)),
+            ("before:at 1", &[1, 5], None),
+            ("after:at 5", &[1, 5, 9], Some(6)),
+            ("after:id:5", &[5, 6, 9], Some(7)),
+            ("after:at 65535", &[1, u16::MAX], None),
+            // It is none of this direction's.
+            ("after:other", &[20], Some(PRIORITY)),
         ] {
-            assert_eq!(choose(&taken(others, 0)).unwrap(), chosen, "{others:?}");
+            let (order, others) = (order(wanted), taken(others, 0));
+            let found = choose(Some(&order), &others).ok();
+            assert_eq!(found, chosen, "{wanted} {others:?}");
+            if let Some(priority) = found {
+                assert!(stands(&order, priority, &others), "{wanted} {others:?}");
+            }
         }
-        assert_eq!(
-            choose(&taken(&[1, 17], 1)).unwrap(),
-            PRIORITY,
-            "another chain's"
-        );
+        let others = taken(&[1, 17], 1);
+        let found = choose(None, &others).unwrap();
+        assert_eq!(found, PRIORITY, "another chain's");
         let all: Vec<u16> = (1..=u16::MAX).collect();
-        assert!(choose(&taken(&all, 0)).is_err());
+        assert!(choose(None, &taken(&all, 0)).is_err());
+        for (wanted, priority, is) in [
+            ("first", 10, false),
+            ("first", 4, true),
+            ("last", 30, true),
+            ("last", 10, false),
+            ("before:at 20", 19, true),
+            ("before:at 20", 21, false),
+            ("after:at 5", 6, true),
+            ("after:at 5", 4, false),
+        ] {
+            let others = taken(&[5, 20], 0);
+            assert_eq!(stands(&order(wanted), priority, &others), is, "{wanted}");
+        }
     }
 }

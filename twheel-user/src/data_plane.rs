@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
     os::fd::AsFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
     maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues, RingBuf},
-    programs::{ProgramError, SchedClassifier, Xdp},
+    programs::{Program, ProgramError, SchedClassifier, Xdp},
     sys::SyscallError,
     util::nr_cpus,
 };
@@ -34,7 +34,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
-    pins::{Instance, Pins},
+    pins::{Instance, PROGRAMS, Pins},
     stepping::Stepping,
     verifier::refused,
     watched,
@@ -75,7 +75,12 @@ pub struct Load<'a> {
     pub secret: Option<[u64; 11]>,
     /// Entries of maps that only the object of the benches has.
     pub others: Vec<(&'static str, u32)>,
+    /// Programs that are loaded when they are [asked for](DataPlane::demand): to verify one takes time.
+    pub later: &'a [&'static str],
 }
+
+/// The programs of which an interface needs one.
+pub const INCOMING: &[&str] = &["twheel_xdp", "twheel_ingress"];
 
 impl<'a> Load<'a> {
     /// As production loads it, with the timeouts that come with the configuration.
@@ -91,6 +96,7 @@ impl<'a> Load<'a> {
             log_level: 0,
             secret: None,
             others: Vec::new(),
+            later: &["twheel_ingress"],
         }
     }
 }
@@ -195,14 +201,66 @@ impl DataPlane {
             meta.set(0, wanted, 0).context("cannot write META")?;
         }
         for (name, program) in plane.bpf.programs_mut() {
-            let loaded = match program {
-                aya::programs::Program::Xdp(program) => program.load(),
-                aya::programs::Program::SchedClassifier(program) => program.load(),
-                _ => bail!("the object has a program {name} of a type that is not expected"),
-            };
-            loaded.map_err(|error| refused(name, error))?;
+            if !load.later.contains(&name) {
+                load_program(name, program)?;
+            }
         }
         Ok(plane)
+    }
+
+    /// Loads a program that was left for later, unless it is loaded, and pins it.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Unsupported`] if the verifier refuses it.
+    pub fn demand(&mut self, name: &str, instance: &Instance) -> Result<()> {
+        let program = self
+            .bpf
+            .program_mut(name)
+            .with_context(|| format!("the object has no program {name}"))?;
+        if program.fd().is_ok() {
+            return Ok(());
+        }
+        load_program(name, program)?;
+        if let Some(instructions) = program.info()?.verified_instruction_count() {
+            log::debug!("{name}: {instructions} instructions verified");
+        }
+        pin_program(name, program, instance)
+    }
+
+    /// Pins the programs that are loaded, in place of those that an earlier loader pinned.
+    ///
+    /// # Errors
+    ///
+    /// A pin cannot be made, or replaced.
+    pub fn pin_programs(&mut self, instance: &Instance) -> Result<()> {
+        self.each_pinned(|name, program| match program.fd() {
+            Ok(_) => pin_program(name, program, instance),
+            Err(_) => Ok(()),
+        })
+    }
+
+    /// Removes the pins of programs that no interface has needed: an earlier loader's.
+    ///
+    /// # Errors
+    ///
+    /// A pin cannot be removed.
+    pub fn unpin_others(&mut self, instance: &Instance) -> Result<()> {
+        self.each_pinned(|name, program| match program.fd() {
+            Ok(_) => Ok(()),
+            Err(_) => remove_pin(name, instance).map(drop),
+        })
+    }
+
+    fn each_pinned(&mut self, act: impl Fn(&str, &mut Program) -> Result<()>) -> Result<()> {
+        for name in PROGRAMS {
+            let program = self
+                .bpf
+                .program_mut(name)
+                .with_context(|| format!("the object has no program {name}"))?;
+            act(name, program)?;
+        }
+        Ok(())
     }
 
     /// The same for whoever measures or tests: no pins are left when this returns. The name is one that nobody
@@ -217,10 +275,13 @@ impl DataPlane {
     }
 
     /// What the kernel's verifier went through for each program, instructions (`verified_insns` of
-    /// `struct bpf_prog_info`), by name. Empty where the kernel does not tell.
+    /// `struct bpf_prog_info`), by name, of those that are loaded. Empty where the kernel does not tell.
     pub fn verified(&self) -> Result<BTreeMap<String, u32>> {
         let mut verified = BTreeMap::new();
         for (name, program) in self.bpf.programs() {
+            if program.fd().is_err() {
+                continue;
+            }
             if let Some(number) = program.info()?.verified_instruction_count() {
                 verified.insert(name.to_owned(), number);
             }
@@ -390,6 +451,33 @@ impl DataPlane {
         self.bpf
             .take_map(name)
             .with_context(|| format!("the map {name} is not there"))
+    }
+}
+
+fn load_program(name: &str, program: &mut Program) -> Result<()> {
+    let loaded = match program {
+        Program::Xdp(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
+        _ => bail!("the object has a program {name} of a type that is not expected"),
+    };
+    loaded.map_err(|error| refused(name, error))
+}
+
+fn pin_program(name: &str, program: &mut Program, instance: &Instance) -> Result<()> {
+    let path = remove_pin(name, instance)?;
+    program
+        .pin(&path)
+        .with_context(|| format!("cannot pin {}", path.display()))
+}
+
+/// Removes the pin of a program, if it is there. Returns where it is.
+fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
+    let path = instance.object(name);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot replace {}", path.display()))
+        }
+        _ => Ok(path),
     }
 }
 

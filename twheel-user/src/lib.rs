@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what is loaded, adopted, pinned | `data_plane.rs`, `pins.rs` |
-//! | how it gets onto an interface | `attach.rs`, `clsact.rs`, `tc.rs` |
+//! | how it gets onto an interface | `hooks.rs`, `attach.rs`, `order.rs`, `tcx.rs`, `clsact.rs`, `tc.rs` |
 //! | what programs know of interfaces, and whose counters are whose | `watched.rs` |
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
@@ -43,11 +43,13 @@ pub mod failure;
 pub mod filter;
 pub mod flows;
 pub mod history;
+pub mod hooks;
 pub mod host;
 pub mod inspect;
 pub mod links;
 pub mod metrics;
 pub mod notices;
+pub mod order;
 pub mod output;
 pub mod pins;
 pub mod plan;
@@ -61,6 +63,7 @@ pub mod share;
 pub mod stepper;
 pub mod stepping;
 pub mod tc;
+pub mod tcx;
 pub mod timeouts;
 mod verifier;
 pub mod watched;

@@ -1,8 +1,11 @@
 //! The interfaces of this network namespace, as the kernel describes them by netlink. None of it needs privileges.
 
-use std::{collections::HashMap, fs, io, os::fd::AsRawFd, path::Path};
+use std::{collections::HashMap, fs, io, mem, os::fd::AsRawFd, path::Path};
 
-use crate::notices::Interface;
+use crate::{
+    failure::{Failure, Kind},
+    notices::Interface,
+};
 use anyhow::{Context, Result, ensure};
 use netlink_packet_core::{
     DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ALIGNTO,
@@ -28,6 +31,71 @@ const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
 /// Larger than any datagram of netlink's.
 const BUFFER: usize = 1 << 16;
+/// `ETHTOOL_GFLAGS` and `ETH_FLAG_RXVLAN`, `include/uapi/linux/ethtool.h`.
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+/// The link types (`ARPHRD_*`, `include/uapi/linux/if_arp.h`) that twheel reads, by what their packets begin with.
+const LAYERS: [(u16, LinkLayer); 10] = [
+    (libc::ARPHRD_ETHER, LinkLayer::Ethernet),
+    // With link-layer addresses that are all 0.
+    (libc::ARPHRD_LOOPBACK, LinkLayer::Ethernet),
+    // WireGuard, tun.
+    (libc::ARPHRD_NONE, LinkLayer::Ip),
+    (libc::ARPHRD_PPP, LinkLayer::Ip),
+    // ipip.
+    (libc::ARPHRD_TUNNEL, LinkLayer::Ip),
+    (libc::ARPHRD_TUNNEL6, LinkLayer::Ip),
+    (libc::ARPHRD_SIT, LinkLayer::Ip),
+    (libc::ARPHRD_IPGRE, LinkLayer::Ip),
+    (ARPHRD_IP6GRE, LinkLayer::Ip),
+    (ARPHRD_RAWIP, LinkLayer::Ip),
+];
+const ARPHRD_RAWIP: u16 = 519;
+const ARPHRD_IP6GRE: u16 = 823;
+
+/// What the packets of an interface begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header.
+    Ip,
+}
+
+impl LinkLayer {
+    /// By the link type (`ARPHRD_*`). `None`: a type that twheel does not read.
+    pub fn of(link_type: u16) -> Option<Self> {
+        let found = LAYERS.iter().find(|(number, _)| *number == link_type);
+        found.map(|(_, layer)| *layer)
+    }
+}
+
+/// What the packets of an interface begin with.
+///
+/// # Errors
+///
+/// [`Kind::Interface`]: there is no such interface, or its packets begin with something else.
+pub fn link_layer(interface: &str) -> Result<LinkLayer> {
+    let links = all()?;
+    let link = links.iter().find(|link| link.name == interface);
+    let link = link.ok_or_else(|| {
+        Failure::new(
+            Kind::Interface,
+            format!("no interface {interface} here: `ip link` lists them"),
+        )
+    })?;
+    link.layer.ok_or_else(|| {
+        Failure::new(
+            Kind::Interface,
+            format!(
+                "{interface} is of type {}, which twheel does not read: give an interface whose packets begin with an \
+                 Ethernet or IP header",
+                link.link_type
+            ),
+        )
+        .into()
+    })
+}
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,8 +110,10 @@ pub struct Link {
     pub lower: Option<u32>,
     /// Packets stay on this host.
     pub loopback: bool,
-    /// Packets have Ethernet headers.
-    pub ethernet: bool,
+    /// What packets begin with; `None`: twheel does not read them.
+    pub layer: Option<LinkLayer>,
+    /// The link type: its name, and its number (`ARPHRD_*`).
+    pub link_type: String,
     /// The driver, or the kind of a virtual interface; where the kernel tells.
     pub driver: Option<String>,
     /// Whether the driver runs XDP; where the kernel tells.
@@ -94,10 +164,12 @@ pub fn interfaces() -> Result<Vec<Interface>> {
 
 fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
     let header = &message.header;
+    let link_type = u16::from(header.link_layer_type);
     let mut link = Link {
         index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
-        ethernet: header.link_layer_type == LinkLayerType::Ether,
+        layer: LinkLayer::of(link_type),
+        link_type: format!("{:?} ({link_type})", header.link_layer_type),
         native: native.get(&header.index).copied(),
         ..Link::default()
     };
@@ -135,6 +207,43 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
             .and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
     }
     link
+}
+
+/// Whether a card takes the VLAN tag out of the frames that come in (`rx-vlan-offload`). Where the kernel does not tell, it
+/// does not.
+pub fn strips_vlan_tags(interface: &str) -> bool {
+    /// `struct ethtool_value`.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    let ask = || -> nix::Result<u32> {
+        let socket = socket(
+            AddressFamily::Inet,
+            SockType::Datagram,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
+        let mut value = Value {
+            command: ETHTOOL_GFLAGS,
+            data: 0,
+        };
+        // SAFETY: all bytes of the request are valid where they are 0.
+        let mut request: libc::ifreq = unsafe { mem::zeroed() };
+        // The last byte stays 0.
+        let room = request.ifr_name.len() - 1;
+        for (to, from) in request.ifr_name[..room].iter_mut().zip(interface.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = (&raw mut value).cast();
+        // SAFETY: the request is one of this call, and points to a value that outlives it.
+        let result =
+            unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+        nix::errno::Errno::result(result)?;
+        Ok(value.data)
+    };
+    ask().is_ok_and(|flags| flags & ETH_FLAG_RXVLAN != 0)
 }
 
 /// Whether an interface, by its index, has a driver that runs XDP.
@@ -260,7 +369,36 @@ mod tests {
     fn loopback_is_there_and_takes_no_native_program() {
         let links = all().unwrap();
         let lo = links.iter().find(|link| link.name == "lo").unwrap();
-        assert!(lo.loopback && !lo.ethernet, "{lo:?}");
+        assert!(lo.loopback, "{lo:?}");
+        assert_eq!(lo.layer, Some(LinkLayer::Ethernet), "{lo:?}");
         assert_ne!(lo.native, Some(true), "{lo:?}");
+        assert_eq!(link_layer("lo").unwrap(), LinkLayer::Ethernet);
+        assert!(!strips_vlan_tags("no such interface"));
+    }
+
+    #[test]
+    fn link_types_are_read_or_refused() {
+        use LinkLayer::{Ethernet, Ip};
+        for (link_type, layer) in [
+            (1, Some(Ethernet)),
+            (772, Some(Ethernet)),
+            (65534, Some(Ip)),
+            (512, Some(Ip)),
+            (519, Some(Ip)),
+            (768, Some(Ip)),
+            (769, Some(Ip)),
+            (776, Some(Ip)),
+            (778, Some(Ip)),
+            (823, Some(Ip)),
+            // InfiniBand, CAN, IEEE 802.11, IEEE 802.15.4, netlink, 6LoWPAN.
+            (32, None),
+            (280, None),
+            (801, None),
+            (804, None),
+            (824, None),
+            (825, None),
+        ] {
+            assert_eq!(LinkLayer::of(link_type), layer, "{link_type}");
+        }
     }
 }

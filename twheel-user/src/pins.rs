@@ -4,13 +4,14 @@
 //! /sys/fs/bpf/twheel/v12/4026531840-eth0/    network namespace (inode) and first interface
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
-//!     xdp@eth0 egress@eth0                  the links
-//!     clsact-2@eth0 qdisc-2@eth0            a filter instead of a link: see `clsact.rs`
+//!     xdp@eth0 ingress@eth0 egress@eth0     the links
+//!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact.rs`
 //! ```
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io,
+    os::fd::AsFd,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
     thread,
@@ -27,6 +28,7 @@ use nix::{
 use twheel_common::config::LAYOUT;
 
 use crate::{
+    bpf,
     call::Callable,
     clsact, data_plane,
     failure::{Failure, Kind, exit_code},
@@ -35,9 +37,10 @@ use crate::{
 /// The BPF file system.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// The programs that are pinned.
-pub const PROGRAMS: [&str; 6] = [
+/// The programs that are pinned, if they are loaded: of those for incoming packets, those that an interface needs.
+pub const PROGRAMS: [&str; 7] = [
     "twheel_xdp",
+    "twheel_ingress",
     "twheel_egress",
     "twheel_step",
     "twheel_delete",
@@ -141,6 +144,11 @@ impl Pins {
         name(&self.0)
     }
 
+    /// Where a link is pinned.
+    pub fn link(&self, hook: Hook, interface: &str) -> PathBuf {
+        self.0.join(link_name(hook, interface))
+    }
+
     /// Whether a loader holds it.
     pub fn has_loader(&self) -> Result<bool> {
         Ok(try_lock(&self.0, FlockArg::LockSharedNonblock)?.is_none())
@@ -222,6 +230,8 @@ impl Pins {
 pub enum Hook {
     /// XDP, packets that come in.
     Xdp,
+    /// TCX, packets that come in.
+    Ingress,
     /// TCX, packets that go out.
     Egress,
 }
@@ -230,6 +240,7 @@ impl Hook {
     fn name(self) -> &'static str {
         match self {
             Self::Xdp => "xdp",
+            Self::Ingress => "ingress",
             Self::Egress => "egress",
         }
     }
@@ -431,17 +442,19 @@ impl Instance {
     /// A pin or a filter cannot be removed.
     pub fn let_go(&self, interface: &str) -> Result<()> {
         self.unpin(Hook::Xdp, interface)?;
+        self.unpin(Hook::Ingress, interface)?;
         self.unpin(Hook::Egress, interface)?;
         clsact::let_go(&self.path, interface)
     }
 
-    /// Removes a link's pin, if it is there.
+    /// Detaches a link and removes its pin, if it is there.
     ///
     /// # Errors
     ///
     /// It cannot be removed.
     pub fn unpin(&self, hook: Hook, interface: &str) -> Result<()> {
         let link = self.link(hook, interface);
+        detach_link(&link);
         match fs::remove_file(&link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("cannot remove {}", link.display()))
@@ -689,6 +702,13 @@ fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
     Ok(interfaces)
 }
 
+/// Detaches a link, if that is what is pinned there, before its pin goes: of one that is merely unpinned the kernel lets go a
+/// moment later, and whoever attaches next would find its place taken, or count packets twice.
+fn detach_link(pin: &Path) {
+    // A link whose interface is gone, or no link at all: without its pin nothing is left of it.
+    let _ = bpf::open(pin).and_then(|link| bpf::detach(link.as_fd()));
+}
+
 fn clear_directory(path: &Path) -> Result<()> {
     for interface in interfaces_of(path)? {
         clsact::let_go(path, &interface)?;
@@ -696,6 +716,9 @@ fn clear_directory(path: &Path) -> Result<()> {
     let mut entries = entries(path)?;
     entries.sort_by_key(|entry| !name(entry).contains('@'));
     for entry in entries {
+        if name(&entry).contains('@') {
+            detach_link(&entry);
+        }
         fs::remove_file(&entry).with_context(|| format!("cannot remove {}", entry.display()))?;
     }
     Ok(())
@@ -738,7 +761,7 @@ pub(crate) fn name(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-fn link_name(hook: Hook, interface: &str) -> String {
+pub(crate) fn link_name(hook: Hook, interface: &str) -> String {
     format!("{}@{}", hook.name(), escape(interface))
 }
 

@@ -57,11 +57,13 @@ impl Way {
     }
 }
 
-/// Where a filter for all protocols stands, among those of outgoing packets.
+/// Where a filter for all protocols stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The interface's number.
     pub index: u32,
+    /// The direction.
+    pub way: Way,
     /// The lowest comes first.
     pub priority: u16,
     /// Which of those of one priority.
@@ -77,6 +79,8 @@ pub struct Filter {
     pub chain: u32,
     /// The name that whoever added it gave it, where it is one of BPF.
     pub name: Option<String>,
+    /// The id of its program, likewise.
+    pub program: Option<u32>,
 }
 
 /// What a filter is to run.
@@ -88,7 +92,8 @@ pub enum Code<'a> {
     Trial,
 }
 
-/// `TCA_EGRESS_BLOCK`, `include/uapi/linux/rtnetlink.h`.
+/// `TCA_INGRESS_BLOCK`, `TCA_EGRESS_BLOCK`, `include/uapi/linux/rtnetlink.h`.
+const INGRESS_BLOCK: u16 = 13;
 const EGRESS_BLOCK: u16 = 14;
 
 /// The qdisc that an interface has for filters of incoming packets, or of both directions.
@@ -96,8 +101,15 @@ const EGRESS_BLOCK: u16 = 14;
 pub struct Qdisc {
     /// `clsact`, or `ingress`.
     pub kind: String,
-    /// Filters of outgoing packets are those of a block that other interfaces may have, too.
-    pub shares: bool,
+    /// Filters of incoming, and of outgoing packets are those of a block that other interfaces may have, too.
+    shares: [bool; 2],
+}
+
+impl Qdisc {
+    /// Whether filters of this direction are those of a block that other interfaces may have, too.
+    pub fn shares(&self, way: Way) -> bool {
+        self.shares[way as usize]
+    }
 }
 
 /// The qdisc of an interface for filters.
@@ -112,10 +124,10 @@ pub fn qdisc(index: u32) -> Result<Option<Qdisc>> {
         message.header.index == index as i32 && message.header.parent == TcHandle::CLSACT
     });
     Ok(found.and_then(|message| {
-        let is_block = |it: &TcAttribute| it.kind() == EGRESS_BLOCK;
+        let has = |block| message.attributes.iter().any(|it| it.kind() == block);
         Some(Qdisc {
             kind: kind(message)?.to_owned(),
-            shares: message.attributes.iter().any(is_block),
+            shares: [has(INGRESS_BLOCK), has(EGRESS_BLOCK)],
         })
     }))
 }
@@ -165,18 +177,20 @@ pub fn filters(index: u32, way: Way) -> Result<Vec<Filter>> {
         ..TcHeader::default()
     };
     let all = dump(libc::RTM_GETTFILTER, header).context("cannot list the filters")?;
-    Ok(all.iter().map(describe).collect())
+    Ok(all.iter().map(|it| describe(it, way)).collect())
 }
 
-fn describe(message: &TcMessage) -> Filter {
+fn describe(message: &TcMessage, way: Way) -> Filter {
     let mut filter = Filter {
         place: Place {
             index: message.header.index as u32,
+            way,
             priority: (message.header.info >> 16) as u16,
             handle: message.header.handle.into(),
         },
         chain: 0,
         name: None,
+        program: None,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -186,6 +200,10 @@ fn describe(message: &TcMessage) -> Filter {
                     TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
                     _ => None,
                 });
+                filter.program = options.iter().find_map(|option| match option {
+                    TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
+                    _ => None,
+                });
             }
             _ => {}
         }
@@ -193,7 +211,7 @@ fn describe(message: &TcMessage) -> Filter {
     filter
 }
 
-/// Adds a filter of outgoing packets. What it says is done with a packet (`direct-action`); where it says `TC_ACT_UNSPEC`,
+/// Adds a filter. What it says is done with a packet (`direct-action`); where it says `TC_ACT_UNSPEC`,
 /// the kernel goes on with the next one, and lets the packet pass behind the last.
 ///
 /// # Errors
@@ -215,7 +233,7 @@ pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()
     change(libc::RTM_NEWTFILTER, NLM_F_REPLACE, message)
 }
 
-/// Removes a filter of outgoing packets.
+/// Removes a filter.
 ///
 /// # Errors
 ///
@@ -231,7 +249,7 @@ fn header_of(place: Place) -> TcHeader {
     TcHeader {
         index: place.index as i32,
         handle: place.handle.into(),
-        parent: Way::Out.parent(),
+        parent: place.way.parent(),
         info: u32::from(place.priority) << 16 | u32::from(protocol),
         ..TcHeader::default()
     }
@@ -297,7 +315,7 @@ impl NetlinkDeserializable for Message {
             let attribute = attribute?;
             let is_bpf = kind(&inner) == Some(TcFilterBpf::KIND);
             let is_read = match attribute.kind() {
-                KIND | CHAIN | EGRESS_BLOCK => true,
+                KIND | CHAIN | INGRESS_BLOCK | EGRESS_BLOCK => true,
                 OPTIONS => is_bpf,
                 _ => false,
             };
@@ -369,6 +387,7 @@ mod tests {
     fn listed(kind: &str, options: &[u8]) -> Vec<u8> {
         let place = Place {
             index: 3,
+            way: Way::Out,
             priority: 17,
             handle: 0x7477,
         };
@@ -389,7 +408,7 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Filter, DecodeError> {
         let header = NetlinkHeader::default();
-        Message::deserialize(&header, bytes).map(|message| describe(&message.inner))
+        Message::deserialize(&header, bytes).map(|message| describe(&message.inner, Way::Out))
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::{
     clock::Clock,
     doctor::{Finding, Status, Wanted, examine},
     failure::{Failure, Kind},
+    order::Names,
 };
 
 /// Say what this host has of what twheel needs, and what to do where it lacks something
@@ -39,12 +40,13 @@ impl Doctor {
         let clock = Clock::jiffies()?;
         let interfaces = each_once(self.interfaces);
         let (config, _) = self.options.config(clock, interfaces.len())?;
-        let egress = self.options.egress(interfaces.len());
+        let hooks = self
+            .options
+            .hooks(interfaces.len(), &config.0, clock, Names::read());
         let findings = examine(&Wanted {
             interfaces,
             waits: self.options.wait_iface,
-            mode: self.options.mode,
-            egress,
+            hooks,
             config,
             clock,
             stepping: self.options.stepping,

@@ -13,7 +13,12 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     filter::Known,
-    history, metrics, reap,
+    history,
+    hooks::{Hooks, Ingress},
+    metrics,
+    order::{Names, Order},
+    policy::install,
+    reap::{self, Action},
     settings::Wanted,
     share::Share,
     stepping::Stepping,
@@ -26,9 +31,17 @@ pub struct Options {
     /// Wait for interfaces that are not there yet, and for those that go to come back
     #[arg(long)]
     pub wait_iface: bool,
-    /// Where XDP runs
+    /// By what incoming packets are seen
     #[arg(long, value_enum, default_value = "auto")]
-    pub mode: Mode,
+    pub hook: Ingress,
+    /// Where XDP runs; `native` and `generic` say `--hook xdp`, too [default: auto]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Where twheel's programs stand among those of others at TCX, and its filters at clsact: first, last, before:NAME or
+    /// after:NAME; NAME is a program's (of clsact, a filter's), or id:N [default: first; what an earlier run has left stays
+    /// where it stands]
+    #[arg(long, value_name = "PLACE")]
+    pub order: Option<Order>,
     /// Whether outgoing packets are seen too
     #[arg(long, value_enum, default_value = "auto")]
     pub egress: Egress,
@@ -221,6 +234,13 @@ impl Options {
         clock: Clock,
         interfaces: usize,
     ) -> Result<((Config, state::Timeouts), reap::Wanted)> {
+        if self.mode.is_some() && matches!(self.hook, Ingress::Tcx | Ingress::Clsact) {
+            return Err(Failure::new(
+                Kind::Usage,
+                "--mode says where XDP runs, and --hook tcx and --hook clsact take no XDP: leave one of the two out",
+            )
+            .into());
+        }
         if self.rto == Switch::On && self.egress == Egress::Off && interfaces == 1 {
             return Err(Failure::new(
                 Kind::Usage,
@@ -314,8 +334,29 @@ impl Options {
         Ok(())
     }
 
+    /// By what packets are seen, by a run on so many interfaces, with this configuration. `names`: of the programs that are
+    /// loaded.
+    pub fn hooks(&self, interfaces: usize, config: &Config, clock: Clock, names: Names) -> Hooks {
+        let in_policy = match &self.policy {
+            Some(file) if self.reap.i_know_this_drops_traffic => {
+                // What is wrong with it is said when it is put into force, before anything is attached.
+                install::asks_for(file, clock, config, Action::EnforceReset).unwrap_or_default()
+            }
+            // One that asks for it is refused.
+            _ => false,
+        };
+        Hooks {
+            ingress: self.hook,
+            mode: self.mode,
+            egress: self.egress(interfaces),
+            order: self.order.clone(),
+            resets: in_policy || self.reap.actions.has(Action::EnforceReset),
+            names,
+        }
+    }
+
     /// How outgoing packets are seen, by a run on so many interfaces.
-    pub fn egress(&self, interfaces: usize) -> Egress {
+    fn egress(&self, interfaces: usize) -> Egress {
         match self.egress {
             // With one interface, the other direction comes by no other.
             Egress::Auto if self.rto == Switch::On && interfaces == 1 => Egress::On,

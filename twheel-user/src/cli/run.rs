@@ -28,14 +28,18 @@ use twheel_common::{
 
 use super::options::{Options, each_once};
 use crate::{
-    attach::{self, Outgoing},
+    attach,
     clock::Clock,
-    data_plane::{DataPlane, Load, LoaderCounters, OBJECT},
-    history, host, links,
+    data_plane::{DataPlane, INCOMING, Load, LoaderCounters, OBJECT},
+    history,
+    hooks::Hooks,
+    host,
+    links::{self, LinkLayer},
     metrics::{Listener, Metrics, Server},
     notices::{self, Change},
+    order,
     output::{Expired, Json, Output, Rto, Text},
-    pins::{self, Instance, PROGRAMS, Pins},
+    pins::{self, Instance, Pins},
     policy::install::{self, Names},
     privilege, progress,
     reap::{self, Action, Reaped, Reaper},
@@ -107,6 +111,7 @@ impl Run {
         let start = progress::told(waiting, pins::lock_start)?;
         let instance = Instance::open(&self.interfaces)?;
         let history = self.history(&instance.pins(), group);
+        let names = order::Names::read();
         // What follows takes no more, and so are all threads.
         privilege::give_up()?;
         let making = format!(
@@ -131,9 +136,23 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
+                let interfaces = &self.interfaces;
+                let hooks = self
+                    .options
+                    .hooks(interfaces.len(), &config.0, clock, names);
+                let mut needed = Vec::new();
+                for interface in interfaces {
+                    if if_nametoindex(interface.as_str()).is_ok() {
+                        let choice = hooks.choose(Some(instance.path()), interface)?;
+                        needed.push(choice.program());
+                    }
+                }
+                let mut later = INCOMING.to_vec();
+                later.retain(|program| !needed.contains(program));
                 let plane = progress::told(&making, || {
                     let load = Load {
                         stepping: stepping::find(self.options.stepping)?.way,
+                        later: &later,
                         ..load
                     };
                     DataPlane::load(&load, &instance)
@@ -142,6 +161,7 @@ impl Run {
                     log::debug!("{program}: {instructions} instructions verified");
                 }
                 let opened = Opened {
+                    hooks,
                     listener,
                     reap,
                     history,
@@ -177,7 +197,7 @@ impl Run {
                 EbpfLogger::init(plane.bpf_mut()).context("cannot read the data plane's log")?,
             )?),
         };
-        pin_programs(&mut plane, instance)?;
+        plane.pin_programs(instance)?;
         let pins = instance.pins();
         if plane.adopted() {
             // A policy that earlier runs have left does not outlive them.
@@ -231,7 +251,8 @@ impl Run {
                 say!("{}: not there yet: waited for", place.name);
                 continue;
             }
-            if let Err(error) = self.attach(&mut plane, &mut watch, instance, place) {
+            if let Err(error) = self.attach(&mut plane, &mut watch, instance, place, &opened.hooks)
+            {
                 if !self.options.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
                     return Err(error);
                 }
@@ -239,6 +260,7 @@ impl Run {
                 say!("{}: {error:#}: waited for", place.name);
             }
         }
+        plane.unpin_others(instance)?;
         stays.set(stays.get() || self.options.keep);
         instance.share(opened.group)?;
         drop(opened.start);
@@ -324,7 +346,14 @@ impl Run {
                     let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
                     let mut attached = false;
                     for change in changes.get_ref().changes(known.into_iter())? {
-                        attached |= self.follow(&mut plane, &mut watch, instance, &mut places, &change)?;
+                        attached |= self.follow(
+                            &mut plane,
+                            &mut watch,
+                            instance,
+                            &mut places,
+                            &change,
+                            &opened.hooks,
+                        )?;
                     }
                     if attached {
                         instance.share(opened.group)?;
@@ -441,22 +470,28 @@ impl Place {
 }
 
 impl Run {
-    /// Attaches to an interface that is there.
     /// Interfaces for which there is to be room; 0: there is one, of which programs need not be told anything.
     fn room(&self) -> Result<u32> {
-        let is_one = self.interfaces.len() == 1 && self.options.zones.is_empty();
-        match is_one {
+        let is_plain = match &self.interfaces[..] {
+            // One that is waited for may be of any kind.
+            [_] if self.options.wait_iface || !self.options.zones.is_empty() => false,
+            [only] => links::link_layer(only)? == LinkLayer::Ethernet,
+            _ => false,
+        };
+        match is_plain {
             true => Ok(0),
             false => Ok(self.interfaces.len() as u32),
         }
     }
 
+    /// Attaches to an interface that is there.
     fn attach(
         &self,
         plane: &mut DataPlane,
         watch: &mut Watch,
         instance: &Instance,
         place: &mut Place,
+        hooks: &Hooks,
     ) -> Result<()> {
         let interface = &place.name;
         // It may have come since the options were looked at.
@@ -467,21 +502,17 @@ impl Run {
             .find(|it| it.name == *interface)
             .context("it has gone again")?;
         let zone = self.options.zone(interface);
+        let is_ip = links::link_layer(interface)? == LinkLayer::Ip;
         match plane.config().watched {
             0 => watch.name_only(interface)?,
-            _ => watch.enter(is.index, interface, zone, false)?,
+            _ => watch.enter(is.index, interface, zone, is_ip)?,
         }
-        let egress = self.options.egress(self.interfaces.len());
-        let attached = attach::attach(plane, instance, interface, self.options.mode, egress)?;
-        if let Some(why) = &attached.refused {
-            say!("{interface}: the driver refuses native XDP ({why})");
+        let attached = attach::attach(plane, instance, interface, hooks)?;
+        if let Some(why) = &attached.why {
+            let by = attached.ingress.name();
+            say!("{interface}: {why}: incoming packets are seen by {by}");
         }
-        let egress = match attached.egress {
-            Some(Outgoing::Tcx) => "both directions",
-            Some(Outgoing::Clsact) => "both directions, outgoing by a clsact filter",
-            None => "incoming only",
-        };
-        say!("{interface}: attached, {} XDP, {egress}", attached.ingress);
+        say!("{interface}: attached, {}", attached.describe());
         if attached.egress.is_none()
             && !self.options.reap.actions.is_empty()
             && self.interfaces.len() == 1
@@ -502,6 +533,7 @@ impl Run {
         instance: &Instance,
         places: &mut [Place],
         change: &Change,
+        hooks: &Hooks,
     ) -> Result<bool> {
         let is = match change {
             Change::Gone(index) => {
@@ -551,7 +583,7 @@ impl Run {
             );
             instance.let_go(&place.name)?;
         }
-        let attached = self.attach(plane, watch, instance, place);
+        let attached = self.attach(plane, watch, instance, place, hooks);
         if let Err(error) = &attached {
             instance.let_go(&place.name)?;
             say!("{}: {error:#}: tried again when it changes", place.name);
@@ -574,6 +606,7 @@ impl Run {
 
 /// What was opened while all capabilities were there.
 struct Opened {
+    hooks: Hooks,
     listener: Option<Listener>,
     reap: reap::Wanted,
     history: Option<history::Directory>,
@@ -627,25 +660,6 @@ fn watched<T: AsRawFd>(descriptor: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: what is passed here (a ring, the logger's ring, an owned descriptor) gives the same
     // open descriptor for as long as it lives.
     unsafe { AsyncFd::register(descriptor) }.map_err(io::Error::from)
-}
-
-/// Pins the programs, in place of those that an earlier loader pinned.
-fn pin_programs(plane: &mut DataPlane, instance: &Instance) -> Result<()> {
-    for name in PROGRAMS {
-        let path = instance.object(name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot replace {}", path.display()));
-            }
-            _ => {}
-        }
-        let program = plane.bpf_mut().program_mut(name);
-        program
-            .with_context(|| format!("the object has no program {name}"))?
-            .pin(&path)
-            .with_context(|| format!("cannot pin {}", path.display()))?;
-    }
-    Ok(())
 }
 
 /// Prints ended flows and counts them.

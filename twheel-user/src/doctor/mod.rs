@@ -32,13 +32,19 @@ use crate::{
     clock::Clock,
     clsact,
     data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
+    hooks::{self, Hooks},
     host,
     links::{self, Link},
     pins::{self, BPFFS, Found, Instance},
     policy::install,
     privilege,
     stepping::{self, Stepping, Why},
+    tc::Way,
+    tcx,
 };
+
+/// The loopback interface, which has this number in each network namespace.
+const LOOPBACK: u32 = 1;
 
 /// Conntrack's table is called nearly full at so many hundredths.
 const NEARLY_FULL: u64 = 90;
@@ -83,10 +89,8 @@ pub struct Wanted {
     pub interfaces: Vec<String>,
     /// Whether it would wait for interfaces that do not exist.
     pub waits: bool,
-    /// Where XDP would run.
-    pub mode: Mode,
-    /// How it would see outgoing packets.
-    pub egress: Egress,
+    /// By what it would see packets.
+    pub hooks: Hooks,
     /// Its configuration, with the timeouts of flows of no rule.
     pub config: (Config, Timeouts),
     /// Its clock.
@@ -175,8 +179,8 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
             trial.as_ref().is_some_and(Result::is_ok),
         ),
         egress(
-            wanted.egress,
-            privilege::has(Capability::CAP_NET_ADMIN).then(|| attach::has_tcx("lo")),
+            wanted.hooks.egress,
+            privilege::has(Capability::CAP_NET_ADMIN).then(|| tcx::exists(LOOPBACK)),
             || can_hide.then(clsact::probe),
         ),
         clock(Clock::jiffies()),
@@ -195,9 +199,9 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
         ([], _) => instances
             .iter()
             .flatten()
-            .filter_map(|it| program(&it.path))
+            .flat_map(|it| programs_of(&it.path))
             .collect(),
-        (_, Ok(Some(pins))) => program(pins.path()).into_iter().collect(),
+        (_, Ok(Some(pins))) => programs_of(pins.path()),
         _ => Vec::new(),
     };
     findings.extend(
@@ -231,10 +235,10 @@ fn interfaces(wanted: &Wanted, own: &[u32]) -> Vec<Finding> {
         [] => !link.loopback,
         _ => given.contains(&link.name),
     };
-    let mode = (!given.is_empty()).then_some(wanted.mode);
+    let is_run = !given.is_empty();
     let found = links.iter().filter(is_wanted).flat_map(|link| {
-        let mut found = interface(link, mode, own, &name);
-        if mode.is_some() {
+        let mut found = interface(link, &wanted.hooks, is_run, own, &name);
+        if is_run && wanted.hooks.takes_xdp() {
             found.extend(above(link, &links));
         }
         found
@@ -374,6 +378,7 @@ fn trial(wanted: &Wanted, way: Stepping) -> Result<Tried> {
 
 fn load(wanted: &Wanted, way: Stepping) -> Result<Tried> {
     let load = Load {
+        later: &[],
         stepping: way,
         room: match wanted.interfaces.len() {
             0 | 1 => 0,
@@ -514,69 +519,74 @@ fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
     Finding::ok("conntrack", what)
 }
 
-/// `mode`: that of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a program, by its id.
+/// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a
+/// program, by its id.
 fn interface(
     link: &Link,
-    mode: Option<Mode>,
+    hooks: &Hooks,
+    is_run: bool,
     own: &[u32],
     name: &dyn Fn(u32) -> Option<String>,
 ) -> Vec<Finding> {
-    if mode.is_some()
-        && let Err(error) = attach::check_name(&link.name)
-    {
+    if is_run && let Err(error) = attach::check_name(&link.name) {
         return vec![
             Finding::fail("interface", format!("{error:#}"))
                 .remedy("`ip link set dev OLD name NEW` renames it")
                 .on(&link.name),
         ];
     }
-    if !link.ethernet && !link.loopback {
-        let status = match mode {
-            Some(_) => Status::Fail,
-            None => Status::Warn,
+    if link.layer.is_none() {
+        let status = match is_run {
+            true => Status::Fail,
+            false => Status::Warn,
         };
+        let what = format!("of type {}, which twheel does not read", link.link_type);
         return vec![
-            Finding::new("packets", status, "have no Ethernet header")
-                .remedy("give the interface that carries them on the wire")
+            Finding::new("packets", status, what)
+                .remedy("give an interface whose packets begin with an Ethernet or IP header")
                 .on(&link.name),
         ];
     }
-    vec![
-        driver(link, mode.unwrap_or(Mode::Auto)).on(&link.name),
-        xdp(link, own, name).on(&link.name),
-    ]
+    let mut found = vec![
+        driver(link, hooks).on(&link.name),
+        xdp(link, hooks, own, name).on(&link.name),
+    ];
+    found.extend(tcx(link, own, name).map(|finding| finding.on(&link.name)));
+    found
 }
 
-/// The kernel attaches no XDP program below one that is attached (`dev_xdp_attach`, `net/core/dev.c`).
+/// The kernel attaches no XDP program below one that is attached.
 fn above(link: &Link, links: &[Link]) -> Option<Finding> {
-    // The other end of a pair names this one, too, and is not above it.
-    const UPON: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
-    let is_upon = |it: &Link| it.driver.as_deref().is_some_and(|it| UPON.contains(&it));
-    let is_above = |other: &&Link| {
-        link.master == Some(other.index) || other.lower == Some(link.index) && is_upon(other)
-    };
-    let other = links.iter().find(|it| is_above(it) && !it.xdp.is_empty())?;
+    let other = hooks::above(link, links)?;
     let finding = Finding::fail(
         "XDP",
         format!("{} above it has a program, so it can have none", other.name),
     );
-    let remedy = format!("run twheel on {}, or detach that program first", other.name);
+    let remedy = format!(
+        "give --hook tcx, run twheel on {}, or detach that program first",
+        other.name
+    );
     Some(finding.remedy(remedy).on(&link.name))
 }
 
-fn driver(link: &Link, mode: Mode) -> Finding {
+fn driver(link: &Link, hooks: &Hooks) -> Finding {
     let driver = link.driver.as_deref().unwrap_or("no driver");
+    let mode = hooks.mode.unwrap_or(Mode::Auto);
     match (mode, link.native) {
         (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as asked for")),
         (_, Some(true)) => Finding::ok("driver", format!("{driver}: native XDP")),
+        (_, _) if !hooks.takes_xdp() => Finding::ok(
+            "driver",
+            format!("{driver}: no native XDP, and none is needed"),
+        ),
         (Mode::Native, Some(false)) => {
-            Finding::fail("driver", format!("{driver}: has no native XDP")).remedy("`--mode auto`")
+            Finding::fail("driver", format!("{driver}: has no native XDP")).remedy("`--hook auto`")
         }
         (Mode::Auto, Some(false)) => Finding::warn(
             "driver",
             format!("{driver}: generic XDP alone, which costs more a packet"),
         )
-        .remedy("nothing need be done: `--mode auto` takes it; for speed, an interface whose driver has XDP"),
+        .remedy("`--hook auto` takes TCX, which costs less"),
         (_, None) => Finding::warn(
             "driver",
             format!("{driver}: the kernel does not say whether it has native XDP"),
@@ -585,7 +595,7 @@ fn driver(link: &Link, mode: Mode) -> Finding {
     }
 }
 
-fn xdp(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Finding {
+fn xdp(link: &Link, hooks: &Hooks, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Finding {
     let describe = |(mode, id): &(&str, u32)| match name(*id) {
         Some(name) => format!("{name} (id {id}, {mode})"),
         None => format!("id {id}, {mode}"),
@@ -606,12 +616,44 @@ fn xdp(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Findin
             Finding::warn("XDP", format!("a program, and this user cannot see whose: {all}"))
                 .remedy("run this as root")
         }
+        _ if !hooks.takes_xdp() => {
+            let what = format!("a program of somebody else's: {all}; twheel goes beside it");
+            Finding::ok("XDP", what)
+        }
         _ => Finding::fail("XDP", format!("a program of somebody else's: {all}")).remedy(format!(
-            "stop whoever attached it (`bpftool net show dev {interface}` and `bpftool link` tell more; `twheel detach` \
-             removes what was pinned under another name); what was attached without a link goes with `ip link set dev \
-             {interface} xdp off`"
+            "give --hook tcx, which goes beside it, or stop whoever attached it (`bpftool net show dev {interface}` and \
+             `bpftool link` tell more; `twheel detach` removes what was pinned under another name); what was attached \
+             without a link goes with `ip link set dev {interface} xdp off`"
         )),
     }
+}
+
+/// What is at TCX, in the order in which packets meet it; nothing where that cannot be asked.
+fn tcx(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
+    let describe = |id: &u32| {
+        let whose = if own.contains(id) {
+            "twheel's own "
+        } else {
+            ""
+        };
+        match name(*id) {
+            Some(name) => format!("{whose}{name} (id {id})"),
+            None => format!("{whose}id {id}"),
+        }
+    };
+    let list = |way| -> Option<String> {
+        let ids = tcx::programs(link.index, way).ok()?;
+        let all: Vec<_> = ids.iter().map(describe).collect();
+        Some(match all[..] {
+            [] => "none".to_owned(),
+            _ => all.join(", "),
+        })
+    };
+    let (incoming, outgoing) = (list(Way::In)?, list(Way::Out)?);
+    Some(Finding::ok(
+        "TCX",
+        format!("incoming: {incoming}; outgoing: {outgoing}"),
+    ))
 }
 
 /// The name of a loaded program; `None` if it is gone, or if this user may not see it.
@@ -620,10 +662,15 @@ fn name(id: u32) -> Option<String> {
     Some(program.name_as_str().unwrap_or("?").to_owned())
 }
 
-/// The id of the XDP program of an instance.
-fn program(instance: &Path) -> Option<u32> {
-    let program = ProgramInfo::from_pin(instance.join("twheel_xdp"));
-    program.ok().map(|program| program.id())
+/// The ids of the programs by which an instance sees packets.
+fn programs_of(instance: &Path) -> Vec<u32> {
+    let seeing = ["twheel_xdp", "twheel_ingress", "twheel_egress"];
+    let programs = seeing.map(|name| ProgramInfo::from_pin(instance.join(name)));
+    // Of a run that was killed while it attached, a link may have another program than the one that is pinned.
+    let links = pins::entries(instance).unwrap_or_default();
+    let of_links = links.iter().filter_map(|it| hooks::program(it));
+    let programs = programs.iter().flatten().map(ProgramInfo::id);
+    programs.chain(of_links).collect()
 }
 
 /// The network namespaces that this user sees: those of processes, and those with a name.
@@ -710,6 +757,7 @@ fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSe
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{hooks::Ingress, order::Names};
 
     /// Every finding that is not `ok` says what to do; checks its status.
     fn is(finding: &Finding, status: Status) {
@@ -818,31 +866,48 @@ mod tests {
     fn what_an_interface_carries() {
         let link = |native, xdp: &[(&'static str, u32)]| Link {
             name: "eth0".to_owned(),
-            ethernet: true,
+            layer: Some(links::LinkLayer::Ethernet),
             native,
             xdp: xdp.to_vec(),
             ..Link::default()
         };
-        for (mode, native, status) in [
-            (Mode::Auto, Some(true), Status::Ok),
-            (Mode::Auto, Some(false), Status::Warn),
-            (Mode::Auto, None, Status::Warn),
-            (Mode::Native, Some(true), Status::Ok),
-            (Mode::Native, Some(false), Status::Fail),
-            (Mode::Generic, Some(false), Status::Ok),
+        let hooks = |ingress, mode| Hooks {
+            ingress,
+            mode,
+            egress: Egress::Auto,
+            order: None,
+            resets: false,
+            names: Names::default(),
+        };
+        use Ingress::{Auto, Tcx, Xdp};
+        for (ingress, mode, native, status) in [
+            (Auto, None, Some(true), Status::Ok),
+            (Auto, None, Some(false), Status::Ok),
+            (Auto, None, None, Status::Ok),
+            (Tcx, None, Some(false), Status::Ok),
+            (Xdp, None, Some(false), Status::Warn),
+            (Xdp, None, None, Status::Warn),
+            (Xdp, Some(Mode::Native), Some(true), Status::Ok),
+            (Auto, Some(Mode::Native), Some(false), Status::Fail),
+            (Auto, Some(Mode::Generic), Some(false), Status::Ok),
         ] {
-            is(&driver(&link(native, &[]), mode), status);
+            is(&driver(&link(native, &[]), &hooks(ingress, mode)), status);
         }
+        let hook = hooks(Xdp, None);
         let named = |_| Some("other".to_owned());
         let own = [7];
-        is(&xdp(&link(None, &[]), &own, &named), Status::Ok);
+        is(&xdp(&link(None, &[]), &hook, &own, &named), Status::Ok);
         is(
-            &xdp(&link(None, &[("native", 7)]), &own, &named),
+            &xdp(&link(None, &[("native", 7)]), &hook, &own, &named),
             Status::Ok,
         );
         for programs in [&[("native", 8)][..], &[("native", 7), ("hardware", 8)]] {
-            is(&xdp(&link(None, programs), &own, &named), Status::Fail);
-            is(&xdp(&link(None, programs), &own, &|_| None), Status::Warn);
+            let link = link(None, programs);
+            is(&xdp(&link, &hook, &own, &named), Status::Fail);
+            is(&xdp(&link, &hook, &own, &|_| None), Status::Warn);
+            let auto = xdp(&link, &hooks(Auto, None), &own, &named);
+            is(&auto, Status::Ok);
+            assert!(auto.what.contains("other (id 8, "), "{auto:?}");
         }
     }
 

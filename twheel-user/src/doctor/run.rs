@@ -1,14 +1,17 @@
 //! What `twheel run` would refuse on its own account: pins, a port, a group, a way to see packets.
 
 use anyhow::Result;
+use nix::net::if_::if_nametoindex;
 
 use super::{Finding, Wanted, with_interfaces};
 use crate::{
-    attach::{Egress, check_interface, has_tcx},
+    attach::{Egress, Outgoing, check_interface},
     clsact, data_plane,
+    hooks::{Choice, HIDES_TAGS, Incoming, shows_tags},
     metrics::Listener,
     pins::Pins,
     privilege,
+    tc::Way,
 };
 
 /// What a run with these options would refuse before it loads anything.
@@ -16,15 +19,24 @@ use crate::{
 /// `kept`: what is pinned for its interfaces.
 pub(super) fn findings(wanted: &Wanted, kept: Result<Option<Pins>>) -> Vec<Finding> {
     let mut found = Vec::new();
+    let directory = kept.as_ref().ok().and_then(Option::as_ref);
+    let directory = directory.map(|pins| pins.path().to_owned());
     found.extend(instance(wanted, kept));
-    let adds_filters = match wanted.egress {
-        Egress::Off | Egress::Tcx => false,
-        Egress::Clsact => true,
-        Egress::Auto | Egress::On => !has_tcx("lo"),
-    };
-    if adds_filters {
-        let filters = wanted.interfaces.iter();
-        found.extend(filters.filter_map(|name| clsact_filter(name, wanted.egress)));
+    for name in &wanted.interfaces {
+        // Another check says that it will not do.
+        if check_interface(name).is_err() {
+            continue;
+        }
+        let choice = wanted.hooks.choose(directory.as_deref(), name);
+        let by = choice.as_ref().ok().map(|choice| choice.by);
+        found.push(hook(name, choice));
+        if by == Some(Incoming::Clsact) {
+            found.extend(clsact_filter(name, Way::In, wanted));
+        }
+        let index = if_nametoindex(name.as_str()).unwrap_or_default();
+        if wanted.hooks.outgoing(index) == Some(Outgoing::Clsact) {
+            found.extend(clsact_filter(name, Way::Out, wanted));
+        }
     }
     if let Some(address) = wanted.metrics {
         found.push(match Listener::bind(address) {
@@ -69,23 +81,46 @@ fn instance(wanted: &Wanted, kept: Result<Option<Pins>>) -> Option<Finding> {
     })
 }
 
+/// By what incoming packets of an interface would be seen, and why.
+fn hook(interface: &str, choice: Result<Choice>) -> Finding {
+    const NAME: &str = "hook";
+    let finding = match choice {
+        Err(error) => Finding::fail(NAME, format!("{error:#}"))
+            .remedy("give other options, or leave them out"),
+        Ok(choice) if choice.hides_tags => {
+            Finding::warn(NAME, format!("{}: {HIDES_TAGS}", choice.by.name()))
+                .remedy(shows_tags(interface))
+        }
+        Ok(choice) => {
+            let by = match (choice.by, choice.goes_on) {
+                // Be it native or generic.
+                (Incoming::Xdp(_), true) => "XDP",
+                (by, _) => by.name(),
+            };
+            let why = match (&choice.why, choice.goes_on) {
+                (Some(why), _) => format!(": {why}"),
+                (None, true) => ": an earlier run has left it there".to_owned(),
+                (None, false) => String::new(),
+            };
+            Finding::ok(NAME, format!("{by} would see incoming packets{why}"))
+        }
+    };
+    finding.on(interface)
+}
+
 /// Whether an interface takes a clsact filter.
-fn clsact_filter(interface: &str, egress: Egress) -> Option<Finding> {
-    // That there is no such interface is said elsewhere.
-    if check_interface(interface).is_err() {
-        return None;
-    }
-    let error = clsact::check(interface).err()?;
-    let (what, remedy) = (
-        format!("{error:#}"),
-        "remove that qdisc, or give --egress off",
-    );
-    let finding = match egress {
-        Egress::Auto => Finding::warn(
-            "egress",
-            format!("only incoming packets will be seen: {what}"),
-        ),
-        _ => Finding::fail("egress", what),
+fn clsact_filter(interface: &str, way: Way, wanted: &Wanted) -> Option<Finding> {
+    let error = clsact::check(interface, way).err()?;
+    let what = format!("{error:#}");
+    let (name, remedy) = match way {
+        Way::In => ("hook", "remove that qdisc, or give --hook xdp"),
+        Way::Out => ("egress", "remove that qdisc, or give --egress off"),
+    };
+    let finding = match (way, wanted.hooks.egress) {
+        (Way::Out, Egress::Auto) => {
+            Finding::warn(name, format!("only incoming packets will be seen: {what}"))
+        }
+        _ => Finding::fail(name, what),
     };
     Some(finding.remedy(remedy).on(interface))
 }

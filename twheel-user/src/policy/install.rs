@@ -57,14 +57,33 @@ pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressB
 ///
 /// As [`put`].
 pub fn check(file: &Path, clock: Clock, config: &Config) -> Result<()> {
-    let meta = Meta {
+    let policy = read(file, clock, &meta_of(config))?;
+    policy.compile(|name| if_nametoindex(name).ok()).map(drop)
+}
+
+/// What a policy depends on of an instance of this configuration.
+fn meta_of(config: &Config) -> Meta {
+    Meta {
         tick: config.tick,
         geometry: config.geometry,
         extras: (config.enforce >> 1) * EXTRA_ENFORCE,
         ..Meta::default()
-    };
-    let policy = read(file, clock, &meta)?;
-    policy.compile(|name| if_nametoindex(name).ok()).map(drop)
+    }
+}
+
+/// Whether a policy file asks for an action, for a run of this configuration.
+///
+/// # Errors
+///
+/// As [`check`].
+pub fn asks_for(file: &Path, clock: Clock, config: &Config, action: Action) -> Result<bool> {
+    let policy = read(file, clock, &meta_of(config))?;
+    let all = policy
+        .rules
+        .iter()
+        .map(|rule| rule.reap)
+        .chain([policy.reap]);
+    Ok(all.flatten().any(|actions| actions.has(action)))
 }
 
 /// Reads a policy file for an instance.

@@ -101,10 +101,11 @@ const COMPANY: [(&str, &[&str], Company); 16] = [
 ];
 
 /// The test binaries that take the longest, which begin first, so that no other waits for them in the end.
-const LONG: [&str; 5] = [
+const LONG: [&str; 6] = [
     "fuzzer",
     "tests/faults_crash",
     "tests/clsact",
+    "tests/hooks",
     "tests/data_plane",
     "tests/faults_flows",
 ];

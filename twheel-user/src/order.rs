@@ -1,0 +1,257 @@
+//! Where twheel's programs stand among those of others on the same hook: `--order`.
+
+use std::{collections::HashMap, fmt, str::FromStr};
+
+use aya::programs::loaded_programs;
+
+/// What the kernel keeps of a program's name, bytes.
+const NAME_BYTES: usize = 15;
+
+/// Where a program is to stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Before all others.
+    First,
+    /// After all others.
+    Last,
+    /// Before this one.
+    Before(Anchor),
+    /// After this one.
+    After(Anchor),
+}
+
+/// A program of somebody else's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// By its id.
+    Id(u32),
+    /// By its name; that of a clsact filter, by the filter's.
+    Name(String),
+}
+
+/// What stands on a hook beside twheel's program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Its program's id; a filter may have none.
+    pub id: Option<u32>,
+    /// Its name, where one is known.
+    pub name: Option<String>,
+}
+
+/// A place in a list of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// Before all.
+    First,
+    /// After all.
+    Last,
+    /// Before this one.
+    Before(usize),
+    /// After this one.
+    After(usize),
+}
+
+/// The names of programs by their ids. To read them takes `CAP_SYS_ADMIN`, which a run gives up: so of those that were loaded
+/// before that.
+#[derive(Clone, Debug, Default)]
+pub struct Names(HashMap<u32, String>);
+
+impl Names {
+    /// Of the programs that are loaded; none where this user may not see them.
+    pub fn read() -> Self {
+        let programs = loaded_programs().flatten();
+        let named = programs.filter_map(|it| Some((it.id(), it.name_as_str()?.to_owned())));
+        Self(named.collect())
+    }
+
+    /// That of a program.
+    pub fn of(&self, id: u32) -> Option<&str> {
+        self.0.get(&id).map(String::as_str)
+    }
+
+    /// A program, for people.
+    pub fn describe(&self, id: u32) -> String {
+        self.other(id).to_string()
+    }
+
+    /// The same, for the order.
+    pub fn other(&self, id: u32) -> Other {
+        Other {
+            id: Some(id),
+            name: self.of(id).map(str::to_owned),
+        }
+    }
+}
+
+impl fmt::Display for Other {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.name, self.id) {
+            (Some(name), Some(id)) => write!(f, "{} (id {id})", name.escape_debug()),
+            (Some(name), None) => write!(f, "{}", name.escape_debug()),
+            (None, Some(id)) => write!(f, "id {id}"),
+            (None, None) => write!(f, "a filter without a name"),
+        }
+    }
+}
+
+/// Programs, for people.
+pub fn list(others: &[Other]) -> String {
+    match others {
+        [] => "none".to_owned(),
+        _ => others
+            .iter()
+            .map(Other::to_string)
+            .collect::<Vec<_>>()
+            .join(", "),
+    }
+}
+
+impl Anchor {
+    fn is(&self, other: &Other) -> bool {
+        match self {
+            Self::Id(id) => other.id == Some(*id),
+            Self::Name(name) => other.name.as_deref().is_some_and(|other| {
+                let kept = name.as_bytes().get(..NAME_BYTES);
+                other == name || kept == Some(other.as_bytes())
+            }),
+        }
+    }
+}
+
+impl Order {
+    /// The program beside which it is to stand.
+    pub fn anchor(&self) -> Option<&Anchor> {
+        match self {
+            Self::First | Self::Last => None,
+            Self::Before(anchor) | Self::After(anchor) => Some(anchor),
+        }
+    }
+
+    /// Whether the program beside which it is to stand is there, if there is one.
+    pub fn is_met(&self, others: &[Other]) -> bool {
+        let anchor = self.anchor();
+        anchor.is_none_or(|anchor| others.iter().any(|it| anchor.is(it)))
+    }
+
+    /// The place among others, in their order. Of several of a name it is before, or after, all of them; where there is none, it
+    /// is the first.
+    pub fn position(&self, others: &[Other]) -> Position {
+        let place = match self {
+            Self::First => None,
+            Self::Last => Some(Position::Last),
+            Self::Before(anchor) => {
+                let found = others.iter().position(|it| anchor.is(it));
+                found.map(Position::Before)
+            }
+            Self::After(anchor) => {
+                let found = others.iter().rposition(|it| anchor.is(it));
+                found.map(Position::After)
+            }
+        };
+        place.unwrap_or(Position::First)
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, anchor) = match self {
+            Self::First => return f.write_str("first"),
+            Self::Last => return f.write_str("last"),
+            Self::Before(anchor) => ("before", anchor),
+            Self::After(anchor) => ("after", anchor),
+        };
+        match anchor {
+            Anchor::Id(id) => write!(f, "{word}:id:{id}"),
+            Anchor::Name(name) => write!(f, "{word}:{name}"),
+        }
+    }
+}
+
+impl FromStr for Order {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let anchor = |name: &str| match name.strip_prefix("id:") {
+            _ if name.is_empty() || name.chars().any(char::is_control) => {
+                Err("give the name of a program, or id:N".to_owned())
+            }
+            Some(id) => id
+                .parse()
+                .map(Anchor::Id)
+                .map_err(|_| format!("`{id}` is no id of a program: `bpftool prog` lists them")),
+            None => Ok(Anchor::Name(name.to_owned())),
+        };
+        match text.split_once(':') {
+            None if text == "first" => Ok(Self::First),
+            None if text == "last" => Ok(Self::Last),
+            Some(("before", name)) => anchor(name).map(Self::Before),
+            Some(("after", name)) => anchor(name).map(Self::After),
+            _ => Err(
+                "give first, last, before:NAME or after:NAME, where NAME is a program's, or id:N"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_are_written() {
+        for text in [
+            "first",
+            "last",
+            "before:cil_from_netdev",
+            "after:id:12",
+            "before:a:b",
+        ] {
+            let order: Order = text.parse().unwrap();
+            assert_eq!(order.to_string(), text);
+        }
+        for text in [
+            "",
+            "First",
+            "first:x",
+            "before",
+            "before:",
+            "after:id:",
+            "after:id:x",
+            "beside:x",
+            "before:a\nb",
+        ] {
+            assert!(text.parse::<Order>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_beside_the_one_named() {
+        let other = |id: u32, name: &str| Other {
+            id: Some(id),
+            name: Some(name.to_owned()),
+        };
+        let others = [
+            other(3, "guard"),
+            other(4, "a_name_that_is_"),
+            other(5, "guard"),
+        ];
+        for (order, position, is_met) in [
+            ("first", Position::First, true),
+            ("last", Position::Last, true),
+            ("before:guard", Position::Before(0), true),
+            ("after:guard", Position::After(2), true),
+            ("after:id:4", Position::After(1), true),
+            // Longer than what the kernel keeps.
+            ("before:a_name_that_is_longer", Position::Before(1), true),
+            ("before:a_name", Position::First, false),
+            ("after:id:6", Position::First, false),
+        ] {
+            let order: Order = order.parse().unwrap();
+            assert_eq!(order.position(&others), position, "{order}");
+            assert_eq!(order.is_met(&others), is_met, "{order}");
+        }
+        assert_eq!(list(&others[..1]), "guard (id 3)");
+        assert_eq!(list(&[]), "none");
+    }
+}

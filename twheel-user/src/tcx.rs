@@ -1,0 +1,111 @@
+//! The programs that TCX runs on an interface, by their ids. Unlike their names, these can be asked for with what a run keeps.
+
+use std::{io, mem};
+
+use aya::programs::{LinkOrder, ProgramId};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd};
+
+use crate::{
+    bpf,
+    order::{Names, Order, Other, Position},
+    tc::Way,
+};
+
+/// The kernel runs no more on one hook (`BPF_MPROG_MAX`).
+const MOST: usize = 64;
+
+/// The programs of an interface for one direction, in the order in which packets meet them.
+///
+/// # Errors
+///
+/// `EINVAL`: the kernel has no TCX. `EPERM`: without `CAP_NET_ADMIN`.
+pub fn programs(index: u32, way: Way) -> io::Result<Vec<u32>> {
+    let mut ids = [0u32; MOST];
+    // SAFETY: all bytes of the attribute are then valid.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.query.__bindgen_anon_1.target_ifindex = index;
+    attr.query.attach_type = match way {
+        Way::In => bpf_attach_type::BPF_TCX_INGRESS,
+        Way::Out => bpf_attach_type::BPF_TCX_EGRESS,
+    } as u32;
+    attr.query.prog_ids = (&raw mut ids).addr() as u64;
+    attr.query.__bindgen_anon_2.count = MOST as u32;
+    // SAFETY: the attribute is one of this command, and points to as many numbers as it says, which outlive the call.
+    unsafe { bpf::call(bpf_cmd::BPF_PROG_QUERY, &mut attr) }?;
+    // SAFETY: the kernel has written it, and any bits are a number.
+    let count = unsafe { attr.query.__bindgen_anon_2.count } as usize;
+    Ok(ids[..count.min(MOST)].to_vec())
+}
+
+/// Whether the kernel has TCX: one without does not know the question.
+pub fn exists(index: u32) -> bool {
+    let answer = programs(index, Way::In);
+    answer.map_or_else(|error| error.raw_os_error() != Some(libc::EINVAL), |_| true)
+}
+
+/// The same, but one of twheel's, with the names that are known.
+///
+/// # Errors
+///
+/// As [`programs`].
+pub fn others(index: u32, way: Way, own: Option<u32>, names: &Names) -> io::Result<Vec<Other>> {
+    let all = programs(index, way)?.into_iter();
+    let others = all.filter(|id| Some(*id) != own);
+    Ok(others.map(|id| names.other(id)).collect())
+}
+
+/// How the kernel is told of a place.
+pub fn link_order(order: &Order, others: &[Other]) -> LinkOrder {
+    // SAFETY: this is an id that the kernel has given; of a program that has gone meanwhile the kernel says so.
+    let id = |index: usize| unsafe { ProgramId::new(others[index].id.unwrap_or_default()) };
+    match order.position(others) {
+        Position::First => LinkOrder::first(),
+        Position::Last => LinkOrder::last(),
+        Position::Before(index) => LinkOrder::before_program_id(id(index)),
+        Position::After(index) => LinkOrder::after_program_id(id(index)),
+    }
+}
+
+/// Whether a program stands where it is to stand among these, of which it is one.
+pub fn stands(order: &Order, own: u32, all: &[Other]) -> bool {
+    let Some(at) = all.iter().position(|it| it.id == Some(own)) else {
+        return false;
+    };
+    let (before, after) = (&all[..at], &all[at + 1..]);
+    let others = [before, after].concat();
+    match order.position(&others) {
+        Position::First => before.is_empty(),
+        Position::Last => after.is_empty(),
+        Position::Before(index) => index >= at,
+        Position::After(index) => index < at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_stands_where_it_was_told_to_or_not() {
+        let names = Names::default();
+        let all: Vec<_> = (1..=4).map(|id| names.other(id)).collect();
+        for (order, own, is) in [
+            ("first", 1, true),
+            ("first", 2, false),
+            ("last", 4, true),
+            ("last", 3, false),
+            ("before:id:3", 2, true),
+            ("before:id:3", 1, true),
+            ("before:id:3", 4, false),
+            ("after:id:3", 4, true),
+            ("after:id:3", 2, false),
+            // That is not there: the first.
+            ("after:id:9", 1, true),
+            ("after:id:9", 2, false),
+            ("first", 9, false),
+        ] {
+            let order: Order = order.parse().unwrap();
+            assert_eq!(stands(&order, own, &all), is, "{order} {own}");
+        }
+    }
+}
