@@ -56,7 +56,7 @@ const MODULES: [&str; 26] = [
     "kernel/net/sched/",
 ];
 /// Seconds that a machine may take.
-const LIMIT: &str = "1800";
+const LIMIT: &str = "3600";
 
 /// What a machine of an architecture runs.
 pub struct Programs {
