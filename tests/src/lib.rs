@@ -7,6 +7,8 @@ pub mod plane;
 
 pub mod ctnetlink;
 
+pub mod devices;
+
 pub mod directory;
 
 pub mod forge;

@@ -121,6 +121,9 @@ enum Task {
         /// Only the newest, 6.12 and 6.1, with fewer checks: what each run of CI does
         #[arg(long, conflicts_with = "kernel")]
         ci: bool,
+        /// Only the checks of this name, such as interfaces
+        #[arg(long, value_name = "NAME")]
+        check: Option<String>,
         /// Machines at a time; each takes one CPU [default: 2; with --ci, all]
         #[arg(long, value_name = "N")]
         jobs: Option<usize>,
@@ -157,7 +160,17 @@ fn main() -> ExitCode {
         Task::Fuzz { keep, args } => fuzz::fuzz(keep, &args),
         Task::Mutants { files, sample } => mutants::mutants(&files, sample),
         Task::Build { target } => cross::build(target),
-        Task::VmTest { kernel, ci, jobs } => vm::test(&vm::Options { kernel, ci, jobs }),
+        Task::VmTest {
+            kernel,
+            ci,
+            check,
+            jobs,
+        } => vm::test(&vm::Options {
+            kernel,
+            ci,
+            check,
+            jobs,
+        }),
         Task::Man => man::man(),
         Task::Setup => setup::setup(),
     };

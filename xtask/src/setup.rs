@@ -52,6 +52,8 @@ pub fn vm() -> Result<()> {
         ("ip", "iproute2", "10 s"),
         ("nft", "nftables", "10 s"),
         ("bpftool", "bpftool", "5 s"),
+        ("wg", "wireguard-tools", "5 s"),
+        ("teamd", "libteam-utils", "5 s"),
     ])
 }
 

@@ -7,6 +7,8 @@ export TWHEEL_BIN=/bin/twheel TWHEEL_BPF_OBJECT=/twheel.bpf.o TWHEEL_HOTPLUG=1 R
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+mkdir -p /dev/pts
+mount -t devpts pts /dev/pts
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 mount -t bpf bpf /sys/fs/bpf

@@ -280,10 +280,7 @@ impl Kernel {
         let config = fs::read_to_string(&config).unwrap_or_default();
         Ok(Self {
             expected: Expected::of(&release, &config),
-            has_modules: ["", ".xz", ".zst"].iter().any(|suffix| {
-                let veth = modules(&root, &release.name).join(format!("{VETH}{suffix}"));
-                veth.exists()
-            }),
+            has_modules: has(&modules(&root, &release.name), VETH),
             release,
             root,
         })
@@ -299,6 +296,11 @@ impl Kernel {
             .with_context(|| format!("no image of {} came", self.release.name))
     }
 
+    /// Whether a module is among its modules.
+    pub fn has(&self, module: &str) -> bool {
+        has(&self.modules(), module)
+    }
+
     /// The directory of its modules.
     pub fn modules(&self) -> PathBuf {
         modules(&self.root, &self.release.name)
@@ -311,6 +313,14 @@ fn modules(root: &Path, release: &str) -> PathBuf {
         return usr;
     }
     root.join("lib/modules").join(release)
+}
+
+/// Whether there is a module, compressed or not.
+fn has(modules: &Path, module: &str) -> bool {
+    let suffixes = ["", ".xz", ".zst"];
+    suffixes
+        .iter()
+        .any(|suffix| modules.join(format!("{module}{suffix}")).exists())
 }
 
 fn first(root: &Path, prefixes: &[&str], release: &str) -> Option<PathBuf> {

@@ -23,21 +23,40 @@ use super::{
 use crate::sh;
 
 /// What the script and the tests call, beside the programs that are built.
-const PROGRAMS: [&str; 6] = ["busybox", "kmod", "ip", "tc", "nft", "bpftool"];
-/// Modules that the kernel loads by itself, with what they depend on: devices, filters, diagnosis of sockets.
-const MODULES: [&str; 9] = [
+const PROGRAMS: [&str; 8] = [
+    "busybox", "kmod", "ip", "tc", "nft", "bpftool", "wg", "teamd",
+];
+/// Modules that the kernel loads by itself, with what they depend on: devices, filters, diagnosis of sockets, ciphers.
+const MODULES: [&str; 26] = [
     "kernel/drivers/net/veth.ko",
     "kernel/drivers/net/dummy.ko",
     "kernel/drivers/net/tun.ko",
+    "kernel/drivers/net/bonding/",
+    "kernel/drivers/net/geneve.ko",
+    "kernel/drivers/net/ipvlan/",
+    "kernel/drivers/net/macvlan.ko",
+    "kernel/drivers/net/ppp/ppp_async.ko",
+    "kernel/drivers/net/team/",
+    "kernel/drivers/net/vrf.ko",
+    "kernel/drivers/net/vxlan",
+    "kernel/drivers/net/wireguard/",
+    "kernel/net/8021q/",
+    "kernel/net/802/",
+    "kernel/net/bridge/bridge.ko",
+    "kernel/net/llc/",
+    "kernel/net/xfrm/",
+    "kernel/crypto/",
+    "kernel/lib/crypto/",
+    "kernel/arch/x86/crypto/",
+    "kernel/arch/arm64/crypto/",
     "kernel/net/core/",
     "kernel/net/ipv4/",
     "kernel/net/ipv6/",
     "kernel/net/netfilter/",
     "kernel/net/sched/",
-    "kernel/crypto/crc32c",
 ];
 /// Seconds that a machine may take.
-const LIMIT: &str = "1800";
+const LIMIT: &str = "3600";
 
 /// What a machine of an architecture runs.
 pub struct Programs {

@@ -35,6 +35,32 @@ pub struct Tests {
     /// The file in `tests/tests`.
     pub binary: &'static str,
     names: &'static [&'static str],
+    /// Not those whose names have one of these in them.
+    but: &'static [&'static str],
+}
+
+impl Tests {
+    /// These of a binary, or all.
+    const fn of(binary: &'static str, names: &'static [&'static str]) -> Self {
+        Self {
+            binary,
+            names,
+            but: &[],
+        }
+    }
+
+    /// The line of the script.
+    fn check(&self) -> String {
+        let Self { binary, names, but } = self;
+        let least = names.len().max(1);
+        let mut line = format!("check {binary} tests {binary} {least}");
+        if !names.is_empty() {
+            line += " --exact";
+        }
+        line.extend(names.iter().map(|name| format!(" {name}")));
+        line.extend(but.iter().map(|name| format!(" --skip {name}")));
+        line
+    }
 }
 
 /// The same, where there are two interfaces.
@@ -46,65 +72,75 @@ const WITH_PAIR: [(&str, &str); 2] = [
 /// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
 /// frames; a CPU that goes and comes back.
 const FULL: [Tests; 6] = [
-    Tests {
-        binary: "namespaces",
-        names: &[],
-    },
-    Tests {
-        binary: "inspect",
-        names: &[
+    Tests::of("namespaces", &[]),
+    Tests::of(
+        "inspect",
+        &[
             "a_flow_that_has_packets_is_not_deleted",
             "what_a_run_has_left_can_be_deleted_without_one",
         ],
-    },
-    Tests {
-        binary: "reap",
-        names: &[
+    ),
+    Tests::of(
+        "reap",
+        &[
             "sockets_whose_peers_are_gone_are_closed_and_no_others",
             "sockets_of_ipv6_that_serve_ipv4_are_closed",
         ],
-    },
-    Tests {
-        binary: "clsact",
-        names: &[
+    ),
+    Tests::of(
+        "clsact",
+        &[
             "a_filter_outlives_its_run_and_the_next_one_replaces_it_in_place",
             "other_peoples_filters_go_on_beside_it",
         ],
-    },
-    Tests {
-        binary: "stepping",
-        names: &["live_frames_do_what_test_runs_do"],
-    },
+    ),
+    Tests::of("stepping", &["live_frames_do_what_test_runs_do"]),
     HOTPLUG,
 ];
 /// A CPU that goes: here it is nobody else's.
-const HOTPLUG: Tests = Tests {
-    binary: "faults_stall",
-    names: &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
-};
+const HOTPLUG: Tests = Tests::of(
+    "faults_stall",
+    &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
+);
 /// Of each run of CI.
 const SHORT: [Tests; 2] = [
-    Tests {
-        binary: "namespaces",
-        names: &[
+    Tests::of(
+        "namespaces",
+        &[
             "a_killed_run_loses_no_flow_and_the_next_one_adopts",
             "a_policy_is_replaced_while_flows_live",
         ],
-    },
-    Tests {
-        binary: "reap",
-        names: &["sockets_of_ipv6_that_serve_ipv4_are_closed"],
-    },
+    ),
+    Tests::of("reap", &["sockets_of_ipv6_that_serve_ipv4_are_closed"]),
 ];
+/// Kinds of interface: all; all that Debian's kernels for clouds have; and those that each run of CI tries on one kernel.
+const INTERFACES: Tests = Tests::of("interfaces", &[]);
+const INTERFACES_BUT_PPP: Tests = Tests {
+    but: &["device::ppp"],
+    ..INTERFACES
+};
+const SHORT_INTERFACES: Tests = Tests::of(
+    "interfaces",
+    &[
+        "device::vlan",
+        "device::bond",
+        "device::wireguard",
+        "device::gre",
+        "device::vrf_member",
+    ],
+);
+const SHORT_INTERFACES_ON: [u32; 2] = [6, 12];
+/// The module that Debian's kernels for clouds lack.
+const PPP: &str = "kernel/drivers/net/ppp/ppp_async.ko";
 /// Where `lo` is the only interface.
-const ON_LO: [Tests; 1] = [Tests {
-    binary: "namespaces",
-    names: &["lo_runs_generic_when_asked_and_when_native_is_refused"],
-}];
+const ON_LO: [Tests; 1] = [Tests::of(
+    "namespaces",
+    &["lo_runs_generic_when_asked_and_when_native_is_refused"],
+)];
 
 /// The binaries of tests that the scripts call.
 pub fn binaries() -> impl Iterator<Item = &'static str> {
-    FULL.iter().map(|it| it.binary)
+    FULL.iter().chain([&INTERFACES]).map(|it| it.binary)
 }
 
 /// How much is checked.
@@ -117,16 +153,30 @@ pub enum Extent {
 }
 
 /// The machine's script for a kernel.
-pub fn script(kernel: &Kernel, extent: Extent) -> String {
+///
+/// With a name, only the checks of that name, beside what is always looked at.
+pub fn script(kernel: &Kernel, extent: Extent, only: Option<&str>) -> String {
     let checks = match kernel.expected {
         Expected::TooOld => "check refused refused \"$(uname -r) has no .*bpf_loop\"\n".to_owned(),
         Expected::Interleaves => "check refused refused 'PREEMPT_RT.*interleave'\n".to_owned(),
-        Expected::Attaches => checks(kernel.has_modules, extent),
+        Expected::Attaches => {
+            let is_wanted = |line: &&String| {
+                let name = line.split(' ').nth(1).unwrap_or_default();
+                only.is_none_or(|only| name == only || name.starts_with("doctor"))
+            };
+            let lines = checks(kernel, extent);
+            lines
+                .iter()
+                .filter(is_wanted)
+                .map(|line| format!("{line}\n"))
+                .collect()
+        }
     };
     format!("{INIT}{checks}check kernel-is-content content\n{END}")
 }
 
-fn checks(has_modules: bool, extent: Extent) -> String {
+fn checks(kernel: &Kernel, extent: Extent) -> Vec<String> {
+    let has_modules = kernel.has_modules;
     let mut lines = vec![
         "check doctor doctor default".to_owned(),
         format!("check doctor-everything doctor everything {EVERYTHING}"),
@@ -144,14 +194,17 @@ fn checks(has_modules: bool, extent: Extent) -> String {
         (true, Extent::Full) => &FULL,
         (true, Extent::Short) => &SHORT,
     };
-    lines.extend(tests.iter().map(|Tests { binary, names }| {
-        let least = names.len().max(1);
-        let exact = if names.is_empty() { "" } else { "--exact " };
-        format!(
-            "check {binary} tests {binary} {least} {exact}{}",
-            names.join(" ")
-        )
-    }));
-    lines.push(String::new());
-    lines.join("\n")
+    lines.extend(tests.iter().map(Tests::check));
+    if has_modules {
+        let interfaces = match extent {
+            Extent::Full if kernel.has(PPP) => Some(&INTERFACES),
+            Extent::Full => Some(&INTERFACES_BUT_PPP),
+            Extent::Short if kernel.release.series() == SHORT_INTERFACES_ON => {
+                Some(&SHORT_INTERFACES)
+            }
+            Extent::Short => None,
+        };
+        lines.extend(interfaces.map(Tests::check));
+    }
+    lines
 }

@@ -1,0 +1,645 @@
+//! Kinds of network interface, and two hosts that each kind joins.
+
+use std::{
+    any::Any,
+    env,
+    fs::{self, File, OpenOptions},
+    io::{ErrorKind, Write},
+    net::{IpAddr, TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    poll::{PollFd, PollFlags, poll},
+    pty::openpty,
+    sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr},
+};
+
+use crate::netns::{Family, Namespace, PATIENCE, PORT, program};
+
+/// The interface that is made, of most kinds.
+pub const DEV: &str = "dev0";
+/// What it is made on: one end of a veth pair.
+pub const UNDER: &str = "under0";
+/// A second veth pair, for kinds that take two.
+const UNDER_TOO: &str = "under1";
+/// Port of the server on which nobody listens.
+const REFUSED: u16 = PORT + 1;
+/// What `ip` says where the kernel cannot do something.
+const MISSING: [&str; 3] = [
+    "Unknown device type",
+    "not supported",
+    "Function not implemented",
+];
+
+const BOTH: &[Family] = &[Family::V4, Family::V6];
+
+/// A kind of interface, and how it is made.
+///
+/// Its commands are those of `ip`, for each host, in order. `{me}` and `{peer}` are the addresses of the veth pair, `{me6}` and
+/// `{peer6}` those of IPv6, `{out}` and `{in}` numbers of which one host's are the other's, swapped.
+#[derive(Clone)]
+pub struct Kind {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether its packets have an Ethernet header.
+    pub ethernet: bool,
+    /// What it carries.
+    pub families: &'static [Family],
+    /// The interfaces to watch.
+    pub watched: &'static [&'static str],
+    /// Whether sockets that accept on it are bound to a device.
+    pub binds: bool,
+    /// The interface that has the addresses.
+    addressed: &'static str,
+    /// Both hosts' commands.
+    commands: Vec<String>,
+    /// Commands of the server, where the interface is made there alone.
+    server: Vec<String>,
+    special: Option<Special>,
+}
+
+/// What takes more than `ip`.
+#[derive(Clone, Copy)]
+enum Special {
+    /// Keys.
+    Wireguard,
+    /// A daemon.
+    Team,
+    /// A relay between two descriptors.
+    Relay(fn(&Namespace) -> Result<Vec<OwnedFd>>),
+    /// Both ends are on one host.
+    OneHost,
+}
+
+impl Kind {
+    fn new(name: &'static str, commands: &[&str]) -> Self {
+        Self {
+            name,
+            ethernet: true,
+            families: BOTH,
+            watched: &[DEV],
+            binds: false,
+            addressed: DEV,
+            commands: commands.iter().map(|it| (*it).to_owned()).collect(),
+            server: Vec::new(),
+            special: None,
+        }
+    }
+
+    /// Without Ethernet header.
+    fn raw(name: &'static str, commands: &[&str]) -> Self {
+        Self {
+            ethernet: false,
+            ..Self::new(name, commands)
+        }
+    }
+
+    fn special(self, special: Special) -> Self {
+        Self {
+            special: Some(special),
+            ..self
+        }
+    }
+
+    fn carries(self, families: &'static [Family]) -> Self {
+        Self { families, ..self }
+    }
+
+    fn watched(self, watched: &'static [&'static str]) -> Self {
+        Self { watched, ..self }
+    }
+
+    fn addressed(self, addressed: &'static str) -> Self {
+        Self { addressed, ..self }
+    }
+
+    /// By its name.
+    pub fn named(name: &'static str) -> Result<Self> {
+        let on_under = |name| Self::new(name, &[]).addressed(UNDER).watched(&[UNDER]);
+        let vlan = ["link add link under0 name dev0 type vlan id 10"];
+        let bond = |mode: &str| {
+            [
+                &format!("link add dev0 type bond mode {mode} miimon 100"),
+                "link set under0 down",
+                "link set under0 master dev0",
+                "link set under1 down",
+                "link set under1 master dev0",
+            ]
+            .map(str::to_owned)
+        };
+        let bridge = ["link add dev0 type bridge", "link set under0 master dev0"];
+        let tunnel = |kind| format!("link add dev0 type {kind} local {{me}} remote {{peer}}");
+        let tunnel6 = |kind| format!("link add dev0 type {kind} local {{me6}} remote {{peer6}}");
+        Ok(match name {
+            "veth" => on_under(name),
+            "tap" => Self::new(name, &[]).special(Special::Relay(tap)),
+            "lo" => Self {
+                addressed: "lo",
+                ..Self::new(name, &[]).watched(&["lo"])
+            }
+            .special(Special::OneHost),
+            "vlan" => Self::new(name, &vlan),
+            "vlan_trunk" => Self::new(name, &vlan).watched(&[UNDER]),
+            "qinq" => Self::new(
+                name,
+                &[
+                    "link add link under0 name outer0 type vlan protocol 802.1ad id 20",
+                    "link set outer0 up",
+                    "link add link outer0 name dev0 type vlan id 10",
+                ],
+            ),
+            "bond" => Self {
+                commands: bond("active-backup").to_vec(),
+                ..Self::new(name, &[])
+            },
+            "bond_members" => Self {
+                commands: bond("balance-rr").to_vec(),
+                ..Self::new(name, &[]).watched(&[UNDER, UNDER_TOO])
+            },
+            "team" => Self::new(name, &["link add dev0 type team", "link set under0 down"])
+                .special(Special::Team),
+            "bridge" => Self::new(name, &bridge),
+            "bridge_port" => Self::new(name, &bridge).watched(&[UNDER]),
+            "macvlan" => Self::new(
+                name,
+                &["link add link under0 name dev0 type macvlan mode bridge"],
+            ),
+            "macvlan_parent" => Self::new(
+                name,
+                &["link add link under0 name dev0 type macvlan mode bridge"],
+            )
+            .watched(&[UNDER]),
+            "ipvlan" => Self::new(
+                name,
+                &["link add link under0 name dev0 type ipvlan mode l2"],
+            ),
+            "vxlan" => Self::new(
+                name,
+                &["link add dev0 type vxlan id 42 dev under0 remote {peer} dstport 4789"],
+            ),
+            "geneve" => Self::new(name, &["link add dev0 type geneve id 42 remote {peer}"]),
+            "gretap" => Self::new(name, &[&tunnel("gretap")]),
+            "ip6gretap" => Self::new(name, &[&tunnel6("ip6gretap")]),
+            "vrf_member" => Self {
+                server: [
+                    "link add red type vrf table 10",
+                    "link set red up",
+                    "link set under0 master red",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
+                binds: true,
+                ..on_under(name)
+            },
+            "tun" => Self::raw(name, &[]).special(Special::Relay(tun)),
+            "ppp" => Self::raw(name, &[]).special(Special::Relay(ppp)),
+            "wireguard" => {
+                Self::raw(name, &["link add dev0 type wireguard"]).special(Special::Wireguard)
+            }
+            "ipip" => Self::raw(name, &[&tunnel("ipip")]).carries(&[Family::V4]),
+            "sit" => Self::raw(name, &[&tunnel("sit")]).carries(&[Family::V6]),
+            "gre" => Self::raw(name, &[&tunnel("gre")]),
+            "ip6gre" => Self::raw(name, &[&tunnel6("ip6gre")]),
+            "ip6tnl" => Self::raw(name, &[&tunnel6("ip6tnl mode any")]),
+            "vti" => Self {
+                commands: ipsec(&tunnel("vti key 42"), "", "mark 42"),
+                ..Self::raw(name, &[])
+            },
+            "xfrm" => Self {
+                commands: ipsec(
+                    "link add dev0 type xfrm dev under0 if_id 42",
+                    "if_id 42",
+                    "if_id 42",
+                ),
+                ..Self::raw(name, &[])
+            },
+            _ => bail!("no kind of interface is called {name}"),
+        })
+    }
+}
+
+/// The commands of an interface whose packets IPsec carries, with what ties its states and its policies to it.
+fn ipsec(link: &str, state: &str, policy: &str) -> Vec<String> {
+    const KEY: &str = "0x000102030405060708090a0b0c0d0e0f10111213";
+    let mut commands = vec![link.to_owned()];
+    for (from, to, spi, direction) in [
+        ("{me}", "{peer}", "{out}", "out"),
+        ("{peer}", "{me}", "{in}", "in"),
+    ] {
+        commands.push(format!(
+            "xfrm state add src {from} dst {to} proto esp spi {spi} reqid 1 mode tunnel \
+             flag af-unspec aead rfc4106(gcm(aes)) {KEY} 128 {state}"
+        ));
+        commands.extend(["0.0.0.0/0", "::/0"].map(|all| {
+            format!(
+                "xfrm policy add src {all} dst {all} dir {direction} {policy} \
+                 tmpl src {from} dst {to} proto esp reqid 1 mode tunnel"
+            )
+        }));
+    }
+    commands
+}
+
+/// Two hosts that an interface joins: a client and the server, where it is watched.
+pub struct Joined {
+    // Dropped before the namespaces.
+    kept: Vec<Box<dyn Any + Send + Sync>>,
+    listeners: Vec<[TcpListener; 2]>,
+    client: Option<Namespace>,
+    /// Where the interface is watched.
+    pub server: Namespace,
+    /// What joins them.
+    pub kind: Kind,
+}
+
+impl Joined {
+    /// Makes the hosts and the interface; when this returns, they reach each other. `prepare` is called with the server before it
+    /// has a packet. The inner error says what this machine lacks.
+    pub fn new(
+        kind: &Kind,
+        prepare: impl FnOnce(&Namespace) -> Result<()>,
+    ) -> Result<Result<Self, String>> {
+        let server = Namespace::new("server")?;
+        prepare(&server)?;
+        let client = match kind.special {
+            Some(Special::OneHost) => None,
+            _ => Some(Namespace::new("client")?),
+        };
+        let mut joined = Self {
+            kept: Vec::new(),
+            listeners: Vec::new(),
+            client,
+            server,
+            kind: kind.clone(),
+        };
+        if let Err(error) = joined.build() {
+            let text = format!("{error:#}");
+            if MISSING.iter().any(|it| text.contains(it)) {
+                return Ok(Err("the kernel has no such interface".to_owned()));
+            }
+            return match error.downcast_ref() {
+                Some(NoProgram(name)) => Ok(Err(format!("there is no `{name}`"))),
+                None => Err(error),
+            };
+        }
+        for &family in kind.families {
+            let hosts = [joined.client(), &joined.server];
+            let listeners = [(hosts[0], family.client()), (hosts[1], family.server())].map(
+                |(host, address)| {
+                    host.enter(|| TcpListener::bind((address, PORT)).context("cannot listen"))
+                },
+            );
+            let [client, server] = listeners;
+            joined.listeners.push([client?, server?]);
+            joined.await_reachable(family.server())?;
+        }
+        Ok(Ok(joined))
+    }
+
+    /// The other host; `lo` has none but itself.
+    pub fn client(&self) -> &Namespace {
+        self.client.as_ref().unwrap_or(&self.server)
+    }
+
+    /// The listener of the client, or of the server.
+    pub fn listener(&self, family: Family, server: bool) -> Result<&TcpListener> {
+        let index = self.kind.families.iter().position(|it| *it == family);
+        let index = index.with_context(|| format!("it does not carry {family:?}"))?;
+        Ok(&self.listeners[index][usize::from(server)])
+    }
+
+    fn build(&mut self) -> Result<()> {
+        let kind = self.kind.clone();
+        let hosts = [self.client(), &self.server];
+        if self.client.is_some() {
+            cable(hosts, UNDER)?;
+        }
+        if kind.commands.iter().any(|it| it.contains(UNDER_TOO)) {
+            cable(hosts, UNDER_TOO)?;
+        }
+        for (number, host) in [1, 2].into_iter().zip(hosts) {
+            if self.client.is_some() {
+                for (network, length) in [("192.0.2.", 24), ("2001:db8::", 64)] {
+                    let address: IpAddr = format!("{network}{number}").parse()?;
+                    host.add_address(address, length, UNDER)?;
+                }
+            }
+            let other = 3 - number;
+            let only = if number == 2 { &kind.server[..] } else { &[] };
+            for command in kind.commands.iter().chain(only) {
+                let command = [
+                    ("{me}", format!("192.0.2.{number}")),
+                    ("{peer}", format!("192.0.2.{other}")),
+                    ("{me6}", format!("2001:db8::{number}")),
+                    ("{peer6}", format!("2001:db8::{other}")),
+                    ("{out}", format!("{number}000")),
+                    ("{in}", format!("{other}000")),
+                ]
+                .iter()
+                .fold(command.clone(), |all, (name, text)| all.replace(name, text));
+                host.ip(&command)?;
+            }
+        }
+        let mut kept: Vec<Box<dyn Any + Send + Sync>> = Vec::new();
+        match kind.special {
+            Some(Special::Relay(open)) => {
+                let [client, server] = hosts.map(open);
+                kept.push(Box::new(Relay::start(client?, server?)));
+            }
+            Some(Special::Wireguard) => wireguard(hosts)?,
+            Some(Special::Team) => {
+                for host in hosts {
+                    kept.push(Box::new(Daemon::team(host)?));
+                }
+            }
+            Some(Special::OneHost) | None => {}
+        }
+        if kind.binds {
+            // Sockets of no VRF accept what comes by one, and may have its addresses.
+            self.server.enter(|| {
+                for name in [
+                    "ipv4/tcp_l3mdev_accept",
+                    "ipv4/ip_nonlocal_bind",
+                    "ipv6/ip_nonlocal_bind",
+                ] {
+                    let path = format!("/proc/sys/net/{name}");
+                    fs::write(&path, "1").with_context(|| format!("cannot write {path}"))?;
+                }
+                Ok(())
+            })?;
+        }
+        for (host, server) in hosts.into_iter().zip([false, true]) {
+            host.ip(&format!("link set {} up", kind.addressed))?;
+            for family in BOTH {
+                let (address, length) = match (family, server) {
+                    (Family::V4, false) => (family.client(), 24),
+                    (Family::V6, false) => (family.client(), 64),
+                    (Family::V4, true) => (family.server(), 24),
+                    (Family::V6, true) => (family.server(), 64),
+                };
+                host.add_address(address, length, kind.addressed)?;
+            }
+        }
+        self.kept = kept;
+        Ok(())
+    }
+
+    /// Waits until a port on which nobody listens refuses a connection.
+    fn await_reachable(&self, address: IpAddr) -> Result<()> {
+        let address = (address, REFUSED).into();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let connected = self.client().enter(|| {
+                Ok(TcpStream::connect_timeout(
+                    &address,
+                    Duration::from_millis(500),
+                ))
+            })?;
+            match connected {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    return Ok(());
+                }
+                _ if Instant::now() < end => thread::sleep(Duration::from_millis(20)),
+                other => bail!("no way over {}: {other:?}", self.kind.name),
+            }
+        }
+    }
+}
+
+/// Joins two hosts by a veth pair with the same name at both ends.
+fn cable(hosts: [&Namespace; 2], name: &str) -> Result<()> {
+    let [client, server] = hosts;
+    client.ip(&format!(
+        "link add {name} type veth peer name {name} netns {}",
+        server.name()
+    ))?;
+    for host in hosts {
+        host.ip(&format!("link set {name} up"))?;
+    }
+    Ok(())
+}
+
+/// Key pairs of the client and of the server.
+const KEYS: [[&str; 2]; 2] = [
+    [
+        "AAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAUE=",
+        "pOCSkrZRwni5dyxWn1+puxPZBrRqtoyd+dwrRAn4ogk=",
+    ],
+    [
+        "AAICAgICAgICAgICAgICAgICAgICAgICAgICAgICAkI=",
+        "zo060cy2M+x7cMF4FKXHbs0CloUFDTRHRboFhw5YfVk=",
+    ],
+];
+
+/// Tells each host's interface its key and its peer.
+fn wireguard(hosts: [&Namespace; 2]) -> Result<()> {
+    for (number, host) in hosts.into_iter().enumerate() {
+        let other = 1 - number;
+        let mut wg = host.command(program("wg"))?;
+        wg.args(["setconf", DEV, "/proc/self/fd/0"]);
+        let mut wg = spawn(wg.stdin(Stdio::piped()), "wg")?;
+        let mut stdin = wg.stdin.take().context("no stdin")?;
+        write!(
+            stdin,
+            "[Interface]\nPrivateKey = {}\nListenPort = 51820\n\
+             [Peer]\nPublicKey = {}\nAllowedIPs = 0.0.0.0/0, ::/0\nEndpoint = 192.0.2.{}:51820\n",
+            KEYS[number][0],
+            KEYS[other][1],
+            other + 1
+        )?;
+        drop(stdin);
+        ensure!(wg.wait()?.success(), "`wg` refuses its configuration");
+    }
+    Ok(())
+}
+
+/// A program that is not there.
+#[derive(Debug)]
+struct NoProgram(&'static str);
+
+impl std::fmt::Display for NoProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no `{}`", self.0)
+    }
+}
+
+impl std::error::Error for NoProgram {}
+
+fn spawn(command: &mut Command, name: &'static str) -> Result<Child> {
+    command.spawn().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => NoProgram(name).into(),
+        _ => anyhow::Error::new(error).context(format!("cannot run `{name}`")),
+    })
+}
+
+/// A process, ended when this is dropped.
+struct Daemon {
+    child: Child,
+    /// Where it has put its number.
+    file: PathBuf,
+}
+
+impl Daemon {
+    /// What makes a team work.
+    fn team(host: &Namespace) -> Result<Self> {
+        let file = env::temp_dir().join(format!("{}.pid", host.name()));
+        let ports = format!(r#""ports":{{"{UNDER}":{{}}}}"#);
+        let config = format!(r#"{{"device":"{DEV}","runner":{{"name":"roundrobin"}},{ports}}}"#);
+        let mut team = host.command(program("teamd"))?;
+        team.args(["--take-over", "--config", &config, "--pid-file"]);
+        team.arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = spawn(&mut team, "teamd")?;
+        Ok(Self { child, file })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+/// Passes on what it reads from either of two descriptors to the other, until it is dropped.
+struct Relay {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Between the first of each; all others are kept open.
+    fn start(client: Vec<OwnedFd>, server: Vec<OwnedFd>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = thread::spawn(move || {
+            let ends = [&client, &server].map(|it| it[0].as_fd());
+            let mut buffer = vec![0; 1 << 16];
+            while !told.load(Relaxed) {
+                let mut polled = ends.map(|end| PollFd::new(end, PollFlags::POLLIN));
+                let _ = poll(&mut polled, 50u8);
+                for from in 0..2 {
+                    // A device that is down takes nothing: as if the packet were lost.
+                    while let Ok(length @ 1..) = nix::unistd::read(ends[from], &mut buffer) {
+                        let _ = nix::unistd::write(ends[1 - from], &buffer[..length]);
+                    }
+                }
+            }
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn tun(host: &Namespace) -> Result<Vec<OwnedFd>> {
+    open_tun(host, libc::IFF_TUN)
+}
+
+fn tap(host: &Namespace) -> Result<Vec<OwnedFd>> {
+    open_tun(host, libc::IFF_TAP)
+}
+
+/// A device of the host's that hands its packets to this process.
+fn open_tun(host: &Namespace, mode: libc::c_int) -> Result<Vec<OwnedFd>> {
+    host.enter(|| {
+        let file = device("net/tun", 10, 200)?;
+        let flags = mode | libc::IFF_NO_PI;
+        // SAFETY: all zeroes are a request.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(DEV.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = flags as i16;
+        control(&file, libc::TUNSETIFF, &mut request).context("cannot make the device")?;
+        Ok(vec![file.into()])
+    })
+}
+
+/// Opens a character device; where there is no node for it, one is made. The kernel loads its module.
+fn device(name: &str, major: u64, minor: u64) -> Result<File> {
+    let path = format!("/dev/{name}");
+    if fs::metadata(&path).is_err() {
+        use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+        let _ = fs::create_dir("/dev/net");
+        let mode = Mode::from_bits_truncate(0o600);
+        mknod(path.as_str(), SFlag::S_IFCHR, mode, makedev(major, minor))?;
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let opened = options.custom_flags(libc::O_NONBLOCK).open(&path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV | libc::ENXIO | libc::ENOENT) => {
+            anyhow::anyhow!("{path}: not supported by this kernel")
+        }
+        _ => anyhow::Error::new(error).context(format!("cannot open {path}")),
+    })
+}
+
+/// An `ioctl` that reads or writes what is pointed to.
+fn control<T>(on: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> Result<()> {
+    // SAFETY: each caller's request takes a pointer to a value of this type.
+    let result = unsafe { libc::ioctl(on.as_raw_fd(), request, value as *mut T) };
+    ensure!(result >= 0, "{}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// A serial line that speaks PPP on the host's side. What pppd would have negotiated is set: both families pass.
+fn ppp(host: &Namespace) -> Result<Vec<OwnedFd>> {
+    const N_PPP: libc::c_int = 3;
+    // linux/ppp-ioctl.h.
+    const PPPIOCGCHAN: libc::Ioctl = 0x8004_7437;
+    const PPPIOCATTCHAN: libc::Ioctl = 0x4004_7438;
+    const PPPIOCNEWUNIT: libc::Ioctl = 0xc004_743e;
+    const PPPIOCCONNECT: libc::Ioctl = 0x4004_743a;
+    const PPPIOCSNPMODE: libc::Ioctl = 0x4008_744b;
+    const PROTOCOLS: [libc::c_int; 2] = [0x21, 0x57];
+    host.enter(|| {
+        let mut unit = -1;
+        let ppp = device("ppp", 108, 0)?;
+        control(&ppp, PPPIOCNEWUNIT, &mut unit).context("cannot make a unit")?;
+        host.ip(&format!("link set ppp{unit} name {DEV}"))?;
+        let line = openpty(None, None)?;
+        let mut settings = tcgetattr(&line.slave)?;
+        cfmakeraw(&mut settings);
+        tcsetattr(&line.slave, SetArg::TCSANOW, &settings)?;
+        let mut discipline = N_PPP;
+        if let Err(error) = control(&line.slave, libc::TIOCSETD, &mut discipline) {
+            bail!("lines with PPP are not supported by this kernel: {error:#}");
+        }
+        let mut number = 0;
+        control(&line.slave, PPPIOCGCHAN, &mut number).context("no channel")?;
+        let channel = device("ppp", 108, 0)?;
+        control(&channel, PPPIOCATTCHAN, &mut number).context("cannot attach to the channel")?;
+        control(&channel, PPPIOCCONNECT, &mut unit).context("cannot connect the channel")?;
+        for protocol in PROTOCOLS {
+            control(&ppp, PPPIOCSNPMODE, &mut [protocol, 0]).context("a protocol is refused")?;
+        }
+        let flags = nix::fcntl::OFlag::O_NONBLOCK;
+        nix::fcntl::fcntl(&line.master, nix::fcntl::FcntlArg::F_SETFL(flags))?;
+        Ok(vec![line.master, line.slave, ppp.into(), channel.into()])
+    })
+}

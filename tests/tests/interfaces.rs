@@ -1,0 +1,582 @@
+//! `twheel` on each kind of interface, beside `nf_conntrack` on the same host: both must know the same connections in the same
+//! states, and each must end as it should. `cargo xtask vm-test` runs all of these; a host's kernel may lack some kinds.
+#![allow(missing_docs)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{ErrorKind, Read},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use etherparse::{PacketBuilder, TcpHeader};
+use serde_json::Value;
+use twheel_common::state::State;
+use twheel_tests::{
+    ctnetlink::Conntrack,
+    devices::{DEV, Joined, Kind},
+    netns::{
+        self, CLIENT, Connection, Family, Namespace, PATIENCE, PORT, Pair, SERVER, Twheel,
+        require_root,
+    },
+    path,
+    plane::{ACK, RST, SYN},
+    skipped,
+};
+
+/// Options of each run on a kind of interface: where its packets are met.
+const HOOKS: &[&[&str]] = &[&[]];
+/// Whether `twheel` takes interfaces whose packets have no Ethernet header. Where it does not, only conntrack watches.
+const TAKES_RAW: bool = false;
+
+const TIMEOUT: Duration = Duration::from_secs(4);
+const TIMEOUTS: &str = "4s,time_wait=3s,close=3s";
+const POLL: Duration = Duration::from_millis(20);
+
+/// A connection: who opened it, and to whom.
+type Name = (SocketAddr, SocketAddr);
+
+/// What a connection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Habit {
+    Idle,
+    Busy,
+    Closed,
+    Reset,
+}
+use Habit::*;
+
+impl Habit {
+    /// Its state once it has done that.
+    fn state(self) -> State {
+        match self {
+            Idle | Busy => State::Established,
+            Closed => State::TimeWait,
+            Reset => State::Close,
+        }
+    }
+
+    /// Why it ends.
+    fn reason(self) -> &'static str {
+        match self {
+            Idle | Busy => "idle",
+            Closed => "closed",
+            Reset => "reset",
+        }
+    }
+}
+
+/// Starts conntrack in a namespace that has had no packet yet: it is idle until a rule asks for it.
+fn start_conntrack(host: &Namespace) -> Result<()> {
+    host.nft("table inet lab { chain input { type filter hook input priority filter; ct state established accept; }; }")?;
+    host.enter(|| {
+        let stamp = "/proc/sys/net/netfilter/nf_conntrack_timestamp";
+        fs::write(stamp, "1").with_context(|| format!("cannot set {stamp}"))
+    })
+}
+
+/// What conntrack knows of connections to the tests' servers.
+fn theirs(conntrack: &Conntrack) -> Result<BTreeMap<Name, String>> {
+    let entries = conntrack.dump()?.into_iter();
+    let entries = entries.filter(|entry| entry.proto == "tcp" && entry.dst.port() == PORT);
+    let named = |state: State| state.name().to_owned();
+    Ok(entries
+        .filter_map(|entry| Some(((entry.src, entry.dst), named(entry.state?))))
+        .collect())
+}
+
+/// What `twheel flows` knows.
+fn ours(host: &Namespace) -> Result<BTreeMap<Name, String>> {
+    let ended = host.twheel_once(&["flows", "--json"])?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    let lines = ended.lines.iter().map(|line| {
+        let flow = serde_json::from_str(&line.text)?;
+        Ok((name(&flow)?, text(&flow, "state")?.to_owned()))
+    });
+    lines.collect()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
+    let text = value[key].as_str();
+    text.with_context(|| format!("no {key} in {value}"))
+}
+
+fn name(value: &Value) -> Result<Name> {
+    let end = |address: &str, port: &str| -> Result<SocketAddr> {
+        let port = value[port].as_u64().context("no port")?;
+        Ok(SocketAddr::new(
+            text(value, address)?.parse()?,
+            port.try_into()?,
+        ))
+    };
+    Ok((end("src", "sport")?, end("dst", "dport")?))
+}
+
+/// Opens a connection from either host to the other.
+fn open(joined: &Joined, family: Family, by_client: bool) -> Result<(Name, Connection)> {
+    let from = if by_client {
+        joined.client()
+    } else {
+        &joined.server
+    };
+    let connection = Connection::open(from, joined.listener(family, by_client)?)?;
+    let name = (
+        connection.client.local_addr()?,
+        connection.client.peer_addr()?,
+    );
+    Ok((name, connection))
+}
+
+/// Connections of all habits, watched to their ends.
+struct Lives {
+    begun: Instant,
+    expected: BTreeMap<Name, Habit>,
+    /// The ends on the watched host, and the others.
+    idle: Vec<[TcpStream; 2]>,
+    busy: netns::Busy,
+}
+
+impl Lives {
+    fn begin(joined: &Joined) -> Result<Self> {
+        let begun = Instant::now();
+        let mut expected = BTreeMap::new();
+        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+        for habit in [Busy, Idle, Closed, Reset] {
+            for &family in joined.kind.families {
+                for by_client in [true, false] {
+                    // One that this host opens would have to be bound to a device.
+                    if joined.kind.binds && !by_client {
+                        continue;
+                    }
+                    let (name, mut connection) = open(joined, family, by_client)?;
+                    expected.insert(name, habit);
+                    connection.talk()?;
+                    match habit {
+                        Busy => busy.push(connection),
+                        Closed => connection.close()?,
+                        Reset => connection.reset()?,
+                        Idle if by_client => idle.push([connection.server, connection.client]),
+                        Idle => idle.push([connection.client, connection.server]),
+                    }
+                }
+            }
+        }
+        Ok(Self {
+            begun,
+            expected,
+            idle,
+            busy: netns::Busy::start(busy, TIMEOUT / 10),
+        })
+    }
+
+    /// Waits until all who watch say the same, which is what these connections do.
+    fn check(&self, joined: &Joined, twheel: bool) -> Result<()> {
+        let conntrack = Conntrack::open(&joined.server)?;
+        let expected: BTreeMap<_, _> = self
+            .expected
+            .iter()
+            .map(|(name, habit)| (*name, habit.state().name().to_owned()))
+            .collect();
+        let end = Instant::now() + TIMEOUT / 2;
+        loop {
+            let theirs = theirs(&conntrack)?;
+            let ours = match twheel {
+                true => ours(&joined.server)?,
+                false => theirs.clone(),
+            };
+            if ours == expected && theirs == expected {
+                return Ok(());
+            }
+            let differ = || {
+                let all = [&expected, &ours, &theirs];
+                let names: BTreeSet<_> = all.iter().flat_map(|it| it.keys()).collect();
+                let states = names
+                    .into_iter()
+                    .map(|name| (name, all.map(|it| it.get(name))));
+                let mut states: Vec<_> = states.collect();
+                states.retain(|(_, [is, ours, theirs])| is != ours || is != theirs);
+                states
+            };
+            ensure!(
+                Instant::now() < end,
+                "{}, {:?} after the first connection: what it is, what twheel says, what conntrack says: {:#?}",
+                joined.kind.name,
+                self.begun.elapsed(),
+                differ()
+            );
+            thread::sleep(POLL);
+        }
+    }
+
+    fn names(&self, is: impl Fn(Habit) -> bool) -> BTreeSet<Name> {
+        let names = self.expected.iter().filter(|(_, habit)| is(**habit));
+        names.map(|(name, _)| *name).collect()
+    }
+
+    /// Waits until all but the busy ones have ended, each as it should.
+    fn await_ends(&self, joined: &Joined, twheel: &Twheel) -> Result<()> {
+        let outcome = if joined.kind.binds { "nothing" } else { "done" };
+        let mut ended = BTreeSet::new();
+        let mut reaped = BTreeSet::new();
+        // The busy ones live on for longer than their timeout.
+        let least = Instant::now() + 2 * TIMEOUT;
+        let most = least + PATIENCE;
+        while Instant::now() < least
+            || ended != self.names(|habit| habit != Busy)
+            || reaped != self.names(|habit| habit == Idle)
+        {
+            ensure!(
+                Instant::now() < most,
+                "{}: of {:#?}\nonly {ended:#?}\nhave ended, and {reaped:#?}\nwere reaped",
+                joined.kind.name,
+                self.expected
+            );
+            let Some(line) = twheel.line(POLL)? else {
+                continue;
+            };
+            let event: Value = serde_json::from_str(&line.text)?;
+            let name = name(&event)?;
+            let habit = self.expected.get(&name);
+            let habit = *habit.with_context(|| format!("of no connection: {event}"))?;
+            let is_new = match text(&event, "event")? {
+                "reap" => {
+                    let is_right = text(&event, "outcome")? == outcome && habit == Idle;
+                    is_right && reaped.insert(name)
+                }
+                _ => {
+                    let is_right = text(&event, "reason")? == habit.reason()
+                        && text(&event, "state")? == habit.state().name();
+                    is_right && habit != Busy && ended.insert(name)
+                }
+            };
+            ensure!(is_new, "{}: {habit:?}, but {event}", joined.kind.name);
+        }
+        Ok(())
+    }
+
+    /// The sockets of idle connections were closed on the watched host, and no others.
+    fn check_sockets(mut self, joined: &Joined) -> Result<()> {
+        let told = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset];
+        for ends in &mut self.idle {
+            for (socket, told) in ends.iter_mut().zip(told) {
+                socket.set_read_timeout(Some(POLL))?;
+                let error = socket.read(&mut [0]).err().map(|it| it.kind());
+                let told: &[_] = match (joined.kind.binds, joined.kind.name) {
+                    (true, _) => &[ErrorKind::WouldBlock],
+                    // Both ends are on the watched host.
+                    (_, "lo") => &[ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset],
+                    _ => &[told],
+                };
+                ensure!(
+                    error.is_some_and(|it| told.contains(&it)),
+                    "an idle connection's socket says {error:?}, not {told:?}"
+                );
+            }
+        }
+        let mut rest = self.busy.stop()?;
+        ensure!(
+            rest.longest_gap < TIMEOUT,
+            "this machine is too slow to test on: a busy connection was silent for {:?}",
+            rest.longest_gap
+        );
+        rest.connections.iter_mut().try_for_each(Connection::talk)
+    }
+}
+
+/// What `twheel` and conntrack say of connections over an interface.
+fn watch(joined: &Joined, hook: &[&str]) -> Result<()> {
+    if !(joined.kind.ethernet || TAKES_RAW) {
+        let lives = Lives::begin(joined)?;
+        lives.check(joined, false)?;
+        lives.busy.stop()?;
+        return Ok(());
+    }
+    let mut args = vec!["--timeout", TIMEOUTS, "--max-flows", "4096", "--json"];
+    args.extend(["--reap", "socket", "--reap-max-share", "100"]);
+    args.extend(joined.kind.watched.iter().flat_map(|it| ["--iface", it]));
+    args.extend(hook);
+    if joined.kind.name == "vlan_trunk" && !hook.contains(&"tcx") {
+        // The interface takes the tags of what comes in out of the frames, where XDP does not see them.
+        args.extend(["--vlan", "ignore"]);
+    }
+    let twheel = Twheel::start(&joined.server, &args)?;
+    for interface in joined.kind.watched {
+        twheel.await_stderr(&format!("{interface}: attached"))?;
+    }
+    let lives = Lives::begin(joined)?;
+    lives.check(joined, true)?;
+    lives.await_ends(joined, &twheel)?;
+    lives.check_sockets(joined)?;
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    for interface in joined.kind.watched {
+        joined.server.check_clean(interface)?;
+    }
+    Ok(())
+}
+
+/// The test of a kind of interface.
+fn run(name: &'static str) -> Result<()> {
+    require_root();
+    let kind = Kind::named(name)?;
+    let mut labs = Vec::new();
+    for hook in HOOKS {
+        match Joined::new(&kind, start_conntrack)? {
+            Ok(joined) => labs.push((joined, hook)),
+            Err(why) => {
+                skipped(format_args!("{name}: {why}"));
+                return Ok(());
+            }
+        }
+    }
+    thread::scope(|scope| {
+        let watched: Vec<_> = labs
+            .iter()
+            .map(|(joined, hook)| scope.spawn(move || watch(joined, hook)))
+            .collect();
+        watched.into_iter().zip(HOOKS).try_for_each(|(it, hook)| {
+            let ended = it.join().unwrap_or_else(|it| std::panic::resume_unwind(it));
+            ended.with_context(|| format!("{name} {hook:?}"))
+        })
+    })
+}
+
+macro_rules! devices {
+    ($($name:ident)*) => {
+        /// One test for each kind of interface.
+        mod device {
+            $(
+                #[test]
+                fn $name() -> anyhow::Result<()> {
+                    super::run(stringify!($name))
+                }
+            )*
+        }
+    };
+}
+
+devices! {
+    veth tap lo vlan vlan_trunk qinq bond bond_members team bridge bridge_port macvlan macvlan_parent ipvlan
+    vxlan geneve gretap ip6gretap vrf_member
+    tun ppp wireguard ipip sit gre ip6gre ip6tnl vti xfrm
+}
+
+/// What a `twheel run` on an interface tracks of the connections that are opened meanwhile.
+fn tracked<T>(
+    host: &Namespace,
+    interface: &str,
+    open: impl FnOnce() -> Result<T>,
+) -> Result<BTreeMap<Name, String>> {
+    let twheel = Twheel::start(host, &["--iface", interface, "--json"])?;
+    let _opened = open()?;
+    let flows = ours(host)?;
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    Ok(flows)
+}
+
+/// An interface where no connection of another one is seen, though its packets pass it in another form.
+fn sees_nothing(name: &'static str, interface: &str) -> Result<()> {
+    require_root();
+    let joined = match Joined::new(&Kind::named(name)?, |_| Ok(()))? {
+        Ok(joined) => joined,
+        Err(why) => {
+            skipped(format_args!("{name}: {why}"));
+            return Ok(());
+        }
+    };
+    let family = joined.kind.families[0];
+    let open = || {
+        let mut opened = open(&joined, family, true)?;
+        opened.1.talk()?;
+        Ok(opened)
+    };
+    assert_eq!(tracked(&joined.server, interface, open)?, BTreeMap::new());
+    // It is because of the interface.
+    if joined.kind.ethernet || TAKES_RAW {
+        let flows = tracked(&joined.server, joined.kind.watched[0], open)?;
+        assert_eq!(flows.len(), 1, "{flows:?}");
+    }
+    Ok(())
+}
+
+/// Interfaces below or beside others.
+mod nothing_seen {
+    use anyhow::Result;
+    use twheel_tests::devices::UNDER;
+
+    use super::sees_nothing;
+
+    #[test]
+    fn below_vxlan() -> Result<()> {
+        sees_nothing("vxlan", UNDER)
+    }
+
+    #[test]
+    fn below_gre() -> Result<()> {
+        sees_nothing("gre", UNDER)
+    }
+
+    #[test]
+    fn below_wireguard() -> Result<()> {
+        sees_nothing("wireguard", UNDER)
+    }
+
+    #[test]
+    fn on_a_vrf_device() -> Result<()> {
+        sees_nothing("vrf_member", "red")
+    }
+}
+
+#[test]
+fn ports_of_a_bridge_see_what_it_forwards_and_the_bridge_does_not() -> Result<()> {
+    require_root();
+    let [client, bridge, server] =
+        ["client", "bridge", "server"].map(|role| Namespace::new(role).expect("a namespace"));
+    bridge.ip("link add br0 type bridge")?;
+    bridge.ip("link set br0 up")?;
+    let ends = [
+        (&client, Family::V4.client(), "port0"),
+        (&server, Family::V4.server(), "port1"),
+    ];
+    for (host, address, port) in ends {
+        host.ip(&format!(
+            "link add eth0 type veth peer name {port} netns {}",
+            bridge.name()
+        ))?;
+        bridge.ip(&format!("link set {port} master br0 up"))?;
+        host.add_address(address, 24, "eth0")?;
+        host.ip("link set eth0 up")?;
+    }
+    let address = (Family::V4.server(), PORT);
+    let listener = server.enter(|| Ok(TcpListener::bind(address)?))?;
+    for (interface, seen) in [("br0", 0), ("port0", 1), ("port1", 1)] {
+        let open = || Connection::open(&client, &listener);
+        let flows = tracked(&bridge, interface, open)?;
+        assert_eq!(flows.len(), seen, "{interface}: {flows:?}");
+        assert!(flows.values().all(|it| it == "established"), "{flows:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_goes_out_by_a_dummy_is_seen() -> Result<()> {
+    require_root();
+    let host = Namespace::new("dummy")?;
+    start_conntrack(&host)?;
+    if host.ip("link add dev0 type dummy").is_err() {
+        skipped("dummy: the kernel has no such interface");
+        return Ok(());
+    }
+    host.ip("link set dev0 up")?;
+    host.add_address(Family::V4.server(), 24, DEV)?;
+    host.add_address(Family::V6.server(), 64, DEV)?;
+    let args = ["--iface", DEV, "--json", "--timeout", "3s"];
+    let twheel = Twheel::start(&host, &args)?;
+    // Nobody answers: one SYN each.
+    for family in [Family::V4, Family::V6] {
+        let to = SocketAddr::new(family.silent(), PORT);
+        let wait = Duration::from_millis(100);
+        let error = host.enter(|| Ok(TcpStream::connect_timeout(&to, wait)))?;
+        ensure!(
+            error.is_err_and(|it| it.kind() == ErrorKind::TimedOut),
+            "answered"
+        );
+    }
+    let flows = ours(&host)?;
+    assert_eq!(flows.len(), 2, "{flows:?}");
+    assert_eq!(flows, theirs(&Conntrack::open(&host)?)?);
+    assert!(flows.values().all(|it| it == "syn_sent"), "{flows:?}");
+    for _ in 0..2 {
+        let line = twheel.line(PATIENCE)?.context("no flow has ended")?;
+        let flow = line.expiry()?;
+        assert_eq!((&*flow.reason, &*flow.state), ("idle", "syn_sent"));
+        assert!(flows.contains_key(&(flow.src, flow.dst)), "{flow:?}");
+    }
+    Ok(())
+}
+
+/// Two tenants who have the same addresses and ports, in two VLANs of one interface. One has all its connections reset.
+#[test]
+fn tenants_in_two_vlans_do_not_meet() -> Result<()> {
+    const CONNECTIONS: u16 = 1000;
+    require_root();
+    let pair = Pair::new()?;
+    let ends = [
+        pair.client.enter(|| path::open(CLIENT, 0))?,
+        pair.server.enter(|| path::open(SERVER, 0))?,
+    ];
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--json"])?;
+    let hosts = [Family::V4.client(), Family::V4.server()];
+    let send = |vlan: u16, port: u16, from: usize, segment: TcpHeader| -> Result<()> {
+        let [IpAddr::V4(client), IpAddr::V4(server)] = hosts else {
+            unreachable!("asked for IPv4");
+        };
+        let (hosts, ports) = match from {
+            0 => ([client, server], [port, PORT]),
+            _ => ([server, client], [PORT, port]),
+        };
+        let packet = PacketBuilder::ethernet2([2; 6], [4; 6])
+            .single_vlan(vlan.try_into()?)
+            .ipv4(hosts[0].octets(), hosts[1].octets(), 64)
+            .tcp_header(TcpHeader {
+                source_port: ports[0],
+                destination_port: ports[1],
+                window_size: 1000,
+                ..segment
+            });
+        let mut frame = Vec::new();
+        packet.write(&mut frame, &[])?;
+        path::send(&ends[from], &frame)
+    };
+    let segment = |sequence_number, acknowledgment_number, flags: u8| TcpHeader {
+        sequence_number,
+        acknowledgment_number,
+        syn: flags & SYN != 0,
+        ack: flags & ACK != 0,
+        rst: flags & RST != 0,
+        ..TcpHeader::default()
+    };
+    for port in 20_000..20_000 + CONNECTIONS {
+        for vlan in [10, 20] {
+            send(vlan, port, 0, segment(1000, 0, SYN))?;
+            send(vlan, port, 1, segment(5000, 1001, SYN | ACK))?;
+            send(vlan, port, 0, segment(1001, 5001, ACK))?;
+        }
+    }
+    let states = || -> Result<BTreeMap<String, u16>> {
+        let ended = pair.server.twheel_once(&["flows", "--json"])?;
+        let mut states = BTreeMap::new();
+        for line in &ended.lines {
+            let flow: Value = serde_json::from_str(&line.text)?;
+            *states.entry(text(&flow, "state")?.to_owned()).or_default() += 1;
+        }
+        Ok(states)
+    };
+    let await_states = |wanted: &[(&str, u16)]| -> Result<()> {
+        let wanted = wanted
+            .iter()
+            .map(|(name, count)| ((*name).to_owned(), *count));
+        let wanted: BTreeMap<_, _> = wanted.collect();
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            let states = states()?;
+            if states == wanted {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "{states:?}, not {wanted:?}");
+            thread::sleep(POLL);
+        }
+    };
+    await_states(&[("established", 2 * CONNECTIONS)])?;
+    for port in 20_000..20_000 + CONNECTIONS {
+        send(10, port, 0, segment(1001, 5001, RST | ACK))?;
+    }
+    await_states(&[("close", CONNECTIONS), ("established", CONNECTIONS)])?;
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    Ok(())
+}
