@@ -34,6 +34,8 @@ const DESTROYED: u32 = 1 << 2;
 /// `CTA_TIMESTAMP`, and what is nested in it.
 const TIMESTAMP: u16 = 20;
 const START: u16 = 1;
+/// `CTA_COUNTERS_ORIG` and `CTA_COUNTERS_REPLY`, and what is nested in them: packets and bytes.
+const COUNTERS: [u16; 2] = [9, 10];
 const STOP: u16 = 2;
 /// `CTA_PROTO_ICMP_ID` and `CTA_PROTO_ICMPV6_ID`.
 const ICMP_IDS: [u16; 2] = [4, 7];
@@ -53,6 +55,8 @@ pub struct Entry {
     pub state: Option<State>,
     /// When it began.
     pub start: SystemTime,
+    /// Packets and bytes of the initiator, and of the responder; `None` without `nf_conntrack_acct`.
+    pub counts: Option<[[u64; 2]; 2]>,
     /// When it was removed, or should have been: conntrack looks at its table now and then, and dates back.
     pub stop: Option<SystemTime>,
 }
@@ -154,6 +158,7 @@ fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
 /// `None` where it is about a protocol that `twheel` does not know.
 fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
     let (mut ends, mut found, mut start, mut stop) = (None, None, None, None);
+    let mut counts = [None; 2];
     for attribute in attributes {
         match attribute {
             ConntrackAttribute::CtaTupleOrig(tuple) => ends = endpoints(tuple),
@@ -180,6 +185,21 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
                     }
                 }
             }
+            ConntrackAttribute::Other(other)
+                if COUNTERS.contains(&(other.kind() & NLA_TYPE_MASK)) =>
+            {
+                let side = usize::from(other.kind() & NLA_TYPE_MASK == COUNTERS[1]);
+                let mut value = vec![0; other.value_len()];
+                other.emit_value(&mut value);
+                let mut numbers = [0; 2];
+                for number in NlasIterator::new(&value) {
+                    let number = number.context("no counter")?;
+                    if let Some(place) = numbers.get_mut(usize::from(number.kind()) - 1) {
+                        *place = u64::from_be_bytes(number.value().try_into()?);
+                    }
+                }
+                counts[side] = Some(numbers);
+            }
             _ => {}
         }
     }
@@ -198,6 +218,7 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
         dst,
         state: found.map(state).transpose()?,
         start: start.context("no time: nf_conntrack_timestamp is off")?,
+        counts: counts[0].zip(counts[1]).map(|(orig, reply)| [orig, reply]),
         stop,
     }))
 }

@@ -28,9 +28,9 @@ use twheel_tests::{
 };
 
 /// Options of each run on a kind of interface: where its packets are met.
-const HOOKS: &[&[&str]] = &[&[]];
+const HOOKS: &[&[&str]] = &[&["--hook", "xdp"], &["--hook", "tcx"]];
 /// Whether `twheel` takes interfaces whose packets have no Ethernet header. Where it does not, only conntrack watches.
-const TAKES_RAW: bool = false;
+const TAKES_RAW: bool = true;
 
 const TIMEOUT: Duration = Duration::from_secs(4);
 const TIMEOUTS: &str = "4s,time_wait=3s,close=3s";

@@ -8,7 +8,7 @@
 use crate::{
     flow::Direction,
     numbers::{self, Positions},
-    packet::{Segment, datagram},
+    packet::{Segment, datagram, tcp},
     policy::Hook,
     state::Seen,
 };
@@ -65,18 +65,22 @@ pub enum Sighting {
     Moved,
 }
 
+/// How long a packet may take from its point to another interface, at most, as a part of two seconds: 62 ms.
+pub const PATIENCE: u32 = 32;
+
 /// What a packet is that is seen `here`, if its sender's packets are counted at `point`, where one was last counted at
 /// `counted` (low bits of the clock).
 ///
-/// A packet comes by its point before it is seen elsewhere. So it has moved if none came by there for a `second`. Or if it
-/// `continues` what its sender has sent: it is the next segment, and would not be if it had been counted.
+/// A packet comes by its point before it is seen elsewhere, in the same softirq mostly. So its sender's have moved if none came by
+/// there for as long as `patience`. Or if it `continues` what its sender has sent: it has the next data, and would not if it had
+/// been counted.
 #[inline(always)]
 pub fn sighting(
     point: Point,
     counted: u16,
     here: Point,
     now: u64,
-    second: u32,
+    patience: u32,
     continues: bool,
 ) -> Sighting {
     if point == here || point == Point::NONE {
@@ -84,17 +88,17 @@ pub fn sighting(
     }
     let since = u32::from((now as u16).wrapping_sub(counted));
     // Another CPU may have counted there after `now` was read.
-    if continues || since > second && since < 0xff00 {
+    if continues || since > patience && since < 0xff00 {
         return Sighting::Moved;
     }
     Sighting::Again
 }
 
-/// Whether a segment is the next one of its sender, exactly: nobody has counted it yet, and who does not see the connection
-/// does not guess it (1 in 2^32).
+/// Whether a segment has the next data of its sender, exactly: nobody has counted it yet, and who does not see the connection
+/// does not guess it (1 in 2^32). Of a SYN or a FIN that is not so: a position may stay before it until it is acknowledged.
 #[inline(always)]
 pub fn continues(seen: Seen, positions: Positions, segment: &Segment) -> bool {
-    segment.flags & datagram::ANY == 0
+    segment.flags & (datagram::ANY | tcp::SYN | tcp::FIN) == 0
         && segment.seq != segment.end
         && seen.is_placed(segment.direction)
         && numbers::of(positions, segment.direction) == segment.seq

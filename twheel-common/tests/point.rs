@@ -8,7 +8,7 @@ use twheel_common::{
     state::{Seen, View},
 };
 
-const SECOND: u32 = 250;
+const PATIENCE: u32 = 250;
 
 #[test]
 fn a_point_is_a_place_and_a_hook() {
@@ -28,7 +28,7 @@ fn packets_are_counted_where_they_were_first_seen() {
     let see = |point, since: i64, is_next| {
         let now = 1_000_000u64;
         let counted = (now as i64 - since) as u16;
-        sighting(point, counted, here, now, SECOND, is_next)
+        sighting(point, counted, here, now, PATIENCE, is_next)
     };
     for since in [0, 1, 250, 251, 100_000] {
         assert_eq!(see(Point::NONE, since, false), Sighting::Here);
@@ -63,6 +63,12 @@ fn the_next_segment_of_a_side_was_counted_nowhere() {
     assert!(next(low, tcp::ACK, 100, 10));
     assert!(!next(low, tcp::ACK, 100, 0), "an acknowledgment alone");
     assert!(!next(low, tcp::ACK, 90, 10), "it was counted");
+    for flag in [tcp::SYN, tcp::FIN] {
+        assert!(
+            !next(low, tcp::ACK | flag, 100, 1),
+            "it may wait for its acknowledgment"
+        );
+    }
     assert!(!next(low, tcp::ACK, 101, 10), "there is a gap");
     assert!(
         !next(high, tcp::ACK, 200, 10),

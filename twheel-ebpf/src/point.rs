@@ -3,7 +3,7 @@
 use twheel_common::{
     counter::Counter,
     packet::Segment,
-    point::{Point, Sighting, continues, sighting},
+    point::{PATIENCE, Point, Sighting, continues, sighting},
 };
 
 use crate::{
@@ -34,8 +34,8 @@ pub extern "C" fn point_see(
     let (direction, seen) = (segment.direction, flow.word().seen());
     let (counted_at, counted) = flow.point(direction);
     let is_next = continues(seen, flow.positions(), segment);
-    let second = config!(two_seconds) / 2;
-    if sighting(counted_at, counted, here, now, second, is_next) == Sighting::Again {
+    let patience = config!(two_seconds) / PATIENCE;
+    if sighting(counted_at, counted, here, now, patience, is_next) == Sighting::Again {
         return 1;
     }
     if notes != 0 && (counted_at != here || counted != now as u16) {

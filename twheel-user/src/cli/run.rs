@@ -24,6 +24,7 @@ use twheel_common::{
     counter::Counter,
     event::{Reason, Record},
     share::CALL,
+    state::Way,
 };
 
 use super::options::{Options, each_once};
@@ -475,6 +476,9 @@ impl Run {
         let is_plain = match &self.interfaces[..] {
             // One that is waited for may be of any kind.
             [_] if self.options.wait_iface || !self.options.zones.is_empty() => false,
+            // What goes out comes in by the same one.
+            [_] if self.options.one_armed => false,
+            [only] if if_nametoindex(only.as_str()).ok() == Some(Way::LOOPBACK.0) => false,
             [only] => links::link_layer(only)? == LinkLayer::Ethernet,
             _ => false,
         };

@@ -1,0 +1,533 @@
+//! Each packet once: where several interfaces of a host see the same packet, what twheel counts is what `nf_conntrack` counts.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel_tests::{
+    ctnetlink::Conntrack,
+    netns::{Connection, Family, Namespace, PATIENCE, PORT, Twheel, require_root},
+};
+
+/// A host's interface.
+const HOST: &str = "eth";
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+/// What a run is told beside its interfaces.
+const OPTIONS: [&str; 6] = [
+    "--accounting",
+    "--proto",
+    "tcp,udp",
+    "--json",
+    "--timeout",
+    "1h",
+];
+
+/// A router, and hosts that reach each other by it; on each a server.
+struct Lab {
+    router: Namespace,
+    hosts: Vec<Namespace>,
+    listeners: Vec<[TcpListener; 2]>,
+    conntrack: Conntrack,
+}
+
+/// The router's interface to a host.
+fn leg(number: usize) -> String {
+    format!("leg{number}")
+}
+
+fn address(family: Family, link: usize, host: u8) -> IpAddr {
+    let text = match family {
+        Family::V4 => format!("10.79.{link}.{host}"),
+        Family::V6 => format!("fd79:{link}::{host}"),
+    };
+    text.parse().expect("an address")
+}
+
+/// Has conntrack count in a namespace, and sees that it tracks.
+fn track(namespace: &Namespace) -> Result<Conntrack> {
+    namespace.enter(|| {
+        for setting in ["acct", "timestamp"] {
+            fs::write(
+                format!("/proc/sys/net/netfilter/nf_conntrack_{setting}"),
+                "1",
+            )?;
+        }
+        for family in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            fs::write(format!("/proc/sys/net/{family}"), "1")?;
+        }
+        for interfaces in ["all", "default"] {
+            fs::write(
+                format!("/proc/sys/net/ipv4/conf/{interfaces}/rp_filter"),
+                "0",
+            )?;
+        }
+        Ok(())
+    })?;
+    namespace.nft(
+        "table inet lab {
+            chain input { type filter hook input priority filter; ct state invalid counter; }
+            chain output { type filter hook output priority filter; ct state invalid counter; }
+            chain forward { type filter hook forward priority filter; ct state invalid counter; }
+        }",
+    )?;
+    Conntrack::open(namespace)
+}
+
+impl Lab {
+    fn new(hosts: usize) -> Result<Self> {
+        let router = Namespace::new("router")?;
+        let mut lab = Self {
+            conntrack: track(&router)?,
+            router,
+            hosts: Vec::new(),
+            listeners: Vec::new(),
+        };
+        for link in 0..hosts {
+            let host = Namespace::new("host")?;
+            join(&host, &lab.router, HOST, &leg(link))?;
+            for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
+                let [gateway, own] = [1, 2].map(|it| address(family, link, it));
+                lab.router.add_address(gateway, length, &leg(link))?;
+                host.add_address(own, length, HOST)?;
+                host.ip(&format!("route add default via {gateway}"))?;
+            }
+            lab.listeners.push(listen(&host, link)?);
+            lab.hosts.push(host);
+        }
+        Ok(lab)
+    }
+
+    /// Runs on these interfaces of the router.
+    fn watch(&self, interfaces: &[&str], options: &[&str]) -> Result<Twheel> {
+        watch(&self.router, interfaces, options)
+    }
+
+    /// Between each two hosts, both ways, in both families: connections that talk, of which one is closed and one reset.
+    fn talk(&self) -> Result<Vec<Connection>> {
+        let mut open = Vec::new();
+        for from in 0..self.hosts.len() {
+            for to in (0..self.hosts.len()).filter(|to| *to != from) {
+                for listener in &self.listeners[to] {
+                    open.extend(connections(&self.hosts[from], listener)?);
+                }
+            }
+        }
+        Ok(open)
+    }
+}
+
+/// Joins two hosts. Without what would join packets on the way, or have them cut: what each side sends is what each sees.
+fn join(one: &Namespace, other: &Namespace, name: &str, there: &str) -> Result<()> {
+    one.ip(&format!(
+        "link add {name} type veth peer name {there} netns {}",
+        other.name()
+    ))?;
+    for (host, interface) in [(one, name), (other, there)] {
+        host.ip(&format!("link set {interface} up"))?;
+    }
+    Ok(())
+}
+
+fn listen(host: &Namespace, link: usize) -> Result<[TcpListener; 2]> {
+    let listen = |family| {
+        let at = SocketAddr::new(address(family, link, 2), PORT);
+        host.enter(|| TcpListener::bind(at).context("cannot listen"))
+    };
+    Ok([listen(Family::V4)?, listen(Family::V6)?])
+}
+
+fn watch(namespace: &Namespace, interfaces: &[&str], options: &[&str]) -> Result<Twheel> {
+    let mut args = options.to_vec();
+    args.extend(OPTIONS);
+    for interface in interfaces {
+        args.extend(["--iface", interface]);
+    }
+    let twheel = Twheel::start(namespace, &args)?;
+    for interface in interfaces {
+        twheel.await_stderr(&format!("{interface}: attached"))?;
+    }
+    Ok(twheel)
+}
+
+/// Two that stay open, one that is closed, one that is reset. Segments are small: none is cut or joined on the way.
+fn connections(from: &Namespace, listener: &TcpListener) -> Result<Vec<Connection>> {
+    let mut open = Vec::new();
+    for fate in 0..4 {
+        let mut connection = Connection::open(from, listener)?;
+        for _ in 0..=fate {
+            connection.talk()?;
+        }
+        match fate {
+            2 => connection.close()?,
+            3 => connection.reset()?,
+            _ => open.push(connection),
+        }
+    }
+    Ok(open)
+}
+
+/// What is known of a flow: its state if it is one of TCP; packets and bytes of both sides.
+type Known = BTreeMap<(String, SocketAddr, SocketAddr), (String, [[u64; 2]; 2])>;
+
+fn of_twheel(namespace: &Namespace, interface: &str) -> Result<(Known, Vec<Value>)> {
+    let ended = namespace.twheel_once(&["flows", "--json", "--iface", interface])?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    let flows: Vec<Value> = ended
+        .lines
+        .iter()
+        .map(|line| serde_json::from_str(&line.text).context("no JSON"))
+        .collect::<Result<_>>()?;
+    let known = flows
+        .iter()
+        .map(|flow| {
+            let end = |address: &str, port: &str| -> Result<SocketAddr> {
+                let ip = flow[address].as_str().context("no address")?.parse()?;
+                Ok(SocketAddr::new(
+                    ip,
+                    flow[port].as_u64().context("no port")? as u16,
+                ))
+            };
+            let number = |name: &str| flow[name].as_u64().with_context(|| format!("no {name}"));
+            let side = |who: &str| -> Result<[u64; 2]> {
+                Ok([
+                    number(&format!("{who}_packets"))?,
+                    number(&format!("{who}_bytes"))?,
+                ])
+            };
+            let proto = flow["proto"].as_str().context("no protocol")?;
+            let state = match proto {
+                "tcp" => flow["state"].as_str().context("no state")?,
+                _ => "",
+            };
+            let key = (proto.to_owned(), end("src", "sport")?, end("dst", "dport")?);
+            Ok((key, (state.to_owned(), [side("orig")?, side("reply")?])))
+        })
+        .collect::<Result<_>>()?;
+    Ok((known, flows))
+}
+
+fn of_conntrack(conntrack: &Conntrack) -> Result<Known> {
+    let entries = conntrack.dump()?.into_iter();
+    entries
+        .filter(|it| ["tcp", "udp"].contains(&it.proto))
+        .map(|it| {
+            let state = it.state.map_or("", |state| state.name());
+            let counts = it.counts.context("conntrack does not count")?;
+            let key = (it.proto.to_owned(), it.src, it.dst);
+            Ok((key, (state.to_owned(), counts)))
+        })
+        .collect()
+}
+
+/// Waits until twheel and conntrack say the same of all flows, of which conntrack has so many at least that `are_seen`.
+fn agree(
+    (namespace, interface): (&Namespace, &str),
+    conntrack: &Conntrack,
+    are_seen: impl Fn(SocketAddr, SocketAddr) -> bool,
+    least: usize,
+) -> Result<Vec<Value>> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let (ours, flows) = of_twheel(namespace, interface)?;
+        let theirs: Known = of_conntrack(conntrack)?
+            .into_iter()
+            .filter(|((_, src, dst), _)| are_seen(*src, *dst))
+            .collect();
+        if ours == theirs && theirs.len() >= least {
+            return Ok(flows);
+        }
+        if Instant::now() > until {
+            let differs: Vec<_> = theirs
+                .iter()
+                .filter(|(key, value)| ours.get(key) != Some(value))
+                .map(|(key, value)| format!("{key:?}: {:?}, conntrack {value:?}", ours.get(key)))
+                .collect();
+            let more = ours.keys().filter(|key| !theirs.contains_key(key)).count();
+            anyhow::bail!(
+                "{} of {} flows differ, {more} more: {differs:#?}",
+                differs.len(),
+                theirs.len()
+            );
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Datagrams both ways.
+fn datagrams(from: &Namespace, to: &Namespace, at: SocketAddr, count: usize) -> Result<()> {
+    let any = SocketAddr::new(
+        match at {
+            SocketAddr::V4(_) => "0.0.0.0".parse()?,
+            SocketAddr::V6(_) => "::".parse()?,
+        },
+        0,
+    );
+    let client = from.enter(|| Ok(UdpSocket::bind(any)?))?;
+    let server = to.enter(|| Ok(UdpSocket::bind(at)?))?;
+    for socket in [&client, &server] {
+        socket.set_read_timeout(Some(PATIENCE))?;
+    }
+    client.connect(at)?;
+    let mut buffer = [0; 100];
+    for number in 0..count {
+        client.send(&vec![1; 10 + number])?;
+        let (_, peer) = server.recv_from(&mut buffer)?;
+        server.send_to(&[2; 7], peer)?;
+        client.recv(&mut buffer)?;
+    }
+    Ok(())
+}
+
+fn nothing_is_ignored(namespace: &Namespace) -> Result<()> {
+    for counter in ["ignored", "same_way", "moved"] {
+        ensure!(namespace.counter(counter)? == 0, "{counter}");
+    }
+    Ok(())
+}
+
+/// A gateway of so many legs, of which these are named.
+fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
+    require_root();
+    let lab = Lab::new(legs)?;
+    let names: Vec<_> = named.iter().map(|number| leg(*number)).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let twheel = lab.watch(&names, options)?;
+    let open = lab.talk()?;
+    for family in FAMILIES {
+        let at = SocketAddr::new(address(family, 1, 2), 9000);
+        datagrams(&lab.hosts[0], &lab.hosts[1], at, 5)?;
+    }
+    // What goes by none of the named ones is not seen.
+    let is_seen = |src: SocketAddr, dst: SocketAddr| {
+        let is_of = |end: SocketAddr| {
+            named.iter().any(|link| {
+                FAMILIES
+                    .iter()
+                    .any(|family| address(*family, *link, 2) == end.ip())
+            })
+        };
+        is_of(src) || is_of(dst)
+    };
+    let flows = agree(
+        (&lab.router, names[0]),
+        &lab.conntrack,
+        is_seen,
+        8 * legs * (legs - 1) / 2,
+    )?;
+    for flow in flows {
+        let src: IpAddr = flow["src"].as_str().context("no src")?.parse()?;
+        // Its interface is where its initiator's packets come in; or, if that is not watched, where they go out.
+        let comes_in = named.iter().find(|link| {
+            FAMILIES
+                .iter()
+                .any(|family| address(*family, **link, 2) == src)
+        });
+        let is_one = named.len() == 1;
+        match comes_in {
+            Some(link) => {
+                assert_eq!(flow["iface"], leg(*link), "{flow}");
+                assert_eq!(flow["direction"], "in", "{flow}");
+            }
+            None => assert_eq!(flow["direction"], "out", "{is_one} {flow}"),
+        }
+    }
+    nothing_is_ignored(&lab.router)?;
+    // Each packet that an interface had counted before is counted apart.
+    let (touched, again) = (
+        lab.router.counter("touched")? + lab.router.counter("created")?,
+        lab.router.counter("seen_again")?,
+    );
+    let packets: u64 = of_conntrack(&lab.conntrack)?
+        .iter()
+        .filter(|((_, src, dst), _)| is_seen(*src, *dst))
+        .map(|(_, (_, [orig, reply]))| orig[0] + reply[0])
+        .sum();
+    ensure!(touched == packets, "{touched} and {again}, not {packets}");
+    drop(open);
+    ensure!(twheel.stop()?.code() == Some(0));
+    Ok(())
+}
+
+#[test]
+fn two_legs() -> Result<()> {
+    gateway(2, &[0, 1], &[])
+}
+
+#[test]
+fn two_legs_by_tcx() -> Result<()> {
+    gateway(2, &[0, 1], &["--hook", "tcx"])
+}
+
+#[test]
+fn three_legs_of_which_two_are_named() -> Result<()> {
+    gateway(3, &[0, 2], &[])
+}
+
+#[test]
+fn three_legs_of_which_one_is_named() -> Result<()> {
+    gateway(3, &[1], &[])
+}
+
+#[test]
+fn five_legs() -> Result<()> {
+    gateway(5, &[4, 1, 0, 3, 2], &[])
+}
+
+#[test]
+fn two_legs_with_retransmission_timers() -> Result<()> {
+    gateway(2, &[0, 1], &["--rto", "on"])
+}
+
+/// What a host sends leaves by one leg, and what it gets comes by another; in the midst of it the first one changes.
+#[test]
+fn asymmetric_routes_and_one_that_changes() -> Result<()> {
+    require_root();
+    let lab = Lab::new(2)?;
+    // A second link to the first host.
+    join(&lab.hosts[0], &lab.router, "second", "leg2")?;
+    for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
+        let [gateway, own] = [1, 2].map(|it| address(family, 2, it));
+        lab.router.add_address(gateway, length, "leg2")?;
+        lab.hosts[0].add_address(own, length, "second")?;
+        let host = match family {
+            Family::V4 => format!("{}/32", address(family, 0, 2)),
+            Family::V6 => format!("{}/128", address(family, 0, 2)),
+        };
+        // What is for the first host goes by the second link.
+        lab.router
+            .ip(&format!("route add {host} via {own} dev leg2"))?;
+    }
+    lab.hosts[0].enter(|| {
+        for interfaces in ["all", "default", HOST, "second"] {
+            fs::write(
+                format!("/proc/sys/net/ipv4/conf/{interfaces}/rp_filter"),
+                "0",
+            )?;
+        }
+        Ok(())
+    })?;
+    let names = [leg(0), leg(1), leg(2)];
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let twheel = lab.watch(&names, &[])?;
+    let mut open = lab.talk()?;
+    let all = |_, _| true;
+    agree((&lab.router, names[0]), &lab.conntrack, all, 16)?;
+    nothing_is_ignored(&lab.router)?;
+
+    // From now on the host sends by its second link.
+    for family in FAMILIES {
+        let gateway = address(family, 2, 1);
+        lab.hosts[0].ip(&format!("route replace default via {gateway} dev second"))?;
+    }
+    // Nobody can tell an acknowledgment alone from one that was counted at the other link just before.
+    thread::sleep(Duration::from_millis(200));
+    for _ in 0..5 {
+        for connection in &mut open {
+            connection.talk()?;
+        }
+    }
+    let flows = agree((&lab.router, names[0]), &lab.conntrack, all, 16)?;
+    let moved = lab.router.counter("moved")?;
+    // Of each connection that is open, the side that is the first host.
+    assert_eq!(moved, open.len() as u64);
+    let from_second = flows.iter().filter(|flow| flow["iface"] == "leg2").count();
+    assert_eq!(
+        from_second,
+        open.len() / 2,
+        "those that the first host began"
+    );
+    for counter in ["ignored", "same_way"] {
+        assert_eq!(lab.router.counter(counter)?, 0, "{counter}");
+    }
+    drop(open);
+    ensure!(twheel.stop()?.code() == Some(0));
+    Ok(())
+}
+
+/// Two hosts behind the ports of a bridge, on which the bridging host has an address, too.
+#[test]
+fn a_bridge_and_its_ports() -> Result<()> {
+    require_root();
+    let bridge = Namespace::new("bridge")?;
+    let conntrack = track(&bridge)?;
+    bridge.ip("link add br0 type bridge")?;
+    bridge.ip("link set br0 up")?;
+    let mut hosts = Vec::new();
+    let mut theirs = Vec::new();
+    for number in 0..2 {
+        let host = Namespace::new("host")?;
+        join(&host, &bridge, HOST, &leg(number))?;
+        bridge.ip(&format!("link set {} master br0", leg(number)))?;
+        theirs.push(track(&host)?);
+        hosts.push(host);
+    }
+    for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
+        for (host, number, interface) in [
+            (&bridge, 1, "br0"),
+            (&hosts[0], 2, HOST),
+            (&hosts[1], 3, HOST),
+        ] {
+            host.add_address(address(family, 0, number), length, interface)?;
+        }
+    }
+    let listen = |host: &Namespace, number| -> Result<[TcpListener; 2]> {
+        let listen = |family| {
+            let at = SocketAddr::new(address(family, 0, number), PORT);
+            host.enter(|| TcpListener::bind(at).context("cannot listen"))
+        };
+        Ok([listen(Family::V4)?, listen(Family::V6)?])
+    };
+    let (here, there) = (listen(&bridge, 1)?, listen(&hosts[1], 3)?);
+    let twheel = watch(&bridge, &["leg0", "leg1", "br0"], &[])?;
+    let mut open = Vec::new();
+    for listener in here.iter().chain(&there) {
+        open.extend(connections(&hosts[0], listener)?);
+    }
+    // What goes between the ports is known to the hosts alone; what is the bridge's own, to it as well.
+    let all = |_, _| true;
+    let flows = agree((&bridge, "leg0"), &theirs[0], all, 16)?;
+    assert!(
+        flows.iter().all(|flow| flow["iface"] == "leg0"),
+        "{flows:?}"
+    );
+    // The bridge's own connections, at least.
+    assert!(of_conntrack(&conntrack)?.len() >= 8);
+    nothing_is_ignored(&bridge)?;
+    drop(open);
+    ensure!(twheel.stop()?.code() == Some(0));
+    Ok(())
+}
+
+/// By the loopback interface each packet goes out and comes in.
+#[test]
+fn loopback() -> Result<()> {
+    require_root();
+    let host = Namespace::new("host")?;
+    let conntrack = track(&host)?;
+    for hook in ["xdp", "tcx"] {
+        let twheel = watch(&host, &["lo"], &["--hook", hook])?;
+        let mut open = Vec::new();
+        for at in ["127.0.0.1:7777", "[::1]:7777"] {
+            let at: SocketAddr = at.parse()?;
+            let listener = host.enter(|| Ok(TcpListener::bind(at)?))?;
+            open.extend(connections(&host, &listener)?);
+        }
+        let ports: Vec<_> = of_twheel(&host, "lo")?
+            .0
+            .into_keys()
+            .map(|key| key.1)
+            .collect();
+        let is_new = |src: SocketAddr, _| ports.contains(&src);
+        agree((&host, "lo"), &conntrack, is_new, 8)?;
+        nothing_is_ignored(&host)?;
+        drop(open);
+        ensure!(twheel.stop()?.code() == Some(0));
+    }
+    Ok(())
+}
