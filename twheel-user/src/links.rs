@@ -18,7 +18,7 @@ use netlink_packet_generic::{
 };
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    link::{LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
+    link::{InfoData, InfoVlan, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
 };
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
@@ -108,6 +108,8 @@ pub struct Link {
     pub master: Option<u32>,
     /// The interface that it is made upon (a VLAN, a macvlan), by its number.
     pub lower: Option<u32>,
+    /// Of a VLAN device: its identifier.
+    pub vlan: Option<u16>,
     /// Packets stay on this host.
     pub loopback: bool,
     /// What packets begin with; `None`: twheel does not read them.
@@ -182,6 +184,13 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
             LinkAttribute::LinkInfo(infos) => {
                 link.driver = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+                link.vlan = infos.iter().find_map(|info| match info {
+                    LinkInfo::Data(InfoData::Vlan(told)) => told.iter().find_map(|it| match it {
+                        InfoVlan::Id(vlan) => Some(*vlan),
+                        _ => None,
+                    }),
                     _ => None,
                 });
             }

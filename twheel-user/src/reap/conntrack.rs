@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result};
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    DefaultNla, NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -101,8 +101,9 @@ impl Conntrack {
         proto: Protocol,
         src: SocketAddr,
         dst: SocketAddr,
+        zone: u16,
     ) -> io::Result<Option<Entry>> {
-        let get = ConntrackMessage::Get(vec![tuple(proto, src, dst)]);
+        let get = ConntrackMessage::Get(named(proto, src, dst, zone));
         let answer = match self.ask(src, get, NLM_F_REQUEST) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             answer => answer?,
@@ -143,8 +144,9 @@ impl Conntrack {
         proto: Protocol,
         src: SocketAddr,
         dst: SocketAddr,
+        zone: u16,
     ) -> io::Result<bool> {
-        let delete = ConntrackMessage::Delete(vec![tuple(proto, src, dst)]);
+        let delete = ConntrackMessage::Delete(named(proto, src, dst, zone));
         match self.ask(src, delete, NLM_F_REQUEST | NLM_F_ACK) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -169,6 +171,19 @@ impl Conntrack {
         self.0.ask(request, None)
     }
 }
+
+/// What names an entry of a zone.
+fn named(proto: Protocol, src: SocketAddr, dst: SocketAddr, zone: u16) -> Vec<ConntrackAttribute> {
+    let mut named = vec![tuple(proto, src, dst)];
+    if zone != 0 {
+        let number = zone.to_be_bytes().to_vec();
+        named.push(ConntrackAttribute::Other(DefaultNla::new(ZONE, number)));
+    }
+    named
+}
+
+/// `CTA_ZONE` (`include/uapi/linux/netfilter/nfnetlink_conntrack.h`).
+const ZONE: u16 = 18;
 
 /// Named the original's, yet the kernel looks for it among both: it hashes either.
 fn tuple(proto: Protocol, src: SocketAddr, dst: SocketAddr) -> ConntrackAttribute {

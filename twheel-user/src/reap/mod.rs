@@ -8,6 +8,7 @@ mod conntrack;
 mod guard;
 mod netlink;
 mod reset;
+mod scope;
 mod sockets;
 
 use std::{
@@ -26,6 +27,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use aya::maps::{HashMap, Map, MapData};
 use netlink_packet_netfilter::conntrack::Protocol;
+use nix::net::if_::if_nametoindex;
 use twheel_common::{
     config::EXTRA_ENFORCE,
     counter::Counter,
@@ -46,6 +48,7 @@ use self::{
     conntrack::Conntrack,
     guard::{Guard, Pace},
     reset::{Reset, Resets},
+    scope::Scope,
     sockets::{Found, Sockets},
 };
 use crate::{
@@ -97,6 +100,8 @@ named! {
         Alive = "alive",
         /// not done: not both sides of the connection were seen, or nobody has acknowledged its FIN
         OneSided = "one_sided",
+        /// not done: the flow is in a VLAN or zone, and what is here may be of another
+        OtherZone = "other_zone",
         /// not done: packets that would have begun flows found no room, and this may be one that came back
         Unknown = "unknown",
         /// not done: the policy asks for it no more
@@ -340,6 +345,7 @@ impl Reaper {
             stopped,
             began: Instant::now(),
             left: (Duration::ZERO, None),
+            scope: Scope::default(),
         };
         let thread = thread::Builder::new()
             .name("twheel-reaper".to_owned())
@@ -525,6 +531,8 @@ struct Worker {
     began: Instant,
     /// When the live flows were counted, and how many are left of those.
     left: (Duration, Option<u64>),
+    /// Of the flow at hand.
+    scope: Scope,
 }
 
 /// What becomes of an action, before it is counted.
@@ -673,6 +681,7 @@ impl Worker {
         if let Some(why) = self.look(job)? {
             return Ok(why);
         }
+        self.scope = self.scope_of(event)?;
         let seen = event.seen();
         let initiator = seen.initiator();
         let src = event.key.sender(initiator);
@@ -680,6 +689,8 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
+            // This host sends by its routes, which may be another zone's.
+            Action::Reset if self.scope.is_apart() => return Ok(Outcome::OtherZone),
             // Forged packets of one side are no conversation.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
                 if !seen.is_conversation() || seen.state() == State::FinWait =>
@@ -713,8 +724,8 @@ impl Worker {
         for at in 0..self.wanted.places.0.len() {
             for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
             {
-                let found = self.wanted.places.0[at].sockets()?.find(local, peer);
-                if let Some(socket) = found.context("cannot look for the socket")?
+                let found = self.find(at, local, peer)?;
+                if let Some(socket) = found
                     && let Some(seen) = socket.seen(direction, initiator)
                     && let Some(idle) = self.idle(job, &socket)
                     && self.is_alive(job, seen, idle)?
@@ -733,6 +744,42 @@ impl Worker {
         Ok(false)
     }
 
+    /// Where what is a flow's is looked for.
+    fn scope_of(&self, event: &Event) -> Result<Scope> {
+        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
+            return Ok(Scope::default());
+        }
+        let zone = self.names.zone(event.key.zone())?;
+        let interface = match event.point.place() {
+            0 => {
+                let only = self.pins.interfaces()?.into_iter().next();
+                only.and_then(|name| if_nametoindex(name.as_str()).ok())
+            }
+            place => {
+                let counted = data_plane::counted(&self.pins)?;
+                let interface = counted.get(place as usize).copied();
+                interface.filter(|interface| *interface != 0)
+            }
+        };
+        Scope::of(event, zone, interface)
+    }
+
+    /// The socket of a flow with these ends, in a network namespace.
+    fn find(&mut self, at: usize, local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>> {
+        // Interfaces are those of this namespace.
+        if at > 0 && self.scope.is_apart() {
+            return Ok(None);
+        }
+        for bound in self.scope.bound(local.ip())? {
+            let found = self.wanted.places.0[at].sockets()?.find(local, peer, bound);
+            let found = found.context("cannot look for the socket")?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether conntrack's entry of these ends is not idle; `None` if there is none.
     fn entry_lives(
         &mut self,
@@ -745,7 +792,7 @@ impl Worker {
             return Ok(None);
         };
         let conntrack = self.wanted.places.0[at].conntrack()?;
-        let found = conntrack.find(proto, src, dst);
+        let found = conntrack.find(proto, src, dst, self.scope.zone);
         let Some(entry) = found.context("cannot look for the conntrack entry")? else {
             return Ok(None);
         };
@@ -765,8 +812,7 @@ impl Worker {
         for at in 0..self.wanted.places.0.len() {
             for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
             {
-                let found = self.wanted.places.0[at].sockets()?.find(local, peer);
-                let Some(socket) = found.context("cannot look for the socket")? else {
+                let Some(socket) = self.find(at, local, peer)? else {
                     continue;
                 };
                 if !reset
@@ -853,7 +899,7 @@ impl Worker {
                 }
                 let conntrack = self.wanted.places.0[at].conntrack()?;
                 if conntrack
-                    .delete(proto, src, dst)
+                    .delete(proto, src, dst, self.scope.zone)
                     .context("cannot delete the conntrack entry")?
                 {
                     outcome = Outcome::Done;

@@ -82,13 +82,20 @@ impl Sockets {
     ///
     /// What the kernel looks up may fall back to a listening socket with the local end: so it is looked at before it is
     /// closed, and meant by its cookie then.
-    pub fn find(&mut self, local: SocketAddr, peer: SocketAddr) -> io::Result<Option<Found>> {
+    ///
+    /// `bound`: to this interface; 0: to none.
+    pub fn find(
+        &mut self,
+        local: SocketAddr,
+        peer: SocketAddr,
+        bound: u32,
+    ) -> io::Result<Option<Found>> {
         let asked = SocketId {
             source_port: local.port(),
             destination_port: peer.port(),
             source_address: local.ip(),
             destination_address: peer.ip(),
-            interface_id: 0,
+            interface_id: bound,
             cookie: [0xff; 8],
         };
         let answer = match self.ask(asked, ExtensionFlags::INFO, NLM_F_REQUEST, None) {
@@ -101,6 +108,7 @@ impl Sockets {
         let id = found.header.socket_id;
         let is_it = id.source_port == local.port()
             && id.destination_port == peer.port()
+            && id.interface_id == bound
             && is_same(id.source_address, local.ip())
             && is_same(id.destination_address, peer.ip());
         let ends = [TCP_LISTEN, TCP_TIME_WAIT].contains(&found.header.state);

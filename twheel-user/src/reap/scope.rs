@@ -1,0 +1,146 @@
+//! Which sockets and conntrack entries may be those of a flow: its addresses alone do not tell where there are VLANs and zones.
+//!
+//! A flow without either has those that are bound to no interface, and those of conntrack's zone 0. A flow of a VLAN or of a
+//! zone has the entries of its zone. Its sockets are those that are bound to its interface, or to the VRF or bridge which that
+//! is a port of; and those that are bound to none, if no other interface has their local address.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use anyhow::{Context, Result};
+use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
+use twheel_common::event::Event;
+
+use crate::links::{self, Link};
+
+/// A socket that is bound to no interface.
+const UNBOUND: u32 = 0;
+
+/// Where the socket and the entry of a flow are looked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// conntrack's zone.
+    pub zone: u16,
+    /// The interfaces that sockets may be bound to; `None`: none of them.
+    interfaces: Option<BTreeSet<u32>>,
+}
+
+impl Scope {
+    /// Of a flow in this zone, which an interface of this number has seen; `None`: that is not known.
+    pub fn of(event: &Event, zone: u16, interface: Option<u32>) -> Result<Self> {
+        let vlans = event.key.vlans();
+        if zone == 0 && vlans == [0; 2] {
+            return Ok(Self::default());
+        }
+        let links = links::all()?;
+        Ok(Self {
+            zone,
+            interfaces: Some(interfaces(&links, interface, vlans)),
+        })
+    }
+
+    /// Whether this host cannot say that the flow's addresses are its own or those of anybody whom it reaches.
+    pub fn is_apart(&self) -> bool {
+        self.interfaces.is_some()
+    }
+
+    /// The interfaces to which a socket with this local address may be bound; 0: to none.
+    pub fn bound(&self, local: IpAddr) -> Result<Vec<u32>> {
+        let Some(interfaces) = &self.interfaces else {
+            return Ok(vec![UNBOUND]);
+        };
+        let mut bound: Vec<_> = interfaces.iter().copied().collect();
+        let owners = owners(local)?;
+        if !owners.is_empty() && owners.is_subset(interfaces) {
+            bound.push(UNBOUND);
+        }
+        Ok(bound)
+    }
+}
+
+/// The interface itself; or, where its packets have tags, the VLAN device upon it; and what that is a port of.
+fn interfaces(links: &[Link], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
+    let mut found = interface;
+    for vlan in vlans.into_iter().filter(|vlan| *vlan != 0) {
+        let upon = |link: &&Link| link.vlan == Some(vlan) && found.is_some() && link.lower == found;
+        found = links.iter().find(upon).map(|link| link.index);
+    }
+    let mut interfaces = BTreeSet::from_iter(found);
+    let link = links.iter().find(|link| Some(link.index) == found);
+    interfaces.extend(link.and_then(|link| link.master));
+    interfaces
+}
+
+/// The interfaces that have an address.
+fn owners(address: IpAddr) -> Result<BTreeSet<u32>> {
+    let owners = getifaddrs().context("cannot list the interfaces")?;
+    let owners = owners.filter(|it| {
+        let held = it.address.as_ref().and_then(|held| {
+            let v4 = held.as_sockaddr_in().map(|held| IpAddr::from(held.ip()));
+            v4.or_else(|| held.as_sockaddr_in6().map(|held| IpAddr::from(held.ip())))
+        });
+        held == Some(address)
+    });
+    let numbers = owners.filter_map(|it| if_nametoindex(it.interface_name.as_str()).ok());
+    Ok(numbers.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(index: u32, vlan: Option<u16>, lower: Option<u32>, master: Option<u32>) -> Link {
+        Link {
+            index,
+            vlan,
+            lower,
+            master,
+            ..Link::default()
+        }
+    }
+
+    #[test]
+    fn a_flow_of_a_vlan_is_of_the_device_upon_its_interface() {
+        let links = [
+            link(2, None, None, None),
+            link(3, Some(10), Some(2), Some(9)),
+            link(4, Some(20), Some(3), None),
+            link(5, Some(10), Some(7), None),
+            link(9, None, None, None),
+        ];
+        let of = |interface, vlans| -> Vec<u32> {
+            interfaces(&links, interface, vlans).into_iter().collect()
+        };
+        assert_eq!(of(Some(2), [0, 0]), [2]);
+        assert_eq!(
+            of(Some(2), [10, 0]),
+            [3, 9],
+            "and the VRF that it is a port of"
+        );
+        assert_eq!(of(Some(2), [10, 20]), [4]);
+        assert_eq!(of(Some(2), [30, 0]), [0; 0], "nobody here is in that VLAN");
+        assert_eq!(of(Some(2), [10, 30]), [0; 0]);
+        assert_eq!(
+            of(None, [10, 0]),
+            [0; 0],
+            "nor where the interface is not known"
+        );
+    }
+
+    #[test]
+    fn a_flow_without_vlan_and_zone_has_sockets_that_are_bound_to_nothing() {
+        let local = "192.0.2.1".parse().unwrap();
+        assert_eq!(Scope::default().bound(local).unwrap(), [UNBOUND]);
+        let scope = Scope {
+            zone: 7,
+            interfaces: Some(BTreeSet::from([3])),
+        };
+        assert_eq!(scope.bound(local).unwrap(), [3], "nobody has that address");
+        let lo = Scope {
+            zone: 7,
+            interfaces: Some(BTreeSet::from([1])),
+        };
+        let local = "127.0.0.1".parse().unwrap();
+        assert_eq!(lo.bound(local).unwrap(), [1, UNBOUND]);
+        assert_eq!(scope.bound(local).unwrap(), [3]);
+    }
+}
