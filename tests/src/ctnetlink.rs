@@ -34,6 +34,8 @@ const DESTROYED: u32 = 1 << 2;
 /// `CTA_TIMESTAMP`, and what is nested in it.
 const TIMESTAMP: u16 = 20;
 const START: u16 = 1;
+/// `CTA_ZONE`.
+const ZONE: u16 = 18;
 /// `CTA_COUNTERS_ORIG` and `CTA_COUNTERS_REPLY`, and what is nested in them: packets and bytes.
 const COUNTERS: [u16; 2] = [9, 10];
 const STOP: u16 = 2;
@@ -57,6 +59,8 @@ pub struct Entry {
     pub start: SystemTime,
     /// Packets and bytes of the initiator, and of the responder; `None` without `nf_conntrack_acct`.
     pub counts: Option<[[u64; 2]; 2]>,
+    /// Its zone; 0: none.
+    pub zone: u16,
     /// When it was removed, or should have been: conntrack looks at its table now and then, and dates back.
     pub stop: Option<SystemTime>,
 }
@@ -158,7 +162,7 @@ fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
 /// `None` where it is about a protocol that `twheel` does not know.
 fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
     let (mut ends, mut found, mut start, mut stop) = (None, None, None, None);
-    let mut counts = [None; 2];
+    let (mut counts, mut zone) = ([None; 2], 0);
     for attribute in attributes {
         match attribute {
             ConntrackAttribute::CtaTupleOrig(tuple) => ends = endpoints(tuple),
@@ -184,6 +188,11 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
                         _ => {}
                     }
                 }
+            }
+            ConntrackAttribute::Other(other) if other.kind() & NLA_TYPE_MASK == ZONE => {
+                let mut value = [0; 2];
+                other.emit_value(&mut value);
+                zone = u16::from_be_bytes(value);
             }
             ConntrackAttribute::Other(other)
                 if COUNTERS.contains(&(other.kind() & NLA_TYPE_MASK)) =>
@@ -218,6 +227,7 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
         dst,
         state: found.map(state).transpose()?,
         start: start.context("no time: nf_conntrack_timestamp is off")?,
+        zone,
         counts: counts[0].zip(counts[1]).map(|(orig, reply)| [orig, reply]),
         stop,
     }))
