@@ -312,10 +312,9 @@ impl Asked {
             };
             kind = tag.ether_type();
             tags += 1;
-            // 0 is none: a tag of priority alone.
+            // 0 is none, a tag of priority alone: the place stays free.
             let vlan = tag.vlan_identifier().value();
             if self.wanted.vlans
-                && vlan != 0
                 && let Some(place) = self.vlans.iter_mut().find(|vlan| **vlan == 0)
             {
                 *place = vlan;
