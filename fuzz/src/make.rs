@@ -73,7 +73,11 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
         for _ in 0..1 + random.below(3) {
             let tag = random.of(&TAGS);
             frame.extend(tag);
-            frame.extend([random.byte(), random.byte()]);
+            // No VLAN, some that meet, or any.
+            let any = [random.byte(), random.byte()];
+            let few = random.of(&[Some(0), Some(0), Some(1), Some(2), None]);
+            let [high, _] = any;
+            frame.extend(few.map_or(any, |vlan| [high & 0xf0, vlan]));
         }
     }
     let v6 = random.once_in(2);
@@ -121,11 +125,18 @@ fn ipv4(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     };
     frame.extend([0x45 + options as u8, 0, 0, 0, 0, 1]);
     frame.extend(fragment);
-    frame.extend([64, proto, 0, 0]);
+    let authenticated = random.once_in(6);
+    let next = if authenticated { 51 } else { proto };
+    frame.extend([64, next, 0, 0]);
     frame.extend([10, 0, 0, random.below(4) as u8]);
     frame.extend([10, 0, 0, random.below(4) as u8]);
     for _ in 0..options * 4 {
         frame.push(random.of(&[1, 1, 0, 7, 0xff]));
+    }
+    if authenticated {
+        let at = frame.len();
+        extension(random, frame, 51);
+        frame[at] = proto;
     }
 }
 

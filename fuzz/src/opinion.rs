@@ -36,9 +36,7 @@ pub enum Rule {
     PartOfHeader,
     /// The rest of a header of IP, of an extension or of TCP's options that was cut off is not needed.
     Cut,
-    /// An authentication header hides what is behind it in IPv4: another protocol.
-    AuthenticatedIpv4,
-    /// The total length is less than the header's own.
+    /// The total length is less than that of the headers: its own, and an authentication header's.
     TotalLength,
     /// The payload's length is less than that of its extension headers.
     PayloadLength,
@@ -73,14 +71,13 @@ pub enum Rule {
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 21] = [
         Self::MoreTags,
         Self::OldTag,
         Self::Macsec,
         Self::Version,
         Self::PartOfHeader,
         Self::Cut,
-        Self::AuthenticatedIpv4,
         Self::TotalLength,
         Self::PayloadLength,
         Self::NoLength,
@@ -127,6 +124,8 @@ pub struct Said {
     proto: u8,
     source: SocketAddr,
     destination: SocketAddr,
+    /// The outer and the inner VLAN identifier; 0: none.
+    vlans: [u16; 2],
     flags: u8,
     numbers: [u32; 3],
     bytes: u32,
@@ -140,6 +139,7 @@ impl From<Segment> for Said {
             proto: segment.key.proto(),
             source: segment.key.sender(segment.direction),
             destination: segment.key.sender(segment.direction.reverse()),
+            vlans: segment.key.vlans(),
             flags: segment.flags,
             numbers: [segment.seq, segment.ack, segment.end],
             bytes: segment.bytes,
@@ -189,6 +189,7 @@ fn second_opinion(frame: &[u8], wanted: Wanted) -> (Result<Said, Skip>, Rules) {
     let mut asked = Asked {
         whole: frame.len(),
         wanted,
+        vlans: [0; 2],
         more: false,
         too_short: false,
         rules: Rules::default(),
@@ -218,6 +219,8 @@ enum Patch {
     Pad(usize),
     /// A byte.
     Set(usize, u8),
+    /// Several of them.
+    SetAll(Vec<(usize, u8)>),
     /// Two bytes.
     Clear(usize),
 }
@@ -234,6 +237,12 @@ impl Patch {
                 assert_ne!(frame[at], value);
                 frame[at] = value;
             }
+            Self::SetAll(bytes) => {
+                assert!(bytes.iter().any(|(at, value)| frame[*at] != *value));
+                for (at, value) in bytes {
+                    frame[at] = value;
+                }
+            }
             Self::Clear(at) => {
                 assert_ne!(frame[at..at + 2], [0, 0]);
                 frame[at..at + 2].fill(0);
@@ -247,9 +256,11 @@ struct Asked {
     /// Its length as it came.
     whole: usize,
     wanted: Wanted,
+    /// The VLANs it is in, as far as they are wanted.
+    vlans: [u16; 2],
     /// It is a fragment that is followed by others.
     more: bool,
-    /// Its payload is shorter than its extension headers.
+    /// Its payload is shorter than its extension headers, or than its authentication header.
     too_short: bool,
     rules: Rules,
 }
@@ -281,6 +292,7 @@ impl Asked {
         // Each EtherType but the last is a tag's.
         let mut kind = ethernet.ether_type();
         let mut tags = 0;
+        self.vlans = [0; 2];
         loop {
             match kind {
                 ether_type::VLAN_DOUBLE_TAGGED_FRAME => {
@@ -300,6 +312,13 @@ impl Asked {
             };
             kind = tag.ether_type();
             tags += 1;
+            // 0 is none, a tag of priority alone: the place stays free.
+            let vlan = tag.vlan_identifier().value();
+            if self.wanted.vlans
+                && let Some(place) = self.vlans.iter_mut().find(|vlan| **vlan == 0)
+            {
+                *place = vlan;
+            }
         }
     }
 
@@ -313,7 +332,7 @@ impl Asked {
             };
         }
         match (&packet.net, stop) {
-            (Some(LaxNetSlice::Ipv4(ip)), _) if least == 20 => self.ipv4(packet, ip, at),
+            (Some(LaxNetSlice::Ipv4(ip)), _) if least == 20 => self.ipv4(frame, packet, ip, at),
             (Some(LaxNetSlice::Ipv6(ip)), _) if least == 40 => self.ipv6(frame, packet, ip, at),
             (None, Some(SliceError::Len(error))) if least == 20 => {
                 self.again(Rule::Cut, Patch::Pad(at + error.required_len))
@@ -334,7 +353,13 @@ impl Asked {
         self.wanted.protocols.0 & of.0 != 0
     }
 
-    fn ipv4(&mut self, packet: &LaxSlicedPacket, ip: &LaxIpv4Slice, at: usize) -> Next {
+    fn ipv4(
+        &mut self,
+        frame: &[u8],
+        packet: &LaxSlicedPacket,
+        ip: &LaxIpv4Slice,
+        at: usize,
+    ) -> Next {
         let header = ip.header();
         if header.fragments_offset().value() != 0 {
             if packet.stop_err.is_some() {
@@ -342,9 +367,14 @@ impl Asked {
             }
             return Next::Answer(Err(Skip::Fragment));
         }
-        let proto = header.protocol();
+        let mut proto = header.protocol();
+        let mut length = header.slice().len();
         if proto == ip_number::AUTH {
-            return self.refuse(Rule::AuthenticatedIpv4, Skip::NotTracked);
+            let Some(authentication) = ip.extensions().auth else {
+                return self.authentication(frame, packet, at, at + length);
+            };
+            proto = authentication.next_header();
+            length += authentication.slice().len();
         }
         if !self.is_wanted(proto) {
             return Next::Answer(Err(Skip::NotTracked));
@@ -352,7 +382,9 @@ impl Asked {
         if proto == ip_number::IPV6_ICMP {
             return self.refuse(Rule::OtherIcmp, Skip::NotTracked);
         }
-        let length = header.slice().len();
+        if self.too_short {
+            return Next::Answer(Err(Skip::Malformed));
+        }
         let room = match usize::from(header.total_len()) {
             0 => {
                 self.rules.add(Rule::NoLength);
@@ -369,6 +401,7 @@ impl Asked {
         self.transport(
             packet,
             Network {
+                vlans: self.vlans,
                 source: header.source_addr().into(),
                 destination: header.destination_addr().into(),
                 proto,
@@ -380,6 +413,49 @@ impl Asked {
                 },
             },
         )
+    }
+
+    /// An authentication header in IPv4 that etherparse has stopped at: the IP header, and where it is.
+    fn authentication(
+        &mut self,
+        frame: &[u8],
+        packet: &LaxSlicedPacket,
+        ip: usize,
+        at: usize,
+    ) -> Next {
+        let stop = packet.stop_err.as_ref().map(|(error, _)| error);
+        if self.whole < at + 4 {
+            return match stop {
+                Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
+                _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
+            };
+        }
+        if frame[at + 1] == 0 {
+            let (first, next) = (frame[ip], frame[at]);
+            // Another behind it is not walked over, as etherparse would do now.
+            if next == ip_number::AUTH.0 {
+                return self.refuse(Rule::ShortAuthentication, Skip::NotTracked);
+            }
+            let patch = if first & 0xf < 14 {
+                // Its 8 bytes become options.
+                vec![(ip, first + 2), (ip + 9, next)]
+            } else {
+                // The last 4 bytes of options become its first.
+                vec![(ip, first - 1), (at - 4, next), (at - 3, 1)]
+            };
+            return self.again(Rule::ShortAuthentication, Patch::SetAll(patch));
+        }
+        match stop {
+            Some(SliceError::Len(error)) if at + error.required_len > frame.len() => {
+                self.again(Rule::Cut, Patch::Pad(at + error.required_len))
+            }
+            Some(SliceError::Len(_)) => {
+                // It is let out of the total length, to see what comes.
+                self.too_short = true;
+                self.again(Rule::TotalLength, Patch::Clear(ip + 2))
+            }
+            _ => unreachable!("etherparse stops at an authentication header: {stop:?}"),
+        }
     }
 
     fn ipv6(
@@ -473,6 +549,7 @@ impl Asked {
         self.transport(
             packet,
             Network {
+                vlans: self.vlans,
                 source: ip.header().source_addr().into(),
                 destination: ip.header().destination_addr().into(),
                 proto,
@@ -632,6 +709,7 @@ impl Asked {
 
 /// What the headers up to the transport's say.
 struct Network {
+    vlans: [u16; 2],
     source: IpAddr,
     destination: IpAddr,
     proto: IpNumber,
@@ -648,6 +726,7 @@ impl Network {
             proto: self.proto.0,
             source: SocketAddr::new(self.source.to_canonical(), sport),
             destination: SocketAddr::new(self.destination.to_canonical(), dport),
+            vlans: self.vlans,
             flags,
             numbers: [0; 3],
             bytes: self.bytes as u32,

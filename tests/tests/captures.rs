@@ -46,30 +46,40 @@ const LONGEST: usize = 65_535 + 14;
 
 // --- Flows ---------------------------------------------------------------------------------------------------
 
-/// Protocol and both ends, in order: one name for both directions. An ICMP query's identifier is the port of both.
+/// Protocol, both ends in order, so that both directions have one key, and the outer and the inner VLAN (0: none). An
+/// ICMP query's identifier is the port of both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     proto: &'static str,
     ends: [SocketAddr; 2],
+    vlans: [u16; 2],
 }
 
 impl Key {
     /// And which of the ends is the sender.
     fn new(proto: &'static str, from: SocketAddr, to: SocketAddr) -> (Self, usize) {
-        if from <= to {
-            let ends = [from, to];
-            (Self { proto, ends }, 0)
+        let (ends, side) = if from <= to {
+            ([from, to], 0)
         } else {
-            let ends = [to, from];
-            (Self { proto, ends }, 1)
-        }
+            ([to, from], 1)
+        };
+        let vlans = [0; 2];
+        (Self { proto, ends, vlans }, side)
+    }
+
+    fn in_vlans(self, vlans: [u16; 2]) -> Self {
+        Self { vlans, ..self }
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b] = self.ends;
-        write!(f, "{} {a} <-> {b}", self.proto)
+        write!(f, "{} {a} <-> {b}", self.proto)?;
+        match self.vlans {
+            [0, _] => Ok(()),
+            [outer, inner] => write!(f, " in VLAN {outer}.{inner}"),
+        }
     }
 }
 
@@ -88,11 +98,17 @@ fn address(text: &str) -> Option<IpAddr> {
 // --- tshark --------------------------------------------------------------------------------------------------
 
 /// What is asked of each frame.
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 41] = [
     "frame.number",
     "frame.encap_type",
     "frame.cap_len",
     "frame.protocols",
+    "eth.type",
+    "vlan.id",
+    "vlan.etype",
+    "ieee8021ad.id",
+    "ieee8021ad.svid",
+    "ieee8021ad.cvid",
     "ip.src",
     "ip.dst",
     "ip.hdr_len",
@@ -100,6 +116,13 @@ const FIELDS: [&str; 27] = [
     "ipv6.src",
     "ipv6.dst",
     "ipv6.plen",
+    "ipv6.routing.type",
+    "ipv6.routing.segleft",
+    "ipv6.routing.src.addr",
+    "ipv6.routing.mipv6.home_address",
+    "ipv6.routing.rpl.full_address",
+    "ipv6.routing.srh.addr",
+    "ipv6.opt.mipv6.home_address",
     "tcp.srcport",
     "tcp.dstport",
     "tcp.flags",
@@ -108,6 +131,7 @@ const FIELDS: [&str; 27] = [
     "udp.srcport",
     "udp.dstport",
     "udp.length",
+    "udp.checksum",
     "icmp.type",
     "icmp.ident",
     "icmpv6.type",
@@ -134,6 +158,11 @@ impl Frame {
 
     fn text(&self, field: &str, at: usize) -> Option<&str> {
         Some(self.0.get(field)?.get(at)?)
+    }
+
+    /// Everything that tshark has found of a field.
+    fn all(&self, field: &str) -> &[String] {
+        self.0.get(field).map_or(&[], Vec::as_slice)
     }
 
     /// Decimal or hexadecimal.
@@ -228,6 +257,7 @@ enum Name {
     Malformed,
     NoLength,
     BadFlags,
+    OtherAddress,
     BeginsNothing,
 }
 use Name::*;
@@ -243,6 +273,7 @@ impl Name {
             Malformed => "malformed",
             NoLength => "no length",
             BadFlags => "bad flags",
+            OtherAddress => "other address",
             BeginsNothing => "begins nothing",
         }
     }
@@ -264,45 +295,71 @@ struct Packet {
 /// The packets of flows in a frame: the one it carries, and those in tunnels.
 fn packets(frame: &Frame) -> Vec<Packet> {
     let mut found = Vec::new();
-    let mut tags = 0;
+    let mut tags = Tags::default();
     let mut link = false;
     // How many of each layer there were, the fields of the latest IP header, and whether it is followed by
     // something else than its own extensions.
-    let (mut ip, mut ipv6, mut tcp, mut udp) = (0, 0, 0, 0);
-    let mut network = None;
+    let (mut ip, mut ipv6, mut routing, mut tcp, mut udp) = (0, 0, 0, 0, 0);
+    let mut network: Option<Network> = None;
     let mut between = false;
+    let mut authentications = 0;
     let layers = frame.text("frame.protocols", 0).unwrap_or_default();
     for layer in layers.split(':') {
         let elsewhere = if ip + ipv6 != 1 || between {
             Some(Tunnelled)
-        } else if link {
+        } else if link || tags.has_old {
             Some(OtherLink)
         } else {
-            (tags > 2).then_some(MoreTags)
+            (tags.count > 2).then_some(MoreTags)
         };
         match layer {
             "eth" | "ethertype" => {}
-            "vlan" | "ieee8021ad" => tags += 1,
+            // Tags of an inner Ethernet header are part of no key.
+            "vlan" | "ieee8021ad" if network.is_some() => {}
+            "vlan" => tags.add_vlan(frame),
+            "ieee8021ad" => tags.add_ieee8021ad(frame),
             "ip" => {
-                network = Some(Network("ip.src", "ip.dst", ip));
+                network = Some(Network::new("ip.src", "ip.dst", ip));
                 ip += 1;
             }
             "ipv6" => {
-                network = Some(Network("ipv6.src", "ipv6.dst", ipv6));
+                network = Some(Network::new("ipv6.src", "ipv6.dst", ipv6));
                 ipv6 += 1;
             }
-            "ipv6.hopopts" | "ipv6.routing" | "ipv6.fraghdr" | "ipv6.dstopts" | "ah" | "mipv6"
-            | "hip" | "shim6" => {}
-            "tcp" => {
-                let packet = network.and_then(|at| tcp_packet(frame, at, tcp));
-                found.extend(packet.map(|packet| packet.elsewhere(elsewhere)));
-                tcp += 1;
-                between = true;
+            "ipv6.routing" => {
+                if let Some(network) = &mut network {
+                    network.taken_for[1] = last_stop(frame, routing);
+                }
+                routing += 1;
             }
-            "udp" => {
-                let packet = network.and_then(|at| udp_packet(frame, at, udp));
-                found.extend(packet.map(|packet| packet.elsewhere(elsewhere)));
-                udp += 1;
+            "ipv6.dstopts" => {
+                // RFC 6275, section 6.3: where a mobile node is at home.
+                let home = frame.text("ipv6.opt.mipv6.home_address", 0);
+                if let (Some(network), Some(home)) = (&mut network, home) {
+                    network.taken_for[0] = address(home);
+                }
+            }
+            // IPv4 has no chain of extension headers: twheel reads over one of these, and tshark over all.
+            "ah" if network.is_some_and(|at| !at.is_v6()) => {
+                authentications += 1;
+                between |= authentications > 1;
+            }
+            "ipv6.hopopts" | "ipv6.fraghdr" | "ah" | "mipv6" | "hip" | "shim6" => {}
+            "tcp" | "udp" => {
+                let packet = network.and_then(|at| match layer {
+                    "tcp" => tcp_packet(frame, at, tcp),
+                    _ => udp_packet(frame, at, udp),
+                });
+                let nth = if layer == "tcp" { &mut tcp } else { &mut udp };
+                *nth += 1;
+                let packet = packet.map(|packet| packet.elsewhere(elsewhere));
+                let taken_for = network.map_or([None; 2], |at| at.taken_for);
+                match packet {
+                    Some(packet) if taken_for != [None; 2] => {
+                        found.extend(packet.readdressed(taken_for));
+                    }
+                    packet => found.extend(packet),
+                }
                 between = true;
             }
             "icmp" | "icmpv6" => {
@@ -315,26 +372,114 @@ fn packets(frame: &Frame) -> Vec<Packet> {
             _ => between = true,
         }
     }
+    for packet in &mut found {
+        packet.flow.0 = packet.flow.0.in_vlans(tags.vlans);
+    }
     found
 }
 
-/// An IP header: the fields of its addresses, and which of its version it is in the frame.
+/// The VLAN tags of a frame.
+#[derive(Default)]
+struct Tags {
+    count: usize,
+    /// Which of the layers `vlan` is next.
+    next_vlan: usize,
+    /// One is of an EtherType that switches had before 802.1ad (0x9100), which twheel does not read.
+    has_old: bool,
+    /// The first two identifiers; 0, a priority alone, is none.
+    vlans: [u16; 2],
+}
+
+impl Tags {
+    fn add(&mut self, id: Option<usize>) {
+        self.count += 1;
+        let id = id.unwrap_or(0) as u16;
+        if let Some(free) = self.vlans.iter_mut().find(|vlan| **vlan == 0) {
+            *free = id;
+        }
+    }
+
+    fn add_vlan(&mut self, frame: &Frame) {
+        let nth = self.next_vlan;
+        let ether_type = match nth {
+            _ if self.count == 0 => frame.number("eth.type", 0),
+            // Behind 802.1ad: tshark has no field of the EtherType there.
+            0 => None,
+            _ => frame.number("vlan.etype", nth - 1),
+        };
+        self.has_old |= ether_type.is_some_and(|it| !matches!(it, 0x8100 | 0x88a8));
+        self.next_vlan += 1;
+        self.add(frame.number("vlan.id", nth));
+    }
+
+    /// tshark takes two such tags in a row for one layer, of which the fields have other names. Beside another of these
+    /// layers that would make three tags, so it is the first that counts.
+    fn add_ieee8021ad(&mut self, frame: &Frame) {
+        match frame.number("ieee8021ad.svid", 0) {
+            Some(outer) => {
+                self.add(Some(outer));
+                self.add(frame.number("ieee8021ad.cvid", 0));
+            }
+            None => self.add(frame.number("ieee8021ad.id", 0)),
+        }
+    }
+}
+
+/// Where a packet with this routing header goes in the end; `None` if it is there, or if tshark does not know the
+/// header's type. tshark takes that address for the flow's, and twheel that of the IPv6 header.
+fn last_stop(frame: &Frame, nth: usize) -> Option<IpAddr> {
+    if frame.number("ipv6.routing.segleft", nth)? == 0 {
+        return None;
+    }
+    let stops = |field| frame.all(field);
+    let last = match frame.number("ipv6.routing.type", nth)? {
+        0 => stops("ipv6.routing.src.addr").last(),
+        2 => stops("ipv6.routing.mipv6.home_address").last(),
+        3 => stops("ipv6.routing.rpl.full_address").last(),
+        // Segment routing has the last of them first (RFC 8754, section 2).
+        4 => stops("ipv6.routing.srh.addr").first(),
+        _ => None,
+    };
+    address(last?)
+}
+
+/// An IP header.
 #[derive(Clone, Copy)]
-struct Network(&'static str, &'static str, usize);
+struct Network {
+    /// The fields of its addresses.
+    source: &'static str,
+    destination: &'static str,
+    /// Which of its version it is in the frame.
+    nth: usize,
+    /// What tshark takes for the addresses, if not these: an extension header names others.
+    taken_for: [Option<IpAddr>; 2],
+}
 
 impl Network {
+    fn new(source: &'static str, destination: &'static str, nth: usize) -> Self {
+        Self {
+            source,
+            destination,
+            nth,
+            taken_for: [None; 2],
+        }
+    }
+
     fn is_v6(self) -> bool {
-        self.0 == "ipv6.src"
+        self.source == "ipv6.src"
     }
 
     /// What it says is behind it; `None` where it says nothing.
     fn room(self, frame: &Frame) -> Option<usize> {
         if self.is_v6() {
             // Extension headers are of it, too: an upper bound.
-            return frame.number("ipv6.plen", self.2).filter(|plen| *plen != 0);
+            return frame
+                .number("ipv6.plen", self.nth)
+                .filter(|plen| *plen != 0);
         }
-        let header = frame.number("ip.hdr_len", self.2)?;
-        frame.number("ip.len", self.2)?.checked_sub(header)
+        // An authentication header is of it, too.
+        let header = frame.number("ip.hdr_len", self.nth)?;
+        frame.number("ip.len", self.nth)?.checked_sub(header)
     }
 
     /// More fragments follow.
@@ -344,7 +489,7 @@ impl Network {
         } else {
             "ip.flags.mf"
         };
-        frame.number(field, self.2) == Some(1)
+        frame.number(field, self.nth) == Some(1)
     }
 
     fn flow(
@@ -356,9 +501,13 @@ impl Network {
     ) -> Option<(Key, usize)> {
         let end = |ip, port| {
             let port = u16::try_from(frame.number(port, nth)?).ok()?;
-            Some(SocketAddr::new(address(frame.text(ip, self.2)?)?, port))
+            Some(SocketAddr::new(address(frame.text(ip, self.nth)?)?, port))
         };
-        Some(Key::new(proto, end(self.0, sport)?, end(self.1, dport)?))
+        Some(Key::new(
+            proto,
+            end(self.source, sport)?,
+            end(self.destination, dport)?,
+        ))
     }
 }
 
@@ -373,6 +522,29 @@ impl Packet {
             name: name.filter(|_| self.theirs),
             ..self
         }
+    }
+
+    /// The same where tshark takes other addresses: twheel's packet, and tshark's.
+    fn readdressed(self, [from, to]: [Option<IpAddr>; 2]) -> [Self; 2] {
+        let (key, side) = self.flow;
+        let other = |end: SocketAddr, ip: Option<IpAddr>| {
+            SocketAddr::new(ip.unwrap_or(end.ip()), end.port())
+        };
+        let from = other(key.ends[side], from);
+        let to = other(key.ends[1 - side], to);
+        let name = self.name.unwrap_or(OtherAddress);
+        let ours = Self {
+            theirs: false,
+            name: self.ours.then_some(name),
+            ..self
+        };
+        let theirs = Self {
+            flow: Key::new(key.proto, from, to),
+            ours: false,
+            name: self.theirs.then_some(name),
+            ..self
+        };
+        [ours, theirs]
     }
 }
 
@@ -399,9 +571,12 @@ fn tcp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
     let whole = fits && frame.number("tcp.urgent_pointer", nth).is_some();
     // tshark counts a packet when it has read all of the header.
     let given_up = ["_ws.short", "_ws.malformed"].iter().any(|field| {
-        frame
-            .text(field, 0)
-            .is_some_and(|text| text.contains(": TCP"))
+        let mut texts = frame.all(field).iter();
+        // tshark has more of that field, before it and behind it.
+        texts.any(|text| {
+            let rest = text.split_once(": TCP").map(|(_, rest)| rest);
+            rest.is_some_and(|rest| rest.starts_with([']', ':', ' ']))
+        })
     });
     let theirs = whole && !given_up;
     let is_sent = SENT_TOGETHER.contains(&flags);
@@ -423,6 +598,10 @@ fn tcp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
 fn udp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
     let flow = at.flow(frame, "udp", ["udp.srcport", "udp.dstport"], nth)?;
     let length = frame.number("udp.length", nth)?;
+    // The last field of the header; where the length is less than that of it, tshark does not read on.
+    if length >= 8 && frame.number("udp.checksum", nth).is_none() {
+        return None;
+    }
     let theirs = length >= 8;
     // A first fragment has the length of the whole datagram.
     let fits = at.room(frame).is_none_or(|room| length <= room) || at.has_more(frame);
@@ -660,12 +839,15 @@ fn report(line: &str, to: &mut Packets) -> Result<()> {
         .into_iter()
         .find(|name| Some(*name) == proto)
         .context("no protocol")?;
-    for (flow, field) in [
+    // Left out where there is none.
+    let vlan = |field: &str| value[field].as_u64().unwrap_or(0) as u16;
+    let vlans = [vlan("vlan"), vlan("inner_vlan")];
+    for ((key, side), field) in [
         (Key::new(proto, src, dst), "orig_packets"),
         (Key::new(proto, dst, src), "reply_packets"),
     ] {
         let packets = value[field].as_i64().context("no count")?;
-        add(to, flow, packets);
+        add(to, (key.in_vlans(vlans), side), packets);
     }
     Ok(())
 }
@@ -694,7 +876,7 @@ impl Summary {
     fn add(&mut self, file: &str, capture: &Capture, replayed: &Replayed) {
         self.files += 1;
         self.sent += replayed.sent;
-        let mut theirs = capture.conversations.clone();
+        let mut theirs = Packets::new();
         let mut differences = Packets::new();
         let mut begun = BTreeSet::new();
         let frames = capture.frames.len() as u64;
@@ -712,14 +894,14 @@ impl Summary {
             let too_long = unsent != 0 && is_long(&frame);
             for packet in packets(frame) {
                 let (key, _) = packet.flow;
-                if key.proto.starts_with("icmp") && packet.theirs {
+                if packet.theirs {
                     add(&mut theirs, packet.flow, 1);
                 }
                 let known = packet.begins || begun.contains(&key);
                 let (ours, name) = match packet.name {
                     name if too_long => (false, name.filter(|_| packet.theirs).or(Some(TooLong))),
                     None if packet.ours && !known => (false, Some(BeginsNothing)),
-                    Some(OptionsCut) if !known => (false, None),
+                    Some(OptionsCut | OtherAddress) if packet.ours && !known => (false, None),
                     name => (packet.ours, name),
                 };
                 if ours {
@@ -735,6 +917,7 @@ impl Summary {
                 *packets += 1;
             }
         }
+        self.check_statistics(file, &capture.conversations, &theirs);
         let all = [&theirs, &replayed.flows, &differences];
         self.outright_files += usize::from(differences.is_empty());
         let keys: BTreeSet<_> = all.into_iter().flatten().map(|(key, _)| *key).collect();
@@ -751,6 +934,29 @@ impl Summary {
                 self.wrong.push(format!(
                     "{file}: {key}: tshark has {theirs:?} packets, twheel {ours:?}, and of the difference \
                      {differences:?} is explained"
+                ));
+            }
+        }
+    }
+}
+
+impl Summary {
+    /// tshark's fields must add up to its statistics, which tell neither VLANs apart nor have ICMP.
+    fn check_statistics(&mut self, file: &str, statistics: &Packets, theirs: &Packets) {
+        let mut sum = Packets::new();
+        for (key, sides) in theirs {
+            if !key.proto.starts_with("icmp") {
+                let key = key.in_vlans([0; 2]);
+                add(&mut sum, (key, 0), sides[0]);
+                add(&mut sum, (key, 1), sides[1]);
+            }
+        }
+        let keys: BTreeSet<_> = statistics.keys().chain(sum.keys()).collect();
+        for key in keys {
+            let [said, counted] = [statistics, &sum].map(|all| all.get(key).copied());
+            if said.unwrap_or_default() != counted.unwrap_or_default() {
+                self.wrong.push(format!(
+                    "{file}: {key}: tshark's statistics have {said:?} packets, and its fields {counted:?}"
                 ));
             }
         }
@@ -916,6 +1122,48 @@ fn spliced(mut frame: Vec<u8>, at: std::ops::Range<usize>, bytes: &[u8]) -> Vec<
 
 /// An 802.1Q tag.
 const TAG: [u8; 4] = [0x81, 0, 0, 7];
+/// One of another VLAN.
+const OTHER_TAG: [u8; 4] = [0x81, 0, 0, 8];
+/// One of no VLAN.
+const PRIORITY: [u8; 4] = [0x81, 0, 0xe0, 0];
+/// An 802.1ad tag.
+const SERVICE_TAG: [u8; 4] = [0x88, 0xa8, 0, 9];
+
+/// Cisco FabricPath: a header before Ethernet's. The frame ends in its checksum.
+const FABRIC_PATH: [u8; 16] = [2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 2, 2, 0x89, 0x03, 0, 0x41];
+
+/// With an authentication header (RFC 4302) behind an IPv4 header.
+fn authenticated(frame: Vec<u8>) -> Vec<u8> {
+    let mut header = [0; 24];
+    header[..2].copy_from_slice(&[frame[23], 4]);
+    let mut frame = spliced(frame, 34..34, &header);
+    frame[23] = 51;
+    let length = frame.len() as u16 - 14;
+    frame[16..18].copy_from_slice(&length.to_be_bytes());
+    frame
+}
+
+/// With a routing header behind an IPv6 header: so many of its two segments are left (RFC 8754).
+fn routed(frame: Vec<u8>, left: u8) -> Vec<u8> {
+    let mut header = vec![frame[20], 4, 4, left, 1, 0, 0, 0];
+    header.extend([[0xfc; 16], HOSTS_V6[1]].concat());
+    let mut frame = spliced(frame, 54..54, &header);
+    frame[20] = 43;
+    let length = frame.len() as u16 - 54;
+    frame[18..20].copy_from_slice(&length.to_be_bytes());
+    frame
+}
+
+/// With the home address of its sender in destination options (RFC 6275).
+fn at_home(frame: Vec<u8>) -> Vec<u8> {
+    let mut header = vec![frame[20], 2, 1, 2, 0, 0, 0xc9, 16];
+    header.extend([0xfc; 16]);
+    let mut frame = spliced(frame, 54..54, &header);
+    frame[20] = 60;
+    let length = frame.len() as u16 - 54;
+    frame[18..20].copy_from_slice(&length.to_be_bytes());
+    frame
+}
 
 /// Of what tshark and twheel say the same.
 fn alike() -> Result<Vec<Vec<u8>>> {
@@ -951,9 +1199,27 @@ fn alike() -> Result<Vec<Vec<u8>>> {
         frames.push(udp(v6, 0, [40_000, 53], b"question")?);
         let answer = udp(v6, 1, [40_000, 53], b"answer")?;
         frames.push(spliced(answer.clone(), 12..12, &TAG));
-        frames.push(spliced(answer, 12..12, &[TAG, TAG].concat()));
+        frames.push(spliced(answer.clone(), 12..12, &[TAG, TAG].concat()));
+        // By another VLAN than the question; by none, with a priority; one tag within another, of either kind; and a
+        // priority within or around a VLAN.
+        for tags in [
+            &[OTHER_TAG][..],
+            &[PRIORITY],
+            &[SERVICE_TAG],
+            &[SERVICE_TAG, TAG],
+            &[TAG, SERVICE_TAG],
+            &[SERVICE_TAG, SERVICE_TAG],
+            &[PRIORITY, OTHER_TAG],
+            &[OTHER_TAG, PRIORITY],
+        ] {
+            frames.push(spliced(answer.clone(), 12..12, &tags.concat()));
+        }
         frames.extend([echo(v6, 0, 77)?, echo(v6, 1, 77)?]);
     }
+    frames.push(authenticated(tcp(false, 0, [40_003, 80], SYN, 0, b"")?));
+    frames.push(authenticated(udp(false, 0, [40_003, 53], b"question")?));
+    // At its last stop.
+    frames.push(routed(tcp(true, 0, [40_003, 80], SYN, 0, b"")?, 0));
     // In two fragments, of which the second has no ports.
     let mut first = udp(false, 0, [40_001, 53], &[0; 1472])?;
     first[20] = 0x20;
@@ -975,7 +1241,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
     Ok(frames)
 }
 
-/// What of it makes a difference: one of each name, two of the last.
+/// What of it makes a difference.
 fn different() -> Result<Vec<Vec<u8>>> {
     let inner = udp(false, 0, [1, 53], b"")?;
     let mut tunnelled = Vec::new();
@@ -994,12 +1260,27 @@ fn different() -> Result<Vec<Vec<u8>>> {
     let mut cut = tcp(false, 0, [5, 80], ACK, 1, &[1; 12])?;
     cut[46] = 0x80;
     cut.truncate(58);
+    // And the capture does not say that it is cut: forty bytes of options, and eight of them.
+    let mut cut_unsaid = tcp(false, 0, [11, 80], ACK, 1, &[1; 40])?;
+    cut_unsaid[46] = 0xf0;
+    cut_unsaid.truncate(62);
+    // tshark takes the last four bytes for a checksum: of the options in the second, which nobody counts.
+    let fabric = udp(false, 0, [12, 53], b"12345678")?;
+    let fabric = spliced(fabric, 0..0, &FABRIC_PATH);
+    let mut in_options = tcp(false, 0, [13, 80], ACK, 1, &[1; 12])?;
+    in_options[46] = 0x80;
+    let in_options = spliced(in_options, 0..0, &FABRIC_PATH);
+    // Without the checksum neither counts it.
+    let mut udp_cut = udp(false, 0, [20, 53], &[0; 20])?;
+    udp_cut.truncate(40);
+    let old_tag = spliced(udp(false, 0, [14, 53], b"")?, 12..12, &[0x91, 0, 0, 7]);
     let mut malformed = udp(false, 0, [6, 53], b"12345678")?;
     malformed[38..40].copy_from_slice(&17u16.to_be_bytes());
     let mut unsaid = udp(false, 0, [7, 53], b"12345678")?;
     unsaid[38..40].copy_from_slice(&[0, 0]);
     Ok(vec![
         tunnelled,
+        authenticated(authenticated(udp(false, 0, [19, 53], b"")?)),
         labelled,
         tagged,
         long,
@@ -1009,6 +1290,17 @@ fn different() -> Result<Vec<Vec<u8>>> {
         tcp(false, 0, [8, 80], SYN | FIN, 1, b"")?,
         tcp(false, 0, [9, 80], RST, 1, b"")?,
         echo(false, 1, 10)?,
+        cut_unsaid,
+        fabric,
+        in_options,
+        old_tag,
+        routed(tcp(true, 0, [15, 80], ACK, 1, b"")?, 1),
+        // It says that more of them are left than there are.
+        routed(udp(true, 0, [16, 53], b"")?, 3),
+        udp_cut,
+        at_home(tcp(true, 0, [18, 80], ACK, 1, b"")?),
+        // And one that begins nothing.
+        routed(tcp(true, 0, [17, 80], RST, 1, b"")?, 1),
     ])
 }
 
@@ -1055,8 +1347,9 @@ fn check_own(lab: &mut Lab) -> Result<()> {
     let summary = compare(lab, path)?;
     ensure!(summary.wrong.is_empty(), "{}", summary.wrong.join("\n"));
     let counts = (summary.flows, summary.packets, summary.explained.len());
-    // Of each version three TCP flows of 12, 4 and 1, a UDP flow of 3, an echo of 2; and a first fragment.
-    ensure!(counts == (11, 45, 0), "{summary}");
+    // Of each version three TCP flows of 12, 4 and 1, of UDP two packets in no VLAN, three in VLAN 8 and one in each of 6
+    // others, an echo of 2; three with another header; and a first fragment.
+    ensure!(counts == (2 * 12 + 4, 2 * 30 + 4, 0), "{summary}");
     ensure!(summary.outright == summary.flows, "{summary}");
 
     fs::remove_file(path.join("alike.pcap"))?;
@@ -1071,14 +1364,16 @@ fn check_own(lab: &mut Lab) -> Result<()> {
         .map(|(name, (flows, packets))| (*name, flows.len(), *packets))
         .collect();
     let expected = [
-        (Tunnelled, 1, 1),
-        (OtherLink, 1, 1),
+        (Tunnelled, 2, 2),
+        (OtherLink, 3, 3),
         (MoreTags, 1, 1),
         (TooLong, 1, 1),
-        (OptionsCut, 1, 1),
+        (OptionsCut, 2, 2),
         (Malformed, 1, 1),
         (NoLength, 1, 1),
         (BadFlags, 1, 1),
+        // tshark's flow and twheel's, of the last only tshark's.
+        (OtherAddress, 7, 7),
         (BeginsNothing, 2, 2),
     ];
     ensure!(names == expected, "{names:?}");

@@ -374,6 +374,17 @@ impl Frames {
         frame
     }
 
+    /// TCP in IPv4 behind an authentication header, which says what is next, and a length to fit.
+    fn authenticated(&mut self, next: u8, header: &[u8]) -> Vec<u8> {
+        let mut frame = self.tcp(false);
+        frame.splice(34..34, header.iter().copied());
+        frame[23] = 51;
+        frame[34] = next;
+        let total = frame.len() as u16 - 14;
+        frame[16..18].copy_from_slice(&total.to_be_bytes());
+        frame
+    }
+
     /// TCP in IPv6 behind extension headers, and a length to fit.
     fn chain(&mut self, chain: &[(u8, &[u8])]) -> Vec<u8> {
         let mut frame = self.tcp(true);
@@ -599,7 +610,66 @@ fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
     let mut long = long.to_vec();
     long[1] = 255;
     is("the longest there is", f.chain(&[(60, &long)]), Created);
-    is("IPv4: authentication", f.set(false, 23, &[51]), NotTracked);
+    is(
+        "IPv4: authentication",
+        f.authenticated(6, AUTHENTICATION),
+        Created,
+    );
+    is(
+        "IPv4: authentication of 8 bytes",
+        f.authenticated(6, EIGHT),
+        Created,
+    );
+    let twice = [&[6], &AUTHENTICATION[1..]].concat();
+    is(
+        "IPv4: authentication twice",
+        f.authenticated(51, &[AUTHENTICATION, &twice].concat()),
+        NotTracked,
+    );
+    is(
+        "IPv4: authentication and ESP",
+        f.authenticated(50, AUTHENTICATION),
+        NotTracked,
+    );
+    is(
+        "IPv4: a TCP header for authentication",
+        f.set(false, 23, &[51]),
+        NotTracked,
+    );
+    let mut first = f.authenticated(6, AUTHENTICATION);
+    first[20] = 0x20;
+    is("IPv4: authentication, a first fragment", first, Created);
+    let mut last = f.authenticated(6, AUTHENTICATION);
+    last[21] = 9;
+    is("IPv4: authentication, the last fragment", last, Fragment);
+    let mut lie = f.authenticated(6, AUTHENTICATION);
+    lie[16..18].copy_from_slice(&[0, 43]);
+    is(
+        "IPv4: authentication beyond the total length",
+        lie.clone(),
+        Malformed,
+    );
+    lie[16..18].copy_from_slice(&[0, 63]);
+    is(
+        "IPv4: authentication, a byte short of TCP",
+        lie.clone(),
+        Malformed,
+    );
+    lie[16..18].copy_from_slice(&[0, 64]);
+    is("IPv4: authentication, and TCP fits", lie, Created);
+    is(
+        "IPv4: half an authentication header",
+        f.authenticated(6, AUTHENTICATION)[..37].to_vec(),
+        Truncated,
+    );
+    let mut long = AUTHENTICATION.to_vec();
+    long.resize(257 * 4, 0);
+    long[1] = 255;
+    is(
+        "IPv4: the longest authentication",
+        f.authenticated(6, &long),
+        Created,
+    );
 
     // Lengths.
     let jumbo = f.tcp_with(true, ACK, &[], &[7; 9_000]);
@@ -706,6 +776,44 @@ fn packets_meet_the_fate_that_their_names_say() {
 }
 
 #[test]
+fn tags_tell_flows_apart_and_a_priority_does_not() {
+    use Counter::{Created, Touched};
+    const CUSTOMER: u16 = 0x8100;
+    const SERVICE: u16 = 0x88a8;
+    let untagged = Frames(1_000).tcp(false);
+    // EtherType and control information of each tag, the outer one first.
+    let tagged: [(&[[u16; 2]], Counter); 13] = [
+        (&[], Created),
+        (&[[CUSTOMER, 0]], Touched),
+        (&[[CUSTOMER, 0xe000]], Touched),
+        (&[[CUSTOMER, 0], [CUSTOMER, 0xe000]], Touched),
+        (&[[CUSTOMER, 7]], Created),
+        (&[[CUSTOMER, 0xf007]], Touched),
+        (&[[SERVICE, 7]], Touched),
+        (&[[SERVICE, 0], [CUSTOMER, 7]], Touched),
+        (&[[SERVICE, 7], [CUSTOMER, 0]], Touched),
+        (&[[CUSTOMER, 0xfff]], Created),
+        (&[[SERVICE, 7], [CUSTOMER, 0xfff]], Created),
+        (&[[SERVICE, 0xfff], [CUSTOMER, 7]], Created),
+        (&[[CUSTOMER, 7], [CUSTOMER, 7]], Created),
+    ];
+    for program in PROGRAMS {
+        let mut watch = Watch::new(program);
+        for (tags, fate) in tagged {
+            let bytes: Vec<u8> = tags
+                .iter()
+                .flatten()
+                .flat_map(|it| it.to_be_bytes())
+                .collect();
+            let mut frame = untagged.clone();
+            frame.splice(12..12, bytes);
+            assert_eq!(watch.send(&frame), fate, "{program:?}: {tags:04x?}");
+        }
+        assert_eq!(watch.end(), 6);
+    }
+}
+
+#[test]
 fn cut_at_every_byte_a_packet_is_truncated_until_its_header_is_there() {
     let f = &mut Frames(1_000);
     let stamped = [1, 1, 8, 10, 0, 0, 0, 7, 0, 0, 0, 9];
@@ -717,6 +825,7 @@ fn cut_at_every_byte_a_packet_is_truncated_until_its_header_is_there() {
         (f.tcp_with(true, ACK, &stamped, b"data"), 74),
         (f.tagged(&[0x88a8, 0x8100]), 82),
         (f.ip_options(&[1; 40]), 94),
+        (f.authenticated(6, AUTHENTICATION), 78),
         (
             f.chain(&[(0, EIGHT), (51, AUTHENTICATION), (44, FIRST)]),
             114,
@@ -801,6 +910,10 @@ fn recorded_packets_meet_the_fate_that_the_host_says() -> Result<()> {
             WANTED,
             Wanted {
                 timing: true,
+                ..WANTED
+            },
+            Wanted {
+                vlans: false,
                 ..WANTED
             },
         ] {

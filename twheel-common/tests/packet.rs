@@ -306,6 +306,33 @@ fn ipv6_extension_headers_are_walked() {
 }
 
 #[test]
+fn extension_headers_with_addresses_leave_those_of_the_key() {
+    let plain = parse(v6().as_slice()).unwrap();
+    let header = |start: [u8; 8], addresses: &[[u8; 16]]| {
+        let mut header = start.to_vec();
+        header.extend(addresses.concat());
+        header
+    };
+    let stops = [[3; 16], [4; 16]];
+    for (number, header) in [
+        // Routing headers of type 0, 2 and 4, with stops left and without.
+        (43, header([0, 4, 0, 2, 0, 0, 0, 0], &stops)),
+        (43, header([0, 4, 0, 0, 0, 0, 0, 0], &stops)),
+        (43, header([0, 2, 2, 1, 0, 0, 0, 0], &stops[..1])),
+        (43, header([0, 4, 4, 1, 1, 0, 0, 0], &stops)),
+        (43, header([0, 4, 4, 0, 1, 0, 0, 0], &stops)),
+        // A home address (RFC 6275, section 6.3) behind an option of padding.
+        (60, header([0, 2, 1, 2, 0, 0, 0xc9, 16], &stops[..1])),
+    ] {
+        assert_eq!(
+            parse(with_extensions(&[(number, &header)]).as_slice()),
+            Ok(longer(plain, header.len())),
+            "{number}: {header:?}"
+        );
+    }
+}
+
+#[test]
 fn ipv4_fragments_but_the_first_have_no_ports() {
     let mut frame = v4((A, 1000), (B, 80));
     frame[20..22].copy_from_slice(&0x2000u16.to_be_bytes()); // more fragments, offset 0
