@@ -6,24 +6,18 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{ErrorKind, Read},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use etherparse::{PacketBuilder, TcpHeader};
 use serde_json::Value;
 use twheel_common::state::State;
 use twheel_tests::{
     ctnetlink::Conntrack,
     devices::{DEV, Joined, Kind},
-    netns::{
-        self, CLIENT, Connection, Family, Namespace, PATIENCE, PORT, Pair, SERVER, Twheel,
-        require_root,
-    },
-    path,
-    plane::{ACK, RST, SYN},
+    netns::{self, Connection, Family, Namespace, PATIENCE, PORT, Twheel, require_root},
     skipped,
 };
 

@@ -8,7 +8,7 @@ use super::{Field, Filter, Known, Subject};
 use crate::{
     failure::{Kind, exit_code},
     inspect::Timing,
-    output::Flow,
+    output::{Flow, Named},
 };
 
 const ALL: Known = Known {
@@ -31,9 +31,17 @@ fn subject() -> Subject<'static> {
             dst: "[2001:db8::7]:443".parse().unwrap(),
             state: "established",
             rule: 1,
+            vlans: [10, 20],
+            zone: 1,
+            place: 2,
+            is_outgoing: false,
             stalled: true,
         },
-        rule: Some("web servers"),
+        named: Named {
+            rule: Some("web servers"),
+            iface: Some("eth0"),
+            zone: 7,
+        },
         picked_up: false,
         idle: Duration::from_secs(45),
         age: Duration::from_secs(3600),
@@ -124,6 +132,11 @@ fn tests_are_combined_as_in_c() {
             true,
         ),
         ("dport == 1 or dport == 443", true),
+        ("iface == eth0 and direction == in and zone == 7", true),
+        ("iface == eth1 or direction == out or zone == 0", false),
+        // Either tag.
+        ("vlan == 10 and vlan == 20", true),
+        ("vlan == 30", false),
         // `and` binds tighter than `or`, and `not` than both.
         ("dport == 443 or dport == 1 and dport == 2", true),
         ("(dport == 443 or dport == 1) and dport == 2", false),
@@ -141,7 +154,7 @@ fn tests_are_combined_as_in_c() {
 #[test]
 fn of_what_nobody_knows_nothing_is_true_but_its_negation() {
     let mut unknown = subject();
-    (unknown.rule, unknown.account, unknown.timing) = (None, None, None);
+    (unknown.named, unknown.account, unknown.timing) = (Named::default(), None, None);
     for text in [
         "rule == a",
         "packets >= 0",
