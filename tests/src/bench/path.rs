@@ -37,11 +37,14 @@ const NEW: [(u32, f64); 2] = [(size(17, 11), 0.25), (size(20, 12), 0.25)];
 /// Frames of a run at least.
 const FRAMES: u32 = size(1 << 18, 1 << 13);
 /// Gateways, by what watches.
-const LANES: [&str; 4] = ["base", "xdp", "conntrack", "twheel"];
+const LANES: [&str; 5] = ["base", "xdp", "conntrack", "twheel", "tcx"];
 const BASE: usize = 0;
 const PASS: usize = 1;
 const CONNTRACK: usize = 2;
 const TWHEEL: usize = 3;
+const TCX: usize = 4;
+/// Nanoseconds that a packet may take more by TCX than by XDP.
+const TCX_MORE: f64 = 60.0;
 /// A gateway's interfaces: that on the flows' side, which twheel watches, and the other.
 const INTERFACES: [&str; 2] = ["in0", "out0"];
 /// twheel's table is never made smaller: nobody would.
@@ -218,13 +221,54 @@ struct Lab {
     /// Of the time of all runs, what was the softirq's thread's.
     in_thread: Duration,
     in_all: Duration,
-    reader: Reader,
-    counters: Map,
     // Dropped before their namespaces.
-    twheel: Twheel,
+    watchers: [Watcher; 2],
     _limits: Limits,
     lanes: Vec<Lane>,
     source: Namespace,
+}
+
+/// A run of twheel's on a gateway.
+struct Watcher {
+    lane: usize,
+    reader: Reader,
+    counters: Map,
+    twheel: Twheel,
+}
+
+impl Watcher {
+    /// By this hook, with a table for so many flows.
+    fn start(lanes: &[Lane], lane: usize, hook: &str, flows: u32) -> Result<Self> {
+        let gateway = &lanes[lane].gateway;
+        let max_flows = flows.max(SMALLEST_TABLE).to_string();
+        let mut args = vec![
+            "--iface",
+            INTERFACES[0],
+            "--hook",
+            hook,
+            "--max-flows",
+            &max_flows,
+        ];
+        if lane == TWHEEL {
+            args.extend(["--mode", "native"]);
+        }
+        let twheel = Twheel::start(gateway, &args)?;
+        if lane == TWHEEL {
+            let attached = gateway.attached(INTERFACES[0])?;
+            ensure!(attached == ["xdp", "egress"], "attached: {attached:?}");
+        }
+        let reader = gateway.enter(|| Reader::open(Some(INTERFACES[0])))?;
+        Ok(Self {
+            lane,
+            counters: Map::PerCpuArray(reader.pins().map("COUNTERS")?),
+            reader,
+            twheel,
+        })
+    }
+
+    fn count(&self, counter: Counter) -> Result<u64> {
+        Ok(data_plane::counters(&self.counters)?.get(counter))
+    }
 }
 
 impl Lab {
@@ -243,20 +287,10 @@ impl Lab {
         sysctl(conntrack, "netfilter/nf_conntrack_checksum", "0")?;
         sysctl(conntrack, "netfilter/nf_conntrack_tcp_loose", "1")?;
         let limits = Limits::raise(flows, buckets)?;
-        let gateway = &lanes[TWHEEL].gateway;
-        let max_flows = flows.max(SMALLEST_TABLE).to_string();
-        let args = [
-            "--iface",
-            INTERFACES[0],
-            "--mode",
-            "native",
-            "--max-flows",
-            &max_flows,
+        let watchers = [
+            Watcher::start(&lanes, TWHEEL, "xdp", flows)?,
+            Watcher::start(&lanes, TCX, "tcx", flows)?,
         ];
-        let twheel = Twheel::start(gateway, &args)?;
-        let attached = gateway.attached(INTERFACES[0])?;
-        ensure!(attached == ["xdp", "egress"], "attached: {attached:?}");
-        let reader = gateway.enter(|| Reader::open(Some(INTERFACES[0])))?;
         let object = plane::object("TWHEEL_PEERS_OBJECT")?;
         let mut bpf = Ebpf::load(&object).context("cannot load the peers")?;
         for name in ["peer_source", "peer_pass"] {
@@ -290,9 +324,7 @@ impl Lab {
             thread: softirq_thread()?,
             in_thread: Duration::ZERO,
             in_all: Duration::ZERO,
-            counters: Map::PerCpuArray(reader.pins().map("COUNTERS")?),
-            reader,
-            twheel,
+            watchers,
             _limits: limits,
             lanes,
             source,
@@ -318,7 +350,7 @@ impl Lab {
         entry[6] = sum(&segment[34..]) + sum(&segment[26..34]) + sum(&[0, 6, 0, 20]);
         self.frames.set(0, entry, 0)?;
         let sunk = |it: &Self| anyhow::Ok(it.sunk.get(&0, 0)?.iter().sum::<u64>());
-        let (before, touched) = (sunk(self)?, self.count(Counter::Touched)?);
+        let (before, touched) = (sunk(self)?, self.touched()?);
         let thread = cpu_time(self.thread)?;
         let source: &mut Xdp = program(&mut self.bpf, "peer_source")?.try_into()?;
         let in_kernel = self.source.enter(|| {
@@ -339,16 +371,21 @@ impl Lab {
             LANES[lane]
         );
         // A packet in 100,000 may have found no room.
-        let touched = self.count(Counter::Touched)? - touched;
-        let wanted = match (lane, kind) {
-            (TWHEEL, Kind::SynAck | Kind::Ack | Kind::BackAck) => u64::from(frames),
-            _ => 0,
-        };
-        ensure!(
-            touched.abs_diff(wanted) <= wanted / 100_000,
-            "{}: twheel has touched {touched} flows, not {wanted}",
-            LANES[lane]
-        );
+        for ((watcher, now), before) in self.watchers.iter().zip(self.touched()?).zip(touched) {
+            let wanted = match kind {
+                Kind::SynAck | Kind::Ack | Kind::BackAck if lane == watcher.lane => {
+                    u64::from(frames)
+                }
+                _ => 0,
+            };
+            let touched = now - before;
+            ensure!(
+                touched.abs_diff(wanted) <= wanted / 100_000,
+                "{}: {} has touched {touched} flows, not {wanted}",
+                LANES[lane],
+                LANES[watcher.lane]
+            );
+        }
         self.in_thread += in_thread;
         self.in_all += in_kernel + in_thread;
         Ok((in_kernel + in_thread).as_nanos() as f64 / f64::from(frames))
@@ -359,18 +396,24 @@ impl Lab {
         let share = self.in_thread.as_secs_f64() / self.in_all.as_secs_f64();
         report.say(&format!(
             "With room for {} flows, {:.2} % of the time was ksoftirqd's.",
-            self.reader.meta().max_flows,
+            self.watchers[0].reader.meta().max_flows,
             share * 100.0
         ));
         ensure!(share <= MAX_THREAD, "this machine is too busy for this");
-        ensure!(self.count(Counter::EventsLost)? == 0, "events were lost");
-        let ended = self.twheel.stop()?;
-        ensure!(ended.code() == Some(0), "{}", ended.stderr);
+        for watcher in self.watchers {
+            ensure!(watcher.count(Counter::EventsLost)? == 0, "events were lost");
+            let ended = watcher.twheel.stop()?;
+            ensure!(ended.code() == Some(0), "{}", ended.stderr);
+        }
         Ok(())
     }
 
-    fn count(&self, counter: Counter) -> Result<u64> {
-        Ok(data_plane::counters(&self.counters)?.get(counter))
+    fn touched(&self) -> Result<[u64; 2]> {
+        let [xdp, tcx] = self
+            .watchers
+            .each_ref()
+            .map(|it| it.count(Counter::Touched));
+        Ok([xdp?, tcx?])
     }
 
     /// Whether both trackers have so many flows, and nobody else has any.
@@ -380,12 +423,15 @@ impl Lab {
             entries == u64::from(flows),
             "conntrack has {entries} flows of {flows}"
         );
-        let tracked = self.reader.table().iter().count() as u32;
-        ensure!(
-            tracked.abs_diff(flows) <= flows / 100_000,
-            "twheel has {tracked} flows of {flows}"
-        );
-        for lane in [BASE, PASS, TWHEEL] {
+        for Watcher { lane, reader, .. } in &self.watchers {
+            let tracked = reader.table().iter().count() as u32;
+            ensure!(
+                tracked.abs_diff(flows) <= flows / 100_000,
+                "{} has {tracked} flows of {flows}",
+                LANES[*lane]
+            );
+        }
+        for lane in [BASE, PASS, TWHEEL, TCX] {
             ensure!(
                 self.lanes[lane].entries()? == 0,
                 "conntrack watches {}",
@@ -403,11 +449,13 @@ impl Lab {
         command.arg("-F");
         let ended = once(command)?;
         ensure!(ended.code() == Some(0), "conntrack -F: {}", ended.stderr);
-        while self.reader.table().iter().next().is_some() {
-            delete_all(&self.reader, |_, _| true, Reason::Flushed, None)?;
+        for Watcher { reader, twheel, .. } in &self.watchers {
+            while reader.table().iter().next().is_some() {
+                delete_all(reader, |_, _| true, Reason::Flushed, None)?;
+            }
+            // Until all is told.
+            while twheel.line(Duration::from_millis(300))?.is_some() {}
         }
-        // Until all is told.
-        while self.twheel.line(Duration::from_millis(300))?.is_some() {}
         self.check(0)
     }
 }
@@ -422,7 +470,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          (ksoftirqd) took over.\n\
          The gateways: `base` does nothing but route, `xdp` has an XDP program that passes, in `conntrack` nf_conntrack is \
          on\n(hooks alone, no rule that a packet meets; one bucket for each end of a flow, two where flows are new; no checksums), in `twheel` there is a \
-         `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave. All \
+         `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave; in `tcx` the same with `--hook tcx`. All \
          have GRO on, without\nwhich a veth takes no frames. Flows are established by their handshakes. New flows: a SYN each, \
          into tables that are empty.\n\
          The ratio is (twheel - base) / (conntrack - base): the median of the ratios of each round (least–most).\n"
@@ -489,7 +537,7 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
         let cells = cells.collect::<Vec<_>>().join("  ");
         report.say(&format!("{:>8}  {cells}", 1 << bits));
     }
-    let columns = ["conntrack adds", "twheel adds"];
+    let columns = ["conntrack adds", "twheel adds", "tcx over twheel"];
     report.say(&format!("{:>8}{}  ratio", "", head(&columns)));
     for (bits, bound, samples) in rows {
         let [theirs, ours] = [CONNTRACK, TWHEEL].map(|lane| added(samples, lane));
@@ -498,15 +546,21 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
             .zip(&theirs)
             .map(|(ours, theirs)| ours / theirs)
             .collect();
+        let pairs = samples[TCX].iter().zip(&samples[TWHEEL]);
+        let more: Vec<_> = pairs.map(|(tcx, xdp)| tcx - xdp).collect();
         let (ratio, added) = (
             Figure::of(&ratios),
-            [&theirs, &ours].map(|it| Figure::of(it)),
+            [&theirs, &ours, &more].map(|it| Figure::of(it)),
         );
         report.say(&format!(
-            "{:>8}  {}  {}",
+            "{:>8}  {}  {}{}",
             1 << bits,
             Figure::row(&added),
             verdict(&ratio, Some(*bound)),
+            match added[2].median > TCX_MORE {
+                true => format!(", TCX ABOVE {TCX_MORE} ns more"),
+                false => String::new(),
+            },
         ));
         report.object(&json!({
             "bench": "path",
@@ -514,6 +568,7 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
             "n": 1 << bits,
             "conntrack_adds_ns": added[0].median,
             "twheel_adds_ns": added[1].median,
+            "tcx_over_twheel_ns": added[2].median,
             "ratio": ratio.median,
             "min": ratio.min,
             "max": ratio.max,
