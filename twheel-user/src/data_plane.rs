@@ -602,7 +602,7 @@ fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
         unit_ns: clock.unit().subsec_nanos(),
         geometry: config.geometry,
         max_flows: config.max_flows,
-        extras: config.accounting | config.rto.on << 1 | enforces | config.vlans * EXTRA_VLANS,
+        extras: config.accounting | config.rto.on << 1 | enforces | (config.vlans * EXTRA_VLANS),
         hash: Hash::new(keys, config.max_flows),
     }
 }

@@ -364,7 +364,7 @@ fn write(
                 // One that another CPU has ended after the time was read is of now.
                 let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
                 let when = wall.saturating_sub(clock.duration(ago as u64).as_millis() as u64);
-                log.append(when, event, end, |event| named(&names, event))?;
+                log.append(when, event, end, |event| named(names, event))?;
             }
             log.flush()?;
             *failing = false;
@@ -1120,6 +1120,7 @@ mod tests {
         event::{Pace, Reason},
         flow::{Direction, FlowKey, Traffic},
         packet::tcp,
+        point::Point,
         state::{Seen, View},
     };
 
@@ -1130,7 +1131,7 @@ mod tests {
         unit_ns: 4_000_000,
         one_way: false,
     };
-    const RULE: u32 = 7;
+    const RULE: u16 = 7;
     const RING: u32 = 0xbee;
 
     fn event(number: u32) -> Event {
@@ -1144,6 +1145,8 @@ mod tests {
             reason: Reason::Idle as u32,
             cpu: 0,
             rule: if number.is_multiple_of(2) { RULE } else { 0 },
+            point: Point::NONE,
+            is_outgoing: 0,
             account: [Traffic::default(); 2],
             pace: [Pace::default(); 2],
             positions: [0; 2],

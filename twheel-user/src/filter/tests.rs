@@ -8,7 +8,7 @@ use super::{Field, Filter, Known, Subject};
 use crate::{
     failure::{Kind, exit_code},
     inspect::Timing,
-    output::Flow,
+    output::{Flow, Named},
 };
 
 const ALL: Known = Known {
@@ -31,9 +31,16 @@ fn subject() -> Subject<'static> {
             dst: "[2001:db8::7]:443".parse().unwrap(),
             state: "established",
             rule: 1,
+            vlans: [0; 2],
+            zone: 0,
+            place: 0,
+            is_outgoing: false,
             stalled: true,
         },
-        rule: Some("web servers"),
+        named: Named {
+            rule: Some("web servers"),
+            ..Named::default()
+        },
         picked_up: false,
         idle: Duration::from_secs(45),
         age: Duration::from_secs(3600),
@@ -141,7 +148,7 @@ fn tests_are_combined_as_in_c() {
 #[test]
 fn of_what_nobody_knows_nothing_is_true_but_its_negation() {
     let mut unknown = subject();
-    (unknown.rule, unknown.account, unknown.timing) = (None, None, None);
+    (unknown.named.rule, unknown.account, unknown.timing) = (None, None, None);
     for text in [
         "rule == a",
         "packets >= 0",
