@@ -96,6 +96,8 @@ const COMPANY: [(&str, &[&str], Company); 17] = [
     ("tests/adversary", &[], Company::Quiet),
     // It sleeps most of the time, and compares states within a second.
     ("tests/interfaces", &[], Company::Quiet),
+    // It allows 100 ms and what the machine is held up.
+    ("tests/patterns", &[], Company::Quiet),
     ("tests/faults_crash", &[], Company::Quiet),
     // It holds threads for seconds.
     ("tests/faults_stall", &[], Company::Quiet),
