@@ -134,7 +134,7 @@ impl<'a> Interfaces<'a> {
             let matches = |it: &Link| pattern.matches(&it.name) && self.selection.matches(&it.name);
             if !there.iter().any(matches) {
                 say!(
-                    "--iface {}: no interface matches: those that come are attached",
+                    "--iface {}: no interface matches: waiting for one",
                     pattern.text()
                 );
             }
@@ -236,8 +236,8 @@ impl<'a> Interfaces<'a> {
             if !self.said.full {
                 let room = self.watch.room();
                 say!(
-                    "{name}: not watched, nor are others that come: this run has room for {room} interfaces: name those that \
-                     matter, or --exclude others"
+                    "{name}: not attached, and neither are others that appear: this run has room for {room} interfaces: \
+                     leave some out with --exclude"
                 );
                 self.said.full = true;
             }
@@ -260,10 +260,10 @@ impl<'a> Interfaces<'a> {
         }
         match links::by_index(link.index) {
             Ok(_) => {
-                say!("{name}: not watched: {error:#}");
+                say!("{name}: not attached: {error:#}");
                 self.refused.insert(link.index, refused(false));
             }
-            Err(_) => say!("{name}: gone before it was attached"),
+            Err(_) => say!("{name}: disappeared before it was attached"),
         }
         Ok(false)
     }

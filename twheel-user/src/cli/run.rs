@@ -55,18 +55,18 @@ use crate::{
 Examples:
   twheel run --iface eth0
   twheel run --iface eth0,eth1 --timeout 5m --json
-  twheel run --iface 'veth*' --exclude veth0    # those that are there, and those that come
+  twheel run --iface 'veth*' --exclude veth0    # those that exist, and those that appear
   twheel run --iface all                        # but lo
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
   twheel run --iface tun0 --wait-iface      # that is not there yet, and goes and comes back
   twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
 pub struct Run {
-    /// The interface, or a pattern for those that are there and those that come: 'veth*', all (but lo); may be given several
-    /// times, or as a list with commas
+    /// The interface; or a pattern ('veth*'), or all (but lo), for interfaces that exist and those that appear later; may be
+    /// repeated, and takes lists with commas
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
-    /// Interfaces that are not watched though a pattern of --iface stands for them; a name, a pattern or a list, likewise
+    /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
     #[arg(long, value_name = "NAME")]
     exclude: Vec<String>,
     #[command(flatten)]
