@@ -577,6 +577,25 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn doctor_looks_at_what_a_pattern_matches() -> Result<()> {
+    require_root();
+    let lab = Lab::new(&["veth0", "veth1", "other0"])?;
+    let args = ["doctor", "--json", "--iface", "veth*", "--exclude", "veth0"];
+    let ended = lab.host.twheel_once(&args)?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    let mut interfaces = BTreeSet::new();
+    for line in &ended.lines {
+        let value: serde_json::Value = serde_json::from_str(&line.text)?;
+        interfaces.extend(value["interface"].as_str().map(str::to_owned));
+    }
+    ensure!(
+        interfaces == BTreeSet::from(["veth1".to_owned()]),
+        "{ended:?}"
+    );
+    lab.check_clean(&["veth1"])
+}
+
 /// What a process holds: resident memory in KiB, threads, open files.
 fn held(twheel: &Twheel) -> Result<[usize; 3]> {
     let process = PathBuf::from(format!("/proc/{}", twheel.pid()));
