@@ -795,7 +795,8 @@ fn lock(text: &Mutex<String>) -> MutexGuard<'_, String> {
 }
 
 impl Twheel {
-    /// Starts `twheel run` in a namespace and waits until it is attached.
+    /// Starts `twheel run` in a namespace and waits until it is attached, to one interface at least, or waits for those that match
+    /// a pattern.
     pub fn start(namespace: &Namespace, args: &[&str]) -> Result<Self> {
         Self::start_with(namespace, args, |_| {})
     }
@@ -879,7 +880,8 @@ impl Twheel {
                         collected.push('\n');
                     }
                     on_stderr(&line);
-                    if line.contains(": attached") {
+                    // Or it waits for interfaces that match a pattern.
+                    if line.contains(": attached") || line.contains("no interface matches") {
                         let _ = to_attached.send(());
                     }
                 }

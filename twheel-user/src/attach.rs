@@ -17,7 +17,7 @@ use crate::{
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
     hooks::{self, Choice, HIDES_TAGS, Hooks, Incoming, shows_tags},
-    links,
+    links::{self, Known, Link},
     order::Order,
     pins::{Hook, Instance},
     tc::Way,
@@ -108,7 +108,7 @@ pub fn check_name(interface: &str) -> Result<()> {
 }
 
 /// Fails unless the interface exists here and its packets begin with an Ethernet or IP header.
-pub fn check_interface(interface: &str) -> Result<()> {
+pub fn check_interface(interface: &str) -> Result<Link> {
     check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
@@ -118,7 +118,9 @@ pub fn check_interface(interface: &str) -> Result<()> {
             ),
         )
     })?;
-    links::link_layer(interface).map(drop)
+    let link = links::one(interface)?;
+    link.layer()?;
+    Ok(link)
 }
 
 /// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
@@ -128,9 +130,10 @@ pub fn attach(
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
+    known: &Known,
 ) -> Result<Attached> {
     let_go_of_others(instance, interface)?;
-    let choice = hooks.choose(Some(instance.path()), interface)?;
+    let choice = hooks.choose(Some(instance.path()), interface, known)?;
     if choice.hides_tags {
         log::warn!("{interface}: {HIDES_TAGS}: `{}`", shows_tags(interface));
     }
@@ -160,9 +163,8 @@ pub fn attach(
 /// Whether somebody else's XDP program is there, which could be that of another instance.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
-    let links = links::all()?;
-    let link = links.iter().find(|link| link.name == interface);
-    Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| Some(*id) != own)))
+    let link = links::one(interface)?;
+    Ok(link.xdp.iter().any(|(_, id)| Some(*id) != own))
 }
 
 /// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
@@ -343,11 +345,9 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
     if !is_taken(errno(&error)) {
         return driver_refuses(error);
     }
-    let links = links::all().unwrap_or_default();
-    let link = links.iter().find(|link| link.name == interface);
-    match link.filter(|link| !link.xdp.is_empty()) {
-        Some(link) => hooks::taken(link, &hooks.names),
-        None => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
+    match links::one(interface) {
+        Ok(link) if !link.xdp.is_empty() => hooks::taken(&link, &hooks.names),
+        _ => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
     }
 }
 
@@ -367,8 +367,7 @@ fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
 
 /// Whether an interface of this name carries an XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
-    let links = links::all()?;
-    let link = links.iter().find(|link| link.name == interface);
+    let link = links::one(interface).ok();
     Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| *id == program)))
 }
 

@@ -404,6 +404,30 @@ fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
     }
 }
 
+/// Removes what an instance has of clsact's on all interfaces, be they still there or not.
+///
+/// # Errors
+///
+/// A pin, a filter or a qdisc cannot be removed.
+pub fn let_go_of_all(directory: &Path) -> Result<()> {
+    let mut notes: Vec<_> = entries(directory)?
+        .into_iter()
+        .filter_map(Note::read)
+        .collect();
+    notes.sort_by_key(|note| note.what == What::Qdisc);
+    notes.iter().try_for_each(Note::undo)
+}
+
+/// What is pinned of an interface.
+///
+/// # Errors
+///
+/// The directory cannot be read.
+pub fn pins(directory: &Path, interface: &str) -> Result<Vec<PathBuf>> {
+    let notes = notes(directory, interface)?;
+    Ok(notes.into_iter().map(|note| note.path).collect())
+}
+
 /// Removes what an instance has of clsact's on an interface, be that still there or not.
 ///
 /// # Errors
@@ -498,13 +522,11 @@ pub fn remove_others(instance: &Instance, interface: &str) -> Result<()> {
 ///
 /// They cannot be listed, or removed.
 pub fn remove_stray(interface: &str) -> Result<bool> {
-    let links = links::all()?;
-    let is_free = |it: &links::Link| it.name == interface && it.xdp.is_empty();
     let Ok(index) = if_nametoindex(interface) else {
         return Ok(false);
     };
     let seen = tcx::programs(index, Way::In).unwrap_or_default();
-    if !links.iter().any(is_free) || !seen.is_empty() {
+    if !links::one(interface)?.xdp.is_empty() || !seen.is_empty() {
         return Ok(false);
     }
     Ok(remove_named(index, Way::In, None)? | remove_named(index, Way::Out, None)?)

@@ -128,8 +128,16 @@ impl DataPlane {
             }
         };
         // Once several interfaces were watched, flows say where they are counted.
-        let was_watched = adopted && counted(&instance.pins())?.iter().any(|it| *it != 0);
-        let places = watched::places(load.room.max(LEAST_ROOM))?;
+        let had = match adopted {
+            true => counted(&instance.pins())?,
+            false => Vec::new(),
+        };
+        let was_watched = had.iter().any(|it| *it != 0);
+        let places = match had.len() {
+            0 => watched::places(load.room.max(LEAST_ROOM))?,
+            // The maps are as large as they are.
+            places => places as u32,
+        };
         let details = details(load.config.max_flows)?;
         let extra = |asked| match asked {
             0 => 1,

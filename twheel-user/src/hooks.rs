@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::net::if_::if_nametoindex;
 
@@ -10,7 +10,7 @@ use crate::{
     attach::{Egress, Mode, Outgoing},
     clsact,
     failure::{Failure, Kind},
-    links::{self, Link, LinkLayer},
+    links::{self, Known, Link, LinkLayer},
     order::{Names, Order, list},
     pins::{Hook, link_name},
     tc::Way,
@@ -123,17 +123,21 @@ impl Hooks {
     ///
     /// The interface will not do: see [`links::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
     /// place beside a program that is not there.
-    pub fn choose(&self, directory: Option<&Path>, interface: &str) -> Result<Choice> {
-        links::link_layer(interface)?;
-        let links = links::all()?;
-        let link = links.iter().find(|link| link.name == interface);
-        let link = link.context("it has gone again")?;
+    pub fn choose(
+        &self,
+        directory: Option<&Path>,
+        interface: &str,
+        known: &Known,
+    ) -> Result<Choice> {
+        let link = links::one(interface)?;
+        link.layer()?;
+        let links = known.above(&link);
         let facts = Facts {
-            above: above(link, &links),
+            above: above(&link, &links),
             left: directory.and_then(|it| left(it, interface, link.index)),
             has_tcx: tcx::exists(link.index),
-            hides_tags: hides_tags(link, &links),
-            link,
+            hides_tags: hides_tags(&link, &links),
+            link: &link,
         };
         let choice = choose(self, &facts);
         if self.resets && !matches!(choice.by, Incoming::Xdp(_)) {
@@ -330,21 +334,14 @@ pub fn program(pin: &Path) -> Option<u32> {
 /// An interface above this one that has an XDP program: the kernel attaches none below it (`dev_xdp_attach`,
 /// `net/core/dev.c`).
 pub fn above<'a>(link: &Link, links: &'a [Link]) -> Option<&'a Link> {
-    // The other end of a pair names this one, too, and is not above it.
-    const UPON: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
-    let is_upon = |it: &Link| it.driver.as_deref().is_some_and(|it| UPON.contains(&it));
-    let is_above = |other: &&Link| {
-        link.master == Some(other.index) || other.lower == Some(link.index) && is_upon(other)
-    };
-    links.iter().find(|it| is_above(it) && !it.xdp.is_empty())
+    let has_xdp = |it: &&Link| it.is_above(link) && !it.xdp.is_empty();
+    links.iter().find(has_xdp)
 }
 
 /// Whether a card takes VLAN tags out of frames before XDP, and a VLAN stands on it.
 pub fn hides_tags(link: &Link, links: &[Link]) -> bool {
-    let is_vlan = |it: &&Link| {
-        it.lower == Some(link.index) && it.driver.as_deref().is_some_and(|it| it == "vlan")
-    };
-    links.iter().any(|it| is_vlan(&it)) && links::strips_vlan_tags(&link.name)
+    let has_vlan = |it: &Link| it.lower == Some(link.index) && it.is_vlan();
+    links.iter().any(has_vlan) && links::strips_vlan_tags(&link.name)
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ pub mod metrics;
 pub mod notices;
 pub mod order;
 pub mod output;
+pub mod patterns;
 pub mod pins;
 pub mod plan;
 pub mod policy;

@@ -1,10 +1,15 @@
 //! The interfaces of this network namespace, as the kernel describes them by netlink. None of it needs privileges.
 
-use std::{collections::HashMap, fs, io, mem, os::fd::AsRawFd, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io, mem,
+    os::fd::AsRawFd,
+    path::Path,
+};
 
 use crate::{
     failure::{Failure, Kind},
-    notices::Interface,
+    notices::Change,
 };
 use anyhow::{Context, Result, ensure};
 use netlink_packet_core::{
@@ -17,7 +22,7 @@ use netlink_packet_generic::{
     ctrl::{GenlCtrl, GenlCtrlCmd, nlas::GenlCtrlAttrs},
 };
 use netlink_packet_route::{
-    RouteNetlinkMessage,
+    AddressFamily as Family, RouteNetlinkMessage,
     link::{InfoData, InfoVlan, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
 };
 use nix::sys::socket::{
@@ -76,25 +81,7 @@ impl LinkLayer {
 ///
 /// [`Kind::Interface`]: there is no such interface, or its packets begin with something else.
 pub fn link_layer(interface: &str) -> Result<LinkLayer> {
-    let links = all()?;
-    let link = links.iter().find(|link| link.name == interface);
-    let link = link.ok_or_else(|| {
-        Failure::new(
-            Kind::Interface,
-            format!("no interface {interface} here: `ip link` lists them"),
-        )
-    })?;
-    link.layer.ok_or_else(|| {
-        Failure::new(
-            Kind::Interface,
-            format!(
-                "{interface} is of type {}, which twheel does not read: give an interface whose packets begin with an \
-                 Ethernet or IP header",
-                link.link_type
-            ),
-        )
-        .into()
-    })
+    one(interface)?.layer()
 }
 
 /// An interface.
@@ -104,6 +91,8 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Bytes.
+    pub mtu: u32,
     /// The bridge or bond that it is a port of, by its number.
     pub master: Option<u32>,
     /// The interface that it is made upon (a VLAN, a macvlan), by its number.
@@ -124,6 +113,137 @@ pub struct Link {
     pub xdp: Vec<(&'static str, u32)>,
 }
 
+impl Link {
+    /// As a notice of the kernel's describes it; `None` for what is not of the interface itself.
+    pub fn of(message: &LinkMessage) -> Option<Self> {
+        // A bridge tells of its ports in messages of its own family.
+        let is_own = message.header.interface_family == Family::Unspec;
+        is_own.then(|| describe(message, &HashMap::new()))
+    }
+
+    /// What its packets begin with.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Interface`]: something that twheel does not read.
+    pub fn layer(&self) -> Result<LinkLayer> {
+        self.layer.ok_or_else(|| {
+            let message = format!(
+                "{} is of type {}, which twheel does not read: give an interface whose packets begin with an Ethernet or \
+                 IP header",
+                self.name, self.link_type
+            );
+            Failure::new(Kind::Interface, message).into()
+        })
+    }
+
+    /// Whether it is made upon another interface: the other end of a pair names one, too, and is not.
+    fn is_upon(&self, other: u32) -> bool {
+        const UPON: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
+        let driver = self.driver.as_deref();
+        self.lower == Some(other) && driver.is_some_and(|it| UPON.contains(&it))
+    }
+
+    /// Whether this interface is the bridge or bond of another, or made upon it.
+    pub fn is_above(&self, other: &Self) -> bool {
+        other.master == Some(self.index) || self.is_upon(other.index)
+    }
+
+    /// Whether it is a VLAN.
+    pub fn is_vlan(&self) -> bool {
+        self.driver.as_deref() == Some("vlan")
+    }
+}
+
+/// The interfaces of this network namespace as they were last heard of, so that they need not all be asked for whenever one
+/// is attached.
+#[derive(Debug)]
+pub struct Known(BTreeMap<u32, Link>);
+
+impl Known {
+    /// As they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`all`].
+    pub fn read() -> Result<Self> {
+        let links = all()?.into_iter().map(|link| (link.index, link));
+        Ok(Self(links.collect()))
+    }
+
+    /// Notes what was heard.
+    pub fn note(&mut self, change: &Change) {
+        match change {
+            Change::Is(link) => self.0.insert(link.index, (**link).clone()),
+            Change::Gone(index) => self.0.remove(index),
+        };
+    }
+
+    /// One of them, by its number.
+    pub fn get(&self, index: u32) -> Option<&Link> {
+        self.0.get(&index)
+    }
+
+    /// All of them, by their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Link> {
+        self.0.values()
+    }
+
+    /// Those above an interface, as they are now.
+    pub fn above(&self, link: &Link) -> Vec<Link> {
+        let above = self.iter().filter(|it| it.is_above(link));
+        above.filter_map(|it| by_index(it.index).ok()).collect()
+    }
+}
+
+/// An interface.
+///
+/// # Errors
+///
+/// [`Kind::Interface`]: there is none of this name here.
+pub fn one(interface: &str) -> Result<Link> {
+    let mut message = LinkMessage::default();
+    let name = LinkAttribute::IfName(interface.to_owned());
+    message.attributes.push(name);
+    let missing = || {
+        let message = format!("no interface {interface} here: `ip link` lists them");
+        Failure::new(Kind::Interface, message)
+    };
+    // The kernel refuses a request for a name that none can have.
+    if interface.is_empty() || interface.len() >= libc::IFNAMSIZ {
+        return Err(missing().into());
+    }
+    // It goes by other names, too.
+    let link = query(message).with_context(missing)?;
+    match link.name == interface {
+        true => Ok(link),
+        false => Err(missing().into()),
+    }
+}
+
+/// An interface, by its number.
+///
+/// # Errors
+///
+/// There is none.
+pub fn by_index(index: u32) -> Result<Link> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    query(message)
+}
+
+fn query(message: LinkMessage) -> Result<Link> {
+    let request = RouteNetlinkMessage::GetLink(message);
+    let answers = ask(SockProtocol::NetlinkRoute, request, NLM_F_ACK)?;
+    let link = answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewLink(link) => Some(link),
+        _ => None,
+    });
+    let link = link.context("the kernel does not describe the interface")?;
+    let native = native(Some(link.header.index)).unwrap_or_default();
+    Ok(describe(&link, &native))
+}
+
 /// All interfaces.
 ///
 /// # Errors
@@ -137,28 +257,9 @@ pub fn all() -> Result<Vec<Link>> {
     )
     .context("cannot list the interfaces")?;
     // Older kernels do not know.
-    let native = native().unwrap_or_default();
+    let native = native(None).unwrap_or_default();
     let links = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
-        _ => None,
-    });
-    Ok(links.collect())
-}
-
-/// All interfaces, as those who [hear of changes](crate::notices) know them.
-///
-/// # Errors
-///
-/// As [`all`].
-pub fn interfaces() -> Result<Vec<Interface>> {
-    let answers = ask(
-        SockProtocol::NetlinkRoute,
-        RouteNetlinkMessage::GetLink(LinkMessage::default()),
-        NLM_F_DUMP,
-    )
-    .context("cannot list the interfaces")?;
-    let links = answers.into_iter().filter_map(|answer| match answer {
-        RouteNetlinkMessage::NewLink(link) => Interface::of(&link),
         _ => None,
     });
     Ok(links.collect())
@@ -179,6 +280,7 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Controller(index) => link.master = Some(*index),
             LinkAttribute::Link(index) => link.lower = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
@@ -255,8 +357,8 @@ pub fn strips_vlan_tags(interface: &str) -> bool {
     ask().is_ok_and(|flags| flags & ETH_FLAG_RXVLAN != 0)
 }
 
-/// Whether an interface, by its index, has a driver that runs XDP.
-fn native() -> Result<HashMap<u32, bool>> {
+/// Whether an interface, by its index, has a driver that runs XDP: one of them, or all.
+fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
     let controller = GenlCtrl {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(Netdev::family_name().to_owned())],
@@ -274,16 +376,24 @@ fn native() -> Result<HashMap<u32, bool>> {
             _ => None,
         })
         .context("the kernel has no family netdev")?;
-    let mut request = GenlMessage::from_payload(Netdev::default());
+    let asked = Netdev {
+        index: index.unwrap_or_default(),
+        ..Netdev::default()
+    };
+    let flag = match index {
+        Some(_) => NLM_F_ACK,
+        None => NLM_F_DUMP,
+    };
+    let mut request = GenlMessage::from_payload(asked);
     request.set_resolved_family_id(family);
-    let answers = ask(SockProtocol::NetlinkGeneric, request, NLM_F_DUMP)?;
+    let answers = ask(SockProtocol::NetlinkGeneric, request, flag)?;
     let devices = answers.into_iter().map(|answer| answer.payload);
     Ok(devices
         .map(|it| (it.index, it.features & NETDEV_XDP_ACT_BASIC != 0))
         .collect())
 }
 
-/// What the family `netdev` says of an interface; asked for all of them, nothing.
+/// What the family `netdev` says of an interface; in a request its number, 0 for all of them.
 #[derive(Clone, Debug, Default)]
 struct Netdev {
     index: u32,
@@ -306,10 +416,21 @@ impl GenlFamily for Netdev {
 
 impl Emitable for Netdev {
     fn buffer_len(&self) -> usize {
-        0
+        match self.index {
+            0 => 0,
+            _ => 8,
+        }
     }
 
-    fn emit(&self, _: &mut [u8]) {}
+    fn emit(&self, bytes: &mut [u8]) {
+        if self.index != 0 {
+            let length = 8_u16.to_ne_bytes();
+            let kind = NETDEV_A_DEV_IFINDEX.to_ne_bytes();
+            bytes[..2].copy_from_slice(&length);
+            bytes[2..4].copy_from_slice(&kind);
+            bytes[4..8].copy_from_slice(&self.index.to_ne_bytes());
+        }
+    }
 }
 
 impl ParseableParametrized<[u8], GenlHeader> for Netdev {
@@ -382,6 +503,12 @@ mod tests {
         assert_eq!(lo.layer, Some(LinkLayer::Ethernet), "{lo:?}");
         assert_ne!(lo.native, Some(true), "{lo:?}");
         assert_eq!(link_layer("lo").unwrap(), LinkLayer::Ethernet);
+        assert_eq!(one("lo").unwrap(), *lo);
+        assert_eq!(by_index(lo.index).unwrap(), *lo);
+        for name in ["", "no such", "a name that is too long"] {
+            assert!(one(name).is_err(), "{name}");
+        }
+        assert!(by_index(u32::MAX >> 1).is_err());
         assert!(!strips_vlan_tags("no such interface"));
     }
 

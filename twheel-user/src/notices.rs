@@ -1,65 +1,35 @@
 //! What the kernel tells unasked: of interfaces that come, change and go, and of CPUs that do. Nobody polls.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::{
+    collections::HashSet,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+};
 
 use anyhow::{Context, Result};
 use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::{
-    AddressFamily as Family, RouteNetlinkMessage,
-    link::{LinkAttribute, LinkMessage},
-};
+use netlink_packet_route::RouteNetlinkMessage;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt,
+    socket, sockopt,
 };
 
-use crate::links;
+use crate::links::{self, Link};
 
 /// `RTMGRP_LINK`, and the kernel's group of uevents.
 const GROUP: u32 = 1;
 /// Larger than any datagram of netlink's.
 const BUFFER: usize = 1 << 16;
 
+/// What the kernel may have to tell before it is read: a thousand interfaces that come at once.
+const ROOM: usize = 8 << 20;
+
 /// A change of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// It is there, like this.
-    Is(Interface),
+    Is(Box<Link>),
     /// It is there no more, or in another network namespace: its number.
     Gone(u32),
-}
-
-/// An interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// Its number.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// Bytes.
-    pub mtu: u32,
-}
-
-impl Interface {
-    /// As netlink describes it; `None` for what is not of the interface itself.
-    pub fn of(message: &LinkMessage) -> Option<Self> {
-        // A bridge tells of its ports in messages of its own family.
-        if message.header.interface_family != Family::Unspec {
-            return None;
-        }
-        let mut interface = Self {
-            index: message.header.index,
-            name: String::new(),
-            mtu: 0,
-        };
-        for attribute in &message.attributes {
-            match attribute {
-                LinkAttribute::IfName(name) => interface.name.clone_from(name),
-                LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
-                _ => {}
-            }
-        }
-        Some(interface)
-    }
 }
 
 /// A socket on which the kernel tells, without waiting.
@@ -80,9 +50,11 @@ pub struct Interfaces(OwnedFd);
 impl Interfaces {
     /// From now on.
     pub fn listen() -> Result<Self> {
-        Ok(Self(
-            listen(SockProtocol::NetlinkRoute).context("cannot hear of changes of interfaces")?,
-        ))
+        let socket = listen(SockProtocol::NetlinkRoute);
+        let socket = socket.context("cannot hear of changes of interfaces")?;
+        // Where there is less room, all interfaces are listed when it was not enough.
+        let _ = setsockopt(&socket, sockopt::RcvBufForce, &ROOM);
+        Ok(Self(socket))
     }
 
     /// What has changed, in order. Where the kernel had more to tell than there was room for: everything as it is, and
@@ -96,10 +68,11 @@ impl Interfaces {
                 Err(nix::Error::EAGAIN) => return Ok(changes),
                 Err(nix::Error::EINTR) => continue,
                 Err(nix::Error::ENOBUFS) => {
-                    let there = links::interfaces()?;
-                    let is_gone = |index: &u32| there.iter().all(|it| it.index != *index);
-                    let mut changes: Vec<_> = known.filter(is_gone).map(Change::Gone).collect();
-                    changes.extend(there.iter().cloned().map(Change::Is));
+                    let there = links::all()?;
+                    let indexes: HashSet<_> = there.iter().map(|it| it.index).collect();
+                    let gone = known.filter(|index| !indexes.contains(index));
+                    let mut changes: Vec<_> = gone.map(Change::Gone).collect();
+                    changes.extend(there.into_iter().map(|it| Change::Is(Box::new(it))));
                     return Ok(changes);
                 }
                 Err(error) => return Err(error).context("cannot hear of changes of interfaces"),
@@ -109,10 +82,10 @@ impl Interfaces {
                 let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)?;
                 match message.payload {
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        changes.extend(Interface::of(&link).map(Change::Is));
+                        changes.extend(Link::of(&link).map(|it| Change::Is(Box::new(it))));
                     }
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
-                        changes.extend(Interface::of(&link).map(|it| Change::Gone(it.index)));
+                        changes.extend(Link::of(&link).map(|it| Change::Gone(it.index)));
                     }
                     _ => {}
                 }

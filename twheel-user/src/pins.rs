@@ -1,4 +1,5 @@
-//! Where things are pinned: one directory an instance, below one for the layout's version.
+//! Where things are pinned: one directory an instance, below one for the layout's version. It is named after what `--iface` gave
+//! first, be that an interface or a pattern.
 //!
 //! ```text
 //! /sys/fs/bpf/twheel/v12/4026531840-eth0/    network namespace (inode) and first interface
@@ -9,6 +10,7 @@
 //! ```
 
 use std::{
+    collections::HashSet,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io,
     os::fd::AsFd,
@@ -32,6 +34,8 @@ use crate::{
     call::Callable,
     clsact, data_plane,
     failure::{Failure, Kind, exit_code},
+    links,
+    patterns::{Asked, Selection},
 };
 
 /// The BPF file system.
@@ -254,6 +258,15 @@ impl Instance {
     /// [`Kind::Pins`]: it has interfaces other than these, is in use, or was made by a version with
     /// another layout.
     pub fn open(interfaces: &[String]) -> Result<Self> {
+        Self::open_for(&Selection::new(interfaces, &[])?)
+    }
+
+    /// The same, for interfaces that patterns stand for.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_for(interfaces: &Selection) -> Result<Self> {
         let path = Self::choose(interfaces)?;
         make_directories(&path)?;
         Self::lock(path)
@@ -269,7 +282,7 @@ impl Instance {
             return Ok(None);
         }
         check_ours(&root())?;
-        let path = Self::choose(interfaces)?;
+        let path = Self::choose(&Selection::new(interfaces, &[])?)?;
         if !path.exists() {
             return Ok(None);
         }
@@ -278,25 +291,26 @@ impl Instance {
     }
 
     /// The directory for these interfaces.
-    fn choose(interfaces: &[String]) -> Result<PathBuf> {
+    fn choose(interfaces: &Selection) -> Result<PathBuf> {
         let mut found = Vec::new();
-        for interface in interfaces {
-            for directory in holding(interface)? {
-                if directory.parent() != Some(&version()) {
-                    return pins(format!(
-                        "{interface} carries pins of another version of twheel at {}: remove them \
-                         with `twheel detach --iface {interface}`",
-                        directory.display()
-                    ));
-                }
-                if !found.contains(&directory) {
-                    found.push(directory);
-                }
+        for (directory, held) in everywhere()? {
+            let held = held.iter().find(|it| interfaces.matches(it));
+            let Some(held) = held.cloned().or(named_after(&directory, interfaces)?) else {
+                continue;
+            };
+            if directory.parent() != Some(&version()) {
+                return pins(format!(
+                    "{held} carries pins of another version of twheel at {}: remove them with `twheel detach --iface {}`",
+                    directory.display(),
+                    quoted(&held)
+                ));
             }
+            found.push(directory);
         }
         let path = match found.as_slice() {
             [] => {
-                let first = interfaces.first().context("no interface")?;
+                let given = interfaces.texts();
+                let first = given.first().context("no interface")?;
                 version().join(format!("{}-{}", namespace()?, escape(first)))
             }
             [one] => one.clone(),
@@ -309,7 +323,7 @@ impl Instance {
             }
         };
         for held in interfaces_of(&path)? {
-            if !interfaces.contains(&held) {
+            if !interfaces.matches(&held) {
                 return pins(format!(
                     "the instance at {} holds {held} as well: give --iface {held} too, or run \
                      `twheel detach --iface {held}`",
@@ -320,7 +334,7 @@ impl Instance {
         Ok(path)
     }
 
-    /// The instance that holds an interface, be a loader running or not.
+    /// The instance that holds an interface, or one that a pattern stands for, be a loader running or not.
     ///
     /// # Errors
     ///
@@ -346,7 +360,8 @@ impl Instance {
                 )),
                 None => pins(format!(
                     "twheel is not running on {interface}, and has left nothing there: start it with \
-                     `twheel run --iface {interface}`"
+                     `twheel run --iface {}`",
+                    quoted(interface)
                 )),
             },
         }
@@ -463,22 +478,29 @@ impl Instance {
         }
     }
 
+    /// Who may use the links that are pinned for an interface, likewise.
+    ///
+    /// # Errors
+    ///
+    /// A mode cannot be set.
+    pub fn share_links(&self, interface: &str, group: Option<Gid>) -> Result<()> {
+        for hook in [Hook::Xdp, Hook::Ingress, Hook::Egress] {
+            let link = self.link(hook, interface);
+            if link.exists() {
+                share(&link, group)?;
+            }
+        }
+        clsact::pins(&self.path, interface)?
+            .iter()
+            .try_for_each(|pin| share(pin, group))
+    }
+
     /// Who may use what is pinned here, beside its owner: nobody, or a group that this process is in.
     pub fn share(&self, group: Option<Gid>) -> Result<()> {
-        let (directory, pin) = match group {
-            Some(_) => (0o750, 0o660),
-            None => (0o700, 0o600),
-        };
-        let share = |path: &Path, mode| {
-            lchown(path, None, group.map(Gid::as_raw))?;
-            fs::set_permissions(path, Permissions::from_mode(mode))
-        };
         for entry in entries(&self.path)? {
-            share(&entry, pin)
-                .with_context(|| format!("cannot set the mode of {}", entry.display()))?;
+            share(&entry, group)?;
         }
-        share(&self.path, directory)
-            .with_context(|| format!("cannot set the mode of {}", self.path.display()))
+        share(&self.path, group)
     }
 
     /// Removes all pins, links first: what is attached goes before what it needs.
@@ -491,6 +513,19 @@ impl Instance {
     pub fn clear(&self) -> Result<()> {
         clear_directory(&self.path)
     }
+}
+
+/// Gives a directory or a pin to a group, or takes it from all but its owner.
+fn share(path: &Path, group: Option<Gid>) -> Result<()> {
+    let mode = match (path.is_dir(), group) {
+        (true, Some(_)) => 0o750,
+        (true, None) => 0o700,
+        (false, Some(_)) => 0o660,
+        (false, None) => 0o600,
+    };
+    lchown(path, None, group.map(Gid::as_raw))
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .with_context(|| format!("cannot set the mode of {}", path.display()))
 }
 
 /// A lock among those who start, to be had until links are pinned: only then others see which interfaces an instance has,
@@ -600,24 +635,38 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
     }
 }
 
-/// Detaches an interface: its links, and the whole instance when no link is left; and a filter whose pins somebody has
+/// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a filter whose pins somebody has
 /// removed. Works for pins of any version. Returns whether there was anything.
 ///
 /// # Errors
 ///
 /// [`Kind::Pins`]: a loader is running on it.
-pub fn detach(interface: &str) -> Result<bool> {
+pub fn detach(interface: &Asked) -> Result<bool> {
     let mut found = false;
-    for directory in holding(interface)? {
+    for directory in holding(interface.text())? {
         found = true;
         check_ours(&directory)?;
         let instance = Instance::lock(directory)?;
-        instance.let_go(interface)?;
-        if interfaces_of(instance.path())?.is_empty() {
+        let held = interfaces_of(instance.path())?;
+        let (going, staying): (Vec<_>, Vec<_>) =
+            held.into_iter().partition(|it| interface.matches(it));
+        if staying.is_empty() {
             instance.remove()?;
+            continue;
+        }
+        for interface in going {
+            instance.let_go(&interface)?;
         }
     }
-    Ok(clsact::remove_stray(interface)? || found)
+    if !interface.is_pattern() {
+        return Ok(clsact::remove_stray(interface.text())? || found);
+    }
+    for link in links::all()? {
+        if interface.matches(&link.name) {
+            found |= clsact::remove_stray(&link.name)?;
+        }
+    }
+    Ok(found)
 }
 
 /// The name of the instance that holds an interface, or that was made for it first and is gone; without one, of the
@@ -652,22 +701,60 @@ pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
     }
 }
 
-/// The instances of any version that hold an interface of this network namespace, or were about to
-/// when their loader died.
+/// The instances of any version that hold an interface of this network namespace, or one that a pattern stands for; that are
+/// named after the pattern; or that were about to hold it when their loader died. Those named after it come alone.
 fn holding(interface: &str) -> Result<Vec<PathBuf>> {
-    let own = format!("{}-{}", namespace()?, escape(interface));
+    let asked = Selection::new(&[interface.to_owned()], &[])?;
+    let (mut named, mut found) = (Vec::new(), Vec::new());
+    for (directory, held) in everywhere()? {
+        let holds = held.iter().any(|it| asked.matches(it));
+        if named_after(&directory, &asked)?.is_some() && (asked.has_pattern() || held.is_empty()) {
+            named.push(directory);
+        } else if holds {
+            found.push(directory);
+        }
+    }
+    if asked.has_pattern() && !named.is_empty() {
+        return Ok(named);
+    }
+    found.append(&mut named);
+    Ok(found)
+}
+
+/// The instances of any version in this network namespace, and the interfaces that each holds.
+fn everywhere() -> Result<Vec<(PathBuf, Vec<String>)>> {
     let mut found = Vec::new();
     for version in entries(&root())? {
         for instance in all_here(&version)? {
             let held = interfaces_of(&instance)?;
-            if held.iter().any(|held| held == interface)
-                || held.is_empty() && name(&instance) == own
-            {
-                found.push(instance);
-            }
+            found.push((instance, held));
         }
     }
     Ok(found)
+}
+
+/// The name or pattern after which an instance is named, if it is one of these; after that of an interface, only if it holds
+/// none.
+fn named_after(directory: &Path, interfaces: &Selection) -> Result<Option<String>> {
+    let name = name(directory);
+    let after = name
+        .split_once('-')
+        .map(|(_, first)| unescape(first))
+        .filter(|first| interfaces.texts().contains(first));
+    let Some(after) = after else {
+        return Ok(None);
+    };
+    let is_pattern = interfaces.patterns().any(|it| it.text() == after);
+    let names_it = is_pattern || interfaces_of(directory)?.is_empty();
+    Ok(names_it.then_some(after))
+}
+
+/// As a shell takes it.
+fn quoted(interface: &str) -> String {
+    match interface.contains(['*', '?', '[']) {
+        true => format!("'{interface}'"),
+        false => interface.to_owned(),
+    }
 }
 
 /// What of a directory is of instances in this network namespace.
@@ -689,14 +776,13 @@ fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
         }
         entries => entries?,
     };
-    let mut interfaces = Vec::new();
+    let (mut interfaces, mut seen) = (Vec::new(), HashSet::new());
     for entry in entries {
         let name = name(&entry);
-        if let Some((_, interface)) = name.split_once('@') {
-            let interface = unescape(interface);
-            if !interfaces.contains(&interface) {
-                interfaces.push(interface);
-            }
+        if let Some((_, interface)) = name.split_once('@')
+            && seen.insert(interface.to_owned())
+        {
+            interfaces.push(unescape(interface));
         }
     }
     Ok(interfaces)
@@ -710,9 +796,7 @@ fn detach_link(pin: &Path) {
 }
 
 fn clear_directory(path: &Path) -> Result<()> {
-    for interface in interfaces_of(path)? {
-        clsact::let_go(path, &interface)?;
-    }
+    clsact::let_go_of_all(path)?;
     let mut entries = entries(path)?;
     entries.sort_by_key(|entry| !name(entry).contains('@'));
     for entry in entries {
@@ -765,13 +849,28 @@ pub(crate) fn link_name(hook: Hook, interface: &str) -> String {
     format!("{}@{}", hook.name(), escape(interface))
 }
 
-/// bpffs reserves the dot, which names of VLAN interfaces have.
+/// What names of interfaces and patterns may have and names of pins do not: bpffs reserves the dot, which names of VLAN
+/// interfaces have, and a shell would take what patterns have for a pattern.
+const ESCAPED: [(char, &str); 5] = [
+    ('.', "%2E"),
+    ('*', "%2A"),
+    ('?', "%3F"),
+    ('[', "%5B"),
+    (']', "%5D"),
+];
+
 pub(crate) fn escape(interface: &str) -> String {
-    interface.replace('%', "%25").replace('.', "%2E")
+    let percent = interface.replace('%', "%25");
+    let escape = |name: String, (it, escaped): &(char, &str)| name.replace(*it, escaped);
+    ESCAPED.iter().fold(percent, escape)
 }
 
 pub(crate) fn unescape(name: &str) -> String {
-    name.replace("%2E", ".").replace("%25", "%")
+    let unescape = |name: String, (it, escaped): &(char, &str)| {
+        name.replace(escaped, it.encode_utf8(&mut [0; 4]))
+    };
+    let unescaped = ESCAPED.iter().fold(name.to_owned(), unescape);
+    unescaped.replace("%25", "%")
 }
 
 /// The inode of this network namespace: interfaces of other namespaces may have the same names.
@@ -811,8 +910,8 @@ mod tests {
 
     #[test]
     fn names_survive_escaping() {
-        for name in ["eth0", "eth0.100", "a%2Eb", "a%.b"] {
-            assert!(!escape(name).contains('.'));
+        for name in ["eth0", "eth0.100", "a%2Eb", "a%.b", "veth[0-9]?*", "a%2A*"] {
+            assert!(!escape(name).contains(['.', '*', '?', '[', ']']));
             assert_eq!(unescape(&escape(name)), name);
         }
     }

@@ -3,7 +3,7 @@
 //! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
 //! counters, flows and events bear. A place is given to another interface only when there is no other left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
@@ -31,8 +31,12 @@ pub struct Watch {
     zones: Array<MapData, u32>,
     /// Of each place the interface that has it, or had it last; 0: none yet.
     places: Vec<u32>,
+    /// The names of those, by places.
+    names: Vec<String>,
     /// Places by interface, of those that are watched.
     alive: BTreeMap<u32, u32>,
+    /// Places of those that are gone, the one that has been longest first.
+    gone: VecDeque<u32>,
 }
 
 impl Watch {
@@ -40,15 +44,20 @@ impl Watch {
     pub fn open(plane: &DataPlane) -> Result<Self> {
         let open = |name| plane.open(name);
         let counted = Array::<_, u32>::try_from(Map::Array(open("COUNTED")?))?;
-        let places = (0..counted.len())
+        let places: Vec<u32> = (0..counted.len())
             .map(|place| counted.get(&place, 0).context("cannot read COUNTED"))
             .collect::<Result<_>>()?;
+        let labels = Array::try_from(Map::Array(open("LABELS")?))?;
         let mut watch = Self {
             watched: HashMap::try_from(Map::HashMap(open("WATCHED")?))?,
-            labels: Array::try_from(Map::Array(open("LABELS")?))?,
+            names: read_labels(&labels)?,
+            labels,
             counters: PerCpuArray::try_from(Map::PerCpuArray(open("COUNTERS")?))?,
             zones: Array::try_from(Map::Array(open("ZONES")?))?,
             counted,
+            gone: (FIRST_INTERFACE..places.len() as u32)
+                .filter(|place| places[*place as usize] != 0)
+                .collect(),
             places,
             alive: BTreeMap::new(),
         };
@@ -70,13 +79,22 @@ impl Watch {
         self.set_label(NO_INTERFACE, label)
     }
 
+    /// Whether an interface has a place, or would get one.
+    pub fn has_room(&self, interface: u32) -> bool {
+        self.alive.contains_key(&interface) || self.alive.len() < self.room()
+    }
+
     fn set_label(&mut self, place: u32, label: &str) -> Result<()> {
         let mut bytes = [0; LABEL_BYTES];
         for (byte, of) in bytes.iter_mut().zip(label.bytes()) {
             *byte = of;
         }
         let set = self.labels.set(place, bytes, 0);
-        set.context("cannot write LABELS")
+        set.context("cannot write LABELS")?;
+        if let Some(name) = self.names.get_mut(place as usize) {
+            label.clone_into(name);
+        }
+        Ok(())
     }
 
     /// Tells programs of an interface that is about to be attached.
@@ -88,6 +106,7 @@ impl Watch {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
+        self.gone.retain(|gone| *gone != place);
         let watched = Watched {
             place: place as u16,
             zone,
@@ -103,7 +122,10 @@ impl Watch {
     /// The interface is watched no more. What was counted of it stays.
     pub fn leave(&mut self, interface: u32) -> Result<()> {
         match self.alive.remove(&interface) {
-            Some(_) => self.remove(interface),
+            Some(place) => {
+                self.gone.push_back(place);
+                self.remove(interface)
+            }
             None => Ok(()),
         }
     }
@@ -115,9 +137,10 @@ impl Watch {
         }
     }
 
-    /// The place of an interface: its own, or one that nobody has had; else that of one that is gone.
+    /// The place of an interface: its own, or that of one of its name that is gone; or one that nobody has had; else that of
+    /// the interface that has been gone for longest.
     fn place(&mut self, interface: u32, label: &str) -> Result<u32> {
-        let free = choose(&self.places, &self.alive, interface);
+        let free = choose(&self.places, &self.names, &self.gone, interface, label);
         let Some(place) = free else {
             return Err(Failure::new(
                 Kind::Interface,
@@ -129,7 +152,9 @@ impl Watch {
             )
             .into());
         };
-        if !matches!(self.places[place as usize], had if had == 0 || had == interface) {
+        let had = self.places[place as usize];
+        // What was counted of an interface of this name goes on.
+        if had != 0 && had != interface && self.names[place as usize] != label {
             self.empty(place)?;
         }
         self.places[place as usize] = interface;
@@ -175,31 +200,47 @@ impl Watch {
                 return Ok(place as u8);
             }
         }
-        Err(Failure::new(
-            Kind::Usage,
-            format!(
-                "--zone: {number} is one zone too many: a run tells {} apart; start another run for other interfaces",
-                ZONES - 1
-            ),
-        )
-        .into())
+        Err(too_many_zones(number))
     }
 }
 
+/// Why there is no place for a zone.
+pub fn too_many_zones(number: u16) -> anyhow::Error {
+    let message = format!(
+        "--zone: {number} is one zone too many: a run tells {} apart; start another run for other interfaces",
+        ZONES - 1
+    );
+    Failure::new(Kind::Usage, message).into()
+}
+
 /// The place that an interface has, or gets.
-fn choose(places: &[u32], alive: &BTreeMap<u32, u32>, interface: u32) -> Option<u32> {
-    let all = || (FIRST_INTERFACE..).zip(places.iter().skip(FIRST_INTERFACE as usize));
-    let is_free = |place: u32| !alive.values().any(|taken| *taken == place);
-    all()
-        .find(|(_, had)| **had == interface)
-        .or_else(|| all().find(|(_, had)| **had == 0))
-        .or_else(|| all().find(|(place, _)| is_free(*place)))
-        .map(|(place, _)| place)
+fn choose(
+    places: &[u32],
+    names: &[String],
+    gone: &VecDeque<u32>,
+    interface: u32,
+    label: &str,
+) -> Option<u32> {
+    let find = |index| {
+        let all = (FIRST_INTERFACE..).zip(places.iter().skip(FIRST_INTERFACE as usize));
+        let mut found = all.filter(|(_, had)| **had == index);
+        found.next().map(|(place, _)| place)
+    };
+    let mut gone = gone.iter().copied();
+    let namesake = |place: &u32| names[*place as usize] == label;
+    find(interface)
+        .or_else(|| gone.clone().find(namesake))
+        .or_else(|| find(0))
+        .or_else(|| gone.next())
 }
 
 /// Names of interfaces, by their places; of one that has none, an empty one.
 pub fn labels(pins: &Pins) -> Result<Vec<String>> {
     let labels = Array::<_, [u8; LABEL_BYTES]>::try_from(Map::Array(pins.map("LABELS")?))?;
+    read_labels(&labels)
+}
+
+fn read_labels(labels: &Array<MapData, [u8; LABEL_BYTES]>) -> Result<Vec<String>> {
     (0..labels.len())
         .map(|place| {
             let label = labels.get(&place, 0).context("cannot read LABELS")?;
@@ -229,21 +270,29 @@ pub fn places(room: u32) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn an_interface_keeps_its_place() {
-        let none = BTreeMap::new();
-        let alive = BTreeMap::from([(7, 2), (5, 3)]);
-        assert_eq!(choose(&[0; 4], &none, 7), Some(2));
-        assert_eq!(choose(&[0, 0, 7, 0], &none, 7), Some(2), "it had it before");
+        let names = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        let choose = |places: &[u32], gone: &[u32], interface, label| {
+            let names = names(&["", "", "seven", "five"]);
+            let gone = gone.iter().copied().collect();
+            super::choose(places, &names, &gone, interface, label)
+        };
+        assert_eq!(choose(&[0; 4], &[], 7, "a"), Some(2));
+        assert_eq!(choose(&[0, 0, 7, 0], &[2], 7, "a"), Some(2), "it had it");
+        assert_eq!(choose(&[0, 0, 7, 0], &[2], 5, "a"), Some(3), "nobody's");
         assert_eq!(
-            choose(&[0, 0, 7, 0], &none, 5),
-            Some(3),
-            "one that nobody had"
+            choose(&[0, 0, 7, 0], &[2], 5, "seven"),
+            Some(2),
+            "its name's"
         );
-        assert_eq!(choose(&[0, 0, 7, 5], &alive, 9), None, "both are watched");
-        let alive = BTreeMap::from([(7, 2)]);
-        assert_eq!(choose(&[0, 0, 7, 5], &alive, 9), Some(3), "5 is gone");
+        assert_eq!(choose(&[0, 0, 7, 5], &[], 9, "a"), None, "both are watched");
+        assert_eq!(choose(&[0, 0, 7, 5], &[3], 9, "a"), Some(3), "5 is gone");
+        assert_eq!(
+            choose(&[0, 0, 7, 5], &[3, 2], 9, "a"),
+            Some(3),
+            "for longer"
+        );
     }
 }

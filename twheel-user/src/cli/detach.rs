@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::{
     failure::{Failure, Kind},
-    host, pins,
+    host, patterns, pins,
 };
 
 /// Remove everything that `run --keep`, or a `run` that was killed, has left on an interface
@@ -13,9 +13,10 @@ use crate::{
 #[command(after_help = "\
 Examples:
   twheel detach --iface eth0
-  twheel detach --iface eth0 --iface eth1")]
+  twheel detach --iface eth0 --iface eth1
+  twheel detach --iface 'veth*'")]
 pub struct Detach {
-    /// The interface; may be given several times
+    /// The interface, or a pattern: 'veth*', all; may be given several times, or as a list with commas
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
 }
@@ -23,12 +24,13 @@ pub struct Detach {
 impl Detach {
     pub(super) fn execute(self) -> Result<()> {
         host::check()?;
+        let interfaces = patterns::parse("--iface", &self.interfaces)?;
         let mut missing = Vec::new();
-        for interface in &self.interfaces {
+        for interface in &interfaces {
             if pins::detach(interface)? {
-                say!("{interface}: detached");
+                say!("{}: detached", interface.text());
             } else {
-                missing.push(interface.as_str());
+                missing.push(interface.text());
             }
         }
         if missing.is_empty() {

@@ -11,7 +11,9 @@ use crate::{
     clock::Clock,
     doctor::{Finding, Status, Wanted, examine},
     failure::{Failure, Kind},
+    links,
     order::Names,
+    patterns::Selection,
 };
 
 /// Say what this host has of what twheel needs, and what to do where it lacks something
@@ -24,12 +26,17 @@ use crate::{
 Examples:
   sudo twheel doctor             # this host and its interfaces
   twheel doctor --iface eth0     # will `run --iface eth0` do?
+  twheel doctor --iface 'veth*'
   twheel doctor --iface eth0 --rto on --max-flows 1000000    # and with these options?
   twheel doctor --json | jq 'select(.status != \"ok\")'")]
 pub struct Doctor {
-    /// The interface; may be given several times [default: all but loopback]
+    /// The interface, or a pattern for those that exist; may be repeated, and takes lists with commas [default: all but
+    /// loopback]
     #[arg(long = "iface", value_name = "NAME")]
     interfaces: Vec<String>,
+    /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
+    #[arg(long, value_name = "NAME")]
+    exclude: Vec<String>,
     /// What would be loaded: the options of `twheel run`
     #[command(flatten)]
     options: Options,
@@ -38,11 +45,18 @@ pub struct Doctor {
 impl Doctor {
     pub(super) fn execute(self) -> Result<()> {
         let clock = Clock::jiffies()?;
-        let interfaces = each_once(self.interfaces);
-        let (config, _) = self.options.config(clock, interfaces.len())?;
+        let selection = Selection::new(&self.interfaces, &self.exclude)?;
+        let (config, _) = self.options.config(clock, selection.count())?;
         let hooks = self
             .options
-            .hooks(interfaces.len(), &config.0, clock, Names::read());
+            .hooks(selection.count(), &config.0, clock, Names::read());
+        let mut interfaces: Vec<_> = selection.names().map(str::to_owned).collect();
+        if selection.has_pattern() {
+            let there = links::all()?.into_iter().map(|link| link.name);
+            let matching = there.filter(|name| selection.matches_pattern(name));
+            interfaces.extend(matching);
+            interfaces = each_once(interfaces);
+        }
         let findings = examine(&Wanted {
             interfaces,
             waits: self.options.wait_iface,

@@ -7,6 +7,7 @@ mod doctor;
 mod expired;
 mod flows;
 mod flush;
+mod follow;
 mod man;
 mod options;
 mod plan;

@@ -1,11 +1,11 @@
 //! The options of `twheel run`, which `twheel doctor` takes as well.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
-use twheel_common::{config::Config, packet::Protocols, state};
+use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
 use super::{Scheme, reap::Reap};
 use crate::{
@@ -17,12 +17,14 @@ use crate::{
     hooks::{Hooks, Ingress},
     metrics,
     order::{Names, Order},
+    patterns::{Asked, Selection},
     policy::install,
     reap::{self, Action},
     settings::Wanted,
     share::Share,
     stepping::Stepping,
     timeouts::Timeouts,
+    watched,
 };
 
 /// What a run may be told.
@@ -63,7 +65,8 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "key")]
     pub vlan: Vlan,
     /// Tell the flows of an interface apart from those of other zones with the same addresses (VRFs, tenants): a number from
-    /// 1 to 65535, conntrack's zone where the interface has one; may be given for several interfaces
+    /// 1 to 65535, conntrack's zone where the interface has one; may be given for several interfaces, and for a pattern: of
+    /// several that match the first counts, and a name before all patterns
     #[arg(long = "zone", value_name = "IFACE=N", value_parser = Zone::parse)]
     pub zones: Vec<Zone>,
     /// What is tracked
@@ -306,19 +309,24 @@ impl Options {
 
     /// The zone of an interface; 0: none.
     pub fn zone(&self, interface: &str) -> u16 {
-        let zone = self.zones.iter().find(|zone| zone.interface == interface);
+        let named = self.zones.iter().find(|zone| zone.interface == interface);
+        let matches =
+            |zone: &&Zone| Asked::parse(&zone.interface).is_ok_and(|it| it.matches(interface));
+        let zone = named.or_else(|| self.zones.iter().find(matches));
         zone.map_or(0, |zone| zone.number)
     }
 
-    /// Fails if a zone is given twice, or for an interface that is not among these.
+    /// Fails if a zone is given twice, or for an interface that is not among these, or if there are too many.
     ///
     /// # Errors
     ///
     /// [`Kind::Usage`], with the zone.
-    pub fn check_zones(&self, interfaces: &[String]) -> Result<()> {
+    pub fn check_zones(&self, interfaces: &Selection) -> Result<()> {
         for (number, zone) in self.zones.iter().enumerate() {
             let Zone { interface, .. } = zone;
-            let why = if !interfaces.contains(interface) {
+            let asked = Asked::parse(interface)
+                .map_err(|why| Failure::new(Kind::Usage, format!("--zone {why}")))?;
+            let why = if !interfaces.may_have(&asked) {
                 format!("{interface} is not watched: give --iface {interface}, too")
             } else if self.zones[..number]
                 .iter()
@@ -331,7 +339,11 @@ impl Options {
             let what = format!("--zone {interface}={}: {why}", zone.number);
             return Err(Failure::new(Kind::Usage, what).into());
         }
-        Ok(())
+        let numbers: BTreeSet<_> = self.zones.iter().map(|zone| zone.number).collect();
+        match numbers.last() {
+            Some(last) if numbers.len() >= ZONES => Err(watched::too_many_zones(*last)),
+            _ => Ok(()),
+        }
     }
 
     /// By what packets are seen, by a run on so many interfaces, with this configuration. `names`: of the programs that are

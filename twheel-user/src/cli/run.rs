@@ -27,7 +27,7 @@ use twheel_common::{
     state::Way,
 };
 
-use super::options::{Options, each_once};
+use super::{follow::Interfaces, options::Options};
 use crate::{
     attach,
     clock::Clock,
@@ -35,11 +35,11 @@ use crate::{
     history,
     hooks::Hooks,
     host,
-    links::{self, LinkLayer},
+    links::{self, Known, LinkLayer},
     metrics::{Listener, Metrics, Server},
-    notices::{self, Change},
-    order,
+    notices, order,
     output::{Expired, Json, Output, Rto, Text},
+    patterns::{self, Selection},
     pins::{self, Instance, Pins},
     policy::install::{self, Names},
     privilege, progress,
@@ -48,7 +48,6 @@ use crate::{
     share,
     stepper::Steppers,
     stepping,
-    watched::Watch,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -56,15 +55,21 @@ use crate::{
 #[command(after_help = "\
 Examples:
   twheel run --iface eth0
-  twheel run --iface eth0 --iface eth1 --timeout 5m --json
+  twheel run --iface eth0,eth1 --timeout 5m --json
+  twheel run --iface 'veth*' --exclude veth0    # those that exist, and those that appear
+  twheel run --iface all                        # but lo
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
   twheel run --iface tun0 --wait-iface      # that is not there yet, and goes and comes back
   twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
 pub struct Run {
-    /// The interface; may be given several times, for a gateway
+    /// The interface; or a pattern ('veth*'), or all (but lo), for interfaces that exist and those that appear later; may be
+    /// repeated, and takes lists with commas
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
+    /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
+    #[arg(long, value_name = "NAME")]
+    exclude: Vec<String>,
     #[command(flatten)]
     options: Options,
 }
@@ -84,7 +89,8 @@ const REASONS: usize = 16;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
-        self.interfaces = each_once(self.interfaces);
+        let selection = Selection::new(&self.interfaces, &self.exclude)?;
+        self.interfaces = selection.texts();
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
             .filter_module("twheel", self.options.log_level.max(log::LevelFilter::Warn))
@@ -92,11 +98,11 @@ impl Run {
             .init();
 
         let clock = Clock::jiffies()?;
-        let (config, reap) = self.options.config(clock, self.interfaces.len())?;
-        self.options.check_zones(&self.interfaces)?;
+        let (config, reap) = self.options.config(clock, selection.count())?;
+        self.options.check_zones(&selection)?;
         host::check()?;
-        for interface in &self.interfaces {
-            if !self.options.wait_iface || if_nametoindex(interface.as_str()).is_ok() {
+        for interface in selection.names() {
+            if !self.options.wait_iface || if_nametoindex(interface).is_ok() {
                 attach::check_interface(interface)?;
             }
         }
@@ -110,7 +116,7 @@ impl Run {
             .transpose()?;
         let waiting = "waiting for another twheel to finish its start";
         let start = progress::told(waiting, pins::lock_start)?;
-        let instance = Instance::open(&self.interfaces)?;
+        let instance = Instance::open_for(&selection)?;
         let history = self.history(&instance.pins(), group);
         let names = order::Names::read();
         // What follows takes no more, and so are all threads.
@@ -121,7 +127,7 @@ impl Run {
         );
         let load = Load {
             log_level: self.options.log_level as u8,
-            room: self.room()?,
+            room: self.room(&selection)?,
             ..Load::new(OBJECT, config, clock)
         };
         // What another loader has left attached is not ours to remove if it cannot be adopted.
@@ -137,19 +143,19 @@ impl Run {
                 // Before anything is pinned or attached: from here on a signal ends the run in good
                 // order.
                 let mut stop = Stop::new()?;
-                let interfaces = &self.interfaces;
                 let hooks = self
                     .options
-                    .hooks(interfaces.len(), &config.0, clock, names);
-                let mut needed = Vec::new();
-                for interface in interfaces {
-                    if if_nametoindex(interface.as_str()).is_ok() {
-                        let choice = hooks.choose(Some(instance.path()), interface)?;
+                    .hooks(selection.count(), &config.0, clock, names);
+                let (known, mut needed) = (Known::read()?, Vec::new());
+                for interface in selection.names() {
+                    if if_nametoindex(interface).is_ok() {
+                        let choice = hooks.choose(Some(instance.path()), interface, &known)?;
                         needed.push(choice.program());
                     }
                 }
                 let mut later = INCOMING.to_vec();
-                later.retain(|program| !needed.contains(program));
+                // What comes is to be attached at once.
+                later.retain(|program| !selection.has_pattern() && !needed.contains(program));
                 let plane = progress::told(&making, || {
                     let load = Load {
                         stepping: stepping::find(self.options.stepping)?.way,
@@ -170,7 +176,7 @@ impl Run {
                     start,
                 };
                 stays.set(attached || plane.adopted());
-                self.watch(plane, &instance, opened, &mut stop, &stays)
+                self.watch(plane, &instance, &selection, opened, &mut stop, &stays)
                     .await
             });
         let leave = match &result {
@@ -187,6 +193,7 @@ impl Run {
         &self,
         mut plane: DataPlane,
         instance: &Instance,
+        selection: &Selection,
         opened: Opened,
         stop: &mut Stop,
         stays: &Cell<bool>,
@@ -245,22 +252,15 @@ impl Run {
         let cpus = notices::Cpus::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
             .ok();
-        let mut watch = Watch::open(&plane)?;
-        let mut places: Vec<_> = self.interfaces.iter().map(|name| Place::of(name)).collect();
-        for place in &mut places {
-            if self.options.wait_iface && if_nametoindex(place.name.as_str()).is_err() {
-                say!("{}: not there yet: waited for", place.name);
-                continue;
-            }
-            if let Err(error) = self.attach(&mut plane, &mut watch, instance, place, &opened.hooks)
-            {
-                if !self.options.wait_iface || if_nametoindex(place.name.as_str()).is_ok() {
-                    return Err(error);
-                }
-                instance.let_go(&place.name)?;
-                say!("{}: {error:#}: waited for", place.name);
-            }
-        }
+        let mut interfaces = Interfaces::new(
+            &self.options,
+            selection,
+            instance,
+            &opened.hooks,
+            opened.group,
+            &plane,
+        )?;
+        interfaces.attach_all(&mut plane)?;
         plane.unpin_others(instance)?;
         stays.set(stays.get() || self.options.keep);
         instance.share(opened.group)?;
@@ -344,21 +344,9 @@ impl Run {
                 }
                 ready = changes.readable() => {
                     ready?.clear_ready();
-                    let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
-                    let mut attached = false;
-                    for change in changes.get_ref().changes(known.into_iter())? {
-                        attached |= self.follow(
-                            &mut plane,
-                            &mut watch,
-                            instance,
-                            &mut places,
-                            &change,
-                            &opened.hooks,
-                        )?;
-                    }
-                    if attached {
-                        instance.share(opened.group)?;
-                    }
+                    let numbers = interfaces.numbers();
+                    let news = changes.get_ref().changes(numbers.into_iter())?;
+                    let attached = interfaces.follow(&mut plane, &news)?;
                     if attached && let Some(file) = self.options.policy.clone() {
                         // The rules of an interface are those of its number.
                         reload(&pins, Some(file), plane.clock());
@@ -447,32 +435,12 @@ fn reload(pins: &Pins, file: Option<PathBuf>, clock: Clock) {
     });
 }
 
-/// An interface to be watched.
-struct Place {
-    /// As it was asked for, and as its links are pinned.
-    name: String,
-    /// Its number, once it is attached.
-    index: Option<u32>,
-    /// Its name by now.
-    called: String,
-    /// Bytes; 0 until something was heard of it.
-    mtu: u32,
-}
-
-impl Place {
-    fn of(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            index: None,
-            called: name.to_owned(),
-            mtu: 0,
-        }
-    }
-}
-
 impl Run {
     /// Interfaces for which there is to be room; 0: there is one, of which programs need not be told anything.
-    fn room(&self) -> Result<u32> {
+    fn room(&self, selection: &Selection) -> Result<u32> {
+        if selection.has_pattern() {
+            return Ok((selection.names().count() + patterns::ROOM) as u32);
+        }
         let is_plain = match &self.interfaces[..] {
             // One that is waited for may be of any kind.
             [_] if self.options.wait_iface || !self.options.zones.is_empty() => false,
@@ -486,113 +454,6 @@ impl Run {
             true => Ok(0),
             false => Ok(self.interfaces.len() as u32),
         }
-    }
-
-    /// Attaches to an interface that is there.
-    fn attach(
-        &self,
-        plane: &mut DataPlane,
-        watch: &mut Watch,
-        instance: &Instance,
-        place: &mut Place,
-        hooks: &Hooks,
-    ) -> Result<()> {
-        let interface = &place.name;
-        // It may have come since the options were looked at.
-        attach::check_interface(interface)?;
-        // Before it is attached, so that nothing fails then.
-        let is = links::interfaces()?
-            .into_iter()
-            .find(|it| it.name == *interface)
-            .context("it has gone again")?;
-        let zone = self.options.zone(interface);
-        let is_ip = links::link_layer(interface)? == LinkLayer::Ip;
-        match plane.config().watched {
-            0 => watch.name_only(interface)?,
-            _ => watch.enter(is.index, interface, zone, is_ip)?,
-        }
-        let attached = attach::attach(plane, instance, interface, hooks)?;
-        if let Some(why) = &attached.why {
-            let by = attached.ingress.name();
-            say!("{interface}: {why}: incoming packets are seen by {by}");
-        }
-        say!("{interface}: attached, {}", attached.describe());
-        if attached.egress.is_none()
-            && !self.options.reap.actions.is_empty()
-            && self.interfaces.len() == 1
-        {
-            say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
-        }
-        place.mtu = is.mtu;
-        place.index = Some(is.index);
-        place.called.clone_from(interface);
-        Ok(())
-    }
-
-    /// Does what a change of interfaces asks for. Returns whether one was attached.
-    fn follow(
-        &self,
-        plane: &mut DataPlane,
-        watch: &mut Watch,
-        instance: &Instance,
-        places: &mut [Place],
-        change: &Change,
-        hooks: &Hooks,
-    ) -> Result<bool> {
-        let is = match change {
-            Change::Gone(index) => {
-                watch.leave(*index)?;
-                for place in places.iter_mut().filter(|it| it.index == Some(*index)) {
-                    place.index = None;
-                    // In another network namespace it would go on to be watched.
-                    instance.let_go(&place.name)?;
-                    let then = match self.options.wait_iface {
-                        true => "waited for",
-                        false => "start again when it is back, or with --wait-iface",
-                    };
-                    let name = &place.name;
-                    say!(
-                        "{name}: gone: its flows end when their timeouts are over, no packet is seen: {then}"
-                    );
-                }
-                return Ok(false);
-            }
-            Change::Is(is) => is,
-        };
-        for place in places.iter_mut().filter(|it| it.index == Some(is.index)) {
-            let (name, now) = (&place.name, &is.name);
-            if place.called != *now {
-                say!(
-                    "{name}: is called {now} now, and watched as before; for twheel it is still {name}"
-                );
-                place.called.clone_from(now);
-            }
-            if place.mtu != is.mtu {
-                say!("{name}: the MTU is {} now; it is watched as before", is.mtu);
-                place.mtu = is.mtu;
-            }
-        }
-        let known: Vec<_> = places.iter().filter_map(|place| place.index).collect();
-        let Some(place) = places.iter_mut().find(|it| it.name == is.name) else {
-            return Ok(false);
-        };
-        if !self.options.wait_iface || known.contains(&is.index) {
-            return Ok(false);
-        }
-        if place.index.take().is_some() {
-            say!(
-                "{}: {}, which was called so, is let go of: there is another",
-                place.name,
-                place.called
-            );
-            instance.let_go(&place.name)?;
-        }
-        let attached = self.attach(plane, watch, instance, place, hooks);
-        if let Err(error) = &attached {
-            instance.let_go(&place.name)?;
-            say!("{}: {error:#}: tried again when it changes", place.name);
-        }
-        Ok(attached.is_ok())
     }
 
     /// Where the history is written, unless that is off. A disk that has no room for one is no reason to leave flows

@@ -8,6 +8,7 @@ use crate::{
     attach::{Egress, Outgoing, check_interface},
     clsact, data_plane,
     hooks::{Choice, HIDES_TAGS, Incoming, shows_tags},
+    links::Known,
     metrics::Listener,
     pins::Pins,
     privilege,
@@ -27,7 +28,8 @@ pub(super) fn findings(wanted: &Wanted, kept: Result<Option<Pins>>) -> Vec<Findi
         if check_interface(name).is_err() {
             continue;
         }
-        let choice = wanted.hooks.choose(directory.as_deref(), name);
+        let choice =
+            Known::read().and_then(|known| wanted.hooks.choose(directory.as_deref(), name, &known));
         let by = choice.as_ref().ok().map(|choice| choice.by);
         found.push(hook(name, choice));
         if by == Some(Incoming::Clsact) {

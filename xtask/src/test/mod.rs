@@ -31,7 +31,7 @@ const HOST: &str = "--workspace --exclude twheel-ebpf";
 /// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
 /// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
 /// virtual time; they keep to namespaces, pins and files of their own, and run beside one another.
-const COMPANY: [(&str, &[&str], Company); 17] = [
+const COMPANY: [(&str, &[&str], Company); 18] = [
     // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
     (
         "tests/reap",
@@ -96,6 +96,8 @@ const COMPANY: [(&str, &[&str], Company); 17] = [
     ("tests/adversary", &[], Company::Quiet),
     // It sleeps most of the time, and compares states within a second.
     ("tests/interfaces", &[], Company::Quiet),
+    // It allows 100 ms and what the machine is held up.
+    ("tests/patterns", &[], Company::Quiet),
     ("tests/faults_crash", &[], Company::Quiet),
     // It holds threads for seconds.
     ("tests/faults_stall", &[], Company::Quiet),

@@ -1,0 +1,414 @@
+//! The interfaces of a run: attached at its start, and as they come and go.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use anyhow::Result;
+use nix::{net::if_::if_nametoindex, unistd::Gid};
+
+use super::options::{Options, Vlan};
+use crate::{
+    attach,
+    data_plane::DataPlane,
+    hooks::Hooks,
+    links::{self, Known, Link, LinkLayer},
+    notices::Change,
+    patterns::Selection,
+    pins::Instance,
+    watched::Watch,
+};
+
+/// The interfaces of a run.
+pub struct Interfaces<'a> {
+    options: &'a Options,
+    selection: &'a Selection,
+    instance: &'a Instance,
+    hooks: &'a Hooks,
+    group: Option<Gid>,
+    watch: Watch,
+    known: Known,
+    places: Vec<Place>,
+    /// Those that a pattern stands for and that are not watched, by their numbers.
+    refused: BTreeMap<u32, Refused>,
+    said: Said,
+}
+
+/// An interface to be watched.
+struct Place {
+    /// As it was asked for, and as its links are pinned.
+    name: String,
+    /// Its number, once it is attached.
+    index: Option<u32>,
+    /// Its name by now.
+    called: String,
+    /// Bytes; 0 until something was heard of it.
+    mtu: u32,
+    /// It is waited for when it is gone.
+    stays: bool,
+}
+
+impl Place {
+    fn of(name: &str, stays: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            index: None,
+            called: name.to_owned(),
+            mtu: 0,
+            stays,
+        }
+    }
+}
+
+/// Why an interface is not watched.
+struct Refused {
+    /// As it was called then.
+    name: String,
+    /// There was no room for it.
+    full: bool,
+}
+
+/// What is said once.
+#[derive(Default)]
+struct Said {
+    full: bool,
+    port: bool,
+    vlan: bool,
+}
+
+impl<'a> Interfaces<'a> {
+    /// Of a run whose data plane is loaded. None is attached yet.
+    pub fn new(
+        options: &'a Options,
+        selection: &'a Selection,
+        instance: &'a Instance,
+        hooks: &'a Hooks,
+        group: Option<Gid>,
+        plane: &DataPlane,
+    ) -> Result<Self> {
+        let named = selection.names().map(|name| Place::of(name, true));
+        Ok(Self {
+            options,
+            selection,
+            instance,
+            hooks,
+            group,
+            watch: Watch::open(plane)?,
+            known: Known::read()?,
+            places: named.collect(),
+            refused: BTreeMap::new(),
+            said: Said::default(),
+        })
+    }
+
+    /// Attaches to all that are there.
+    ///
+    /// # Errors
+    ///
+    /// One that was named cannot be attached, and is not waited for.
+    pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
+        for number in 0..self.places.len() {
+            let name = self.places[number].name.clone();
+            if self.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
+                say!("{name}: not there yet: waited for");
+                continue;
+            }
+            if let Err(error) = self.attach(plane, number) {
+                if !self.options.wait_iface || if_nametoindex(name.as_str()).is_ok() {
+                    return Err(error);
+                }
+                self.instance.let_go(&name)?;
+                say!("{name}: {error:#}: waited for");
+            }
+        }
+        if !self.selection.has_pattern() {
+            return Ok(());
+        }
+        let there: Vec<_> = self.known.iter().cloned().collect();
+        let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
+        // An earlier run's, of interfaces that are gone or are called otherwise.
+        for held in self.instance.pins().interfaces()? {
+            if !names.contains(held.as_str()) {
+                self.instance.let_go(&held)?;
+            }
+        }
+        for pattern in self.selection.patterns() {
+            let matches = |it: &Link| pattern.matches(&it.name) && self.selection.matches(&it.name);
+            if !there.iter().any(matches) {
+                say!(
+                    "--iface {}: no interface matches: waiting for one",
+                    pattern.text()
+                );
+            }
+        }
+        for link in &there {
+            if self.selection.matches_pattern(&link.name) && !self.has(link.index) {
+                self.attach_matching(plane, link)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The numbers of those that are there and that it has to do with.
+    pub fn numbers(&self) -> Vec<u32> {
+        let attached = self.places.iter().filter_map(|place| place.index);
+        attached.chain(self.refused.keys().copied()).collect()
+    }
+
+    /// Does what changes ask for. Returns whether an interface was attached.
+    pub fn follow(&mut self, plane: &mut DataPlane, changes: &[Change]) -> Result<bool> {
+        // What has gone by now is not to be attached.
+        let mut last = HashMap::new();
+        for change in changes {
+            match change {
+                Change::Is(is) => last.insert(is.index, true),
+                Change::Gone(index) => last.insert(*index, false),
+            };
+        }
+        let mut attached = false;
+        for change in changes {
+            self.known.note(change);
+            match change {
+                Change::Gone(index) => attached |= self.leave(plane, *index)?,
+                Change::Is(is) => {
+                    self.note(is);
+                    if last.get(&is.index) == Some(&true) {
+                        attached |= self.come(plane, is)?;
+                    }
+                }
+            }
+        }
+        Ok(attached)
+    }
+
+    fn has(&self, index: u32) -> bool {
+        self.places.iter().any(|place| place.index == Some(index))
+    }
+
+    /// Attaches to an interface that is there, wholly or not at all.
+    fn attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
+        let attached = self.try_attach(plane, number);
+        if attached.is_err()
+            && let Some(index) = self.places[number].index.take()
+        {
+            self.watch.leave(index)?;
+        }
+        attached
+    }
+
+    fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
+        let place = &mut self.places[number];
+        let interface = &place.name;
+        // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
+        let is = attach::check_interface(interface)?;
+        let zone = self.options.zone(interface);
+        let is_ip = is.layer == Some(LinkLayer::Ip);
+        place.index = Some(is.index);
+        match plane.config().watched {
+            0 => self.watch.name_only(interface)?,
+            _ => self.watch.enter(is.index, interface, zone, is_ip)?,
+        }
+        let attached = attach::attach(plane, self.instance, interface, self.hooks, &self.known)?;
+        if let Some(why) = &attached.why {
+            let by = attached.ingress.name();
+            say!("{interface}: {why}: incoming packets are seen by {by}");
+        }
+        say!("{interface}: attached, {}", attached.describe());
+        if attached.egress.is_none()
+            && !self.options.reap.actions.is_empty()
+            && self.selection.count() == 1
+        {
+            say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
+        }
+        place.mtu = is.mtu;
+        place.called.clone_from(interface);
+        self.tell_twice(&is);
+        Ok(())
+    }
+
+    /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
+    /// run goes on.
+    fn attach_matching(&mut self, plane: &mut DataPlane, link: &Link) -> Result<bool> {
+        let name = &link.name;
+        let refused = |full| Refused {
+            name: name.clone(),
+            full,
+        };
+        if !self.watch.has_room(link.index) {
+            if !self.said.full {
+                let room = self.watch.room();
+                say!(
+                    "{name}: not attached, and neither are others that appear: this run has room for {room} interfaces: \
+                     leave some out with --exclude"
+                );
+                self.said.full = true;
+            }
+            self.refused.insert(link.index, refused(true));
+            return Ok(false);
+        }
+        let number = match self.places.iter().position(|it| it.name == *name) {
+            Some(number) => number,
+            None => {
+                self.places.push(Place::of(name, false));
+                self.places.len() - 1
+            }
+        };
+        let Err(error) = self.attach(plane, number) else {
+            return Ok(true);
+        };
+        self.instance.let_go(name)?;
+        if !self.places[number].stays {
+            self.places.remove(number);
+        }
+        match links::by_index(link.index) {
+            Ok(_) => {
+                say!("{name}: not attached: {error:#}");
+                self.refused.insert(link.index, refused(false));
+            }
+            Err(_) => say!("{name}: disappeared before it was attached"),
+        }
+        Ok(false)
+    }
+
+    /// An interface is there no more. Returns whether another could be attached in its place.
+    fn leave(&mut self, plane: &mut DataPlane, index: u32) -> Result<bool> {
+        self.watch.leave(index)?;
+        self.refused.remove(&index);
+        let Some(number) = self.places.iter().position(|it| it.index == Some(index)) else {
+            return Ok(false);
+        };
+        let place = &mut self.places[number];
+        place.index = None;
+        let name = place.name.clone();
+        // In another network namespace it would go on to be watched.
+        self.instance.let_go(&name)?;
+        let then = if self.options.wait_iface && place.stays {
+            ": waited for"
+        } else if self.selection.matches_pattern(&name) {
+            ""
+        } else {
+            ": start again when it is back, or with --wait-iface"
+        };
+        say!("{name}: gone: its flows end when their timeouts are over, no packet is seen{then}");
+        if !place.stays {
+            self.places.swap_remove(number);
+        }
+        self.fill(plane)
+    }
+
+    /// Attaches to one for which there was no room before.
+    fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
+        while let Some(index) = self.refused.iter().find(|it| it.1.full).map(|it| *it.0) {
+            self.refused.remove(&index);
+            let waits = self.known.get(index).cloned();
+            let waits = waits.filter(|link| self.selection.matches_pattern(&link.name));
+            if let Some(link) = waits {
+                return self.come(plane, &link);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Notes what has become of an interface that is watched.
+    fn note(&mut self, is: &Link) {
+        let mut watched = false;
+        for place in self
+            .places
+            .iter_mut()
+            .filter(|it| it.index == Some(is.index))
+        {
+            let (name, now) = (&place.name, &is.name);
+            if place.called != *now {
+                say!(
+                    "{name}: is called {now} now, and watched as before; for twheel it is still {name}"
+                );
+                place.called.clone_from(now);
+            }
+            if place.mtu != is.mtu {
+                say!("{name}: the MTU is {} now; it is watched as before", is.mtu);
+                place.mtu = is.mtu;
+            }
+            watched = true;
+        }
+        if watched {
+            // It may have become a port.
+            self.tell_twice(is);
+        }
+    }
+
+    /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
+    fn come(&mut self, plane: &mut DataPlane, is: &Link) -> Result<bool> {
+        let matches = self.selection.matches_pattern(&is.name);
+        let number = self.places.iter().position(|it| it.name == is.name);
+        let is_waited_for = number.is_some() && self.options.wait_iface;
+        if self.has(is.index) || !matches && !is_waited_for {
+            return Ok(false);
+        }
+        // Its attachment was tried under this name.
+        let tried = self.refused.get(&is.index);
+        if tried.is_some_and(|it| it.name == is.name) {
+            return Ok(false);
+        }
+        if let Some(number) = number {
+            let place = &mut self.places[number];
+            if let Some(old) = place.index.take() {
+                say!(
+                    "{}: {}, which was called so, is let go of: there is another",
+                    place.name,
+                    place.called
+                );
+                self.watch.leave(old)?;
+                self.instance.let_go(&is.name)?;
+            }
+        }
+        let attached = match number {
+            _ if matches => self.attach_matching(plane, is)?,
+            Some(number) => match self.attach(plane, number) {
+                Ok(()) => true,
+                Err(error) => {
+                    self.instance.let_go(&is.name)?;
+                    say!("{}: {error:#}: tried again when it changes", is.name);
+                    false
+                }
+            },
+            None => false,
+        };
+        if attached {
+            self.refused.remove(&is.index);
+            self.instance.share_links(&is.name, self.group)?;
+        }
+        Ok(attached)
+    }
+
+    /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
+    fn tell_twice(&mut self, link: &Link) {
+        if !self.selection.has_pattern() || self.said.port && self.said.vlan {
+            return;
+        }
+        let watched: HashSet<_> = self.places.iter().filter_map(|it| it.index).collect();
+        let is_other = |it: &&Link| it.index != link.index && watched.contains(&it.index);
+        for other in self.known.iter().filter(is_other) {
+            let (above, below) = if other.is_above(link) {
+                (other, link)
+            } else if link.is_above(other) {
+                (link, other)
+            } else {
+                continue;
+            };
+            let (above_name, below_name) = (&above.name, &below.name);
+            if !above.is_vlan() {
+                if !self.said.port {
+                    say!(
+                        "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, and each is \
+                         counted where it is seen first"
+                    );
+                    self.said.port = true;
+                }
+            } else if self.options.vlan == Vlan::Key && !self.said.vlan {
+                say!(
+                    "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, as flows with \
+                     their tag and without: --exclude one of the two, or give --vlan ignore"
+                );
+                self.said.vlan = true;
+            }
+        }
+    }
+}

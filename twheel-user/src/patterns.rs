@@ -1,0 +1,310 @@
+//! Interfaces by name, by pattern, or all of them: what `--iface`, `--exclude` and `--zone` take.
+
+use anyhow::Result;
+use glob::Pattern;
+
+use crate::failure::{Failure, Kind};
+
+/// Every interface but the loopback interface.
+pub const ALL: &str = "all";
+/// Interfaces that a run with a pattern can watch at once.
+pub const ROOM: usize = 1024;
+/// The longest pattern, in bytes: it becomes the name of a directory.
+const LONGEST: usize = 64;
+
+/// What stands for interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// One, by its name.
+    Name(String),
+    /// Those whose names match.
+    Pattern(Pattern),
+    /// All but the loopback interface.
+    All,
+}
+
+impl Asked {
+    /// Reads a name or a pattern.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the pattern.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text == ALL {
+            return Ok(Self::All);
+        }
+        if !text.contains(['*', '?', '[']) {
+            return Ok(Self::Name(text.to_owned()));
+        }
+        if text.len() > LONGEST {
+            return Err(format!(
+                "{}: a pattern has at most {LONGEST} characters",
+                text.escape_debug()
+            ));
+        }
+        if text.contains(|it: char| it == '/' || it.is_control()) {
+            return Err(format!(
+                "{}: no interface has such a name: leave out slashes and control characters",
+                text.escape_debug()
+            ));
+        }
+        // To glob, two stars would stand for directories.
+        let mut one_star = text.to_owned();
+        while one_star.contains("**") {
+            one_star = one_star.replace("**", "*");
+        }
+        match Pattern::new(&one_star) {
+            Ok(pattern) => Ok(Self::Pattern(pattern)),
+            Err(error) => Err(format!(
+                "{text}: {}: * stands for any characters, ? for one, [ab] for one of these",
+                error.msg
+            )),
+        }
+    }
+
+    /// As it was given.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Name(name) => name,
+            Self::Pattern(pattern) => pattern.as_str(),
+            Self::All => ALL,
+        }
+    }
+
+    /// Whether it may stand for several interfaces.
+    pub fn is_pattern(&self) -> bool {
+        !matches!(self, Self::Name(_))
+    }
+
+    /// Whether it stands for an interface. One whose name reads like a pattern stands for itself.
+    pub fn matches(&self, interface: &str) -> bool {
+        match self {
+            Self::Name(name) => name == interface,
+            Self::Pattern(pattern) => pattern.matches(interface) || pattern.as_str() == interface,
+            Self::All => interface != "lo",
+        }
+    }
+
+    /// Whether there may be an interface for which both stand. Of two patterns only their beginnings are compared.
+    fn may_meet(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Name(name), other) | (other, Self::Name(name)) => other.matches(name),
+            (Self::All, _) | (_, Self::All) => true,
+            (Self::Pattern(one), Self::Pattern(two)) => {
+                let (one, two) = (literal(one.as_str()), literal(two.as_str()));
+                one.starts_with(two) || two.starts_with(one)
+            }
+        }
+    }
+}
+
+/// What a pattern begins with.
+fn literal(pattern: &str) -> &str {
+    pattern.split(['*', '?', '[']).next().unwrap_or_default()
+}
+
+/// The parts of lists with commas, except for those in brackets; each once.
+fn split(texts: &[String]) -> Vec<&str> {
+    let mut parts: Vec<&str> = Vec::new();
+    for text in texts {
+        let mut in_brackets = false;
+        let pieces = text.split(|it| {
+            in_brackets = match it {
+                '[' => true,
+                ']' => false,
+                _ => in_brackets,
+            };
+            it == ',' && !in_brackets
+        });
+        for piece in pieces {
+            if !parts.contains(&piece) {
+                parts.push(piece);
+            }
+        }
+    }
+    parts
+}
+
+/// Reads the values of an option.
+///
+/// # Errors
+///
+/// [`Kind::Usage`]: a pattern that is none, or a list with nothing between two commas.
+pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
+    let refused = |why: String| Failure::new(Kind::Usage, format!("{option} {why}"));
+    let parts = split(texts);
+    let is_list = parts.len() > 1;
+    let parse = |part: &&str| match part.is_empty() && is_list {
+        true => Err(refused(
+            "has an empty name in its list: leave out the comma".to_owned(),
+        )),
+        false => Asked::parse(part).map_err(refused),
+    };
+    Ok(parts.iter().map(parse).collect::<Result<_, _>>()?)
+}
+
+/// The interfaces that a run watches.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    asked: Vec<Asked>,
+    excluded: Vec<Asked>,
+}
+
+impl Selection {
+    /// By the values of `--iface` and `--exclude`.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: one of them cannot be read, or a name is both given and excluded.
+    pub fn new(interfaces: &[String], exclude: &[String]) -> Result<Self> {
+        let new = Self {
+            asked: parse("--iface", interfaces)?,
+            excluded: parse("--exclude", exclude)?,
+        };
+        for asked in &new.asked {
+            let excluded = new.excluded.iter().find(|it| match asked {
+                Asked::Name(name) => it.matches(name),
+                pattern => it.text() == pattern.text() || **it == Asked::Pattern(any()),
+            });
+            if let Some(excluded) = excluded {
+                let message = format!(
+                    "--exclude {} leaves nothing of --iface {}: leave one of the two out",
+                    excluded.text(),
+                    asked.text()
+                );
+                return Err(Failure::new(Kind::Usage, message).into());
+            }
+        }
+        Ok(new)
+    }
+
+    /// Whether there is a pattern: interfaces come and go.
+    pub fn has_pattern(&self) -> bool {
+        self.asked.iter().any(Asked::is_pattern)
+    }
+
+    /// The names that were given, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let is_name = |it: &&Asked| !it.is_pattern();
+        self.asked.iter().filter(is_name).map(Asked::text)
+    }
+
+    /// The patterns, in order.
+    pub fn patterns(&self) -> impl Iterator<Item = &Asked> {
+        self.asked.iter().filter(|it| it.is_pattern())
+    }
+
+    /// All that was given, as it was given.
+    pub fn texts(&self) -> Vec<String> {
+        self.asked.iter().map(|it| it.text().to_owned()).collect()
+    }
+
+    /// How many interfaces it is of at least; with a pattern, several.
+    pub fn count(&self) -> usize {
+        self.asked.len() + usize::from(self.has_pattern())
+    }
+
+    /// Whether an interface is one of them.
+    pub fn matches(&self, interface: &str) -> bool {
+        let matches = |it: &Asked| it.matches(interface);
+        self.asked.iter().any(matches) && !self.excludes(interface)
+    }
+
+    /// Whether a pattern, and not a name alone, is why an interface is watched.
+    pub fn matches_pattern(&self, interface: &str) -> bool {
+        self.patterns().any(|it| it.matches(interface)) && !self.excludes(interface)
+    }
+
+    fn excludes(&self, interface: &str) -> bool {
+        self.excluded.iter().any(|it| it.matches(interface))
+    }
+
+    /// Whether a name or pattern may stand for one of them.
+    pub fn may_have(&self, other: &Asked) -> bool {
+        if let Asked::Name(name) = other {
+            return self.matches(name);
+        }
+        self.asked.iter().any(|it| it.may_meet(other))
+    }
+}
+
+fn any() -> Pattern {
+    Pattern::new("*").unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|it| (*it).to_owned()).collect()
+    }
+
+    fn selection(interfaces: &[&str], exclude: &[&str]) -> Result<Selection> {
+        Selection::new(&texts(interfaces), &texts(exclude))
+    }
+
+    #[test]
+    fn patterns_match_as_in_a_shell() {
+        for (pattern, matching, others) in [
+            (
+                "veth*",
+                &["veth", "veth0", "veth.1"][..],
+                &["eth0", "Veth0"][..],
+            ),
+            ("v**h", &["vh", "veth"], &["veth0"]),
+            ("eth?", &["eth0", "eth*"], &["eth", "eth10"]),
+            ("eth[0-2,x]", &["eth1", "ethx", "eth,"], &["eth3"]),
+            ("eth[!0]", &["eth1"], &["eth0"]),
+            ("a[*]", &["a*", "a[*]"], &["ab"]),
+            ("all", &["eth0", "all"], &["lo"]),
+            ("eth0", &["eth0"], &["eth00"]),
+        ] {
+            let asked = Asked::parse(pattern).unwrap();
+            for name in matching {
+                assert!(asked.matches(name), "{pattern} {name}");
+            }
+            for name in others {
+                assert!(!asked.matches(name), "{pattern} {name}");
+            }
+        }
+        for bad in ["eth[", "eth[]", "a/*", "a\n*", &"?".repeat(65)] {
+            assert!(Asked::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lists_and_patterns_are_merged() {
+        let merged = selection(&["a,b", "b", "c[x,y]*", "d"], &["c?9"]).unwrap();
+        assert_eq!(merged.texts(), ["a", "b", "c[x,y]*", "d"]);
+        assert_eq!(merged.names().collect::<Vec<_>>(), ["a", "b", "d"]);
+        assert!(merged.has_pattern() && merged.count() > 4);
+        assert!(merged.matches("cx") && merged.matches("cy1") && merged.matches("d"));
+        assert!(!merged.matches("cx9") && !merged.matches("cz"));
+        assert!(merged.matches_pattern("cx") && !merged.matches_pattern("a"));
+        assert_eq!(selection(&["a"], &[]).unwrap().count(), 1);
+        for (interfaces, exclude) in [
+            (&["a,,b"][..], &[][..]),
+            (&["a"], &["a*"]),
+            (&["a,b*"], &["b*"]),
+            (&["all"], &["*"]),
+            (&["all"], &["["]),
+        ] {
+            assert!(selection(interfaces, exclude).is_err(), "{interfaces:?}");
+        }
+        // As one name, which no interface has.
+        assert!(selection(&[""], &[]).is_ok());
+    }
+
+    #[test]
+    fn a_zone_is_of_something_that_is_watched() {
+        let of = |interfaces: &[&str], zone: &str| {
+            let asked = Asked::parse(zone).unwrap();
+            selection(interfaces, &["veth9"]).unwrap().may_have(&asked)
+        };
+        assert!(of(&["vrf*"], "vrf*") && of(&["vrf*"], "vrf7") && of(&["vrf*"], "v*"));
+        assert!(of(&["all"], "vrf*") && of(&["vrf7"], "vrf*") && of(&["eth0"], "all"));
+        assert!(!of(&["veth*"], "vrf*") && !of(&["eth0"], "vrf*") && !of(&["veth*"], "eth0"));
+        assert!(!of(&["veth*"], "veth9") && !of(&["all"], "lo"));
+    }
+}
