@@ -72,8 +72,23 @@ pub struct Watched {
     pub place: u16,
     /// The zone of its flows, by its place in the table; 0 for none.
     pub zone: u8,
-    /// 1: its packets have no Ethernet header.
-    pub is_ip: u8,
+    /// Bits: [`IS_IP`](Self::IS_IP), [`IS_ABOVE`](Self::IS_ABOVE), [`IS_BELOW`](Self::IS_BELOW).
+    pub flags: u8,
+}
+
+impl Watched {
+    /// Its packets have no Ethernet header.
+    pub const IS_IP: u8 = 1;
+    /// It stands upon another one that is watched (a VLAN, a bridge, a bond): what comes in here may have come in there before.
+    pub const IS_ABOVE: u8 = 2;
+    /// Another one that is watched stands upon it: what goes out here may have gone out there before.
+    pub const IS_BELOW: u8 = 4;
+
+    /// Whether one of these is set.
+    #[inline(always)]
+    pub fn has(self, flags: u8) -> bool {
+        self.flags & flags != 0
+    }
 }
 
 /// See [`Config::rto`].

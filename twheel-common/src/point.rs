@@ -69,7 +69,8 @@ pub enum Sighting {
 pub const PATIENCE: u32 = 32;
 
 /// What a packet is that is seen `here`, if its sender's packets are counted at `point`, where one was last counted at
-/// `counted` (low bits of the clock).
+/// `counted` (low bits of the clock). It `may_be_known` unless no other interface can have seen it before: so it is where packets
+/// come by several members of a bond, or by several routes.
 ///
 /// A packet comes by its point before it is seen elsewhere, in the same softirq mostly. So its sender's have moved if none came by
 /// there for as long as `patience`. Or if it `continues` what its sender has sent: it has the next data, and would not if it had
@@ -81,6 +82,7 @@ pub fn sighting(
     here: Point,
     now: u64,
     patience: u32,
+    may_be_known: bool,
     continues: bool,
 ) -> Sighting {
     if point == here || point == Point::NONE {
@@ -88,7 +90,7 @@ pub fn sighting(
     }
     let since = u32::from((now as u16).wrapping_sub(counted));
     // Another CPU may have counted there after `now` was read.
-    if continues || since > patience && since < 0xff00 {
+    if !may_be_known || continues || since > patience && since < 0xff00 {
         return Sighting::Moved;
     }
     Sighting::Again

@@ -25,12 +25,16 @@ fn a_point_is_a_place_and_a_hook() {
 #[test]
 fn packets_are_counted_where_they_were_first_seen() {
     let [here, there] = [Hook::Ingress, Hook::Egress].map(|hook| Point::new(2, hook));
-    let see = |point, since: i64, is_next| {
+    let see_if = |may_be_known, point, since: i64, is_next| {
         let now = 1_000_000u64;
         let counted = (now as i64 - since) as u16;
-        sighting(point, counted, here, now, PATIENCE, is_next)
+        sighting(point, counted, here, now, PATIENCE, may_be_known, is_next)
     };
+    let see = |point, since, is_next| see_if(true, point, since, is_next);
     for since in [0, 1, 250, 251, 100_000] {
+        // Nobody can have seen it before.
+        assert_eq!(see_if(false, here, since, false), Sighting::Here);
+        assert_eq!(see_if(false, there, since, false), Sighting::Moved);
         assert_eq!(see(Point::NONE, since, false), Sighting::Here);
         assert_eq!(see(here, since, false), Sighting::Here);
     }

@@ -34,21 +34,20 @@ pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
 }
 
-/// [`count_for`]: what is known of the interface, from the lowest bit its place (16), its zone (8), and whether it has packets
-/// without an Ethernet header.
+/// [`count_for`]: what is known of the interface, from the lowest bit its place (16), its zone (8), and its flags.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_watched(interface: u32) -> u32 {
     let watched = of(interface).unwrap_or_default();
     set_place(watched.place.into());
-    u32::from(watched.place) | u32::from(watched.zone) << 16 | u32::from(watched.is_ip) << 24
+    u32::from(watched.place) | u32::from(watched.zone) << 16 | u32::from(watched.flags) << 24
 }
 
 fn unpacked(packed: u32) -> Watched {
     Watched {
         place: packed as u16,
         zone: (packed >> 16) as u8,
-        is_ip: (packed >> 24) as u8,
+        flags: (packed >> 24) as u8,
     }
 }
 

@@ -43,9 +43,9 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
     let mut segment = MaybeUninit::uninit();
-    if watched.is_ip != 0 || !parse_plain(&frame, wanted(), &mut segment) {
+    if watched.has(Watched::IS_IP) || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let network = xdp_network(ctx.ctx, watched.is_ip.into());
+        let network = xdp_network(ctx.ctx, watched.has(Watched::IS_IP).into());
         if xdp_parse(ctx.ctx, segment.as_mut_ptr(), network) != PARSED {
             return xdp_action::XDP_PASS;
         }
@@ -60,6 +60,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         way: Way::of(interface, interface),
         point: Point::new(watched.place.into(), Hook::Ingress),
         is_forwarded: false,
+        may_be_known: watched.has(Watched::IS_ABOVE),
     };
     match touch(segment, clock::now(), place) {
         Touched::Refused => xdp_action::XDP_DROP,
@@ -97,10 +98,10 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     let watched = count_for(interface);
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();
-    let is_plain = watched.is_ip == 0 && skb.vlan_present == 0;
+    let is_plain = !watched.has(Watched::IS_IP) && skb.vlan_present == 0;
     if !is_plain || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let is_ip = watched.is_ip.into();
+        let is_ip = watched.has(Watched::IS_IP).into();
         let network = skb_network(ctx.skb.skb, is_ip);
         let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 0);
         if parsed == TRUNCATED {
@@ -128,12 +129,17 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
         Hook::Ingress => interface,
         Hook::Egress => skb.ingress_ifindex,
     };
+    let is_forwarded = hook == Hook::Egress && is_watched(origin);
     let place = Place {
         interface,
         hook,
         way: Way::of(interface, origin),
         point: Point::new(watched.place.into(), hook),
-        is_forwarded: hook == Hook::Egress && is_watched(origin),
+        is_forwarded,
+        may_be_known: match hook {
+            Hook::Ingress => watched.has(Watched::IS_ABOVE),
+            Hook::Egress => is_forwarded || watched.has(Watched::IS_BELOW),
+        },
     };
     let touched = touch(segment, clock::now(), place);
     tell(ctx, touched);

@@ -13,8 +13,13 @@ use crate::{
     verifier::given,
 };
 
+/// The packet is to be noted at once, if it was not counted elsewhere.
+pub const NOTES: u32 = 1;
+/// It may have been counted elsewhere.
+pub const MAY_BE_KNOWN: u32 = 2;
+
 /// 1 if the packet was counted elsewhere on its way. If not, and it is to be noted at once, its sender's packets are counted
-/// at this point from now on.
+/// at this point from now on. `flags`: [`NOTES`], [`MAY_BE_KNOWN`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn point_see(
@@ -22,7 +27,7 @@ pub extern "C" fn point_see(
     segment: *const Segment,
     now: u64,
     point: u32,
-    notes: u32,
+    flags: u32,
 ) -> u64 {
     let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
@@ -35,10 +40,20 @@ pub extern "C" fn point_see(
     let (counted_at, counted) = flow.point(direction);
     let is_next = continues(seen, flow.positions(), segment);
     let patience = config!(two_seconds) / PATIENCE;
-    if sighting(counted_at, counted, here, now, patience, is_next) == Sighting::Again {
+    let may_be_known = flags & MAY_BE_KNOWN != 0;
+    let sighting = sighting(
+        counted_at,
+        counted,
+        here,
+        now,
+        patience,
+        may_be_known,
+        is_next,
+    );
+    if sighting == Sighting::Again {
         return 1;
     }
-    if notes != 0 && (counted_at != here || counted != now as u16) {
+    if flags & NOTES != 0 && (counted_at != here || counted != now as u16) {
         note(flow, segment, here, now);
     }
     0

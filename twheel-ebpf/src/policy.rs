@@ -28,6 +28,8 @@ pub struct Place {
     pub point: Point,
     /// Whether an interface has seen it before, as it came in.
     pub is_forwarded: bool,
+    /// Whether one may have seen it before.
+    pub may_be_known: bool,
 }
 
 /// The number of the rule that a new flow meets, by its first packet; 0 if none.

@@ -9,7 +9,6 @@ use twheel_common::{
     flow::{Word, age},
     numbers::{self, Positions, advance, is_apart},
     packet::{Segment, datagram, tcp},
-    point::Point,
     policy::Hook,
     state::{Change, Known, Seen, SideWay, View, Way},
     table::OUTGOING,
@@ -77,7 +76,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
         table::expect_details();
     }
     if let Some(flow) = table::find(at, &segment.key) {
-        if config!(watched) != 0 && is_seen_again(flow, segment, now, place.point) {
+        if config!(watched) != 0 && is_seen_again(flow, segment, now, place) {
             count(Counter::SeenAgain);
             return Touched::Known;
         }
@@ -97,13 +96,21 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
 /// Whether the packet was counted elsewhere on its way: then it does no more than to keep the flow alive. Asked where it makes
 /// a difference: of packets that may change a state, and where packets are counted.
 #[inline(always)]
-fn is_seen_again(flow: Hot, segment: &Segment, now: u64, here: Point) -> bool {
+fn is_seen_again(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
     let word = flow.word();
     let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
     let is_counted = config!(accounting) != 0 || rto::is_on();
-    if is_kept && !is_counted
-        || point::point_see(flow.index(), segment, now, here.0.into(), is_kept.into()) == 0
-    {
+    if is_kept && !is_counted {
+        return false;
+    }
+    let mut flags = 0;
+    if is_kept {
+        flags |= point::NOTES;
+    }
+    if place.may_be_known {
+        flags |= point::MAY_BE_KNOWN;
+    }
+    if point::point_see(flow.index(), segment, now, place.point.0.into(), flags) == 0 {
         return false;
     }
     if word.is_older_than(now) {

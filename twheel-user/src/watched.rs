@@ -3,7 +3,7 @@
 //! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
 //! counters, flows and events bear. A place is given to another interface only when there is no other left.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
@@ -11,11 +11,13 @@ use twheel_common::{
     config::Watched,
     counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
     flow::ZONES,
+    state::Way,
 };
 
 use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
+    links::Known,
     pins::Pins,
 };
 
@@ -35,6 +37,8 @@ pub struct Watch {
     names: Vec<String>,
     /// Places by interface, of those that are watched.
     alive: BTreeMap<u32, u32>,
+    /// What programs are told of them.
+    told: BTreeMap<u32, Watched>,
     /// Places of those that are gone, the one that has been longest first.
     gone: VecDeque<u32>,
 }
@@ -60,6 +64,7 @@ impl Watch {
                 .collect(),
             places,
             alive: BTreeMap::new(),
+            told: BTreeMap::new(),
         };
         // What an earlier run watched, and this one may not.
         let left: Vec<u32> = watch.watched.keys().filter_map(Result::ok).collect();
@@ -102,7 +107,14 @@ impl Watch {
     /// # Errors
     ///
     /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<()> {
+    pub fn enter(
+        &mut self,
+        interface: u32,
+        label: &str,
+        zone: u16,
+        is_ip: bool,
+        known: &Known,
+    ) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
@@ -110,19 +122,46 @@ impl Watch {
         let watched = Watched {
             place: place as u16,
             zone,
-            is_ip: is_ip.into(),
+            flags: match is_ip {
+                true => Watched::IS_IP,
+                false => 0,
+            },
         };
-        self.watched
-            .insert(interface, watched, 0)
-            .context("cannot write WATCHED")?;
         self.alive.insert(interface, place);
-        Ok(())
+        self.told.insert(interface, watched);
+        self.write(interface, watched)?;
+        self.restack(known)
+    }
+
+    fn write(&mut self, interface: u32, watched: Watched) -> Result<()> {
+        let written = self.watched.insert(interface, watched, 0);
+        written.context("cannot write WATCHED")
+    }
+
+    /// Tells programs which interfaces stand upon which.
+    fn restack(&mut self, known: &Known) -> Result<()> {
+        let stacked = stacked(known, &self.alive);
+        let changed: Vec<_> = self
+            .told
+            .iter_mut()
+            .filter_map(|(interface, told)| {
+                let stands = stacked.get(interface).copied().unwrap_or(0);
+                let flags = told.flags & Watched::IS_IP | stands;
+                let is_new = told.flags != flags;
+                told.flags = flags;
+                is_new.then_some((*interface, *told))
+            })
+            .collect();
+        changed
+            .into_iter()
+            .try_for_each(|(interface, watched)| self.write(interface, watched))
     }
 
     /// The interface is watched no more. What was counted of it stays.
     pub fn leave(&mut self, interface: u32) -> Result<()> {
         match self.alive.remove(&interface) {
             Some(place) => {
+                self.told.remove(&interface);
                 self.gone.push_back(place);
                 self.remove(interface)
             }
@@ -211,6 +250,40 @@ pub fn too_many_zones(number: u16) -> anyhow::Error {
         ZONES - 1
     );
     Failure::new(Kind::Usage, message).into()
+}
+
+/// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
+/// upon itself: what comes in there went out there before.
+fn stacked(known: &Known, watched: &BTreeMap<u32, u32>) -> BTreeMap<u32, u8> {
+    let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for link in known.iter() {
+        below.entry(link.index).or_default().extend(link.lower);
+        if let Some(master) = link.master {
+            below.entry(master).or_default().push(link.index);
+        }
+    }
+    let mut flags: BTreeMap<u32, u8> = BTreeMap::new();
+    for top in watched.keys() {
+        let (mut seen, mut next) = (BTreeSet::from([*top]), vec![*top]);
+        while let Some(at) = next.pop() {
+            for lower in below.get(&at).into_iter().flatten() {
+                if seen.insert(*lower) {
+                    next.push(*lower);
+                }
+            }
+        }
+        for lower in seen
+            .iter()
+            .filter(|it| *it != top && watched.contains_key(it))
+        {
+            *flags.entry(*top).or_default() |= Watched::IS_ABOVE;
+            *flags.entry(*lower).or_default() |= Watched::IS_BELOW;
+        }
+    }
+    if watched.contains_key(&Way::LOOPBACK.0) {
+        *flags.entry(Way::LOOPBACK.0).or_default() |= Watched::IS_ABOVE;
+    }
+    flags
 }
 
 /// The place that an interface has, or gets.

@@ -440,6 +440,7 @@ fn see(frame: Frame) -> Option<Touched> {
         way: Way::of(1, 1),
         point: Point::NONE,
         is_forwarded: false,
+        may_be_known: false,
     };
     let wanted = Wanted {
         protocols: Protocols::TCP,

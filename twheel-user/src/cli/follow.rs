@@ -204,7 +204,9 @@ impl<'a> Interfaces<'a> {
         place.index = Some(is.index);
         match plane.config().watched {
             0 => self.watch.name_only(interface)?,
-            _ => self.watch.enter(is.index, interface, zone, is_ip)?,
+            _ => self
+                .watch
+                .enter(is.index, interface, zone, is_ip, &self.known)?,
         }
         let attached = attach::attach(plane, self.instance, interface, self.hooks, &self.known)?;
         if let Some(why) = &attached.why {
