@@ -1093,6 +1093,26 @@ fn flows_of_the_same_addresses_have_the_timeouts_of_their_vlans() {
     assert_eq!(ends, expected);
 }
 
+#[test]
+fn vlans_of_an_old_policy_count_no_more() {
+    let mut plane = Setup::default().load();
+    let rule = |name: &str, vlan| format!("[[rule]]\nname = '{name}'\nvlan = {vlan}\n");
+    // The third is written where the first was.
+    for (name, vlan) in [("first", 10), ("second", 20), ("third", 30)] {
+        plane.policy(&rule(name, vlan));
+    }
+    for vlan in [10, 20, 30] {
+        plane.receive(&tagged(&frame(1, false, ACK), &[vlan]));
+    }
+    let flows = plane.plane().flows().unwrap();
+    let mut met: Vec<_> = flows
+        .iter()
+        .map(|flow| (flow.key.vlans()[0], flow.rule != 0))
+        .collect();
+    met.sort_unstable();
+    assert_eq!(met, [(10, false), (20, false), (30, true)]);
+}
+
 /// By the numbers that `--zone` gives, whatever their places in keys.
 #[test]
 fn flows_have_the_rules_of_their_zones() {
