@@ -648,6 +648,20 @@ fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
     install::check_vlans(&policy, &meta(EXTRA_VLANS)).unwrap();
     let policy = parse(&rules(&["dport = 1", "zone = 0"])).unwrap();
     install::check_vlans(&policy, &meta(0)).unwrap();
+    // The same before there is a run.
+    let clock = crate::clock::Clock::virtual_ms();
+    let file = std::env::temp_dir().join(format!("twheel-{}-vlan.toml", std::process::id()));
+    std::fs::write(&file, rules(&["vlan = 10"])).unwrap();
+    let found = [true, false].map(|vlans| {
+        let wanted = crate::settings::Wanted {
+            vlans,
+            ..Default::default()
+        };
+        let config = wanted.config(clock).unwrap().0;
+        install::check(&file, clock, &config).is_ok()
+    });
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(found, [true, false]);
 }
 
 #[test]
