@@ -91,6 +91,8 @@ pub struct Setup {
     pub max_stall: u32,
     /// Of the table's hash; `None`: random.
     pub secret: Option<[u64; 11]>,
+    /// Interfaces that programs tell apart; 0: none.
+    pub room: u32,
 }
 
 impl Default for Setup {
@@ -121,6 +123,7 @@ impl Setup {
         log_level: 0,
         max_stall: 0,
         secret: None,
+        room: 0,
     };
 
     /// Loads, with this thread on CPU 0.
@@ -159,6 +162,7 @@ impl Setup {
             ring_bytes: self.ring_bytes,
             log_level: self.log_level,
             secret: self.secret,
+            room: self.room,
             ..Load::new(twheel::data_plane::OBJECT, config, clock)
         };
         let plane = DataPlane::load_unpinned(&load, &name);
@@ -323,16 +327,20 @@ impl Plane {
 
     /// Puts a policy into force; the interface of every name is that of [`INTERFACE`].
     pub fn policy(&mut self, text: &str) {
+        self.try_policy(text).unwrap();
+    }
+
+    /// The same, of a policy that may be refused.
+    pub fn try_policy(&mut self, text: &str) -> anyhow::Result<()> {
         let policy = Policy::parse(
             "test",
             text.as_bytes(),
             Duration::from_millis(1)..=Duration::from_secs(1 << 20),
-        );
-        let policy = policy.unwrap();
-        let compiled = policy.compile(|_| Some(INTERFACE)).unwrap();
+        )?;
+        let compiled = policy.compile(|_| Some(INTERFACE))?;
         let clock = self.plane.clock();
         let open = |name: &str| self.plane.open(name);
-        install::install(&open, Some((&policy, &compiled)), clock).unwrap();
+        install::install(&open, Some((&policy, &compiled)), clock)
     }
 
     /// Arms this CPU's flows as timeouts are now; how many.

@@ -14,7 +14,7 @@ use etherparse::{PacketBuilder, TcpHeader};
 use serde_json::Value;
 use twheel_tests::{
     ctnetlink::Conntrack,
-    netns::{Namespace, PATIENCE, PORT, Twheel, require_root},
+    netns::{Namespace, PATIENCE, PORT, PolicyFile, Twheel, require_root},
     path,
     plane::{ACK, RST, SYN},
 };
@@ -239,6 +239,92 @@ fn in_two_zones() -> Result<()> {
         ];
         lab.one_and_then_the_other(&options, "zone", [7, 65_535])?;
     }
+    Ok(())
+}
+
+/// Rules that name a VLAN or a zone each: from the start, and loaded later.
+fn each_has_its_rules(lab: &Lab, options: &[&str], key: &str, tenants: [u64; 2]) -> Result<()> {
+    let policy = |[one, two]: [u64; 2]| {
+        format!(
+            "rule = [ {{ name = 'one', {key} = {one} }}, {{ name = 'two', {key} = [{two}] }},\n\
+             {{ name = 'none', {key} = [0, 77] }} ]\n"
+        )
+    };
+    let file = PolicyFile::new(key, &policy(tenants))?;
+    let mut args = vec!["--iface", "leg0", "--policy", file.path()];
+    args.extend(options);
+    let twheel = Twheel::start(&lab.gateway, &args)?;
+    if options.contains(&"leg1") {
+        twheel.await_stderr("leg1: attached")?;
+    }
+    let await_rules = |port: u16, wanted: [&str; 2]| -> Result<()> {
+        for tenant in TENANTS {
+            lab.send(tenant, port, true, segment(1000, 0, SYN))?;
+        }
+        let filter = format!("sport == {port}");
+        let flows = ["flows", "--json", "--iface", "leg0", &filter];
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let ended = lab.gateway.twheel_once(&flows)?;
+            ensure!(ended.code() == Some(0), "{}", ended.stderr);
+            let mut met = BTreeMap::new();
+            for line in &ended.lines {
+                let flow: Value = serde_json::from_str(&line.text)?;
+                let rule = flow["rule"].as_str().unwrap_or("").to_owned();
+                met.insert(flow[key].as_u64().unwrap_or(0), rule);
+            }
+            if met.len() == 2 {
+                let found = tenants.map(|tenant| met[&tenant].clone());
+                ensure!(found == wanted, "{key}: {found:?}, not {wanted:?}");
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "{met:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    await_rules(FIRST, ["one", "two"])?;
+    file.write(&policy([tenants[1], 78]))?;
+    let load = ["policy", "load", file.path(), "--iface", "leg0"];
+    let ended = lab.gateway.twheel_once(&load)?;
+    ensure!(ended.code() == Some(0), "{}", ended.stderr);
+    await_rules(FIRST + 1, ["", "one"])?;
+    ensure!(twheel.stop()?.code() == Some(0));
+    Ok(())
+}
+
+#[test]
+fn rules_by_vlan_and_by_zone() -> Result<()> {
+    require_root();
+    each_has_its_rules(&Lab::vlans([&[10], &[20]])?, &[], "vlan", [10, 20])?;
+    let zones = [
+        "--iface",
+        "leg1",
+        "--zone",
+        "leg0=7",
+        "--zone",
+        "leg1=65535",
+    ];
+    each_has_its_rules(&Lab::zones()?, &zones, "zone", [7, 65_535])
+}
+
+#[test]
+fn a_run_that_ignores_vlans_refuses_rules_by_vlan() -> Result<()> {
+    require_root();
+    let lab = Lab::vlans([&[10], &[20]])?;
+    let file = PolicyFile::new("ignore", "[[rule]]\nname = 'a'\nvlan = 10\n")?;
+    let args = ["--iface", "leg0", "--vlan", "ignore"];
+    let refused = |ended: twheel_tests::netns::Ended| {
+        let wanted = format!("{}:1:1: rule `a` has vlan, but this run", file.path());
+        ensure!(ended.code() == Some(2), "{}", ended.stderr);
+        ensure!(ended.stderr.contains(&wanted), "{}", ended.stderr);
+        Ok(())
+    };
+    let with_policy = [&["run"][..], &args, &["--policy", file.path()]].concat();
+    refused(lab.gateway.twheel_once(&with_policy)?)?;
+    let twheel = Twheel::start(&lab.gateway, &args)?;
+    let load = ["policy", "load", file.path(), "--iface", "leg0"];
+    refused(lab.gateway.twheel_once(&load)?)?;
+    ensure!(twheel.stop()?.code() == Some(0));
     Ok(())
 }
 

@@ -19,12 +19,17 @@
 //!
 //! | dimension | looked up by | in the kernel | entries |
 //! |---|---|---|---|
-//! | whether there are rules; protocol; hook; interfaces that no rule names | — | ARRAY of [`Header`] | 1 |
+//! | protocol; hook; interfaces, VLANs and zones that no rule names | — | ARRAY of [`Header`] | 1 |
 //! | destination port, as a class | port | ARRAY of [`PortClasses`] | 1 |
 //! | destination port, as a set | class | ARRAY of [`Rules`] | [`MAX_CLASSES`] |
 //! | source address | [`Prefix`] | LPM_TRIE of [`Ends`] | [`MAX_PREFIXES`] |
 //! | destination address | [`Prefix`] | LPM_TRIE of [`Ends`] | [`MAX_PREFIXES`] |
-//! | interface | its index | HASH of [`Rules`] | [`MAX_INTERFACES`] |
+//! | interface | [`Named::Interface`], its index | HASH of [`Rules`] | [`MAX_INTERFACES`] |
+//! | VLAN | [`Named::Vlan`], its identifier | the same | [`MAX_VLANS`] |
+//! | zone | [`Named::Zone`], its place | the same | [`MAX_ZONES`], and zone 0 |
+//!
+//! A flow may be in two VLANs, one inside the other: each gives a set, and a rule in either of them passes. Both sets
+//! have the rules that name no VLAN. A flow in none is looked up under identifier 0.
 //!
 //! A condition on *either* end is not a condition on one dimension. Both address tries therefore
 //! give two sets, [`Ends`]: the rules whose condition on this very end is met, and those whose
@@ -32,7 +37,7 @@
 //! of the latter at least. A trie gives only the longest prefix, so that the value of an entry has
 //! the rules of all the shorter prefixes around it as well.
 
-use crate::{bits, state::State};
+use crate::{bits, flow::VLAN_BITS, state::State};
 
 /// Rules that a policy may have. Their numbers are 1 to this; 0 is "no rule".
 pub const MAX_RULES: usize = 255;
@@ -43,6 +48,14 @@ pub const MAX_CLASSES: usize = 512;
 pub const MAX_PREFIXES: usize = 16_384;
 /// Interfaces that a policy may name.
 pub const MAX_INTERFACES: usize = 64;
+/// VLANs that a policy may name, with 0 for none.
+pub const MAX_VLANS: usize = 1024;
+/// The highest VLAN identifier; 4095 is reserved.
+pub const MAX_VLAN: u16 = 4094;
+/// Zones that a policy may name beside zone 0: as many as a table tells apart.
+pub const MAX_ZONES: usize = crate::flow::ZONES - 1;
+/// Entries of the hash of interfaces, VLANs and zones, of one policy.
+pub const MAX_NAMED: usize = MAX_INTERFACES + MAX_VLANS + MAX_ZONES + 1;
 
 /// For each port, by its number: its class, less than [`MAX_CLASSES`]. 128 KiB; one value of an
 /// array map, whose elements would otherwise take eight bytes each.
@@ -217,6 +230,30 @@ impl Protocol {
     }
 }
 
+/// What the entries of the hash are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// An interface, by its index.
+    Interface = 0,
+    /// A VLAN, by its identifier; 0: none.
+    Vlan = 1,
+    /// A zone, by its place in keys; 0: none.
+    Zone = 2,
+}
+
+impl Named {
+    /// The key of an entry of policy 0 or 1.
+    #[inline(always)]
+    pub const fn key(self, set: u32, number: u32) -> [u32; 2] {
+        [set & 1 | (self as u32) << 1, number]
+    }
+
+    /// The policy, 0 or 1, that an entry is of.
+    pub const fn set(key: [u32; 2]) -> u32 {
+        key[0] & 1
+    }
+}
+
 /// Which dimensions the rules of a policy restrict: those that none does need not be looked up.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -237,6 +274,10 @@ impl Dimensions {
     pub const HOOK: Self = Self(1 << 5);
     /// Protocols.
     pub const PROTOCOL: Self = Self(1 << 6);
+    /// VLANs.
+    pub const VLAN: Self = Self(1 << 7);
+    /// Zones.
+    pub const ZONE: Self = Self(1 << 8);
 
     /// Whether all of `other` are among these.
     #[inline(always)]
@@ -275,7 +316,7 @@ impl Active {
     }
 }
 
-/// The dimensions that have few values, in one lookup. 192 bytes.
+/// The dimensions that have few values, in one lookup. 256 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
@@ -285,6 +326,10 @@ pub struct Header {
     pub hooks: [Rules; 2],
     /// For the interfaces that no rule names.
     pub other_interfaces: Rules,
+    /// For the VLANs that no rule names, and for no VLAN unless a rule names 0.
+    pub other_vlans: Rules,
+    /// For the zones that no rule names, and for no zone unless a rule names 0.
+    pub other_zones: Rules,
 }
 
 impl Header {
@@ -306,6 +351,16 @@ impl Header {
             Hook::Egress => self.hooks[1],
         }
     }
+
+    /// The rules that admit what no rule names.
+    #[inline(always)]
+    pub fn other(&self, named: Named) -> Rules {
+        match named {
+            Named::Interface => self.other_interfaces,
+            Named::Vlan => self.other_vlans,
+            Named::Zone => self.other_zones,
+        }
+    }
 }
 
 /// Where the sets of a policy lie: in maps, or on the host.
@@ -321,8 +376,8 @@ pub trait Tables {
     fn hook(&self, hook: Hook) -> Rules;
     /// The rules that admit a destination port, in host byte order.
     fn port(&self, port: u16) -> Rules;
-    /// The rules that admit the interface of this index.
-    fn interface(&self, index: u32) -> Rules;
+    /// The rules that admit this interface, VLAN or zone.
+    fn named(&self, named: Named, number: u32) -> Rules;
     /// What the initiator's address says; as in [`Tuple::source`].
     fn source(&self, address: [u64; 2]) -> Ends;
     /// What the responder's address says; as in [`Tuple::source`].
@@ -345,6 +400,22 @@ pub struct Tuple {
     pub hook: Hook,
     /// The protocol.
     pub protocol: Protocol,
+    /// The VLANs, as [`FlowKey::packed_vlans`](crate::flow::FlowKey::packed_vlans) has them.
+    pub vlans: u32,
+    /// The zone: in the kernel its place, as in [`FlowKey`](crate::flow::FlowKey); on the host its number.
+    pub zone: u32,
+}
+
+/// The rules that admit one of the VLANs of a flow; of a flow in none, VLAN 0.
+#[inline(always)]
+fn vlan_rules(tables: &impl Tables, vlans: u32) -> Rules {
+    let (outer, inner) = (vlans & ((1 << VLAN_BITS) - 1), vlans >> VLAN_BITS);
+    if outer == 0 || inner == 0 {
+        return tables.named(Named::Vlan, outer | inner);
+    }
+    tables
+        .named(Named::Vlan, outer)
+        .or(tables.named(Named::Vlan, inner))
 }
 
 /// The number of the first rule that admits the flow; 0 if none does.
@@ -372,7 +443,13 @@ pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
         rules = rules.and(tables.port(port));
     }
     if dimensions.has(Dimensions::INTERFACE) {
-        rules = rules.and(tables.interface(tuple.interface));
+        rules = rules.and(tables.named(Named::Interface, tuple.interface));
+    }
+    if dimensions.has(Dimensions::VLAN) {
+        rules = rules.and(vlan_rules(tables, tuple.vlans));
+    }
+    if dimensions.has(Dimensions::ZONE) {
+        rules = rules.and(tables.named(Named::Zone, tuple.zone));
     }
     // The tries last, and not if nothing is left to be found: they are what costs.
     if rules.is_empty() {
@@ -522,7 +599,7 @@ mod tests {
     fn what_the_kernel_sees_has_the_layout_that_is_documented() {
         assert_eq!(size_of::<Rules>(), 32);
         assert_eq!(size_of::<Ends>(), 64);
-        assert_eq!(size_of::<Header>(), 192);
+        assert_eq!(size_of::<Header>(), 256);
         assert_eq!(size_of::<Prefix>(), 20);
         assert_eq!(core::mem::offset_of!(Prefix, address), 4);
     }
@@ -572,7 +649,7 @@ mod tests {
         fn port(&self, _: u16) -> Rules {
             panic!("no rule restricts it")
         }
-        fn interface(&self, _: u32) -> Rules {
+        fn named(&self, _: Named, _: u32) -> Rules {
             panic!("no rule restricts it")
         }
         fn source(&self, _: [u64; 2]) -> Ends {
@@ -592,6 +669,8 @@ mod tests {
             interface: 1,
             hook: Hook::Ingress,
             protocol: Protocol::Tcp,
+            vlans: 10,
+            zone: 3,
         };
         let told = |dimensions: &[Dimensions], ends| {
             let dimensions = dimensions

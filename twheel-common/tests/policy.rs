@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use twheel_common::policy::{
-    Active, Dimensions, Ends, Header, Hook, PortClasses, Protocol, Rules, Tables, Tuple,
+    Active, Dimensions, Ends, Header, Hook, Named, PortClasses, Protocol, Rules, Tables, Tuple,
     first_match,
 };
 
@@ -21,6 +21,8 @@ const TUPLE: Tuple = Tuple {
     interface: 7,
     hook: Hook::Egress,
     protocol: Protocol::Udp,
+    vlans: 10 | 20 << 12,
+    zone: 5,
 };
 
 /// Each dimension admits these; what was asked.
@@ -65,8 +67,8 @@ impl Tables for Policy {
     fn port(&self, port: u16) -> Rules {
         self.ask(format!("port {port}"))
     }
-    fn interface(&self, index: u32) -> Rules {
-        self.ask(format!("interface {index}"))
+    fn named(&self, named: Named, number: u32) -> Rules {
+        self.ask(format!("{named:?} {number}"))
     }
     fn source(&self, address: [u64; 2]) -> Ends {
         self.ends(format!("source {address:?}"))
@@ -82,7 +84,8 @@ fn each_dimension_is_asked_for_what_the_flow_has_and_restricts_the_rules() {
         (Dimensions::PROTOCOL, "Udp"),
         (Dimensions::HOOK, "Egress"),
         (Dimensions::PORT, "port 443"),
-        (Dimensions::INTERFACE, "interface 7"),
+        (Dimensions::INTERFACE, "Interface 7"),
+        (Dimensions::ZONE, "Zone 5"),
         (Dimensions::SOURCE, "source [1, 2]"),
         (Dimensions::DESTINATION, "destination [3, 4]"),
     ] {
@@ -91,6 +94,63 @@ fn each_dimension_is_asked_for_what_the_flow_has_and_restricts_the_rules() {
             assert_eq!(first_match(&policy, &TUPLE), first, "{asked}");
             assert_eq!(policy.asked.take(), [asked]);
         }
+    }
+}
+
+/// Each VLAN admits the rule of its number alone.
+#[test]
+fn a_rule_passes_that_admits_the_outer_or_the_inner_vlan() {
+    struct Vlans(RefCell<Vec<u32>>);
+    impl Tables for Vlans {
+        fn dimensions(&self) -> Dimensions {
+            Dimensions::RULES.with(Dimensions::VLAN)
+        }
+        fn named(&self, named: Named, number: u32) -> Rules {
+            assert_eq!(named, Named::Vlan);
+            self.0.borrow_mut().push(number);
+            set(&[number as u16 + 1])
+        }
+        fn protocol(&self, _: Protocol) -> Rules {
+            panic!("no rule restricts it")
+        }
+        fn hook(&self, _: Hook) -> Rules {
+            panic!("no rule restricts it")
+        }
+        fn port(&self, _: u16) -> Rules {
+            panic!("no rule restricts it")
+        }
+        fn source(&self, _: [u64; 2]) -> Ends {
+            panic!("no rule restricts it")
+        }
+        fn destination(&self, _: [u64; 2]) -> Ends {
+            panic!("no rule restricts it")
+        }
+    }
+    for ([outer, inner], asked) in [
+        ([0, 0], &[0][..]),
+        ([10, 0], &[10]),
+        ([0, 20], &[20]),
+        ([10, 20], &[10, 20]),
+        ([20, 10], &[20, 10]),
+    ] {
+        let tuple = Tuple {
+            vlans: outer | inner << 12,
+            ..TUPLE
+        };
+        let tables = Vlans(RefCell::default());
+        let lowest = asked.iter().min().copied().unwrap();
+        assert_eq!(u32::from(first_match(&tables, &tuple)), lowest + 1);
+        assert_eq!(*tables.0.borrow(), asked, "{outer} {inner}");
+    }
+}
+
+#[test]
+fn entries_of_different_kinds_and_policies_have_different_keys() {
+    let kinds = [Named::Interface, Named::Vlan, Named::Zone];
+    let keys = kinds.map(|kind| [0, 1].map(|set| kind.key(set, 7)));
+    for (place, key) in keys.as_flattened().iter().enumerate() {
+        assert_eq!(Named::set(*key), place as u32 % 2);
+        assert!(!keys.as_flattened()[..place].contains(key));
     }
 }
 
@@ -132,7 +192,7 @@ fn sets_of_equal_words_meet_and_join_too() {
 
 #[test]
 fn the_policy_that_counts_and_its_dimensions_are_one_word() {
-    let all = Dimensions(0x7f);
+    let all = Dimensions(0x1ff);
     for dimensions in [Dimensions(0), Dimensions::RULES, Dimensions::HOOK, all] {
         for set in [0, 1] {
             let active = Active::new(set, dimensions);
@@ -157,6 +217,8 @@ fn small_dimensions_are_in_the_header_by_number() {
         protocols: [1, 2, 3].map(|rule| set(&[rule])),
         hooks: [4, 5].map(|rule| set(&[rule])),
         other_interfaces: set(&[6]),
+        other_vlans: set(&[7]),
+        other_zones: set(&[8]),
     };
     for (number, protocol) in Protocol::ALL.into_iter().enumerate() {
         assert_eq!(protocol as usize, number);
@@ -165,6 +227,10 @@ fn small_dimensions_are_in_the_header_by_number() {
     for (number, hook) in [Hook::Ingress, Hook::Egress].into_iter().enumerate() {
         assert_eq!(Hook::from_raw(number as u32), hook);
         assert_eq!(header.hook(hook).first(), number as u16 + 4);
+    }
+    let kinds = [Named::Interface, Named::Vlan, Named::Zone];
+    for (number, named) in kinds.into_iter().enumerate() {
+        assert_eq!(header.other(named).first(), number as u16 + 6);
     }
     assert_eq!(
         Protocol::ALL.map(Protocol::name),

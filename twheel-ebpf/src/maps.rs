@@ -15,7 +15,7 @@ use twheel_common::{
     flow::{self, Account, FlowKey},
     jiffies,
     packet::Protocols,
-    policy::{Active, Ends, Header, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, PortClasses, Rules},
+    policy::{Active, Ends, Header, MAX_CLASSES, MAX_NAMED, MAX_PREFIXES, PortClasses, Rules},
     pool::Shelf,
     rto::Timers,
     share::{Hog, MAX_HOGS, Victims},
@@ -123,9 +123,11 @@ pub static PORTS: Array<PortClasses> = Array::pinned(2, 0);
 #[map]
 pub static CLASSES: Array<Rules> = Array::pinned(2 * MAX_CLASSES as u32, 0);
 
-/// See [`POLICIES`]. The policy's number and the interface's.
+/// See [`POLICIES`]. Interfaces, VLANs and zones that rules name, by `Named::key`. No memory is taken for those that
+/// none names.
 #[map]
-pub static INTERFACES: HashMap<[u32; 2], Rules> = HashMap::pinned(2 * MAX_INTERFACES as u32, 0);
+pub static INTERFACES: HashMap<[u32; 2], Rules> =
+    HashMap::pinned(2 * MAX_NAMED as u32, BPF_F_NO_PREALLOC);
 
 /// See [`POLICIES`]. The policy's number, four bytes, and the address.
 #[map]

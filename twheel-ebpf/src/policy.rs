@@ -7,7 +7,8 @@ use twheel_common::{
     packet::Segment,
     point::Point,
     policy::{
-        Dimensions, Ends, Hook, MAX_CLASSES, Prefix, Protocol, Rules, Tables, Tuple, first_match,
+        Dimensions, Ends, Hook, MAX_CLASSES, Named, Prefix, Protocol, Rules, Tables, Tuple,
+        first_match,
     },
     state::{Seen, Way},
 };
@@ -74,6 +75,8 @@ fn rule(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> u32 {
         interface,
         hook,
         protocol,
+        vlans: key.packed_vlans(),
+        zone: u32::from(key.zone()),
     };
     let first = usize::from(first_match(&policy, &tuple));
     if first == 0 {
@@ -149,12 +152,12 @@ impl Tables for Policy {
     }
 
     #[inline(always)]
-    fn interface(&self, index: u32) -> Rules {
+    fn named(&self, named: Named, number: u32) -> Rules {
         // SAFETY: entries of the policy that counts are not written.
-        match unsafe { INTERFACES.get([self.set, index]) } {
+        match unsafe { INTERFACES.get(named.key(self.set, number)) } {
             Some(rules) => *rules,
             None => match POLICIES.get(self.set) {
-                Some(header) => header.other_interfaces,
+                Some(header) => header.other(named),
                 None => Rules::NONE,
             },
         }

@@ -30,7 +30,7 @@ pub struct Watch {
     counted: Array<MapData, u32>,
     labels: Array<MapData, [u8; LABEL_BYTES]>,
     counters: PerCpuArray<MapData, Counters>,
-    zones: Array<MapData, u32>,
+    zones: Zones,
     /// Of each place the interface that has it, or had it last; 0: none yet.
     places: Vec<u32>,
     /// The names of those, by places.
@@ -57,7 +57,7 @@ impl Watch {
             names: read_labels(&labels)?,
             labels,
             counters: PerCpuArray::try_from(Map::PerCpuArray(open("COUNTERS")?))?,
-            zones: Array::try_from(Map::Array(open("ZONES")?))?,
+            zones: Zones::open(open("ZONES")?)?,
             counted,
             gone: (FIRST_INTERFACE..places.len() as u32)
                 .filter(|place| places[*place as usize] != 0)
@@ -225,31 +225,88 @@ impl Watch {
 
     /// The place of a zone in keys.
     fn zone(&mut self, number: u16) -> Result<u8> {
-        if number == 0 {
-            return Ok(0);
-        }
-        for place in 1..ZONES as u32 {
-            let held = self.zones.get(&place, 0).context("cannot read ZONES")?;
-            if held == 0 {
-                self.zones
-                    .set(place, u32::from(number), 0)
-                    .context("cannot write ZONES")?;
-            }
-            if held == 0 || held == u32::from(number) {
-                return Ok(place as u8);
-            }
-        }
-        Err(too_many_zones(number))
+        let places = self.zones.enter(&[number])?;
+        places
+            .into_iter()
+            .next()
+            .flatten()
+            .ok_or_else(|| too_many_zones(number))
     }
 }
 
 /// Why there is no place for a zone.
 pub fn too_many_zones(number: u16) -> anyhow::Error {
-    let message = format!(
-        "--zone: {number} is one zone too many: a run tells {} apart; start another run for other interfaces",
-        ZONES - 1
-    );
-    Failure::new(Kind::Usage, message).into()
+    let most = ZONES - 1;
+    Failure::new(
+        Kind::Usage,
+        format!(
+            "--zone: {number} is one zone too many: a run tells {most} apart, with those that its policies name; start \
+             another run for other interfaces"
+        ),
+    )
+    .into()
+}
+
+/// The zones of a data plane. Each has a *place*, by which keys of flows have it; zone 0, of interfaces that have none,
+/// has place 0. A place is never given to another zone.
+///
+/// Two processes must not enter zones at once: a run enters all of its own as it starts, and a policy is given its
+/// places when it is loaded, both under [`Pins::lock_policy`].
+pub struct Zones(Array<MapData, u32>);
+
+impl Zones {
+    /// Of the map of their numbers.
+    pub fn open(map: MapData) -> Result<Self> {
+        let map = Array::try_from(Map::Array(map));
+        map.map(Self).context("ZONES is no such array")
+    }
+
+    /// Gives each of these zones its place, whether or not its interface is there yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: there is no place left.
+    pub fn enter_all(&mut self, numbers: &[u16]) -> Result<()> {
+        let places = self.enter(numbers)?;
+        let mut all = numbers.iter().zip(places);
+        match all.find(|(_, place)| place.is_none()) {
+            Some((number, _)) => Err(too_many_zones(*number)),
+            None => Ok(()),
+        }
+    }
+
+    /// The places of these zones: those that they have, or else free ones, which are theirs from now on. `None` for
+    /// each zone that is too many; then no zone has got a place.
+    pub fn enter(&mut self, numbers: &[u16]) -> Result<Vec<Option<u8>>> {
+        let get = |place| self.0.get(&place, 0).context("cannot read ZONES");
+        let before: Vec<u32> = (0..ZONES as u32).map(get).collect::<Result<_>>()?;
+        let mut held = before.clone();
+        let places: Vec<_> = numbers
+            .iter()
+            .map(|number| zone_place(&mut held, *number))
+            .collect();
+        if places.iter().all(Option::is_some) {
+            for ((place, number), had) in (0..).zip(held).zip(before) {
+                if number != had {
+                    let set = self.0.set(place, number, 0);
+                    set.context("cannot write ZONES")?;
+                }
+            }
+        }
+        Ok(places)
+    }
+}
+
+/// The place of a zone among those that are held; the first free one, if it has none.
+fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
+    if number == 0 {
+        return Some(0);
+    }
+    let number = u32::from(number);
+    let mut places = (0..).zip(held).skip(1);
+    let (place, of) = places.find(|(_, of)| **of == 0 || **of == number)?;
+    *of = number;
+    Some(place)
 }
 
 /// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
@@ -343,6 +400,18 @@ pub fn places(room: u32) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
+
+    #[test]
+    fn a_zone_keeps_its_place() {
+        let mut held = [0; 4];
+        let mut place = |number| super::zone_place(&mut held, number);
+        assert_eq!([0, 7, 65_535, 7].map(&mut place), [0, 1, 2, 1].map(Some));
+        assert_eq!(
+            [8, 9, 0, 8].map(&mut place),
+            [Some(3), None, Some(0), Some(3)]
+        );
+        assert_eq!(held, [0, 7, 65_535, 8]);
+    }
 
     #[test]
     fn an_interface_keeps_its_place() {

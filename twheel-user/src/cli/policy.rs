@@ -11,14 +11,16 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use humantime::format_duration;
 use serde_json::{Map, Value, json};
-use twheel_common::policy::{Hook, Protocol, TimeoutName, Tuple, first_match};
+use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     host,
     pins::Instance,
-    policy::{Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, words},
+    policy::{
+        Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, packed, words,
+    },
     progress,
     reap::{Action, Actions},
     settings::longest_timeout,
@@ -91,7 +93,8 @@ impl Load {
 Examples:
   twheel policy check policy.toml
   twheel policy check policy.toml --proto tcp --src 10.1.2.3 --dst 192.0.2.1:22
-  twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in")]
+  twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in
+  twheel policy check policy.toml --proto tcp --vlan 10 --zone 7")]
 struct Check {
     /// The policy file
     file: PathBuf,
@@ -107,6 +110,12 @@ struct Check {
     /// Interface on which the flow's first packet is seen
     #[arg(long, value_name = "NAME")]
     iface: Option<String>,
+    /// The flow's VLAN, or the outer and the inner one; 0: none
+    #[arg(long, value_name = "ID[,INNER]", value_parser = vlans)]
+    vlan: Option<Vlans>,
+    /// The flow's zone, as `twheel run --zone` has it; 0: none
+    #[arg(long, value_name = "N")]
+    zone: Option<u16>,
     /// The way of that packet, as this host sees it
     #[arg(long, value_enum)]
     direction: Option<Way>,
@@ -153,6 +162,21 @@ fn end(text: &str) -> Result<End, String> {
     })
 }
 
+/// The outer identifier and the inner one; 0: none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Vlans([u16; 2]);
+
+fn vlans(text: &str) -> Result<Vlans, String> {
+    let (outer, inner) = text.split_once(',').unwrap_or((text, "0"));
+    let [outer, inner] = [outer, inner].map(|vlan| vlan.parse().ok());
+    match (outer, inner) {
+        (Some(outer @ ..=MAX_VLAN), Some(inner @ ..=MAX_VLAN)) => Ok(Vlans([outer, inner])),
+        _ => Err(format!(
+            "give a VLAN identifier from 1 to {MAX_VLAN}, 0 for none, or an outer and an inner one: 10, 0, 10,20"
+        )),
+    }
+}
+
 impl Check {
     fn execute(self) -> Result<()> {
         let longest = longest_timeout(Clock::jiffies()?);
@@ -170,6 +194,8 @@ impl Check {
             || self.src.is_some()
             || self.dst.is_some()
             || self.iface.is_some()
+            || self.vlan.is_some()
+            || self.zone.is_some()
             || self.direction.is_some();
         if !describes_flow {
             let result = if self.json {
@@ -213,6 +239,8 @@ impl Check {
             destination: self.dst.map(|End(address, _)| mapped(address)),
             port,
             interface: self.iface.clone(),
+            vlans: self.vlan.map(|Vlans(vlans)| vlans),
+            zone: self.zone,
             hook: self.direction.map(|way| match way {
                 Way::In => Hook::Ingress,
                 Way::Out => Hook::Egress,
@@ -349,6 +377,8 @@ fn lookup(policy: &Rules, query: &Query) -> Result<u16> {
         interface: u32::from(query.interface.is_some()),
         hook: query.hook.unwrap_or(Hook::Ingress),
         protocol: query.protocol.unwrap_or(Protocol::Tcp),
+        vlans: packed(query.vlans.unwrap_or_default()),
+        zone: query.zone.unwrap_or(0).into(),
     };
     Ok(first_match(&tables, &tuple))
 }
@@ -595,6 +625,75 @@ rule 1 `ssh`, p.toml:5
             let error = report(arguments).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
             assert_eq!(exit_code(&error), Kind::Usage as u8);
+        }
+    }
+
+    #[test]
+    fn vlans_and_zones_are_told_apart() {
+        const POLICY: &str = r#"
+[[rule]]
+name = "tagged"
+vlan = [10, 20]
+zone = 7
+[[rule]]
+name = "untagged"
+vlan = 0
+"#;
+        let report = |arguments: &[&str]| {
+            let allowed = Duration::from_millis(100)..=Duration::from_secs(1 << 20);
+            let policy = Rules::parse("p.toml", POLICY.as_bytes(), allowed)?;
+            let line = ["check", "p.toml"].iter().chain(arguments);
+            let mut out = Vec::new();
+            Line::try_parse_from(line)?
+                .check
+                .report(&policy, &mut out)?;
+            anyhow::Ok(String::from_utf8(out)?)
+        };
+        let listed = report(&[]).unwrap();
+        assert!(
+            listed.contains("tagged    vlan 10,20 zone 7; as"),
+            "{listed}"
+        );
+        for (arguments, begin, end) in [
+            (
+                &["--vlan", "20", "--zone", "7"][..],
+                "rule 1 `tagged`",
+                "policy\n",
+            ),
+            (
+                &["--vlan", "30,10", "--zone", "7"],
+                "rule 1 `tagged`",
+                "policy\n",
+            ),
+            (
+                &["--vlan", "0", "--zone", "7"],
+                "rule 2 `untagged`",
+                "not rule 1 `tagged` (line 2): vlan: not 0\n",
+            ),
+            (
+                &["--vlan", "10", "--zone", "0"],
+                "no rule\n",
+                "not rule 1 `tagged` (line 2): zone: not 0\nnot rule 2 `untagged` (line 6): vlan: not 10\n",
+            ),
+            (
+                &["--vlan", "30,40", "--zone", "7"],
+                "no rule\n",
+                "(line 2): vlan: not 30,40\nnot rule 2 `untagged` (line 6): vlan: not 30,40\n",
+            ),
+        ] {
+            let found = report(arguments).unwrap();
+            assert!(found.starts_with(begin), "{arguments:?}: {found}");
+            assert!(found.ends_with(end), "{arguments:?}: {found}");
+        }
+        for (arguments, part) in [
+            (&["--zone", "7"], "depends on vlan: give --vlan too"),
+            (&["--vlan", "10"], "depends on zone: give --zone too"),
+            (&["--vlan", "4095"], "give a VLAN identifier from 1 to 4094"),
+            (&["--vlan", "10,20,30"], "give a VLAN identifier"),
+            (&["--zone", "65536"], "65536 is not in 0..=65535"),
+        ] {
+            let error = report(arguments).unwrap_err().to_string();
+            assert!(error.contains(part), "{arguments:?}: {error}");
         }
     }
 

@@ -48,6 +48,7 @@ use crate::{
     share,
     stepper::Steppers,
     stepping,
+    watched::Zones,
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -252,6 +253,12 @@ impl Run {
         let cpus = notices::Cpus::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
             .ok();
+        // Those of interfaces that are waited for, too: a policy that is loaded later enters zones as well.
+        let zones: Vec<u16> = self.options.zones.iter().map(|zone| zone.number).collect();
+        if !zones.is_empty() {
+            let _lock = pins.lock_policy()?;
+            Zones::open(plane.open("ZONES")?)?.enter_all(&zones)?;
+        }
         let mut interfaces = Interfaces::new(
             &self.options,
             selection,

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use twheel_common::policy::{Hook, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, Protocol};
+use twheel_common::policy::{
+    Hook, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, MAX_VLANS, MAX_ZONES, Protocol,
+};
 
 use super::{Policy, Rule, compile, network::Ranges, refuse};
 
@@ -85,6 +87,22 @@ fn limits(policy: &Policy) -> Result<()> {
             named.map(|(name, _)| name).collect::<BTreeSet<_>>().len() <= MAX_INTERFACES
         },
         format!("the rules so far name too many interfaces: {MAX_INTERFACES} are allowed"),
+    )?;
+    check(
+        &|rules| {
+            let named = rules.iter().filter_map(|rule| rule.vlans.as_ref());
+            named.flatten().collect::<BTreeSet<_>>().len() <= MAX_VLANS
+        },
+        format!("the rules so far name too many VLANs: {MAX_VLANS} are allowed"),
+    )?;
+    check(
+        &|rules| {
+            let named = rules.iter().filter_map(|rule| rule.zones.as_ref());
+            let named = named.flatten().map(|(zone, _)| zone);
+            let named = named.filter(|zone| **zone != 0).collect::<BTreeSet<_>>();
+            named.len() <= MAX_ZONES
+        },
+        format!("the rules so far name too many zones: {MAX_ZONES} are allowed, and 0"),
     )
 }
 
@@ -94,6 +112,10 @@ struct Extent {
     hooks: Vec<Hook>,
     /// `None`: all.
     interfaces: Option<BTreeSet<String>>,
+    /// Identifiers, 0 for no VLAN; `None`: all.
+    vlans: Option<BTreeSet<u16>>,
+    /// Numbers, 0 for no zone; `None`: all.
+    zones: Option<BTreeSet<u16>>,
     ports: Ranges,
     /// For each family.
     addresses: [Addresses; 2],
@@ -127,6 +149,11 @@ impl Extent {
                 .interfaces
                 .as_ref()
                 .map(|all| all.iter().map(|(name, _)| name.clone()).collect()),
+            vlans: rule.vlans.as_ref().map(|all| all.iter().copied().collect()),
+            zones: rule
+                .zones
+                .as_ref()
+                .map(|all| all.iter().map(|(zone, _)| *zone).collect()),
             ports: match &rule.ports {
                 Some(ports) => Ranges::new(
                     ports
@@ -148,6 +175,8 @@ impl Extent {
             protocols: Protocol::ALL.to_vec(),
             hooks: vec![Hook::Ingress, Hook::Egress],
             interfaces: None,
+            vlans: None,
+            zones: None,
             ports: Ranges::all(),
             addresses: Ranges::families().map(|family| Addresses {
                 source: family.clone(),
@@ -175,17 +204,26 @@ impl Extent {
             .iter()
             .all(|protocol| self.protocols.contains(protocol))
             && other.hooks.iter().all(|hook| self.hooks.contains(hook))
-            && match (&self.interfaces, &other.interfaces) {
-                (None, _) => true,
-                (Some(_), None) => false,
-                (Some(these), Some(those)) => those.is_subset(these),
-            }
+            && admits_all(&self.interfaces, &other.interfaces)
+            // A flow may be in two VLANs. One that is in one alone meets only a rule that names it, so this is exact, too.
+            && admits_all(&self.vlans, &other.vlans)
+            && admits_all(&self.zones, &other.zones)
             && self.ports.covers(&other.ports)
             && self
                 .addresses
                 .iter()
                 .zip(&other.addresses)
                 .all(|(these, those)| these.covers(those))
+    }
+}
+
+/// Whether a condition admits all values that another does; `None` admits every value. No list names every value there
+/// is: [`limits`].
+fn admits_all<T: Ord>(these: &Option<BTreeSet<T>>, those: &Option<BTreeSet<T>>) -> bool {
+    match (these, those) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(these), Some(those)) => those.is_subset(these),
     }
 }
 

@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::Result;
 use twheel_common::policy::{
-    Dimensions, Ends, Header, Hook, MAX_CLASSES, PortClasses, Prefix, Protocol, Rules, Tables,
+    Dimensions, Ends, Header, Hook, MAX_CLASSES, Named, PortClasses, Prefix, Protocol, Rules,
+    Tables,
 };
 
 use super::{Network, Policy, Rule, refuse};
@@ -21,6 +22,8 @@ pub struct Compiled {
     port_classes: Box<PortClasses>,
     classes: Vec<Rules>,
     interfaces: BTreeMap<u32, Rules>,
+    vlans: BTreeMap<u16, Rules>,
+    zones: BTreeMap<u16, Rules>,
     source: Trie,
     destination: Trie,
 }
@@ -50,6 +53,8 @@ impl Policy {
             Dimensions::DESTINATION,
         );
         dimension(&|rule| rule.interfaces.is_some(), Dimensions::INTERFACE);
+        dimension(&|rule| rule.vlans.is_some(), Dimensions::VLAN);
+        dimension(&|rule| rule.zones.is_some(), Dimensions::ZONE);
         dimension(&|rule| rule.hook.is_some(), Dimensions::HOOK);
         dimension(&|rule| rule.protocols.is_some(), Dimensions::PROTOCOL);
         let mut header = Header::default();
@@ -80,6 +85,19 @@ impl Policy {
                     .insert(number);
             }
         }
+        header.other_vlans = set(rules, |rule| rule.vlans.is_none());
+        header.other_zones = set(rules, |rule| rule.zones.is_none());
+        let (mut vlans, mut zones) = (BTreeMap::new(), BTreeMap::new());
+        for (number, rule) in numbered(rules) {
+            for vlan in rule.vlans.iter().flatten() {
+                let rules = vlans.entry(*vlan).or_insert(header.other_vlans);
+                rules.insert(number);
+            }
+            for (zone, _) in rule.zones.iter().flatten() {
+                let rules = zones.entry(*zone).or_insert(header.other_zones);
+                rules.insert(number);
+            }
+        }
         let Some((port_classes, classes)) = port_classes(rules) else {
             anyhow::bail!("{}: more than {MAX_CLASSES} classes of ports", self.file);
         };
@@ -89,6 +107,8 @@ impl Policy {
             port_classes,
             classes,
             interfaces,
+            vlans,
+            zones,
             source: Trie::new(trie(rules, SOURCE)),
             destination: Trie::new(trie(rules, DESTINATION)),
         })
@@ -117,6 +137,17 @@ impl Compiled {
         self.interfaces
             .iter()
             .map(|(index, rules)| (*index, *rules))
+    }
+
+    /// Identifier and set of each VLAN that a rule names; 0: for flows in none. For all others:
+    /// [`Header::other_vlans`].
+    pub fn vlans(&self) -> impl Iterator<Item = (u16, Rules)> {
+        self.vlans.iter().map(|(vlan, rules)| (*vlan, *rules))
+    }
+
+    /// Number and set of each zone that a rule names; 0: for flows of none. For all others: [`Header::other_zones`].
+    pub fn zones(&self) -> impl Iterator<Item = (u16, Rules)> {
+        self.zones.iter().map(|(zone, rules)| (*zone, *rules))
     }
 
     /// The entries of the trie of source addresses, each network before those inside it.
@@ -151,9 +182,14 @@ impl Tables for Compiled {
             .unwrap_or(Rules::NONE)
     }
 
-    fn interface(&self, index: u32) -> Rules {
-        let named = self.interfaces.get(&index);
-        named.copied().unwrap_or(self.header.other_interfaces)
+    fn named(&self, named: Named, number: u32) -> Rules {
+        let among = |all: &BTreeMap<u16, Rules>| all.get(&u16::try_from(number).ok()?).copied();
+        let found = match named {
+            Named::Interface => self.interfaces.get(&number).copied(),
+            Named::Vlan => among(&self.vlans),
+            Named::Zone => among(&self.zones),
+        };
+        found.unwrap_or(self.header.other(named))
     }
 
     fn source(&self, address: [u64; 2]) -> Ends {

@@ -5,7 +5,7 @@
 //! number from one policy to the next by its name. Last of all the table is swept: each flow is armed as timeouts are now, and those
 //! whose rule is gone become flows of no rule.
 
-use std::{fs::File, path::Path, thread};
+use std::{collections::BTreeMap, fs::File, path::Path, thread};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
@@ -14,14 +14,16 @@ use aya::{
 };
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
-    config::{Config, EXTRA_ENFORCE, Meta, NAME_BYTES, RULES, UNRULED},
-    policy::{Active, Ends, Header, MAX_CLASSES, PortClasses, Prefix, Rules, Tables},
+    config::{Config, EXTRA_ENFORCE, EXTRA_VLANS, Meta, NAME_BYTES, RULES, UNRULED},
+    policy::{
+        Active, Ends, Header, MAX_CLASSES, MAX_ZONES, Named, PortClasses, Prefix, Rules, Tables,
+    },
     state::{self, State},
     step::{MAX_SWEEP, Sweep},
     wheel::Scheme,
 };
 
-use super::{Compiled, Policy, Timeouts};
+use super::{Compiled, Policy, Timeouts, refuse};
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
@@ -32,7 +34,7 @@ use crate::{
     reap::{Action, Actions},
     settings::longest_timeout,
     stepper::pin_to,
-    watched::LABEL_BYTES,
+    watched::{LABEL_BYTES, Zones},
 };
 
 /// Opens a map of the data plane by its name.
@@ -66,7 +68,7 @@ fn meta_of(config: &Config) -> Meta {
     Meta {
         tick: config.tick,
         geometry: config.geometry,
-        extras: (config.enforce >> 1) * EXTRA_ENFORCE,
+        extras: ((config.enforce >> 1) * EXTRA_ENFORCE) | (config.vlans * EXTRA_VLANS),
         ..Meta::default()
     }
 }
@@ -98,6 +100,7 @@ fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     };
     let policy = Policy::load(file, tick..=longest)?;
     check_enforcement(&policy, meta)?;
+    check_vlans(&policy, meta)?;
     Ok(policy)
 }
 
@@ -150,6 +153,26 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
     Ok(())
 }
 
+/// # Errors
+///
+/// [`Kind::Usage`]: rules ask for VLANs in an instance that does not tell them apart, as `FILE:LINE:COLUMN: …`.
+pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
+    if meta.extras & EXTRA_VLANS != 0 {
+        return Ok(());
+    }
+    match policy.rules.iter().find(|rule| rule.vlans.is_some()) {
+        Some(rule) => Err(refuse(
+            &policy.file,
+            rule.place,
+            format!(
+                "rule `{}` has vlan, but this run has --vlan ignore and knows no VLANs: leave vlan out, or run without",
+                rule.name
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
 /// [swept](sweep).
 pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
@@ -161,6 +184,11 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     let unruled = match policy {
         Some((policy, _)) => with(base, &policy.timeouts, policy.reap, clock),
         None => base,
+    };
+
+    let zones = match policy {
+        Some((policy, _)) => zone_places(open, policy)?,
+        None => BTreeMap::new(),
     };
 
     // What is not in force yet.
@@ -198,7 +226,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
             }
             rules.push((*number, with(unruled, &rule.timeouts, rule.reap, clock)));
         }
-        write(open, set, compiled)?;
+        write(open, set, compiled, &zones)?;
     }
     array::<[u16; 256]>(open, "NUMBERS")?.set(set, numbers, 0)?;
 
@@ -399,7 +427,7 @@ fn interfaces(open: Open<'_>) -> Result<HashMap<MapData, [u32; 2], Rules>> {
 fn clear(open: Open<'_>, set: u32) -> Result<()> {
     let mut interfaces = interfaces(open)?;
     let old: Vec<_> = interfaces.keys().collect::<Result<_, _>>()?;
-    for key in old.into_iter().filter(|[of, _]| *of == set) {
+    for key in old.into_iter().filter(|key| Named::set(*key) == set) {
         interfaces.remove(&key)?;
     }
     for name in ["SOURCES", "DESTINATIONS"] {
@@ -412,8 +440,39 @@ fn clear(open: Open<'_>, set: u32) -> Result<()> {
     Ok(())
 }
 
+/// The places of the zones that rules name, in the keys of flows. A zone of no interface yet gets a place: one may come.
+///
+/// # Errors
+///
+/// [`Kind::Usage`]: there is no place left, as `FILE:LINE:COLUMN: …`.
+fn zone_places(open: Open<'_>, policy: &Policy) -> Result<BTreeMap<u16, u8>> {
+    let named: Vec<_> = policy
+        .rules
+        .iter()
+        .filter_map(|rule| rule.zones.as_ref())
+        .flatten()
+        .collect();
+    if named.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let numbers: Vec<u16> = named.iter().map(|(number, _)| *number).collect();
+    let places = Zones::open(open("ZONES")?)?.enter(&numbers)?;
+    let mut found = BTreeMap::new();
+    for ((number, at), place) in named.into_iter().zip(places) {
+        let Some(place) = place else {
+            let what = format!(
+                "zone {number} is one zone too many: a run tells {MAX_ZONES} apart, with those of its --zone and of \
+                 policies before: name fewer, or `twheel detach` and start again"
+            );
+            return Err(refuse(&policy.file, *at, what));
+        };
+        found.insert(*number, place);
+    }
+    Ok(found)
+}
+
 /// Writes a policy into one of the two.
-fn write(open: Open<'_>, set: u32, compiled: &Compiled) -> Result<()> {
+fn write(open: Open<'_>, set: u32, compiled: &Compiled, zones: &BTreeMap<u16, u8>) -> Result<()> {
     let mut classes = array::<Rules>(open, "CLASSES")?;
     for (class, rules) in (0..).zip(compiled.classes()) {
         classes.set(set * MAX_CLASSES as u32 + class, rules, 0)?;
@@ -421,7 +480,15 @@ fn write(open: Open<'_>, set: u32, compiled: &Compiled) -> Result<()> {
     array::<PortClasses>(open, "PORTS")?.set(set, compiled.port_classes(), 0)?;
     let mut interfaces = interfaces(open)?;
     for (index, rules) in compiled.interfaces() {
-        interfaces.insert([set, index], rules, 0)?;
+        interfaces.insert(Named::Interface.key(set, index), rules, 0)?;
+    }
+    for (vlan, rules) in compiled.vlans() {
+        interfaces.insert(Named::Vlan.key(set, vlan.into()), rules, 0)?;
+    }
+    for (zone, rules) in compiled.zones() {
+        let place = zones.get(&zone);
+        let place = *place.with_context(|| format!("zone {zone} has no place"))?;
+        interfaces.insert(Named::Zone.key(set, place.into()), rules, 0)?;
     }
     let key = |prefix: Prefix| {
         let mut data = [set, 0, 0, 0, 0];

@@ -19,7 +19,10 @@ use std::{
 
 use anyhow::Result;
 use caps::Capability;
-use twheel_common::policy::{Hook, Protocol, TIMEOUTS};
+use twheel_common::{
+    flow::VLAN_BITS,
+    policy::{Hook, Protocol, TIMEOUTS},
+};
 
 pub use self::{
     compile::{Compiled, words},
@@ -84,6 +87,10 @@ pub struct Rule {
     pub either: Option<Vec<Network>>,
     /// Interfaces by name, each with its place in the file; not empty.
     pub interfaces: Option<Vec<(String, Place)>>,
+    /// Identifiers of VLANs, of which the flow is in one at least; 0: it is in none. Not empty.
+    pub vlans: Option<Vec<u16>>,
+    /// Zones by conntrack's numbers, each with its place in the file; 0: the flow is of none. Not empty.
+    pub zones: Option<Vec<(u16, Place)>>,
     /// The way the first packet went.
     pub hook: Option<Hook>,
     /// Protocols; not empty.
@@ -108,6 +115,10 @@ pub struct Query {
     pub port: Option<u16>,
     /// Name of the interface.
     pub interface: Option<String>,
+    /// The outer and the inner VLAN identifier; 0: none.
+    pub vlans: Option<[u16; 2]>,
+    /// conntrack's number of the zone; 0: none.
+    pub zone: Option<u16>,
     /// The way of the first packet.
     pub hook: Option<Hook>,
 }
@@ -182,6 +193,20 @@ impl Rule {
                 &self.interfaces,
                 query.interface.as_deref(),
                 |all, it| all.iter().any(|(name, _)| name == it),
+                |it| it.to_string(),
+            ),
+            judge(
+                "vlan",
+                &self.vlans,
+                query.vlans,
+                |all, it| admits_vlans(all, it),
+                |vlans| list(is_in(*vlans)),
+            ),
+            judge(
+                "zone",
+                &self.zones,
+                query.zone,
+                |all, it| all.iter().any(|(zone, _)| *zone == it),
                 |it| it.to_string(),
             ),
             self.judge_port(query),
@@ -269,6 +294,13 @@ impl Rule {
                     .as_ref()
                     .map(|all| list(all.iter().map(|(name, _)| name))),
             ),
+            ("vlan", self.vlans.as_ref().map(list)),
+            (
+                "zone",
+                self.zones
+                    .as_ref()
+                    .map(|all| list(all.iter().map(|(zone, _)| zone))),
+            ),
             ("dport", self.ports.as_ref().map(ports)),
             ("src", self.source.as_ref().map(list)),
             ("dst", self.destination.as_ref().map(list)),
@@ -298,6 +330,23 @@ fn judge<C, V>(
         true => Verdict::Met,
         false => Verdict::Failed(format!("{key}: not {written}")),
     }
+}
+
+/// The VLANs that a flow is in; of one that is in none, 0.
+fn is_in(vlans: [u16; 2]) -> Vec<u16> {
+    match vlans.into_iter().filter(|vlan| *vlan != 0).collect() {
+        none if Vec::is_empty(&none) => vec![0],
+        some => some,
+    }
+}
+
+fn admits_vlans(admitted: &[u16], vlans: [u16; 2]) -> bool {
+    is_in(vlans).iter().any(|vlan| admitted.contains(vlan))
+}
+
+/// VLANs as [`Tuple`](twheel_common::policy::Tuple) has them.
+pub fn packed([outer, inner]: [u16; 2]) -> u32 {
+    u32::from(outer) | u32::from(inner) << VLAN_BITS
 }
 
 fn contains(networks: &[Network], address: Ipv6Addr) -> bool {

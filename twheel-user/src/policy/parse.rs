@@ -6,14 +6,15 @@ use anyhow::Result;
 use humantime::{format_duration, parse_duration};
 use toml::{
     Spanned,
-    de::{DeTable, DeValue},
+    de::{DeInteger, DeTable, DeValue},
 };
-use twheel_common::policy::{Hook, MAX_RULES, Protocol, TIMEOUTS, TimeoutName};
+use twheel_common::policy::{Hook, MAX_RULES, MAX_VLAN, Protocol, TIMEOUTS, TimeoutName};
 
 use super::{Network, Place, Policy, Rule, Timeouts, network::number, refuse};
 use crate::reap::{Action, Actions};
 
-const KEYS: &str = "name, dport, src, dst, any, iface, direction, proto, timeouts, reap";
+const KEYS: &str =
+    "name, dport, src, dst, any, iface, vlan, zone, direction, proto, timeouts, reap";
 /// As long as a name may be, in characters: a table of rules stays one.
 const MAX_NAME: usize = 64;
 /// The kernel's IFNAMSIZ, less the terminator.
@@ -104,6 +105,8 @@ impl Parser<'_> {
             destination: None,
             either: None,
             interfaces: None,
+            vlans: None,
+            zones: None,
             hook: None,
             protocols: None,
             timeouts: [None; TIMEOUTS],
@@ -121,6 +124,8 @@ impl Parser<'_> {
                 "dst" => rule.destination = Some(self.networks("dst", value)?),
                 "any" => rule.either = Some(self.networks("any", value)?),
                 "iface" => rule.interfaces = Some(self.interfaces(value)?),
+                "vlan" => rule.vlans = Some(self.vlans(value)?),
+                "zone" => rule.zones = Some(self.zones(value)?),
                 "direction" => rule.hook = Some(self.hook(value)?),
                 "proto" => rule.protocols = Some(self.protocols(value)?),
                 "timeouts" => rule.timeouts = self.timeouts(value)?,
@@ -185,7 +190,7 @@ impl Parser<'_> {
         let (low, high) = match value.get_ref() {
             DeValue::Integer(integer) => {
                 given = integer.to_string();
-                let port = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
+                let port = whole(integer);
                 (port, port)
             }
             DeValue::String(text) => {
@@ -234,6 +239,45 @@ impl Parser<'_> {
             .into_iter()
             .map(interface)
             .collect()
+    }
+
+    fn vlans(&self, value: &Value) -> Result<Vec<u16>> {
+        let allowed = format!(
+            "give a VLAN identifier, 1 to {MAX_VLAN}, 0 for flows in no VLAN, or a list of them"
+        );
+        let vlans = self.numbers("vlan", value, MAX_VLAN, &allowed)?;
+        Ok(vlans.into_iter().map(|(vlan, _)| vlan).collect())
+    }
+
+    fn zones(&self, value: &Value) -> Result<Vec<(u16, Place)>> {
+        let allowed = format!(
+            "give a zone as `twheel run --zone` has it, 1 to {}, 0 for flows of no zone, or a list of them",
+            u16::MAX
+        );
+        self.numbers("zone", value, u16::MAX, &allowed)
+    }
+
+    /// Numbers from 0 to `last`, each with its place.
+    fn numbers(
+        &self,
+        key: &str,
+        value: &Value,
+        last: u16,
+        allowed: &str,
+    ) -> Result<Vec<(u16, Place)>> {
+        let number = |item: &Value| {
+            let DeValue::Integer(integer) = item.get_ref() else {
+                return Err(self.wrong_type(key, item, allowed));
+            };
+            let number = whole(integer)
+                .and_then(|number| u16::try_from(number).ok())
+                .filter(|number| *number <= last);
+            match number {
+                Some(number) => Ok((number, self.place(item.span().start))),
+                None => Err(self.at(item, format!("{key} {integer}: {allowed}"))),
+            }
+        };
+        self.items(key, value)?.into_iter().map(number).collect()
     }
 
     fn hook(&self, value: &Value) -> Result<Hook> {
@@ -396,6 +440,11 @@ fn place(text: &str, at: usize) -> Place {
 /// As the user gave it, but on one line and harmless to a terminal.
 fn quoted(text: &str) -> String {
     format!("`{}`", text.escape_debug())
+}
+
+/// What is not below zero, nor above 32 bits.
+fn whole(integer: &DeInteger<'_>) -> Option<u32> {
+    u32::from_str_radix(integer.as_str(), integer.radix()).ok()
 }
 
 fn written(range: &RangeInclusive<u16>) -> String {

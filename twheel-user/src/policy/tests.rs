@@ -49,6 +49,8 @@ fn all_that_a_file_may_say_is_understood() {
         dst = ["192.0.2.0/24", "2001:db8::/32"]
         any = "10.1.0.0/16"
         iface = ["eth0", "eth1"]
+        vlan = [10, 0, 4094]
+        zone = 7
         direction = "in"
         proto = "tcp"
         timeouts = { established = "5d", close = "2s" }
@@ -81,6 +83,12 @@ fn all_that_a_file_may_say_is_understood() {
         ("eth1".to_owned(), place(26)),
     ];
     assert_eq!(ssh.interfaces, Some(interfaces));
+    assert_eq!(ssh.vlans, Some(vec![10, 0, 4094]));
+    let place = Place {
+        line: 14,
+        column: 16,
+    };
+    assert_eq!(ssh.zones, Some(vec![(7, place)]));
     assert_eq!(
         (ssh.hook, &ssh.protocols),
         (Some(Hook::Ingress), &Some(vec![Protocol::Tcp]))
@@ -137,7 +145,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "[[rule]]\nname = \"a\"\nsport = 1",
-            "p:3:1: unknown key `sport`: there are name, dport",
+            "p:3:1: unknown key `sport`: there are name, dport, src, dst, any, iface, vlan, zone, ",
         ),
         (
             "[timeouts]\nsyn = \"1s\"",
@@ -252,6 +260,25 @@ fn what_is_wrong_is_said_with_its_place() {
             "p:3:17: proto `sctp`: give \"tcp\", \"udp\" or \"icmp\"",
         ),
         ("dport = 1\nproto = \"icmp\"", "p:3:9: icmp has no ports"),
+        // VLANs and zones.
+        (
+            "vlan = '10'",
+            "p:3:8: vlan is a string: give a VLAN identifier, 1 to 4094, 0 for flows in no VLAN",
+        ),
+        ("vlan = [10, 2.5]", "p:3:13: vlan is a float: give a VLAN"),
+        ("vlan = 4095", "p:3:8: vlan 4095: give a VLAN identifier"),
+        ("vlan = [1, -1]", "p:3:12: vlan -1: give a VLAN identifier"),
+        (
+            "vlan = 99999999999999999999",
+            "p:3:8: vlan 99999999999999999999: give a VLAN",
+        ),
+        (
+            "zone = true",
+            "p:3:8: zone is a boolean: give a zone as `twheel run --zone` has it, 1 to 65535, 0 for",
+        ),
+        ("zone = [0, 65536]", "p:3:12: zone 65536: give a zone"),
+        ("vlan = []", "p:3:8: vlan is an empty list"),
+        ("zone = []", "p:3:8: zone is an empty list"),
         // Empty lists.
         ("dport = []", "p:3:9: dport is an empty list"),
         ("src = []", "p:3:7: src is an empty list"),
@@ -353,6 +380,13 @@ fn rules_in_each_others_way_are_refused() {
             "p:3:3: no flow",
         ),
         (&["iface = ['a', 'b']", "iface = 'b'"], "p:3:3: no flow"),
+        (&["vlan = [10, 20]", "vlan = 20"], "p:3:3: no flow"),
+        (&["vlan = [10, 0]", "vlan = 0, dport = 1"], "p:3:3: no flow"),
+        (&["zone = [7, 8]", "zone = [8, 7]"], "p:3:3: no flow"),
+        (
+            &["zone = 0", "zone = 0, vlan = 10"],
+            "p:3:3: no flow can meet rule `r2`: rule `r1` of line 2 comes first",
+        ),
         (
             &["direction = 'in'", "direction = 'in', proto = 'tcp'"],
             "p:3:3: no flow",
@@ -416,6 +450,11 @@ fn rules_in_each_others_way_are_refused() {
         &["src = '::/0'", "src = '10.0.0.0/8'"],
         &["iface = 'a'", "iface = ['a', 'b']"],
         &["direction = 'in'", "direction = 'out'"],
+        // A flow of VLAN 20 alone meets the second.
+        &["vlan = 10", "vlan = [10, 20]"],
+        &["vlan = 0", "vlan = 10", ""],
+        &["zone = 7", "zone = 0", "zone = 8", ""],
+        &["vlan = 10", "zone = 10"],
     ];
     for conditions in fine {
         assert!(parse(&rules(conditions)).is_ok(), "{conditions:?}");
@@ -442,6 +481,33 @@ fn there_are_limits() {
     refused(
         many(65, &interface).as_bytes(),
         "p:66:3: rule `r65`: the rules so far name too many interfaces: 64",
+    );
+    let vlans = |from: usize, count: usize| {
+        let all = (from..from + count).map(|vlan| vlan.to_string());
+        format!("vlan = [{}]", all.collect::<Vec<_>>().join(","))
+    };
+    assert!(
+        parse(&rules(&[
+            &vlans(0, 1024),
+            &vlans(100, 900).replace("vlan", "dport")
+        ]))
+        .is_ok()
+    );
+    refused(
+        rules(&[&vlans(0, 1024), &vlans(1024, 1)]).as_bytes(),
+        "p:3:3: rule `r2`: the rules so far name too many VLANs: 1024 are allowed",
+    );
+    let zones = |from: usize, count: usize| vlans(from, count).replace("vlan", "zone");
+    assert!(
+        parse(&rules(&[
+            &zones(0, 64),
+            &zones(60, 4).replace("zone", "vlan")
+        ]))
+        .is_ok()
+    );
+    refused(
+        rules(&[&zones(0, 64), &zones(64, 1)]).as_bytes(),
+        "p:3:3: rule `r2`: the rules so far name too many zones: 63 are allowed, and 0",
     );
     // Nested ranges: 255 rules make as many classes as they can.
     let nested = |number: usize| format!("dport = '{}-{}'", 1000 - number, 2000 + number);
@@ -527,6 +593,77 @@ fn interfaces_are_looked_up_by_the_caller() {
     assert_eq!(exit_code(&error), Kind::Usage as u8);
 }
 
+/// Which rules a flow in these VLANs, and in a zone, meets of those that name some.
+#[test]
+fn vlans_and_zones_have_the_rules_that_name_them_and_those_that_name_none() {
+    let policy = parse(&rules(&[
+        "vlan = [10, 20], dport = 1",
+        "vlan = 0, dport = 2",
+        "zone = [7, 0]",
+        "zone = 8, dport = 4",
+    ]))
+    .unwrap();
+    let compiled = policy.compile(|_| None).unwrap();
+    let members = |set: Rules| {
+        (1..=4)
+            .filter(|rule| set.contains(*rule))
+            .collect::<Vec<u16>>()
+    };
+    let vlans: Vec<_> = compiled
+        .vlans()
+        .map(|(vlan, set)| (vlan, members(set)))
+        .collect();
+    assert_eq!(
+        vlans,
+        [(0, vec![2, 3, 4]), (10, vec![1, 3, 4]), (20, vec![1, 3, 4])]
+    );
+    let zones: Vec<_> = compiled
+        .zones()
+        .map(|(zone, set)| (zone, members(set)))
+        .collect();
+    assert_eq!(
+        zones,
+        [(0, vec![1, 2, 3]), (7, vec![1, 2, 3]), (8, vec![1, 2, 4])]
+    );
+    assert_eq!(members(compiled.header().other_vlans), [3, 4]);
+    assert_eq!(members(compiled.header().other_zones), [1, 2]);
+}
+
+#[test]
+fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
+    use twheel_common::config::{EXTRA_VLANS, Meta};
+    let policy = parse(&rules(&["dport = 1", "vlan = 0"])).unwrap();
+    let meta = |extras| Meta {
+        extras,
+        ..Meta::default()
+    };
+    let error = install::check_vlans(&policy, &meta(!EXTRA_VLANS)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("p:3:3: rule `r2` has vlan, but this run has --vlan ignore"),
+        "{error}"
+    );
+    assert_eq!(exit_code(&error), Kind::Usage as u8);
+    install::check_vlans(&policy, &meta(EXTRA_VLANS)).unwrap();
+    let policy = parse(&rules(&["dport = 1", "zone = 0"])).unwrap();
+    install::check_vlans(&policy, &meta(0)).unwrap();
+    // The same before there is a run.
+    let clock = crate::clock::Clock::virtual_ms();
+    let file = std::env::temp_dir().join(format!("twheel-{}-vlan.toml", std::process::id()));
+    std::fs::write(&file, rules(&["vlan = 10"])).unwrap();
+    let found = [true, false].map(|vlans| {
+        let wanted = crate::settings::Wanted {
+            vlans,
+            ..Default::default()
+        };
+        let config = wanted.config(clock).unwrap().0;
+        install::check(&file, clock, &config).is_ok()
+    });
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(found, [true, false]);
+}
+
 #[test]
 fn only_what_rules_restrict_is_looked_up() {
     let dimensions = |conditions| {
@@ -546,6 +683,8 @@ fn only_what_rules_restrict_is_looked_up() {
         ("any = '::1'", D::RULES.with(D::SOURCE).with(D::DESTINATION)),
         ("iface = 'a'", D::RULES.with(D::INTERFACE)),
         ("direction = 'out'", D::RULES.with(D::HOOK)),
+        ("vlan = 0", D::RULES.with(D::VLAN)),
+        ("zone = 0", D::RULES.with(D::ZONE)),
     ];
     for (conditions, wanted) in cases {
         assert_eq!(dimensions(conditions), wanted, "{conditions}");
@@ -644,6 +783,14 @@ impl Random {
             ));
         }
         if self.one_in(4) {
+            let vlans = self.some(|random| random.pick(&VLANS));
+            parts.push(format!("vlan = {vlans:?}"));
+        }
+        if self.one_in(4) {
+            let zones = self.some(|random| random.pick(&ZONES));
+            parts.push(format!("zone = {zones:?}"));
+        }
+        if self.one_in(4) {
             parts.push(format!("direction = '{}'", self.pick(&["in", "out"])));
         }
         if self.one_in(3) {
@@ -670,11 +817,16 @@ impl Random {
             port: Some(self.below(64) as u16),
             interface: Some(self.pick(&["a", "b", "c", "d"]).to_owned()),
             hook: Some(self.pick(&[Hook::Ingress, Hook::Egress])),
+            // One VLAN is that of no rule; so is one zone.
+            vlans: Some([0; 2].map(|_| self.pick(&[0, 0, 10, 20, 30, 40]))),
+            zone: Some(self.pick(&[0, 0, 7, 8, 9])),
         }
     }
 }
 
 const INTERFACES: [&str; 3] = ["a", "b", "c"];
+const VLANS: [u16; 4] = [0, 10, 20, 30];
+const ZONES: [u16; 3] = [0, 7, 8];
 
 /// By name, whether a rule names it or not.
 fn index(name: &str) -> Option<u32> {
@@ -689,6 +841,8 @@ fn tuple(query: &Query) -> Option<Tuple> {
         interface: index(query.interface.as_ref()?)?,
         hook: query.hook?,
         protocol: query.protocol?,
+        vlans: packed(query.vlans?),
+        zone: query.zone?.into(),
     })
 }
 
