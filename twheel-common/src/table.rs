@@ -234,7 +234,7 @@ pub trait Records {
 
     /// Whether the details that the record names have this key; loads.
     fn has_key(&self, at: Self::At, key: &FlowKey) -> bool;
-    /// The same of a [`TWIN`] that a packet looks at. The data plane has it in a function that the verifier goes through by
+    /// The same of a [`TWIN`] that a packet looks at, or who enters a flow. The data plane has it in a function that the verifier goes through by
     /// itself.
     #[inline(always)]
     fn is_of(&self, at: Self::At, key: &FlowKey) -> bool {
@@ -555,7 +555,7 @@ pub fn present<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) 
         if !has_fingerprint(records.tag(at), place, distance) {
             return false;
         }
-        let is_same = records.has_key(at, key);
+        let is_same = records.is_of(at, key);
         // Dead does not count: it will not come back.
         if !is_alive(records, at) {
             return false;

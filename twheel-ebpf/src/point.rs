@@ -59,10 +59,19 @@ pub extern "C" fn point_see(
     0
 }
 
-/// Notes that the sender's packets are counted at this point: one was taken for its flow's.
+/// Notes that the sender's packets are counted at this point, if one was taken for its flow's.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn point_note(index: u32, segment: *const Segment, now: u64, point: u32) -> u64 {
+pub extern "C" fn point_note(
+    index: u32,
+    segment: *const Segment,
+    now: u64,
+    point: u32,
+    taken: u32,
+) -> u64 {
+    if taken == 0 {
+        return 0;
+    }
     if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
         note(flow, segment, Point(point as u16), now);
     }

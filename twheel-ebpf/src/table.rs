@@ -322,7 +322,13 @@ pub fn expect_details() {
     }
 }
 
-/// Gives them back.
+/// Gives details back.
+#[inline(always)]
+pub fn give(details: u32) {
+    table_give(details);
+}
+
+/// [`give`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_give(details: u32) -> u64 {
@@ -666,9 +672,15 @@ impl At {
     /// Frees the record of a flow that this CPU has killed, and that is yet to be [counted out](uncount).
     #[inline(always)]
     pub fn remove(self) {
+        give(self.free());
+    }
+
+    /// The same; its details are yet to be [given](give) back.
+    #[inline(always)]
+    pub fn free(self) -> u32 {
         let number = self.number();
         table::remove(&Table, self.hot, self.index());
-        table_give(number);
+        number
     }
 
     /// The flow's key.

@@ -158,9 +158,7 @@ fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched
         Touched::WindowFull => count(Counter::WindowFull),
         Touched::Created => {
             if let Some(flow) = table::hot(begun as u32) {
-                if config!(watched) != 0 {
-                    point::point_note(flow.index(), segment, now, place.point.0.into());
-                }
+                note_point(flow, segment, now, place, TAKEN);
                 let before = flow.positions();
                 note(flow, segment, before, now);
             }
@@ -170,7 +168,8 @@ fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched
             if let Some(flow) = table::hot(begun as u32) {
                 let before = flow.positions();
                 // Another CPU has just entered it.
-                touch_change(flow.index(), segment, now, came(place));
+                let changed = touch_change(flow.index(), segment, now, place.way.0);
+                note_point(flow, segment, now, place, changed);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);
@@ -318,12 +317,23 @@ pub(crate) fn view() -> View {
 fn update(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
     let word = flow.word();
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
-        let changed = touch_change(flow.index(), segment, now, came(place));
+        let changed = touch_change(flow.index(), segment, now, place.way.0);
+        note_point(flow, segment, now, place, changed);
         let (hook, interface) = (place.hook as u64, place.interface.into());
         return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
     }
     keep(flow, word, segment, now, place.way);
     true
+}
+
+/// Notes where a packet was seen, if its flow has [`TAKEN`] it. (Not within [`touch_change`]: the verifier adds up what callers
+/// and callees have on the stack.)
+#[inline(always)]
+fn note_point(flow: Hot, segment: &Segment, now: u64, place: Place, changed: u64) {
+    if config!(watched) != 0 {
+        let taken = (changed & TAKEN) as u32;
+        point::point_note(flow.index(), segment, now, place.point.0.into(), taken);
+    }
 }
 
 /// A packet that says nothing new, and keeps the flow alive.
@@ -426,18 +436,11 @@ pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> 
     0
 }
 
-/// By which way a packet came, and in the high half the point where it was seen.
-#[inline(always)]
-fn came(place: Place) -> u64 {
-    u64::from(place.point.0) << 32 | u64::from(place.way.0)
-}
-
-/// A segment that [came](came) there and may change the flow's state. Rare: a handful in a connection's life.
-/// [`STRANGER`], [`NEW_RULE`], or 0.
+/// A segment that may change the flow's state. Rare: a handful in a connection's life.
+/// [`STRANGER`], [`NEW_RULE`] or 0, and [`TAKEN`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, came: u64) -> u64 {
-    let way = came as u32;
+pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
     let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
         return 0;
     };
@@ -450,7 +453,6 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, ca
         life: flow.word().generation(),
         ways: touch_ways(index, segment, way) as u8,
         way,
-        point: (came >> 32) as u16,
         ..Attempt::default()
     };
     let mut outcome = AGAIN;
@@ -481,6 +483,7 @@ pub extern "C" fn touch_rule(
     interface: u64,
     hook: u64,
 ) -> u64 {
+    let changed = changed & !TAKEN;
     if changed != NEW_RULE {
         return changed;
     }
@@ -508,14 +511,10 @@ fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: 
             count(Counter::SameWay);
             return 0;
         }
-        NOTHING => {
-            note_point(flow, segment, attempt, now);
-            keep(flow.hot(), before, segment, now, way);
-        }
+        NOTHING => keep(flow.hot(), before, segment, now, way),
         CHANGED => {
             clock::see(now);
             count(Counter::Changed);
-            note_point(flow, segment, attempt, now);
             if after.generation() != before.generation() {
                 touch_supersede(flow.index(), segment, before.0, now);
             } else {
@@ -538,15 +537,7 @@ fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: 
             return 0;
         }
     }
-    touch_learn(flow.index(), segment, attempt)
-}
-
-/// Notes where a packet was seen that is its flow's.
-#[inline(always)]
-fn note_point(flow: At, segment: &Segment, attempt: &Attempt, now: u64) {
-    if config!(watched) != 0 {
-        point::point_note(flow.index(), segment, now, attempt.point.into());
-    }
+    TAKEN | touch_learn(flow.index(), segment, attempt)
 }
 
 /// When a flow is to be looked at whose timeout has become shorter; 0: its timeout has not.
@@ -600,8 +591,10 @@ pub extern "C" fn touch_post(index: u32, before: u32, after: u32, due: u64) -> u
 
 /// Of [`touch_change`]: the flow is another's;
 const STRANGER: u64 = 1;
-/// a flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule.
+/// a flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule;
 const NEW_RULE: u64 = 2;
+/// beside these: the flow has taken the segment for its own.
+const TAKEN: u64 = 4;
 
 /// Attempts to change a flow, at most.
 const ATTEMPTS: u32 = 12;
@@ -635,9 +628,7 @@ pub struct Attempt {
     is_doubt: u8,
     /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
     is_answer: u8,
-    reserved: u8,
-    /// Where the segment was seen: [`Point`].
-    point: u16,
+    reserved: [u8; 3],
     number: u32,
     /// By which [`Way`] the segment came.
     way: u32,

@@ -590,7 +590,7 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
         return Deleted::Posted;
     }
     let word = held;
-    match End::from_raw(wheel_end(index, word.0, reason as u32, now)) {
+    match given_back(wheel_end(index, word.0, reason as u32, now)) {
         End::Done => {
             count(Counter::Deleted);
             Deleted::Done
@@ -642,7 +642,8 @@ extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> u64 
     End::Done as u64
 }
 
-/// The same for all others.
+/// The same for all others. With [`End::Done`] comes the index of the details in the high half, which the caller gives back:
+/// the verifier adds up what callers and callees have on the stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64) -> u64 {
@@ -658,10 +659,7 @@ extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64) -> u64 {
     }
     let ended = ended(flow, word, reason);
     emit::submit(entry, Some(flow), &flow.key(), &ended, now, Reader::Asleep);
-    unlink(wheel, flow);
-    flow.remove();
-    table::uncount(1);
-    End::Done as u64
+    taken_out(wheel, flow)
 }
 
 /// The same without an event, which is lost, and counted.
@@ -675,10 +673,16 @@ extern "C" fn wheel_end_untold(index: u32, word: u64) -> u64 {
         return End::Alive as u64;
     }
     count(Counter::EventsLost);
+    taken_out(wheel, flow)
+}
+
+/// Takes a flow that was killed out of its slot and out of the table.
+#[inline(always)]
+fn taken_out(wheel: &mut Wheel, flow: At) -> u64 {
     unlink(wheel, flow);
-    flow.remove();
+    let details = flow.free();
     table::uncount(1);
-    End::Done as u64
+    u64::from(details) << 32 | End::Done as u64
 }
 
 #[inline(always)]
@@ -694,11 +698,25 @@ fn ended(flow: At, word: Word, reason: u32) -> Ended {
 /// Ends a flow for a packet, which cannot wait for room in the ring.
 #[inline(always)]
 fn end(flow: At, word: Word, reason: Reason, now: u64) -> End {
-    match End::from_raw(wheel_end(flow.index(), word.0, reason as u32, now)) {
-        End::RingFull => End::from_raw(wheel_end_untold(flow.index(), word.0)),
-        ended => ended,
+    let mut ended = wheel_end(flow.index(), word.0, reason as u32, now);
+    if let End::RingFull = End::from_raw(ended & LOW) {
+        ended = wheel_end_untold(flow.index(), word.0);
     }
+    given_back(ended)
 }
+
+/// What a flow's end came to, once its details are given back.
+#[inline(always)]
+fn given_back(ended: u64) -> End {
+    let end = End::from_raw(ended & LOW);
+    if let End::Done = end {
+        table::give((ended >> 32) as u32);
+    }
+    end
+}
+
+/// The low half.
+const LOW: u64 = u32::MAX as u64;
 
 /// Moves a flow to the slot of the time at which it is due.
 #[inline(always)]
