@@ -717,11 +717,14 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         let watch = ["stats", "--watch", "--interval", interval];
         refused(&once(&watch)?, 2, "100ms to 1day");
     }
-    refused(
-        &once(&["run", "--iface", "e\x1b[31mX"])?,
-        5,
-        "control characters",
-    );
+    // A pattern, and a name.
+    for (name, code) in [("e\x1b[31mX", 2), ("e\x1bX", 5)] {
+        refused(
+            &once(&["run", "--iface", name])?,
+            code,
+            "control characters",
+        );
+    }
 
     // Two instances: one must be named; and no two may claim an interface.
     pair.server.ip("link add twh0 type veth peer name twh1")?;

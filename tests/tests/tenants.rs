@@ -97,13 +97,23 @@ impl Lab {
         path::send(&self.ends[tenant][usize::from(!is_client)], &frame)
     }
 
-    fn open_all(&self) -> Result<()> {
-        for port in FIRST..FIRST + CONNECTIONS {
-            for tenant in TENANTS {
-                self.send(tenant, port, true, segment(1000, 0, SYN))?;
-                self.send(tenant, port, false, segment(5000, 1001, SYN | ACK))?;
-                self.send(tenant, port, true, segment(1001, 5001, ACK))?;
+    /// Opens all connections. What comes in is met a little later than what goes out, so each step waits for the one before.
+    fn open_all(&self, name: &str, [one, two]: [u64; 2]) -> Result<()> {
+        let steps = [
+            (true, segment(1000, 0, SYN), "syn_sent"),
+            (false, segment(5000, 1001, SYN | ACK), "syn_recv"),
+            (true, segment(1001, 5001, ACK), "established"),
+        ];
+        for (is_client, segment, state) in steps {
+            for port in FIRST..FIRST + CONNECTIONS {
+                for tenant in TENANTS {
+                    self.send(tenant, port, is_client, segment.clone())?;
+                }
             }
+            self.await_states(
+                name,
+                &[(one, state, CONNECTIONS), (two, state, CONNECTIONS)],
+            )?;
         }
         Ok(())
     }
@@ -156,7 +166,7 @@ impl Lab {
         {
             twheel.await_stderr(&format!("{leg}: attached"))?;
         }
-        self.open_all()?;
+        self.open_all(name, tenants)?;
         let [one, two] = tenants;
         let (open, all) = ("established", CONNECTIONS);
         self.await_states(name, &[(one, open, all), (two, open, all)])?;

@@ -287,7 +287,9 @@ fn the_terminal_is_as_it_was() -> Result<()> {
         assert!(!screen.contains("earlier text"), "{how}: {screen}");
         assert_eq!(terminal.modes()?, "1 0", "{how}");
         end(&terminal)?;
-        let screen = terminal.until("a prompt", |screen| screen.contains("code 0"))?;
+        let screen = terminal.until("a prompt", |screen| {
+            screen.contains("code 0") && screen.contains("prompt>")
+        })?;
         let lines: Vec<_> = screen.lines().take(3).collect();
         assert_eq!(lines, ["earlier text", "code 0", "prompt>"], "{how}");
         assert_eq!(terminal.modes()?, "0 1", "{how}");
