@@ -36,7 +36,7 @@ const INSIDE: &str = "lib";
 
 /// The files of twheel-common, and the tests that their mutants meet. None of these takes more than a few seconds: what
 /// only models under loom would catch stands in [`LIST`].
-const FILES: [(&str, &[&str]); 20] = [
+const FILES: [(&str, &[&str]); 21] = [
     ("bits", &["small"]),
     ("config", &["small"]),
     ("counter", &["small"]),
@@ -48,6 +48,7 @@ const FILES: [(&str, &[&str]); 20] = [
     ("named", &[]),
     ("numbers", &["numbers", "state", "state_model"]),
     ("packet", &["packet"]),
+    ("point", &["point"]),
     ("policy", &[INSIDE, "policy"]),
     ("pool", &["pool"]),
     ("probe", &[]),
