@@ -188,3 +188,24 @@ fn both_directions_have_one_key_and_each_end_its_own_side() {
     let (_, direction) = FlowKey::new(end, 7, end, 7, 6);
     assert_eq!(direction, Direction::FromLow);
 }
+
+#[test]
+fn a_key_has_its_vlans_and_its_zone() {
+    for proto in [1, 6, 17, 58] {
+        let (key, _) = FlowKey::new([0, 1], 0xffff, [0, 2], 0xffff, proto);
+        assert_eq!((key.vlans(), key.zone(), key.proto()), ([0, 0], 0, proto));
+        for (outer, inner, zone) in [(1, 0, 0), (4094, 1, 1), (0x555, 0xaaa, 63), (0, 0, 32)] {
+            let vlans = outer | inner << 12;
+            let placed = key.in_vlans(vlans).in_zone(zone);
+            assert_eq!(placed.packed_vlans(), vlans);
+            assert_eq!(placed.vlans(), [outer, inner].map(|vlan| vlan as u16));
+            assert_eq!((u32::from(placed.zone()), placed.proto()), (zone, proto));
+            // What the ports say is as before.
+            assert_eq!(placed.ports() as u32, key.ports() as u32);
+            assert_ne!(placed, key);
+        }
+        // A zone beyond the places that there are does not reach into the tags.
+        assert_eq!(key.in_zone(64 | 5).vlans(), [0, 0]);
+        assert_eq!(key.in_zone(64 | 5).zone(), 5);
+    }
+}
