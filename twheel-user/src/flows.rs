@@ -274,39 +274,32 @@ impl Maps {
     /// Details, each word of them whole.
     fn details(&self, number: u32) -> Option<Details> {
         const WORDS: usize = size_of::<Details>() / size_of::<u64>();
-        if number >= self.flows {
-            return None;
-        }
-        // SAFETY: within the mapping, which has so many, aligned to a page; only read, and atomically, since others write
-        // there.
-        let words = unsafe {
-            &*self
-                .details
-                .as_mut_ptr()
-                .cast::<[AtomicU64; WORDS]>()
-                .add(number as usize)
-        };
-        let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let words = self.words::<WORDS>(&self.details, number)?;
         // SAFETY: of the same size, and any bits are valid in each field.
         Some(unsafe { std::mem::transmute::<[u64; WORDS], Details>(words) })
     }
 
     fn extras(&self, number: u32) -> Option<Extras> {
         const WORDS: usize = size_of::<Extras>() / size_of::<u64>();
+        let words = self.words::<WORDS>(&self.extras, number)?;
+        // SAFETY: as in `details`.
+        Some(unsafe { std::mem::transmute::<[u64; WORDS], Extras>(words) })
+    }
+
+    /// A value of details' or extras', of so many words, by its number.
+    fn words<const WORDS: usize>(&self, values: &MmapRaw, number: u32) -> Option<[u64; WORDS]> {
         if number >= self.flows {
             return None;
         }
-        // SAFETY: as in `details`: there are as many.
+        // SAFETY: within the mapping, which has so many, aligned to a page; only read, and atomically, since others write
+        // there.
         let words = unsafe {
-            &*self
-                .extras
+            &*values
                 .as_mut_ptr()
                 .cast::<[AtomicU64; WORDS]>()
                 .add(number as usize)
         };
-        let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        // SAFETY: as in `details`.
-        Some(unsafe { std::mem::transmute::<[u64; WORDS], Extras>(words) })
+        Some(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
 
     fn account(&self, index: u32) -> Option<Account> {
