@@ -180,6 +180,14 @@ fn start_conntrack(pair: &Pair) -> Result<Conntrack> {
         set("ipv4/tcp_synack_retries", 1)
     })?;
     let conntrack = Conntrack::open(&pair.server)?;
+    // What is looked at ends within seconds.
+    let before = Instant::now();
+    conntrack.dump()?;
+    let took = before.elapsed();
+    ensure!(
+        took < SCHEDULING / 2,
+        "conntrack's table takes {took:?} to list: set net.netfilter.nf_conntrack_buckets to 262144 or less"
+    );
     pair.server.nft(&format!(
         "table inet lab {{
                 chain input {{
