@@ -8,7 +8,7 @@ use std::{
 };
 
 use etherparse::{PacketBuilder, TcpHeader};
-use twheel::policy::install::Names;
+use twheel::names::Names;
 use twheel::{clock::Clock, output::Expired, stepper::pin_to, watched::Watch};
 use twheel_common::{
     config::Meta,
@@ -1124,10 +1124,9 @@ fn flows_have_the_rules_of_their_zones() {
     let mut watch = Watch::open(plane.plane()).unwrap();
     let policy = "rule = [ { name = 'seven', zone = 7 }, { name = 'none', zone = 0 },
         { name = 'others', zone = [9, 65535] } ]";
-    let known = twheel::links::Known::read().unwrap();
     // The first two places are taken when the policy comes.
     for zone in [500, 9] {
-        watch.enter(INTERFACE, "any", zone, false, &known).unwrap();
+        watch.enter(INTERFACE, "any", zone, false).unwrap();
     }
     plane.policy(policy);
     let wanted = [
@@ -1138,7 +1137,7 @@ fn flows_have_the_rules_of_their_zones() {
         (500, None),
     ];
     for (client, (zone, rule)) in (1..).zip(wanted) {
-        watch.enter(INTERFACE, "any", zone, false, &known).unwrap();
+        watch.enter(INTERFACE, "any", zone, false).unwrap();
         plane.receive(&frame(client, false, ACK));
         let names = {
             let data_plane = plane.plane();

@@ -97,7 +97,7 @@ impl Lab {
                 host.add_address(own, length, HOST)?;
                 host.ip(&format!("route add default via {gateway}"))?;
             }
-            lab.listeners.push(listen(&host, link)?);
+            lab.listeners.push(listen(&host, link, 2)?);
             lab.hosts.push(host);
         }
         Ok(lab)
@@ -122,7 +122,7 @@ impl Lab {
     }
 }
 
-/// Joins two hosts. Without what would join packets on the way, or have them cut: what each side sends is what each sees.
+/// Joins two hosts.
 fn join(one: &Namespace, other: &Namespace, name: &str, there: &str) -> Result<()> {
     one.ip(&format!(
         "link add {name} type veth peer name {there} netns {}",
@@ -134,9 +134,10 @@ fn join(one: &Namespace, other: &Namespace, name: &str, there: &str) -> Result<(
     Ok(())
 }
 
-fn listen(host: &Namespace, link: usize) -> Result<[TcpListener; 2]> {
+/// At an address of a link, in both families.
+fn listen(host: &Namespace, link: usize, number: u8) -> Result<[TcpListener; 2]> {
     let listen = |family| {
-        let at = SocketAddr::new(address(family, link, 2), PORT);
+        let at = SocketAddr::new(address(family, link, number), PORT);
         host.enter(|| TcpListener::bind(at).context("cannot listen"))
     };
     Ok([listen(Family::V4)?, listen(Family::V6)?])
@@ -328,13 +329,12 @@ fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
                 .iter()
                 .any(|family| address(*family, **link, 2) == src)
         });
-        let is_one = named.len() == 1;
         match comes_in {
             Some(link) => {
                 assert_eq!(flow["iface"], leg(*link), "{flow}");
                 assert_eq!(flow["direction"], "in", "{flow}");
             }
-            None => assert_eq!(flow["direction"], "out", "{is_one} {flow}"),
+            None => assert_eq!(flow["direction"], "out", "{flow}"),
         }
     }
     nothing_is_ignored(&lab.router)?;
@@ -425,8 +425,6 @@ fn asymmetric_routes_and_one_that_changes() -> Result<()> {
         let gateway = address(family, 2, 1);
         lab.hosts[0].ip(&format!("route replace default via {gateway} dev second"))?;
     }
-    // Nobody can tell an acknowledgment alone from one that was counted at the other link just before.
-    thread::sleep(Duration::from_millis(200));
     for _ in 0..5 {
         for connection in &mut open {
             connection.talk()?;
@@ -476,14 +474,7 @@ fn a_bridge_and_its_ports() -> Result<()> {
             host.add_address(address(family, 0, number), length, interface)?;
         }
     }
-    let listen = |host: &Namespace, number| -> Result<[TcpListener; 2]> {
-        let listen = |family| {
-            let at = SocketAddr::new(address(family, 0, number), PORT);
-            host.enter(|| TcpListener::bind(at).context("cannot listen"))
-        };
-        Ok([listen(Family::V4)?, listen(Family::V6)?])
-    };
-    let (here, there) = (listen(&bridge, 1)?, listen(&hosts[1], 3)?);
+    let (here, there) = (listen(&bridge, 0, 1)?, listen(&hosts[1], 0, 3)?);
     let twheel = watch(&bridge, &["leg0", "leg1", "br0"], &[])?;
     let mut open = Vec::new();
     for listener in here.iter().chain(&there) {

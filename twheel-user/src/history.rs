@@ -54,9 +54,10 @@ use crate::{
     clock::Clock,
     data_plane::{self, LoaderCounters},
     failure::{Failure, Kind},
+    names::Names,
     output::{Expired, KnownAs},
     pins::Pins,
-    policy::install::{self, Names},
+    policy::install,
     ring::{Events, Read},
 };
 

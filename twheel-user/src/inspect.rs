@@ -18,9 +18,10 @@ use crate::{
     clock::Clock,
     data_plane,
     flows::{self, Flows},
+    names::Names,
     output::{Flow, Named, Origin, in_order, table::Columns},
     pins::{Instance, Pins},
-    policy::install::{self, InForce, Names},
+    policy::install::{self, InForce},
     watched,
 };
 

@@ -5,6 +5,7 @@
 //! | what is loaded, adopted, pinned | `data_plane.rs`, `pins.rs` |
 //! | how it gets onto an interface | `hooks.rs`, `attach.rs`, `order.rs`, `tcx.rs`, `clsact.rs`, `tc.rs` |
 //! | what programs know of interfaces, and whose counters are whose | `watched.rs` |
+//! | names of what flows bear by number | `names.rs` |
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
@@ -48,6 +49,7 @@ pub mod host;
 pub mod inspect;
 pub mod links;
 pub mod metrics;
+pub mod names;
 pub mod notices;
 pub mod order;
 pub mod output;

@@ -95,7 +95,8 @@ pub struct Link {
     pub mtu: u32,
     /// The bridge or bond that it is a port of, by its number.
     pub master: Option<u32>,
-    /// The interface that it is made upon (a VLAN, a macvlan), by its number.
+    /// The interface that it is made upon (a VLAN, a macvlan), or the other end of a veth pair, by its number; if it is in this
+    /// network namespace.
     pub lower: Option<u32>,
     /// Of a VLAN device: its identifier.
     pub vlan: Option<u16>,
@@ -277,12 +278,14 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
         ..Link::default()
     };
     let (mut bus, mut device) = (None, None);
+    let mut is_elsewhere = false;
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Controller(index) => link.master = Some(*index),
             LinkAttribute::Link(index) => link.lower = Some(*index),
+            LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
             LinkAttribute::LinkInfo(infos) => {
                 link.driver = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
@@ -309,6 +312,10 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
             }
             _ => {}
         }
+    }
+    // A number means nothing in another network namespace.
+    if is_elsewhere {
+        link.lower = None;
     }
     // By the device: /sys/class/net has the interfaces of the namespace in which /sys was mounted.
     if let (None, Some(bus), Some(device)) = (&link.driver, bus, device) {

@@ -17,7 +17,8 @@ use twheel_common::{
 use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
-    links::Known,
+    links::{Known, Link},
+    names::text,
     pins::Pins,
 };
 
@@ -102,19 +103,13 @@ impl Watch {
         Ok(())
     }
 
-    /// Tells programs of an interface that is about to be attached.
+    /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
+    /// packets before.
     ///
     /// # Errors
     ///
     /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(
-        &mut self,
-        interface: u32,
-        label: &str,
-        zone: u16,
-        is_ip: bool,
-        known: &Known,
-    ) -> Result<()> {
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
@@ -122,15 +117,16 @@ impl Watch {
         let watched = Watched {
             place: place as u16,
             zone,
-            flags: match is_ip {
-                true => Watched::IS_IP,
-                false => 0,
-            },
+            flags: Watched::IS_ABOVE
+                | Watched::IS_BELOW
+                | match is_ip {
+                    true => Watched::IS_IP,
+                    false => 0,
+                },
         };
         self.alive.insert(interface, place);
         self.told.insert(interface, watched);
-        self.write(interface, watched)?;
-        self.restack(known)
+        self.write(interface, watched)
     }
 
     fn write(&mut self, interface: u32, watched: Watched) -> Result<()> {
@@ -138,9 +134,9 @@ impl Watch {
         written.context("cannot write WATCHED")
     }
 
-    /// Tells programs which interfaces stand upon which.
-    fn restack(&mut self, known: &Known) -> Result<()> {
-        let stacked = stacked(known, &self.alive);
+    /// Tells programs which interfaces stand upon which, as these are now.
+    pub fn restack(&mut self, known: &Known) -> Result<()> {
+        let stacked = stacked(known.iter(), &self.alive);
         let changed: Vec<_> = self
             .told
             .iter_mut()
@@ -311,9 +307,12 @@ fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
 
 /// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
 /// upon itself: what comes in there went out there before.
-fn stacked(known: &Known, watched: &BTreeMap<u32, u32>) -> BTreeMap<u32, u8> {
+fn stacked<'a>(
+    links: impl Iterator<Item = &'a Link>,
+    watched: &BTreeMap<u32, u32>,
+) -> BTreeMap<u32, u8> {
     let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for link in known.iter() {
+    for link in links {
         below.entry(link.index).or_default().extend(link.lower);
         if let Some(master) = link.master {
             below.entry(master).or_default().push(link.index);
@@ -374,9 +373,7 @@ fn read_labels(labels: &Array<MapData, [u8; LABEL_BYTES]>) -> Result<Vec<String>
     (0..labels.len())
         .map(|place| {
             let label = labels.get(&place, 0).context("cannot read LABELS")?;
-            let end = label.iter().position(|byte| *byte == 0);
-            let label = &label[..end.unwrap_or(LABEL_BYTES)];
-            Ok(String::from_utf8_lossy(label).into_owned())
+            Ok(text(&label).unwrap_or_default())
         })
         .collect()
 }
@@ -400,11 +397,12 @@ pub fn places(room: u32) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
 
     #[test]
     fn a_zone_keeps_its_place() {
         let mut held = [0; 4];
-        let mut place = |number| super::zone_place(&mut held, number);
+        let mut place = |number| zone_place(&mut held, number);
         assert_eq!([0, 7, 65_535, 7].map(&mut place), [0, 1, 2, 1].map(Some));
         assert_eq!(
             [8, 9, 0, 8].map(&mut place),
@@ -436,5 +434,53 @@ mod tests {
             Some(3),
             "for longer"
         );
+    }
+
+    #[test]
+    fn who_stands_upon_whom_is_told_through_those_that_are_not_watched() {
+        let link = |index, lower, master| Link {
+            index,
+            lower,
+            master,
+            ..Link::default()
+        };
+        // Two members of a bond, a VLAN upon it, a bridge over that; and one apart.
+        let links = [
+            link(1, None, None),
+            link(2, None, Some(4)),
+            link(3, None, Some(4)),
+            link(4, None, None),
+            link(5, Some(4), Some(6)),
+            link(6, None, None),
+            link(7, None, None),
+        ];
+        let of = |watched: &[u32]| -> Vec<(u32, u8)> {
+            let watched = watched.iter().map(|index| (*index, 0)).collect();
+            stacked(links.iter(), &watched).into_iter().collect()
+        };
+        let (above, below) = (Watched::IS_ABOVE, Watched::IS_BELOW);
+        assert_eq!(
+            of(&[2, 3, 7]),
+            [],
+            "members of one bond see no packet of one another"
+        );
+        assert_eq!(of(&[2, 3, 4]), [(2, below), (3, below), (4, above)]);
+        assert_eq!(of(&[3, 6, 7]), [(3, below), (6, above)]);
+        assert_eq!(of(&[4, 5, 6]), [(4, below), (5, above | below), (6, above)]);
+        assert_eq!(of(&[1]), [(1, above)], "what comes in by lo went out by it");
+    }
+
+    #[test]
+    fn two_ends_of_a_veth_pair_stand_upon_one_another() {
+        let link = |index, lower| Link {
+            index,
+            lower: Some(lower),
+            ..Link::default()
+        };
+        let links = [link(2, 3), link(3, 2)];
+        let both = Watched::IS_ABOVE | Watched::IS_BELOW;
+        let watched = BTreeMap::from([(2, 0), (3, 0)]);
+        let stacked = stacked(links.iter(), &watched);
+        assert_eq!(stacked, BTreeMap::from([(2, both), (3, both)]));
     }
 }

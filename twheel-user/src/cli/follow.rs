@@ -105,6 +105,14 @@ impl<'a> Interfaces<'a> {
     ///
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
+        self.attach_named(plane)?;
+        if self.selection.has_pattern() {
+            self.attach_matching_all(plane)?;
+        }
+        self.watch.restack(&self.known)
+    }
+
+    fn attach_named(&mut self, plane: &mut DataPlane) -> Result<()> {
         for number in 0..self.places.len() {
             let name = self.places[number].name.clone();
             if self.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
@@ -119,9 +127,10 @@ impl<'a> Interfaces<'a> {
                 say!("{name}: {error:#}: waited for");
             }
         }
-        if !self.selection.has_pattern() {
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    fn attach_matching_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         let there: Vec<_> = self.known.iter().cloned().collect();
         let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
         // An earlier run's, of interfaces that are gone or are called otherwise.
@@ -176,6 +185,7 @@ impl<'a> Interfaces<'a> {
                 }
             }
         }
+        self.watch.restack(&self.known)?;
         Ok(attached)
     }
 
@@ -204,9 +214,7 @@ impl<'a> Interfaces<'a> {
         place.index = Some(is.index);
         match plane.config().watched {
             0 => self.watch.name_only(interface)?,
-            _ => self
-                .watch
-                .enter(is.index, interface, zone, is_ip, &self.known)?,
+            _ => self.watch.enter(is.index, interface, zone, is_ip)?,
         }
         let attached = attach::attach(plane, self.instance, interface, self.hooks, &self.known)?;
         if let Some(why) = &attached.why {

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fs::File, path::Path, thread};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::{
-    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key},
     util::online_cpus,
 };
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
@@ -28,13 +28,12 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
-    output::{self, KnownAs},
     pins::Pins,
     progress::ProgressBar,
     reap::{Action, Actions},
     settings::longest_timeout,
     stepper::pin_to,
-    watched::{LABEL_BYTES, Zones},
+    watched::Zones,
 };
 
 /// Opens a map of the data plane by its name.
@@ -282,65 +281,6 @@ impl InForce {
     }
 }
 
-/// The names of rules and interfaces, and the numbers of zones.
-pub struct Names {
-    rules: Array<MapData, [u8; NAME_BYTES]>,
-    labels: Array<MapData, [u8; LABEL_BYTES]>,
-    zones: Array<MapData, u32>,
-}
-
-impl Names {
-    /// Of an instance.
-    pub fn open(open: Open<'_>) -> Result<Self> {
-        Ok(Self {
-            rules: array(open, "NAMES")?,
-            labels: array(open, "LABELS")?,
-            zones: array(open, "ZONES")?,
-        })
-    }
-
-    /// The name of a rule by the number that flows bear; none for 0.
-    pub fn of(&self, number: u16) -> Result<Option<String>> {
-        match number {
-            0 => Ok(None),
-            _ => Ok(text(&self.rules.get(&number.into(), 0)?)),
-        }
-    }
-
-    /// The name of an interface by its place.
-    pub fn iface(&self, place: u32) -> Result<Option<String>> {
-        match self.labels.get(&place, 0) {
-            Ok(label) => Ok(text(&label)),
-            Err(MapError::OutOfBounds { .. } | MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// conntrack's number of a zone by its place in keys.
-    pub fn zone(&self, place: u8) -> Result<u16> {
-        match place {
-            0 => Ok(0),
-            _ => Ok(self.zones.get(&place.into(), 0)? as u16),
-        }
-    }
-
-    /// What a flow is known as.
-    pub fn known_as(&self, flow: &output::Flow) -> Result<KnownAs> {
-        Ok(KnownAs {
-            rule: self.of(flow.rule)?,
-            iface: self.iface(flow.place)?,
-            zone: self.zone(flow.zone)?,
-        })
-    }
-}
-
-/// What stands before the zeros.
-fn text(bytes: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(bytes);
-    let text = text.trim_end_matches('\0');
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
 /// Arms all flows of an instance as timeouts and rules are now, each on its own CPU. Returns how many.
 pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     let open = pinned(pins);
@@ -411,7 +351,8 @@ fn with(
     base.one_way(given[state::Timeouts::UNREPLIED].is_some() || !established)
 }
 
-fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
+/// An array of a data plane.
+pub fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
     Array::try_from(Map::Array(open(name)?)).with_context(|| format!("{name} is no such array"))
 }
 

@@ -56,9 +56,10 @@ use crate::{
     data_plane::{self, LoaderCounters},
     filter::{Filter, Subject},
     inspect::Reader,
+    names::Names,
     output::Expired,
     pins::Pins,
-    policy::install::{self, InForce, Names},
+    policy::install::{self, InForce},
 };
 
 /// Flows that wait for their actions, at most: 18 MiB.

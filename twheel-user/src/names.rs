@@ -1,0 +1,70 @@
+//! What flows bear by number, by name: rules, interfaces, zones.
+
+use anyhow::Result;
+use aya::maps::{Array, MapData, MapError};
+use twheel_common::config::NAME_BYTES;
+
+use crate::{
+    output::{self, KnownAs},
+    policy::install::{Open, array},
+    watched::LABEL_BYTES,
+};
+
+/// The names of rules and interfaces, and the numbers of zones.
+pub struct Names {
+    rules: Array<MapData, [u8; NAME_BYTES]>,
+    labels: Array<MapData, [u8; LABEL_BYTES]>,
+    zones: Array<MapData, u32>,
+}
+
+impl Names {
+    /// Of an instance.
+    pub fn open(open: Open<'_>) -> Result<Self> {
+        Ok(Self {
+            rules: array(open, "NAMES")?,
+            labels: array(open, "LABELS")?,
+            zones: array(open, "ZONES")?,
+        })
+    }
+
+    /// The name of a rule by the number that flows bear; none for 0.
+    pub fn of(&self, number: u16) -> Result<Option<String>> {
+        match number {
+            0 => Ok(None),
+            _ => Ok(text(&self.rules.get(&number.into(), 0)?)),
+        }
+    }
+
+    /// The name of an interface by its place.
+    pub fn iface(&self, place: u32) -> Result<Option<String>> {
+        match self.labels.get(&place, 0) {
+            Ok(label) => Ok(text(&label)),
+            Err(MapError::OutOfBounds { .. } | MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// conntrack's number of a zone by its place in keys.
+    pub fn zone(&self, place: u8) -> Result<u16> {
+        match place {
+            0 => Ok(0),
+            _ => Ok(self.zones.get(&place.into(), 0)? as u16),
+        }
+    }
+
+    /// What a flow is known as.
+    pub fn known_as(&self, flow: &output::Flow) -> Result<KnownAs> {
+        Ok(KnownAs {
+            rule: self.of(flow.rule)?,
+            iface: self.iface(flow.place)?,
+            zone: self.zone(flow.zone)?,
+        })
+    }
+}
+
+/// What stands before the zeros; `None` if nothing does.
+pub fn text(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim_end_matches('\0');
+    (!text.is_empty()).then(|| text.to_owned())
+}
