@@ -367,6 +367,13 @@ pub fn remove_pins(instance: &Path) {
     let mut pins = entries(instance);
     pins.sort_by_key(|pin| !pin.to_string_lossy().contains('@'));
     for pin in pins {
+        if pin.is_dir() {
+            // Of another network namespace.
+            entries(&pin)
+                .into_iter()
+                .for_each(|pin| drop(fs::remove_file(pin)));
+            let _ = fs::remove_dir(&pin);
+        }
         let _ = fs::remove_file(pin);
     }
     for directory in instance.ancestors().take(3) {
@@ -880,8 +887,8 @@ impl Twheel {
                         collected.push('\n');
                     }
                     on_stderr(&line);
-                    // Or it waits for interfaces that match a pattern.
-                    if line.contains(": attached") || line.contains("no interface matches") {
+                    // Or it waits for interfaces that match a pattern, or for namespaces.
+                    if line.contains(": attached") || line.contains(" matches: waiting for one") {
                         let _ = to_attached.send(());
                     }
                 }

@@ -1126,7 +1126,7 @@ fn flows_have_the_rules_of_their_zones() {
         { name = 'others', zone = [9, 65535] } ]";
     // The first two places are taken when the policy comes.
     for zone in [500, 9] {
-        watch.enter(INTERFACE, "any", zone, false).unwrap();
+        watch.enter(INTERFACE, "any", zone, 0).unwrap();
     }
     plane.policy(policy);
     let wanted = [
@@ -1137,7 +1137,7 @@ fn flows_have_the_rules_of_their_zones() {
         (500, None),
     ];
     for (client, (zone, rule)) in (1..).zip(wanted) {
-        watch.enter(INTERFACE, "any", zone, false).unwrap();
+        watch.enter(INTERFACE, "any", zone, 0).unwrap();
         plane.receive(&frame(client, false, ACK));
         let names = {
             let data_plane = plane.plane();

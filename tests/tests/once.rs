@@ -384,6 +384,55 @@ fn two_legs_with_retransmission_timers() -> Result<()> {
     gateway(2, &[0, 1], &["--rto", "on"])
 }
 
+/// The gateway and the hosts behind it, which are network namespaces of one machine.
+#[test]
+fn a_gateway_and_its_hosts() -> Result<()> {
+    require_root();
+    let lab = Lab::new(3)?;
+    let names: Vec<_> = lab
+        .hosts
+        .iter()
+        .chain([&lab.router])
+        .map(Namespace::name)
+        .collect();
+    let names = names.join(",");
+    let args = [&OPTIONS[..], &["--iface", "all", "--netns", &names]].concat();
+    let twheel = Twheel::start(&lab.router, &args)?;
+    for host in &lab.hosts {
+        twheel.await_stderr(&format!("{}/{HOST}: attached", host.name()))?;
+    }
+    for link in 0..3 {
+        twheel.await_stderr(&format!("{}/{}: attached", lab.router.name(), leg(link)))?;
+    }
+    let open = lab.talk()?;
+    for family in FAMILIES {
+        let at = SocketAddr::new(address(family, 1, 2), 9000);
+        datagrams(&lab.hosts[0], &lab.hosts[1], at, 5)?;
+    }
+    let all = |_, _| true;
+    let flows = agree((&lab.router, "all"), &lab.conntrack, all, 48)?;
+    // Each was first seen as it left its initiator's host.
+    for flow in flows {
+        let src: IpAddr = flow["src"].as_str().context("no src")?.parse()?;
+        let is_of = |link: &usize| {
+            FAMILIES
+                .iter()
+                .any(|family| address(*family, *link, 2) == src)
+        };
+        let link = (0..3).find(is_of).context("another host")?;
+        assert_eq!(
+            flow["iface"],
+            format!("{}/{HOST}", lab.hosts[link].name()),
+            "{flow}"
+        );
+        assert_eq!(flow["direction"], "out", "{flow}");
+    }
+    nothing_is_ignored(&lab.router)?;
+    drop(open);
+    ensure!(twheel.stop()?.code() == Some(0));
+    Ok(())
+}
+
 /// What a host sends leaves by one leg, and what it gets comes by another; in the midst of it the first one changes.
 #[test]
 fn asymmetric_routes_and_one_that_changes() -> Result<()> {

@@ -72,7 +72,8 @@ pub struct Watched {
     pub place: u16,
     /// The zone of its flows, by its place in the table; 0 for none.
     pub zone: u8,
-    /// Bits: [`IS_IP`](Self::IS_IP), [`IS_ABOVE`](Self::IS_ABOVE), [`IS_BELOW`](Self::IS_BELOW).
+    /// Bits: [`IS_IP`](Self::IS_IP), [`IS_ABOVE`](Self::IS_ABOVE), [`IS_BELOW`](Self::IS_BELOW),
+    /// [`IS_DECRYPTED`](Self::IS_DECRYPTED).
     pub flags: u8,
 }
 
@@ -83,6 +84,8 @@ impl Watched {
     pub const IS_ABOVE: u8 = 2;
     /// Another one that is watched stands upon it: what goes out here may have gone out there before.
     pub const IS_BELOW: u8 = 4;
+    /// Its packets have no Ethernet header, but what comes in may still have that of the encrypted packet: `vti`, `xfrm`.
+    pub const IS_DECRYPTED: u8 = 8;
 
     /// Whether one of these is set.
     #[inline(always)]

@@ -347,6 +347,20 @@ impl Network {
     }
 }
 
+/// Whether a packet that IPsec has decrypted begins with the Ethernet header of the encrypted one, where the kernel leaves it, with
+/// the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). Else it begins with the IP header. An IP
+/// packet reads like the former only if its source is in 8.0.64.0/20.
+#[inline(always)]
+pub fn has_ethernet<B: Bytes + ?Sized>(frame: &B) -> bool {
+    let Some(bytes) = frame.header::<3>(ETH_HEADER - 2) else {
+        return false;
+    };
+    matches!(
+        (u16::from_be(bytes.u16(0)), bytes.u8(2) >> 4),
+        (0x0800, 4) | (0x86dd, 6)
+    )
+}
+
 /// Finds the packet of IP in a frame.
 #[inline(always)]
 pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Network, Skip> {

@@ -983,6 +983,27 @@ impl Tracked {
     }
 }
 
+/// The bit that says that an interface is in another network namespace than the run. Below it stand ten bits for which one, and
+/// then the interface's index there.
+const ELSEWHERE: u32 = 1 << 30;
+/// The ten bits.
+const NAMESPACES: u32 = (MAX_NAMESPACES - 1) << INDEX_BITS;
+/// Bits of an index in another network namespace.
+pub const INDEX_BITS: u32 = 20;
+/// Other network namespaces that are watched at once, at most.
+pub const MAX_NAMESPACES: u32 = 1 << 10;
+
+/// What is added to the indexes of interfaces of another network namespace, by its number below [`MAX_NAMESPACES`]: so each
+/// interface has a number of its own. 0 is added to those of the run's own.
+pub const fn elsewhere(namespace: u32) -> u32 {
+    ELSEWHERE | namespace << INDEX_BITS
+}
+
+/// Whether the number of an interface is that of one in another network namespace.
+pub const fn is_elsewhere(interface: u32) -> bool {
+    interface & ELSEWHERE != 0
+}
+
 /// By which way a packet came here: the index of the interface by which it came in, or 0 if this host made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way(pub u32);
@@ -1003,10 +1024,11 @@ impl Way {
         }
     }
 
-    /// Whether nobody outside can have made the packet.
+    /// Whether nobody outside can have made the packet: it was made in this network namespace, or in
+    /// [another](elsewhere) that is watched.
     #[inline(always)]
     pub fn is_local(self) -> bool {
-        self.0 <= Self::LOOPBACK.0
+        self.0 <= Self::LOOPBACK.0 || self.0 & !NAMESPACES == ELSEWHERE
     }
 }
 

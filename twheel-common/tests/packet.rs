@@ -7,8 +7,8 @@ use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
     packet::{
-        Outside, Protocols, Segment, Skip, Wanted, datagram, parse, parse_any, parse_into,
-        parse_plain, tcp,
+        Outside, Protocols, Segment, Skip, Wanted, datagram, has_ethernet, parse, parse_any,
+        parse_into, parse_plain, tcp,
     },
 };
 
@@ -173,6 +173,21 @@ fn a_tag_that_was_taken_out_is_the_outer_one() {
     let mut priority = inner;
     priority[14..16].copy_from_slice(&[0xe0, 0]);
     assert_eq!(with(&priority, 0), key);
+}
+
+#[test]
+fn a_decrypted_packet_may_have_the_ethernet_header_of_the_encrypted_one() {
+    for frame in [v4((A, 1), (B, 2)), v6()] {
+        assert!(has_ethernet(frame.as_slice()));
+        assert!(!has_ethernet(&frame[14..]), "it begins with the IP header");
+        assert!(!has_ethernet(&frame[..14]), "there is no more");
+    }
+    // The type and the version must be those of one protocol.
+    for (at, byte) in [(12, 0x86), (13, 0xdd), (14, 0x65), (14, 0x05)] {
+        let mut frame = v4((A, 1), (B, 2));
+        frame[at] = byte;
+        assert!(!has_ethernet(frame.as_slice()), "{byte:#x} at {at}");
+    }
 }
 
 #[test]

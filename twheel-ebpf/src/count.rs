@@ -11,12 +11,16 @@ use crate::{
     maps::{COUNTERS, PLACE, WATCHED},
 };
 
-/// What is known of an interface. What is counted on this CPU from here on is its own.
+/// What is known of the interface that has this index in its network namespace, and what is added to the indexes of that. What is
+/// counted on this CPU from here on is the interface's own.
 #[inline(always)]
-pub fn count_for(interface: u32) -> Watched {
+pub fn count_for(index: u32) -> (Watched, u32) {
     match config!(watched) {
-        0 => Watched::default(),
-        _ => unpacked(count_watched(interface)),
+        0 => (Watched::default(), 0),
+        _ => {
+            let packed = count_watched(index);
+            (unpacked(packed as u32), (packed >> 32) as u32)
+        }
     }
 }
 
@@ -34,13 +38,23 @@ pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
 }
 
-/// [`count_for`]: what is known of the interface, from the lowest bit its place (16), its zone (8), and its flags.
+/// [`count_for`]: from the lowest bit the interface's place (16), its zone (8), its flags (8), and what is added.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn count_watched(interface: u32) -> u32 {
-    let watched = of(interface).unwrap_or_default();
-    set_place(watched.place.into());
-    u32::from(watched.place) | u32::from(watched.zone) << 16 | u32::from(watched.flags) << 24
+extern "C" fn count_watched(index: u32) -> u64 {
+    let Some(current) = PLACE.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: as in `set_place`.
+    let [place, added] = unsafe { &mut *current };
+    let namespace = *added;
+    let watched = of(namespace | index).unwrap_or_default();
+    *place = watched.place.into();
+    *added = 0;
+    u64::from(watched.place)
+        | u64::from(watched.zone) << 16
+        | u64::from(watched.flags) << 24
+        | u64::from(namespace) << 32
 }
 
 fn unpacked(packed: u32) -> Watched {
@@ -70,7 +84,7 @@ fn set_place(place: u32) {
     if let Some(current) = PLACE.get_ptr_mut(0) {
         // SAFETY: the value is this CPU's own, and no other program of this CPU can run in between (bottom halves are
         // off): this is the only reference to it, and it stays until this program ends.
-        unsafe { *current = place }
+        unsafe { (*current)[0] = place }
     }
 }
 
@@ -100,7 +114,7 @@ fn add_apart(counter: Counter, number: u32) {
         return;
     };
     // SAFETY: the value is this CPU's own, as in `set_place`.
-    if let Some(counters) = COUNTERS.get_ptr_mut(unsafe { *place }) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(unsafe { (*place)[0] }) {
         // SAFETY: as in `add`.
         unsafe { (*counters).0[counter as usize] += u64::from(number) }
     }

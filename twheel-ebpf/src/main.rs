@@ -15,8 +15,8 @@ use aya_log_ebpf::{debug, trace};
 use twheel_common::{
     config::Watched,
     packet::{
-        Bytes, Network, Outside, Protocols, Segment, Skip, Wanted, find_network, parse_network,
-        parse_plain,
+        Bytes, Network, Outside, Protocols, Segment, Skip, Wanted, find_network, has_ethernet,
+        parse_network, parse_plain,
     },
     point::Point,
     policy::Hook,
@@ -38,14 +38,15 @@ use twheel_ebpf::{
 /// expired, and somebody has asked for such to be refused.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
-    let interface = ctx.ingress_ifindex() as u32;
-    let watched = count_for(interface);
+    let index = ctx.ingress_ifindex() as u32;
+    let (watched, added) = count_for(index);
+    let interface = added | index;
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
     let mut segment = MaybeUninit::uninit();
     if watched.has(Watched::IS_IP) || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let network = xdp_network(ctx.ctx, watched.has(Watched::IS_IP).into());
+        let network = xdp_network(ctx.ctx, watched.flags.into());
         if xdp_parse(ctx.ctx, segment.as_mut_ptr(), network) != PARSED {
             return xdp_action::XDP_PASS;
         }
@@ -94,15 +95,18 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
 fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     // SAFETY: the context of this program, which the kernel fills in; likewise below.
     let skb = unsafe { &*ctx.skb.skb };
-    let interface = skb.ifindex;
-    let watched = count_for(interface);
+    let (watched, added) = count_for(skb.ifindex);
+    let interface = added | skb.ifindex;
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();
     let is_plain = !watched.has(Watched::IS_IP) && skb.vlan_present == 0;
     if !is_plain || !parse_plain(&frame, wanted(), &mut segment) {
         segment.write(Segment::NONE);
-        let is_ip = watched.has(Watched::IS_IP).into();
-        let network = skb_network(ctx.skb.skb, is_ip);
+        let flags = match hook {
+            Hook::Ingress => watched.flags,
+            Hook::Egress => watched.flags & !Watched::IS_DECRYPTED,
+        };
+        let network = skb_network(ctx.skb.skb, flags.into());
         let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 0);
         if parsed == TRUNCATED {
             // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where they do
@@ -110,7 +114,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
             if ctx.len() as usize > ctx.data_end() - ctx.data() {
                 let _ = ctx.pull_data(ctx.len().min(HEADERS));
             }
-            let network = skb_network(ctx.skb.skb, is_ip);
+            let network = skb_network(ctx.skb.skb, flags.into());
             parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 1);
         }
         if parsed != PARSED {
@@ -127,7 +131,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     let segment = in_memory(segment);
     let origin = match hook {
         Hook::Ingress => interface,
-        Hook::Egress => skb.ingress_ifindex,
+        Hook::Egress => added | skb.ingress_ifindex,
     };
     let is_forwarded = hook == Hook::Egress && is_watched(origin);
     let place = Place {
@@ -161,15 +165,22 @@ const SKIPPED: u64 = 1;
 /// it may be of one, if its headers can be brought to where they can be read.
 const TRUNCATED: u64 = 2;
 
-/// Finds the packet of IP in a frame: [`found`].
+/// Finds the packet of IP in a frame that came by an interface with these flags: [`found`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn xdp_network(ctx: *mut xdp_md, is_ip: u32) -> u64 {
+extern "C" fn xdp_network(ctx: *mut xdp_md, flags: u32) -> u64 {
+    let frame = of_xdp(ctx);
     let outside = Outside {
-        is_ip: is_ip != 0,
+        is_ip: begins_with_ip(&frame, flags),
         tag: 0,
     };
-    found(find_network(&of_xdp(ctx), outside))
+    found(find_network(&frame, outside))
+}
+
+#[inline(always)]
+fn begins_with_ip<B: Bytes>(frame: &B, flags: u32) -> bool {
+    let has = |flag: u8| flags & u32::from(flag) != 0;
+    has(Watched::IS_IP) && !(has(Watched::IS_DECRYPTED) && has_ethernet(frame))
 }
 
 /// A packet of IP as one number, or why there is none and [`NONE`].
@@ -226,7 +237,7 @@ extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
 /// As [`xdp_network`], of a socket buffer.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn skb_network(skb: *mut __sk_buff, is_ip: u32) -> u64 {
+extern "C" fn skb_network(skb: *mut __sk_buff, flags: u32) -> u64 {
     // SAFETY: the context of the program, which the kernel fills in. A tag is there if `vlan_present`.
     let tag = unsafe {
         match (*skb).vlan_present {
@@ -234,11 +245,12 @@ extern "C" fn skb_network(skb: *mut __sk_buff, is_ip: u32) -> u64 {
             _ => (*skb).vlan_tci as u16,
         }
     };
+    let frame = of_skb(skb);
     let outside = Outside {
-        is_ip: is_ip != 0,
+        is_ip: begins_with_ip(&frame, flags),
         tag,
     };
-    found(find_network(&of_skb(skb), outside))
+    found(find_network(&frame, outside))
 }
 
 /// As [`xdp_parse`]; `last`: whatever cannot be read is out of reach.

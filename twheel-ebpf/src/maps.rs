@@ -218,9 +218,11 @@ pub static WATCHED: HashMap<u32, Watched> = HashMap::pinned(1, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::pinned(counter::FIRST_INTERFACE, 0);
 
-/// Which of [`COUNTERS`] whatever runs on this CPU counts in; of no meaning where there is one interface.
+/// Which of [`COUNTERS`] whatever runs on this CPU counts in; of no meaning where there is one interface. And what is to be added to
+/// the next packet's interface, if it is in [another network namespace](twheel_common::state::elsewhere): its program leaves
+/// it, and goes on in one of ours. Pinned for those programs.
 #[map]
-pub static PLACE: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+pub static PLACE: PerCpuArray<[u32; 2]> = PerCpuArray::pinned(1, 0);
 
 /// The interface that each of [`COUNTERS`] is of; 0: none. Written by the loader, for the next one and for readers.
 #[map]

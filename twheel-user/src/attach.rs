@@ -123,10 +123,46 @@ pub fn check_interface(interface: &str) -> Result<Link> {
     Ok(link)
 }
 
+/// The programs that are attached, by their names.
+pub trait Programs {
+    /// Sees to it that one is loaded.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses it.
+    fn demand(&mut self, name: &str, instance: &Instance) -> Result<()>;
+    /// One of XDP's.
+    ///
+    /// # Errors
+    ///
+    /// There is none of this name.
+    fn xdp(&mut self, name: &str) -> Result<&mut Xdp>;
+    /// A classifier.
+    ///
+    /// # Errors
+    ///
+    /// There is none of this name.
+    fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier>;
+}
+
+impl Programs for DataPlane {
+    fn demand(&mut self, name: &str, instance: &Instance) -> Result<()> {
+        Self::demand(self, name, instance)
+    }
+
+    fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
+        Self::xdp(self, name)
+    }
+
+    fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        Self::classifier(self, name)
+    }
+}
+
 /// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
 /// it is replaced atomically, and no packet is missed.
 pub fn attach(
-    plane: &mut DataPlane,
+    programs: &mut dyn Programs,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -138,8 +174,8 @@ pub fn attach(
         log::warn!("{interface}: {HIDES_TAGS}: `{}`", shows_tags(interface));
     }
     // First: where it fails, the driver was not disturbed.
-    let egress = see_egress(plane, instance, interface, hooks)?;
-    let ingress = see_ingress(plane, instance, interface, hooks, choice);
+    let egress = see_egress(programs, instance, interface, hooks)?;
+    let ingress = see_ingress(programs, instance, interface, hooks, choice);
     let attached = ingress.and_then(|(ingress, adopted, why)| {
         if !has_others(interface, instance)? {
             clsact::remove_others(instance, interface)?;
@@ -169,14 +205,14 @@ fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
 
 /// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
 fn see_ingress(
-    plane: &mut DataPlane,
+    programs: &mut dyn Programs,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
     mut choice: Choice,
 ) -> Result<(Incoming, bool, Option<String>)> {
     if let Incoming::Xdp(mode) = choice.by {
-        match see_xdp(plane, instance, interface, hooks, mode)? {
+        match see_xdp(programs, instance, interface, hooks, mode)? {
             Ok((by, adopted, why)) => return Ok((by, adopted, why)),
             Err(error) if !choice.falls_back => return Err(explain(interface, mode, error)),
             Err(error) => {
@@ -191,10 +227,10 @@ fn see_ingress(
             return Err(hooks.no_resets(interface, &choice).into());
         }
     }
-    plane.demand("twheel_ingress", instance)?;
+    programs.demand("twheel_ingress", instance)?;
     // What sees it another way goes first: one packet is not to be counted twice.
     instance.unpin(Hook::Xdp, interface)?;
-    let program = plane.classifier("twheel_ingress")?;
+    let program = programs.classifier("twheel_ingress")?;
     let adopted = if choice.by == Incoming::Tcx {
         clsact::let_go_of(instance.path(), interface, Way::In)?;
         attach_tcx(program, instance, interface, Way::In, hooks)?
@@ -209,16 +245,16 @@ type Seen = (Incoming, bool, Option<String>);
 
 /// Sees incoming packets by XDP, if the kernel lets it.
 fn see_xdp(
-    plane: &mut DataPlane,
+    programs: &mut dyn Programs,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
     mode: Mode,
 ) -> Result<Result<Seen, ProgramError>> {
-    plane.demand("twheel_xdp", instance)?;
+    programs.demand("twheel_xdp", instance)?;
     instance.unpin(Hook::Ingress, interface)?;
     clsact::let_go_of(instance.path(), interface, Way::In)?;
-    let program = plane.xdp("twheel_xdp")?;
+    let program = programs.xdp("twheel_xdp")?;
     let asked = hooks.mode.is_some_and(|mode| mode != Mode::Auto);
     if asked && pinned(instance, Hook::Xdp, interface)?.is_some() {
         // The kernel does not say in which mode a link is, and cannot change it.
@@ -234,7 +270,7 @@ fn see_xdp(
 
 /// Sees outgoing packets, if they are to be seen. Returns by what.
 fn see_egress(
-    plane: &mut DataPlane,
+    programs: &mut dyn Programs,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -244,7 +280,7 @@ fn see_egress(
         let_go_of_egress(instance, interface)?;
         return Ok(None);
     };
-    let program = plane.classifier("twheel_egress")?;
+    let program = programs.classifier("twheel_egress")?;
     // What sees it the other way goes first: one packet is not to be counted twice.
     let attached = match way {
         Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)

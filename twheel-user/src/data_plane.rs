@@ -527,6 +527,12 @@ pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
         .collect()
 }
 
+/// The interface that one place is of, or 0.
+pub fn counted_at(pins: &Pins, place: u32) -> Result<u32> {
+    let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
+    map.get(&place, 0).context("cannot read COUNTED")
+}
+
 /// The counters of the map `COUNTERS`, summed over all places and CPUs.
 pub fn counters(map: &Map) -> Result<Counters> {
     Ok(Counters::sum(counters_of_places(map)?.iter().flatten()))
@@ -768,6 +774,7 @@ fn check_pinned(pins: &Pins) -> Result<()> {
         ("COUNTED", MapType::Array, 4, 4),
         ("LABELS", MapType::Array, 4, size(watched::LABEL_BYTES)),
         ("ZONES", MapType::Array, 4, 4),
+        ("PLACE", MapType::PerCpuArray, 4, 8),
         ("META", MapType::Array, 4, size(size_of::<Meta>())),
         ("CLOCK", MapType::Array, 4, 8),
     ];

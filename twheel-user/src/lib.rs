@@ -6,6 +6,7 @@
 //! | how it gets onto an interface | `hooks.rs`, `attach.rs`, `order.rs`, `tcx.rs`, `clsact.rs`, `tc.rs` |
 //! | what programs know of interfaces, and whose counters are whose | `watched.rs` |
 //! | names of what flows bear by number | `names.rs` |
+//! | interfaces of other network namespaces | `netns.rs`, `stub.rs` |
 //! | who turns the wheels | `stepper.rs` |
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
@@ -50,6 +51,7 @@ pub mod inspect;
 pub mod links;
 pub mod metrics;
 pub mod names;
+pub mod netns;
 pub mod notices;
 pub mod order;
 pub mod output;
@@ -65,6 +67,7 @@ pub mod settings;
 pub mod share;
 pub mod stepper;
 pub mod stepping;
+pub mod stub;
 pub mod tc;
 pub mod tcx;
 pub mod timeouts;

@@ -28,6 +28,7 @@ use netlink_packet_route::{
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
 };
+use twheel_common::config::Watched;
 
 /// `NETLINK_GENERIC`'s `netdev` family, `include/uapi/linux/netdev.h`; since Linux 6.3.
 const NETDEV_CMD_DEV_GET: u8 = 1;
@@ -120,6 +121,16 @@ impl Link {
         // A bridge tells of its ports in messages of its own family.
         let is_own = message.header.interface_family == Family::Unspec;
         is_own.then(|| describe(message, &HashMap::new()))
+    }
+
+    /// What its packets begin with, for programs: [`Watched::IS_IP`], [`Watched::IS_DECRYPTED`].
+    pub fn flags(&self) -> u8 {
+        let is_decrypted = matches!(self.driver.as_deref(), Some("vti" | "vti6" | "xfrm"));
+        match (self.layer, is_decrypted) {
+            (Some(LinkLayer::Ip), true) => Watched::IS_IP | Watched::IS_DECRYPTED,
+            (Some(LinkLayer::Ip), false) => Watched::IS_IP,
+            _ => 0,
+        }
     }
 
     /// What its packets begin with.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashSet,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
 };
 
 use anyhow::{Context, Result};
@@ -95,6 +95,12 @@ impl Interfaces {
                     .unwrap_or_default();
             }
         }
+    }
+}
+
+impl AsFd for Interfaces {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

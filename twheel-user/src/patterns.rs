@@ -148,6 +148,8 @@ pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
 pub struct Selection {
     asked: Vec<Asked>,
     excluded: Vec<Asked>,
+    /// In several network namespaces: a name, too, is then one that interfaces may have.
+    is_everywhere: bool,
 }
 
 impl Selection {
@@ -160,6 +162,7 @@ impl Selection {
         let new = Self {
             asked: parse("--iface", interfaces)?,
             excluded: parse("--exclude", exclude)?,
+            is_everywhere: false,
         };
         for asked in &new.asked {
             let excluded = new.excluded.iter().find(|it| match asked {
@@ -178,20 +181,37 @@ impl Selection {
         Ok(new)
     }
 
+    /// The same in several network namespaces, of which none need have an interface of a name.
+    pub fn everywhere(self) -> Self {
+        Self {
+            is_everywhere: true,
+            ..self
+        }
+    }
+
+    /// Whether it is of several network namespaces.
+    pub fn is_everywhere(&self) -> bool {
+        self.is_everywhere
+    }
+
     /// Whether there is a pattern: interfaces come and go.
     pub fn has_pattern(&self) -> bool {
-        self.asked.iter().any(Asked::is_pattern)
+        self.patterns().next().is_some()
     }
 
     /// The names that were given, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let is_name = |it: &&Asked| !it.is_pattern();
+        let is_name = |it: &&Asked| !self.is_pattern(it);
         self.asked.iter().filter(is_name).map(Asked::text)
     }
 
     /// The patterns, in order.
     pub fn patterns(&self) -> impl Iterator<Item = &Asked> {
-        self.asked.iter().filter(|it| it.is_pattern())
+        self.asked.iter().filter(|it| self.is_pattern(it))
+    }
+
+    fn is_pattern(&self, asked: &Asked) -> bool {
+        self.is_everywhere || asked.is_pattern()
     }
 
     /// All that was given, as it was given.
@@ -222,7 +242,9 @@ impl Selection {
     /// Whether a name or pattern may stand for one of them.
     pub fn may_have(&self, other: &Asked) -> bool {
         if let Asked::Name(name) = other {
-            return self.matches(name);
+            // Of another network namespace: `blue/eth0`.
+            let inner = name.rsplit_once('/').filter(|_| self.is_everywhere);
+            return self.matches(inner.map_or(name, |(_, name)| name));
         }
         self.asked.iter().any(|it| it.may_meet(other))
     }

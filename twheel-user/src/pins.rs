@@ -7,6 +7,8 @@
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 ingress@eth0 egress@eth0     the links
 //!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact.rs`
+//!     next_xdp next_ingress next_egress     the programs again, for those of other network namespaces: see `stub.rs`
+//!     netns-blue/                           of that network namespace: its programs and links
 //! ```
 
 use std::{
@@ -16,6 +18,7 @@ use std::{
     os::fd::AsFd,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -35,6 +38,7 @@ use crate::{
     clsact, data_plane,
     failure::{Failure, Kind, exit_code},
     links,
+    netns::Namespace,
     patterns::{Asked, Selection},
 };
 
@@ -52,6 +56,12 @@ pub const PROGRAMS: [&str; 7] = [
     "twheel_sweep",
 ];
 
+/// Those of them that interfaces have.
+pub const HOOK_PROGRAMS: [&str; 3] = ["twheel_xdp", "twheel_ingress", "twheel_egress"];
+
+/// How the directory of another network namespace's part of an instance begins.
+const NETNS: &str = "netns-";
+
 /// The directory of all instances.
 fn root() -> PathBuf {
     Path::new(BPFFS).join("twheel")
@@ -62,10 +72,12 @@ fn version() -> PathBuf {
     root().join(format!("v{LAYOUT}"))
 }
 
-/// An instance's directory, locked: one loader at a time. The lock ends with the process.
+/// An instance's directory, or the part of it that is of another network namespace; locked: one loader at a time. The lock ends
+/// with the process.
+#[derive(Clone)]
 pub struct Instance {
     path: PathBuf,
-    _lock: Flock<File>,
+    lock: Arc<Flock<File>>,
 }
 
 /// An instance as it is found, of any version and network namespace.
@@ -101,7 +113,7 @@ pub fn found() -> Result<Vec<Found>> {
                 namespace: name
                     .split_once('-')
                     .and_then(|(inode, _)| inode.parse().ok()),
-                interfaces: interfaces_of(&path)?,
+                interfaces: all_interfaces_of(&path)?,
                 held,
                 path,
             });
@@ -378,7 +390,7 @@ impl Instance {
         }
         let mut all = Vec::new();
         for path in all_here(&version())? {
-            let held = interfaces_of(&path)?;
+            let held = all_interfaces_of(&path)?;
             if !held.is_empty() {
                 all.push((path, held.join(", ")));
             } else if is_held(&path)? == Some(true) {
@@ -421,7 +433,10 @@ impl Instance {
                 thread::sleep(PAUSE);
             }
             if let Some(lock) = try_lock(&path, FlockArg::LockExclusiveNonblock)? {
-                return Ok(Self { path, _lock: lock });
+                return Ok(Self {
+                    path,
+                    lock: Arc::new(lock),
+                });
             }
         }
         pins(format!(
@@ -437,7 +452,38 @@ impl Instance {
 
     /// Whether a link is pinned here.
     pub fn is_attached(&self) -> Result<bool> {
-        Ok(!interfaces_of(&self.path)?.is_empty())
+        Ok(!all_interfaces_of(&self.path)?.is_empty())
+    }
+
+    /// The part that is of another network namespace, made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    pub fn elsewhere(&self, namespace: &str) -> Result<Self> {
+        let path = self.path.join(format!("{NETNS}{}", escape(namespace)));
+        make_directory(&path, 0o700)?;
+        // Filters there are this instance's, too.
+        let meta = path.join("META");
+        match fs::hard_link(self.object("META"), &meta) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(error).with_context(|| format!("cannot make the pin {}", meta.display()))
+            }
+            _ => Ok(Self {
+                path,
+                lock: self.lock.clone(),
+            }),
+        }
+    }
+
+    /// The names of the network namespaces of which there are parts.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be read.
+    pub fn namespaces(&self) -> Result<Vec<String>> {
+        let parts = parts(&self.path)?.into_iter();
+        Ok(parts.map(|(namespace, _)| namespace).collect())
     }
 
     /// Where a map or a program is pinned.
@@ -456,10 +502,14 @@ impl Instance {
     ///
     /// A pin or a filter cannot be removed.
     pub fn let_go(&self, interface: &str) -> Result<()> {
+        self.unpin_all(interface)?;
+        clsact::let_go(&self.path, interface)
+    }
+
+    fn unpin_all(&self, interface: &str) -> Result<()> {
         self.unpin(Hook::Xdp, interface)?;
         self.unpin(Hook::Ingress, interface)?;
-        self.unpin(Hook::Egress, interface)?;
-        clsact::let_go(&self.path, interface)
+        self.unpin(Hook::Egress, interface)
     }
 
     /// Detaches a link and removes its pin, if it is there.
@@ -506,6 +556,17 @@ impl Instance {
     /// Removes all pins, links first: what is attached goes before what it needs.
     pub fn remove(self) -> Result<()> {
         remove_directory(&self.path)
+    }
+
+    /// Removes the part that is of another network namespace. If that is gone, so are its filters.
+    pub fn remove_elsewhere(&self, namespace: &str) -> Result<()> {
+        match parts(&self.path)?
+            .into_iter()
+            .find(|(it, _)| it == namespace)
+        {
+            Some((namespace, path)) => remove_part(&namespace, &path),
+            None => Ok(()),
+        }
     }
 
     /// Removes the pins of maps and programs of an instance that has no links: a loader died before
@@ -647,15 +708,26 @@ pub fn detach(interface: &Asked) -> Result<bool> {
         found = true;
         check_ours(&directory)?;
         let instance = Instance::lock(directory)?;
-        let held = interfaces_of(instance.path())?;
-        let (going, staying): (Vec<_>, Vec<_>) =
-            held.into_iter().partition(|it| interface.matches(it));
+        let held = all_interfaces_of(instance.path())?;
+        let (going, staying): (Vec<_>, Vec<_>) = held
+            .into_iter()
+            .partition(|it| interface.matches(it.rsplit('/').next().unwrap_or(it)));
         if staying.is_empty() {
             instance.remove()?;
             continue;
         }
         for interface in going {
-            instance.let_go(&interface)?;
+            match interface.rsplit_once('/') {
+                None => instance.let_go(&interface)?,
+                Some((namespace, interface)) => {
+                    let part = instance.elsewhere(namespace)?;
+                    within(
+                        namespace,
+                        || part.let_go(interface),
+                        || part.unpin_all(interface),
+                    )?;
+                }
+            }
         }
     }
     if !interface.is_pattern() {
@@ -795,8 +867,53 @@ fn detach_link(pin: &Path) {
     let _ = bpf::open(pin).and_then(|link| bpf::detach(link.as_fd()));
 }
 
+/// The interfaces of other network namespaces, too: those as `blue/eth0`.
+fn all_interfaces_of(instance: &Path) -> Result<Vec<String>> {
+    let mut interfaces = interfaces_of(instance)?;
+    for (namespace, part) in parts(instance).unwrap_or_default() {
+        let there = interfaces_of(&part)?.into_iter();
+        interfaces.extend(there.map(|interface| format!("{namespace}/{interface}")));
+    }
+    Ok(interfaces)
+}
+
+/// The parts of an instance that are of other network namespaces, by their names.
+fn parts(instance: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let named = |path: PathBuf| {
+        let name = name(&path);
+        let namespace = name.strip_prefix(NETNS).filter(|_| path.is_dir())?;
+        Some((unescape(namespace), path))
+    };
+    Ok(entries(instance)?.into_iter().filter_map(named).collect())
+}
+
+/// Does something in a network namespace; if there is none of this name any more, something else.
+fn within(
+    namespace: &str,
+    there: impl FnOnce() -> Result<()>,
+    gone: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    match Namespace::open(namespace) {
+        Ok(Some(namespace)) => namespace.enter(there),
+        _ => gone(),
+    }
+}
+
+/// Removes the pins of another network namespace's part. Its filters are gone with its interfaces if that is gone.
+fn remove_part(namespace: &str, path: &Path) -> Result<()> {
+    within(namespace, || clear_directory(path), || clear_pins(path))?;
+    fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
+}
+
 fn clear_directory(path: &Path) -> Result<()> {
+    for (namespace, part) in parts(path)? {
+        remove_part(&namespace, &part)?;
+    }
     clsact::let_go_of_all(path)?;
+    clear_pins(path)
+}
+
+fn clear_pins(path: &Path) -> Result<()> {
     let mut entries = entries(path)?;
     entries.sort_by_key(|entry| !name(entry).contains('@'));
     for entry in entries {
@@ -851,8 +968,9 @@ pub(crate) fn link_name(hook: Hook, interface: &str) -> String {
 
 /// What names of interfaces and patterns may have and names of pins do not: bpffs reserves the dot, which names of VLAN
 /// interfaces have, and a shell would take what patterns have for a pattern.
-const ESCAPED: [(char, &str); 5] = [
+const ESCAPED: [(char, &str); 6] = [
     ('.', "%2E"),
+    ('@', "%40"),
     ('*', "%2A"),
     ('?', "%3F"),
     ('[', "%5B"),
@@ -910,8 +1028,16 @@ mod tests {
 
     #[test]
     fn names_survive_escaping() {
-        for name in ["eth0", "eth0.100", "a%2Eb", "a%.b", "veth[0-9]?*", "a%2A*"] {
-            assert!(!escape(name).contains(['.', '*', '?', '[', ']']));
+        for name in [
+            "eth0",
+            "eth0.100",
+            "a@b",
+            "a%2Eb",
+            "a%.b",
+            "veth[0-9]?*",
+            "a%2A*",
+        ] {
+            assert!(!escape(name).contains(['.', '@', '*', '?', '[', ']']));
             assert_eq!(unescape(&escape(name)), name);
         }
     }

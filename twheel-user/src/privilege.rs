@@ -34,8 +34,9 @@ pub fn missing() -> Result<Vec<Capability>> {
 }
 
 /// Gives up all capabilities but [`NEEDED`], and that any program could ever give this process more. (And but
-/// `CAP_SYS_NICE`, where steppers have no other way to their priority.)
-pub fn give_up() -> Result<()> {
+/// `CAP_SYS_NICE`, where steppers have no other way to their priority; and `CAP_SYS_ADMIN`, if it `enters` other network
+/// namespaces later.)
+pub fn give_up(enters: bool) -> Result<()> {
     // For the steppers, which say so where they do not get it. A container's root may not raise the limit.
     let has_limit = setrlimit(Resource::RLIMIT_RTPRIO, 1, 1).is_ok();
     let give_up = || -> Result<()> {
@@ -44,6 +45,9 @@ pub fn give_up() -> Result<()> {
         let mut kept: CapsHashSet = NEEDED.into_iter().collect();
         if !has_limit {
             kept.insert(Capability::CAP_SYS_NICE);
+        }
+        if enters {
+            kept.insert(Capability::CAP_SYS_ADMIN);
         }
         kept.retain(|it| permitted.contains(it));
         // Who may not do this gets no more by a program all the same: see above.

@@ -104,12 +104,12 @@ impl Watch {
     }
 
     /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
-    /// packets before.
+    /// packets before. `link`: [`Link::flags`].
     ///
     /// # Errors
     ///
     /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, is_ip: bool) -> Result<()> {
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, link: u8) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
@@ -117,12 +117,7 @@ impl Watch {
         let watched = Watched {
             place: place as u16,
             zone,
-            flags: Watched::IS_ABOVE
-                | Watched::IS_BELOW
-                | match is_ip {
-                    true => Watched::IS_IP,
-                    false => 0,
-                },
+            flags: Watched::IS_ABOVE | Watched::IS_BELOW | link,
         };
         self.alive.insert(interface, place);
         self.told.insert(interface, watched);
@@ -142,7 +137,7 @@ impl Watch {
             .iter_mut()
             .filter_map(|(interface, told)| {
                 let stands = stacked.get(interface).copied().unwrap_or(0);
-                let flags = told.flags & Watched::IS_IP | stands;
+                let flags = told.flags & !(Watched::IS_ABOVE | Watched::IS_BELOW) | stands;
                 let is_new = told.flags != flags;
                 told.flags = flags;
                 is_new.then_some((*interface, *told))

@@ -1,35 +1,61 @@
 //! The interfaces of a run: attached at its start, and as they come and go.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap, HashSet},
+    rc::Rc,
+};
 
 use anyhow::Result;
 use nix::{net::if_::if_nametoindex, unistd::Gid};
+use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
 use super::options::{Options, Vlan};
 use crate::{
-    attach,
+    attach::{self, Programs},
     data_plane::DataPlane,
+    failure::{Failure, Kind},
     hooks::Hooks,
-    links::{self, Known, Link, LinkLayer},
+    links::{self, Known, Link},
     notices::Change,
     patterns::Selection,
     pins::Instance,
+    stub::Stubs,
     watched::Watch,
 };
 
-/// The interfaces of a run.
+/// What a run's interfaces have in common, of whatever network namespace they are.
+#[derive(Clone)]
+pub struct Common<'a> {
+    pub options: &'a Options,
+    pub selection: &'a Selection,
+    pub hooks: &'a Hooks,
+    pub group: Option<Gid>,
+    pub watch: Rc<RefCell<Watch>>,
+    pub said: Rc<RefCell<Said>>,
+}
+
+/// Another network namespace than the run's own.
+pub struct Elsewhere {
+    /// Its name.
+    pub name: String,
+    /// Its number among those that are watched.
+    pub number: u32,
+    /// Its programs.
+    pub stubs: Stubs,
+}
+
+/// The interfaces of a run that are in one network namespace, which the thread is in whenever something is done to them.
 pub struct Interfaces<'a> {
-    options: &'a Options,
-    selection: &'a Selection,
-    instance: &'a Instance,
-    hooks: &'a Hooks,
-    group: Option<Gid>,
-    watch: Watch,
+    common: Common<'a>,
+    /// Of the run, or its part that is of that namespace.
+    instance: Instance,
+    /// `None`: the run's own.
+    elsewhere: Option<Elsewhere>,
     known: Known,
     places: Vec<Place>,
     /// Those that a pattern stands for and that are not watched, by their numbers.
     refused: BTreeMap<u32, Refused>,
-    said: Said,
 }
 
 /// An interface to be watched.
@@ -68,7 +94,7 @@ struct Refused {
 
 /// What is said once.
 #[derive(Default)]
-struct Said {
+pub struct Said {
     full: bool,
     port: bool,
     vlan: bool,
@@ -77,26 +103,53 @@ struct Said {
 impl<'a> Interfaces<'a> {
     /// Of a run whose data plane is loaded. None is attached yet.
     pub fn new(
-        options: &'a Options,
-        selection: &'a Selection,
-        instance: &'a Instance,
-        hooks: &'a Hooks,
-        group: Option<Gid>,
-        plane: &DataPlane,
+        common: Common<'a>,
+        instance: Instance,
+        elsewhere: Option<Elsewhere>,
     ) -> Result<Self> {
-        let named = selection.names().map(|name| Place::of(name, true));
+        let named = common.selection.names().map(|name| Place::of(name, true));
         Ok(Self {
-            options,
-            selection,
-            instance,
-            hooks,
-            group,
-            watch: Watch::open(plane)?,
-            known: Known::read()?,
             places: named.collect(),
+            common,
+            instance,
+            elsewhere,
+            known: Known::read()?,
             refused: BTreeMap::new(),
-            said: Said::default(),
         })
+    }
+
+    /// What programs and readers know an interface by that has this index in its network namespace.
+    fn number(&self, index: u32) -> u32 {
+        match &self.elsewhere {
+            Some(there) => elsewhere(there.number) | index,
+            None => index,
+        }
+    }
+
+    /// What people know an interface by that has this name in its network namespace.
+    fn label(&self, name: &str) -> String {
+        match &self.elsewhere {
+            Some(there) => format!("{}/{name}", there.name),
+            None => name.to_owned(),
+        }
+    }
+
+    /// Tells programs which interfaces stand upon which. Where there are several network namespaces, each may stand upon any.
+    fn restack(&self) -> Result<()> {
+        match self.common.selection.is_everywhere() {
+            true => Ok(()),
+            false => self.common.watch.borrow_mut().restack(&self.known),
+        }
+    }
+
+    /// Lets go of all of them, before the network namespace is let go of.
+    pub fn leave_all(&mut self) -> Result<()> {
+        let indexes: Vec<_> = self.places.iter().filter_map(|it| it.index).collect();
+        for index in indexes {
+            self.common.watch.borrow_mut().leave(self.number(index))?;
+        }
+        self.places.clear();
+        Ok(())
     }
 
     /// Attaches to all that are there.
@@ -106,21 +159,21 @@ impl<'a> Interfaces<'a> {
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         self.attach_named(plane)?;
-        if self.selection.has_pattern() {
+        if self.common.selection.has_pattern() {
             self.attach_matching_all(plane)?;
         }
-        self.watch.restack(&self.known)
+        self.restack()
     }
 
     fn attach_named(&mut self, plane: &mut DataPlane) -> Result<()> {
         for number in 0..self.places.len() {
             let name = self.places[number].name.clone();
-            if self.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
+            if self.common.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
                 say!("{name}: not there yet: waited for");
                 continue;
             }
             if let Err(error) = self.attach(plane, number) {
-                if !self.options.wait_iface || if_nametoindex(name.as_str()).is_ok() {
+                if !self.common.options.wait_iface || if_nametoindex(name.as_str()).is_ok() {
                     return Err(error);
                 }
                 self.instance.let_go(&name)?;
@@ -139,8 +192,12 @@ impl<'a> Interfaces<'a> {
                 self.instance.let_go(&held)?;
             }
         }
-        for pattern in self.selection.patterns() {
-            let matches = |it: &Link| pattern.matches(&it.name) && self.selection.matches(&it.name);
+        for pattern in self.common.selection.patterns() {
+            if self.common.selection.is_everywhere() {
+                break;
+            }
+            let matches =
+                |it: &Link| pattern.matches(&it.name) && self.common.selection.matches(&it.name);
             if !there.iter().any(matches) {
                 say!(
                     "--iface {}: no interface matches: waiting for one",
@@ -149,7 +206,7 @@ impl<'a> Interfaces<'a> {
             }
         }
         for link in &there {
-            if self.selection.matches_pattern(&link.name) && !self.has(link.index) {
+            if self.common.selection.matches_pattern(&link.name) && !self.has(link.index) {
                 self.attach_matching(plane, link)?;
             }
         }
@@ -185,7 +242,7 @@ impl<'a> Interfaces<'a> {
                 }
             }
         }
-        self.watch.restack(&self.known)?;
+        self.restack()?;
         Ok(attached)
     }
 
@@ -199,58 +256,89 @@ impl<'a> Interfaces<'a> {
         if attached.is_err()
             && let Some(index) = self.places[number].index.take()
         {
-            self.watch.leave(index)?;
+            self.common.watch.borrow_mut().leave(self.number(index))?;
         }
         attached
     }
 
     fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
-        let place = &mut self.places[number];
-        let interface = &place.name;
+        let interface = &self.places[number].name.clone();
+        let label = self.label(interface);
         // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
         let is = attach::check_interface(interface)?;
-        let zone = self.options.zone(interface);
-        let is_ip = is.layer == Some(LinkLayer::Ip);
-        place.index = Some(is.index);
+        self.check_elsewhere(&is)?;
+        let zone = match self.common.options.zone(&label) {
+            0 => self.common.options.zone(interface),
+            zone => zone,
+        };
+        let known_as = self.number(is.index);
+        let Common { watch, hooks, .. } = &self.common;
+        self.places[number].index = Some(is.index);
         match plane.config().watched {
-            0 => self.watch.name_only(interface)?,
-            _ => self.watch.enter(is.index, interface, zone, is_ip)?,
+            0 => watch.borrow_mut().name_only(&label)?,
+            _ => watch
+                .borrow_mut()
+                .enter(known_as, &label, zone, is.flags())?,
         }
-        let attached = attach::attach(plane, self.instance, interface, self.hooks, &self.known)?;
+        let programs: &mut dyn Programs = match &mut self.elsewhere {
+            Some(there) => &mut there.stubs,
+            None => plane,
+        };
+        let attached = attach::attach(programs, &self.instance, interface, hooks, &self.known)?;
         if let Some(why) = &attached.why {
             let by = attached.ingress.name();
-            say!("{interface}: {why}: incoming packets are seen by {by}");
+            say!("{label}: {why}: incoming packets are seen by {by}");
         }
-        say!("{interface}: attached, {}", attached.describe());
+        say!("{label}: attached, {}", attached.describe());
         if attached.egress.is_none()
-            && !self.options.reap.actions.is_empty()
-            && self.selection.count() == 1
+            && !self.common.options.reap.actions.is_empty()
+            && self.common.selection.count() == 1
         {
             say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
         }
+        let place = &mut self.places[number];
         place.mtu = is.mtu;
         place.called.clone_from(interface);
         self.tell_twice(&is);
         Ok(())
     }
 
+    /// Fails if an interface of another network namespace cannot be told apart from others.
+    fn check_elsewhere(&self, is: &Link) -> Result<()> {
+        let why = match &self.elsewhere {
+            None => return Ok(()),
+            Some(_) if is.index == Way::LOOPBACK.0 => {
+                "the loopback interface of another network namespace is not watched: `twheel run` inside of it does"
+            }
+            Some(_) if is.index >> INDEX_BITS != 0 => {
+                "its index is above a million, which takes a `twheel run` inside of its network namespace"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(Failure::new(Kind::Interface, why).into())
+    }
+
     /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
     /// run goes on.
     fn attach_matching(&mut self, plane: &mut DataPlane, link: &Link) -> Result<bool> {
-        let name = &link.name;
+        let (name, label) = (&link.name, self.label(&link.name));
         let refused = |full| Refused {
             name: name.clone(),
             full,
         };
-        if !self.watch.has_room(link.index) {
-            if !self.said.full {
-                let room = self.watch.room();
+        let number = self.number(link.index);
+        let has_room = self.common.watch.borrow().has_room(number);
+        if !has_room {
+            let mut said = self.common.said.borrow_mut();
+            if !said.full {
+                let room = self.common.watch.borrow().room();
                 say!(
-                    "{name}: not attached, and neither are others that appear: this run has room for {room} interfaces: \
+                    "{label}: not attached, and neither are others that appear: this run has room for {room} interfaces: \
                      leave some out with --exclude"
                 );
-                self.said.full = true;
+                said.full = true;
             }
+            drop(said);
             self.refused.insert(link.index, refused(true));
             return Ok(false);
         }
@@ -270,17 +358,17 @@ impl<'a> Interfaces<'a> {
         }
         match links::by_index(link.index) {
             Ok(_) => {
-                say!("{name}: not attached: {error:#}");
+                say!("{label}: not attached: {error:#}");
                 self.refused.insert(link.index, refused(false));
             }
-            Err(_) => say!("{name}: disappeared before it was attached"),
+            Err(_) => say!("{label}: disappeared before it was attached"),
         }
         Ok(false)
     }
 
     /// An interface is there no more. Returns whether another could be attached in its place.
     fn leave(&mut self, plane: &mut DataPlane, index: u32) -> Result<bool> {
-        self.watch.leave(index)?;
+        self.common.watch.borrow_mut().leave(self.number(index))?;
         self.refused.remove(&index);
         let Some(number) = self.places.iter().position(|it| it.index == Some(index)) else {
             return Ok(false);
@@ -290,15 +378,17 @@ impl<'a> Interfaces<'a> {
         let name = place.name.clone();
         // In another network namespace it would go on to be watched.
         self.instance.let_go(&name)?;
-        let then = if self.options.wait_iface && place.stays {
+        let then = if self.common.options.wait_iface && place.stays {
             ": waited for"
-        } else if self.selection.matches_pattern(&name) {
+        } else if self.common.selection.matches_pattern(&name) {
             ""
         } else {
             ": start again when it is back, or with --wait-iface"
         };
-        say!("{name}: gone: its flows end when their timeouts are over, no packet is seen{then}");
-        if !place.stays {
+        let stays = place.stays;
+        let label = self.label(&name);
+        say!("{label}: gone: its flows end when their timeouts are over, no packet is seen{then}");
+        if !stays {
             self.places.swap_remove(number);
         }
         self.fill(plane)
@@ -309,7 +399,7 @@ impl<'a> Interfaces<'a> {
         while let Some(index) = self.refused.iter().find(|it| it.1.full).map(|it| *it.0) {
             self.refused.remove(&index);
             let waits = self.known.get(index).cloned();
-            let waits = waits.filter(|link| self.selection.matches_pattern(&link.name));
+            let waits = waits.filter(|link| self.common.selection.matches_pattern(&link.name));
             if let Some(link) = waits {
                 return self.come(plane, &link);
             }
@@ -320,6 +410,7 @@ impl<'a> Interfaces<'a> {
     /// Notes what has become of an interface that is watched.
     fn note(&mut self, is: &Link) {
         let mut watched = false;
+        let prefix = self.label("");
         for place in self
             .places
             .iter_mut()
@@ -328,12 +419,15 @@ impl<'a> Interfaces<'a> {
             let (name, now) = (&place.name, &is.name);
             if place.called != *now {
                 say!(
-                    "{name}: is called {now} now, and watched as before; for twheel it is still {name}"
+                    "{prefix}{name}: is called {now} now, and watched as before; for twheel it is still {prefix}{name}"
                 );
                 place.called.clone_from(now);
             }
             if place.mtu != is.mtu {
-                say!("{name}: the MTU is {} now; it is watched as before", is.mtu);
+                say!(
+                    "{prefix}{name}: the MTU is {} now; it is watched as before",
+                    is.mtu
+                );
                 place.mtu = is.mtu;
             }
             watched = true;
@@ -346,9 +440,9 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
     fn come(&mut self, plane: &mut DataPlane, is: &Link) -> Result<bool> {
-        let matches = self.selection.matches_pattern(&is.name);
+        let matches = self.common.selection.matches_pattern(&is.name);
         let number = self.places.iter().position(|it| it.name == is.name);
-        let is_waited_for = number.is_some() && self.options.wait_iface;
+        let is_waited_for = number.is_some() && self.common.options.wait_iface;
         if self.has(is.index) || !matches && !is_waited_for {
             return Ok(false);
         }
@@ -357,17 +451,17 @@ impl<'a> Interfaces<'a> {
         if tried.is_some_and(|it| it.name == is.name) {
             return Ok(false);
         }
-        if let Some(number) = number {
-            let place = &mut self.places[number];
-            if let Some(old) = place.index.take() {
-                say!(
-                    "{}: {}, which was called so, is let go of: there is another",
-                    place.name,
-                    place.called
-                );
-                self.watch.leave(old)?;
-                self.instance.let_go(&is.name)?;
-            }
+        if let Some(number) = number
+            && let Some(old) = self.places[number].index.take()
+        {
+            let place = &self.places[number];
+            say!(
+                "{}: {}, which was called so, is let go of: there is another",
+                self.label(&place.name),
+                place.called
+            );
+            self.common.watch.borrow_mut().leave(self.number(old))?;
+            self.instance.let_go(&is.name)?;
         }
         let attached = match number {
             _ if matches => self.attach_matching(plane, is)?,
@@ -383,14 +477,15 @@ impl<'a> Interfaces<'a> {
         };
         if attached {
             self.refused.remove(&is.index);
-            self.instance.share_links(&is.name, self.group)?;
+            self.instance.share_links(&is.name, self.common.group)?;
         }
         Ok(attached)
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
     fn tell_twice(&mut self, link: &Link) {
-        if !self.selection.has_pattern() || self.said.port && self.said.vlan {
+        let mut said = self.common.said.borrow_mut();
+        if !self.common.selection.has_pattern() || said.port && said.vlan {
             return;
         }
         let watched: HashSet<_> = self.places.iter().filter_map(|it| it.index).collect();
@@ -403,21 +498,21 @@ impl<'a> Interfaces<'a> {
             } else {
                 continue;
             };
-            let (above_name, below_name) = (&above.name, &below.name);
+            let (above_name, below_name) = (self.label(&above.name), self.label(&below.name));
             if !above.is_vlan() {
-                if !self.said.port {
+                if !said.port {
                     say!(
                         "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, and each is \
                          counted where it is seen first"
                     );
-                    self.said.port = true;
+                    said.port = true;
                 }
-            } else if self.options.vlan == Vlan::Key && !self.said.vlan {
+            } else if self.common.options.vlan == Vlan::Key && !said.vlan {
                 say!(
                     "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, as flows with \
                      their tag and without: --exclude one of the two, or give --vlan ignore"
                 );
-                self.said.vlan = true;
+                said.vlan = true;
             }
         }
     }

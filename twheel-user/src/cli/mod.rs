@@ -9,6 +9,7 @@ mod flows;
 mod flush;
 mod follow;
 mod man;
+mod namespaces;
 mod options;
 mod plan;
 mod policy;

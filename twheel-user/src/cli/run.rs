@@ -1,12 +1,13 @@
 //! `twheel run`
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
     fs::File,
     io::{self, BufWriter, Write},
     os::fd::{AsFd, AsRawFd},
     path::PathBuf,
+    rc::Rc,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -27,7 +28,11 @@ use twheel_common::{
     state::Way,
 };
 
-use super::{follow::Interfaces, options::Options};
+use super::{
+    follow::{Common, Interfaces},
+    namespaces::{self, Namespaces, Wanted},
+    options::Options,
+};
 use crate::{
     attach,
     clock::Clock,
@@ -49,7 +54,7 @@ use crate::{
     share,
     stepper::Steppers,
     stepping,
-    watched::Zones,
+    watched::{Watch, Zones},
 };
 
 /// Watch interfaces and print each flow that has expired
@@ -60,6 +65,7 @@ Examples:
   twheel run --iface eth0,eth1 --timeout 5m --json
   twheel run --iface 'veth*' --exclude veth0    # those that exist, and those that appear
   twheel run --iface all                        # but lo
+  twheel run --iface all --netns all            # and those of all network namespaces
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
   twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
   twheel run --iface tun0 --wait-iface      # that is not there yet, and goes and comes back
@@ -72,6 +78,11 @@ pub struct Run {
     /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
     #[arg(long, value_name = "NAME")]
     exclude: Vec<String>,
+    /// Where interfaces are looked for: a network namespace of /run/netns, a pattern or a list; or all: this one and each of
+    /// those. Those that appear later are watched, too. An interface of another namespace is called NETNS/IFACE [default: this
+    /// network namespace]
+    #[arg(long, value_name = "NAME")]
+    netns: Vec<String>,
     #[command(flatten)]
     options: Options,
 }
@@ -91,7 +102,11 @@ const REASONS: usize = 16;
 
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
-        let selection = Selection::new(&self.interfaces, &self.exclude)?;
+        let mut selection = Selection::new(&self.interfaces, &self.exclude)?;
+        let namespaces = Wanted::parse(&self.netns)?;
+        if namespaces.is_elsewhere() {
+            selection = selection.everywhere();
+        }
         self.interfaces = selection.texts();
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
@@ -122,7 +137,7 @@ impl Run {
         let history = self.history(&instance.pins(), group);
         let names = order::Names::read();
         // What follows takes no more, and so are all threads.
-        privilege::give_up()?;
+        privilege::give_up(namespaces.is_elsewhere())?;
         let making = format!(
             "loading the programs and a table for {} flows",
             self.options.max_flows
@@ -176,6 +191,7 @@ impl Run {
                     history,
                     group,
                     start,
+                    namespaces,
                 };
                 stays.set(attached || plane.adopted());
                 self.watch(plane, &instance, &selection, opened, &mut stop, &stays)
@@ -260,15 +276,33 @@ impl Run {
             let _lock = pins.lock_policy()?;
             Zones::open(plane.open("ZONES")?)?.enter_all(&zones)?;
         }
-        let mut interfaces = Interfaces::new(
-            &self.options,
+        let common = Common {
+            options: &self.options,
             selection,
-            instance,
-            &opened.hooks,
-            opened.group,
-            &plane,
-        )?;
-        interfaces.attach_all(&mut plane)?;
+            hooks: &opened.hooks,
+            group: opened.group,
+            watch: Rc::new(RefCell::new(Watch::open(&plane)?)),
+            said: Rc::default(),
+        };
+        let mut interfaces = match opened.namespaces.has_own() {
+            true => Some(Interfaces::new(common.clone(), instance.clone(), None)?),
+            false => None,
+        };
+        if let Some(interfaces) = &mut interfaces {
+            interfaces.attach_all(&mut plane)?;
+        }
+        let mut namespaces = match opened.namespaces.is_elsewhere() {
+            true => {
+                let wanted = opened.namespaces.clone();
+                Some(Namespaces::new(wanted, common, instance, &mut plane)?)
+            }
+            false => None,
+        };
+        if let Some(namespaces) = &mut namespaces {
+            namespaces.follow(&mut plane)?;
+        }
+        let elsewhere = namespaces.as_ref().map(Namespaces::ready).transpose()?;
+        let elsewhere = elsewhere.map(watched).transpose()?;
         plane.unpin_others(instance)?;
         stays.set(stays.get() || self.options.keep);
         instance.share(opened.group)?;
@@ -352,12 +386,33 @@ impl Run {
                 }
                 ready = changes.readable() => {
                     ready?.clear_ready();
+                    let Some(interfaces) = &mut interfaces else {
+                        // Not heard of again: they are none of this run's.
+                        let _ = changes.get_ref().changes(std::iter::empty())?;
+                        continue;
+                    };
                     let numbers = interfaces.numbers();
                     let news = changes.get_ref().changes(numbers.into_iter())?;
                     let attached = interfaces.follow(&mut plane, &news)?;
                     if attached && let Some(file) = self.options.policy.clone() {
                         // The rules of an interface are those of its number.
                         reload(&pins, Some(file), plane.clock());
+                    }
+                }
+                ready = async { match &elsewhere {
+                    Some(elsewhere) => elsewhere.readable().await,
+                    None => std::future::pending().await,
+                } } => {
+                    ready?.clear_ready();
+                    if let Some(namespaces) = &mut namespaces {
+                        namespaces.follow(&mut plane)?;
+                    }
+                }
+                () = tokio::time::sleep(namespaces::RETRY),
+                    if namespaces.as_ref().is_some_and(Namespaces::has_unmounted) =>
+                {
+                    if let Some(namespaces) = &mut namespaces {
+                        namespaces.follow(&mut plane)?;
                     }
                 }
                 ready = async { match &cpus {
@@ -485,6 +540,7 @@ struct Opened {
     history: Option<history::Directory>,
     group: Option<Gid>,
     start: Flock<File>,
+    namespaces: Wanted,
 }
 
 /// The signals that end a run.

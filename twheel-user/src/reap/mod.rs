@@ -36,7 +36,7 @@ use twheel_common::{
     flow::FlowKey,
     named,
     packet::{PROTO_TCP, PROTO_UDP},
-    state::{Seen, State, Timeouts},
+    state::{Seen, State, Timeouts, is_elsewhere},
     step::Enter,
 };
 
@@ -682,6 +682,10 @@ impl Worker {
         if let Some(why) = self.look(job)? {
             return Ok(why);
         }
+        // What is here is another network namespace's.
+        if self.is_elsewhere(event)? {
+            return Ok(Outcome::OtherZone);
+        }
         self.scope = self.scope_of(event)?;
         let seen = event.seen();
         let initiator = seen.initiator();
@@ -745,6 +749,14 @@ impl Worker {
         Ok(false)
     }
 
+    /// Whether a flow's packets are counted in another network namespace.
+    fn is_elsewhere(&self, event: &Event) -> Result<bool> {
+        match event.point.place() {
+            0 => Ok(false),
+            place => Ok(is_elsewhere(data_plane::counted_at(&self.pins, place)?)),
+        }
+    }
+
     /// Where what is a flow's is looked for.
     fn scope_of(&self, event: &Event) -> Result<Scope> {
         if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
@@ -757,9 +769,8 @@ impl Worker {
                 only.and_then(|name| if_nametoindex(name.as_str()).ok())
             }
             place => {
-                let counted = data_plane::counted(&self.pins)?;
-                let interface = counted.get(place as usize).copied();
-                interface.filter(|interface| *interface != 0)
+                let interface = data_plane::counted_at(&self.pins, place)?;
+                (interface != 0).then_some(interface)
             }
         };
         Scope::of(event, zone, interface)

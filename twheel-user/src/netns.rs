@@ -1,0 +1,211 @@
+//! Other network namespaces: those that have a name in `/run/netns`, where `ip netns` and container runtimes put one.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    path::Path,
+    process,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use caps::Capability;
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::{
+        inotify::{AddWatchFlags, InitFlags, Inotify},
+        statfs::{FsType, fstatfs},
+    },
+};
+
+use crate::privilege::lacks;
+
+/// Where they have their names.
+pub const DIRECTORY: &str = "/run/netns";
+/// The file system of namespaces (`NSFS_MAGIC`, `include/uapi/linux/magic.h`).
+const NSFS: FsType = FsType(0x6e73_6673);
+/// How long a name may be there before its namespace is: `ip netns add` makes a file, then the namespace, and then mounts it there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A network namespace. It lives on for as long as this is held.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    file: File,
+}
+
+impl Namespace {
+    /// By its name. `None`: there is a file, and it is no namespace, or none yet.
+    ///
+    /// # Errors
+    ///
+    /// There is no such file, or it cannot be opened.
+    pub fn open(name: &str) -> io::Result<Option<Self>> {
+        let file = File::open(Path::new(DIRECTORY).join(name))?;
+        let is_namespace = fstatfs(&file)?.filesystem_type() == NSFS;
+        let name = name.to_owned();
+        Ok(is_namespace.then_some(Self { name, file }))
+    }
+
+    /// Its number, which no other has at the same time.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(self.file.metadata()?.ino())
+    }
+
+    /// Does something with this thread in it. A socket that is opened there stays there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be entered.
+    pub fn enter<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        /// Brings the thread back.
+        struct Back(File);
+        impl Drop for Back {
+            fn drop(&mut self) {
+                if let Err(error) = setns(&self.0, CloneFlags::CLONE_NEWNET) {
+                    // All else would be done in the wrong place.
+                    eprintln!("twheel: cannot return to its network namespace: {error}");
+                    process::abort();
+                }
+            }
+        }
+        let own = File::open("/proc/thread-self/ns/net");
+        let back = Back(own.context("cannot open this network namespace")?);
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|error| {
+            let error = io::Error::from(error);
+            let why = lacks(&error, Capability::CAP_SYS_ADMIN);
+            anyhow!("cannot enter the network namespace {}: {why}", self.name)
+        })?;
+        let done = work();
+        drop(back);
+        done
+    }
+}
+
+/// What has become of a name.
+#[derive(Debug)]
+pub enum News {
+    /// It is there, and its namespace is.
+    Is(Namespace),
+    /// It is there no more.
+    Gone(String),
+}
+
+/// The names, and those that come and go.
+pub struct Names {
+    inotify: Inotify,
+    /// Those whose namespaces are not there yet, and since when.
+    unmounted: BTreeMap<String, Instant>,
+}
+
+impl Names {
+    /// From now on. Those that are there are told first.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be made or watched.
+    pub fn watch() -> Result<Self> {
+        let watch = || -> io::Result<Inotify> {
+            // As `ip netns add` makes it.
+            fs::create_dir_all(DIRECTORY)?;
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+            let flags = AddWatchFlags::IN_CREATE
+                | AddWatchFlags::IN_MOVED_TO
+                | AddWatchFlags::IN_DELETE
+                | AddWatchFlags::IN_MOVED_FROM;
+            inotify.add_watch(DIRECTORY, flags)?;
+            Ok(inotify)
+        };
+        let inotify = watch().with_context(|| format!("cannot watch {DIRECTORY}"))?;
+        let mut names = Self {
+            inotify,
+            unmounted: BTreeMap::new(),
+        };
+        names.list()?;
+        Ok(names)
+    }
+
+    /// Notes all that are there.
+    fn list(&mut self) -> Result<()> {
+        let context = || format!("cannot list {DIRECTORY}");
+        for entry in fs::read_dir(DIRECTORY).with_context(context)? {
+            let name = entry.with_context(context)?.file_name();
+            self.unmounted
+                .entry(name.to_string_lossy().into_owned())
+                .or_insert_with(Instant::now);
+        }
+        Ok(())
+    }
+
+    /// What has become of them since. `known`: the names that were told and are not gone.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not say.
+    pub fn news(&mut self, known: &[&str]) -> Result<Vec<News>> {
+        let mut news = Vec::new();
+        loop {
+            let events = match self.inotify.read_events() {
+                Ok(events) => events,
+                Err(nix::Error::EAGAIN) => break,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => return Err(error).context("cannot hear of network namespaces"),
+            };
+            for event in events {
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    let is_gone = |name: &&&str| !Path::new(DIRECTORY).join(name).exists();
+                    let gone = known.iter().filter(is_gone);
+                    news.extend(gone.map(|name| News::Gone((*name).to_owned())));
+                    self.list()?;
+                    continue;
+                }
+                let Some(name) = event.name.and_then(|name| name.into_string().ok()) else {
+                    continue;
+                };
+                let is_there = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+                if event.mask.intersects(is_there) {
+                    self.unmounted.insert(name, Instant::now());
+                } else {
+                    self.unmounted.remove(&name);
+                    news.push(News::Gone(name));
+                }
+            }
+        }
+        self.unmounted
+            .retain(|name, since| match Namespace::open(name) {
+                Ok(Some(namespace)) => {
+                    news.push(News::Is(namespace));
+                    false
+                }
+                Ok(None) => since.elapsed() < PATIENCE,
+                // So it is of the file of `ip netns add`, for all who may not read everything.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    since.elapsed() < PATIENCE
+                }
+                Err(_) => false,
+            });
+        Ok(news)
+    }
+
+    /// Names of which nothing was told yet.
+    pub fn known(&self) -> impl Iterator<Item = &str> {
+        self.unmounted.keys().map(String::as_str)
+    }
+
+    /// Whether there is a name whose namespace may be there soon, of which the kernel does not tell.
+    pub fn has_unmounted(&self) -> bool {
+        !self.unmounted.is_empty()
+    }
+}
+
+impl AsFd for Names {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}

@@ -1,0 +1,182 @@
+//! Programs for interfaces of another network namespace.
+//!
+//! A program is told the index of its interface, and each network namespace counts its own from 1. So an interface of another
+//! namespace has a program of a few instructions, which leaves on its CPU what is to be added to the index
+//! ([`elsewhere`]) and goes on in the data plane's program: by a map of programs, so that a later
+//! run puts its own there, and no packet is missed.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    maps::MapData,
+    programs::{SchedClassifier, Xdp},
+};
+use aya_obj::{
+    generated::{bpf_attach_type, bpf_prog_type},
+    programs::XdpAttachType,
+};
+use twheel_common::state::elsewhere;
+
+use crate::{
+    attach::Programs,
+    bpf,
+    data_plane::DataPlane,
+    pins::{HOOK_PROGRAMS, Instance},
+};
+
+/// `XDP_PASS` and `TC_ACT_UNSPEC`: the packet passes if the data plane has no program, which is so for no longer than a start takes.
+const XDP_PASS: i32 = 2;
+const TC_ACT_UNSPEC: i32 = -1;
+/// `BPF_F_XDP_HAS_FRAGS`, `include/uapi/linux/bpf.h`.
+const HAS_FRAGS: u32 = 1 << 5;
+/// What the kernel knows as helpers.
+const MAP_LOOKUP_ELEM: i32 = 1;
+const TAIL_CALL: i32 = 12;
+
+/// The maps of programs of an instance, and the map through which a namespace is told.
+pub struct Ways {
+    place: MapData,
+    maps: Vec<OwnedFd>,
+}
+
+impl Ways {
+    /// Of a data plane, whose programs are those that packets meet from now on.
+    ///
+    /// # Errors
+    ///
+    /// A map cannot be made, pinned or written.
+    pub fn open(plane: &mut DataPlane, instance: &Instance) -> Result<Self> {
+        let maps = HOOK_PROGRAMS
+            .iter()
+            .map(|name| {
+                let pin = instance.object(&map_name(name));
+                let map = match bpf::open(&pin) {
+                    Ok(map) => map,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        let map = bpf::make_program_array(&map_name(name))?;
+                        bpf::pin(map.as_fd(), &pin)?;
+                        map
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                let program = match *name {
+                    "twheel_xdp" => plane.xdp(name)?.fd()?.try_clone()?,
+                    _ => plane.classifier(name)?.fd()?.try_clone()?,
+                };
+                bpf::set_program(map.as_fd(), 0, program.as_fd())?;
+                Ok(map)
+            })
+            .collect::<Result<_>>()
+            .context("cannot make the way into another network namespace")?;
+        Ok(Self {
+            place: plane.open("PLACE")?,
+            maps,
+        })
+    }
+}
+
+/// The name of the map of programs.
+fn map_name(program: &str) -> String {
+    program.replacen("twheel", "next", 1)
+}
+
+/// The programs for interfaces of one namespace.
+pub struct Stubs {
+    xdp: Xdp,
+    ingress: SchedClassifier,
+    egress: SchedClassifier,
+}
+
+impl Stubs {
+    /// Loads and pins them. `namespace`: its number; `instance`: its part of the instance.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses one.
+    pub fn load(ways: &Ways, namespace: u32, instance: &Instance) -> Result<Self> {
+        let place = ways.place.fd().as_fd().as_raw_fd();
+        for (name, map) in HOOK_PROGRAMS.iter().zip(&ways.maps) {
+            let (kind, attach, flags, verdict) = match *name {
+                "twheel_xdp" => (
+                    bpf_prog_type::BPF_PROG_TYPE_XDP,
+                    bpf_attach_type::BPF_XDP as u32,
+                    HAS_FRAGS,
+                    XDP_PASS,
+                ),
+                _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0, 0, TC_ACT_UNSPEC),
+            };
+            let code = code(place, map.as_raw_fd(), elsewhere(namespace), verdict);
+            let program = bpf::load(name, kind, attach, flags, &code)
+                .with_context(|| format!("the kernel refuses the way to {name}"))?;
+            let pin = instance.object(name);
+            match fs::remove_file(&pin) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot replace {}", pin.display()));
+                }
+                _ => bpf::pin(program.as_fd(), &pin)
+                    .with_context(|| format!("cannot pin {}", pin.display()))?,
+            }
+        }
+        Ok(Self {
+            xdp: Xdp::from_pin(instance.object("twheel_xdp"), XdpAttachType::Interface)?,
+            ingress: SchedClassifier::from_pin(instance.object("twheel_ingress"))?,
+            egress: SchedClassifier::from_pin(instance.object("twheel_egress"))?,
+        })
+    }
+}
+
+impl Programs for Stubs {
+    fn demand(&mut self, _: &str, _: &Instance) -> Result<()> {
+        Ok(())
+    }
+
+    fn xdp(&mut self, _: &str) -> Result<&mut Xdp> {
+        Ok(&mut self.xdp)
+    }
+
+    fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        Ok(match name {
+            "twheel_ingress" => &mut self.ingress,
+            _ => &mut self.egress,
+        })
+    }
+}
+
+/// The instructions (`Documentation/bpf/standardization/instruction-set.rst`; this machine is little-endian).
+fn code(place: i32, programs: i32, added: u32, verdict: i32) -> [u64; 18] {
+    let make = |code: u8, dst: u8, src: u8, off: i16, imm: i32| {
+        u64::from(code)
+            | u64::from(src << 4 | dst) << 8
+            | u64::from(off as u16) << 16
+            | u64::from(imm as u32) << 32
+    };
+    [
+        // r6 = context
+        make(0xbf, 6, 1, 0, 0),
+        // r0 = place[0]
+        make(0x62, 10, 0, -4, 0),
+        make(0x18, 1, 1, 0, place),
+        0,
+        make(0xbf, 2, 10, 0, 0),
+        make(0x07, 2, 0, 0, -4),
+        make(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),
+        make(0x15, 0, 0, 8, 0),
+        // The second word of two: what is added.
+        make(0x62, 0, 0, 4, added as i32),
+        make(0xbf, 7, 0, 0, 0),
+        // The data plane's program, from which nothing comes back here.
+        make(0xbf, 1, 6, 0, 0),
+        make(0x18, 2, 1, 0, programs),
+        0,
+        make(0xb7, 3, 0, 0, 0),
+        make(0x85, 0, 0, 0, TAIL_CALL),
+        // There is none: the next packet is of another interface.
+        make(0x62, 7, 0, 4, 0),
+        make(0xb7, 0, 0, 0, verdict),
+        make(0x95, 0, 0, 0, 0),
+    ]
+}
