@@ -276,6 +276,18 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     assert_eq!(numbers.value("twheel_max_flows", &[]), 131_072.0);
     let interface = [("interface", SERVER)];
     assert_eq!(numbers.value("twheel_interface_info", &interface), 1.0);
+    let of_interface = |verdict| {
+        let labels = [("interface", SERVER), ("verdict", verdict)];
+        numbers.value("twheel_interface_packets_total", &labels)
+    };
+    for verdict in ["created", "touched"] {
+        assert_eq!(of_interface(verdict), packets(verdict), "{verdict}");
+    }
+    let ended_by = |direction| {
+        let labels = [("interface", SERVER), ("direction", direction)];
+        numbers.value("twheel_interface_expired_flows_total", &labels)
+    };
+    assert_eq!([ended_by("in"), ended_by("out")], [10.0, 0.0]);
     assert_eq!(numbers.value("twheel_build_info", &[]), 1.0);
     let age = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)?

@@ -165,19 +165,7 @@ impl Reader {
         let cpus = places.iter().map(Vec::len).max().unwrap_or(0);
         let of_cpu = |cpu| Counters::sum(places.iter().filter_map(|place| place.get(cpu)));
         let cpus: Vec<_> = (0..cpus).map(of_cpu).collect();
-        let apart = data_plane::counted(&self.pins)?;
-        let labels = watched::labels(&self.pins)?;
-        let mut interfaces: Vec<_> = apart
-            .iter()
-            .zip(labels.into_iter().zip(&places))
-            .filter(|(interface, _)| **interface != 0)
-            .map(|(_, (label, place))| (label, Counters::sum(place)))
-            .collect();
-        if interfaces.is_empty() {
-            // One interface has no place of its own.
-            let all = Counters::sum(&cpus);
-            interfaces.extend(self.pins.interfaces()?.into_iter().map(|name| (name, all)));
-        }
+        let interfaces = watched::by_interface(&self.pins, &places)?;
         Ok(Counted { cpus, interfaces })
     }
 

@@ -15,7 +15,7 @@ use twheel_common::{
 };
 
 use crate::{
-    data_plane::DataPlane,
+    data_plane::{self, DataPlane},
     failure::{Failure, Kind},
     links::{Known, Link},
     names::text,
@@ -356,6 +356,27 @@ fn choose(
         .or_else(|| gone.clone().find(namesake))
         .or_else(|| find(0))
         .or_else(|| gone.next())
+}
+
+/// The names of interfaces, each with its counters, of those of all places and CPUs.
+///
+/// # Errors
+///
+/// A map cannot be read.
+pub fn by_interface(pins: &Pins, places: &[Vec<Counters>]) -> Result<Vec<(String, Counters)>> {
+    let apart = data_plane::counted(pins)?;
+    let mut interfaces: Vec<_> = apart
+        .iter()
+        .zip(labels(pins)?.into_iter().zip(places))
+        .filter(|(interface, _)| **interface != 0)
+        .map(|(_, (label, place))| (label, Counters::sum(place)))
+        .collect();
+    if interfaces.is_empty() {
+        // One interface has no place of its own.
+        let all = Counters::sum(places.iter().flatten());
+        interfaces.extend(pins.interfaces()?.into_iter().map(|name| (name, all)));
+    }
+    Ok(interfaces)
 }
 
 /// Names of interfaces, by their places; of one that has none, an empty one.

@@ -8,7 +8,7 @@ mod server;
 mod status;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -19,8 +19,8 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{Map, MapData, PerCpuArray};
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder, core::Collector, proto::MetricFamily,
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, core::Collector, proto::MetricFamily,
 };
 use twheel_common::{
     config::Config,
@@ -39,6 +39,7 @@ use crate::{
     pins::Pins,
     policy::install::{self, InForce},
     reap::{self, Action, Outcome},
+    watched,
 };
 
 /// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
@@ -51,6 +52,9 @@ const LATENESS_BUCKETS: [f64; 13] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0,
 ];
 
+/// Interfaces and directions by which ended flows are counted, at most.
+const MAX_INTERFACE_COUNTERS: usize = 4096;
+
 /// Ended flows that are kept for the page.
 const LATEST: usize = 50;
 
@@ -61,6 +65,8 @@ pub struct Metrics {
     steps: Histogram,
     lateness: Histogram,
     latest: Mutex<VecDeque<Latest>>,
+    /// Ended flows, by the interface where their initiators' packets were counted, and the direction.
+    by_interface: Mutex<BTreeMap<(String, &'static str), u64>>,
     failed: AtomicBool,
     /// The data plane's clock as of the latest step.
     now: Mutex<Option<(u64, Instant)>>,
@@ -119,34 +125,18 @@ impl Metrics {
         );
         let most = IntGauge::new("twheel_max_flows", "flows that the table admits")?;
         most.set(plane.config().max_flows.into());
-        let of = |name: &str, help: &str, label: &str, values: &[String]| {
-            let family = prometheus::IntGaugeVec::new(Opts::new(name, help), &[label])?;
-            for value in values {
-                family.with_label_values(&[value]).set(1);
-            }
-            prometheus::Result::Ok(family)
-        };
-        let version = [env!("CARGO_PKG_VERSION").to_owned()];
-        let build = of(
-            "twheel_build_info",
-            "1, for this version",
-            "version",
-            &version,
+        let build = IntGaugeVec::new(
+            Opts::new("twheel_build_info", "1, for this version"),
+            &["version"],
         )?;
-        let interface = of(
-            "twheel_interface_info",
-            "1, for each interface of the instance",
-            "interface",
-            interfaces,
-        )?;
-        let collectors: [Box<dyn Collector>; 7] = [
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let collectors: [Box<dyn Collector>; 6] = [
             Box::new(ended.clone()),
             Box::new(steps.clone()),
             Box::new(lateness.clone()),
             Box::new(started),
             Box::new(most),
             Box::new(build),
-            Box::new(interface),
         ];
         for collector in collectors {
             registry.register(collector)?;
@@ -157,6 +147,7 @@ impl Metrics {
             steps,
             lateness,
             latest: Mutex::default(),
+            by_interface: Mutex::default(),
             failed: AtomicBool::new(false),
             now: Mutex::default(),
             states: Mutex::default(),
@@ -209,13 +200,67 @@ impl Metrics {
     /// The kernel's counters cannot be read.
     pub fn text(&self) -> Result<String> {
         let mut families = self.registry.gather();
-        families.extend(kernel(&self.counters()?)?);
+        let places = data_plane::counters_of_places(&self.counters)?;
+        families.extend(kernel(&Counters::sum(places.iter().flatten()))?);
+        let interfaces = watched::by_interface(&self.pins, &places)?;
+        families.extend(self.of_interfaces(&interfaces)?);
         if let Some(reaper) = self.reaper.get() {
             families.extend(reaped(reaper)?);
         }
         TextEncoder::new()
             .encode_to_string(&families)
             .context("cannot write the metrics")
+    }
+
+    /// The families that are of one interface each.
+    fn of_interfaces(&self, interfaces: &[(String, Counters)]) -> Result<Vec<MetricFamily>> {
+        let info = IntGaugeVec::new(
+            Opts::new(
+                "twheel_interface_info",
+                "1, for each interface of the instance",
+            ),
+            &["interface"],
+        )?;
+        let packets = IntCounterVec::new(
+            Opts::new(
+                "twheel_interface_packets_total",
+                "packets that an interface has seen, by what became of them",
+            ),
+            &["interface", "verdict"],
+        )?;
+        let ended = IntCounterVec::new(
+            Opts::new(
+                "twheel_interface_expired_flows_total",
+                "flows whose end was reported, by the interface where their initiator's packets were counted and the direction",
+            ),
+            &["interface", "direction"],
+        )?;
+        let mut by_interface = lock(&self.by_interface);
+        // Those whose places others have are known no more.
+        let names: BTreeSet<_> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
+        by_interface.retain(|(name, _), _| names.contains(name.as_str()));
+        for (name, counters) in interfaces {
+            info.with_label_values(&[name]).set(1);
+            for verdict in Counter::VERDICTS {
+                let count = counters.get(verdict);
+                if count > 0 {
+                    let labels = [name.as_str(), verdict.name()];
+                    packets.with_label_values(&labels).inc_by(count);
+                }
+            }
+            for direction in ["in", "out"] {
+                let count = by_interface.get(&(name.clone(), direction));
+                ended
+                    .with_label_values(&[name.as_str(), direction])
+                    .inc_by(count.copied().unwrap_or(0));
+            }
+        }
+        let mut families = info.collect();
+        families.extend(packets.collect());
+        families.extend(ended.collect());
+        // An encoder takes no family without metrics.
+        families.retain(|family| !family.get_metric().is_empty());
+        Ok(families)
     }
 
     fn counters(&self) -> Result<Counters> {
@@ -290,6 +335,16 @@ impl Batch<'_> {
         if let Some(lateness) = self.lateness(event, ended.reason) {
             metrics.lateness.observe(lateness.as_secs_f64());
         }
+        if let Some(iface) = &known_as.iface {
+            let mut by_interface = lock(&metrics.by_interface);
+            // Nobody has asked for long, and thousands have come and gone: these counters begin anew.
+            if by_interface.len() >= MAX_INTERFACE_COUNTERS {
+                by_interface.clear();
+            }
+            *by_interface
+                .entry((iface.clone(), ended.flow.direction()))
+                .or_default() += 1;
+        }
         let mut latest = lock(&metrics.latest);
         latest.truncate(LATEST - 1);
         latest.push_front(Latest {
@@ -322,8 +377,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
