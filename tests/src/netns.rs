@@ -145,6 +145,21 @@ impl Namespace {
         ip(&format!("-n {} {args}", self.name))
     }
 
+    /// Runs commands of `ip` on it, a line each, by one process.
+    pub fn batch(&self, commands: &str) -> Result<()> {
+        let mut child = self
+            .command(program("ip"))?
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .context("cannot run `ip`: is iproute2 installed?")?;
+        let mut stdin = child.stdin.take().context("no stdin")?;
+        stdin.write_all(commands.as_bytes())?;
+        drop(stdin);
+        ensure!(child.wait()?.success(), "`ip` refuses {commands}");
+        Ok(())
+    }
+
     /// Makes a tun device, which is there for as long as the file is open; of another link type (`ARPHRD_*`), if that is asked
     /// for.
     pub fn tun(&self, name: &str, link_type: Option<u16>) -> Result<File> {
@@ -906,6 +921,19 @@ impl Twheel {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What it holds: resident memory in KiB, threads, open files.
+    pub fn held(&self) -> Result<[usize; 3]> {
+        let process = PathBuf::from(format!("/proc/{}", self.pid()));
+        let status = fs::read_to_string(process.join("status"))?;
+        let field = |name: &str| -> Result<usize> {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            let value = value.and_then(|it| it.split_ascii_whitespace().next());
+            Ok(value.context("no such field")?.parse()?)
+        };
+        let files = fs::read_dir(process.join("fd"))?.count();
+        Ok([field("VmRSS:")?, field("Threads:")?, files])
     }
 
     /// How often each of its threads has given up a CPU, or lost it.

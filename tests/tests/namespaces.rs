@@ -1,9 +1,9 @@
 //! Interfaces of several network namespaces in one run: those that are there, those that come and those that go.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     fs::File,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -13,7 +13,10 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use twheel_holdup::Watch;
-use twheel_tests::netns::{Connection, Namespace, PATIENCE, Twheel, require_root};
+use twheel_tests::{
+    is_soak,
+    netns::{Connection, Namespace, PATIENCE, Twheel, require_root},
+};
 
 const PORT: u16 = 7979;
 /// A pod's interface, of the same name and index in each of them.
@@ -23,13 +26,23 @@ const POD: &str = "eth0";
 struct Lab {
     host: Namespace,
     pods: Vec<Namespace>,
+    role: &'static str,
+    /// Pods so far.
+    made: usize,
 }
 
 impl Lab {
     fn new(pods: usize) -> Result<Self> {
+        Self::of(pods, "host", "pod")
+    }
+
+    /// With names of their own, for a run whose pattern is not to match another test's.
+    fn of(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
         let mut lab = Self {
-            host: Namespace::new("host")?,
+            host: Namespace::new(host)?,
             pods: Vec::new(),
+            role: pod,
+            made: 0,
         };
         lab.host
             .enter(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?))?;
@@ -40,17 +53,19 @@ impl Lab {
     }
 
     fn add(&mut self) -> Result<()> {
-        let number = self.pods.len();
-        let pod = Namespace::new("pod")?;
+        let number = self.made;
+        let pod = Namespace::new(self.role)?;
         let veth = format!("veth{number}");
         let peer = format!("type veth peer name {POD} netns {}", pod.name());
-        self.host.ip(&format!("link add {veth} {peer}"))?;
-        for (end, interface, last) in [(&self.host, veth.as_str(), 1), (&pod, POD, 2)] {
-            end.add_address(address(number, last).into(), 24, interface)?;
-            end.ip(&format!("link set {interface} up"))?;
-        }
-        pod.ip(&format!("route add default via {}", address(number, 1)))?;
+        let [gateway, own] = [1, 2].map(|last| address(number, last));
+        self.host.batch(&format!(
+            "link add {veth} {peer}\naddr add {gateway}/24 dev {veth}\nlink set {veth} up\n"
+        ))?;
+        pod.batch(&format!(
+            "addr add {own}/24 dev {POD}\nlink set {POD} up\nroute add default via {gateway}\n"
+        ))?;
         self.pods.push(pod);
+        self.made += 1;
         Ok(())
     }
 
@@ -94,7 +109,7 @@ impl Lab {
 }
 
 fn address(pod: usize, last: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 81, pod as u8, last)
+    Ipv4Addr::new(10, 81 + (pod / 256) as u8, pod as u8, last)
 }
 
 fn stop(twheel: Twheel) -> Result<String> {
@@ -227,9 +242,8 @@ fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
 #[test]
 fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() -> Result<()> {
     require_root();
-    let mut lab = Lab::new(1)?;
-    let pattern = format!("twl-{}-pod*", std::process::id());
-    // The interfaces of other tests' pods, too.
+    let mut lab = Lab::of(1, "host", "come")?;
+    let pattern = format!("twl-{}-come*", std::process::id());
     let args = [
         "--iface",
         "eth*",
@@ -276,6 +290,90 @@ fn is_held(twheel: &Twheel, inode: u64) -> Result<bool> {
     let files = std::fs::read_dir(format!("/proc/{}/fd", twheel.pid()))?;
     let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
     Ok(links.into_iter().any(|link| link == wanted))
+}
+
+#[test]
+fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
+    require_root();
+    let pods = if is_soak() { 1000 } else { 40 };
+    /// At a time.
+    const ALIVE: usize = 8;
+    let mut lab = Lab::of(0, "many", "many")?;
+    let pattern = format!("twl-{}-many*", std::process::id());
+    // Both ends of each cable: in the host, and in the pod.
+    let args = [
+        "--iface",
+        "eth*,veth*",
+        "--netns",
+        &pattern,
+        "--json",
+        "--timeout",
+        "3s",
+    ];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+    let listener = lab
+        .host
+        .enter(|| TcpListener::bind(any).context("cannot listen"))?;
+    let idle = twheel.held()?;
+    let begin = Instant::now();
+    let (mut open, mut before) = (VecDeque::new(), None);
+    let (mut wanted, mut ended) = (BTreeSet::new(), Vec::new());
+    for number in 0..pods {
+        lab.add()?;
+        let pod = lab.pods.last().context("no pod")?;
+        for interface in [format!("{}/{POD}", pod.name()), format!("/veth{number}")] {
+            twheel.await_stderr(&format!("{interface}: attached"))?;
+        }
+        let to = SocketAddr::from((address(number, 1), PORT));
+        let client =
+            pod.enter(|| TcpStream::connect_timeout(&to, PATIENCE).context("cannot connect"))?;
+        let (server, name) = listener.accept()?;
+        wanted.insert(name);
+        open.push_back((client, server));
+        if open.len() == ALIVE {
+            // Its connection is open, and its veth pair goes with it.
+            let pod = lab.pods.remove(0);
+            pod.ip(&format!("link del {POD}"))?;
+            drop(pod);
+            open.pop_front();
+        }
+        ended.extend(twheel.expiries_until(Instant::now())?);
+        if number == pods / 2 {
+            before = Some(twheel.held()?);
+        }
+    }
+    for pod in lab.pods.drain(..) {
+        pod.ip(&format!("link del {POD}"))?;
+    }
+    let taken = begin.elapsed();
+    ended.extend(twheel.expiries_until(Instant::now() + Duration::from_secs(5))?);
+    let names: BTreeSet<_> = ended.iter().map(|it| it.src).collect();
+    ensure!(
+        names == wanted && ended.len() == wanted.len(),
+        "{} flows of {} pods, {} ends",
+        names.len(),
+        wanted.len(),
+        ended.len()
+    );
+    let (before, after) = (before.context("nobody looked")?, twheel.held()?);
+    println!(
+        "{pods} pods in {taken:?}; resident {} KiB, then {} KiB",
+        before[0], after[0]
+    );
+    ensure!(
+        after[0] <= before[0] + 2048,
+        "memory grows: {before:?}, {after:?}"
+    );
+    ensure!(
+        after[1..] == idle[1..],
+        "threads or files: {idle:?}, {after:?}"
+    );
+    let parts: Vec<_> = lab.host.pins()?;
+    let parts = parts.iter().filter(|it| it.is_dir()).count();
+    ensure!(parts == 1, "{parts} parts, not the host's alone");
+    stop(twheel)?;
+    lab.check_clean()
 }
 
 #[test]

@@ -4,11 +4,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io::Write,
+    fs::File,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
-    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +16,7 @@ use twheel_common::config::Watched;
 use twheel_holdup::Watch;
 use twheel_tests::{
     is_soak,
-    netns::{Expiry, Namespace, PATIENCE, Twheel, program, require_root},
+    netns::{Expiry, Namespace, PATIENCE, Twheel, require_root},
 };
 
 const PORT: u16 = 7878;
@@ -103,21 +100,6 @@ impl Lab {
         }
         Ok(())
     }
-}
-
-/// Runs commands of `ip`, with one process.
-fn batch(host: &Namespace, commands: &str) -> Result<()> {
-    let mut child = host
-        .command(program("ip"))?
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("cannot run `ip`")?;
-    let mut stdin = child.stdin.take().context("no stdin")?;
-    stdin.write_all(commands.as_bytes())?;
-    drop(stdin);
-    ensure!(child.wait()?.success(), "`ip` refuses {commands}");
-    Ok(())
 }
 
 fn attached(host: &Namespace) -> Result<BTreeSet<String>> {
@@ -596,19 +578,6 @@ fn doctor_looks_at_what_a_pattern_matches() -> Result<()> {
     lab.check_clean(&["veth1"])
 }
 
-/// What a process holds: resident memory in KiB, threads, open files.
-fn held(twheel: &Twheel) -> Result<[usize; 3]> {
-    let process = PathBuf::from(format!("/proc/{}", twheel.pid()));
-    let status = fs::read_to_string(process.join("status"))?;
-    let field = |name: &str| -> Result<usize> {
-        let value = status.lines().find_map(|line| line.strip_prefix(name));
-        let value = value.and_then(|it| it.split_ascii_whitespace().next());
-        Ok(value.context("no such field")?.parse()?)
-    };
-    let files = fs::read_dir(process.join("fd"))?.count();
-    Ok([field("VmRSS:")?, field("Threads:")?, files])
-}
-
 #[test]
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
@@ -636,10 +605,9 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         let subnet = u32::from(Ipv4Addr::new(10, 80, 0, 0)) + 4 * number;
         for (end, last) in [(&lab.host, 1), (&lab.elsewhere, 2)] {
             let address = Ipv4Addr::from(subnet + last);
-            batch(
-                end,
-                &format!("addr add {address}/30 dev {name}\nlink set {name} up\n"),
-            )?;
+            end.batch(&format!(
+                "addr add {address}/30 dev {name}\nlink set {name} up\n"
+            ))?;
         }
         let address = SocketAddr::from((Ipv4Addr::from(subnet + 1), PORT));
         let client = lab
@@ -655,7 +623,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         }
         expiries.extend(twheel.expiries_until(Instant::now())?);
         if number == pods / 2 {
-            before = Some(held(&twheel)?);
+            before = Some(twheel.held()?);
         }
     }
     for (name, ..) in &alive {
@@ -680,7 +648,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     ensure!(expiries.iter().all(|it| it.idle >= TIMEOUT), "{expiries:?}");
 
     let before = before.context("nobody looked")?;
-    let after = held(&twheel)?;
+    let after = twheel.held()?;
     println!(
         "{pods} pods in {taken:?}: attached within {latest:?}, {late} of them later than 100 ms; resident {} KiB, then {} KiB",
         before[0], after[0]

@@ -18,7 +18,7 @@ use crate::{
     hooks::Hooks,
     links::{self, Known, Link},
     notices::Change,
-    patterns::Selection,
+    patterns::{Asked, Selection},
     pins::Instance,
     stub::Stubs,
     watched::Watch,
@@ -244,6 +244,12 @@ impl<'a> Interfaces<'a> {
         }
         self.restack()?;
         Ok(attached)
+    }
+
+    /// Whether one is attached for which a pattern stands.
+    pub fn has_one_of(&self, pattern: &Asked) -> bool {
+        let attached = self.places.iter().filter(|it| it.index.is_some());
+        attached.into_iter().any(|it| pattern.matches(&it.name))
     }
 
     fn has(&self, index: u32) -> bool {

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 
 use anyhow::{Context, Result};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    resource::{Resource, getrlimit, setrlimit},
+};
 use twheel_common::state::MAX_NAMESPACES;
 
 use super::follow::{Common, Elsewhere, Interfaces};
@@ -103,6 +106,10 @@ impl<'a> Namespaces<'a> {
         instance: &Instance,
         plane: &mut DataPlane,
     ) -> Result<Self> {
+        // Each takes five. Where there are too few, that is said of those that are too many.
+        if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+        }
         let new = Self {
             ways: Ways::open(plane, instance)?,
             own: pins::namespace()?,
@@ -168,6 +175,23 @@ impl<'a> Namespaces<'a> {
                     NAMES => self.follow_names(plane)?,
                     number => self.follow_interfaces(plane, number as u32),
                 }
+            }
+        }
+    }
+
+    /// Says which patterns stand for no interface, neither here nor in the run's own namespace.
+    pub fn tell_unmatched(&self, own: Option<&Interfaces<'_>>) {
+        let all = || self.there.values().map(|it| &it.interfaces).chain(own);
+        // Of a namespace that is not there it was said.
+        if all().next().is_none() {
+            return;
+        }
+        for pattern in self.common.selection.patterns() {
+            if !all().any(|interfaces| interfaces.has_one_of(pattern)) {
+                say!(
+                    "--iface {}: no interface matches: waiting for one",
+                    pattern.text()
+                );
             }
         }
     }

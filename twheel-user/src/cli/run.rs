@@ -300,6 +300,7 @@ impl Run {
         };
         if let Some(namespaces) = &mut namespaces {
             namespaces.follow(&mut plane)?;
+            namespaces.tell_unmatched(interfaces.as_ref());
         }
         let elsewhere = namespaces.as_ref().map(Namespaces::ready).transpose()?;
         let elsewhere = elsewhere.map(watched).transpose()?;
