@@ -5,6 +5,7 @@
 
 mod batch;
 mod before;
+mod bulk;
 mod cores;
 mod expire;
 mod exporter;

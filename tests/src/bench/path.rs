@@ -25,6 +25,7 @@ use twheel_tests::{
 };
 
 use crate::{
+    bulk,
     plane::{self, CPU},
     report::{Figure, Report, verdict},
     size,
@@ -46,13 +47,13 @@ const TCX: usize = 4;
 /// Nanoseconds that a packet may take more by TCX than by XDP.
 const TCX_MORE: f64 = 60.0;
 /// A gateway's interfaces: that on the flows' side, which twheel watches, and the other.
-const INTERFACES: [&str; 2] = ["in0", "out0"];
+pub const INTERFACES: [&str; 2] = ["in0", "out0"];
 /// twheel's table is never made smaller: nobody would.
 const SMALLEST_TABLE: u32 = 1 << 16;
 /// Frames that the kernel makes at a time: a driver's poll.
 const BATCH: u32 = 64;
 /// `ETHTOOL_SGRO`: a veth polls then, and takes frames.
-const GRO: u32 = 0x2c;
+pub const GRO: u32 = 0x2c;
 /// What may be due to other work of the softirq's thread, of the time of a run.
 const MAX_THREAD: f64 = 0.1;
 /// Rounds before those that count.
@@ -159,7 +160,7 @@ pub fn sysctl(namespace: &Namespace, name: &str, value: &str) -> Result<()> {
 }
 
 /// A namespace that forwards, or sends, IPv4 alone.
-fn namespace(role: &str) -> Result<Namespace> {
+pub fn namespace(role: &str) -> Result<Namespace> {
     let namespace = Namespace::new(role)?;
     for (name, value) in [
         ("ipv6/conf/all/disable_ipv6", "1"),
@@ -502,6 +503,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     table(report, "new", "New flows", &enough);
     let title = "New flows, where conntrack has the buckets that this machine gives it by default";
     table(report, "new_default", title, &default);
+    bulk::bench(rounds, report)?;
     report.plot(
         "flows",
         "A packet of an established flow through a gateway",
@@ -642,7 +644,8 @@ fn sum(bytes: &[u8]) -> u32 {
         .sum()
 }
 
-fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
+/// A program of an object.
+pub fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
     let program = bpf.program_mut(name);
     program.with_context(|| format!("the object has no program {name}"))
 }
