@@ -1,495 +1,482 @@
-//! Interfaces of several network namespaces in one run: those that are there, those that come and those that go.
+//! Real connections between two hosts, and `twheel` beside them.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
-    fs::File,
+    collections::HashMap,
+    io::{BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
-use serde_json::Value;
-use twheel_holdup::Watch;
-use twheel_tests::{
-    is_soak,
-    netns::{Connection, Namespace, PATIENCE, Twheel, require_root},
+use nix::{
+    sys::signal::{Signal, kill},
+    time::{ClockId, clock_getres},
+    unistd::Pid,
+};
+use twheel_tests::netns::{
+    Busy, Connection, Expiry, Family, Namespace, PATIENCE, PORT, Pair, PolicyFile, SERVER, Twheel,
+    require_root, wait_within,
 };
 
-const PORT: u16 = 7979;
-/// A pod's interface, of the same name and index in each of them.
-const POD: &str = "eth0";
+const TICK: Duration = Duration::from_millis(100);
+/// For the threads of this test and of twheel to be scheduled.
+const SCHEDULING: Duration = Duration::from_millis(100);
 
-/// A host, and pods that reach it and one another by it.
-struct Lab {
-    host: Namespace,
-    pods: Vec<Namespace>,
-    role: &'static str,
-    /// Pods so far.
-    made: usize,
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
 }
 
-impl Lab {
-    fn new(pods: usize) -> Result<Self> {
-        Self::of(pods, "host", "pod")
-    }
-
-    /// With names of their own, for a run whose pattern is not to match another test's.
-    fn of(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
-        let mut lab = Self {
-            host: Namespace::new(host)?,
-            pods: Vec::new(),
-            role: pod,
-            made: 0,
-        };
-        lab.host
-            .enter(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?))?;
-        for _ in 0..pods {
-            lab.add()?;
-        }
-        Ok(lab)
-    }
-
-    fn add(&mut self) -> Result<()> {
-        let number = self.made;
-        let pod = Namespace::new(self.role)?;
-        let veth = format!("veth{number}");
-        let peer = format!("type veth peer name {POD} netns {}", pod.name());
-        let [gateway, own] = [1, 2].map(|last| address(number, last));
-        self.host.batch(&format!(
-            "link add {veth} {peer}\naddr add {gateway}/24 dev {veth}\nlink set {veth} up\n"
-        ))?;
-        pod.batch(&format!(
-            "addr add {own}/24 dev {POD}\nlink set {POD} up\nroute add default via {gateway}\n"
-        ))?;
-        self.pods.push(pod);
-        self.made += 1;
-        Ok(())
-    }
-
-    /// Runs with its pods alone, whatever other namespaces there are.
-    fn watch(&self, options: &[&str]) -> Result<Twheel> {
-        let pods: Vec<_> = self.pods.iter().map(Namespace::name).collect();
-        let pods = pods.join(",");
-        let args = [&["--iface", POD, "--netns", &pods, "--json"], options].concat();
-        let twheel = Twheel::start(&self.host, &args)?;
-        for pod in 0..self.pods.len() {
-            twheel.await_stderr(&format!("{}: attached", self.label(pod)))?;
-        }
-        Ok(twheel)
-    }
-
-    /// What a pod's interface is called.
-    fn label(&self, pod: usize) -> String {
-        format!("{}/{POD}", self.pods[pod].name())
-    }
-
-    fn listen(&self, pod: usize) -> Result<TcpListener> {
-        let at = SocketAddr::from((address(pod, 2), PORT));
-        self.pods[pod].enter(|| TcpListener::bind(at).context("cannot listen"))
-    }
-
-    fn flows(&self) -> Result<Vec<Value>> {
-        let ended = self.host.twheel_once(&["flows", "--json"])?;
-        ensure!(ended.code() == Some(0), "{ended:?}");
-        let lines = ended.lines.iter();
-        lines
-            .map(|line| Ok(serde_json::from_str(&line.text)?))
-            .collect()
-    }
-
-    fn check_clean(&self) -> Result<()> {
-        for pod in &self.pods {
-            pod.check_clean(POD)?;
-        }
-        self.host.check_clean("lo")
-    }
+/// How late an expiry may be: a tick, scheduling, and what the clock cannot tell.
+fn lateness() -> Duration {
+    let jiffy = Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).unwrap());
+    TICK + SCHEDULING + 2 * jiffy
 }
 
-fn address(pod: usize, last: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 81 + (pod / 256) as u8, pod as u8, last)
+/// Expiries by flow; a flow that is reported twice is an error.
+fn by_name(expiries: &[Expiry]) -> Result<HashMap<SocketAddr, &Expiry>> {
+    let mut found = HashMap::new();
+    for expiry in expiries {
+        let twice = found.insert(expiry.src, expiry);
+        ensure!(twice.is_none(), "reported twice: {expiry:?}");
+    }
+    Ok(found)
 }
 
-fn stop(twheel: Twheel) -> Result<String> {
+/// Sorted, so that a failure shows what differs.
+fn names<'a>(names: impl IntoIterator<Item = &'a SocketAddr>) -> Vec<SocketAddr> {
+    let mut names: Vec<_> = names.into_iter().copied().collect();
+    names.sort();
+    names
+}
+
+fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
+    (0..count)
+        .map(|i| pair.connect(Family::alternate(i)))
+        .collect()
+}
+
+/// The test's own threads may stall: then nothing that twheel does would be wrong.
+fn check_pace(gap: Duration, timeout: Duration) {
+    assert!(
+        gap < timeout,
+        "this machine is too slow to test on: a busy connection was silent for {gap:?}"
+    );
+}
+
+#[test]
+fn exactly_the_idle_half_expires_and_on_time() -> Result<()> {
+    require_root();
+    let timeout = millis(2000);
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--timeout",
+            "2s",
+            "--tick",
+            "100ms",
+            "--json",
+        ],
+    )?;
+    let busy = connect(&pair, 100)?;
+    let busy_names = names(busy.iter().map(|it| &it.name));
+    let busy = Busy::start(busy, timeout / 10);
+    let mut idle = Vec::new();
+    for i in 0..100 {
+        // Not all within one tick.
+        thread::sleep(millis(7));
+        idle.push(pair.connect(Family::alternate(i))?);
+    }
+    // The busy ones see more than one timeout go by.
+    let expiries = twheel.expiries_until(Instant::now() + 2 * timeout)?;
+    let rest = busy.stop()?;
+    check_pace(rest.longest_gap, timeout);
+
+    let found = by_name(&expiries)?;
+    assert_eq!(
+        names(found.keys()),
+        names(idle.iter().map(|it| &it.name)),
+        "the idle ones and none but those"
+    );
+    for connection in &idle {
+        let expiry = found[&connection.name];
+        assert_eq!((&*expiry.reason, &*expiry.state), ("idle", "established"));
+        // The last packet lies between `before` and `after`.
+        for (early, late) in [
+            (expiry.idle, expiry.idle),
+            (expiry.at - connection.before, expiry.at - connection.after),
+        ] {
+            assert!(early >= timeout, "{early:?}, early: {expiry:?}");
+            assert!(late <= timeout + lateness(), "{late:?}, late: {expiry:?}");
+        }
+    }
+    // Had the busy ones not been seen at all, they would not have expired either.
+    let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
+    assert_eq!(names(by_name(&expiries)?.keys()), busy_names);
+
     let ended = twheel.stop()?;
-    ensure!(ended.code() == Some(0), "{ended:?}");
-    Ok(ended.stderr)
-}
-
-/// Interfaces of two namespaces have the same index; each is told by its own name, and has counters of its own.
-#[test]
-fn interfaces_with_one_index_are_told_apart() -> Result<()> {
-    require_root();
-    for options in [
-        &["--hook", "xdp"][..],
-        &["--hook", "tcx"],
-        &["--hook", "clsact", "--egress", "clsact"],
-    ] {
-        let lab = Lab::new(2)?;
-        let twheel = lab.watch(&[options, &["--accounting"]].concat())?;
-        let listeners = [lab.listen(0)?, lab.listen(1)?];
-        // A connection of each pod to the other, and one of the host's, which only its server's pod sees.
-        let mut open = [
-            Connection::open(&lab.pods[0], &listeners[1])?,
-            Connection::open(&lab.pods[1], &listeners[0])?,
-            Connection::open(&lab.host, &listeners[1])?,
-        ];
-        for connection in &mut open {
-            connection.talk()?;
-        }
-        let wanted = [
-            (address(0, 2), lab.label(0), "out"),
-            (address(1, 2), lab.label(1), "out"),
-            (address(1, 1), lab.label(1), "in"),
-        ];
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let flows = lab.flows()?;
-            let found: BTreeSet<_> = flows
-                .iter()
-                .map(|flow| {
-                    let text = |name: &str| flow[name].as_str().unwrap_or_default().to_owned();
-                    (text("src"), text("iface"), text("direction"), text("state"))
-                })
-                .collect();
-            let wanted: BTreeSet<_> = wanted
-                .iter()
-                .map(|(src, iface, direction)| {
-                    let state = "established".to_owned();
-                    (
-                        src.to_string(),
-                        iface.clone(),
-                        (*direction).to_owned(),
-                        state,
-                    )
-                })
-                .collect();
-            if found == wanted {
-                break;
-            }
-            ensure!(
-                Instant::now() < until,
-                "{options:?}: {found:?}, not {wanted:?}"
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-        for counter in ["ignored", "same_way", "moved"] {
-            ensure!(lab.host.counter(counter)? == 0, "{options:?}: {counter}");
-        }
-        stop(twheel)?;
-        lab.check_clean()?;
-    }
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("200 flows ended, 0 live"),
+        "{}",
+        ended.stderr
+    );
     Ok(())
 }
 
 #[test]
-fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
+fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     require_root();
-    // The same addresses behind each of two hosts that know nothing of one another.
-    let labs = [Lab::new(1)?, Lab::new(1)?];
-    let names = labs.each_ref().map(|lab| lab.pods[0].name().to_owned());
-    let zone = format!("{}={}", labs[1].label(0), 7);
-    let args = [
-        "--iface",
-        POD,
-        "--netns",
-        &names.join(","),
-        "--zone",
-        &zone,
-        "--json",
-    ];
-    let twheel = Twheel::start(&labs[0].host, &args)?;
-    let mut open = Vec::new();
-    for lab in &labs {
-        twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
-        let listener = lab.listen(0)?;
-        // From the same port.
-        let from = SocketAddr::from((address(0, 1), 20_000));
-        let client = lab.host.enter(|| {
-            let socket = nix::sys::socket::socket(
-                nix::sys::socket::AddressFamily::Inet,
-                nix::sys::socket::SockType::Stream,
-                nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-                None,
-            )?;
-            let addr = |at: SocketAddr| nix::sys::socket::SockaddrStorage::from(at);
-            nix::sys::socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &addr(from))?;
-            let to = listener.local_addr()?;
-            nix::sys::socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &addr(to))?;
-            Ok(socket)
-        })?;
-        open.push((client, listener.accept()?));
-    }
-    let flows = labs[0].flows()?;
-    let found: BTreeSet<_> = flows
-        .iter()
-        .map(|flow| {
-            (
-                flow["zone"].as_u64(),
-                flow["iface"].as_str().unwrap_or_default(),
-            )
-        })
-        .collect();
-    let labels = labs.each_ref().map(|lab| lab.label(0));
-    let wanted = BTreeSet::from([(None, labels[0].as_str()), (Some(7), labels[1].as_str())]);
-    ensure!(found == wanted && flows.len() == 2, "{flows:?}");
-    stop(twheel)?;
-    Ok(())
-}
-
-#[test]
-fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() -> Result<()> {
-    require_root();
-    let mut lab = Lab::of(1, "host", "come")?;
-    let pattern = format!("twl-{}-come*", std::process::id());
-    let args = [
-        "--iface",
-        "eth*",
-        "--netns",
-        &pattern,
-        "--json",
-        "--timeout",
-        "2s",
-    ];
-    let twheel = Twheel::start(&lab.host, &args)?;
-    twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
-    for number in 1..6 {
-        let held_up = Watch::start();
-        lab.add()?;
-        let since = Instant::now();
-        twheel.await_stderr(&format!("{}: attached", lab.label(number)))?;
-        let (taken, held_up) = (since.elapsed(), held_up.stop());
-        ensure!(
-            taken <= Duration::from_millis(100) + held_up,
-            "attached after {taken:?}, the machine held up for {held_up:?}"
-        );
-    }
-    let listener = lab.listen(5)?;
-    let connection = Connection::open(&lab.host, &listener)?;
-    // Whoever is inside goes on; the name is gone, and no packet is seen any more.
-    let gone = lab.pods.remove(2);
-    let (name, inode) = (gone.name().to_owned(), gone.inode()?);
-    drop(gone);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
-    ensure!(!is_held(&twheel, inode)?, "{name} is kept alive");
-    let expiry = twheel
-        .line(PATIENCE)?
-        .context("nothing expires")?
-        .expiry()?;
-    ensure!(expiry.dst == listener.local_addr()?, "{expiry:?}");
-    drop(connection);
-    stop(twheel)?;
-    lab.check_clean()
-}
-
-/// Whether a run has a file of a network namespace open.
-fn is_held(twheel: &Twheel, inode: u64) -> Result<bool> {
-    let wanted = PathBuf::from(format!("net:[{inode}]"));
-    let files = std::fs::read_dir(format!("/proc/{}/fd", twheel.pid()))?;
-    let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
-    Ok(links.into_iter().any(|link| link == wanted))
-}
-
-#[test]
-fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
-    require_root();
-    let pods = if is_soak() { 1000 } else { 40 };
-    /// At a time.
-    const ALIVE: usize = 8;
-    let mut lab = Lab::of(0, "many", "many")?;
-    let pattern = format!("twl-{}-many*", std::process::id());
-    // Both ends of each cable: in the host, and in the pod.
-    let args = [
-        "--iface",
-        "eth*,veth*",
-        "--netns",
-        &pattern,
-        "--json",
-        "--timeout",
-        "3s",
-    ];
-    let twheel = Twheel::start(&lab.host, &args)?;
-    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
-    let listener = lab
-        .host
-        .enter(|| TcpListener::bind(any).context("cannot listen"))?;
-    let idle = twheel.held()?;
-    let begin = Instant::now();
-    let (mut open, mut before) = (VecDeque::new(), None);
-    let (mut wanted, mut ended) = (BTreeSet::new(), Vec::new());
-    for number in 0..pods {
-        lab.add()?;
-        let pod = lab.pods.last().context("no pod")?;
-        for interface in [format!("{}/{POD}", pod.name()), format!("/veth{number}")] {
-            twheel.await_stderr(&format!("{interface}: attached"))?;
-        }
-        let to = SocketAddr::from((address(number, 1), PORT));
-        let client =
-            pod.enter(|| TcpStream::connect_timeout(&to, PATIENCE).context("cannot connect"))?;
-        let (server, name) = listener.accept()?;
-        wanted.insert(name);
-        open.push_back((client, server));
-        if open.len() == ALIVE {
-            // Its connection is open, and its veth pair goes with it.
-            let pod = lab.pods.remove(0);
-            pod.ip(&format!("link del {POD}"))?;
-            drop(pod);
-            open.pop_front();
-        }
-        ended.extend(twheel.expiries_until(Instant::now())?);
-        if number == pods / 2 {
-            before = Some(twheel.held()?);
-        }
-    }
-    for pod in lab.pods.drain(..) {
-        pod.ip(&format!("link del {POD}"))?;
-    }
-    let taken = begin.elapsed();
-    ended.extend(twheel.expiries_until(Instant::now() + Duration::from_secs(5))?);
-    let names: BTreeSet<_> = ended.iter().map(|it| it.src).collect();
-    ensure!(
-        names == wanted && ended.len() == wanted.len(),
-        "{} flows of {} pods, {} ends",
-        names.len(),
-        wanted.len(),
-        ended.len()
+    let timeout = millis(2000);
+    let args = ["--iface", SERVER, "--timeout", "2s", "--keep", "--json"];
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let idle = connect(&pair, 20)?;
+    let busy = Busy::start(connect(&pair, 20)?, timeout / 10);
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(300))?.len(),
+        0
     );
-    let (before, after) = (before.context("nobody looked")?, twheel.held()?);
-    println!(
-        "{pods} pods in {taken:?}; resident {} KiB, then {} KiB",
-        before[0], after[0]
-    );
-    ensure!(
-        after[0] <= before[0] + 2048,
-        "memory grows: {before:?}, {after:?}"
-    );
-    ensure!(
-        after[1..] == idle[1..],
-        "threads or files: {idle:?}, {after:?}"
-    );
-    let parts: Vec<_> = lab.host.pins()?;
-    let parts = parts.iter().filter(|it| it.is_dir()).count();
-    ensure!(parts == 1, "{parts} parts, not the host's alone");
-    stop(twheel)?;
-    lab.check_clean()
-}
-
-#[test]
-fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
-    require_root();
-    let lab = Lab::new(2)?;
-    let twheel = lab.watch(&["--timeout", "1h"])?;
-    let listener = lab.listen(1)?;
-    let mut connection = Connection::open(&lab.pods[0], &listener)?;
-    connection.talk()?;
-    let seen = |lab: &Lab| {
-        Ok::<_, anyhow::Error>(lab.host.counter("touched")? + lab.host.counter("seen_again")?)
-    };
-    let before = seen(&lab)?;
     let ended = twheel.kill()?;
-    ensure!(ended.signal() == Some(Signal::SIGKILL as i32), "{ended:?}");
-    // The programs go on without it.
-    connection.talk()?;
-    let between = seen(&lab)?;
-    ensure!(between > before, "{between} packets");
-    let twheel = lab.watch(&["--timeout", "1h"])?;
-    let said = twheel.stderr();
-    for pod in 0..2 {
-        let wanted = format!("{}: attached, adopted XDP", lab.label(pod));
-        ensure!(said.contains(&wanted), "{said}");
+    assert_eq!(ended.signal(), Some(9));
+    assert_eq!(ended.lines.len(), 0);
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+
+    // Longer than the timeout: only packets that are seen now keep the busy ones.
+    thread::sleep(timeout + millis(500));
+    let twheel = Twheel::start(&pair.server, &args)?;
+    // Idle ones that are due may be gone before twheel counts.
+    let stderr = twheel.await_stderr("\nadopted ")?;
+    let attached = format!("{SERVER}: attached, adopted XDP, both directions");
+    assert!(stderr.contains(&attached), "{stderr}");
+    let adopted: usize = stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("adopted ")?.strip_suffix(" flows"))
+        .with_context(|| format!("no count of flows: {stderr}"))?
+        .parse()?;
+    assert!((20..=40).contains(&adopted), "{adopted} adopted");
+    let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(names(found.keys()), names(idle.iter().map(|it| &it.name)));
+    for expiry in found.values() {
+        // Nobody stepped meanwhile.
+        assert!(expiry.idle >= timeout + millis(500), "{expiry:?}");
+        assert_eq!(expiry.reason, "idle");
     }
-    ensure!(said.contains("adopted 1 flows"), "{said}");
-    connection.talk()?;
-    ensure!(seen(&lab)? > between, "nothing is seen");
-    stop(twheel)?;
-    lab.check_clean()
+
+    let before = pair.server.pins()?;
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("20 flows ended, 20 live"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(ended.lines.len(), 0);
+    assert!(!before.is_empty());
+    assert_eq!(pair.server.pins()?, before, "--keep keeps all pins");
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+    check_pace(busy.stop()?.longest_gap, timeout);
+
+    let ended = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    pair.server.check_clean(SERVER)
 }
 
 #[test]
-fn what_a_killed_run_has_left_is_detached_whatever_the_hook() -> Result<()> {
+fn ctrl_c_leaves_nothing_behind() -> Result<()> {
     require_root();
-    for options in [
-        &["--hook", "tcx"][..],
-        &["--hook", "clsact", "--egress", "clsact"],
-    ] {
-        let mut lab = Lab::new(3)?;
-        lab.watch(options)?.kill()?;
-        // One goes meanwhile.
-        lab.pods.pop();
-        let ended = lab.host.twheel_once(&["detach", "--iface", POD])?;
-        ensure!(ended.code() == Some(0), "{ended:?}");
-        lab.check_clean()?;
-        for pod in &lab.pods {
-            ensure!(!pod.ip("-d link show")?.contains("xdp"));
-            let qdiscs = pod.command("tc")?.args(["qdisc", "show"]).output()?;
-            let qdiscs = String::from_utf8_lossy(&qdiscs.stdout).into_owned();
-            ensure!(!qdiscs.contains("clsact"), "{qdiscs}");
-        }
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let _connections = connect(&pair, 4)?;
+    assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
+    assert_eq!(pair.server.instances()?.len(), 1);
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("0 flows ended, 4 live"),
+        "{}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn lo_runs_generic_when_asked_and_when_native_is_refused() -> Result<()> {
+    require_root();
+    let host = Namespace::new("lo")?;
+    for (option, value, refused) in [("--mode", "generic", false), ("--hook", "xdp", true)] {
+        let twheel = Twheel::start(
+            &host,
+            &[
+                "--iface",
+                "lo",
+                option,
+                value,
+                "--timeout",
+                "500ms",
+                "--json",
+            ],
+        )?;
+        let stderr = twheel.stderr();
+        assert!(stderr.contains("lo: attached, generic XDP"), "{stderr}");
+        assert_eq!(
+            stderr.contains("the driver refuses native XDP"),
+            refused,
+            "{stderr}"
+        );
+        assert!(host.ip("-d link show dev lo")?.contains("xdpgeneric"));
+
+        let listener = host.enter(|| Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?))?;
+        let address = listener.local_addr()?;
+        let client = host.enter(|| Ok(TcpStream::connect(address)?))?;
+        let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+        assert_eq!(names(by_name(&expiries)?.keys()), [client.local_addr()?]);
+        let ended = twheel.stop()?;
+        assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+        host.check_clean("lo")?;
     }
     Ok(())
 }
 
-/// A flow that is counted in a pod is none of the host's to reap, though a socket of the host has its addresses.
 #[test]
-fn nothing_is_reaped_for_a_flow_of_another_namespace() -> Result<()> {
+fn ipv4_and_ipv6_expire_by_their_addresses() -> Result<()> {
     require_root();
-    let lab = Lab::new(1)?;
-    let options = ["--timeout", "2s", "--reap", "socket,conntrack"];
-    let twheel = lab.watch(&options)?;
-    let listener = lab.listen(0)?;
-    let mut connection = Connection::open(&lab.host, &listener)?;
-    connection.talk()?;
-    let mut outcomes = Vec::new();
-    while outcomes.len() < 2 {
-        let line = twheel.line(PATIENCE)?.context("nothing is reaped")?;
-        let said: Value = serde_json::from_str(&line.text)?;
-        if said["event"] == "reap" {
-            outcomes.push(said["outcome"].as_str().unwrap_or_default().to_owned());
-        }
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &["--iface", SERVER, "--timeout", "500ms", "--json"],
+    )?;
+    let connections = connect(&pair, 2)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(found.len(), 2, "{expiries:?}");
+    for (connection, family) in connections.iter().zip([Family::V4, Family::V6]) {
+        let expiry = found[&connection.name];
+        assert_eq!(expiry.src.ip(), family.client());
+        assert_eq!(expiry.dst.ip(), family.server());
     }
-    ensure!(outcomes == ["other_zone"; 2], "{outcomes:?}");
-    connection.talk().context("the connection is closed")?;
-    stop(twheel)?;
     Ok(())
 }
 
 #[test]
-fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
+fn the_way_a_connection_ends_is_told() -> Result<()> {
     require_root();
-    let lab = Lab::new(1)?;
-    for (netns, wanted) in [
-        (
-            "/proc/1/ns/net",
-            "--netns /proc/1/ns/net: give a name below /run/netns",
-        ),
-        ("", "--netns : give a name below /run/netns"),
-        ("a[", "--netns a[: "),
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--timeout",
+            "10s,time_wait=500ms,close=500ms",
+            "--json",
+        ],
+    )?;
+    let [closed, reset] = [pair.connect(Family::V4)?, pair.connect(Family::V6)?];
+    let (closed_name, reset_name) = (closed.name, reset.name);
+    closed.close()?;
+    reset.reset()?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(found.len(), 2, "{expiries:?}");
+    for (name, state, reason) in [
+        (closed_name, "time_wait", "closed"),
+        (reset_name, "close", "reset"),
     ] {
-        let ended = lab
-            .host
-            .twheel_once(&["run", "--iface", POD, "--netns", netns])?;
-        let said = ended.stderr.trim();
-        ensure!(ended.code() == Some(2), "{netns}: {ended:?}");
-        ensure!(
-            said.contains(wanted) && said.lines().count() == 1,
-            "{netns}: {said}"
+        let expiry = found[&name];
+        assert_eq!((&*expiry.state, &*expiry.reason), (state, reason));
+        assert!(expiry.idle >= millis(500), "{expiry:?}");
+    }
+    Ok(())
+}
+
+/// One rule for the port of the tests' servers, and what it gives established flows.
+fn policy(rule: &str, established: &str) -> String {
+    format!(
+        "[[rule]]\nname = '{rule}'\ndport = {PORT}\niface = '{SERVER}'\ndirection = 'in'\n\
+         timeouts = {{ established = '{established}' }}\n"
+    )
+}
+
+#[test]
+fn a_policy_is_replaced_while_flows_live() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let file = PolicyFile::new("run", &policy("first", "1s"))?;
+    let args = ["--iface", SERVER, "--policy", file.path(), "--json"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let first = pair.connect(Family::V4)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
+    let [expiry] = expiries.as_slice() else {
+        anyhow::bail!("one flow should have ended: {expiries:?}");
+    };
+    assert_eq!(
+        (expiry.src, expiry.rule.as_deref()),
+        (first.name, Some("first"))
+    );
+    assert!(expiry.idle >= millis(1000) && expiry.idle < millis(1000) + lateness() + SCHEDULING);
+
+    // Read again: a flow of a minute.
+    file.write(&policy("second", "60s"))?;
+    let pid = Pid::from_raw(twheel.pid().try_into()?);
+    kill(pid, Signal::SIGHUP)?;
+    twheel.await_stderr("the policy was read again")?;
+    let second = pair.connect(Family::V6)?;
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(1500))?.len(),
+        0
+    );
+
+    // What is wrong changes nothing, from here or from there.
+    file.write(&policy("second", "soon"))?;
+    kill(pid, Signal::SIGHUP)?;
+    let stderr = twheel.await_stderr("the policy stays as it was")?;
+    assert!(stderr.contains(&format!("{}:6:", file.path())), "{stderr}");
+    let load = ["policy", "load", file.path(), "--iface", SERVER];
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(2), "{}", ended.stderr);
+    assert_eq!(
+        twheel.expiries_until(Instant::now() + millis(300))?.len(),
+        0
+    );
+
+    // Beside the run, by another process.
+    file.write(&policy("third", "500ms"))?;
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 flows follow"), "{}", ended.stderr);
+    let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
+    let found = by_name(&expiries)?;
+    // Its rule is gone with its name: it is a flow of none, whose timeout is five days.
+    assert_eq!(found.len(), 0, "{expiries:?}");
+    let third = pair.connect(Family::V4)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
+    let [expiry] = expiries.as_slice() else {
+        anyhow::bail!("one flow should have ended: {expiries:?}");
+    };
+    assert_eq!(
+        (expiry.src, expiry.rule.as_deref()),
+        (third.name, Some("third"))
+    );
+
+    // A rule that keeps its name gives its flows what it says now.
+    file.write(&policy("third", "60s"))?;
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
+    let fourth = pair.connect(Family::V6)?;
+    thread::sleep(millis(700));
+    file.write(&policy("third", "500ms"))?;
+    let loaded = pair.server.twheel_once(&load)?;
+    assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
+    let expiries = twheel.expiries_until(Instant::now() + millis(400))?;
+    assert_eq!(names(by_name(&expiries)?.keys()), [fourth.name]);
+    drop(second);
+
+    let ended = twheel.stop()?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(
+        ended.code(),
+        Some(6),
+        "nothing to load it into: {}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn a_flush_deletes_all_flows_and_says_so() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let flush = ["flush", "--iface", SERVER];
+    let ended = pair.server.twheel_once(&flush)?;
+    assert_eq!(ended.code(), Some(6), "nothing to flush: {}", ended.stderr);
+    let args = ["--iface", SERVER, "--json", "--accounting"];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let connections = (0..300)
+        .map(|number| pair.connect(Family::alternate(number)))
+        .collect::<Result<Vec<_>>>()?;
+    let ended = pair.server.twheel_once(&flush)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("300 flows deleted"),
+        "{}",
+        ended.stderr
+    );
+    let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
+    let found = by_name(&expiries)?;
+    assert_eq!(
+        names(found.keys()),
+        names(connections.iter().map(|it| &it.name))
+    );
+    for expiry in found.values() {
+        assert_eq!(
+            (&*expiry.reason, &*expiry.state),
+            ("flushed", "established")
         );
     }
-    // One that is not there is waited for, as is what is no namespace.
-    let name = format!("twl-{}-later", std::process::id());
-    let twheel = Twheel::start(&lab.host, &["--iface", POD, "--netns", &name])?;
-    let file = PathBuf::from("/run/netns").join(&name);
-    File::create(&file)?;
-    thread::sleep(Duration::from_millis(50));
-    let loopback = lab.pods[0].name().to_owned();
-    std::fs::remove_file(&file)?;
-    ensure!(!stop(twheel)?.contains("not watched"));
-    // The loopback interface of a pod has the index of every other.
-    let both = format!("lo,{POD}");
-    let twheel = Twheel::start(&lab.host, &["--iface", &both, "--netns", &loopback])?;
-    twheel.await_stderr("lo: not attached: ")?;
-    stop(twheel)?;
-    lab.check_clean()
+    let ended = twheel.stop()?;
+    assert!(
+        ended.stderr.contains("300 flows ended, 0 live"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains("flushed in established"),
+        "{}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)
+}
+
+#[test]
+fn an_idle_host_is_left_alone() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(
+        &pair.server,
+        &["--iface", SERVER, "--timeout", "500ms", "--json"],
+    )?;
+    let asleep = twheel.switches()?;
+    let _connections = connect(&pair, 2)?;
+    let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
+    assert_eq!(expiries.len(), 2, "{expiries:?}");
+
+    let before = twheel.switches()?;
+    assert_ne!(before, asleep, "with flows, twheel had something to do");
+    thread::sleep(millis(3000));
+    assert_eq!(twheel.switches()?, before, "a thread has run");
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let mut command = pair
+        .server
+        .twheel(&["run", "--iface", SERVER, "--timeout", "300ms"])?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut stderr = BufReader::new(child.stderr.take().context("no stderr")?);
+    let mut text = String::new();
+    while !text.contains(": attached") && stderr.read_line(&mut text)? > 0 {}
+    drop(child.stdout.take());
+    let connections = connect(&pair, 2)?;
+
+    let Some(status) = wait_within(&mut child, PATIENCE)? else {
+        panic!("twheel goes on without a reader: {text}");
+    };
+    while stderr.read_line(&mut text)? > 0 {}
+    assert_eq!(status.code(), Some(0), "{text}");
+    drop(connections);
+    pair.server.check_clean(SERVER)
 }

@@ -15,6 +15,7 @@ use aya::maps::{HashMap, Map, MapData};
 use twheel_common::config::Watched;
 use twheel_holdup::Watch;
 use twheel_tests::{
+    directory::Directory,
     is_soak,
     netns::{Expiry, Namespace, PATIENCE, Twheel, require_root},
 };
@@ -576,6 +577,73 @@ fn doctor_looks_at_what_a_pattern_matches() -> Result<()> {
         "{ended:?}"
     );
     lab.check_clean(&["veth1"])
+}
+
+#[test]
+fn many_interfaces_have_a_row_each_and_few_a_column() -> Result<()> {
+    require_root();
+    let names: Vec<_> = (0..7).map(|number| format!("veth{number}")).collect();
+    let lab = Lab::new(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    for (few, args) in [
+        (true, ["--iface", "veth[0-5]"]),
+        (false, ["--iface", "veth*"]),
+    ] {
+        let twheel = Twheel::start(&lab.host, &args)?;
+        twheel.await_stderr("veth5: attached")?;
+        if !few {
+            twheel.await_stderr("veth6: attached")?;
+        }
+        let ended = lab.host.twheel_once(&["stats"])?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        let lines: Vec<_> = ended.lines.iter().map(|it| it.text.as_str()).collect();
+        let heads = |word: &str| lines.iter().any(|it| it.starts_with(word));
+        let has_column = lines
+            .iter()
+            .any(|it| it.starts_with("COUNTER") && it.contains("veth5"));
+        ensure!(
+            has_column == few && heads("INTERFACE ") != few,
+            "{lines:#?}"
+        );
+        let rows = lines.iter().filter(|it| it.starts_with("veth")).count();
+        // Few have what the kernel has passed, above.
+        ensure!(rows == if few { 6 } else { 7 }, "{lines:#?}");
+        stop(twheel)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_history_of_a_run_that_is_over_is_found_by_its_pattern_and_its_interfaces() -> Result<()> {
+    require_root();
+    let lab = Lab::new(&["veth0", "veth1"])?;
+    lab.bring_up("veth1", 1)?;
+    let history = Directory::new("patterns")?;
+    let path = history.path();
+    let args = [
+        "--iface",
+        "veth*",
+        "--timeout",
+        "1s",
+        "--history",
+        path,
+        "--json",
+    ];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    lab.await_attached(&["veth0", "veth1"])?;
+    let name = lab.connect(&lab.listen()?, 1)?;
+    twheel.line(PATIENCE)?.context("nothing expires")?;
+    stop(twheel)?;
+    // It need not be there any more.
+    lab.remove("veth1")?;
+    for (iface, found) in [("veth1", 1), ("veth*", 1), ("other0", 0)] {
+        let args = ["expired", "--json", "--history", path, "--iface", iface];
+        let ended = lab.host.twheel_once(&args)?;
+        ensure!(ended.lines.len() == found, "{iface}: {ended:?}");
+        for line in &ended.lines {
+            ensure!(line.expiry()?.src == name, "{iface}: {ended:?}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

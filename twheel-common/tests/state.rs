@@ -1,6 +1,8 @@
 //! States, beside conntrack's table; and what a RST must be like.
 #![allow(missing_docs)]
 
+use std::collections::BTreeSet;
+
 use twheel_common::{
     flow::{Direction, Direction::*, FlowKey},
     numbers::{END_WINDOW, accepts_end, advance},
@@ -9,7 +11,10 @@ use twheel_common::{
         datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, FIN, RST, SYN},
     },
-    state::{Change, Known, Seen, SideWay, State, State::*, Timeouts, Tracked, View, Way},
+    state::{
+        Change, Known, MAX_NAMESPACES, Seen, SideWay, State, State::*, Timeouts, Tracked, View,
+        Way, elsewhere, is_elsewhere,
+    },
 };
 
 /// Both directions are seen.
@@ -910,6 +915,19 @@ fn a_side_sends_by_its_own_way() {
         assert!(SideWay::of(inside, side).is_of(side) && !SideWay::of(inside, side).is_of(other));
     }
     assert_eq!([0, 7].map(|origin| Way::of(1, origin)), [Way::LOOPBACK; 2]);
+    // What is made in another network namespace: nobody in a third has made it, and it is none of this one's.
+    let [there, third] = [0, MAX_NAMESPACES - 1].map(elsewhere);
+    let made = Way::of(there | 2, there);
+    for side in [Direction::FromLow, Direction::FromHigh] {
+        let known = SideWay::of(made, side);
+        assert!(known.allows(made, side, false));
+        assert!(!known.allows(Way::of(third | 2, third), side, false));
+        assert!(known.allows(Way::of(third | 2, third), side.reverse(), false));
+        assert!(known.is_of(side) && !made.is_local());
+    }
+    let numbers = [there, there | 2, third, third | 2];
+    assert!(numbers.into_iter().all(is_elsewhere) && !is_elsewhere(2));
+    assert_eq!(BTreeSet::from(numbers).len(), 4);
 }
 
 /// What this host sends does not come in: what seemed to be of it was forged.

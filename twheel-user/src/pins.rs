@@ -764,12 +764,33 @@ pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
     if let Some(interface) = interface {
         return match holding(interface) {
             Ok(others) if !others.is_empty() => Err(none),
-            _ => Ok(format!("{}-{}", namespace()?, escape(interface))),
+            _ => name_left(interface, directory),
         };
     }
     match all_here(directory)?.as_slice() {
         [one] => Ok(name(one)),
         _ => Err(none),
+    }
+}
+
+/// The name of an instance that is gone and was named after an interface; or after a pattern that stands for it, if that is what has
+/// left something in `directory`.
+fn name_left(interface: &str, directory: &Path) -> Result<String> {
+    let own = format!("{}-{}", namespace()?, escape(interface));
+    if directory.join(&own).exists() {
+        return Ok(own);
+    }
+    let stands = |path: &PathBuf| {
+        let name = name(path);
+        let first = name.split_once('-').map(|(_, first)| unescape(first));
+        first
+            .and_then(|first| Asked::parse(&first).ok())
+            .is_some_and(|asked| asked.is_pattern() && asked.matches(interface))
+    };
+    let patterns: Vec<_> = all_here(directory)?.into_iter().filter(stands).collect();
+    match patterns.as_slice() {
+        [one] => Ok(name(one)),
+        _ => Ok(own),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `twheel stats`
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs,
     io::{IsTerminal, Write},
     thread,
@@ -134,6 +134,8 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
 
 /// The longest name of an interface.
 const WIDE: usize = 15;
+/// Interfaces that have columns of their own, at most.
+const COLUMNS: usize = 6;
 
 fn write_text(
     reader: &Reader,
@@ -160,12 +162,15 @@ fn write_text(
     )?;
     let way = call::stepping(&reader.pins().map("CALLS")?)?;
     writeln!(out, "stepped by {}", way.name())?;
-    for interface in reader.pins().interfaces()? {
-        match passed(&interface)? {
-            Some([received, sent]) => {
-                writeln!(out, "{interface}: {received} packets received, {sent} sent")?;
+    let (held, passed) = (reader.pins().interfaces()?, passed()?);
+    if held.len() <= COLUMNS {
+        for interface in &held {
+            match passed.get(interface) {
+                Some([received, sent]) => {
+                    writeln!(out, "{interface}: {received} packets received, {sent} sent")?;
+                }
+                None => writeln!(out, "{interface}: is gone")?,
             }
-            None => writeln!(out, "{interface}: is gone")?,
         }
     }
     writeln!(out)?;
@@ -173,16 +178,16 @@ fn write_text(
     // CPUs that a host may have but has not would be columns of zeros.
     let last = cpus.iter().rposition(|cpu| *cpu != Counters::default());
     let cpus = &cpus[..last.map_or(0, |last| last + 1)];
-    // One interface would be the total again.
-    let interfaces = match interfaces.as_slice() {
-        [_] => &[],
-        several => several,
+    // One interface would be the total again, and many are no columns.
+    let columns = match interfaces.len() {
+        2..=COLUMNS => interfaces.as_slice(),
+        _ => &[],
     };
     write!(out, "{:<14} {:>12}", "COUNTER", "TOTAL")?;
     if earlier.is_some() {
         write!(out, " {:>10}", "A SECOND")?;
     }
-    for (name, _) in interfaces {
+    for (name, _) in columns {
         write!(out, " {name:>WIDE$}")?;
     }
     for cpu in 0..cpus.len() {
@@ -194,7 +199,7 @@ fn write_text(
         if let Some(earlier) = earlier {
             write!(out, " {:>10.0}", look.rate(earlier, *counter))?;
         }
-        for (_, counters) in interfaces {
+        for (_, counters) in columns {
             write!(out, " {:>WIDE$}", counters.get(*counter))?;
         }
         for cpu in cpus {
@@ -202,20 +207,69 @@ fn write_text(
         }
         writeln!(out, "  {}", counter.meaning())?;
     }
+    if interfaces.len() > COLUMNS {
+        write_rows(interfaces, &passed, out)?;
+    }
     Ok(())
 }
 
-/// Packets that an interface of this network namespace has received and sent, as the kernel counts them; `None` if it
-/// is not there.
-fn passed(interface: &str) -> Result<Option<[u64; 2]>> {
+/// Many interfaces, a row each: what the kernel has passed, and the counters that tell most.
+fn write_rows(
+    interfaces: &[(String, Counters)],
+    passed: &HashMap<String, [u64; 2]>,
+    out: &mut dyn Write,
+) -> Result<()> {
+    const TOLD: [Counter; 4] = [
+        Counter::Touched,
+        Counter::Created,
+        Counter::SeenAgain,
+        Counter::NotTracked,
+    ];
+    let names = interfaces.iter().map(|(name, _)| name.chars().count());
+    let wide = names.max().unwrap_or(0).max("INTERFACE".len());
+    write!(
+        out,
+        "\n{:<wide$} {:>12} {:>12}",
+        "INTERFACE", "RECEIVED", "SENT"
+    )?;
+    for counter in TOLD {
+        write!(
+            out,
+            " {:>12}",
+            counter.name().to_uppercase().replace('_', " ")
+        )?;
+    }
+    writeln!(out)?;
+    for (name, counters) in interfaces {
+        write!(out, "{name:<wide$}")?;
+        for way in 0..2 {
+            match passed.get(name) {
+                Some(passed) => write!(out, " {:>12}", passed[way])?,
+                // It is gone, or in another network namespace.
+                None => write!(out, " {:>12}", "-")?,
+            }
+        }
+        for counter in TOLD {
+            write!(out, " {:>12}", counters.get(counter))?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// Packets that each interface of this network namespace has received and sent, as the kernel counts them.
+fn passed() -> Result<HashMap<String, [u64; 2]>> {
     const TABLE: &str = "/proc/thread-self/net/dev";
     let table = fs::read_to_string(TABLE).with_context(|| format!("cannot read {TABLE}"))?;
-    Ok(table.lines().find_map(|line| {
-        let (name, numbers) = line.split_once(':')?;
-        let mut numbers = numbers.split_ascii_whitespace();
-        (name.trim() == interface).then_some(())?;
-        // Bytes, packets, six more of what was received; the same of what was sent.
-        let received = numbers.nth(1)?.parse().ok()?;
-        Some([received, numbers.nth(7)?.parse().ok()?])
-    }))
+    Ok(table
+        .lines()
+        .filter_map(|line| {
+            let (name, numbers) = line.split_once(':')?;
+            let mut numbers = numbers.split_ascii_whitespace();
+            // Bytes, packets, six more of what was received; the same of what was sent.
+            let received = numbers.nth(1)?.parse().ok()?;
+            let sent = numbers.nth(7)?.parse().ok()?;
+            Some((name.trim().to_owned(), [received, sent]))
+        })
+        .collect())
 }

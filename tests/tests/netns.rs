@@ -1,0 +1,495 @@
+//! Interfaces of several network namespaces in one run: those that are there, those that come and those that go.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fs::File,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use twheel_holdup::Watch;
+use twheel_tests::{
+    is_soak,
+    netns::{Connection, Namespace, PATIENCE, Twheel, require_root},
+};
+
+const PORT: u16 = 7979;
+/// A pod's interface, of the same name and index in each of them.
+const POD: &str = "eth0";
+
+/// A host, and pods that reach it and one another by it.
+struct Lab {
+    host: Namespace,
+    pods: Vec<Namespace>,
+    role: &'static str,
+    /// Pods so far.
+    made: usize,
+}
+
+impl Lab {
+    fn new(pods: usize) -> Result<Self> {
+        Self::of(pods, "host", "pod")
+    }
+
+    /// With names of their own, for a run whose pattern is not to match another test's.
+    fn of(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
+        let mut lab = Self {
+            host: Namespace::new(host)?,
+            pods: Vec::new(),
+            role: pod,
+            made: 0,
+        };
+        lab.host
+            .enter(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?))?;
+        for _ in 0..pods {
+            lab.add()?;
+        }
+        Ok(lab)
+    }
+
+    fn add(&mut self) -> Result<()> {
+        let number = self.made;
+        let pod = Namespace::new(self.role)?;
+        let veth = format!("veth{number}");
+        let peer = format!("type veth peer name {POD} netns {}", pod.name());
+        let [gateway, own] = [1, 2].map(|last| address(number, last));
+        self.host.batch(&format!(
+            "link add {veth} {peer}\naddr add {gateway}/24 dev {veth}\nlink set {veth} up\n"
+        ))?;
+        pod.batch(&format!(
+            "addr add {own}/24 dev {POD}\nlink set {POD} up\nroute add default via {gateway}\n"
+        ))?;
+        self.pods.push(pod);
+        self.made += 1;
+        Ok(())
+    }
+
+    /// Runs with its pods alone, whatever other namespaces there are.
+    fn watch(&self, options: &[&str]) -> Result<Twheel> {
+        let pods: Vec<_> = self.pods.iter().map(Namespace::name).collect();
+        let pods = pods.join(",");
+        let args = [&["--iface", POD, "--netns", &pods, "--json"], options].concat();
+        let twheel = Twheel::start(&self.host, &args)?;
+        for pod in 0..self.pods.len() {
+            twheel.await_stderr(&format!("{}: attached", self.label(pod)))?;
+        }
+        Ok(twheel)
+    }
+
+    /// What a pod's interface is called.
+    fn label(&self, pod: usize) -> String {
+        format!("{}/{POD}", self.pods[pod].name())
+    }
+
+    fn listen(&self, pod: usize) -> Result<TcpListener> {
+        let at = SocketAddr::from((address(pod, 2), PORT));
+        self.pods[pod].enter(|| TcpListener::bind(at).context("cannot listen"))
+    }
+
+    fn flows(&self) -> Result<Vec<Value>> {
+        let ended = self.host.twheel_once(&["flows", "--json"])?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        let lines = ended.lines.iter();
+        lines
+            .map(|line| Ok(serde_json::from_str(&line.text)?))
+            .collect()
+    }
+
+    fn check_clean(&self) -> Result<()> {
+        for pod in &self.pods {
+            pod.check_clean(POD)?;
+        }
+        self.host.check_clean("lo")
+    }
+}
+
+fn address(pod: usize, last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 81 + (pod / 256) as u8, pod as u8, last)
+}
+
+fn stop(twheel: Twheel) -> Result<String> {
+    let ended = twheel.stop()?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    Ok(ended.stderr)
+}
+
+/// Interfaces of two namespaces have the same index; each is told by its own name, and has counters of its own.
+#[test]
+fn interfaces_with_one_index_are_told_apart() -> Result<()> {
+    require_root();
+    for options in [
+        &["--hook", "xdp"][..],
+        &["--hook", "tcx"],
+        &["--hook", "clsact", "--egress", "clsact"],
+    ] {
+        let lab = Lab::new(2)?;
+        let twheel = lab.watch(&[options, &["--accounting"]].concat())?;
+        let listeners = [lab.listen(0)?, lab.listen(1)?];
+        // A connection of each pod to the other, and one of the host's, which only its server's pod sees.
+        let mut open = [
+            Connection::open(&lab.pods[0], &listeners[1])?,
+            Connection::open(&lab.pods[1], &listeners[0])?,
+            Connection::open(&lab.host, &listeners[1])?,
+        ];
+        for connection in &mut open {
+            connection.talk()?;
+        }
+        let wanted = [
+            (address(0, 2), lab.label(0), "out"),
+            (address(1, 2), lab.label(1), "out"),
+            (address(1, 1), lab.label(1), "in"),
+        ];
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let flows = lab.flows()?;
+            let found: BTreeSet<_> = flows
+                .iter()
+                .map(|flow| {
+                    let text = |name: &str| flow[name].as_str().unwrap_or_default().to_owned();
+                    (text("src"), text("iface"), text("direction"), text("state"))
+                })
+                .collect();
+            let wanted: BTreeSet<_> = wanted
+                .iter()
+                .map(|(src, iface, direction)| {
+                    let state = "established".to_owned();
+                    (
+                        src.to_string(),
+                        iface.clone(),
+                        (*direction).to_owned(),
+                        state,
+                    )
+                })
+                .collect();
+            if found == wanted {
+                break;
+            }
+            ensure!(
+                Instant::now() < until,
+                "{options:?}: {found:?}, not {wanted:?}"
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+        for counter in ["ignored", "same_way", "moved"] {
+            ensure!(lab.host.counter(counter)? == 0, "{options:?}: {counter}");
+        }
+        stop(twheel)?;
+        lab.check_clean()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
+    require_root();
+    // The same addresses behind each of two hosts that know nothing of one another.
+    let labs = [Lab::new(1)?, Lab::new(1)?];
+    let names = labs.each_ref().map(|lab| lab.pods[0].name().to_owned());
+    let zone = format!("{}={}", labs[1].label(0), 7);
+    let args = [
+        "--iface",
+        POD,
+        "--netns",
+        &names.join(","),
+        "--zone",
+        &zone,
+        "--json",
+    ];
+    let twheel = Twheel::start(&labs[0].host, &args)?;
+    let mut open = Vec::new();
+    for lab in &labs {
+        twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
+        let listener = lab.listen(0)?;
+        // From the same port.
+        let from = SocketAddr::from((address(0, 1), 20_000));
+        let client = lab.host.enter(|| {
+            let socket = nix::sys::socket::socket(
+                nix::sys::socket::AddressFamily::Inet,
+                nix::sys::socket::SockType::Stream,
+                nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+                None,
+            )?;
+            let addr = |at: SocketAddr| nix::sys::socket::SockaddrStorage::from(at);
+            nix::sys::socket::bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &addr(from))?;
+            let to = listener.local_addr()?;
+            nix::sys::socket::connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &addr(to))?;
+            Ok(socket)
+        })?;
+        open.push((client, listener.accept()?));
+    }
+    let flows = labs[0].flows()?;
+    let found: BTreeSet<_> = flows
+        .iter()
+        .map(|flow| {
+            (
+                flow["zone"].as_u64(),
+                flow["iface"].as_str().unwrap_or_default(),
+            )
+        })
+        .collect();
+    let labels = labs.each_ref().map(|lab| lab.label(0));
+    let wanted = BTreeSet::from([(None, labels[0].as_str()), (Some(7), labels[1].as_str())]);
+    ensure!(found == wanted && flows.len() == 2, "{flows:?}");
+    stop(twheel)?;
+    Ok(())
+}
+
+#[test]
+fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() -> Result<()> {
+    require_root();
+    let mut lab = Lab::of(1, "host", "come")?;
+    let pattern = format!("twl-{}-come*", std::process::id());
+    let args = [
+        "--iface",
+        "eth*",
+        "--netns",
+        &pattern,
+        "--json",
+        "--timeout",
+        "2s",
+    ];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
+    for number in 1..6 {
+        let held_up = Watch::start();
+        lab.add()?;
+        let since = Instant::now();
+        twheel.await_stderr(&format!("{}: attached", lab.label(number)))?;
+        let (taken, held_up) = (since.elapsed(), held_up.stop());
+        ensure!(
+            taken <= Duration::from_millis(100) + held_up,
+            "attached after {taken:?}, the machine held up for {held_up:?}"
+        );
+    }
+    let listener = lab.listen(5)?;
+    let connection = Connection::open(&lab.host, &listener)?;
+    // Whoever is inside goes on; the name is gone, and no packet is seen any more.
+    let gone = lab.pods.remove(2);
+    let (name, inode) = (gone.name().to_owned(), gone.inode()?);
+    drop(gone);
+    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    ensure!(!is_held(&twheel, inode)?, "{name} is kept alive");
+    let expiry = twheel
+        .line(PATIENCE)?
+        .context("nothing expires")?
+        .expiry()?;
+    ensure!(expiry.dst == listener.local_addr()?, "{expiry:?}");
+    drop(connection);
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+/// Whether a run has a file of a network namespace open.
+fn is_held(twheel: &Twheel, inode: u64) -> Result<bool> {
+    let wanted = PathBuf::from(format!("net:[{inode}]"));
+    let files = std::fs::read_dir(format!("/proc/{}/fd", twheel.pid()))?;
+    let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    Ok(links.into_iter().any(|link| link == wanted))
+}
+
+#[test]
+fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
+    require_root();
+    let pods = if is_soak() { 1000 } else { 40 };
+    /// At a time.
+    const ALIVE: usize = 8;
+    let mut lab = Lab::of(0, "many", "many")?;
+    let pattern = format!("twl-{}-many*", std::process::id());
+    // Both ends of each cable: in the host, and in the pod.
+    let args = [
+        "--iface",
+        "eth*,veth*",
+        "--netns",
+        &pattern,
+        "--json",
+        "--timeout",
+        "3s",
+    ];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+    let listener = lab
+        .host
+        .enter(|| TcpListener::bind(any).context("cannot listen"))?;
+    let idle = twheel.held()?;
+    let begin = Instant::now();
+    let (mut open, mut before) = (VecDeque::new(), None);
+    let (mut wanted, mut ended) = (BTreeSet::new(), Vec::new());
+    for number in 0..pods {
+        lab.add()?;
+        let pod = lab.pods.last().context("no pod")?;
+        for interface in [format!("{}/{POD}", pod.name()), format!("/veth{number}")] {
+            twheel.await_stderr(&format!("{interface}: attached"))?;
+        }
+        let to = SocketAddr::from((address(number, 1), PORT));
+        let client =
+            pod.enter(|| TcpStream::connect_timeout(&to, PATIENCE).context("cannot connect"))?;
+        let (server, name) = listener.accept()?;
+        wanted.insert(name);
+        open.push_back((client, server));
+        if open.len() == ALIVE {
+            // Its connection is open, and its veth pair goes with it.
+            let pod = lab.pods.remove(0);
+            pod.ip(&format!("link del {POD}"))?;
+            drop(pod);
+            open.pop_front();
+        }
+        ended.extend(twheel.expiries_until(Instant::now())?);
+        if number == pods / 2 {
+            before = Some(twheel.held()?);
+        }
+    }
+    for pod in lab.pods.drain(..) {
+        pod.ip(&format!("link del {POD}"))?;
+    }
+    let taken = begin.elapsed();
+    ended.extend(twheel.expiries_until(Instant::now() + Duration::from_secs(5))?);
+    let names: BTreeSet<_> = ended.iter().map(|it| it.src).collect();
+    ensure!(
+        names == wanted && ended.len() == wanted.len(),
+        "{} flows of {} pods, {} ends",
+        names.len(),
+        wanted.len(),
+        ended.len()
+    );
+    let (before, after) = (before.context("nobody looked")?, twheel.held()?);
+    println!(
+        "{pods} pods in {taken:?}; resident {} KiB, then {} KiB",
+        before[0], after[0]
+    );
+    ensure!(
+        after[0] <= before[0] + 2048,
+        "memory grows: {before:?}, {after:?}"
+    );
+    ensure!(
+        after[1..] == idle[1..],
+        "threads or files: {idle:?}, {after:?}"
+    );
+    let parts: Vec<_> = lab.host.pins()?;
+    let parts = parts.iter().filter(|it| it.is_dir()).count();
+    ensure!(parts == 1, "{parts} parts, not the host's alone");
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+#[test]
+fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
+    require_root();
+    let lab = Lab::new(2)?;
+    let twheel = lab.watch(&["--timeout", "1h"])?;
+    let listener = lab.listen(1)?;
+    let mut connection = Connection::open(&lab.pods[0], &listener)?;
+    connection.talk()?;
+    let seen = |lab: &Lab| {
+        Ok::<_, anyhow::Error>(lab.host.counter("touched")? + lab.host.counter("seen_again")?)
+    };
+    let before = seen(&lab)?;
+    let ended = twheel.kill()?;
+    ensure!(ended.signal() == Some(Signal::SIGKILL as i32), "{ended:?}");
+    // The programs go on without it.
+    connection.talk()?;
+    let between = seen(&lab)?;
+    ensure!(between > before, "{between} packets");
+    let twheel = lab.watch(&["--timeout", "1h"])?;
+    let said = twheel.stderr();
+    for pod in 0..2 {
+        let wanted = format!("{}: attached, adopted XDP", lab.label(pod));
+        ensure!(said.contains(&wanted), "{said}");
+    }
+    ensure!(said.contains("adopted 1 flows"), "{said}");
+    connection.talk()?;
+    ensure!(seen(&lab)? > between, "nothing is seen");
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+#[test]
+fn what_a_killed_run_has_left_is_detached_whatever_the_hook() -> Result<()> {
+    require_root();
+    for options in [
+        &["--hook", "tcx"][..],
+        &["--hook", "clsact", "--egress", "clsact"],
+    ] {
+        let mut lab = Lab::new(3)?;
+        lab.watch(options)?.kill()?;
+        // One goes meanwhile.
+        lab.pods.pop();
+        let ended = lab.host.twheel_once(&["detach", "--iface", POD])?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        lab.check_clean()?;
+        for pod in &lab.pods {
+            ensure!(!pod.ip("-d link show")?.contains("xdp"));
+            let qdiscs = pod.command("tc")?.args(["qdisc", "show"]).output()?;
+            let qdiscs = String::from_utf8_lossy(&qdiscs.stdout).into_owned();
+            ensure!(!qdiscs.contains("clsact"), "{qdiscs}");
+        }
+    }
+    Ok(())
+}
+
+/// A flow that is counted in a pod is none of the host's to reap, though a socket of the host has its addresses.
+#[test]
+fn nothing_is_reaped_for_a_flow_of_another_namespace() -> Result<()> {
+    require_root();
+    let lab = Lab::new(1)?;
+    let options = ["--timeout", "2s", "--reap", "socket,conntrack"];
+    let twheel = lab.watch(&options)?;
+    let listener = lab.listen(0)?;
+    let mut connection = Connection::open(&lab.host, &listener)?;
+    connection.talk()?;
+    let mut outcomes = Vec::new();
+    while outcomes.len() < 2 {
+        let line = twheel.line(PATIENCE)?.context("nothing is reaped")?;
+        let said: Value = serde_json::from_str(&line.text)?;
+        if said["event"] == "reap" {
+            outcomes.push(said["outcome"].as_str().unwrap_or_default().to_owned());
+        }
+    }
+    ensure!(outcomes == ["other_zone"; 2], "{outcomes:?}");
+    connection.talk().context("the connection is closed")?;
+    stop(twheel)?;
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
+    require_root();
+    let lab = Lab::new(1)?;
+    for (netns, wanted) in [
+        (
+            "/proc/1/ns/net",
+            "--netns /proc/1/ns/net: give a name below /run/netns",
+        ),
+        ("", "--netns : give a name below /run/netns"),
+        ("a[", "--netns a[: "),
+    ] {
+        let ended = lab
+            .host
+            .twheel_once(&["run", "--iface", POD, "--netns", netns])?;
+        let said = ended.stderr.trim();
+        ensure!(ended.code() == Some(2), "{netns}: {ended:?}");
+        ensure!(
+            said.contains(wanted) && said.lines().count() == 1,
+            "{netns}: {said}"
+        );
+    }
+    // One that is not there is waited for, as is what is no namespace.
+    let name = format!("twl-{}-later", std::process::id());
+    let twheel = Twheel::start(&lab.host, &["--iface", POD, "--netns", &name])?;
+    let file = PathBuf::from("/run/netns").join(&name);
+    File::create(&file)?;
+    thread::sleep(Duration::from_millis(50));
+    let loopback = lab.pods[0].name().to_owned();
+    std::fs::remove_file(&file)?;
+    ensure!(!stop(twheel)?.contains("not watched"));
+    // The loopback interface of a pod has the index of every other.
+    let both = format!("lo,{POD}");
+    let twheel = Twheel::start(&lab.host, &["--iface", &both, "--netns", &loopback])?;
+    twheel.await_stderr("lo: not attached: ")?;
+    stop(twheel)?;
+    lab.check_clean()
+}
