@@ -410,12 +410,13 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
     let between = seen(&lab)?;
     ensure!(between > before, "{between} packets");
     let twheel = lab.watch(&["--timeout", "1h"])?;
+    // After the last of them is attached.
+    twheel.await_stderr("adopted 1 flows")?;
     let said = twheel.stderr();
     for pod in 0..2 {
         let wanted = format!("{}: attached, adopted XDP", lab.label(pod));
         ensure!(said.contains(&wanted), "{said}");
     }
-    ensure!(said.contains("adopted 1 flows"), "{said}");
     connection.talk()?;
     ensure!(seen(&lab)? > between, "nothing is seen");
     stop(twheel)?;
