@@ -424,6 +424,23 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
 }
 
 #[test]
+fn a_later_run_without_them_lets_go_of_other_namespaces() -> Result<()> {
+    require_root();
+    let lab = Lab::new(1)?;
+    lab.watch(&["--hook", "clsact", "--egress", "clsact"])?
+        .kill()?;
+    // The host has an interface of this name, too.
+    lab.host
+        .ip(&format!("link add {POD} type veth peer name peer0"))?;
+    let twheel = Twheel::start(&lab.host, &["--iface", POD])?;
+    lab.pods[0].await_attached(POD, &[])?;
+    let parts = lab.host.pins()?;
+    ensure!(!parts.iter().any(|it| it.is_dir()), "{parts:?}");
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+#[test]
 fn what_a_killed_run_has_left_is_detached_whatever_the_hook() -> Result<()> {
     require_root();
     for options in [

@@ -6,7 +6,7 @@ use std::{
     io,
     os::{
         fd::{AsFd, BorrowedFd},
-        unix::fs::MetadataExt,
+        unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::Path,
     process,
@@ -47,7 +47,11 @@ impl Namespace {
     ///
     /// There is no such file, or it cannot be opened.
     pub fn open(name: &str) -> io::Result<Option<Self>> {
-        let file = File::open(Path::new(DIRECTORY).join(name))?;
+        // Whatever else may be there is not waited for.
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(Path::new(DIRECTORY).join(name))?;
         let is_namespace = fstatfs(&file)?.filesystem_type() == NSFS;
         let name = name.to_owned();
         Ok(is_namespace.then_some(Self { name, file }))

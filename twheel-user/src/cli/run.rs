@@ -134,6 +134,12 @@ impl Run {
         let waiting = "waiting for another twheel to finish its start";
         let start = progress::told(waiting, pins::lock_start)?;
         let instance = Instance::open_for(&selection)?;
+        if !namespaces.is_elsewhere() {
+            // An earlier run's, which this one would not follow.
+            for name in instance.namespaces()? {
+                instance.remove_elsewhere(&name)?;
+            }
+        }
         let history = self.history(&instance.pins(), group);
         let names = order::Names::read();
         // What follows takes no more, and so are all threads.
