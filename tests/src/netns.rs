@@ -147,17 +147,7 @@ impl Namespace {
 
     /// Runs commands of `ip` on it, a line each, by one process.
     pub fn batch(&self, commands: &str) -> Result<()> {
-        let mut child = self
-            .command(program("ip"))?
-            .args(["-batch", "-"])
-            .stdin(Stdio::piped())
-            .spawn()
-            .context("cannot run `ip`: is iproute2 installed?")?;
-        let mut stdin = child.stdin.take().context("no stdin")?;
-        stdin.write_all(commands.as_bytes())?;
-        drop(stdin);
-        ensure!(child.wait()?.success(), "`ip` refuses {commands}");
-        Ok(())
+        self.feed("ip", &["-batch", "-"], commands)
     }
 
     /// Makes a tun device, which is there for as long as the file is open; of another link type (`ARPHRD_*`), if that is asked
@@ -207,16 +197,21 @@ impl Namespace {
 
     /// Rules for its packet filter, in nft's language.
     pub fn nft(&self, rules: &str) -> Result<()> {
+        self.feed("nft", &["-f", "-"], rules)
+    }
+
+    /// Runs a program inside that reads this from its standard input.
+    fn feed(&self, name: &str, args: &[&str], input: &str) -> Result<()> {
         let mut child = self
-            .command(program("nft"))?
-            .args(["-f", "-"])
+            .command(program(name))?
+            .args(args)
             .stdin(Stdio::piped())
             .spawn()
-            .context("cannot run `nft`: is nftables installed?")?;
+            .with_context(|| format!("cannot run `{name}`: is it installed?"))?;
         let mut stdin = child.stdin.take().context("no stdin")?;
-        stdin.write_all(rules.as_bytes())?;
+        stdin.write_all(input.as_bytes())?;
         drop(stdin);
-        ensure!(child.wait()?.success(), "`nft` refuses {rules}");
+        ensure!(child.wait()?.success(), "`{name}` refuses {input}");
         Ok(())
     }
 

@@ -20,22 +20,17 @@ use twheel_tests::{
 };
 
 use crate::{
-    path::{GRO, INTERFACES, namespace, program},
+    path::{GRO, INTERFACES, LANES, TCX, TWHEEL, WARM_UP, namespace, program},
     plane::{self, CPU},
     report::{Figure, Report},
     size,
 };
 
-/// Gateways, by what watches.
-const LANES: [&str; 5] = ["base", "xdp", "conntrack", "twheel", "tcx"];
-const TWHEEL: usize = 3;
-const TCX: usize = 4;
 /// Bytes of a round.
 const BYTES: usize = size(256 << 20, 4 << 20);
 /// What is written and read at a time.
 const BLOCK: usize = 1 << 17;
 const PORT: u16 = 9000;
-const WARM_UP: u32 = 1;
 
 /// A gateway between a client and a server of its own.
 struct Lane {
@@ -149,7 +144,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         .iter()
         .map(|name| Lane::new(name, &mut bpf))
         .collect::<Result<Vec<_>>>()?;
-    let mut samples: [Vec<f64>; LANES.len()] = Default::default();
+    let mut samples = plane::no_samples::<{ LANES.len() }>();
     for round in progress::over("bulk data".to_owned(), 0..WARM_UP + rounds) {
         for turn in 0..LANES.len() {
             let lane = (turn + round as usize) % LANES.len();

@@ -38,12 +38,12 @@ const NEW: [(u32, f64); 2] = [(size(17, 11), 0.25), (size(20, 12), 0.25)];
 /// Frames of a run at least.
 const FRAMES: u32 = size(1 << 18, 1 << 13);
 /// Gateways, by what watches.
-const LANES: [&str; 5] = ["base", "xdp", "conntrack", "twheel", "tcx"];
+pub const LANES: [&str; 5] = ["base", "xdp", "conntrack", "twheel", "tcx"];
 const BASE: usize = 0;
 const PASS: usize = 1;
 const CONNTRACK: usize = 2;
-const TWHEEL: usize = 3;
-const TCX: usize = 4;
+pub const TWHEEL: usize = 3;
+pub const TCX: usize = 4;
 /// Nanoseconds that a packet may take more by TCX than by XDP.
 const TCX_MORE: f64 = 60.0;
 /// A gateway's interfaces: that on the flows' side, which twheel watches, and the other.
@@ -57,7 +57,7 @@ pub const GRO: u32 = 0x2c;
 /// What may be due to other work of the softirq's thread, of the time of a run.
 const MAX_THREAD: f64 = 0.1;
 /// Rounds before those that count.
-const WARM_UP: u32 = 1;
+pub const WARM_UP: u32 = 1;
 
 /// IPv4 and TCP without options: an acknowledgment to the server, without what `twheel-ebpf/src/bench/path.rs` writes.
 const SEGMENT: [u8; 54] = [
