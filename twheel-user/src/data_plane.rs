@@ -479,7 +479,7 @@ fn pin_program(name: &str, program: &mut Program, instance: &Instance) -> Result
 }
 
 /// Removes the pin of a program, if it is there. Returns where it is.
-fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
+pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
     let path = instance.object(name);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -525,12 +525,6 @@ pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
     (0..map.len())
         .map(|place| map.get(&place, 0).context("cannot read COUNTED"))
         .collect()
-}
-
-/// The interface that one place is of, or 0.
-pub fn counted_at(pins: &Pins, place: u32) -> Result<u32> {
-    let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
-    map.get(&place, 0).context("cannot read COUNTED")
 }
 
 /// The counters of the map `COUNTERS`, summed over all places and CPUs.

@@ -10,10 +10,11 @@ use crate::{
     watched::LABEL_BYTES,
 };
 
-/// The names of rules and interfaces, and the numbers of zones.
+/// The names of rules and interfaces, and the numbers of interfaces and zones.
 pub struct Names {
     rules: Array<MapData, [u8; NAME_BYTES]>,
     labels: Array<MapData, [u8; LABEL_BYTES]>,
+    counted: Array<MapData, u32>,
     zones: Array<MapData, u32>,
 }
 
@@ -23,6 +24,7 @@ impl Names {
         Ok(Self {
             rules: array(open, "NAMES")?,
             labels: array(open, "LABELS")?,
+            counted: array(open, "COUNTED")?,
             zones: array(open, "ZONES")?,
         })
     }
@@ -42,6 +44,11 @@ impl Names {
             Err(MapError::OutOfBounds { .. } | MapError::KeyNotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The number of an interface by its place; 0: the place is nobody's, or that of the only interface.
+    pub fn interface(&self, place: u32) -> Result<u32> {
+        Ok(self.counted.get(&place, 0)?)
     }
 
     /// conntrack's number of a zone by its place in keys.

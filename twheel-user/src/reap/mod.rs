@@ -751,10 +751,8 @@ impl Worker {
 
     /// Whether a flow's packets are counted in another network namespace.
     fn is_elsewhere(&self, event: &Event) -> Result<bool> {
-        match event.point.place() {
-            0 => Ok(false),
-            place => Ok(is_elsewhere(data_plane::counted_at(&self.pins, place)?)),
-        }
+        let interface = self.names.interface(event.point.place())?;
+        Ok(is_elsewhere(interface))
     }
 
     /// Where what is a flow's is looked for.
@@ -769,7 +767,7 @@ impl Worker {
                 only.and_then(|name| if_nametoindex(name.as_str()).ok())
             }
             place => {
-                let interface = data_plane::counted_at(&self.pins, place)?;
+                let interface = self.names.interface(place)?;
                 (interface != 0).then_some(interface)
             }
         };
