@@ -20,6 +20,8 @@ use nix::{
     sys::{
         inotify::{AddWatchFlags, InitFlags, Inotify},
         statfs::{FsType, fstatfs},
+        time::TimeSpec,
+        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
     },
 };
 
@@ -31,6 +33,8 @@ pub const DIRECTORY: &str = "/run/netns";
 const NSFS: FsType = FsType(0x6e73_6673);
 /// How long a name may be there before its namespace is: `ip netns add` makes a file, then the namespace, and then mounts it there.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether it is. The kernel does not tell.
+const RETRY: Duration = Duration::from_millis(5);
 
 /// A network namespace. It lives on for as long as this is held.
 #[derive(Debug)]
@@ -104,7 +108,9 @@ pub enum News {
 /// The names, and those that come and go.
 pub struct Names {
     inotify: Inotify,
-    /// Those whose namespaces are not there yet, and since when.
+    /// Runs while there are names whose namespaces are not there yet.
+    retry: TimerFd,
+    /// Those names, and since when.
     unmounted: BTreeMap<String, Instant>,
 }
 
@@ -127,8 +133,10 @@ impl Names {
             Ok(inotify)
         };
         let inotify = watch().with_context(|| format!("cannot watch {DIRECTORY}"))?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let mut names = Self {
             inotify,
+            retry: TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?,
             unmounted: BTreeMap::new(),
         };
         names.list()?;
@@ -194,6 +202,14 @@ impl Names {
                 }
                 Err(_) => false,
             });
+        // It is readable no more until it expires again.
+        let retry = TimeSpec::from(RETRY);
+        match self.unmounted.is_empty() {
+            true => self.retry.unset()?,
+            false => self
+                .retry
+                .set(Expiration::OneShot(retry), TimerSetTimeFlags::empty())?,
+        }
         Ok(news)
     }
 
@@ -202,14 +218,8 @@ impl Names {
         self.unmounted.keys().map(String::as_str)
     }
 
-    /// Whether there is a name whose namespace may be there soon, of which the kernel does not tell.
-    pub fn has_unmounted(&self) -> bool {
-        !self.unmounted.is_empty()
-    }
-}
-
-impl AsFd for Names {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
+    /// Of these one is readable when there may be [`news`](Self::news).
+    pub fn sources(&self) -> [BorrowedFd<'_>; 2] {
+        [self.inotify.as_fd(), self.retry.as_fd()]
     }
 }

@@ -395,10 +395,8 @@ impl Instance {
                 all.push((path, held.join(", ")));
             } else if is_held(&path)? == Some(true) {
                 // A run that waits for its interfaces.
-                let first = name(&path)
-                    .split_once('-')
-                    .map(|(_, first)| unescape(first));
-                all.push((path, first.unwrap_or_default()));
+                let first = first_of(&path).unwrap_or_default();
+                all.push((path, first));
             }
         }
         match all.as_slice() {
@@ -781,9 +779,7 @@ fn name_left(interface: &str, directory: &Path) -> Result<String> {
         return Ok(own);
     }
     let stands = |path: &PathBuf| {
-        let name = name(path);
-        let first = name.split_once('-').map(|(_, first)| unescape(first));
-        first
+        first_of(path)
             .and_then(|first| Asked::parse(&first).ok())
             .is_some_and(|asked| asked.is_pattern() && asked.matches(interface))
     };
@@ -829,11 +825,7 @@ fn everywhere() -> Result<Vec<(PathBuf, Vec<String>)>> {
 /// The name or pattern after which an instance is named, if it is one of these; after that of an interface, only if it holds
 /// none.
 fn named_after(directory: &Path, interfaces: &Selection) -> Result<Option<String>> {
-    let name = name(directory);
-    let after = name
-        .split_once('-')
-        .map(|(_, first)| unescape(first))
-        .filter(|first| interfaces.texts().contains(first));
+    let after = first_of(directory).filter(|first| interfaces.texts().contains(first));
     let Some(after) = after else {
         return Ok(None);
     };
@@ -858,14 +850,18 @@ fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// The interface or pattern after which an instance is named.
+fn first_of(instance: &Path) -> Option<String> {
+    let name = name(instance);
+    name.split_once('-').map(|(_, first)| unescape(first))
+}
+
 /// The interfaces to which an instance has links, each once.
 fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
     let entries = match entries(instance) {
         // Who may not look has its name to go by.
         Err(error) if exit_code(&error) == Kind::Permission as u8 => {
-            let name = name(instance);
-            let first = name.split_once('-').map(|(_, first)| unescape(first));
-            return Ok(first.into_iter().collect());
+            return Ok(first_of(instance).into_iter().collect());
         }
         entries => entries?,
     };

@@ -6,7 +6,7 @@
 //! run puts its own there, and no packet is missed.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
@@ -24,7 +24,7 @@ use twheel_common::state::elsewhere;
 use crate::{
     attach::Programs,
     bpf,
-    data_plane::DataPlane,
+    data_plane::{DataPlane, remove_pin},
     pins::{HOOK_PROGRAMS, Instance},
 };
 
@@ -38,12 +38,12 @@ const MAP_LOOKUP_ELEM: i32 = 1;
 const TAIL_CALL: i32 = 12;
 
 /// The maps of programs of an instance, and the map through which a namespace is told.
-pub struct Ways {
+pub struct TailCalls {
     place: MapData,
     maps: Vec<OwnedFd>,
 }
 
-impl Ways {
+impl TailCalls {
     /// Of a data plane, whose programs are those that packets meet from now on.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Ways {
                 Ok(map)
             })
             .collect::<Result<_>>()
-            .context("cannot make the way into another network namespace")?;
+            .context("cannot make the maps by which other network namespaces are followed")?;
         Ok(Self {
             place: plane.open("PLACE")?,
             maps,
@@ -97,9 +97,9 @@ impl Stubs {
     /// # Errors
     ///
     /// The kernel refuses one.
-    pub fn load(ways: &Ways, namespace: u32, instance: &Instance) -> Result<Self> {
-        let place = ways.place.fd().as_fd().as_raw_fd();
-        for (name, map) in HOOK_PROGRAMS.iter().zip(&ways.maps) {
+    pub fn load(calls: &TailCalls, namespace: u32, instance: &Instance) -> Result<Self> {
+        let place = calls.place.fd().as_fd().as_raw_fd();
+        for (name, map) in HOOK_PROGRAMS.iter().zip(&calls.maps) {
             let (kind, attach, flags, verdict) = match *name {
                 "twheel_xdp" => (
                     bpf_prog_type::BPF_PROG_TYPE_XDP,
@@ -110,16 +110,12 @@ impl Stubs {
                 _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0, 0, TC_ACT_UNSPEC),
             };
             let code = code(place, map.as_raw_fd(), elsewhere(namespace), verdict);
-            let program = bpf::load(name, kind, attach, flags, &code)
-                .with_context(|| format!("the kernel refuses the way to {name}"))?;
-            let pin = instance.object(name);
-            match fs::remove_file(&pin) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot replace {}", pin.display()));
-                }
-                _ => bpf::pin(program.as_fd(), &pin)
-                    .with_context(|| format!("cannot pin {}", pin.display()))?,
-            }
+            let program = bpf::load(name, kind, attach, flags, &code).with_context(|| {
+                format!("the kernel refuses the program that goes on in {name}")
+            })?;
+            let pin = remove_pin(name, instance)?;
+            bpf::pin(program.as_fd(), &pin)
+                .with_context(|| format!("cannot pin {}", pin.display()))?;
         }
         Ok(Self {
             xdp: Xdp::from_pin(instance.object("twheel_xdp"), XdpAttachType::Interface)?,

@@ -18,7 +18,7 @@ use crate::{
     hooks::Hooks,
     links::{self, Known, Link},
     notices::Change,
-    patterns::{Asked, Selection},
+    patterns::Selection,
     pins::Instance,
     stub::Stubs,
     watched::Watch,
@@ -98,6 +98,20 @@ pub struct Said {
     full: bool,
     port: bool,
     vlan: bool,
+}
+
+/// Says which patterns stand for no interface that is there.
+pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
+    let there = || everywhere.iter().flat_map(|it| it.known.iter());
+    for pattern in selection.patterns() {
+        let matches = |it: &Link| pattern.matches(&it.name) && selection.matches(&it.name);
+        if !there().any(matches) {
+            say!(
+                "--iface {}: no interface matches: waiting for one",
+                pattern.text()
+            );
+        }
+    }
 }
 
 impl<'a> Interfaces<'a> {
@@ -192,18 +206,8 @@ impl<'a> Interfaces<'a> {
                 self.instance.let_go(&held)?;
             }
         }
-        for pattern in self.common.selection.patterns() {
-            if self.common.selection.is_everywhere() {
-                break;
-            }
-            let matches =
-                |it: &Link| pattern.matches(&it.name) && self.common.selection.matches(&it.name);
-            if !there.iter().any(matches) {
-                say!(
-                    "--iface {}: no interface matches: waiting for one",
-                    pattern.text()
-                );
-            }
+        if !self.common.selection.is_everywhere() {
+            tell_unmatched(self.common.selection, &[self]);
         }
         for link in &there {
             if self.common.selection.matches_pattern(&link.name) && !self.has(link.index) {
@@ -244,12 +248,6 @@ impl<'a> Interfaces<'a> {
         }
         self.restack()?;
         Ok(attached)
-    }
-
-    /// Whether one is attached for which a pattern stands.
-    pub fn has_one_of(&self, pattern: &Asked) -> bool {
-        let attached = self.places.iter().filter(|it| it.index.is_some());
-        attached.into_iter().any(|it| pattern.matches(&it.name))
     }
 
     fn has(&self, index: u32) -> bool {

@@ -1,6 +1,6 @@
 //! The interfaces of a run in other network namespaces, which come and go with these.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
+use std::{collections::BTreeMap, os::fd::OwnedFd};
 
 use anyhow::{Context, Result};
 use nix::sys::{
@@ -17,13 +17,11 @@ use crate::{
     notices,
     patterns::{self, Asked},
     pins::{self, Instance},
-    stub::{Stubs, Ways},
+    stub::{Stubs, TailCalls},
 };
 
 /// What tells of names, among what tells of interfaces by the numbers of their namespaces.
 const NAMES: u64 = u64::MAX;
-/// How often it is looked whether a namespace is there of which there is a name.
-pub const RETRY: Duration = Duration::from_millis(5);
 
 /// Which network namespaces a run is of.
 #[derive(Clone, Debug)]
@@ -85,7 +83,7 @@ pub struct Namespaces<'a> {
     wanted: Wanted,
     common: Common<'a>,
     instance: Instance,
-    ways: Ways,
+    calls: TailCalls,
     own: u64,
     names: Names,
     /// By their numbers.
@@ -111,7 +109,7 @@ impl<'a> Namespaces<'a> {
             let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
         }
         let new = Self {
-            ways: Ways::open(plane, instance)?,
+            calls: TailCalls::open(plane, instance)?,
             own: pins::namespace()?,
             names: Names::watch()?,
             there: BTreeMap::new(),
@@ -129,8 +127,10 @@ impl<'a> Namespaces<'a> {
                 );
             }
         }
-        new.epoll
-            .add(&new.names, EpollEvent::new(EpollFlags::EPOLLIN, NAMES))?;
+        for source in new.names.sources() {
+            new.epoll
+                .add(source, EpollEvent::new(EpollFlags::EPOLLIN, NAMES))?;
+        }
         // An earlier run's that this one has nothing to do with.
         for name in instance.namespaces()? {
             let is_there = matches!(Namespace::open(&name), Ok(Some(_)));
@@ -148,11 +148,6 @@ impl<'a> Namespaces<'a> {
     /// There are too many descriptors.
     pub fn ready(&self) -> Result<OwnedFd> {
         Ok(self.epoll.0.try_clone()?)
-    }
-
-    /// Whether to follow again after [`RETRY`], whatever is told.
-    pub fn has_unmounted(&self) -> bool {
-        self.names.has_unmounted()
     }
 
     /// Does what has been told since.
@@ -179,21 +174,9 @@ impl<'a> Namespaces<'a> {
         }
     }
 
-    /// Says which patterns stand for no interface, neither here nor in the run's own namespace.
-    pub fn tell_unmatched(&self, own: Option<&Interfaces<'_>>) {
-        let all = || self.there.values().map(|it| &it.interfaces).chain(own);
-        // Of a namespace that is not there it was said.
-        if all().next().is_none() {
-            return;
-        }
-        for pattern in self.common.selection.patterns() {
-            if !all().any(|interfaces| interfaces.has_one_of(pattern)) {
-                say!(
-                    "--iface {}: no interface matches: waiting for one",
-                    pattern.text()
-                );
-            }
-        }
+    /// The interfaces of all of them.
+    pub fn interfaces(&self) -> impl Iterator<Item = &Interfaces<'a>> {
+        self.there.values().map(|there| &there.interfaces)
     }
 
     fn follow_names(&mut self, plane: &mut DataPlane) -> Result<()> {
@@ -272,7 +255,7 @@ impl<'a> Namespaces<'a> {
             let there = Elsewhere {
                 name: name.clone(),
                 number,
-                stubs: Stubs::load(&self.ways, number, &part)?,
+                stubs: Stubs::load(&self.calls, number, &part)?,
             };
             let mut interfaces = Interfaces::new(self.common.clone(), part.clone(), Some(there))?;
             interfaces.attach_all(plane)?;
@@ -312,8 +295,7 @@ impl<'a> Namespaces<'a> {
         };
         let left = there.interfaces.leave_all().and_then(|()| {
             let part = self.instance.elsewhere(name)?;
-            there.namespace.enter(|| part.clear())?;
-            self.instance.remove_elsewhere(name)
+            there.namespace.enter(|| part.remove())
         });
         match left {
             Ok(()) => say!(

@@ -29,8 +29,8 @@ use twheel_common::{
 };
 
 use super::{
-    follow::{Common, Interfaces},
-    namespaces::{self, Namespaces, Wanted},
+    follow::{Common, Interfaces, tell_unmatched},
+    namespaces::{Namespaces, Wanted},
     options::Options,
 };
 use crate::{
@@ -306,7 +306,11 @@ impl Run {
         };
         if let Some(namespaces) = &mut namespaces {
             namespaces.follow(&mut plane)?;
-            namespaces.tell_unmatched(interfaces.as_ref());
+            let everywhere: Vec<_> = namespaces.interfaces().chain(&interfaces).collect();
+            // Of a namespace that is not there it was said.
+            if !everywhere.is_empty() {
+                tell_unmatched(selection, &everywhere);
+            }
         }
         let elsewhere = namespaces.as_ref().map(Namespaces::ready).transpose()?;
         let elsewhere = elsewhere.map(watched).transpose()?;
@@ -411,13 +415,6 @@ impl Run {
                     None => std::future::pending().await,
                 } } => {
                     ready?.clear_ready();
-                    if let Some(namespaces) = &mut namespaces {
-                        namespaces.follow(&mut plane)?;
-                    }
-                }
-                () = tokio::time::sleep(namespaces::RETRY),
-                    if namespaces.as_ref().is_some_and(Namespaces::has_unmounted) =>
-                {
                     if let Some(namespaces) = &mut namespaces {
                         namespaces.follow(&mut plane)?;
                     }
