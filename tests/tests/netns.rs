@@ -292,6 +292,60 @@ fn is_held(twheel: &Twheel, inode: u64) -> Result<bool> {
     Ok(links.into_iter().any(|link| link == wanted))
 }
 
+/// The number of the namespace that has gone is the next one's, and the index of its interface is the same.
+#[test]
+fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
+    require_root();
+    let mut lab = Lab::of(1, "host", "turn")?;
+    let pattern = format!("twl-{}-turn*", std::process::id());
+    let args = [
+        "--iface",
+        POD,
+        "--netns",
+        &pattern,
+        "--json",
+        "--timeout",
+        "3s",
+    ];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    let (mut names, mut open) = (Vec::new(), Vec::new());
+    for turn in 0..3 {
+        twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
+        names.push(lab.label(0));
+        let at = SocketAddr::from((address(turn, 2), PORT));
+        let listener = lab.pods[0].enter(|| TcpListener::bind(at).context("cannot listen"))?;
+        for _ in 0..=turn {
+            open.push(Connection::open(&lab.host, &listener)?);
+        }
+        let pod = lab.pods.remove(0);
+        let gone = pod.name().to_owned();
+        drop(pod);
+        twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+        lab.add()?;
+    }
+    let ended = lab.host.twheel_once(&["stats", "--json"])?;
+    let lines = ended.lines.iter();
+    let counters: Vec<Value> = lines
+        .map(|line| Ok(serde_json::from_str(&line.text)?))
+        .collect::<Result<_>>()?;
+    let created = counters.iter().find(|it| it["counter"] == "created");
+    let created = &created.context("no counter")?["interfaces"];
+    for (turn, name) in (1..).zip(&names) {
+        ensure!(created[name] == turn, "{name}: {created}");
+    }
+    let mut ends = [0; 3];
+    for _ in 0..6 {
+        let line = twheel.line(PATIENCE)?.context("nothing expires")?;
+        let said: Value = serde_json::from_str(&line.text)?;
+        let pod = names.iter().position(|name| said["iface"] == **name);
+        ends[pod.with_context(|| format!("of no pod: {said}"))?] += 1;
+    }
+    ensure!(ends == [1, 2, 3], "{ends:?}");
+    drop(open);
+    stop(twheel)?;
+    lab.check_clean()
+}
+
 /// What a run holds once it has nothing to do: it is not at the end of its start when it says what it waits for.
 fn settled(twheel: &Twheel) -> Result<[usize; 3]> {
     let until = Instant::now() + PATIENCE;

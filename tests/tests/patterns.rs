@@ -629,7 +629,8 @@ fn the_history_of_a_run_that_is_over_is_found_by_its_pattern_and_its_interfaces(
         "--json",
     ];
     let twheel = Twheel::start(&lab.host, &args)?;
-    lab.await_attached(&["veth0", "veth1"])?;
+    // With all of its programs.
+    twheel.await_stderr("veth1: attached")?;
     let name = lab.connect(&lab.listen()?, 1)?;
     twheel.line(PATIENCE)?.context("nothing expires")?;
     stop(twheel)?;

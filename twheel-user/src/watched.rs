@@ -11,7 +11,7 @@ use twheel_common::{
     config::Watched,
     counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
     flow::ZONES,
-    state::Way,
+    state::{Way, is_elsewhere},
 };
 
 use crate::{
@@ -184,7 +184,8 @@ impl Watch {
         };
         let had = self.places[place as usize];
         // What was counted of an interface of this name goes on.
-        if had != 0 && had != interface && self.names[place as usize] != label {
+        let is_same = had == interface && !is_elsewhere(interface);
+        if had != 0 && !is_same && self.names[place as usize] != label {
             self.empty(place)?;
         }
         self.places[place as usize] = interface;
@@ -337,7 +338,8 @@ fn stacked<'a>(
     flags
 }
 
-/// The place that an interface has, or gets.
+/// The place that an interface has, or gets. One of another network namespace is known by its name: the numbers of namespaces are
+/// given to others when these go, and anew by each run.
 fn choose(
     places: &[u32],
     names: &[String],
@@ -352,8 +354,8 @@ fn choose(
     };
     let mut gone = gone.iter().copied();
     let namesake = |place: &u32| names[*place as usize] == label;
-    find(interface)
-        .or_else(|| gone.clone().find(namesake))
+    let own = find(interface).filter(|_| !is_elsewhere(interface));
+    own.or_else(|| gone.clone().find(namesake))
         .or_else(|| find(0))
         .or_else(|| gone.next())
 }
@@ -413,6 +415,8 @@ pub fn places(room: u32) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use twheel_common::state::elsewhere;
+
     use super::*;
 
     #[test]
@@ -450,6 +454,22 @@ mod tests {
             Some(3),
             "for longer"
         );
+    }
+
+    #[test]
+    fn an_interface_of_another_namespace_has_the_place_of_its_name() {
+        let [blue, green] = [0, 1].map(|number| elsewhere(number) | 2);
+        let names = ["", "", "blue/eth0", "green/eth0", ""].map(str::to_owned);
+        let places = [0, 0, blue, green, 0];
+        let choose = |gone: &[u32], interface, label| {
+            let gone = gone.iter().copied().collect();
+            super::choose(&places, &names, &gone, interface, label)
+        };
+        assert_eq!(choose(&[2, 3], blue, "blue/eth0"), Some(2));
+        // A later run has numbered them the other way round.
+        assert_eq!(choose(&[2, 3], green, "blue/eth0"), Some(2));
+        assert_eq!(choose(&[2, 3], blue, "green/eth0"), Some(3));
+        assert_eq!(choose(&[2], blue, "red/eth0"), Some(4), "blue has gone");
     }
 
     #[test]
