@@ -347,9 +347,9 @@ impl Network {
     }
 }
 
-/// Whether a packet that IPsec has decrypted begins with the Ethernet header of the encrypted one, where the kernel leaves it, with
-/// the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). Else it begins with the IP header. An IP
-/// packet reads like the former only if its source is in 8.0.64.0/20.
+/// Whether a decrypted packet begins with the Ethernet header of the encrypted one, and not with its IP header: the kernel leaves it,
+/// with the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). Wrong for an IP source in 8.0.64.0/20,
+/// in 134.221.96.0/20, or of IPv6 with bytes 4 to 6 of 08 00 4x or 86 dd 6x, if there is no such header.
 #[inline(always)]
 pub fn has_ethernet<B: Bytes + ?Sized>(frame: &B) -> bool {
     let Some(bytes) = frame.header::<3>(ETH_HEADER - 2) else {

@@ -471,8 +471,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          (ksoftirqd) took over.\n\
          The gateways: `base` does nothing but route, `xdp` has an XDP program that passes, in `conntrack` nf_conntrack is \
          on\n(hooks alone, no rule that a packet meets; one bucket for each end of a flow, two where flows are new; no checksums), in `twheel` there is a \
-         `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave; in `tcx` the same with `--hook tcx`. All \
-         have GRO on, without\nwhich a veth takes no frames. Flows are established by their handshakes. New flows: a SYN each, \
+         `twheel run`\nas it is by default, on the interface by which the packets come in or, on the way back, leave; in `tcx` the\nsame with `--hook tcx`. All \
+         have GRO on, without which a veth takes no frames.\nFlows are established by their handshakes. New flows: a SYN each, \
          into tables that are empty.\n\
          The ratio is (twheel - base) / (conntrack - base): the median of the ratios of each round (least–most).\n"
     ));
