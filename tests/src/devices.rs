@@ -353,6 +353,14 @@ impl Joined {
                 host.ip(&command)?;
             }
         }
+        for host in hosts {
+            // A host answers ARP for an address of its own on any interface, and what a macvlan is on hears what the macvlan
+            // hears: packets would come in by that one.
+            host.enter(|| {
+                let path = "/proc/sys/net/ipv4/conf/all/arp_ignore";
+                fs::write(path, "1").with_context(|| format!("cannot write {path}"))
+            })?;
+        }
         let mut kept: Vec<Box<dyn Any + Send + Sync>> = Vec::new();
         match kind.special {
             Some(Special::Relay(open)) => {

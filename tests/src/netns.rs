@@ -812,8 +812,8 @@ fn lock(text: &Mutex<String>) -> MutexGuard<'_, String> {
 }
 
 impl Twheel {
-    /// Starts `twheel run` in a namespace and waits until it is attached, to one interface at least, or waits for those that match
-    /// a pattern.
+    /// Starts `twheel run` in a namespace and waits until it is attached: to all interfaces that it names, unless it waits for
+    /// them as well; to one at least of those that match a pattern, or it waits for them.
     pub fn start(namespace: &Namespace, args: &[&str]) -> Result<Self> {
         Self::start_with(namespace, args, |_| {})
     }
@@ -840,7 +840,18 @@ impl Twheel {
     ) -> Result<Self> {
         let mut command = namespace.twheel(&["run"])?;
         command.args(args);
-        Self::attached_by(command, stdout, on_stderr)
+        let twheel = Self::attached_by(command, stdout, on_stderr)?;
+        if !["--wait-iface", "--netns"]
+            .iter()
+            .any(|it| args.contains(it))
+        {
+            let given = args.windows(2).filter(|it| it[0] == "--iface");
+            let names = given.map(|it| it[1]).filter(|it| *it != "all");
+            for name in names.filter(|it| !it.contains(['*', '?', '['])) {
+                twheel.await_stderr(&format!("{name}: attached"))?;
+            }
+        }
+        Ok(twheel)
     }
 
     /// The same of a command that comes to `twheel run` by way of others.

@@ -505,7 +505,6 @@ fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
 
     let args = ["--accounting", "--iface", SERVER, "--iface", OTHER];
     let twheel = Twheel::start(&pair.server, &args)?;
-    twheel.await_stderr(&format!("{OTHER}: attached"))?;
     let mut connections = connect(&pair, 5)?;
     let mut others = connect_other(9)?;
     check("created", 5, 9)?;

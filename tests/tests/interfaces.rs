@@ -297,9 +297,6 @@ fn watch(joined: &Joined, hook: &[&str]) -> Result<()> {
         args.extend(["--vlan", "ignore"]);
     }
     let twheel = Twheel::start(&joined.server, &args)?;
-    for interface in joined.kind.watched {
-        twheel.await_stderr(&format!("{interface}: attached"))?;
-    }
     let lives = Lives::begin(joined)?;
     lives.check(joined, true)?;
     lives.await_ends(joined, &twheel)?;

@@ -149,11 +149,7 @@ fn watch(namespace: &Namespace, interfaces: &[&str], options: &[&str]) -> Result
     for interface in interfaces {
         args.extend(["--iface", interface]);
     }
-    let twheel = Twheel::start(namespace, &args)?;
-    for interface in interfaces {
-        twheel.await_stderr(&format!("{interface}: attached"))?;
-    }
-    Ok(twheel)
+    Twheel::start(namespace, &args)
 }
 
 /// Two that stay open, one that is closed, one that is reset. Segments are small: none is cut or joined on the way.
