@@ -846,7 +846,8 @@ impl Twheel {
             .any(|it| args.contains(it))
         {
             let given = args.windows(2).filter(|it| it[0] == "--iface");
-            let names = given.map(|it| it[1]).filter(|it| *it != "all");
+            let names = given.flat_map(|it| it[1].split(','));
+            let names = names.filter(|it| *it != "all");
             for name in names.filter(|it| !it.contains(['*', '?', '['])) {
                 twheel.await_stderr(&format!("{name}: attached"))?;
             }

@@ -477,6 +477,177 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
     lab.check_clean()
 }
 
+/// It comes where it goes to before it is told where it has gone from.
+#[test]
+fn an_interface_that_moves_is_watched_where_it_is() -> Result<()> {
+    require_root();
+    let lab = Lab::of(2, "host", "move")?;
+    lab.host.ip(&format!(
+        "link add cable0 type veth peer name mv0 netns {}",
+        lab.pods[0].name()
+    ))?;
+    let pods = lab.pods.iter().map(Namespace::name);
+    let pods: Vec<_> = pods.collect();
+    for hook in ["xdp", "tcx"] {
+        let list = pods.join(",");
+        let args = ["--iface", "mv0", "--netns", &list, "--hook", hook];
+        let twheel = Twheel::start(&lab.host, &args)?;
+        for turn in 0..10 {
+            let (here, there) = (turn % 2, 1 - turn % 2);
+            let attached = format!("{}/mv0: attached", pods[here]);
+            let until = Instant::now() + PATIENCE;
+            while twheel.stderr().matches(&attached).count() <= turn / 2 {
+                ensure!(Instant::now() < until, "{hook}: {}", twheel.stderr());
+                thread::sleep(Duration::from_millis(2));
+            }
+            lab.pods[here].ip(&format!("link set mv0 netns {}", pods[there]))?;
+        }
+        let said = stop(twheel)?;
+        ensure!(!said.contains("not attached"), "{said}");
+    }
+    lab.pods[0].check_clean("mv0")
+}
+
+/// Another name of a network namespace, until it goes.
+struct Alias(String);
+
+impl Alias {
+    fn new(of: &Namespace) -> Result<Self> {
+        let alias = format!("{}-too", of.name());
+        let [from, to] = [of.name(), &alias].map(|name| PathBuf::from("/run/netns").join(name));
+        File::create(&to)?;
+        let alias = Self(alias);
+        nix::mount::mount(
+            Some(&from),
+            &to,
+            None::<&str>,
+            nix::mount::MsFlags::MS_BIND,
+            None::<&str>,
+        )?;
+        Ok(alias)
+    }
+}
+
+impl Drop for Alias {
+    fn drop(&mut self) {
+        let path = PathBuf::from("/run/netns").join(&self.0);
+        let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+#[test]
+fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Result<()> {
+    require_root();
+    let mut lab = Lab::of(1, "host", "alias")?;
+    let first = lab.pods[0].name().to_owned();
+    let pattern = format!("twl-{}-alias*", std::process::id());
+    let args = ["--iface", POD, "--netns", &pattern, "--json"];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    twheel.await_stderr(&format!("{first}/{POD}: attached"))?;
+    let alias = Alias::new(&lab.pods[0])?;
+    twheel.await_stderr(&format!(
+        "{}: is the network namespace {first}, too",
+        alias.0
+    ))?;
+    lab.pods[0].await_attached(POD, &["xdp", "egress"])?;
+    let listener = lab.listen(0)?;
+    let pod = lab.pods.remove(0);
+    drop(pod);
+    twheel.await_stderr(&format!("{first}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{}/{POD}: attached", alias.0))?;
+    let before = lab.flows()?.len();
+    let mut connection = Connection::open(&lab.host, &listener)?;
+    connection.talk()?;
+    let flows = lab.flows()?;
+    let wanted = format!("{}/{POD}", alias.0);
+    ensure!(
+        before == 0 && flows.len() == 1 && flows[0]["iface"] == wanted,
+        "{flows:?}"
+    );
+    let name = alias.0.clone();
+    drop(alias);
+    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+/// A run by names has room for 16, and so has who adopts it; one place was the host's, and stays so. What one namespace leaves is
+/// another's.
+#[test]
+fn room_is_shared_by_all_namespaces() -> Result<()> {
+    require_root();
+    let lab = Lab::of(2, "host", "room")?;
+    let ended = Twheel::start(
+        &lab.host,
+        &["--iface", "veth0", "--zone", "veth0=7", "--keep"],
+    )?;
+    stop(ended)?;
+    let pairs: String = (1..8)
+        .map(|pair| format!("link add a{pair} type veth peer name b{pair}\n"))
+        .collect();
+    let pairs = format!("link add a0 type veth peer name other0\n{pairs}");
+    lab.pods[0].batch(&pairs)?;
+    let list = format!("{},{}", lab.pods[0].name(), lab.pods[1].name());
+    let args = ["--iface", "veth0,a*,b*,c*", "--netns", &list];
+    let twheel = Twheel::start(&lab.host, &args)?;
+    let attached = |count: usize| -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while twheel.stderr().matches(": attached").count() != count {
+            ensure!(Instant::now() < until, "not {count}: {}", twheel.stderr());
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    };
+    attached(15)?;
+    lab.pods[1].ip("link add c1 type veth peer name c2")?;
+    twheel.await_stderr("this run has room for 16 interfaces")?;
+    lab.pods[0].ip("link del a1")?;
+    attached(17)?;
+    lab.pods[1].await_attached("c1", &["xdp", "egress"])?;
+    lab.pods[1].await_attached("c2", &["xdp", "egress"])?;
+    // Room is made for whoever comes, and is taken: that is said anew.
+    lab.pods[0].ip("link del a2")?;
+    twheel.await_stderr("b2: gone")?;
+    lab.pods[1]
+        .batch("link add c3 type veth peer name c4\nlink add c5 type veth peer name c6\n")?;
+    attached(19)?;
+    let said = stop(twheel)?;
+    ensure!(said.matches("has room for 16").count() == 2, "{said}");
+    lab.check_clean()
+}
+
+#[test]
+fn commands_know_an_interface_by_its_namespace() -> Result<()> {
+    require_root();
+    let lab = Lab::new(2)?;
+    let twheel = lab.watch(&["--timeout", "1h"])?;
+    let listener = lab.listen(1)?;
+    let mut connection = Connection::open(&lab.pods[0], &listener)?;
+    connection.talk()?;
+    let labels = [lab.label(0), lab.label(1)];
+    for label in &labels {
+        for command in ["flows", "stats", "wheel"] {
+            let ended = lab.host.twheel_once(&[command, "--iface", label])?;
+            ensure!(ended.code() == Some(0), "{command}: {ended:?}");
+        }
+    }
+    let ended = lab.host.twheel_once(&["run", "--iface", &labels[0]])?;
+    ensure!(ended.code() == Some(2), "{ended:?}");
+    ensure!(ended.stderr.contains("--netns"), "{ended:?}");
+    twheel.kill()?;
+    let detach = |label: &str| lab.host.twheel_once(&["detach", "--iface", label]);
+    let ended = detach(&labels[0])?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    lab.pods[0].await_attached(POD, &[])?;
+    lab.pods[1].await_attached(POD, &["xdp", "egress"])?;
+    let again = detach(&labels[0])?;
+    ensure!(again.code() == Some(6), "{again:?}");
+    let ended = detach(&labels[1])?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    lab.check_clean()
+}
+
 #[test]
 fn a_later_run_without_them_lets_go_of_other_namespaces() -> Result<()> {
     require_root();

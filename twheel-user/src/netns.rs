@@ -103,6 +103,18 @@ pub enum News {
     Is(Namespace),
     /// It is there no more.
     Gone(String),
+    /// It is there, and what it names is no network namespace, or cannot be opened: why.
+    IsNone(String, String),
+}
+
+impl News {
+    /// The name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Is(namespace) => &namespace.name,
+            Self::Gone(name) | Self::IsNone(name, _) => name,
+        }
+    }
 }
 
 /// The names, and those that come and go.
@@ -121,26 +133,34 @@ impl Names {
     ///
     /// The directory cannot be made or watched.
     pub fn watch() -> Result<Self> {
-        let watch = || -> io::Result<Inotify> {
-            // As `ip netns add` makes it.
-            fs::create_dir_all(DIRECTORY)?;
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-            let flags = AddWatchFlags::IN_CREATE
-                | AddWatchFlags::IN_MOVED_TO
-                | AddWatchFlags::IN_DELETE
-                | AddWatchFlags::IN_MOVED_FROM;
-            inotify.add_watch(DIRECTORY, flags)?;
-            Ok(inotify)
-        };
-        let inotify = watch().with_context(|| format!("cannot watch {DIRECTORY}"))?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let mut names = Self {
-            inotify,
+            inotify: Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?,
             retry: TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?,
             unmounted: BTreeMap::new(),
         };
+        names.watch_directory()?;
         names.list()?;
         Ok(names)
+    }
+
+    fn watch_directory(&self) -> Result<()> {
+        // As `ip netns add` makes it.
+        let made = fs::create_dir_all(DIRECTORY);
+        made.with_context(|| format!("cannot make {DIRECTORY}: `mkdir` it before the start"))?;
+        let flags = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM;
+        let watched = self.inotify.add_watch(DIRECTORY, flags);
+        watched.with_context(|| format!("cannot watch {DIRECTORY}"))?;
+        Ok(())
+    }
+
+    /// Tells of a name once more, if it is there.
+    pub fn look_again(&mut self, name: &str) {
+        self.unmounted.insert(name.to_owned(), Instant::now());
+        self.wake();
     }
 
     /// Notes all that are there.
@@ -170,7 +190,12 @@ impl Names {
                 Err(error) => return Err(error).context("cannot hear of network namespaces"),
             };
             for event in events {
-                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                let is_removed = event.mask.contains(AddWatchFlags::IN_IGNORED);
+                if is_removed {
+                    // The directory was removed.
+                    self.watch_directory()?;
+                }
+                if is_removed || event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     let is_gone = |name: &&&str| !Path::new(DIRECTORY).join(name).exists();
                     let gone = known.iter().filter(is_gone);
                     news.extend(gone.map(|name| News::Gone((*name).to_owned())));
@@ -189,32 +214,41 @@ impl Names {
                 }
             }
         }
-        self.unmounted
-            .retain(|name, since| match Namespace::open(name) {
+        self.unmounted.retain(|name, since| {
+            let why = match Namespace::open(name) {
                 Ok(Some(namespace)) => {
                     news.push(News::Is(namespace));
-                    false
+                    return false;
                 }
-                Ok(None) => since.elapsed() < PATIENCE,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
+                Ok(None) => "it is no network namespace".to_owned(),
                 // So it is of the file of `ip netns add`, for all who may not read everything.
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    since.elapsed() < PATIENCE
-                }
-                Err(_) => false,
-            });
-        // It is readable no more until it expires again.
-        let retry = TimeSpec::from(RETRY);
-        match self.unmounted.is_empty() {
-            true => self.retry.unset()?,
-            false => self
-                .retry
-                .set(Expiration::OneShot(retry), TimerSetTimeFlags::empty())?,
-        }
+                Err(error) => format!("it cannot be opened: {error}"),
+            };
+            let is_patient = since.elapsed() < PATIENCE;
+            if !is_patient {
+                news.push(News::IsNone(name.clone(), why));
+            }
+            is_patient
+        });
+        self.wake();
         Ok(news)
     }
 
+    /// Sets the timer, if there is something to wait for. It is readable no more until it expires again.
+    fn wake(&self) {
+        let retry = TimeSpec::from(RETRY);
+        // Both take what they are given here.
+        let _ = match self.unmounted.is_empty() {
+            true => self.retry.unset(),
+            false => self
+                .retry
+                .set(Expiration::OneShot(retry), TimerSetTimeFlags::empty()),
+        };
+    }
+
     /// Names of which nothing was told yet.
-    pub fn known(&self) -> impl Iterator<Item = &str> {
+    pub fn untold(&self) -> impl Iterator<Item = &str> {
         self.unmounted.keys().map(String::as_str)
     }
 

@@ -8,7 +8,7 @@
 //!     xdp@eth0 ingress@eth0 egress@eth0     the links
 //!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact.rs`
 //!     next_xdp next_ingress next_egress     the programs again, for those of other network namespaces: see `stub.rs`
-//!     netns-blue/                           of that network namespace: its programs and links
+//!     netns-4026532177-blue/                of that network namespace: its programs and links
 //! ```
 
 use std::{
@@ -306,7 +306,8 @@ impl Instance {
     fn choose(interfaces: &Selection) -> Result<PathBuf> {
         let mut found = Vec::new();
         for (directory, held) in everywhere()? {
-            let held = held.iter().find(|it| interfaces.matches(it));
+            let mut held = held.iter().filter(|it| !it.contains('/'));
+            let held = held.find(|it| interfaces.matches(it));
             let Some(held) = held.cloned().or(named_after(&directory, interfaces)?) else {
                 continue;
             };
@@ -453,13 +454,21 @@ impl Instance {
         Ok(!all_interfaces_of(&self.path)?.is_empty())
     }
 
-    /// The part that is of another network namespace, made if it is not there.
+    /// The part that is of another network namespace, made if it is not there. One that was of an earlier namespace of this name
+    /// is removed.
     ///
     /// # Errors
     ///
     /// It cannot be made.
-    pub fn elsewhere(&self, namespace: &str) -> Result<Self> {
-        let path = self.path.join(format!("{NETNS}{}", escape(namespace)));
+    pub fn elsewhere(&self, namespace: &str, inode: u64) -> Result<Self> {
+        for part in parts(&self.path)? {
+            if part.namespace == namespace && part.inode != inode {
+                part.remove()?;
+            }
+        }
+        let path = self
+            .path
+            .join(format!("{NETNS}{inode}-{}", escape(namespace)));
         make_directory(&path, 0o700)?;
         // Filters there are this instance's, too.
         let meta = path.join("META");
@@ -472,16 +481,6 @@ impl Instance {
                 lock: self.lock.clone(),
             }),
         }
-    }
-
-    /// The names of the network namespaces of which there are parts.
-    ///
-    /// # Errors
-    ///
-    /// The directory cannot be read.
-    pub fn namespaces(&self) -> Result<Vec<String>> {
-        let parts = parts(&self.path)?.into_iter();
-        Ok(parts.map(|(namespace, _)| namespace).collect())
     }
 
     /// Where a map or a program is pinned.
@@ -556,15 +555,19 @@ impl Instance {
         remove_directory(&self.path)
     }
 
-    /// Removes the part that is of another network namespace. If that is gone, so are its filters.
+    /// Removes the part that is of another network namespace.
     pub fn remove_elsewhere(&self, namespace: &str) -> Result<()> {
-        match parts(&self.path)?
-            .into_iter()
-            .find(|(it, _)| it == namespace)
-        {
-            Some((namespace, path)) => remove_part(&namespace, &path),
-            None => Ok(()),
+        self.remove_elsewhere_but(|it| it != namespace)
+    }
+
+    /// Removes the parts that are of other network namespaces, but for those that are there and are to be kept, by their names.
+    pub fn remove_elsewhere_but(&self, is_kept: impl Fn(&str) -> bool) -> Result<()> {
+        for part in parts(&self.path)? {
+            if !is_kept(&part.namespace) || part.open()?.is_none() {
+                part.remove()?;
+            }
         }
+        Ok(())
     }
 
     /// Removes the pins of maps and programs of an instance that has no links: a loader died before
@@ -707,25 +710,23 @@ pub fn detach(interface: &Asked) -> Result<bool> {
         check_ours(&directory)?;
         let instance = Instance::lock(directory)?;
         let held = all_interfaces_of(instance.path())?;
-        let (going, staying): (Vec<_>, Vec<_>) = held
-            .into_iter()
-            .partition(|it| interface.matches(it.rsplit('/').next().unwrap_or(it)));
+        let is_going = |it: &String| interface.matches(it) || interface.matches(there(it));
+        let (going, staying): (Vec<_>, Vec<_>) = held.into_iter().partition(is_going);
         if staying.is_empty() {
             instance.remove()?;
             continue;
         }
-        for interface in going {
-            match interface.rsplit_once('/') {
-                None => instance.let_go(&interface)?,
-                Some((namespace, interface)) => {
-                    let part = instance.elsewhere(namespace)?;
-                    within(
-                        namespace,
-                        || part.let_go(interface),
-                        || part.unpin_all(interface),
-                    )?;
-                }
+        for part in parts(instance.path())? {
+            let going = going.iter().filter_map(|it| it.rsplit_once('/'));
+            let part_of = going.filter(|(namespace, _)| part.namespace == *namespace);
+            let its = part.instance(&instance);
+            for (_, interface) in part_of {
+                part.within(|| its.let_go(interface), || its.unpin_all(interface))?;
             }
+        }
+        let own = going.iter().filter(|it| !it.contains('/'));
+        for interface in own {
+            instance.let_go(interface)?;
         }
     }
     if !interface.is_pattern() {
@@ -791,12 +792,17 @@ fn name_left(interface: &str, directory: &Path) -> Result<String> {
 }
 
 /// The instances of any version that hold an interface of this network namespace, or one that a pattern stands for; that are
-/// named after the pattern; or that were about to hold it when their loader died. Those named after it come alone.
+/// named after the pattern; or that were about to hold it when their loader died. Those named after it come alone. Where no
+/// interface here is called so: those that hold one of another network namespace.
 fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     let asked = Selection::new(&[interface.to_owned()], &[])?;
-    let (mut named, mut found) = (Vec::new(), Vec::new());
+    let (mut named, mut found, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
     for (directory, held) in everywhere()? {
-        let holds = held.iter().any(|it| asked.matches(it));
+        let own = |it: &&String| !it.contains('/') || interface.contains('/');
+        let holds = held.iter().filter(own).any(|it| asked.matches(it));
+        if held.iter().any(|it| asked.matches(there(it))) {
+            elsewhere.push(directory.clone());
+        }
         if named_after(&directory, &asked)?.is_some() && (asked.has_pattern() || held.is_empty()) {
             named.push(directory);
         } else if holds {
@@ -807,15 +813,23 @@ fn holding(interface: &str) -> Result<Vec<PathBuf>> {
         return Ok(named);
     }
     found.append(&mut named);
-    Ok(found)
+    match found.is_empty() {
+        true => Ok(elsewhere),
+        false => Ok(found),
+    }
 }
 
-/// The instances of any version in this network namespace, and the interfaces that each holds.
+/// The name of an interface in its network namespace, of which it may be called after: `blue/eth0`.
+fn there(interface: &str) -> &str {
+    interface.rsplit('/').next().unwrap_or(interface)
+}
+
+/// The instances of any version in this network namespace, and the interfaces that each holds, also elsewhere.
 fn everywhere() -> Result<Vec<(PathBuf, Vec<String>)>> {
     let mut found = Vec::new();
     for version in entries(&root())? {
         for instance in all_here(&version)? {
-            let held = interfaces_of(&instance)?;
+            let held = all_interfaces_of(&instance)?;
             found.push((instance, held));
         }
     }
@@ -887,44 +901,87 @@ fn detach_link(pin: &Path) {
 /// The interfaces of other network namespaces, too: those as `blue/eth0`.
 fn all_interfaces_of(instance: &Path) -> Result<Vec<String>> {
     let mut interfaces = interfaces_of(instance)?;
-    for (namespace, part) in parts(instance).unwrap_or_default() {
-        let there = interfaces_of(&part)?.into_iter();
-        interfaces.extend(there.map(|interface| format!("{namespace}/{interface}")));
+    for part in parts(instance).unwrap_or_default() {
+        let there = interfaces_of(&part.path)?.into_iter();
+        interfaces.extend(there.map(|interface| format!("{}/{interface}", part.namespace)));
     }
     Ok(interfaces)
 }
 
-/// The parts of an instance that are of other network namespaces, by their names.
-fn parts(instance: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let named = |path: PathBuf| {
-        let name = name(&path);
-        let namespace = name.strip_prefix(NETNS).filter(|_| path.is_dir())?;
-        Some((unescape(namespace), path))
-    };
-    Ok(entries(instance)?.into_iter().filter_map(named).collect())
+/// The part of an instance that is of another network namespace.
+struct Part {
+    /// The namespace's name.
+    namespace: String,
+    inode: u64,
+    path: PathBuf,
 }
 
-/// Does something in a network namespace; if there is none of this name any more, something else.
-fn within(
-    namespace: &str,
-    there: impl FnOnce() -> Result<()>,
-    gone: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    match Namespace::open(namespace) {
-        Ok(Some(namespace)) => namespace.enter(there),
-        _ => gone(),
+/// The parts of an instance that are of other network namespaces.
+fn parts(instance: &Path) -> Result<Vec<Part>> {
+    let part = |path: PathBuf| {
+        let name = name(&path);
+        let (inode, namespace) = name.strip_prefix(NETNS)?.split_once('-')?;
+        path.is_dir().then_some(())?;
+        Some(Part {
+            namespace: unescape(namespace),
+            inode: inode.parse().ok()?,
+            path,
+        })
+    };
+    Ok(entries(instance)?.into_iter().filter_map(part).collect())
+}
+
+impl Part {
+    /// The namespace. `None`: it is gone, or its name is another's.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be told.
+    fn open(&self) -> Result<Option<Namespace>> {
+        let found = match Namespace::open(&self.namespace) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            found => {
+                let context = || format!("cannot open the network namespace {}", self.namespace);
+                found.with_context(context)?
+            }
+        };
+        match found {
+            Some(found) if found.inode()? == self.inode => Ok(Some(found)),
+            _ => Ok(None),
+        }
+    }
+
+    /// As one holds it who holds the whole instance.
+    fn instance(&self, whole: &Instance) -> Instance {
+        Instance {
+            path: self.path.clone(),
+            lock: whole.lock.clone(),
+        }
+    }
+
+    /// Does something there; or something else, if it is gone.
+    fn within(
+        &self,
+        there: impl FnOnce() -> Result<()>,
+        gone: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match self.open()? {
+            Some(namespace) => namespace.enter(there),
+            None => gone(),
+        }
+    }
+
+    /// Removes its pins. Its filters are gone with its interfaces if it is gone.
+    fn remove(&self) -> Result<()> {
+        self.within(|| clear_directory(&self.path), || clear_pins(&self.path))?;
+        let path = &self.path;
+        fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
     }
 }
 
-/// Removes the pins of another network namespace's part. Its filters are gone with its interfaces if that is gone.
-fn remove_part(namespace: &str, path: &Path) -> Result<()> {
-    within(namespace, || clear_directory(path), || clear_pins(path))?;
-    fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
-}
-
 fn clear_directory(path: &Path) -> Result<()> {
-    for (namespace, part) in parts(path)? {
-        remove_part(&namespace, &part)?;
+    for part in parts(path)? {
+        part.remove()?;
     }
     clsact::let_go_of_all(path)?;
     clear_pins(path)

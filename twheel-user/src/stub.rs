@@ -79,6 +79,20 @@ impl TailCalls {
     }
 }
 
+impl TailCalls {
+    /// Removes what an earlier run has left that no other namespace needs any more.
+    ///
+    /// # Errors
+    ///
+    /// A pin cannot be removed.
+    pub fn remove(instance: &Instance) -> Result<()> {
+        for name in HOOK_PROGRAMS {
+            remove_pin(&map_name(name), instance)?;
+        }
+        Ok(())
+    }
+}
+
 /// The name of the map of programs.
 fn map_name(program: &str) -> String {
     program.replacen("twheel", "next", 1)

@@ -1,7 +1,8 @@
 //! What programs are told of the interfaces that they are attached to, and whose counters are whose.
 //!
 //! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
-//! counters, flows and events bear. A place is given to another interface only when there is no other left.
+//! counters, flows and events bear. A place is given to another interface only when there is no other left; and never one of this
+//! network namespace to one of another, or the other way round: flows that are left would be taken for what they are not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,6 +25,8 @@ use crate::{
 
 /// Bytes of the name of an interface, padded with zeros.
 pub const LABEL_BYTES: usize = 64;
+/// Places that are left to this network namespace while others have some of their own that are free.
+const RESERVED: usize = 16;
 
 /// The interfaces of a data plane.
 pub struct Watch {
@@ -86,8 +89,9 @@ impl Watch {
     }
 
     /// Whether an interface has a place, or would get one.
-    pub fn has_room(&self, interface: u32) -> bool {
-        self.alive.contains_key(&interface) || self.alive.len() < self.room()
+    pub fn has_room(&self, interface: u32, label: &str) -> bool {
+        self.alive.contains_key(&interface)
+            || choose(&self.places, &self.names, &self.gone, interface, label).is_some()
     }
 
     fn set_label(&mut self, place: u32, label: &str) -> Result<()> {
@@ -349,15 +353,23 @@ fn choose(
 ) -> Option<u32> {
     let find = |index| {
         let all = (FIRST_INTERFACE..).zip(places.iter().skip(FIRST_INTERFACE as usize));
-        let mut found = all.filter(|(_, had)| **had == index);
-        found.next().map(|(place, _)| place)
+        all.filter(move |(_, had)| **had == index)
+            .map(|(place, _)| place)
     };
-    let mut gone = gone.iter().copied();
+    let elsewhere = is_elsewhere(interface);
+    let alike = |place: &u32| is_elsewhere(places[*place as usize]) == elsewhere;
+    let mut gone = gone.iter().copied().filter(alike);
     let namesake = |place: &u32| names[*place as usize] == label;
-    let own = find(interface).filter(|_| !is_elsewhere(interface));
+    let own = find(interface).next().filter(|_| !elsewhere);
+    let new = || match elsewhere {
+        // The last are given when there is none that was another namespace's.
+        true => find(0).nth(RESERVED).and_then(|_| find(0).next()),
+        false => find(0).next(),
+    };
     own.or_else(|| gone.clone().find(namesake))
-        .or_else(|| find(0))
+        .or_else(new)
         .or_else(|| gone.next())
+        .or_else(|| find(0).next())
 }
 
 /// The names of interfaces, each with its counters, of those of all places and CPUs.
@@ -469,7 +481,44 @@ mod tests {
         // A later run has numbered them the other way round.
         assert_eq!(choose(&[2, 3], green, "blue/eth0"), Some(2));
         assert_eq!(choose(&[2, 3], blue, "green/eth0"), Some(3));
-        assert_eq!(choose(&[2], blue, "red/eth0"), Some(4), "blue has gone");
+        assert_eq!(choose(&[2], blue, "red/eth0"), Some(2), "blue has gone");
+        assert_eq!(choose(&[], blue, "red/eth0"), Some(4), "nobody's");
+    }
+
+    #[test]
+    fn no_interface_has_the_place_of_one_of_another_namespace() {
+        let blue = elsewhere(0) | 2;
+        let names = ["", "", "blue/eth0", "eth0"].map(str::to_owned);
+        let choose = |places: &[u32], gone: &[u32], interface, label| {
+            let gone = gone.iter().copied().collect();
+            super::choose(places, &names, &gone, interface, label)
+        };
+        let places = [0, 0, blue, 7];
+        assert_eq!(choose(&places, &[2, 3], 9, "eth1"), Some(3));
+        assert_eq!(choose(&places, &[2], 9, "eth1"), None);
+        assert_eq!(choose(&places, &[3, 2], blue + 1, "green/eth0"), Some(2));
+        assert_eq!(choose(&places, &[3], blue + 1, "green/eth0"), None);
+    }
+
+    #[test]
+    fn pods_leave_room_for_this_namespace() {
+        let places = vec![0; FIRST_INTERFACE as usize + RESERVED + 1];
+        let names = vec![String::new(); places.len()];
+        let (mut places, first) = (places, FIRST_INTERFACE);
+        let choose = |places: &[u32], gone: &[u32], interface| {
+            let gone = gone.iter().copied().collect();
+            super::choose(places, &names, &gone, interface, "any")
+        };
+        let blue = elsewhere(0) | 2;
+        assert_eq!(choose(&places, &[], blue), Some(first));
+        places[first as usize] = blue;
+        assert_eq!(
+            choose(&places, &[], blue + 1),
+            Some(first + 1),
+            "none is gone"
+        );
+        assert_eq!(choose(&places, &[first], blue + 1), Some(first), "one is");
+        assert_eq!(choose(&places, &[first], 7), Some(first + 1));
     }
 
     #[test]

@@ -95,7 +95,8 @@ struct Refused {
 /// What is said once.
 #[derive(Default)]
 pub struct Said {
-    full: bool,
+    /// That there is no room, until there is.
+    pub full: bool,
     port: bool,
     vlan: bool,
 }
@@ -156,14 +157,13 @@ impl<'a> Interfaces<'a> {
         }
     }
 
-    /// Lets go of all of them, before the network namespace is let go of.
+    /// Lets go of all of them, before the network namespace is let go of. Programs know them no more, whatever else fails.
     pub fn leave_all(&mut self) -> Result<()> {
         let indexes: Vec<_> = self.places.iter().filter_map(|it| it.index).collect();
-        for index in indexes {
-            self.common.watch.borrow_mut().leave(self.number(index))?;
-        }
+        let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
+        let left: Vec<_> = indexes.into_iter().map(leave).collect();
         self.places.clear();
-        Ok(())
+        left.into_iter().collect()
     }
 
     /// Attaches to all that are there.
@@ -223,7 +223,20 @@ impl<'a> Interfaces<'a> {
         attached.chain(self.refused.keys().copied()).collect()
     }
 
-    /// Does what changes ask for. Returns whether an interface was attached.
+    /// Lets go of what has gone, before others come: what has moved to another network namespace is attached here until then.
+    /// Returns whether one was let go of.
+    pub fn let_go(&mut self, changes: &[Change]) -> Result<bool> {
+        let mut went = false;
+        for change in changes {
+            self.known.note(change);
+            if let Change::Gone(index) = change {
+                went |= self.leave(*index)?;
+            }
+        }
+        Ok(went)
+    }
+
+    /// Does what else changes ask for. Returns whether an interface was attached.
     pub fn follow(&mut self, plane: &mut DataPlane, changes: &[Change]) -> Result<bool> {
         // What has gone by now is not to be attached.
         let mut last = HashMap::new();
@@ -235,15 +248,11 @@ impl<'a> Interfaces<'a> {
         }
         let mut attached = false;
         for change in changes {
-            self.known.note(change);
-            match change {
-                Change::Gone(index) => attached |= self.leave(plane, *index)?,
-                Change::Is(is) => {
-                    self.note(is);
-                    if last.get(&is.index) == Some(&true) {
-                        attached |= self.come(plane, is)?;
-                    }
-                }
+            if let Change::Is(is) = change
+                && last.get(&is.index) == Some(&true)
+            {
+                self.note(is);
+                attached |= self.come(plane, is)?;
             }
         }
         self.restack()?;
@@ -331,7 +340,7 @@ impl<'a> Interfaces<'a> {
             full,
         };
         let number = self.number(link.index);
-        let has_room = self.common.watch.borrow().has_room(number);
+        let has_room = self.common.watch.borrow().has_room(number, &label);
         if !has_room {
             let mut said = self.common.said.borrow_mut();
             if !said.full {
@@ -370,8 +379,8 @@ impl<'a> Interfaces<'a> {
         Ok(false)
     }
 
-    /// An interface is there no more. Returns whether another could be attached in its place.
-    fn leave(&mut self, plane: &mut DataPlane, index: u32) -> Result<bool> {
+    /// An interface is there no more. Returns whether it was watched.
+    fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
         self.refused.remove(&index);
         let Some(number) = self.places.iter().position(|it| it.index == Some(index)) else {
@@ -395,20 +404,32 @@ impl<'a> Interfaces<'a> {
         if !stays {
             self.places.swap_remove(number);
         }
-        self.fill(plane)
+        Ok(true)
     }
 
-    /// Attaches to one for which there was no room before.
-    fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
-        while let Some(index) = self.refused.iter().find(|it| it.1.full).map(|it| *it.0) {
-            self.refused.remove(&index);
+    /// Attaches to those for which there was no room before, if there is now. Returns whether it did.
+    pub fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
+        let waiting: Vec<_> = self.refused.iter().filter(|it| it.1.full).collect();
+        let waiting: Vec<_> = waiting.into_iter().map(|it| *it.0).collect();
+        let mut attached = false;
+        for index in waiting {
             let waits = self.known.get(index).cloned();
             let waits = waits.filter(|link| self.common.selection.matches_pattern(&link.name));
-            if let Some(link) = waits {
-                return self.come(plane, &link);
+            let Some(link) = waits else {
+                self.refused.remove(&index);
+                continue;
+            };
+            let (number, label) = (self.number(index), self.label(&link.name));
+            if !self.common.watch.borrow().has_room(number, &label) {
+                break;
             }
+            self.refused.remove(&index);
+            attached |= self.come(plane, &link)?;
         }
-        Ok(false)
+        if attached {
+            self.restack()?;
+        }
+        Ok(attached)
     }
 
     /// Notes what has become of an interface that is watched.

@@ -1,27 +1,36 @@
-//! The interfaces of a run in other network namespaces, which come and go with these.
+//! The network namespaces of a run, and what comes and goes there.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    os::fd::OwnedFd,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use nix::sys::{
     epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
     resource::{Resource, getrlimit, setrlimit},
 };
 use twheel_common::state::MAX_NAMESPACES;
 
-use super::follow::{Common, Elsewhere, Interfaces};
+use super::follow::{self, Common, Elsewhere, Interfaces};
 use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
     netns::{self, Names, Namespace, News},
-    notices,
+    notices::{self, Change},
     patterns::{self, Asked},
     pins::{self, Instance},
     stub::{Stubs, TailCalls},
+    watched::LABEL_BYTES,
 };
 
 /// What tells of names, among what tells of interfaces by the numbers of their namespaces.
 const NAMES: u64 = u64::MAX;
+/// The number of the run's own, which no other has.
+const OWN: u32 = MAX_NAMESPACES;
+/// Bytes of a name, at most: with that of an interface it has room where programs and readers look it up.
+const LONGEST: usize = LABEL_BYTES - libc::IFNAMSIZ;
 
 /// Which network namespaces a run is of.
 #[derive(Clone, Debug)]
@@ -74,71 +83,166 @@ struct There<'a> {
     // Dropped before the namespace.
     news: notices::Interfaces,
     interfaces: Interfaces<'a>,
-    namespace: Namespace,
-    inode: u64,
+    /// `None`: the run's own.
+    other: Option<Other>,
 }
 
-/// The network namespaces of a run, but for its own.
-pub struct Namespaces<'a> {
+/// Another network namespace than the run's own.
+struct Other {
+    namespace: Namespace,
+    inode: u64,
+    /// Its part of the instance.
+    part: Instance,
+    /// Its other names.
+    also: BTreeSet<String>,
+}
+
+impl<'a> There<'a> {
+    /// Does something in it.
+    fn enter<T>(&mut self, work: impl FnOnce(&mut Interfaces<'a>) -> Result<T>) -> Result<T> {
+        match &self.other {
+            Some(other) => other.namespace.enter(|| work(&mut self.interfaces)),
+            None => work(&mut self.interfaces),
+        }
+    }
+
+    /// What its interfaces have done since.
+    fn changes(&mut self) -> Result<Vec<Change>> {
+        let numbers = self.interfaces.numbers();
+        let read = || self.news.changes(numbers.into_iter());
+        match &self.other {
+            Some(other) => other.namespace.enter(read),
+            None => read(),
+        }
+    }
+}
+
+/// What it takes to watch other network namespaces than the run's own.
+struct Others {
     wanted: Wanted,
+    calls: TailCalls,
+    names: Names,
+    /// The run's own.
+    own: u64,
+    /// Names for which there was no number.
+    waiting: BTreeSet<String>,
+}
+
+/// The network namespaces of a run.
+pub struct Namespaces<'a> {
     common: Common<'a>,
     instance: Instance,
-    calls: TailCalls,
-    own: u64,
-    names: Names,
-    /// By their numbers.
+    /// By their numbers; the run's own by [`OWN`].
     there: BTreeMap<u32, There<'a>>,
+    others: Option<Others>,
     epoll: Epoll,
-    is_full: bool,
 }
 
 impl<'a> Namespaces<'a> {
-    /// Those that are there are attached by the first [`follow`](Self::follow).
+    /// None is attached yet.
     ///
     /// # Errors
     ///
-    /// Their names cannot be watched, or an earlier run's cannot be removed.
+    /// Names or interfaces cannot be watched, or what an earlier run has left cannot be removed.
     pub fn new(
         wanted: Wanted,
         common: Common<'a>,
         instance: &Instance,
         plane: &mut DataPlane,
     ) -> Result<Self> {
-        // Each takes five. Where there are too few, that is said of those that are too many.
-        if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-        }
-        let new = Self {
-            calls: TailCalls::open(plane, instance)?,
-            own: pins::namespace()?,
-            names: Names::watch()?,
+        let mut new = Self {
             there: BTreeMap::new(),
+            others: None,
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             instance: instance.clone(),
-            is_full: false,
-            wanted,
             common,
         };
-        for pattern in new.wanted.0.iter().filter(|it| **it != Asked::All) {
-            if !new.names.known().any(|name| pattern.matches(name)) {
+        if wanted.has_own() {
+            // First, so that nothing is missed.
+            let news = notices::Interfaces::listen()?;
+            let interfaces = Interfaces::new(new.common.clone(), instance.clone(), None)?;
+            new.add(OWN, news, interfaces, None)?;
+        }
+        if wanted.is_elsewhere() {
+            // Each takes five. Where there are too few, that is said of those that are too many.
+            if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+                let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+            }
+            let others = Others {
+                calls: TailCalls::open(plane, instance)?,
+                own: pins::namespace()?,
+                names: Names::watch()?,
+                waiting: BTreeSet::new(),
+                wanted,
+            };
+            for source in others.names.sources() {
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, NAMES);
+                new.epoll.add(source, event)?;
+            }
+            new.others = Some(others);
+        }
+        Ok(new)
+    }
+
+    fn add(
+        &mut self,
+        number: u32,
+        news: notices::Interfaces,
+        interfaces: Interfaces<'a>,
+        other: Option<Other>,
+    ) -> Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
+        self.epoll.add(&news, event)?;
+        let there = There {
+            news,
+            interfaces,
+            other,
+        };
+        self.there.insert(number, there);
+        Ok(())
+    }
+
+    /// Attaches to all interfaces that are there.
+    ///
+    /// # Errors
+    ///
+    /// One that was named cannot be attached, and is not waited for.
+    pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
+        if let Some(own) = self.there.get_mut(&OWN) {
+            own.enter(|interfaces| interfaces.attach_all(plane))?;
+        }
+        if self.others.is_none() {
+            return Ok(());
+        }
+        self.tell_missing();
+        // An earlier run's that this one has nothing to do with.
+        let wanted = |name: &str| match &self.others {
+            Some(others) => others.wanted.matches(name),
+            None => false,
+        };
+        self.instance.remove_elsewhere_but(wanted)?;
+        self.follow_names(plane)?;
+        self.follow(plane)?;
+        // Of a namespace that is not there it was said.
+        let everywhere: Vec<_> = self.there.values().map(|it| &it.interfaces).collect();
+        if !everywhere.is_empty() {
+            follow::tell_unmatched(self.common.selection, &everywhere);
+        }
+        Ok(())
+    }
+
+    /// Says which of those that were named are not there.
+    fn tell_missing(&self) {
+        if let Some(others) = &self.others {
+            let missing = others.wanted.0.iter().filter(|it| **it != Asked::All);
+            for pattern in missing.filter(|it| !others.names.untold().any(|name| it.matches(name)))
+            {
                 say!(
                     "--netns {}: no network namespace matches: waiting for one",
                     pattern.text()
                 );
             }
         }
-        for source in new.names.sources() {
-            new.epoll
-                .add(source, EpollEvent::new(EpollFlags::EPOLLIN, NAMES))?;
-        }
-        // An earlier run's that this one has nothing to do with.
-        for name in instance.namespaces()? {
-            let is_there = matches!(Namespace::open(&name), Ok(Some(_)));
-            if !is_there || !new.wanted.matches(&name) {
-                instance.remove_elsewhere(&name)?;
-            }
-        }
-        Ok(new)
     }
 
     /// Readable when there is something to [follow](Self::follow).
@@ -150,159 +254,271 @@ impl<'a> Namespaces<'a> {
         Ok(self.epoll.0.try_clone()?)
     }
 
-    /// Does what has been told since.
+    /// Does what has been told since. Returns whether an interface was attached.
     ///
     /// # Errors
     ///
-    /// The kernel tells nothing any more.
-    pub fn follow(&mut self, plane: &mut DataPlane) -> Result<()> {
-        self.follow_names(plane)?;
+    /// The kernel tells nothing any more, or the programs cannot be told.
+    pub fn follow(&mut self, plane: &mut DataPlane) -> Result<bool> {
+        let mut attached = false;
         loop {
+            let (changes, names) = self.told()?;
+            if changes.is_empty() && !names {
+                return Ok(attached);
+            }
+            // What moves from one to another is told where it goes, then where it comes: let go of, and attached there.
+            let mut went = false;
+            for (number, changes) in &changes {
+                went |= self.try_in(*number, |interfaces| interfaces.let_go(changes))?;
+            }
+            if names {
+                let (is_room, has_come) = self.follow_names(plane)?;
+                went |= is_room;
+                attached |= has_come;
+            }
+            for (number, changes) in &changes {
+                attached |= self.try_in(*number, |interfaces| interfaces.follow(plane, changes))?;
+            }
+            if went {
+                attached |= self.fill(plane)?;
+            }
+        }
+    }
+
+    /// What interfaces of which have done, and whether names have come or gone. It is asked until there is no more: whatever has
+    /// come somewhere and is told has gone elsewhere, and that is told, too.
+    fn told(&mut self) -> Result<(BTreeMap<u32, Vec<Change>>, bool)> {
+        /// More may come all the time.
+        const TIMES: usize = 16;
+        let (mut told, mut names) = (BTreeMap::<u32, Vec<Change>>::new(), false);
+        for _ in 0..TIMES {
             let mut events = [EpollEvent::empty(); 64];
             let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-                Ok(0) => return Ok(()),
-                Ok(count) => count,
                 Err(nix::Error::EINTR) => continue,
-                Err(error) => return Err(error).context("cannot hear of network namespaces"),
+                count => count.context("cannot hear of network namespaces")?,
             };
+            let mut is_more = false;
             for event in &events[..count] {
-                match event.data() {
-                    NAMES => self.follow_names(plane)?,
-                    number => self.follow_interfaces(plane, number as u32),
+                if event.data() == NAMES {
+                    names = true;
+                    continue;
                 }
+                let number = event.data() as u32;
+                let Some(there) = self.there.get_mut(&number) else {
+                    continue;
+                };
+                match there.changes() {
+                    Ok(changes) => told.entry(number).or_default().extend(changes),
+                    Err(error) => self.give_up(number, error)?,
+                }
+                is_more = true;
             }
+            if !is_more {
+                break;
+            }
+        }
+        Ok((told, names))
+    }
+
+    /// Does something with the interfaces of one. If that fails, it is watched no more; the run's own is what the run is for.
+    fn try_in(
+        &mut self,
+        number: u32,
+        work: impl FnOnce(&mut Interfaces<'a>) -> Result<bool>,
+    ) -> Result<bool> {
+        let Some(there) = self.there.get_mut(&number) else {
+            return Ok(false);
+        };
+        match there.enter(work) {
+            Ok(done) => Ok(done),
+            Err(error) => self.give_up(number, error).map(|()| false),
         }
     }
 
-    /// The interfaces of all of them.
-    pub fn interfaces(&self) -> impl Iterator<Item = &Interfaces<'a>> {
-        self.there.values().map(|there| &there.interfaces)
-    }
-
-    fn follow_names(&mut self, plane: &mut DataPlane) -> Result<()> {
-        let known: Vec<_> = self
-            .there
-            .values()
-            .map(|it| it.namespace.name.as_str())
-            .collect();
-        for news in self.names.news(&known)? {
-            match news {
-                News::Gone(name) => self.leave(&name),
-                News::Is(namespace) if self.wanted.matches(&namespace.name) => {
-                    let name = namespace.name.clone();
-                    // One of this name may have gone unnoticed.
-                    self.leave(&name);
-                    if let Err(error) = self.come(plane, namespace) {
-                        say!("{name}: this network namespace is not watched: {error:#}");
-                    }
-                }
-                News::Is(_) => {}
-            }
-        }
+    fn give_up(&mut self, number: u32, error: anyhow::Error) -> Result<()> {
+        let other = self.there.get(&number).and_then(|it| it.other.as_ref());
+        let Some(other) = other else {
+            return Err(error);
+        };
+        let name = &other.namespace.name;
+        say!("{name}: this network namespace is watched no more: {error:#}");
+        self.leave(number);
         Ok(())
     }
 
-    fn follow_interfaces(&mut self, plane: &mut DataPlane, number: u32) {
-        let Some(there) = self.there.get_mut(&number) else {
-            return;
-        };
-        let There {
-            news,
-            interfaces,
-            namespace,
-            ..
-        } = there;
-        let followed = namespace.enter(|| {
-            let numbers = interfaces.numbers();
-            let news = news.changes(numbers.into_iter())?;
-            interfaces.follow(plane, &news)
-        });
-        if let Err(error) = followed {
-            let name = namespace.name.clone();
-            say!("{name}: this network namespace is watched no more: {error:#}");
-            self.leave(&name);
+    /// Attaches to interfaces for which there was no room, in any of them. Returns whether it did.
+    fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
+        self.common.said.borrow_mut().full = false;
+        let mut attached = false;
+        let numbers: Vec<_> = self.there.keys().copied().collect();
+        for number in numbers {
+            attached |= self.try_in(number, |interfaces| interfaces.fill(plane))?;
         }
+        Ok(attached)
     }
 
-    fn come(&mut self, plane: &mut DataPlane, namespace: Namespace) -> Result<()> {
-        let inode = namespace.inode()?;
-        let name = &namespace.name;
-        if inode == self.own && self.wanted.has_own() {
-            return Ok(());
+    /// Returns whether one has gone, and whether an interface of one that has come was attached.
+    fn follow_names(&mut self, plane: &mut DataPlane) -> Result<(bool, bool)> {
+        let Some(others) = &mut self.others else {
+            return Ok((false, false));
+        };
+        let known = self.there.values().filter_map(|it| it.other.as_ref());
+        let known: Vec<_> = known.map(|it| it.namespace.name.as_str()).collect();
+        let mut news = others.names.news(&known)?;
+        news.retain(|news| others.wanted.matches(news.name()));
+        let (mut went, mut attached) = (false, false);
+        for news in news {
+            match news {
+                News::Gone(name) => went |= self.go(&name),
+                News::Is(namespace) => {
+                    let name = namespace.name.clone();
+                    match self.come(plane, namespace) {
+                        Ok(has_come) => attached |= has_come,
+                        Err(error) => {
+                            say!("{name}: this network namespace is not watched: {error:#}");
+                        }
+                    }
+                }
+                News::IsNone(name, why) => say!("{name}: not watched: {why}"),
+            }
         }
-        if let Some(other) = self.there.values().find(|it| it.inode == inode) {
-            say!(
-                "{name}: is the network namespace {}, too",
-                other.namespace.name
-            );
-            return Ok(());
+        Ok((went, attached))
+    }
+
+    /// Watches a network namespace. Returns whether it was not watched.
+    fn come(&mut self, plane: &mut DataPlane, namespace: Namespace) -> Result<bool> {
+        let inode = namespace.inode()?;
+        let name = namespace.name.clone();
+        let find = |of: &dyn Fn(&Other) -> bool| {
+            let all = self.there.iter();
+            let mut found = all.filter(|(_, it)| it.other.as_ref().is_some_and(of));
+            found.next().map(|(number, _)| *number)
+        };
+        if let Some(number) = find(&|it| it.inode == inode) {
+            let other = self.there.get_mut(&number).and_then(|it| it.other.as_mut());
+            if let Some(other) = other
+                && other.namespace.name != name
+                && other.also.insert(name.clone())
+            {
+                say!(
+                    "{name}: is the network namespace {}, too",
+                    other.namespace.name
+                );
+            }
+            return Ok(false);
+        }
+        if let Some(number) = find(&|it| it.namespace.name == name) {
+            // It has gone unnoticed.
+            self.leave(number);
+        }
+        let Some(others) = &mut self.others else {
+            return Ok(false);
+        };
+        if inode == others.own && others.wanted.has_own() {
+            return Ok(false);
+        }
+        if name.len() > LONGEST {
+            return Err(anyhow!("its name has more than {LONGEST} bytes"));
         }
         let mut free = (0..MAX_NAMESPACES).filter(|number| !self.there.contains_key(number));
         let Some(number) = free.next() else {
-            if !self.is_full {
+            if others.waiting.is_empty() {
                 say!(
                     "{name}: not watched, and neither are others that appear: a run has room for {MAX_NAMESPACES} network \
                      namespaces: name those that matter with --netns"
                 );
-                self.is_full = true;
             }
-            return Ok(());
+            others.waiting.insert(name);
+            return Ok(false);
         };
-        let part = self.instance.elsewhere(name)?;
-        let attach = || -> Result<_> {
+        let part = self.instance.elsewhere(&name, inode)?;
+        let (common, calls) = (self.common.clone(), &others.calls);
+        let prepare = || {
             // First, so that nothing is missed.
             let news = notices::Interfaces::listen()?;
             let there = Elsewhere {
                 name: name.clone(),
                 number,
-                stubs: Stubs::load(&self.calls, number, &part)?,
+                stubs: Stubs::load(calls, number, &part)?,
             };
-            let mut interfaces = Interfaces::new(self.common.clone(), part.clone(), Some(there))?;
-            interfaces.attach_all(plane)?;
-            part.share(self.common.group)?;
+            let interfaces = Interfaces::new(common, part.clone(), Some(there))?;
             Ok((news, interfaces))
         };
-        let attached = namespace.enter(attach);
-        let (news, interfaces) = match attached {
-            Ok(attached) => attached,
+        let prepared = namespace.enter(prepare);
+        let other = Other {
+            namespace,
+            inode,
+            part,
+            also: BTreeSet::new(),
+        };
+        let added = match prepared {
+            Ok((news, interfaces)) => self.add(number, news, interfaces, Some(other)),
             Err(error) => {
-                self.instance.remove_elsewhere(name)?;
+                if let Err(left) = self.instance.remove_elsewhere(&name) {
+                    say!("{name}: its pins are left, `twheel detach` removes them: {left:#}");
+                }
                 return Err(error);
             }
         };
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
-        self.epoll.add(&news, event)?;
-        let there = There {
-            news,
-            interfaces,
-            namespace,
-            inode,
-        };
-        self.there.insert(number, there);
-        Ok(())
+        let group = self.common.group;
+        let attached = added.and_then(|()| match self.there.get_mut(&number) {
+            Some(there) => there.enter(|interfaces| interfaces.attach_all(plane)),
+            None => Ok(()),
+        });
+        let attached = attached.and_then(|()| match self.there.get(&number) {
+            Some(There {
+                other: Some(other), ..
+            }) => other.part.share(group),
+            _ => Ok(()),
+        });
+        if attached.is_err() {
+            self.leave(number);
+        }
+        attached.map(|()| true)
     }
 
-    fn leave(&mut self, name: &str) {
-        let mut found = self
-            .there
-            .iter()
-            .filter(|(_, it)| it.namespace.name == name);
-        let Some(number) = found.next().map(|(number, _)| *number) else {
-            return;
+    /// A name has gone. Returns whether a network namespace was let go of.
+    fn go(&mut self, name: &str) -> bool {
+        if let Some(others) = &mut self.others {
+            others.waiting.remove(name);
+        }
+        let mut found = None;
+        for (number, there) in &mut self.there {
+            if let Some(other) = &mut there.other {
+                if other.namespace.name == name {
+                    found = Some(*number);
+                } else {
+                    other.also.remove(name);
+                }
+            }
+        }
+        let Some(number) = found else {
+            return false;
         };
+        self.leave(number);
+        say!("{name}: this network namespace is gone: flows end when their timeouts are over");
+        true
+    }
+
+    /// Lets go of another network namespace. One that has another name comes again under that, and one for which there was no
+    /// number comes now.
+    fn leave(&mut self, number: u32) {
         let Some(mut there) = self.there.remove(&number) else {
             return;
         };
-        let left = there.interfaces.leave_all().and_then(|()| {
-            let part = self.instance.elsewhere(name)?;
-            there.namespace.enter(|| part.remove())
-        });
-        match left {
-            Ok(()) => say!(
-                "{name}: this network namespace is gone: flows end when their timeouts are over"
-            ),
-            Err(error) => {
-                say!("{name}: this network namespace is gone, and its pins are not: {error:#}")
+        let left = there.interfaces.leave_all();
+        let Some(other) = there.other else {
+            return;
+        };
+        let name = &other.namespace.name;
+        let removed = other.namespace.enter(|| other.part.remove());
+        for error in left.err().into_iter().chain(removed.err()) {
+            say!("{name}: not all of it could be let go of, `twheel detach` does: {error:#}");
+        }
+        if let Some(others) = &mut self.others {
+            let waiting = mem::take(&mut others.waiting);
+            for name in other.also.iter().chain(&waiting) {
+                others.names.look_again(name);
             }
         }
     }

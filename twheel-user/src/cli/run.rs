@@ -29,7 +29,7 @@ use twheel_common::{
 };
 
 use super::{
-    follow::{Common, Interfaces, tell_unmatched},
+    follow::Common,
     namespaces::{Namespaces, Wanted},
     options::Options,
 };
@@ -37,6 +37,7 @@ use crate::{
     attach,
     clock::Clock,
     data_plane::{DataPlane, INCOMING, Load, LoaderCounters, OBJECT},
+    failure::{Failure, Kind},
     history,
     hooks::Hooks,
     host,
@@ -54,6 +55,7 @@ use crate::{
     share,
     stepper::Steppers,
     stepping,
+    stub::TailCalls,
     watched::{Watch, Zones},
 };
 
@@ -103,6 +105,12 @@ const REASONS: usize = 16;
 impl Run {
     pub(super) fn execute(mut self) -> Result<()> {
         let mut selection = Selection::new(&self.interfaces, &self.exclude)?;
+        if let Some((namespace, interface)) = selection.names().find_map(|it| it.rsplit_once('/')) {
+            let message = format!(
+                "--iface {namespace}/{interface}: no interface has such a name: give --iface {interface} --netns {namespace}"
+            );
+            return Err(Failure::new(Kind::Usage, message).into());
+        }
         let namespaces = Wanted::parse(&self.netns)?;
         if namespaces.is_elsewhere() {
             selection = selection.everywhere();
@@ -136,9 +144,8 @@ impl Run {
         let instance = Instance::open_for(&selection)?;
         if !namespaces.is_elsewhere() {
             // An earlier run's, which this one would not follow.
-            for name in instance.namespaces()? {
-                instance.remove_elsewhere(&name)?;
-            }
+            instance.remove_elsewhere_but(|_| false)?;
+            TailCalls::remove(&instance)?;
         }
         let history = self.history(&instance.pins(), group);
         let names = order::Names::read();
@@ -271,7 +278,6 @@ impl Run {
         let (to_results, mut reaped) = mpsc::channel(RESULTS);
         let reaper = Reaper::start(&pins, tally.clone(), opened.reap, to_results)?;
         let mut results = Vec::new();
-        let changes = watched(notices::Interfaces::listen()?)?;
         // Where the kernel does not tell, a CPU that comes waits for the next run.
         let cpus = notices::Cpus::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
@@ -290,30 +296,9 @@ impl Run {
             watch: Rc::new(RefCell::new(Watch::open(&plane)?)),
             said: Rc::default(),
         };
-        let mut interfaces = match opened.namespaces.has_own() {
-            true => Some(Interfaces::new(common.clone(), instance.clone(), None)?),
-            false => None,
-        };
-        if let Some(interfaces) = &mut interfaces {
-            interfaces.attach_all(&mut plane)?;
-        }
-        let mut namespaces = match opened.namespaces.is_elsewhere() {
-            true => {
-                let wanted = opened.namespaces.clone();
-                Some(Namespaces::new(wanted, common, instance, &mut plane)?)
-            }
-            false => None,
-        };
-        if let Some(namespaces) = &mut namespaces {
-            namespaces.follow(&mut plane)?;
-            let everywhere: Vec<_> = namespaces.interfaces().chain(&interfaces).collect();
-            // Of a namespace that is not there it was said.
-            if !everywhere.is_empty() {
-                tell_unmatched(selection, &everywhere);
-            }
-        }
-        let elsewhere = namespaces.as_ref().map(Namespaces::ready).transpose()?;
-        let elsewhere = elsewhere.map(watched).transpose()?;
+        let mut namespaces = Namespaces::new(opened.namespaces, common, instance, &mut plane)?;
+        namespaces.attach_all(&mut plane)?;
+        let changes = watched(namespaces.ready()?)?;
         plane.unpin_others(instance)?;
         stays.set(stays.get() || self.options.keep);
         instance.share(opened.group)?;
@@ -397,26 +382,10 @@ impl Run {
                 }
                 ready = changes.readable() => {
                     ready?.clear_ready();
-                    let Some(interfaces) = &mut interfaces else {
-                        // Not heard of again: they are none of this run's.
-                        let _ = changes.get_ref().changes(std::iter::empty())?;
-                        continue;
-                    };
-                    let numbers = interfaces.numbers();
-                    let news = changes.get_ref().changes(numbers.into_iter())?;
-                    let attached = interfaces.follow(&mut plane, &news)?;
+                    let attached = namespaces.follow(&mut plane)?;
                     if attached && let Some(file) = self.options.policy.clone() {
                         // The rules of an interface are those of its number.
                         reload(&pins, Some(file), plane.clock());
-                    }
-                }
-                ready = async { match &elsewhere {
-                    Some(elsewhere) => elsewhere.readable().await,
-                    None => std::future::pending().await,
-                } } => {
-                    ready?.clear_ready();
-                    if let Some(namespaces) = &mut namespaces {
-                        namespaces.follow(&mut plane)?;
                     }
                 }
                 ready = async { match &cpus {

@@ -6,7 +6,7 @@
 mod run;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs, io,
     net::SocketAddr,
     os::unix::fs::MetadataExt,
@@ -35,6 +35,7 @@ use crate::{
     hooks::{self, Hooks},
     host,
     links::{self, Link},
+    netns,
     pins::{self, BPFFS, Found, Instance},
     policy::install,
     privilege,
@@ -262,7 +263,12 @@ fn pinned(instances: Result<Vec<Found>>) -> Vec<Finding> {
     match instances.and_then(|instances| Ok((instances, pins::namespace()?))) {
         Ok((instances, _)) if instances.is_empty() => vec![Finding::ok("pins", "none")],
         Ok((instances, here)) => {
-            let (exists, alive) = (|name: &str| if_nametoindex(name).is_ok(), namespaces());
+            let exists = |name: &str| match name.rsplit_once('/') {
+                // Of interfaces elsewhere the namespace is looked for.
+                Some((namespace, _)) => Path::new(netns::DIRECTORY).join(namespace).exists(),
+                None => if_nametoindex(name).is_ok(),
+            };
+            let alive = namespaces();
             let describe = |it| instance(it, here, exists, &alive);
             instances.iter().map(describe).collect()
         }
@@ -690,6 +696,24 @@ fn with_interfaces(command: &str, interfaces: &[String]) -> String {
     format!("`twheel {command}{}`", options.collect::<String>())
 }
 
+/// The run for these interfaces: those of other network namespaces, `blue/eth0`, are given by two options.
+fn run_for(interfaces: &[String]) -> String {
+    let (mut namespaces, mut names) = (BTreeSet::new(), BTreeSet::new());
+    for interface in interfaces {
+        let (namespace, name) = interface.rsplit_once('/').unzip();
+        names.insert(name.unwrap_or(interface).to_owned());
+        namespaces.insert(namespace);
+    }
+    let names: Vec<_> = names.into_iter().collect();
+    let given: Vec<_> = namespaces.iter().flatten().copied().collect();
+    let command = match (given.is_empty(), namespaces.contains(&None)) {
+        (true, _) => "run".to_owned(),
+        (false, true) => "run --netns all".to_owned(),
+        (false, false) => format!("run --netns {}", given.join(",")),
+    };
+    with_interfaces(&command, &names)
+}
+
 /// `here`: the network namespace, in which `exists` knows the interfaces; `alive`: those that are seen.
 fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSet<u64>) -> Finding {
     let path = it.path.display();
@@ -709,7 +733,7 @@ fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSe
             )
             .remedy(format!(
                 "there: {} adopts it, {} removes it",
-                options("run"),
+                run_for(&it.interfaces),
                 options("detach")
             )),
             (false, false) => Finding::warn(
@@ -748,7 +772,7 @@ fn instance(it: &Found, here: u64, exists: impl Fn(&str) -> bool, alive: &HashSe
         )
         .remedy(format!(
             "{} goes on with them, {} removes them",
-            options("run"),
+            run_for(&it.interfaces),
             options("detach")
         )),
     }
@@ -939,12 +963,27 @@ mod tests {
                 Status::Fail,
                 "`twheel detach --iface eth0`",
             ),
+            (
+                found(1, true, false, &["blue/eth0", "green/eth0", "blue/eth1"]),
+                Status::Warn,
+                "`twheel run --netns blue,green --iface eth0 --iface eth1`",
+            ),
+            (
+                found(1, true, false, &["eth0", "blue/eth0"]),
+                Status::Warn,
+                "`twheel run --netns all --iface eth0`",
+            ),
+            (
+                found(1, true, false, &["blue/eth0", "gone/eth0"]),
+                Status::Warn,
+                "`twheel detach --iface blue/eth0 --iface gone/eth0`",
+            ),
             (found(1, true, false, &[]), Status::Warn, "rm -r"),
             (found(2, true, true, &["eth0"]), Status::Ok, ""),
             (found(2, true, false, &["eth0"]), Status::Warn, "there:"),
             (found(3, true, false, &["eth0"]), Status::Warn, "rm -r"),
         ] {
-            let finding = instance(&found, 1, |name| name == "eth0", &alive);
+            let finding = instance(&found, 1, |name| !name.contains("gone"), &alive);
             is(&finding, status);
             assert!(
                 finding.remedy.unwrap_or_default().contains(words),
