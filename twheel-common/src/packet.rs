@@ -348,17 +348,32 @@ impl Network {
 }
 
 /// Whether a decrypted packet begins with the Ethernet header of the encrypted one, and not with its IP header: the kernel leaves it,
-/// with the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). Wrong for an IP source in 8.0.64.0/20,
-/// in 134.221.96.0/20, or of IPv6 with bytes 4 to 6 of 08 00 4x or 86 dd 6x, if there is no such header.
+/// with the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). The addresses of a packet may read like
+/// such a type; then the frame is as long as its first bytes say if they are an IP header.
 #[inline(always)]
 pub fn has_ethernet<B: Bytes + ?Sized>(frame: &B) -> bool {
     let Some(bytes) = frame.header::<3>(ETH_HEADER - 2) else {
         return false;
     };
-    matches!(
+    let reads_so = matches!(
         (u16::from_be(bytes.u16(0)), bytes.u8(2) >> 4),
         (0x0800, 4) | (0x86dd, 6)
-    )
+    );
+    reads_so && !is_ip_of_its_length(frame)
+}
+
+/// Whether a frame is a packet of IP from its first byte to its last.
+#[inline(always)]
+fn is_ip_of_its_length<B: Bytes + ?Sized>(frame: &B) -> bool {
+    let Some(bytes) = frame.header::<6>(0) else {
+        return false;
+    };
+    let length = match bytes.u8(0) >> 4 {
+        4 => usize::from(u16::from_be(bytes.u16(2))),
+        6 => usize::from(u16::from_be(bytes.u16(4))) + IPV6_HEADER,
+        _ => return false,
+    };
+    length == frame.whole()
 }
 
 /// Finds the packet of IP in a frame.

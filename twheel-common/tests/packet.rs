@@ -191,6 +191,24 @@ fn a_decrypted_packet_may_have_the_ethernet_header_of_the_encrypted_one() {
 }
 
 #[test]
+fn addresses_that_read_like_the_type_of_a_frame_are_none() {
+    for source in [[8, 0, 64, 9], [134, 221, 96, 9]] {
+        let frame = v4((source, 1), (B, 2));
+        assert!(!has_ethernet(&frame[14..]), "{source:?}");
+        assert!(has_ethernet(frame.as_slice()), "{source:?}");
+        let mut longer = frame[14..].to_vec();
+        longer.push(0);
+        assert!(has_ethernet(longer.as_slice()), "nothing else tells them apart");
+    }
+    for words in [[8, 0, 0x40], [0x86, 0xdd, 0x60]] {
+        let mut frame = v6();
+        frame[14 + 12..14 + 15].copy_from_slice(&words);
+        assert!(!has_ethernet(&frame[14..]), "{words:?}");
+        assert!(has_ethernet(frame.as_slice()), "{words:?}");
+    }
+}
+
+#[test]
 fn a_packet_without_an_ethernet_header_begins_with_its_version() {
     let outside = Outside {
         is_ip: true,
