@@ -132,7 +132,7 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
     Ok(())
 }
 
-/// The longest name of an interface.
+/// The longest name of an interface; with that of its network namespace it may be longer.
 const WIDE: usize = 15;
 /// Interfaces that have columns of their own, at most.
 const COLUMNS: usize = 6;
@@ -183,12 +183,14 @@ fn write_text(
         2..=COLUMNS => interfaces.as_slice(),
         _ => &[],
     };
+    let names = columns.iter().map(|(name, _)| name.chars().count());
+    let wide = names.max().unwrap_or(0).max(WIDE);
     write!(out, "{:<14} {:>12}", "COUNTER", "TOTAL")?;
     if earlier.is_some() {
         write!(out, " {:>10}", "A SECOND")?;
     }
     for (name, _) in columns {
-        write!(out, " {name:>WIDE$}")?;
+        write!(out, " {name:>wide$}")?;
     }
     for cpu in 0..cpus.len() {
         write!(out, " {:>12}", format!("CPU {cpu}"))?;
@@ -200,7 +202,7 @@ fn write_text(
             write!(out, " {:>10.0}", look.rate(earlier, *counter))?;
         }
         for (_, counters) in columns {
-            write!(out, " {:>WIDE$}", counters.get(*counter))?;
+            write!(out, " {:>wide$}", counters.get(*counter))?;
         }
         for cpu in cpus {
             write!(out, " {:>12}", cpu.get(*counter))?;
