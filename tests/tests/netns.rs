@@ -1,7 +1,7 @@
 //! Interfaces of several network namespaces in one run: those that are there, those that come and those that go.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
@@ -15,7 +15,7 @@ use serde_json::Value;
 use twheel_holdup::Watch;
 use twheel_tests::{
     is_soak,
-    netns::{Connection, Namespace, PATIENCE, Twheel, require_root},
+    netns::{Busy, Connection, Namespace, PATIENCE, Twheel, require_root},
 };
 
 const PORT: u16 = 7979;
@@ -513,10 +513,15 @@ struct Alias(String);
 
 impl Alias {
     fn new(of: &Namespace) -> Result<Self> {
-        let alias = format!("{}-too", of.name());
+        Self::after(of, format!("{}-too", of.name()), Duration::ZERO)
+    }
+
+    /// The name is there for a while before the namespace is.
+    fn after(of: &Namespace, alias: String, pause: Duration) -> Result<Self> {
         let [from, to] = [of.name(), &alias].map(|name| PathBuf::from("/run/netns").join(name));
         File::create(&to)?;
         let alias = Self(alias);
+        thread::sleep(pause);
         nix::mount::mount(
             Some(&from),
             &to,
@@ -591,6 +596,7 @@ fn room_is_shared_by_all_namespaces() -> Result<()> {
     let list = format!("{},{}", lab.pods[0].name(), lab.pods[1].name());
     let args = ["--iface", "veth0,a*,b*,c*", "--netns", &list];
     let twheel = Twheel::start(&lab.host, &args)?;
+    lab.host.await_attached("veth0", &[])?;
     let attached = |count: usize| -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while twheel.stderr().matches(": attached").count() != count {
@@ -645,6 +651,107 @@ fn commands_know_an_interface_by_its_namespace() -> Result<()> {
     ensure!(again.code() == Some(6), "{again:?}");
     let ended = detach(&labels[1])?;
     ensure!(ended.code() == Some(0), "{ended:?}");
+    lab.check_clean()
+}
+
+/// The programs of the run before go on by what that told them, until each is replaced.
+#[test]
+fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<()> {
+    require_root();
+    const CONNECTIONS: usize = 8;
+    let mut lab = Lab::of(4, "host", "again")?;
+    let pattern = format!("twl-{}-again*", std::process::id());
+    let labels: Vec<_> = (0..4).map(|pod| lab.label(pod)).collect();
+    let zones: Vec<_> = (1..4).map(|pod| format!("{}={pod}", labels[pod])).collect();
+    let zones = zones.join(",");
+    let args = [
+        "--iface",
+        POD,
+        "--netns",
+        &pattern,
+        "--zone",
+        &zones,
+        "--timeout",
+        "1h",
+    ];
+    let start = || -> Result<Twheel> {
+        let twheel = Twheel::start(&lab.host, &args)?;
+        for label in &labels[1..] {
+            twheel.await_stderr(&format!("{label}: attached"))?;
+        }
+        Ok(twheel)
+    };
+    let mut twheel = start()?;
+    // The lowest number is free from now on, and the next run would give it to another.
+    let listeners: Vec<_> = (1..4).map(|pod| lab.listen(pod)).collect::<Result<_>>()?;
+    let mut open = Vec::new();
+    for listener in &listeners {
+        for _ in 0..CONNECTIONS {
+            let mut connection = Connection::open(&lab.host, listener)?;
+            connection.talk()?;
+            open.push(connection);
+        }
+    }
+    let busy = Busy::start(open, Duration::from_millis(1));
+    let gone = lab.pods[0].name().to_owned();
+    drop(lab.pods.remove(0));
+    twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+    for _ in 0..4 {
+        twheel.kill()?;
+        twheel = start()?;
+        let mut found = BTreeMap::<_, usize>::new();
+        for flow in lab.flows()? {
+            let iface = flow["iface"].as_str().unwrap_or_default().to_owned();
+            *found.entry((flow["zone"].as_u64(), iface)).or_default() += 1;
+        }
+        let wanted = (1..4).map(|pod| ((Some(pod as u64), labels[pod].clone()), CONNECTIONS));
+        let wanted: BTreeMap<_, _> = wanted.collect();
+        ensure!(found == wanted, "{found:?}, not {wanted:?}");
+        for (counter, count) in [
+            ("created", 3 * CONNECTIONS as u64),
+            ("not_watched", 0),
+            ("moved", 0),
+        ] {
+            let is = lab.host.counter(counter)?;
+            ensure!(is == count, "{counter}: {is}, not {count}");
+        }
+    }
+    busy.stop()?;
+    stop(twheel)?;
+    lab.check_clean()
+}
+
+/// Neither here nor in another namespace does anything stay that the run before has watched and this one does not.
+#[test]
+fn a_later_run_lets_go_of_what_it_leaves_out() -> Result<()> {
+    require_root();
+    let lab = Lab::of(1, "host", "less")?;
+    let pod = &lab.pods[0];
+    pod.ip("link add net0 type veth peer name net1")?;
+    let both = ["xdp", "egress"];
+    let run = |interfaces: &str, more: &[&str]| {
+        let args = [&["--iface", interfaces, "--netns", pod.name()], more].concat();
+        Twheel::start(&lab.host, &args)
+    };
+    let twheel = run("eth*,net*", &[])?;
+    for interface in ["net0", "net1"] {
+        pod.await_attached(interface, &both)?;
+    }
+    twheel.kill()?;
+    let twheel = run("eth*,net*", &["--exclude", "net1"])?;
+    pod.await_attached("net1", &[])?;
+    pod.await_attached("net0", &both)?;
+    twheel.kill()?;
+    let twheel = run("eth*", &[])?;
+    pod.await_attached("net0", &[])?;
+    pod.await_attached(POD, &both)?;
+    stop(twheel)?;
+    Twheel::start(&lab.host, &["--iface", "veth0", "--zone", "veth0=7"])?.kill()?;
+    lab.host.await_attached("veth0", &both)?;
+    let twheel = run("veth0,eth0", &[])?;
+    lab.host.await_attached("veth0", &[])?;
+    twheel.await_stderr("veth0: let go of: --netns leaves this network namespace out")?;
+    stop(twheel)?;
     lab.check_clean()
 }
 
@@ -724,10 +831,18 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
         ),
         ("", "--netns : give a name below /run/netns"),
         ("a[", "--netns a[: "),
+        (
+            "blue --zone bleu/eth0=7",
+            "--zone bleu/eth0=7: the network namespace bleu is not watched",
+        ),
+        (
+            "blue --exclude blue/eth0",
+            "--exclude blue/eth0: no interface has such a name",
+        ),
     ] {
-        let ended = lab
-            .host
-            .twheel_once(&["run", "--iface", POD, "--netns", netns])?;
+        let mut args = vec!["run", "--iface", POD, "--netns"];
+        args.extend(netns.split(' '));
+        let ended = lab.host.twheel_once(&args)?;
         let said = ended.stderr.trim();
         ensure!(ended.code() == Some(2), "{netns}: {ended:?}");
         ensure!(
@@ -735,15 +850,21 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
             "{netns}: {said}"
         );
     }
-    // One that is not there is waited for, as is what is no namespace.
+    // One that is not there is waited for, and may be mounted later than its name is made.
     let name = format!("twl-{}-later", std::process::id());
     let twheel = Twheel::start(&lab.host, &["--iface", POD, "--netns", &name])?;
+    let alias = Alias::after(&lab.pods[0], name.clone(), Duration::from_millis(300))?;
+    twheel.await_stderr(&format!("{name}/{POD}: attached"))?;
+    drop(alias);
+    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    // What is none after a while is said to be none.
     let file = PathBuf::from("/run/netns").join(&name);
     File::create(&file)?;
-    thread::sleep(Duration::from_millis(50));
-    let loopback = lab.pods[0].name().to_owned();
+    let said = twheel.await_stderr(&format!("{name}: not watched: it is no network namespace"));
     std::fs::remove_file(&file)?;
-    ensure!(!stop(twheel)?.contains("not watched"));
+    said?;
+    stop(twheel)?;
+    let loopback = lab.pods[0].name().to_owned();
     // The loopback interface of a pod has the index of every other.
     let both = format!("lo,{POD}");
     let twheel = Twheel::start(&lab.host, &["--iface", &both, "--netns", &loopback])?;

@@ -79,6 +79,8 @@ named! {
         Orphans = "orphans",
         /// ends of flows that are not in the history: the disk was too slow or full, or a run was killed meanwhile
         HistoryLost = "history_lost",
+        /// packets of an interface that was just being let go of: not looked at
+        NotWatched = "not_watched",
         /// actions that were to be done to expired flows
         ReapAsked = "reap_asked",
         /// those of them of which it is known what became of them
@@ -91,7 +93,7 @@ named! {
 impl Counter {
     /// What became of a packet: each counts in one of these. (`ignored`, `same_way` and `raced` say something of packets that are
     /// `touched`, too.)
-    pub const VERDICTS: [Self; 15] = [
+    pub const VERDICTS: [Self; 16] = [
         Self::Touched,
         Self::SeenAgain,
         Self::Created,
@@ -107,6 +109,7 @@ impl Counter {
         Self::EnforcedDropped,
         Self::EnforcedReset,
         Self::EnforcedLimited,
+        Self::NotWatched,
     ];
 }
 

@@ -198,7 +198,10 @@ fn addresses_that_read_like_the_type_of_a_frame_are_none() {
         assert!(has_ethernet(frame.as_slice()), "{source:?}");
         let mut longer = frame[14..].to_vec();
         longer.push(0);
-        assert!(has_ethernet(longer.as_slice()), "nothing else tells them apart");
+        assert!(
+            has_ethernet(longer.as_slice()),
+            "nothing else tells them apart"
+        );
     }
     for words in [[8, 0, 0x40], [0x86, 0xdd, 0x60]] {
         let mut frame = v6();

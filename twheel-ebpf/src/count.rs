@@ -12,17 +12,23 @@ use crate::{
 };
 
 /// What is known of the interface that has this index in its network namespace, and what is added to the indexes of that. What is
-/// counted on this CPU from here on is the interface's own.
+/// counted on this CPU from here on is the interface's own. `None`: it is not watched any more, or not yet; its packets are counted,
+/// and nobody's to look at, since nobody knows their zone.
 #[inline(always)]
-pub fn count_for(index: u32) -> (Watched, u32) {
-    match config!(watched) {
-        0 => (Watched::default(), 0),
-        _ => {
-            let packed = count_watched(index);
-            (unpacked(packed as u32), (packed >> 32) as u32)
-        }
+pub fn count_for(index: u32) -> Option<(Watched, u32)> {
+    if config!(watched) == 0 {
+        return Some((Watched::default(), 0));
     }
+    let packed = count_watched(index);
+    if packed & NOT_WATCHED != 0 {
+        count(Counter::NotWatched);
+        return None;
+    }
+    Some((unpacked(packed as u32), (packed >> 32) as u32))
 }
+
+/// See [`count_watched`]. No namespace has this bit.
+const NOT_WATCHED: u64 = 1 << 63;
 
 /// What is counted on this CPU from here on is of no interface.
 #[inline(always)]
@@ -38,19 +44,23 @@ pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
 }
 
-/// [`count_for`]: from the lowest bit the interface's place (16), its zone (8), its flags (8), and what is added.
+/// [`count_for`]: from the lowest bit the interface's place (16), its zone (8), its flags (8), and what is added; or
+/// [`NOT_WATCHED`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_watched(index: u32) -> u64 {
     let Some(current) = PLACE.get_ptr_mut(0) else {
-        return 0;
+        return NOT_WATCHED;
     };
     // SAFETY: as in `set_place`.
     let [place, added] = unsafe { &mut *current };
     let namespace = *added;
-    let watched = of(namespace | index).unwrap_or_default();
-    *place = watched.place.into();
     *added = 0;
+    let Some(watched) = of(namespace | index) else {
+        *place = NO_INTERFACE;
+        return NOT_WATCHED;
+    };
+    *place = watched.place.into();
     u64::from(watched.place)
         | u64::from(watched.zone) << 16
         | u64::from(watched.flags) << 24

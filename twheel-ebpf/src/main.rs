@@ -39,7 +39,9 @@ use twheel_ebpf::{
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let index = ctx.ingress_ifindex() as u32;
-    let (watched, added) = count_for(index);
+    let Some((watched, added)) = count_for(index) else {
+        return xdp_action::XDP_PASS;
+    };
     let interface = added | index;
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
@@ -95,7 +97,7 @@ pub fn twheel_egress(ctx: TcContext) -> i32 {
 fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     // SAFETY: the context of this program, which the kernel fills in; likewise below.
     let skb = unsafe { &*ctx.skb.skb };
-    let (watched, added) = count_for(skb.ifindex);
+    let (watched, added) = count_for(skb.ifindex)?;
     let interface = added | skb.ifindex;
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();

@@ -96,6 +96,24 @@ impl Namespace {
     }
 }
 
+/// All names that are there.
+///
+/// # Errors
+///
+/// The directory cannot be read.
+pub fn names() -> Result<Vec<String>> {
+    let context = || format!("cannot list {DIRECTORY}");
+    let names = match fs::read_dir(DIRECTORY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        names => names.with_context(context)?,
+    };
+    let name = |entry: io::Result<fs::DirEntry>| -> Result<String> {
+        let name = entry.with_context(context)?.file_name();
+        Ok(name.to_string_lossy().into_owned())
+    };
+    names.map(name).collect()
+}
+
 /// What has become of a name.
 #[derive(Debug)]
 pub enum News {
@@ -165,12 +183,8 @@ impl Names {
 
     /// Notes all that are there.
     fn list(&mut self) -> Result<()> {
-        let context = || format!("cannot list {DIRECTORY}");
-        for entry in fs::read_dir(DIRECTORY).with_context(context)? {
-            let name = entry.with_context(context)?.file_name();
-            self.unmounted
-                .entry(name.to_string_lossy().into_owned())
-                .or_insert_with(Instant::now);
+        for name in names()? {
+            self.unmounted.entry(name).or_insert_with(Instant::now);
         }
         Ok(())
     }

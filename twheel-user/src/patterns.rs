@@ -164,6 +164,13 @@ impl Selection {
             excluded: parse("--exclude", exclude)?,
             is_everywhere: false,
         };
+        if let Some(excluded) = new.excluded.iter().find(|it| it.text().contains('/')) {
+            let message = format!(
+                "--exclude {}: no interface has such a name: give it without its network namespace",
+                excluded.text()
+            );
+            return Err(Failure::new(Kind::Usage, message).into());
+        }
         for asked in &new.asked {
             let excluded = new.excluded.iter().find(|it| match asked {
                 Asked::Name(name) => it.matches(name),

@@ -8,13 +8,13 @@
 //!     xdp@eth0 ingress@eth0 egress@eth0     the links
 //!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact.rs`
 //!     next_xdp next_ingress next_egress     the programs again, for those of other network namespaces: see `stub.rs`
-//!     netns-4026532177-blue/                of that network namespace: its programs and links
+//!     netns-0-4026532177-blue/              of that network namespace: its programs and links
 //! ```
 
 use std::{
     collections::HashSet,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
-    io,
+    io, iter,
     os::fd::AsFd,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
@@ -30,7 +30,7 @@ use nix::{
     fcntl::{Flock, FlockArg, OFlag},
     unistd::{Gid, geteuid},
 };
-use twheel_common::config::LAYOUT;
+use twheel_common::{config::LAYOUT, state::MAX_NAMESPACES};
 
 use crate::{
     bpf,
@@ -38,7 +38,7 @@ use crate::{
     clsact, data_plane,
     failure::{Failure, Kind, exit_code},
     links,
-    netns::Namespace,
+    netns::{self, Namespace},
     patterns::{Asked, Selection},
 };
 
@@ -454,21 +454,35 @@ impl Instance {
         Ok(!all_interfaces_of(&self.path)?.is_empty())
     }
 
-    /// The part that is of another network namespace, made if it is not there. One that was of an earlier namespace of this name
-    /// is removed.
+    /// The part that is of another network namespace, made if it is not there; and its number. That is the one that its programs
+    /// have, if an earlier run has left some; else the lowest that `is_free`. What was of an earlier namespace of this name is
+    /// removed. `None`: there is no number.
     ///
     /// # Errors
     ///
     /// It cannot be made.
-    pub fn elsewhere(&self, namespace: &str, inode: u64) -> Result<Self> {
+    pub fn elsewhere(
+        &self,
+        namespace: &str,
+        inode: u64,
+        is_free: impl Fn(u32) -> bool,
+    ) -> Result<Option<(Self, u32)>> {
+        let (mut own, mut taken) = (None, HashSet::new());
         for part in parts(&self.path)? {
-            if part.namespace == namespace && part.inode != inode {
+            if part.inode == inode && part.namespace == namespace && is_free(part.number) {
+                own = Some(part.number);
+            } else if part.namespace == namespace || part.inode == inode {
                 part.remove()?;
+            } else {
+                taken.insert(part.number);
             }
         }
-        let path = self
-            .path
-            .join(format!("{NETNS}{inode}-{}", escape(namespace)));
+        let mut free = (0..MAX_NAMESPACES).filter(|it| is_free(*it) && !taken.contains(it));
+        let Some(number) = own.or_else(|| free.next()) else {
+            return Ok(None);
+        };
+        let part = format!("{NETNS}{number}-{inode}-{}", escape(namespace));
+        let path = self.path.join(part);
         make_directory(&path, 0o700)?;
         // Filters there are this instance's, too.
         let meta = path.join("META");
@@ -476,10 +490,10 @@ impl Instance {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(error).with_context(|| format!("cannot make the pin {}", meta.display()))
             }
-            _ => Ok(Self {
-                path,
-                lock: self.lock.clone(),
-            }),
+            _ => {
+                let lock = self.lock.clone();
+                Ok(Some((Self { path, lock }, number)))
+            }
         }
     }
 
@@ -501,6 +515,15 @@ impl Instance {
     pub fn let_go(&self, interface: &str) -> Result<()> {
         self.unpin_all(interface)?;
         clsact::let_go(&self.path, interface)
+    }
+
+    /// The same of one that is gone for sure, and its filters with it.
+    fn forget(&self, interface: &str) -> Result<()> {
+        self.unpin_all(interface)?;
+        for pin in clsact::pins(&self.path, interface)? {
+            fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
+        }
+        Ok(())
     }
 
     fn unpin_all(&self, interface: &str) -> Result<()> {
@@ -721,7 +744,7 @@ pub fn detach(interface: &Asked) -> Result<bool> {
             let part_of = going.filter(|(namespace, _)| part.namespace == *namespace);
             let its = part.instance(&instance);
             for (_, interface) in part_of {
-                part.within(|| its.let_go(interface), || its.unpin_all(interface))?;
+                part.within(|| its.let_go(interface), || its.forget(interface))?;
             }
         }
         let own = going.iter().filter(|it| !it.contains('/'));
@@ -913,6 +936,8 @@ struct Part {
     /// The namespace's name.
     namespace: String,
     inode: u64,
+    /// What its programs add to the indexes of interfaces.
+    number: u32,
     path: PathBuf,
 }
 
@@ -920,11 +945,13 @@ struct Part {
 fn parts(instance: &Path) -> Result<Vec<Part>> {
     let part = |path: PathBuf| {
         let name = name(&path);
-        let (inode, namespace) = name.strip_prefix(NETNS)?.split_once('-')?;
+        let (number, rest) = name.strip_prefix(NETNS)?.split_once('-')?;
+        let (inode, namespace) = rest.split_once('-')?;
         path.is_dir().then_some(())?;
         Some(Part {
             namespace: unescape(namespace),
             inode: inode.parse().ok()?,
+            number: number.parse().ok()?,
             path,
         })
     };
@@ -932,23 +959,30 @@ fn parts(instance: &Path) -> Result<Vec<Part>> {
 }
 
 impl Part {
-    /// The namespace. `None`: it is gone, or its name is another's.
+    /// The namespace, by its name, or by another that it has. `None`: it has none.
     ///
     /// # Errors
     ///
     /// It cannot be told.
     fn open(&self) -> Result<Option<Namespace>> {
-        let found = match Namespace::open(&self.namespace) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            found => {
-                let context = || format!("cannot open the network namespace {}", self.namespace);
-                found.with_context(context)?
+        let others = netns::names()?;
+        for name in iter::once(&self.namespace).chain(&others) {
+            let found = match Namespace::open(name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                // Of those that only might be it.
+                Err(_) if *name != self.namespace => None,
+                found => {
+                    let context = || format!("cannot open the network namespace {name}");
+                    found.with_context(context)?
+                }
+            };
+            if let Some(found) = found
+                && found.inode()? == self.inode
+            {
+                return Ok(Some(found));
             }
-        };
-        match found {
-            Some(found) if found.inode()? == self.inode => Ok(Some(found)),
-            _ => Ok(None),
         }
+        Ok(None)
     }
 
     /// As one holds it who holds the whole instance.

@@ -4,7 +4,10 @@
 //! counters, flows and events bear. A place is given to another interface only when there is no other left; and never one of this
 //! network namespace to one of another, or the other way round: flows that are left would be taken for what they are not.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
@@ -45,6 +48,8 @@ pub struct Watch {
     told: BTreeMap<u32, Watched>,
     /// Places of those that are gone, the one that has been longest first.
     gone: VecDeque<u32>,
+    /// What an earlier run's programs know of interfaces, which go on by it until they are attached anew.
+    left: BTreeSet<u32>,
 }
 
 impl Watch {
@@ -69,13 +74,20 @@ impl Watch {
             places,
             alive: BTreeMap::new(),
             told: BTreeMap::new(),
+            left: BTreeSet::new(),
         };
-        // What an earlier run watched, and this one may not.
-        let left: Vec<u32> = watch.watched.keys().filter_map(Result::ok).collect();
-        for interface in left {
-            watch.remove(interface)?;
-        }
+        watch.left = watch.watched.keys().filter_map(Result::ok).collect();
         Ok(watch)
+    }
+
+    /// Forgets what an earlier run watched and this one does not, once all are attached that are there.
+    pub fn forget_left(&mut self) -> Result<()> {
+        for interface in mem::take(&mut self.left) {
+            if !self.alive.contains_key(&interface) {
+                self.remove(interface)?;
+            }
+        }
+        Ok(())
     }
 
     /// Interfaces that can be watched at once.

@@ -200,9 +200,9 @@ impl<'a> Interfaces<'a> {
     fn attach_matching_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         let there: Vec<_> = self.known.iter().cloned().collect();
         let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
-        // An earlier run's, of interfaces that are gone or are called otherwise.
+        // An earlier run's, of interfaces that are gone or are called otherwise, or elsewhere of those that this one leaves out.
         for held in self.instance.pins().interfaces()? {
-            if !names.contains(held.as_str()) {
+            if !names.contains(held.as_str()) || !self.common.selection.matches(&held) {
                 self.instance.let_go(&held)?;
             }
         }

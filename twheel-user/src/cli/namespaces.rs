@@ -71,7 +71,8 @@ impl Wanted {
         self.0.is_empty() || self.0.contains(&Asked::All)
     }
 
-    fn matches(&self, name: &str) -> bool {
+    /// Whether a network namespace of this name is one of them.
+    pub fn matches(&self, name: &str) -> bool {
         self.0
             .iter()
             .any(|it| *it == Asked::All || it.matches(name))
@@ -135,6 +136,8 @@ pub struct Namespaces<'a> {
     /// By their numbers; the run's own by [`OWN`].
     there: BTreeMap<u32, There<'a>>,
     others: Option<Others>,
+    /// Numbers of those that were let go of since changes were read.
+    freed: BTreeSet<u32>,
     epoll: Epoll,
 }
 
@@ -153,6 +156,7 @@ impl<'a> Namespaces<'a> {
         let mut new = Self {
             there: BTreeMap::new(),
             others: None,
+            freed: BTreeSet::new(),
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             instance: instance.clone(),
             common,
@@ -208,12 +212,23 @@ impl<'a> Namespaces<'a> {
     ///
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
-        if let Some(own) = self.there.get_mut(&OWN) {
-            own.enter(|interfaces| interfaces.attach_all(plane))?;
+        match self.there.get_mut(&OWN) {
+            Some(own) => own.enter(|interfaces| interfaces.attach_all(plane))?,
+            None => {
+                // An earlier run's: of what is not watched no packet is to be seen.
+                for interface in self.instance.pins().interfaces()? {
+                    self.instance.let_go(&interface)?;
+                    say!("{interface}: let go of: --netns leaves this network namespace out");
+                }
+            }
         }
-        if self.others.is_none() {
-            return Ok(());
+        if self.others.is_some() {
+            self.attach_others(plane)?;
         }
+        self.common.watch.borrow_mut().forget_left()
+    }
+
+    fn attach_others(&mut self, plane: &mut DataPlane) -> Result<()> {
         self.tell_missing();
         // An earlier run's that this one has nothing to do with.
         let wanted = |name: &str| match &self.others {
@@ -268,6 +283,7 @@ impl<'a> Namespaces<'a> {
             }
             // What moves from one to another is told where it goes, then where it comes: let go of, and attached there.
             let mut went = false;
+            self.freed.clear();
             for (number, changes) in &changes {
                 went |= self.try_in(*number, |interfaces| interfaces.let_go(changes))?;
             }
@@ -276,7 +292,11 @@ impl<'a> Namespaces<'a> {
                 went |= is_room;
                 attached |= has_come;
             }
+            // A number that was freed may be another's by now.
             for (number, changes) in &changes {
+                if self.freed.contains(number) {
+                    continue;
+                }
                 attached |= self.try_in(*number, |interfaces| interfaces.follow(plane, changes))?;
             }
             if went {
@@ -420,8 +440,8 @@ impl<'a> Namespaces<'a> {
         if name.len() > LONGEST {
             return Err(anyhow!("its name has more than {LONGEST} bytes"));
         }
-        let mut free = (0..MAX_NAMESPACES).filter(|number| !self.there.contains_key(number));
-        let Some(number) = free.next() else {
+        let is_free = |number| !self.there.contains_key(&number);
+        let Some((part, number)) = self.instance.elsewhere(&name, inode, is_free)? else {
             if others.waiting.is_empty() {
                 say!(
                     "{name}: not watched, and neither are others that appear: a run has room for {MAX_NAMESPACES} network \
@@ -431,7 +451,6 @@ impl<'a> Namespaces<'a> {
             others.waiting.insert(name);
             return Ok(false);
         };
-        let part = self.instance.elsewhere(&name, inode)?;
         let (common, calls) = (self.common.clone(), &others.calls);
         let prepare = || {
             // First, so that nothing is missed.
@@ -506,6 +525,7 @@ impl<'a> Namespaces<'a> {
         let Some(mut there) = self.there.remove(&number) else {
             return;
         };
+        self.freed.insert(number);
         let left = there.interfaces.leave_all();
         let Some(other) = there.other else {
             return;

@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
-use super::{Scheme, reap::Reap};
+use super::{Scheme, namespaces, reap::Reap};
 use crate::{
     attach::{Egress, Mode},
     clock::Clock,
@@ -67,7 +67,7 @@ pub struct Options {
     /// Tell the flows of an interface apart from those of other zones with the same addresses (VRFs, tenants): a number from
     /// 1 to 65535, conntrack's zone where the interface has one; may be given for several interfaces, and for a pattern: of
     /// several that match the first counts, and a name before all patterns
-    #[arg(long = "zone", value_name = "IFACE=N", value_parser = Zone::parse)]
+    #[arg(value_delimiter = ',', long = "zone", value_name = "IFACE=N", value_parser = Zone::parse)]
     pub zones: Vec<Zone>,
     /// What is tracked
     #[arg(
@@ -196,7 +196,7 @@ impl Zone {
         let wanted = "give an interface and its zone, from 1 to 65535: eth0=7";
         let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
         match number.parse() {
-            Ok(number @ 1..) if !interface.is_empty() => Ok(Self {
+            Ok(number @ 1..) if !interface.is_empty() && !interface.contains('=') => Ok(Self {
                 interface: interface.to_owned(),
                 number,
             }),
@@ -321,12 +321,21 @@ impl Options {
     /// # Errors
     ///
     /// [`Kind::Usage`], with the zone.
-    pub fn check_zones(&self, interfaces: &Selection) -> Result<()> {
+    pub fn check_zones(
+        &self,
+        interfaces: &Selection,
+        namespaces: &namespaces::Wanted,
+    ) -> Result<()> {
         for (number, zone) in self.zones.iter().enumerate() {
             let Zone { interface, .. } = zone;
             let asked = Asked::parse(interface)
                 .map_err(|why| Failure::new(Kind::Usage, format!("--zone {why}")))?;
-            let why = if !interfaces.may_have(&asked) {
+            let elsewhere = interface.rsplit_once('/').map(|(namespace, _)| namespace);
+            let why = if let Some(namespace) = elsewhere.filter(|it| !namespaces.matches(it)) {
+                format!(
+                    "the network namespace {namespace} is not watched: give --netns {namespace}, too"
+                )
+            } else if !interfaces.may_have(&asked) {
                 format!("{interface} is not watched: give --iface {interface}, too")
             } else if self.zones[..number]
                 .iter()

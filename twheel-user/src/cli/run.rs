@@ -124,7 +124,7 @@ impl Run {
 
         let clock = Clock::jiffies()?;
         let (config, reap) = self.options.config(clock, selection.count())?;
-        self.options.check_zones(&selection)?;
+        self.options.check_zones(&selection, &namespaces)?;
         host::check()?;
         for interface in selection.names() {
             if !self.options.wait_iface || if_nametoindex(interface).is_ok() {
