@@ -33,24 +33,42 @@ type Instruction = (u8, u8, i16, i32);
 impl Other {
     /// A classifier that drops datagrams of a port, and leaves all else to the next one.
     pub fn classifier(name: &str, at: i32, port: u16) -> Result<Self> {
+        // r0 = TCX_DROP
+        Self::verdict(name, at, port, &[(0xb7, 0, 0, 2)])
+    }
+
+    /// A classifier that sends datagrams of a port out of another interface, as Cilium does for its pods.
+    pub fn redirect(name: &str, at: i32, port: u16, to: u32) -> Result<Self> {
         let code = [
+            (0xb7, 1, 0, to as i32),
+            (0xb7, 2, 0, 0),
+            // bpf_redirect
+            (0x85, 0, 0, 23),
+        ];
+        Self::verdict(name, at, port, &code)
+    }
+
+    fn verdict(name: &str, at: i32, port: u16, then: &[Instruction]) -> Result<Self> {
+        let beyond = then.len() as i16 + 1;
+        let begin = [
             // r6 = r1: loads are from there
             (0xbf, 0x16, 0, 0),
             // IPv4
             (0x28, 0, 0, 12),
-            (0x55, 0, 6, 0x800),
+            (0x55, 0, 4 + beyond, 0x800),
             // UDP
             (0x30, 0, 0, 23),
-            (0x55, 0, 4, 17),
+            (0x55, 0, 2 + beyond, 17),
             (0x28, 0, 0, at),
-            (0x55, 0, 2, port.into()),
-            // TCX_DROP
-            (0xb7, 0, 0, 2),
+            (0x55, 0, beyond, port.into()),
+        ];
+        let end = [
             (0x95, 0, 0, 0),
             // TCX_NEXT
             (0xb7, 0, 0, -1),
             (0x95, 0, 0, 0),
         ];
+        let code = [&begin[..], then, &end].concat();
         Self::load(name, bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, &code)
     }
 

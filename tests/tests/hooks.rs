@@ -1,7 +1,11 @@
 //! By which hook packets are seen, beside what others have attached: native XDP, TCX, clsact; and in which order.
 
 use std::{
-    os::fd::OwnedFd,
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -276,6 +280,125 @@ fn it_stands_where_it_is_told_to_among_others_at_tcx() -> Result<()> {
     ensure!(programs(host, Way::In)? == [foreign[0]]);
     ensure!(programs(host, Way::Out)? == [foreign[1]]);
     Ok(())
+}
+
+/// What somebody else's program sends elsewhere goes there, and is seen by whoever stands before that.
+#[test]
+fn what_is_redirected_is_seen_first_and_goes_on() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    host.ip("link add aside0 type veth peer name aside1")?;
+    for end in ["aside0", "aside1"] {
+        host.ip(&format!("link set {end} up"))?;
+    }
+    let received = || -> Result<u64> {
+        host.enter(|| {
+            let table = fs::read_to_string("/proc/thread-self/net/dev")?;
+            let line = table
+                .lines()
+                .find_map(|it| it.trim().strip_prefix("aside1:"));
+            let mut numbers = line.context("no aside1")?.split_ascii_whitespace();
+            Ok(numbers.nth(1).context("no packets")?.parse()?)
+        })
+    };
+    let index = host.enter(|| Ok(if_nametoindex("aside0")?))?;
+    let guard = Other::redirect(GUARD, TO, GUARDED, index)?;
+    let _link = guard.tcx(host, SERVER, BPF_TCX_INGRESS)?;
+    for (order, seen) in [(None, 2), (Some("first"), 2), (Some("last"), 0)] {
+        let mut args = vec!["--hook", "tcx"];
+        args.extend(order.iter().flat_map(|order| ["--order", order]));
+        let twheel = start(host, &args)?;
+        let before = received()?;
+        let wire = Wire::new(&pair, GUARDED)?;
+        let counted = wire.counted(host)?;
+        for _ in 0..2 {
+            wire.client.send(b"!")?;
+        }
+        // Behind them, what is not redirected.
+        Wire::new(&pair, 6001)?.talk(1, 1)?;
+        ensure!(wire.counted(host)?.1 - counted.1 == seen, "{order:?}");
+        ensure!(received()? >= before + 2, "{order:?}: not redirected");
+        wire.server.set_nonblocking(true)?;
+        ensure!(
+            wire.server.recv(&mut [0]).is_err(),
+            "{order:?}: let through"
+        );
+        stop(twheel)?;
+    }
+    ensure!(programs(host, Way::In)? == [guard.id]);
+    Ok(())
+}
+
+/// Packets that were joined, or are not cut yet, are as many as the kernel's socket counts.
+#[test]
+fn packets_that_are_joined_are_counted_as_segments() -> Result<()> {
+    require_root();
+    const BYTES: usize = 8 << 20;
+    let pair = Pair::new()?;
+    let host = &pair.server;
+    let args = ["--iface", SERVER, "--hook", "tcx", "--accounting", "--json"];
+    let twheel = Twheel::start(host, &args)?;
+    let mut connection = pair.connect(Family::V4)?;
+    let (client, server) = (&mut connection.client, &mut connection.server);
+    thread::scope(|threads| -> Result<()> {
+        let sent = threads.spawn(|| client.write_all(&vec![7; BYTES]));
+        let mut rest = BYTES;
+        let mut buffer = vec![0; 1 << 16];
+        while rest > 0 {
+            rest -= server.read(&mut buffer)?;
+        }
+        Ok(sent.join().expect("it does not panic")?)
+    })?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let kernels = segments(&connection.client)?;
+        let ended = host.twheel_once(&["flows", "--json"])?;
+        let flow: serde_json::Value = serde_json::from_str(&ended.lines[0].text)?;
+        let ours = ["orig_packets", "reply_packets"].map(|it| flow[it].as_u64().unwrap_or(0));
+        if ours == kernels {
+            ensure!(ours[0] > BYTES as u64 / 1500, "{ours:?}");
+            break;
+        }
+        ensure!(Instant::now() < until, "{ours:?}, the kernel {kernels:?}");
+        thread::sleep(millis(50));
+    }
+    let (touched, all) = (host.counter("touched")?, segments(&connection.client)?);
+    ensure!(
+        touched < all[0] / 4,
+        "{touched} of {all:?}: nothing was joined"
+    );
+    drop(connection);
+    stop(twheel)
+}
+
+/// Segments that a socket has sent and received, as the kernel counts them.
+fn segments(stream: &TcpStream) -> Result<[u64; 2]> {
+    // `tcpi_segs_out` and `tcpi_segs_in` of `struct tcp_info` (`include/uapi/linux/tcp.h`), which libc's leaves out.
+    const SEGMENTS: Range<usize> = 136..144;
+    let mut info = [0u8; 256];
+    let mut length = info.len() as libc::socklen_t;
+    // SAFETY: the buffer is as long as it says.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    ensure!(
+        result == 0 && length as usize >= SEGMENTS.end,
+        "no TCP_INFO"
+    );
+    let numbers = info[SEGMENTS]
+        .chunks(4)
+        .map(|it| it.try_into().map(u32::from_ne_bytes));
+    let [out, into] = numbers.collect::<Result<Vec<_>, _>>()?[..] else {
+        unreachable!("two numbers");
+    };
+    Ok([out.into(), into.into()])
 }
 
 #[test]
