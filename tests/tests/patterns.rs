@@ -647,6 +647,39 @@ fn the_history_of_a_run_that_is_over_is_found_by_its_pattern_and_its_interfaces(
     Ok(())
 }
 
+/// As many as the room is for, but for a few, all there at once: in one table, each with counters of its own.
+#[test]
+fn many_interfaces_are_watched_at_once() -> Result<()> {
+    require_root();
+    let interfaces: usize = if is_soak() { 1000 } else { 100 };
+    let lab = Lab::new(&[])?;
+    let commands: String = (0..interfaces)
+        .map(|number| format!("link add many{number} type veth peer name other{number}\n"))
+        .collect();
+    lab.host.batch(&commands)?;
+    let begin = Instant::now();
+    let twheel = Twheel::start(&lab.host, &["--iface", "many*", "--timeout", "3s"])?;
+    await_that(|| {
+        let said = twheel.stderr().matches(": attached").count();
+        Ok((said == interfaces, format!("{said} are attached")))
+    })?;
+    println!(
+        "{interfaces} interfaces are attached in {:?}",
+        begin.elapsed()
+    );
+    let stats = lab.host.twheel_once(&["stats", "--json"])?;
+    ensure!(stats.code() == Some(0), "{stats:?}");
+    let one = stats
+        .lines
+        .iter()
+        .find(|it| it.text.contains("\"touched\""));
+    let one: serde_json::Value = serde_json::from_str(&one.context("no counter")?.text)?;
+    let named = one["interfaces"].as_object().context("no interfaces")?;
+    ensure!(named.len() == interfaces, "{} have counters", named.len());
+    stop(twheel)?;
+    lab.check_clean(&["many0"])
+}
+
 #[test]
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
@@ -721,6 +754,10 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     println!(
         "{pods} pods in {taken:?}: attached within {latest:?}, {late} of them later than 100 ms; resident {} KiB, then {} KiB",
         before[0], after[0]
+    );
+    ensure!(
+        !is_soak() || taken <= Duration::from_secs(60) && late == 0,
+        "{pods} pods took {taken:?}, {late} were attached late"
     );
     ensure!(
         after[0] <= before[0] + 2048,

@@ -4,7 +4,7 @@
 use std::{array, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::Array;
+use aya::maps::{Array, HashMap, Map};
 use nix::time::{ClockId, clock_gettime};
 use twheel::{
     clock::Clock,
@@ -16,8 +16,8 @@ use twheel::{
     timeouts::Timeouts,
 };
 use twheel_common::{
-    config::{Config, Meta},
-    counter::Counter,
+    config::{Config, Meta, Watched},
+    counter::{Counter, FIRST_INTERFACE},
     event::Reason,
     flow::{Direction, FlowKey},
     state,
@@ -148,6 +148,27 @@ impl Bench {
     /// Loads it, and the tables of the kernel's hash beside it with room for as many flows.
     pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
         Self::load_object(&object("TWHEEL_BENCH_OBJECT")?, config, clock)
+    }
+
+    /// The same as for a run on several interfaces. That by which packets come is in a zone.
+    pub fn load_in_zone(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
+        pin_to(CPU)?;
+        let object = object("TWHEEL_BENCH_OBJECT")?;
+        let entries = hash_entries(config.0.max_flows);
+        let load = Load {
+            others: HASHES.map(|map| (map, entries)).to_vec(),
+            room: 1,
+            ..Load::new(&object, config, clock)
+        };
+        let plane = DataPlane::load_unpinned(&load, "bench")?;
+        let mut watched = HashMap::try_from(Map::HashMap(plane.open("WATCHED")?))?;
+        let interface = Watched {
+            place: FIRST_INTERFACE as u16,
+            zone: 1,
+            flags: 0,
+        };
+        watched.insert(1, interface, 0)?;
+        Self::of(plane)
     }
 
     /// The same of another object of the benches.

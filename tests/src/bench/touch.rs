@@ -30,8 +30,12 @@ const SIZES: [(u32, f64); 4] = [
 const CACHED: u32 = 1 << 10;
 /// Not an option, but what flows that both sides were seen of cost while one side sends data.
 const DATA: &str = "data: both sides of the flows were seen, and the first packet of a flow in each run moves its sender on";
+/// Nor this.
+const ZONE: &str =
+    "several interfaces and zones: programs look up the interface, and the zone is in the key";
 /// What costs more, and what touch may cost with it.
-const OPTIONS: [(&str, &str, Option<f64>); 3] = [
+const OPTIONS: [(&str, &str, Option<f64>); 4] = [
+    (ZONE, "zone", None),
     (DATA, "data", None),
     ("--accounting", "accounting", Some(0.60)),
     ("--rto on", "rto", Some(0.75)),
@@ -316,7 +320,10 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let mut config = plane::config(clock, timeout, flows.max(SMALLEST_TABLE))?;
     config.0.accounting = (option == "--accounting").into();
     config.0.rto.on = (option == "--rto on").into();
-    let mut bench = Bench::load(config, clock)?;
+    let mut bench = match option {
+        ZONE => Bench::load_in_zone(config, clock)?,
+        _ => Bench::load(config, clock)?,
+    };
     let trackers = [peers::LRU, peers::SMALL, peers::RESIZABLE];
     let mut peers = Peers::trackers(&trackers, flows.max(SMALLEST_TABLE))?;
     let all = bench.age(flows, true, Some(&mut peers))?;

@@ -34,7 +34,8 @@ use twheel_common::{
     step::Step,
 };
 use twheel_ebpf::{
-    atomic, clock,
+    atomic, clock, config,
+    count::count_for,
     emit::{self, Ended, Reader},
     frame,
     policy::{self, Place},
@@ -124,7 +125,11 @@ pub fn bench_lookup(ctx: XdpContext) -> u32 {
 #[xdp]
 pub fn bench_find(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
-        Some(segment) => table::find(table::place(&segment.key), &segment.key).is_some(),
+        Some(segment) => {
+            // As the loader of the bench has it, where there are zones.
+            let key = segment.key.in_zone(config!(watched));
+            table::find(table::place(&key), &key).is_some()
+        }
         None => false,
     })
 }
@@ -434,6 +439,7 @@ fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
 /// What `twheel_xdp` does with a packet, without its diagnostics, which the verifier drops when they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
+    let (watched, _) = count_for(1)?;
     let place = Place {
         interface: 1,
         hook: Hook::Ingress,
@@ -452,7 +458,9 @@ fn see(frame: Frame) -> Option<Touched> {
         return None;
     }
     // SAFETY: it was just written.
-    let segment = in_memory(unsafe { segment.assume_init_ref() });
+    let segment = unsafe { segment.assume_init_mut() };
+    segment.key = segment.key.in_zone(watched.zone.into());
+    let segment = in_memory(segment);
     Some(touch(segment, clock::now(), place))
 }
 

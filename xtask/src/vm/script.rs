@@ -70,8 +70,8 @@ const WITH_PAIR: [(&str, &str); 2] = [
 ];
 
 /// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
-/// frames; a CPU that goes and comes back.
-const FULL: [Tests; 6] = [
+/// frames; other network namespaces; a CPU that goes and comes back.
+const FULL: [Tests; 7] = [
     Tests::of("namespaces", &[]),
     Tests::of(
         "inspect",
@@ -95,6 +95,7 @@ const FULL: [Tests; 6] = [
         ],
     ),
     Tests::of("stepping", &["live_frames_do_what_test_runs_do"]),
+    NETNS,
     HOTPLUG,
 ];
 /// A CPU that goes: here it is nobody else's.
@@ -103,7 +104,7 @@ const HOTPLUG: Tests = Tests::of(
     &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
 );
 /// Of each run of CI.
-const SHORT: [Tests; 2] = [
+const SHORT: [Tests; 3] = [
     Tests::of(
         "namespaces",
         &[
@@ -112,7 +113,16 @@ const SHORT: [Tests; 2] = [
         ],
     ),
     Tests::of("reap", &["sockets_of_ipv6_that_serve_ipv4_are_closed"]),
+    NETNS,
 ];
+/// Programs by which those of other network namespaces are reached, and what they go on in.
+const NETNS: Tests = Tests::of(
+    "netns",
+    &[
+        "a_run_that_was_killed_is_replaced_in_place",
+        "zones_of_two_namespaces_keep_one_address_apart",
+    ],
+);
 /// Kinds of interface: all; all that Debian's kernels for clouds have; and those that each run of CI tries on one kernel.
 const INTERFACES: Tests = Tests::of("interfaces", &[]);
 const INTERFACES_BUT_PPP: Tests = Tests {
