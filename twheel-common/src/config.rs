@@ -77,7 +77,33 @@ pub struct Watched {
     pub flags: u8,
 }
 
+/// Interfaces of which programs find without hashing what they are told: one for each of so many *seats*.
+pub const SEATS: u32 = 1 << SEAT_BITS;
+const SEAT_BITS: u32 = 12;
+
+/// The seat of an interface. Those that follow one another, of whatever network namespace, have different ones.
+#[inline(always)]
+pub const fn seat(interface: u32) -> u32 {
+    interface.wrapping_mul(0x9e37_79b1) >> (32 - SEAT_BITS)
+}
+
 impl Watched {
+    /// As a number: from the lowest bit its place (16), its zone (8), its flags (8).
+    #[inline(always)]
+    pub const fn packed(self) -> u32 {
+        self.place as u32 | (self.zone as u32) << 16 | (self.flags as u32) << 24
+    }
+
+    /// From that number.
+    #[inline(always)]
+    pub const fn from_packed(packed: u32) -> Self {
+        Self {
+            place: packed as u16,
+            zone: (packed >> 16) as u8,
+            flags: (packed >> 24) as u8,
+        }
+    }
+
     /// Its packets have no Ethernet header.
     pub const IS_IP: u8 = 1;
     /// It stands upon another one that is watched (a VLAN, a bridge, a bond): what comes in here may have come in there before.

@@ -1,14 +1,14 @@
 //! Counting.
 
 use twheel_common::{
-    config::Watched,
+    config::{Watched, seat},
     counter::{Counter, NO_INTERFACE},
     packet::Skip,
 };
 
 use crate::{
     config,
-    maps::{COUNTERS, PLACE, WATCHED},
+    maps::{COUNTERS, PLACE, SEATED, WATCHED},
 };
 
 /// What is known of the interface that has this index in its network namespace, and what is added to the indexes of that. What is
@@ -24,7 +24,7 @@ pub fn count_for(index: u32) -> Option<(Watched, u32)> {
         count(Counter::NotWatched);
         return None;
     }
-    Some((unpacked(packed as u32), (packed >> 32) as u32))
+    Some((Watched::from_packed(packed as u32), (packed >> 32) as u32))
 }
 
 /// See [`count_watched`]. No namespace has this bit.
@@ -44,8 +44,7 @@ pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
 }
 
-/// [`count_for`]: from the lowest bit the interface's place (16), its zone (8), its flags (8), and what is added; or
-/// [`NOT_WATCHED`].
+/// [`count_for`]: [`Watched::packed`], and above it what is added; or [`NOT_WATCHED`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_watched(index: u32) -> u64 {
@@ -61,18 +60,7 @@ extern "C" fn count_watched(index: u32) -> u64 {
         return NOT_WATCHED;
     };
     *place = watched.place.into();
-    u64::from(watched.place)
-        | u64::from(watched.zone) << 16
-        | u64::from(watched.flags) << 24
-        | u64::from(namespace) << 32
-}
-
-fn unpacked(packed: u32) -> Watched {
-    Watched {
-        place: packed as u16,
-        zone: (packed >> 16) as u8,
-        flags: (packed >> 24) as u8,
-    }
+    u64::from(watched.packed()) | u64::from(namespace) << 32
 }
 
 /// [`is_watched`].
@@ -84,6 +72,13 @@ extern "C" fn count_is_watched(interface: u32) -> u32 {
 
 #[inline(always)]
 fn of(interface: u32) -> Option<Watched> {
+    if let Some(seated) = SEATED.get_ptr(seat(interface)) {
+        // SAFETY: the loader writes an entry, of eight bytes and as aligned, by one store.
+        let seated = unsafe { seated.read_volatile() };
+        if seated as u32 == interface {
+            return Some(Watched::from_packed((seated >> 32) as u32));
+        }
+    }
     // SAFETY: the loader writes an entry as a whole; one that is replaced meanwhile is read as one or the other, or as a mix
     // of two descriptions of the same interface.
     unsafe { WATCHED.get(interface) }.copied()

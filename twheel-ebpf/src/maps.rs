@@ -8,7 +8,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto, Watched},
+    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto, SEATS, Watched},
     counter::{self, Counters},
     enforce::{Bucket, Tomb},
     event::Staged,
@@ -213,6 +213,11 @@ pub static FULL: Array<u64> = Array::with_max_entries(1, 0);
 /// Interfaces that programs ask about, by index; of one entry where they do not. The loader writes.
 #[map]
 pub static WATCHED: HashMap<u32, Watched> = HashMap::pinned(1, 0);
+
+/// The same by [`seat`](twheel_common::config::seat), of those that have it: the index, and above it
+/// [`Watched::packed`]. Where two would have one, the second is found in [`WATCHED`] alone.
+#[map]
+pub static SEATED: Array<u64> = Array::pinned(SEATS, 0);
 
 /// Counters per CPU, by place: [`counter`](twheel_common::counter) says whose they are.
 #[map]

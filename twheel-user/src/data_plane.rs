@@ -18,7 +18,7 @@ use aya::{
     util::nr_cpus,
 };
 use twheel_common::{
-    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta, UNRULED},
+    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta, SEATS, UNRULED},
     counter::{Counter, Counters, LOADER},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
     pool::{CHAIN, SHELF},
@@ -183,6 +183,7 @@ impl DataPlane {
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("WAKES", wakes_bytes()?)
             .map_max_entries("WATCHED", places)
+            .map_max_entries("SEATED", if config.watched == 0 { 1 } else { SEATS })
             .map_max_entries("COUNTERS", places)
             .map_max_entries("COUNTED", places)
             .map_max_entries("LABELS", places)
@@ -765,6 +766,7 @@ fn check_pinned(pins: &Pins) -> Result<()> {
             size(size_of::<Counters>()),
         ),
         ("WATCHED", MapType::Hash, 4, size(size_of::<Watched>())),
+        ("SEATED", MapType::Array, 4, 8),
         ("COUNTED", MapType::Array, 4, 4),
         ("LABELS", MapType::Array, 4, size(watched::LABEL_BYTES)),
         ("ZONES", MapType::Array, 4, 4),

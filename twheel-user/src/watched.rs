@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use twheel_common::{
-    config::Watched,
+    config::{Watched, seat},
     counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
     flow::ZONES,
     state::{Way, is_elsewhere},
@@ -33,7 +33,7 @@ const RESERVED: usize = 16;
 
 /// The interfaces of a data plane.
 pub struct Watch {
-    watched: HashMap<MapData, u32, Watched>,
+    programs: Programs,
     counted: Array<MapData, u32>,
     labels: Array<MapData, [u8; LABEL_BYTES]>,
     counters: PerCpuArray<MapData, Counters>,
@@ -52,6 +52,71 @@ pub struct Watch {
     left: BTreeSet<u32>,
 }
 
+/// What programs are told of interfaces.
+pub struct Programs {
+    watched: HashMap<MapData, u32, Watched>,
+    seated: Array<MapData, u64>,
+}
+
+impl Programs {
+    /// Of a data plane.
+    pub fn open(plane: &DataPlane) -> Result<Self> {
+        Ok(Self {
+            watched: HashMap::try_from(Map::HashMap(plane.open("WATCHED")?))?,
+            seated: Array::try_from(Map::Array(plane.open("SEATED")?))?,
+        })
+    }
+
+    /// Tells them of an interface.
+    pub fn tell(&mut self, interface: u32, watched: Watched) -> Result<()> {
+        let written = self.watched.insert(interface, watched, 0);
+        written.context("cannot write WATCHED")?;
+        match self.has_seat(interface)? {
+            Seat::Other => Ok(()),
+            Seat::Own | Seat::Free => {
+                let entry = u64::from(interface) | u64::from(watched.packed()) << 32;
+                self.seat(interface, entry)
+            }
+        }
+    }
+
+    /// Tells them that they know nothing of an interface any more.
+    pub fn forget(&mut self, interface: u32) -> Result<()> {
+        if let Seat::Own = self.has_seat(interface)? {
+            self.seat(interface, 0)?;
+        }
+        match self.watched.remove(&interface) {
+            Err(aya::maps::MapError::KeyNotFound) | Ok(()) => Ok(()),
+            Err(error) => Err(error).context("cannot write WATCHED"),
+        }
+    }
+
+    fn has_seat(&self, interface: u32) -> Result<Seat> {
+        if seat(interface) >= self.seated.len() {
+            // An instance that was made for one interface.
+            return Ok(Seat::Other);
+        }
+        let has = self.seated.get(&seat(interface), 0);
+        Ok(match has.context("cannot read SEATED")? as u32 {
+            0 => Seat::Free,
+            index if index == interface => Seat::Own,
+            _ => Seat::Other,
+        })
+    }
+
+    fn seat(&mut self, interface: u32, entry: u64) -> Result<()> {
+        let set = self.seated.set(seat(interface), entry, 0);
+        set.context("cannot write SEATED")
+    }
+}
+
+/// Whose the seat of an interface is.
+enum Seat {
+    Own,
+    Free,
+    Other,
+}
+
 impl Watch {
     /// Of a data plane that was just loaded. Of an adopted one, interfaces keep their places; none is watched yet.
     pub fn open(plane: &DataPlane) -> Result<Self> {
@@ -62,7 +127,7 @@ impl Watch {
             .collect::<Result<_>>()?;
         let labels = Array::try_from(Map::Array(open("LABELS")?))?;
         let mut watch = Self {
-            watched: HashMap::try_from(Map::HashMap(open("WATCHED")?))?,
+            programs: Programs::open(plane)?,
             names: read_labels(&labels)?,
             labels,
             counters: PerCpuArray::try_from(Map::PerCpuArray(open("COUNTERS")?))?,
@@ -76,7 +141,12 @@ impl Watch {
             told: BTreeMap::new(),
             left: BTreeSet::new(),
         };
-        watch.left = watch.watched.keys().filter_map(Result::ok).collect();
+        watch.left = watch
+            .programs
+            .watched
+            .keys()
+            .filter_map(Result::ok)
+            .collect();
         Ok(watch)
     }
 
@@ -84,7 +154,7 @@ impl Watch {
     pub fn forget_left(&mut self) -> Result<()> {
         for interface in mem::take(&mut self.left) {
             if !self.alive.contains_key(&interface) {
-                self.remove(interface)?;
+                self.programs.forget(interface)?;
             }
         }
         Ok(())
@@ -137,12 +207,7 @@ impl Watch {
         };
         self.alive.insert(interface, place);
         self.told.insert(interface, watched);
-        self.write(interface, watched)
-    }
-
-    fn write(&mut self, interface: u32, watched: Watched) -> Result<()> {
-        let written = self.watched.insert(interface, watched, 0);
-        written.context("cannot write WATCHED")
+        self.programs.tell(interface, watched)
     }
 
     /// Tells programs which interfaces stand upon which, as these are now.
@@ -161,7 +226,7 @@ impl Watch {
             .collect();
         changed
             .into_iter()
-            .try_for_each(|(interface, watched)| self.write(interface, watched))
+            .try_for_each(|(interface, watched)| self.programs.tell(interface, watched))
     }
 
     /// The interface is watched no more. What was counted of it stays.
@@ -170,16 +235,9 @@ impl Watch {
             Some(place) => {
                 self.told.remove(&interface);
                 self.gone.push_back(place);
-                self.remove(interface)
+                self.programs.forget(interface)
             }
             None => Ok(()),
-        }
-    }
-
-    fn remove(&mut self, interface: u32) -> Result<()> {
-        match self.watched.remove(&interface) {
-            Err(aya::maps::MapError::KeyNotFound) | Ok(()) => Ok(()),
-            Err(error) => Err(error).context("cannot write WATCHED"),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::{array, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, HashMap, Map};
+use aya::maps::Array;
 use nix::time::{ClockId, clock_gettime};
 use twheel::{
     clock::Clock,
@@ -14,6 +14,7 @@ use twheel::{
     settings::Wanted,
     stepper::pin_to,
     timeouts::Timeouts,
+    watched::Programs,
 };
 use twheel_common::{
     config::{Config, Meta, Watched},
@@ -161,13 +162,12 @@ impl Bench {
             ..Load::new(&object, config, clock)
         };
         let plane = DataPlane::load_unpinned(&load, "bench")?;
-        let mut watched = HashMap::try_from(Map::HashMap(plane.open("WATCHED")?))?;
         let interface = Watched {
             place: FIRST_INTERFACE as u16,
             zone: 1,
             flags: 0,
         };
-        watched.insert(1, interface, 0)?;
+        Programs::open(&plane)?.tell(1, interface)?;
         Self::of(plane)
     }
 
