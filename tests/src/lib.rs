@@ -27,6 +27,8 @@ pub mod recorded;
 
 pub mod tc;
 
+pub mod tcp_info;
+
 pub mod tracefs;
 
 pub mod wire;

@@ -3,9 +3,7 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -23,6 +21,7 @@ use twheel_tests::{
     netns::{Ended, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, remove_pins, require_root},
     others::{DROPPED, FROM, Other, TO},
     tc::{filters_of, has_qdisc, tc},
+    tcp_info::tcp_info,
     wire::Wire,
 };
 
@@ -351,54 +350,26 @@ fn packets_that_are_joined_are_counted_as_segments() -> Result<()> {
         Ok(sent.join().expect("it does not panic")?)
     })?;
     let until = Instant::now() + PATIENCE;
-    loop {
-        let kernels = segments(&connection.client)?;
+    let [sent, _] = loop {
+        let info = tcp_info(&connection.client)?;
+        let kernels = [info.tcpi_segs_out, info.tcpi_segs_in].map(u64::from);
         let ended = host.twheel_once(&["flows", "--json"])?;
         let flow: serde_json::Value = serde_json::from_str(&ended.lines[0].text)?;
         let ours = ["orig_packets", "reply_packets"].map(|it| flow[it].as_u64().unwrap_or(0));
         if ours == kernels {
-            ensure!(ours[0] > BYTES as u64 / 1500, "{ours:?}");
-            break;
+            break ours;
         }
         ensure!(Instant::now() < until, "{ours:?}, the kernel {kernels:?}");
         thread::sleep(millis(50));
-    }
-    let (touched, all) = (host.counter("touched")?, segments(&connection.client)?);
+    };
+    ensure!(sent > BYTES as u64 / 1500, "{sent}");
+    let touched = host.counter("touched")?;
     ensure!(
-        touched < all[0] / 4,
-        "{touched} of {all:?}: nothing was joined"
+        touched < sent / 4,
+        "{touched} of {sent}: nothing was joined"
     );
     drop(connection);
     stop(twheel)
-}
-
-/// Segments that a socket has sent and received, as the kernel counts them.
-fn segments(stream: &TcpStream) -> Result<[u64; 2]> {
-    // `tcpi_segs_out` and `tcpi_segs_in` of `struct tcp_info` (`include/uapi/linux/tcp.h`), which libc's leaves out.
-    const SEGMENTS: Range<usize> = 136..144;
-    let mut info = [0u8; 256];
-    let mut length = info.len() as libc::socklen_t;
-    // SAFETY: the buffer is as long as it says.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    ensure!(
-        result == 0 && length as usize >= SEGMENTS.end,
-        "no TCP_INFO"
-    );
-    let numbers = info[SEGMENTS]
-        .chunks(4)
-        .map(|it| it.try_into().map(u32::from_ne_bytes));
-    let [out, into] = numbers.collect::<Result<Vec<_>, _>>()?[..] else {
-        unreachable!("two numbers");
-    };
-    Ok([out.into(), into.into()])
 }
 
 #[test]

@@ -108,6 +108,16 @@ impl Lab {
     }
 }
 
+/// Two pods that are watched, and a connection of the first to the second.
+fn two_pods_that_talk() -> Result<(Lab, Twheel, Connection)> {
+    let lab = Lab::new(2)?;
+    let twheel = lab.watch(&["--timeout", "1h"])?;
+    let listener = lab.listen(1)?;
+    let mut connection = Connection::open(&lab.pods[0], &listener)?;
+    connection.talk()?;
+    Ok((lab, twheel, connection))
+}
+
 fn address(pod: usize, last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 81 + (pod / 256) as u8, pod as u8, last)
 }
@@ -448,11 +458,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
 #[test]
 fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
     require_root();
-    let lab = Lab::new(2)?;
-    let twheel = lab.watch(&["--timeout", "1h"])?;
-    let listener = lab.listen(1)?;
-    let mut connection = Connection::open(&lab.pods[0], &listener)?;
-    connection.talk()?;
+    let (lab, twheel, mut connection) = two_pods_that_talk()?;
     let seen = |lab: &Lab| {
         Ok::<_, anyhow::Error>(lab.host.counter("touched")? + lab.host.counter("seen_again")?)
     };
@@ -626,11 +632,7 @@ fn room_is_shared_by_all_namespaces() -> Result<()> {
 #[test]
 fn commands_know_an_interface_by_its_namespace() -> Result<()> {
     require_root();
-    let lab = Lab::new(2)?;
-    let twheel = lab.watch(&["--timeout", "1h"])?;
-    let listener = lab.listen(1)?;
-    let mut connection = Connection::open(&lab.pods[0], &listener)?;
-    connection.talk()?;
+    let (lab, twheel, _connection) = two_pods_that_talk()?;
     let labels = [lab.label(0), lab.label(1)];
     for label in &labels {
         for command in ["flows", "stats", "wheel"] {

@@ -59,6 +59,11 @@ impl Said {
 
 /// Reads what it says until as many actions were reported, or until that time.
 fn actions(twheel: &Twheel, count: usize, within: Duration) -> Result<Vec<Said>> {
+    events(twheel, "reap", count, within)
+}
+
+/// The same of other events.
+fn events(twheel: &Twheel, event: &str, count: usize, within: Duration) -> Result<Vec<Said>> {
     let end = Instant::now() + within;
     let (mut said, mut done) = (Vec::new(), 0);
     while done < count
@@ -66,7 +71,7 @@ fn actions(twheel: &Twheel, count: usize, within: Duration) -> Result<Vec<Said>>
     {
         let value = serde_json::from_str(&line.text).context("no JSON")?;
         let one = Said { at: line.at, value };
-        done += usize::from(one.is("reap"));
+        done += usize::from(one.is(event));
         said.push(one);
     }
     Ok(said)
@@ -1030,11 +1035,10 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     let mut said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
     // What expires under the other policy is not to be reaped in the first place.
-    while said.iter().filter(|it| it.is("expired")).count() < CONNECTIONS {
-        let line = twheel.line(PATIENCE)?.context("not all have expired")?;
-        let value = serde_json::from_str(&line.text).context("no JSON")?;
-        said.push(Said { at: line.at, value });
-    }
+    let expired = |said: &[Said]| said.iter().filter(|it| it.is("expired")).count();
+    let rest = CONNECTIONS - expired(&said);
+    said.extend(events(&twheel, "expired", rest, PATIENCE)?);
+    assert_eq!(expired(&said), CONNECTIONS, "not all have expired");
     let load = ["policy", "load", asks_not.path(), "--iface", SERVER];
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let early = said.iter().filter(|it| it.is("reap")).count();

@@ -7,7 +7,6 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd,
     sync::Barrier,
     thread,
     time::{Duration, Instant},
@@ -23,6 +22,7 @@ use twheel_holdup::Watch;
 use twheel_tests::{
     netns::{CLIENT, Family, Namespace, Pair, Twheel, require_root},
     path::{Manner, Path},
+    tcp_info::tcp_info,
     tracefs::Trace,
 };
 
@@ -283,20 +283,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
 
 /// The smoothed round trip of a socket, as the kernel has it, and what it has sent again.
 fn kernels(stream: &TcpStream) -> Result<(Duration, u32)> {
-    // SAFETY: all zeros are valid, and the kernel fills in as much as it says.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the buffer is as long as it says.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut length,
-        )
-    };
-    ensure!(result == 0, "no TCP_INFO");
+    let info = tcp_info(stream)?;
     Ok((
         Duration::from_micros(info.tcpi_rtt.into()),
         info.tcpi_total_retrans,

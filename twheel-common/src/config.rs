@@ -77,11 +77,12 @@ pub struct Watched {
     pub flags: u8,
 }
 
-/// Interfaces of which programs find without hashing what they are told: one for each of so many *seats*.
+/// Entries of the array in which programs look up an interface before they ask the hash.
 pub const SEATS: u32 = 1 << SEAT_BITS;
 const SEAT_BITS: u32 = 12;
 
-/// The seat of an interface. Those that follow one another, of whatever network namespace, have different ones.
+/// The *seat* of an interface: its entry in that array. Two may have the same one, but not a thousand with indexes in a row, nor
+/// those with one index in a thousand network namespaces.
 #[inline(always)]
 pub const fn seat(interface: u32) -> u32 {
     interface.wrapping_mul(0x9e37_79b1) >> (32 - SEAT_BITS)

@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// What is known of the interface that has this index in its network namespace, and what is added to the indexes of that. What is
-/// counted on this CPU from here on is the interface's own. `None`: it is not watched any more, or not yet; its packets are counted,
-/// and nobody's to look at, since nobody knows their zone.
+/// counted on this CPU from here on is the interface's own. `None`: nothing is known of the interface, which is just being let go of.
+/// Its packet is counted, and passes: nobody knows its zone.
 #[inline(always)]
 pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     if config!(watched) == 0 {

@@ -214,8 +214,8 @@ pub static FULL: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static WATCHED: HashMap<u32, Watched> = HashMap::pinned(1, 0);
 
-/// The same by [`seat`](twheel_common::config::seat), of those that have it: the index, and above it
-/// [`Watched::packed`]. Where two would have one, the second is found in [`WATCHED`] alone.
+/// The same, found without hashing: by an interface's [`seat`](twheel_common::config::seat) its index, and above it
+/// [`Watched::packed`]. Of two interfaces with the same seat, the second is in [`WATCHED`] alone.
 #[map]
 pub static SEATED: Array<u64> = Array::pinned(SEATS, 0);
 

@@ -252,7 +252,7 @@ impl Names {
     /// Sets the timer, if there is something to wait for. It is readable no more until it expires again.
     fn wake(&self) {
         let retry = TimeSpec::from(RETRY);
-        // Both take what they are given here.
+        // These fail where their arguments are wrong, and these are not.
         let _ = match self.unmounted.is_empty() {
             true => self.retry.unset(),
             false => self

@@ -14,7 +14,7 @@
 use std::{
     collections::HashSet,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
-    io, iter,
+    io,
     os::fd::AsFd,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
@@ -305,10 +305,10 @@ impl Instance {
     /// The directory for these interfaces.
     fn choose(interfaces: &Selection) -> Result<PathBuf> {
         let mut found = Vec::new();
-        for (directory, held) in everywhere()? {
-            let mut held = held.iter().filter(|it| !it.contains('/'));
+        for directory in everywhere()? {
+            let mut held = interfaces_of(&directory)?.into_iter();
             let held = held.find(|it| interfaces.matches(it));
-            let Some(held) = held.cloned().or(named_after(&directory, interfaces)?) else {
+            let Some(held) = held.or(named_after(&directory, interfaces)?) else {
                 continue;
             };
             if directory.parent() != Some(&version()) {
@@ -490,11 +490,14 @@ impl Instance {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(error).with_context(|| format!("cannot make the pin {}", meta.display()))
             }
-            _ => {
-                let lock = self.lock.clone();
-                Ok(Some((Self { path, lock }, number)))
-            }
+            _ => Ok(Some((self.at(path), number))),
         }
+    }
+
+    /// A part of it, under the same lock.
+    fn at(&self, path: PathBuf) -> Self {
+        let lock = self.lock.clone();
+        Self { path, lock }
     }
 
     /// Where a map or a program is pinned.
@@ -576,11 +579,6 @@ impl Instance {
     /// Removes all pins, links first: what is attached goes before what it needs.
     pub fn remove(self) -> Result<()> {
         remove_directory(&self.path)
-    }
-
-    /// Removes the part that is of another network namespace.
-    pub fn remove_elsewhere(&self, namespace: &str) -> Result<()> {
-        self.remove_elsewhere_but(|it| it != namespace)
     }
 
     /// Removes the parts that are of other network namespaces, but for those that are there and are to be kept, by their names.
@@ -739,17 +737,17 @@ pub fn detach(interface: &Asked) -> Result<bool> {
             instance.remove()?;
             continue;
         }
-        for part in parts(instance.path())? {
-            let going = going.iter().filter_map(|it| it.rsplit_once('/'));
-            let part_of = going.filter(|(namespace, _)| part.namespace == *namespace);
-            let its = part.instance(&instance);
-            for (_, interface) in part_of {
-                part.within(|| its.let_go(interface), || its.forget(interface))?;
-            }
-        }
-        let own = going.iter().filter(|it| !it.contains('/'));
+        let (elsewhere, own): (Vec<_>, Vec<_>) = going.iter().partition(|it| it.contains('/'));
         for interface in own {
             instance.let_go(interface)?;
+        }
+        for part in parts(instance.path())? {
+            let its = instance.at(part.path.clone());
+            for (namespace, interface) in elsewhere.iter().filter_map(|it| it.rsplit_once('/')) {
+                if namespace == part.namespace {
+                    part.within(|| its.let_go(interface), || its.forget(interface))?;
+                }
+            }
         }
     }
     if !interface.is_pattern() {
@@ -820,7 +818,8 @@ fn name_left(interface: &str, directory: &Path) -> Result<String> {
 fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     let asked = Selection::new(&[interface.to_owned()], &[])?;
     let (mut named, mut found, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
-    for (directory, held) in everywhere()? {
+    for directory in everywhere()? {
+        let held = all_interfaces_of(&directory)?;
         let own = |it: &&String| !it.contains('/') || interface.contains('/');
         let holds = held.iter().filter(own).any(|it| asked.matches(it));
         if held.iter().any(|it| asked.matches(there(it))) {
@@ -842,19 +841,16 @@ fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The name of an interface in its network namespace, of which it may be called after: `blue/eth0`.
+/// The name of an interface within its network namespace: `eth0` of `blue/eth0`.
 fn there(interface: &str) -> &str {
     interface.rsplit('/').next().unwrap_or(interface)
 }
 
-/// The instances of any version in this network namespace, and the interfaces that each holds, also elsewhere.
-fn everywhere() -> Result<Vec<(PathBuf, Vec<String>)>> {
+/// The instances of any version in this network namespace.
+fn everywhere() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for version in entries(&root())? {
-        for instance in all_here(&version)? {
-            let held = all_interfaces_of(&instance)?;
-            found.push((instance, held));
-        }
+        found.extend(all_here(&version)?);
     }
     Ok(found)
 }
@@ -965,32 +961,18 @@ impl Part {
     ///
     /// It cannot be told.
     fn open(&self) -> Result<Option<Namespace>> {
-        let others = netns::names()?;
-        for name in iter::once(&self.namespace).chain(&others) {
-            let found = match Namespace::open(name) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                // Of those that only might be it.
-                Err(_) if *name != self.namespace => None,
-                found => {
-                    let context = || format!("cannot open the network namespace {name}");
-                    found.with_context(context)?
-                }
-            };
-            if let Some(found) = found
-                && found.inode()? == self.inode
-            {
-                return Ok(Some(found));
+        let is_it = |it: &Namespace| it.inode().is_ok_and(|inode| inode == self.inode);
+        match Namespace::open(&self.namespace) {
+            Ok(Some(found)) if is_it(&found) => return Ok(Some(found)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let context = || format!("cannot open the network namespace {}", self.namespace);
+                return Err(error).with_context(context);
             }
+            _ => {}
         }
-        Ok(None)
-    }
-
-    /// As one holds it who holds the whole instance.
-    fn instance(&self, whole: &Instance) -> Instance {
-        Instance {
-            path: self.path.clone(),
-            lock: whole.lock.clone(),
-        }
+        let others = netns::names()?.into_iter();
+        let others = others.filter_map(|name| Namespace::open(&name).ok().flatten());
+        Ok(others.into_iter().find(is_it))
     }
 
     /// Does something there; or something else, if it is gone.

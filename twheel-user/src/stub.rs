@@ -77,10 +77,8 @@ impl TailCalls {
             maps,
         })
     }
-}
 
-impl TailCalls {
-    /// Removes what an earlier run has left that no other namespace needs any more.
+    /// Removes the pins of the maps, which nobody needs where no other network namespace is followed.
     ///
     /// # Errors
     ///

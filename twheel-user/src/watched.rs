@@ -1,8 +1,9 @@
 //! What programs are told of the interfaces that they are attached to, and whose counters are whose.
 //!
 //! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
-//! counters, flows and events bear. A place is given to another interface only when there is no other left; and never one of this
-//! network namespace to one of another, or the other way round: flows that are left would be taken for what they are not.
+//! counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
+//! interface of this network namespace is never given to one of another namespace, nor the reverse: flows that still bear the place
+//! would be taken for flows of the wrong namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,7 +29,7 @@ use crate::{
 
 /// Bytes of the name of an interface, padded with zeros.
 pub const LABEL_BYTES: usize = 64;
-/// Places that are left to this network namespace while others have some of their own that are free.
+/// Places that nobody has had yet and that are kept for this network namespace, as long as there are others to give.
 const RESERVED: usize = 16;
 
 /// The interfaces of a data plane.
@@ -48,7 +49,7 @@ pub struct Watch {
     told: BTreeMap<u32, Watched>,
     /// Places of those that are gone, the one that has been longest first.
     gone: VecDeque<u32>,
-    /// What an earlier run's programs know of interfaces, which go on by it until they are attached anew.
+    /// Interfaces of which an earlier run has told its programs. These go on by that until each is replaced.
     left: BTreeSet<u32>,
 }
 
@@ -71,19 +72,19 @@ impl Programs {
     pub fn tell(&mut self, interface: u32, watched: Watched) -> Result<()> {
         let written = self.watched.insert(interface, watched, 0);
         written.context("cannot write WATCHED")?;
-        match self.has_seat(interface)? {
+        match self.seat_of(interface)? {
             Seat::Other => Ok(()),
             Seat::Own | Seat::Free => {
                 let entry = u64::from(interface) | u64::from(watched.packed()) << 32;
-                self.seat(interface, entry)
+                self.set_seat(interface, entry)
             }
         }
     }
 
     /// Tells them that they know nothing of an interface any more.
     pub fn forget(&mut self, interface: u32) -> Result<()> {
-        if let Seat::Own = self.has_seat(interface)? {
-            self.seat(interface, 0)?;
+        if let Seat::Own = self.seat_of(interface)? {
+            self.set_seat(interface, 0)?;
         }
         match self.watched.remove(&interface) {
             Err(aya::maps::MapError::KeyNotFound) | Ok(()) => Ok(()),
@@ -91,7 +92,7 @@ impl Programs {
         }
     }
 
-    fn has_seat(&self, interface: u32) -> Result<Seat> {
+    fn seat_of(&self, interface: u32) -> Result<Seat> {
         if seat(interface) >= self.seated.len() {
             // An instance that was made for one interface.
             return Ok(Seat::Other);
@@ -104,7 +105,7 @@ impl Programs {
         })
     }
 
-    fn seat(&mut self, interface: u32, entry: u64) -> Result<()> {
+    fn set_seat(&mut self, interface: u32, entry: u64) -> Result<()> {
         let set = self.seated.set(seat(interface), entry, 0);
         set.context("cannot write SEATED")
     }
@@ -431,15 +432,12 @@ fn choose(
     let mut gone = gone.iter().copied().filter(alike);
     let namesake = |place: &u32| names[*place as usize] == label;
     let own = find(interface).next().filter(|_| !elsewhere);
-    let new = || match elsewhere {
-        // The last are given when there is none that was another namespace's.
-        true => find(0).nth(RESERVED).and_then(|_| find(0).next()),
-        false => find(0).next(),
-    };
+    let new = find(0).next();
+    let is_reserved = elsewhere && find(0).nth(RESERVED).is_none();
     own.or_else(|| gone.clone().find(namesake))
-        .or_else(new)
+        .or(new.filter(|_| !is_reserved))
         .or_else(|| gone.next())
-        .or_else(|| find(0).next())
+        .or(new)
 }
 
 /// The names of interfaces, each with its counters, of those of all places and CPUs.

@@ -153,15 +153,8 @@ impl Bench {
 
     /// The same as for a run on several interfaces. That by which packets come is in a zone.
     pub fn load_in_zone(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
-        pin_to(CPU)?;
         let object = object("TWHEEL_BENCH_OBJECT")?;
-        let entries = hash_entries(config.0.max_flows);
-        let load = Load {
-            others: HASHES.map(|map| (map, entries)).to_vec(),
-            room: 1,
-            ..Load::new(&object, config, clock)
-        };
-        let plane = DataPlane::load_unpinned(&load, "bench")?;
+        let plane = load_with_hashes(&object, config, clock, 1)?;
         let interface = Watched {
             place: FIRST_INTERFACE as u16,
             zone: 1,
@@ -177,13 +170,7 @@ impl Bench {
         config: (Config, state::Timeouts),
         clock: Clock,
     ) -> Result<Self> {
-        pin_to(CPU)?;
-        let entries = hash_entries(config.0.max_flows);
-        let load = Load {
-            others: HASHES.map(|map| (map, entries)).to_vec(),
-            ..Load::new(object, config, clock)
-        };
-        Self::of(DataPlane::load_unpinned(&load, "bench")?)
+        Self::of(load_with_hashes(object, config, clock, 0)?)
     }
 
     /// The same over a data plane that was loaded from the bench's object.
@@ -380,6 +367,23 @@ pub fn config(
 pub fn load(object: &[u8], config: (Config, state::Timeouts), clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
     DataPlane::load_unpinned(&Load::new(object, config, clock), "bench")
+}
+
+/// The same with the tables of the kernel's hash, and with room for so many interfaces; 0: for one, which is not looked up.
+fn load_with_hashes(
+    object: &[u8],
+    config: (Config, state::Timeouts),
+    clock: Clock,
+    room: u32,
+) -> Result<DataPlane> {
+    pin_to(CPU)?;
+    let entries = hash_entries(config.0.max_flows);
+    let load = Load {
+        others: HASHES.map(|map| (map, entries)).to_vec(),
+        room,
+        ..Load::new(object, config, clock)
+    };
+    DataPlane::load_unpinned(&load, "bench")
 }
 
 /// Each sample of one side over the same round's of the other.

@@ -30,7 +30,7 @@ const SIZES: [(u32, f64); 4] = [
 const CACHED: u32 = 1 << 10;
 /// Not an option, but what flows that both sides were seen of cost while one side sends data.
 const DATA: &str = "data: both sides of the flows were seen, and the first packet of a flow in each run moves its sender on";
-/// Nor this.
+/// Nor is this one: what a packet costs where the programs must look up its interface.
 const ZONE: &str =
     "several interfaces and zones: programs look up the interface, and the zone is in the key";
 /// What costs more, and what touch may cost with it.

@@ -126,7 +126,7 @@ pub fn bench_lookup(ctx: XdpContext) -> u32 {
 pub fn bench_find(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
         Some(segment) => {
-            // As the loader of the bench has it, where there are zones.
+            // The loader of the bench has its interface in zone 1, or in none.
             let key = segment.key.in_zone(config!(watched));
             table::find(table::place(&key), &key).is_some()
         }

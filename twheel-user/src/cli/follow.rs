@@ -157,7 +157,12 @@ impl<'a> Interfaces<'a> {
         }
     }
 
-    /// Lets go of all of them, before the network namespace is let go of. Programs know them no more, whatever else fails.
+    /// Gives a group, or its owner alone, what is pinned.
+    pub fn share(&self) -> Result<()> {
+        self.instance.share(self.common.group)
+    }
+
+    /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
     pub fn leave_all(&mut self) -> Result<()> {
         let indexes: Vec<_> = self.places.iter().filter_map(|it| it.index).collect();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
@@ -200,7 +205,7 @@ impl<'a> Interfaces<'a> {
     fn attach_matching_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         let there: Vec<_> = self.known.iter().cloned().collect();
         let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
-        // An earlier run's, of interfaces that are gone or are called otherwise, or elsewhere of those that this one leaves out.
+        // An earlier run's: of interfaces that are gone, are called otherwise, or are none of this run's.
         for held in self.instance.pins().interfaces()? {
             if !names.contains(held.as_str()) || !self.common.selection.matches(&held) {
                 self.instance.let_go(&held)?;
@@ -223,8 +228,8 @@ impl<'a> Interfaces<'a> {
         attached.chain(self.refused.keys().copied()).collect()
     }
 
-    /// Lets go of what has gone, before others come: what has moved to another network namespace is attached here until then.
-    /// Returns whether one was let go of.
+    /// Lets go of what has gone. First, since one that has moved to another network namespace carries the programs of this one
+    /// until then. Returns whether one was let go of.
     pub fn let_go(&mut self, changes: &[Change]) -> Result<bool> {
         let mut went = false;
         for change in changes {
@@ -409,8 +414,8 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to those for which there was no room before, if there is now. Returns whether it did.
     pub fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
-        let waiting: Vec<_> = self.refused.iter().filter(|it| it.1.full).collect();
-        let waiting: Vec<_> = waiting.into_iter().map(|it| *it.0).collect();
+        let waiting = self.refused.iter().filter(|(_, it)| it.full);
+        let waiting: Vec<_> = waiting.map(|(index, _)| *index).collect();
         let mut attached = false;
         for index in waiting {
             let waits = self.known.get(index).cloned();

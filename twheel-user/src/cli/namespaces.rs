@@ -100,20 +100,29 @@ struct Other {
 
 impl<'a> There<'a> {
     /// Does something in it.
-    fn enter<T>(&mut self, work: impl FnOnce(&mut Interfaces<'a>) -> Result<T>) -> Result<T> {
+    fn enter<T>(
+        &mut self,
+        work: impl FnOnce(&mut Interfaces<'a>, &notices::Interfaces) -> Result<T>,
+    ) -> Result<T> {
+        let work = || work(&mut self.interfaces, &self.news);
         match &self.other {
-            Some(other) => other.namespace.enter(|| work(&mut self.interfaces)),
-            None => work(&mut self.interfaces),
+            Some(other) => other.namespace.enter(work),
+            None => work(),
         }
     }
 
-    /// What its interfaces have done since.
+    /// What has become of its interfaces since.
     fn changes(&mut self) -> Result<Vec<Change>> {
-        let numbers = self.interfaces.numbers();
-        let read = || self.news.changes(numbers.into_iter());
-        match &self.other {
-            Some(other) => other.namespace.enter(read),
-            None => read(),
+        self.enter(|interfaces, news| news.changes(interfaces.numbers().into_iter()))
+    }
+}
+
+impl Other {
+    /// Removes its part of the instance. What cannot be removed is said.
+    fn remove(self) {
+        let name = &self.namespace.name;
+        if let Err(error) = self.namespace.enter(|| self.part.remove()) {
+            say!("{name}: pins are left, `twheel detach` removes them: {error:#}");
         }
     }
 }
@@ -213,7 +222,7 @@ impl<'a> Namespaces<'a> {
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         match self.there.get_mut(&OWN) {
-            Some(own) => own.enter(|interfaces| interfaces.attach_all(plane))?,
+            Some(own) => own.enter(|interfaces, _| interfaces.attach_all(plane))?,
             None => {
                 // An earlier run's: of what is not watched no packet is to be seen.
                 for interface in self.instance.pins().interfaces()? {
@@ -222,20 +231,24 @@ impl<'a> Namespaces<'a> {
                 }
             }
         }
-        if self.others.is_some() {
-            self.attach_others(plane)?;
-        }
+        self.attach_others(plane)?;
         self.common.watch.borrow_mut().forget_left()
     }
 
     fn attach_others(&mut self, plane: &mut DataPlane) -> Result<()> {
-        self.tell_missing();
-        // An earlier run's that this one has nothing to do with.
-        let wanted = |name: &str| match &self.others {
-            Some(others) => others.wanted.matches(name),
-            None => false,
+        let Some(Others { wanted, names, .. }) = &self.others else {
+            return Ok(());
         };
-        self.instance.remove_elsewhere_but(wanted)?;
+        let named = wanted.0.iter().filter(|it| **it != Asked::All);
+        for pattern in named.filter(|it| !names.untold().any(|name| it.matches(name))) {
+            say!(
+                "--netns {}: no network namespace matches: waiting for one",
+                pattern.text()
+            );
+        }
+        // An earlier run's that this one has nothing to do with.
+        self.instance
+            .remove_elsewhere_but(|name| wanted.matches(name))?;
         self.follow_names(plane)?;
         self.follow(plane)?;
         // Of a namespace that is not there it was said.
@@ -244,20 +257,6 @@ impl<'a> Namespaces<'a> {
             follow::tell_unmatched(self.common.selection, &everywhere);
         }
         Ok(())
-    }
-
-    /// Says which of those that were named are not there.
-    fn tell_missing(&self) {
-        if let Some(others) = &self.others {
-            let missing = others.wanted.0.iter().filter(|it| **it != Asked::All);
-            for pattern in missing.filter(|it| !others.names.untold().any(|name| it.matches(name)))
-            {
-                say!(
-                    "--netns {}: no network namespace matches: waiting for one",
-                    pattern.text()
-                );
-            }
-        }
     }
 
     /// Readable when there is something to [follow](Self::follow).
@@ -281,7 +280,7 @@ impl<'a> Namespaces<'a> {
             if changes.is_empty() && !names {
                 return Ok(attached);
             }
-            // What moves from one to another is told where it goes, then where it comes: let go of, and attached there.
+            // An interface that has moved is gone from one and new in another: what is gone comes first, of all of them.
             let mut went = false;
             self.freed.clear();
             for (number, changes) in &changes {
@@ -305,10 +304,10 @@ impl<'a> Namespaces<'a> {
         }
     }
 
-    /// What interfaces of which have done, and whether names have come or gone. It is asked until there is no more: whatever has
-    /// come somewhere and is told has gone elsewhere, and that is told, too.
+    /// The changes of interfaces, by their network namespace, and whether names have come or gone. Reads until there is no more:
+    /// when the kernel tells that an interface has come, it has told already where that has gone from.
     fn told(&mut self) -> Result<(BTreeMap<u32, Vec<Change>>, bool)> {
-        /// More may come all the time.
+        /// Reads at most, since more may come all the time.
         const TIMES: usize = 16;
         let (mut told, mut names) = (BTreeMap::<u32, Vec<Change>>::new(), false);
         for _ in 0..TIMES {
@@ -349,7 +348,7 @@ impl<'a> Namespaces<'a> {
         let Some(there) = self.there.get_mut(&number) else {
             return Ok(false);
         };
-        match there.enter(work) {
+        match there.enter(|interfaces, _| work(interfaces)) {
             Ok(done) => Ok(done),
             Err(error) => self.give_up(number, error).map(|()| false),
         }
@@ -473,22 +472,16 @@ impl<'a> Namespaces<'a> {
         let added = match prepared {
             Ok((news, interfaces)) => self.add(number, news, interfaces, Some(other)),
             Err(error) => {
-                if let Err(left) = self.instance.remove_elsewhere(&name) {
-                    say!("{name}: its pins are left, `twheel detach` removes them: {left:#}");
-                }
+                other.remove();
                 return Err(error);
             }
         };
-        let group = self.common.group;
         let attached = added.and_then(|()| match self.there.get_mut(&number) {
-            Some(there) => there.enter(|interfaces| interfaces.attach_all(plane)),
+            Some(there) => there.enter(|interfaces, _| {
+                interfaces.attach_all(plane)?;
+                interfaces.share()
+            }),
             None => Ok(()),
-        });
-        let attached = attached.and_then(|()| match self.there.get(&number) {
-            Some(There {
-                other: Some(other), ..
-            }) => other.part.share(group),
-            _ => Ok(()),
         });
         if attached.is_err() {
             self.leave(number);
@@ -527,17 +520,18 @@ impl<'a> Namespaces<'a> {
         };
         self.freed.insert(number);
         let left = there.interfaces.leave_all();
-        let Some(other) = there.other else {
+        let Some(mut other) = there.other else {
             return;
         };
-        let name = &other.namespace.name;
-        let removed = other.namespace.enter(|| other.part.remove());
-        for error in left.err().into_iter().chain(removed.err()) {
-            say!("{name}: not all of it could be let go of, `twheel detach` does: {error:#}");
+        if let Err(error) = left {
+            let name = &other.namespace.name;
+            say!("{name}: programs could not be told that it is let go of: {error:#}");
         }
+        let mut again = mem::take(&mut other.also);
+        other.remove();
         if let Some(others) = &mut self.others {
-            let waiting = mem::take(&mut others.waiting);
-            for name in other.also.iter().chain(&waiting) {
+            again.append(&mut others.waiting);
+            for name in &again {
                 others.names.look_again(name);
             }
         }

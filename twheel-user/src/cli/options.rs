@@ -65,9 +65,9 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "key")]
     pub vlan: Vlan,
     /// Tell the flows of an interface apart from those of other zones with the same addresses (VRFs, tenants): a number from
-    /// 1 to 65535, conntrack's zone where the interface has one; may be given for several interfaces, and for a pattern: of
+    /// 1 to 65535, conntrack's zone where the interface has one; may be repeated, and takes lists with commas and patterns: of
     /// several that match the first counts, and a name before all patterns
-    #[arg(value_delimiter = ',', long = "zone", value_name = "IFACE=N", value_parser = Zone::parse)]
+    #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse)]
     pub zones: Vec<Zone>,
     /// What is tracked
     #[arg(

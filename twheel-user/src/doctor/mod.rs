@@ -683,7 +683,7 @@ fn programs_of(instance: &Path) -> Vec<u32> {
 fn namespaces() -> HashSet<u64> {
     let list = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
     let processes = list("/proc").map(|process| process.path().join("ns/net"));
-    let named = list("/run/netns").map(|name| name.path());
+    let named = list(netns::DIRECTORY).map(|name| name.path());
     processes
         .chain(named)
         .filter_map(|path| Some(fs::metadata(path).ok()?.ino()))
