@@ -388,9 +388,21 @@ pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Ne
             vlans: 0,
         });
     }
+    let (at, ether_type, vlans) = behind_tags(frame, outside.tag)?;
+    let version = match ether_type {
+        0x0800 => 4,
+        0x86dd => 6,
+        _ => return Err(Skip::NotIp),
+    };
+    Ok(Network { at, version, vlans })
+}
+
+/// What is behind an Ethernet header and up to two tags: where, its type, and the VLANs, with a tag outside of these first.
+#[inline(always)]
+fn behind_tags<B: Bytes + ?Sized>(frame: &B, outside: u16) -> Result<(usize, u16, u32), Skip> {
     let mut at = ETH_HEADER;
     let mut ether_type = be16(frame, at - 2)?;
-    let mut vlans = with_tag(0, outside.tag);
+    let mut vlans = with_tag(0, outside);
     // Unrolled by hand: at most two tags.
     if is_vlan(ether_type) {
         vlans = with_tag(vlans, be16(frame, at)?);
@@ -402,12 +414,7 @@ pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Ne
             ether_type = be16(frame, at - 2)?;
         }
     }
-    let version = match ether_type {
-        0x0800 => 4,
-        0x86dd => 6,
-        _ => return Err(Skip::NotIp),
-    };
-    Ok(Network { at, version, vlans })
+    Ok((at, ether_type, vlans))
 }
 
 /// Parses the packet of IP that was found in a frame.
@@ -435,10 +442,11 @@ pub fn parse_network<B: Bytes + ?Sized>(
     }
 }
 
-/// Adds a tag that stands inside of those that there are. One that names no VLAN counts as none (IEEE 802.1Q, section 9.6:
+/// Adds a tag (its control information, IEEE 802.1Q) that stands inside of those that there are, as [`FlowKey::in_vlans`] takes
+/// them. One that names no VLAN counts as none (IEEE 802.1Q, section 9.6:
 /// a priority alone), and so does a third.
 #[inline(always)]
-fn with_tag(vlans: u32, tag: u16) -> u32 {
+pub fn with_tag(vlans: u32, tag: u16) -> u32 {
     let vlan = u32::from(tag & 0xfff);
     match vlans {
         0 => vlan,
@@ -464,13 +472,53 @@ fn plain<B: Bytes + ?Sized>(
     wanted: Wanted,
     segment: &mut MaybeUninit<Segment>,
 ) -> Result<(), Skip> {
-    match be16(frame, ETH_HEADER - 2)? {
-        0x0800 if is_plain_ipv4(frame) => {
-            let datagram = ipv4::<false, _>(frame, ETH_HEADER, wanted)?;
+    let ether_type = be16(frame, ETH_HEADER - 2)?;
+    plain_at(frame, ETH_HEADER, ether_type, 0, wanted, segment)
+}
+
+/// Whether a frame has a VLAN tag.
+#[inline(always)]
+pub fn is_tagged<B: Bytes + ?Sized>(frame: &B) -> bool {
+    be16(frame, ETH_HEADER - 2).is_ok_and(is_vlan)
+}
+
+/// As [`parse_plain`], of a frame with one VLAN tag or two.
+#[inline(always)]
+pub fn parse_tagged<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> bool {
+    tagged(frame, wanted, segment).is_ok()
+}
+
+#[inline(always)]
+fn tagged<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let (at, ether_type, vlans) = behind_tags(frame, 0)?;
+    let vlans = if wanted.vlans { vlans } else { 0 };
+    plain_at(frame, at, ether_type, vlans, wanted, segment)
+}
+
+#[inline(always)]
+fn plain_at<B: Bytes + ?Sized>(
+    frame: &B,
+    at: usize,
+    ether_type: u16,
+    vlans: u32,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    match ether_type {
+        0x0800 if is_plain_ipv4(frame, at) => {
+            let datagram = ipv4::<false, _>(frame, at, wanted)?.in_vlans(vlans);
             transport(frame, &datagram, wanted, segment)
         }
         0x86dd => {
-            let datagram = ipv6::<0, _>(frame, ETH_HEADER, wanted)?;
+            let datagram = ipv6::<0, _>(frame, at, wanted)?.in_vlans(vlans);
             transport(frame, &datagram, wanted, segment)
         }
         _ => Err(Skip::NotIp),
@@ -478,8 +526,8 @@ fn plain<B: Bytes + ?Sized>(
 }
 
 #[inline(always)]
-fn is_plain_ipv4<B: Bytes + ?Sized>(frame: &B) -> bool {
-    match frame.header::<1>(ETH_HEADER) {
+fn is_plain_ipv4<B: Bytes + ?Sized>(frame: &B, at: usize) -> bool {
+    match frame.header::<1>(at) {
         Some(header) => header.u8(0) == 0x45,
         None => false,
     }

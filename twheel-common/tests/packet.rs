@@ -7,8 +7,8 @@ use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
     packet::{
-        Outside, Protocols, Segment, Skip, Wanted, datagram, has_ethernet, parse, parse_any,
-        parse_into, parse_plain, tcp,
+        Outside, Protocols, Segment, Skip, Wanted, datagram, has_ethernet, is_tagged, parse,
+        parse_any, parse_into, parse_plain, parse_tagged, tcp,
     },
 };
 
@@ -768,6 +768,15 @@ fn what_is_plain_is_read_alike_and_nothing_else_is() {
         // SAFETY: it is one from the beginning.
         parse_plain(frame, ANY, &mut segment).then(|| unsafe { segment.assume_init() })
     };
+    let behind_tags = |frame: &[u8], wanted| {
+        let mut segment = MaybeUninit::new(Segment::NONE);
+        // SAFETY: as above.
+        parse_tagged(frame, wanted, &mut segment).then(|| unsafe { segment.assume_init() })
+    };
+    let without_vlans = Wanted {
+        vlans: false,
+        ..ANY
+    };
     for frame in [
         v4((A, 1), (B, 2)),
         v6(),
@@ -785,6 +794,23 @@ fn what_is_plain_is_read_alike_and_nothing_else_is() {
         };
         assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(in_vlan));
         assert_eq!(plain(&tagged), None);
+        assert_eq!(behind_tags(&tagged, ANY), Some(in_vlan));
+        assert_eq!(behind_tags(&tagged, without_vlans), Some(parsed));
+        assert_eq!(
+            [&frame, &tagged].map(|it| is_tagged(it.as_slice())),
+            [false, true]
+        );
+        tagged.splice(12..12, [0x88, 0xa8, 0, 9]);
+        let in_both = Segment {
+            key: parsed.key.in_vlans(9 | 7 << 12),
+            ..parsed
+        };
+        assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(in_both));
+        assert_eq!(behind_tags(&tagged, ANY), Some(in_both));
+        assert!(is_tagged(tagged.as_slice()));
+        // A third tag is not looked behind.
+        tagged.splice(12..12, [0x88, 0xa8, 0, 9]);
+        assert_eq!(behind_tags(&tagged, ANY), None);
     }
     let mut options = v4((A, 1), (B, 2));
     options[14] = 0x46;

@@ -19,16 +19,19 @@ pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     if config!(watched) == 0 {
         return Some((Watched::default(), 0));
     }
-    let packed = count_watched(index);
-    if packed & NOT_WATCHED != 0 {
+    let current = PLACE.get_ptr_mut(0)?;
+    // SAFETY: as in `set_place`.
+    let [place, added] = unsafe { &mut *current };
+    let namespace = *added;
+    *added = 0;
+    let Some(watched) = of(namespace | index) else {
+        *place = NO_INTERFACE;
         count(Counter::NotWatched);
         return None;
-    }
-    Some((Watched::from_packed(packed as u32), (packed >> 32) as u32))
+    };
+    *place = watched.place.into();
+    Some((watched, namespace))
 }
-
-/// See [`count_watched`]. No namespace has this bit.
-const NOT_WATCHED: u64 = 1 << 63;
 
 /// What is counted on this CPU from here on is of no interface.
 #[inline(always)]
@@ -42,25 +45,6 @@ pub fn count_for_none() {
 #[inline(always)]
 pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
-}
-
-/// [`count_for`]: [`Watched::packed`], and above it what is added; or [`NOT_WATCHED`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn count_watched(index: u32) -> u64 {
-    let Some(current) = PLACE.get_ptr_mut(0) else {
-        return NOT_WATCHED;
-    };
-    // SAFETY: as in `set_place`.
-    let [place, added] = unsafe { &mut *current };
-    let namespace = *added;
-    *added = 0;
-    let Some(watched) = of(namespace | index) else {
-        *place = NO_INTERFACE;
-        return NOT_WATCHED;
-    };
-    *place = watched.place.into();
-    u64::from(watched.packed()) | u64::from(namespace) << 32
 }
 
 /// [`is_watched`].
@@ -79,10 +63,26 @@ fn of(interface: u32) -> Option<Watched> {
             return Some(Watched::from_packed((seated >> 32) as u32));
         }
     }
+    match count_unseated(interface) {
+        NOT_WATCHED => None,
+        packed => Some(Watched::from_packed(packed as u32)),
+    }
+}
+
+/// [`Watched::packed`] of an interface whose seat is another's, or [`NOT_WATCHED`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn count_unseated(interface: u32) -> u64 {
     // SAFETY: the loader writes an entry as a whole; one that is replaced meanwhile is read as one or the other, or as a mix
     // of two descriptions of the same interface.
-    unsafe { WATCHED.get(interface) }.copied()
+    match unsafe { WATCHED.get(interface) } {
+        Some(watched) => watched.packed().into(),
+        None => NOT_WATCHED,
+    }
 }
+
+/// More than [`Watched::packed`] has bits.
+const NOT_WATCHED: u64 = 1 << 32;
 
 #[inline(always)]
 fn set_place(place: u32) {
@@ -109,6 +109,15 @@ pub fn add(counter: Counter, number: u32) {
         // SAFETY: the value is this CPU's own and no other program of this CPU can run in between
         // (bottom halves are off), so this is the only reference to it.
         unsafe { (*counters).0[counter as usize] += u64::from(number) }
+    }
+}
+
+/// The same of the interface that has this place, and inlined: for packets of known flows.
+#[inline(always)]
+pub fn count_at(place: u32, counter: Counter) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(place) {
+        // SAFETY: as in `add`.
+        unsafe { (*counters).0[counter as usize] += 1 }
     }
 }
 

@@ -16,7 +16,7 @@ use twheel_common::{
     config::Watched,
     packet::{
         Bytes, Network, Outside, Protocols, Segment, Skip, Wanted, find_network, has_ethernet,
-        parse_network, parse_plain,
+        is_tagged, parse_network, parse_plain, parse_tagged, with_tag,
     },
     point::Point,
     policy::Hook,
@@ -46,7 +46,10 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
     let mut segment = MaybeUninit::uninit();
-    if watched.has(Watched::IS_IP) || !parse_plain(&frame, wanted(), &mut segment) {
+    if watched.has(Watched::IS_IP)
+        || !parse_plain(&frame, wanted(), &mut segment)
+            && !(is_tagged(&frame) && xdp_parse_tagged(ctx.ctx, segment.as_mut_ptr()) == PARSED)
+    {
         segment.write(Segment::NONE);
         let network = xdp_network(ctx.ctx, watched.flags.into());
         if xdp_parse(ctx.ctx, segment.as_mut_ptr(), network) != PARSED {
@@ -101,8 +104,12 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     let interface = added | skb.ifindex;
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();
-    let is_plain = !watched.has(Watched::IS_IP) && skb.vlan_present == 0;
-    if !is_plain || !parse_plain(&frame, wanted(), &mut segment) {
+    let tag = match skb.vlan_present {
+        0 => 0,
+        _ => skb.vlan_tci as u16,
+    };
+    let is_plain = !watched.has(Watched::IS_IP) && parse_plain(&frame, wanted(), &mut segment);
+    if !is_plain {
         segment.write(Segment::NONE);
         let flags = match hook {
             Hook::Ingress => watched.flags,
@@ -125,6 +132,9 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     }
     // SAFETY: one of the two parsers has written it.
     let segment = unsafe { segment.assume_init_mut() };
+    if is_plain {
+        enter_vlan(segment, tag);
+    }
     enter_zone(segment, watched);
     let joined = skb.gso_segs;
     if joined > 1 {
@@ -152,6 +162,14 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     Some(touched)
 }
 
+/// The segment is of the VLAN whose tag the kernel has taken out of the frame, if it has (0: none).
+#[inline(always)]
+fn enter_vlan(segment: &mut Segment, tag: u16) {
+    if tag != 0 && wanted().vlans {
+        segment.key = segment.key.in_vlans(with_tag(0, tag));
+    }
+}
+
 /// The segment is of the interface's zone.
 #[inline(always)]
 fn enter_zone(segment: &mut Segment, watched: Watched) {
@@ -166,6 +184,19 @@ const PARSED: u64 = 0;
 const SKIPPED: u64 = 1;
 /// it may be of one, if its headers can be brought to where they can be read.
 const TRUNCATED: u64 = 2;
+
+/// A frame with tags, and else plain: [`PARSED`], or it is not that.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_parse_tagged(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
+    let Some(segment) = given_mut(segment.cast::<MaybeUninit<Segment>>()) else {
+        return SKIPPED;
+    };
+    match parse_tagged(&of_xdp(ctx), wanted(), segment) {
+        true => PARSED,
+        false => SKIPPED,
+    }
+}
 
 /// Finds the packet of IP in a frame that came by an interface with these flags: [`found`].
 #[unsafe(no_mangle)]

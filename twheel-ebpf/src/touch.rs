@@ -16,7 +16,7 @@ use twheel_common::{
 
 use crate::{
     clock, config,
-    count::count,
+    count::{count, count_at},
     emit::{self, Ended, Reader},
     enforce, inbox, point,
     policy::{self, Place},
@@ -76,17 +76,22 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
         table::expect_details();
     }
     if let Some(flow) = table::find(at, &segment.key) {
-        if config!(watched) != 0 && is_seen_again(flow, segment, now, place) {
+        let before = flow.positions();
+        let word = flow.word();
+        if config!(watched) != 0 && is_seen_again(flow, word, segment, now, place) {
             count(Counter::SeenAgain);
             return Touched::Known;
         }
-        let before = flow.positions();
-        if update(flow, segment, now, place) {
+        if update(flow, word, segment, now, place) {
             note(flow, segment, before, now);
-            count(match place.is_forwarded {
+            let counter = match place.is_forwarded {
                 false => Counter::Touched,
                 true => Counter::SeenAgain,
-            });
+            };
+            match config!(watched) {
+                0 => count(counter),
+                _ => count_at(place.point.place(), counter),
+            }
             return Touched::Known;
         }
     }
@@ -96,8 +101,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
 /// Whether the packet was counted elsewhere on its way: then it does no more than to keep the flow alive. Asked where it makes
 /// a difference: of packets that may change a state, and where packets are counted.
 #[inline(always)]
-fn is_seen_again(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
-    let word = flow.word();
+fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
     let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
     let is_counted = config!(accounting) != 0 || rto::is_on();
     if is_kept && !is_counted {
@@ -314,8 +318,7 @@ pub(crate) fn view() -> View {
 
 /// Notes what a packet says of a flow that is there. Says whether it is the packet's.
 #[inline(always)]
-fn update(flow: Hot, segment: &Segment, now: u64, place: Place) -> bool {
-    let word = flow.word();
+fn update(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
         let changed = touch_change(flow.index(), segment, now, place.way.0);
         note_point(flow, segment, now, place, changed);

@@ -26,6 +26,7 @@ mod rto;
 mod scale;
 mod schemes;
 mod step;
+mod tagged;
 mod touch;
 
 use std::{

@@ -151,13 +151,13 @@ impl Bench {
         Self::load_object(&object("TWHEEL_BENCH_OBJECT")?, config, clock)
     }
 
-    /// The same as for a run on several interfaces. That by which packets come is in a zone.
-    pub fn load_in_zone(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
+    /// The same as for a run on several interfaces. That by which packets come is in this zone.
+    pub fn load_several(config: (Config, state::Timeouts), clock: Clock, zone: u8) -> Result<Self> {
         let object = object("TWHEEL_BENCH_OBJECT")?;
         let plane = load_with_hashes(&object, config, clock, 1)?;
         let interface = Watched {
             place: FIRST_INTERFACE as u16,
-            zone: 1,
+            zone,
             flags: 0,
         };
         Programs::open(&plane)?.tell(1, interface)?;

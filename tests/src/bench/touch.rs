@@ -16,7 +16,7 @@ use crate::{
     plane::{self, Bench, Random, Segment},
     plot,
     report::{Figure, Report, verdict},
-    size,
+    size, tagged,
 };
 
 /// Numbers of flows, and what touch may cost there: so many times the floor.
@@ -30,11 +30,13 @@ const SIZES: [(u32, f64); 4] = [
 const CACHED: u32 = 1 << 10;
 /// Not an option, but what flows that both sides were seen of cost while one side sends data.
 const DATA: &str = "data: both sides of the flows were seen, and the first packet of a flow in each run moves its sender on";
-/// Nor is this one: what a packet costs where the programs must look up its interface.
-const ZONE: &str =
-    "several interfaces and zones: programs look up the interface, and the zone is in the key";
+/// Nor are these: what a packet costs where the programs look up its interface and count for each, …
+const SEVERAL: &str = "several interfaces";
+/// … and where the interface is in a zone, which is in the key.
+const ZONE: &str = "several interfaces, in zones";
 /// What costs more, and what touch may cost with it.
-const OPTIONS: [(&str, &str, Option<f64>); 4] = [
+const OPTIONS: [(&str, &str, Option<f64>); 5] = [
+    (SEVERAL, "several", None),
     (ZONE, "zone", None),
     (DATA, "data", None),
     ("--accounting", "accounting", Some(0.60)),
@@ -161,6 +163,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             verdict(&measured.ratio(ABSENT_TOUCH, ABSENT_FLOOR), bound)
         ));
     }
+    tagged::bench(rounds, report)?;
     let points = all.iter().flat_map(|(flows, measured)| {
         measured.variants().map(|(number, (name, ..))| {
             let point = (f64::from(*flows), measured.figure(number).median);
@@ -321,7 +324,8 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     config.0.accounting = (option == "--accounting").into();
     config.0.rto.on = (option == "--rto on").into();
     let mut bench = match option {
-        ZONE => Bench::load_in_zone(config, clock)?,
+        SEVERAL => Bench::load_several(config, clock, 0)?,
+        ZONE => Bench::load_several(config, clock, 1)?,
         _ => Bench::load(config, clock)?,
     };
     let trackers = [peers::LRU, peers::SMALL, peers::RESIZABLE];

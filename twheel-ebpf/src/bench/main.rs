@@ -34,7 +34,7 @@ use twheel_common::{
     step::Step,
 };
 use twheel_ebpf::{
-    atomic, clock, config,
+    atomic, clock,
     count::count_for,
     emit::{self, Ended, Reader},
     frame,
@@ -126,8 +126,10 @@ pub fn bench_lookup(ctx: XdpContext) -> u32 {
 pub fn bench_find(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
         Some(segment) => {
-            // The loader of the bench has its interface in zone 1, or in none.
-            let key = segment.key.in_zone(config!(watched));
+            let Some((watched, _)) = count_for(1) else {
+                return false;
+            };
+            let key = segment.key.in_zone(watched.zone.into());
             table::find(table::place(&key), &key).is_some()
         }
         None => false,
@@ -444,7 +446,7 @@ fn see(frame: Frame) -> Option<Touched> {
         interface: 1,
         hook: Hook::Ingress,
         way: Way::of(1, 1),
-        point: Point::NONE,
+        point: Point::new(watched.place.into(), Hook::Ingress),
         is_forwarded: false,
         may_be_known: false,
     };
