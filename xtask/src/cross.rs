@@ -46,7 +46,7 @@ pub struct Cross {
     linker: &'static str,
     /// `CARGO_TARGET_<TRIPLE>_LINKER`, which names the linker.
     variable: &'static str,
-    toolchain: toolchain::Sources,
+    toolchain: toolchain::WithSources,
 }
 
 impl Cross {
@@ -57,7 +57,7 @@ impl Cross {
             triple: "aarch64-unknown-linux-gnu",
             linker: "aarch64-linux-gnu-gcc",
             variable: "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
-            toolchain: toolchain::sources()?,
+            toolchain: toolchain::with_sources()?,
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    setup,
+    apt,
     sh::{self, say},
 };
 
@@ -57,7 +57,7 @@ impl Fuzzer {
             .iter()
             .all(|it| sh::which(it).is_empty())
         {
-            setup::apt(&["g++"], "30 s")?;
+            apt::install(&["g++"], "30 s")?;
         }
         let host = host()?;
         let nightly = nightly();

@@ -3,6 +3,7 @@
 //! The host crates build with plain `cargo build` on stable, around the eBPF objects in
 //! `twheel-ebpf/prebuilt`. What needs more than that (the BPF target, root, a lab) is here.
 
+mod apt;
 mod bench;
 mod cross;
 mod ebpf;

@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{
-    ebpf,
+    apt, ebpf,
     sh::{self, say},
 };
 
@@ -61,7 +61,7 @@ pub fn vm() -> Result<()> {
 pub fn aarch64() -> Result<()> {
     need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;
     if !Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists() {
-        apt(&["libc6-dev-arm64-cross"], "20 s")?;
+        apt::install(&["libc6-dev-arm64-cross"], "20 s")?;
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn need(programs: &[(&str, &str, &str)]) -> Result<()> {
     for (program, package, usually) in programs {
         // A user's PATH may lack sbin, where some distributions keep programs.
         if !Path::new("/usr/sbin").join(program).exists() && sh::which(program).is_empty() {
-            apt(&[package], usually)?;
+            apt::install(&[package], usually)?;
         }
     }
     Ok(())
@@ -93,22 +93,4 @@ pub fn bpffs() -> Result<()> {
         sh::run(mount.args(["-t", "bpf", "bpf", "/sys/fs/bpf"]))?;
     }
     Ok(())
-}
-
-/// Installs Debian packages, having said so.
-pub fn apt(packages: &[&str], usually: &str) -> Result<()> {
-    let list = packages.join(" ");
-    if sh::which("apt-get").is_empty() {
-        bail!("{list} must be installed, and there is no apt-get to do it");
-    }
-    let apt_get = || sh::as_root("apt-get", [("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
-    apt_get().with_context(|| format!("cannot install {list}"))?;
-    say!("Installing {list} with apt-get; this usually takes {usually}.");
-    // One repository out of reach fails the update, yet the packages may come from another.
-    if let Err(error) = sh::run(apt_get()?.args(["update", "-qq"])) {
-        say!("{error:#}; going on with the lists that are there.");
-    }
-    // What the machine has is not ours to replace.
-    let args = "install -qq -y --no-install-recommends --no-upgrade --no-remove";
-    sh::run(apt_get()?.args(args.split(' ')).args(packages))
 }

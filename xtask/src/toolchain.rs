@@ -19,7 +19,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    setup,
+    apt,
     sh::{self, say},
 };
 
@@ -91,9 +91,9 @@ fn cargo(sysroot: &Path, release: &str) -> Command {
 }
 
 /// A compiler that comes with the sources of the standard library, and builds it for other architectures.
-pub struct Sources(Rustc);
+pub struct WithSources(Rustc);
 
-impl Sources {
+impl WithSources {
     /// Its cargo, set to build with it.
     pub fn cargo(&self) -> Command {
         cargo(&self.0.sysroot, &self.0.release)
@@ -101,14 +101,14 @@ impl Sources {
 }
 
 /// Finds such a compiler: a nightly of rustup's, or Debian's, which is installed where it is missing.
-pub fn sources() -> Result<Sources> {
+pub fn with_sources() -> Result<WithSources> {
     let mut found = rustups().into_iter().filter_map(Rustc::at);
     if let Some(rustc) = found.next().or_else(|| Rustc::at(SYSTEM.into())) {
-        return Ok(Sources(rustc));
+        return Ok(WithSources(rustc));
     }
-    setup::apt(&DEBIAN, "a minute or two")?;
+    apt::install(&DEBIAN, "a minute or two")?;
     let rustc = Rustc::at(SYSTEM.into()).context("rustc-web came without the library's sources")?;
-    Ok(Sources(rustc))
+    Ok(WithSources(rustc))
 }
 
 /// Finds a toolchain, or says why there is none. One with the recorded rustc goes first; if
@@ -142,7 +142,7 @@ pub fn find(recorded: Option<&Compiler>, exact: bool) -> Result<Toolchain> {
     if Rustc::at(SYSTEM.into()).is_some() {
         return Err(why);
     }
-    if let Err(error) = setup::apt(&DEBIAN, "a minute or two") {
+    if let Err(error) = apt::install(&DEBIAN, "a minute or two") {
         bail!("{why:#}; {error:#}");
     }
     complete(Rustc::at(SYSTEM.into()).context("rustc-web came without core's sources")?)
@@ -263,7 +263,7 @@ fn install_linker(tools: &Path, major: &str) -> Result<()> {
     let libllvm = match libllvm(major) {
         Some(path) => path,
         None => {
-            setup::apt(&[&format!("libllvm{major}")], "20 s")?;
+            apt::install(&[&format!("libllvm{major}")], "20 s")?;
             libllvm(major).with_context(|| format!("there is no libLLVM {major}"))?
         }
     };

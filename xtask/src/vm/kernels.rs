@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::apt::Apt;
+use super::{arch::Arch, archive::Archive};
 use crate::sh::{self, say};
 
 /// The oldest that twheel is for.
@@ -24,49 +24,6 @@ const CI: [[u32; 2]; 2] = [[6, 12], OLDEST];
 const INTERLEAVING: [u32; 2] = [6, 18];
 /// A module that tests cannot do without.
 const VETH: &str = "kernel/drivers/net/veth.ko";
-
-/// An architecture of Debian's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Arch {
-    /// x86-64.
-    Amd64,
-    /// 64-bit ARM.
-    Arm64,
-}
-
-impl Arch {
-    /// Debian's name.
-    pub fn debian(self) -> &'static str {
-        match self {
-            Self::Amd64 => "amd64",
-            Self::Arm64 => "arm64",
-        }
-    }
-
-    /// The name that goes into the table.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Amd64 => "x86-64",
-            Self::Arm64 => "arm64",
-        }
-    }
-
-    /// What emulates it.
-    pub fn qemu(self) -> &'static str {
-        match self {
-            Self::Amd64 => "qemu-system-x86_64",
-            Self::Arm64 => "qemu-system-aarch64",
-        }
-    }
-
-    /// The directory of its libraries.
-    pub fn triplet(self) -> &'static str {
-        match self {
-            Self::Amd64 => "x86_64-linux-gnu",
-            Self::Arm64 => "aarch64-linux-gnu",
-        }
-    }
-}
 
 /// A kernel in Debian's lists. They are ordered by version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -152,7 +109,7 @@ fn latest(names: &BTreeSet<String>) -> Vec<Release> {
 }
 
 /// Which kernels are wanted.
-pub enum Wanted<'a> {
+pub enum Selection<'a> {
     /// The whole matrix.
     All,
     /// What CI boots.
@@ -162,7 +119,7 @@ pub enum Wanted<'a> {
 }
 
 /// The kernels to boot, by architecture, the newest first, those of PREEMPT_RT after the others.
-pub fn choose(names: &BTreeSet<String>, wanted: &Wanted<'_>) -> Vec<Release> {
+pub fn choose(names: &BTreeSet<String>, wanted: &Selection<'_>) -> Vec<Release> {
     let latest = latest(names);
     let is =
         |release: &Release, arch, realtime| (release.arch, release.realtime) == (arch, realtime);
@@ -185,9 +142,9 @@ pub fn choose(names: &BTreeSet<String>, wanted: &Wanted<'_>) -> Vec<Release> {
         }
     };
     let is_wanted = |release: &&Release| match wanted {
-        Wanted::All => in_matrix(release),
-        Wanted::Named(start) => release.name.starts_with(start),
-        Wanted::Ci => {
+        Selection::All => in_matrix(release),
+        Selection::Named(start) => release.name.starts_with(start),
+        Selection::Ci => {
             let series = release.series();
             is(release, Arch::Amd64, false)
                 && (CI.contains(&series) || newest(Arch::Amd64, false) == Some(series))
@@ -217,7 +174,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    fn of(release: &Release, config: &str) -> Self {
+    fn on(release: &Release, config: &str) -> Self {
         let is_set = |option: &str| {
             let line = format!("{option}=y");
             config.lines().any(|it| it == line)
@@ -250,7 +207,7 @@ pub struct Kernel {
 impl Kernel {
     /// From Debian; once.
     pub fn fetch(
-        apt: &Apt,
+        archive: &Archive,
         names: &BTreeSet<String>,
         release: Release,
         cache: &Path,
@@ -261,7 +218,7 @@ impl Kernel {
                 "Fetching {} with apt-get; this usually takes 30 s.",
                 release.name
             );
-            apt.unpack(&release.packages(names), release.arch, &root)?;
+            archive.unpack(&release.packages(names), release.arch, &root)?;
             if modules(&root, &release.name).is_dir() {
                 // As the package would do when it is installed; its modules have moved to /usr.
                 let base = modules(&root, &release.name);
@@ -279,7 +236,7 @@ impl Kernel {
         // Of a kernel whose modules have gone from the mirror, it has gone, too.
         let config = fs::read_to_string(&config).unwrap_or_default();
         Ok(Self {
-            expected: Expected::of(&release, &config),
+            expected: Expected::on(&release, &config),
             has_modules: has(&modules(&root, &release.name), VETH),
             release,
             root,
@@ -338,7 +295,7 @@ mod tests {
         names.iter().map(|it| (*it).to_owned()).collect()
     }
 
-    fn chosen(wanted: &Wanted<'_>) -> Vec<String> {
+    fn chosen(wanted: &Selection<'_>) -> Vec<String> {
         let all = names(&[
             "linux-image-5.10.0-9-cloud-amd64",
             "linux-image-5.10.0-46-cloud-amd64",
@@ -369,7 +326,7 @@ mod tests {
     #[test]
     fn the_matrix_has_the_latest_whole_kernel_of_each_series() {
         assert_eq!(
-            chosen(&Wanted::All),
+            chosen(&Selection::All),
             [
                 "7.3.4+deb13-cloud-amd64",
                 "6.12.117+deb13-cloud-amd64",
@@ -382,7 +339,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            chosen(&Wanted::Ci),
+            chosen(&Selection::Ci),
             [
                 "7.3.4+deb13-cloud-amd64",
                 "6.12.117+deb13-cloud-amd64",
@@ -397,7 +354,7 @@ mod tests {
         ];
         assert_eq!(missing(&both.map(release)), None);
         assert_eq!(
-            chosen(&Wanted::Named("6.12")),
+            chosen(&Selection::Named("6.12")),
             ["6.12.117+deb13-cloud-amd64", "6.12.117+deb13-cloud-arm64"]
         );
     }
@@ -405,7 +362,7 @@ mod tests {
     #[test]
     fn what_is_expected_follows_from_version_and_configuration() {
         let of = |package: &str, config: &str| {
-            Expected::of(&Release::of_package(package).unwrap(), config)
+            Expected::on(&Release::of_package(package).unwrap(), config)
         };
         let realtime = "CONFIG_PREEMPT_RT=y\n# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set\n";
         let locked = "CONFIG_PREEMPT_RT=y\nCONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y\n";

@@ -15,11 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{
-    kernels::{Arch, Kernel},
-    qemu::Qemu,
-    script,
-};
+use super::{arch::Arch, kernels::Kernel, qemu::Qemu, script};
 use crate::sh;
 
 /// What the script and the tests call, beside the programs that are built.

@@ -1,6 +1,7 @@
 //! `cargo xtask vm-test`: Debian's kernels in virtual machines, and checks in there.
 
-mod apt;
+mod arch;
+mod archive;
 mod kernels;
 mod machine;
 mod qemu;
@@ -19,8 +20,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use self::{
-    apt::Apt,
-    kernels::{Arch, Expected, Kernel, Wanted},
+    arch::Arch,
+    archive::{Archive, this_suite},
+    kernels::{Expected, Kernel, Selection},
     machine::Programs,
     qemu::Qemu,
     report::Outcome,
@@ -69,12 +71,12 @@ pub fn test(options: &Options) -> Result<()> {
     setup::vm()?;
     let cache = toolchain::cache()?.join("vm");
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    let apt = Apt::new(&cache)?;
-    let names = apt.names()?;
+    let archive = Archive::new(&cache)?;
+    let names = archive.names()?;
     let (wanted, extent) = match &options.kernel {
-        _ if options.ci => (Wanted::Ci, Extent::Short),
-        Some(part) => (Wanted::Named(part), Extent::Full),
-        None => (Wanted::All, Extent::Full),
+        _ if options.ci => (Selection::Ci, Extent::Short),
+        Some(part) => (Selection::Named(part), Extent::Full),
+        None => (Selection::All, Extent::Full),
     };
     let releases = kernels::choose(&names, &wanted);
     if releases.is_empty() {
@@ -87,11 +89,11 @@ pub fn test(options: &Options) -> Result<()> {
     }
     let kernels = releases
         .into_iter()
-        .map(|release| Kernel::fetch(&apt, &names, release, &cache))
+        .map(|release| Kernel::fetch(&archive, &names, release, &cache))
         .collect::<Result<Vec<_>>>()?;
-    let mut programs = vec![native(&apt, &cache)?];
+    let mut programs = vec![native(&archive, &cache)?];
     if kernels.iter().any(|it| it.release.arch == Arch::Arm64) {
-        programs.push(arm64(&apt, &cache, &programs[0])?);
+        programs.push(arm64(&archive, &cache, &programs[0])?);
     }
 
     // CI's few share the CPUs: none is left to the end.
@@ -102,7 +104,7 @@ pub fn test(options: &Options) -> Result<()> {
     });
     let table = report::table(&outcomes);
     println!("{table}");
-    if matches!(wanted, Wanted::All) && options.check.is_none() {
+    if matches!(wanted, Selection::All) && options.check.is_none() {
         report::write(&table)?;
         for refused in [Expected::TooOld, Expected::Interleaves] {
             ensure!(
@@ -193,8 +195,8 @@ fn show_tail(name: &str, log: &Path) {
 }
 
 /// Builds what machines of this architecture run.
-fn native(apt: &Apt, cache: &Path) -> Result<Programs> {
-    let qemu = Qemu::new(apt, Arch::Amd64, cache)?;
+fn native(archive: &Archive, cache: &Path) -> Result<Programs> {
+    let qemu = Qemu::new(archive, Arch::Amd64, cache)?;
     let built = run::build(None)?;
     let tests: Vec<_> = script::binaries().collect();
     let mut cargo = sh::cargo();
@@ -214,13 +216,13 @@ fn native(apt: &Apt, cache: &Path) -> Result<Programs> {
 }
 
 /// Builds what machines of arm64 run, and fetches what else they need.
-fn arm64(apt: &Apt, cache: &Path, native: &Programs) -> Result<Programs> {
-    let qemu = Qemu::new(apt, Arch::Arm64, cache)?;
-    let suite = apt::this_suite()?;
+fn arm64(archive: &Archive, cache: &Path, native: &Programs) -> Result<Programs> {
+    let qemu = Qemu::new(archive, Arch::Arm64, cache)?;
+    let suite = this_suite()?;
     let userland = cache.join(format!("userland-arm64-{suite}"));
     if !userland.exists() {
         say!("Fetching arm64's libraries with apt-get; this usually takes 1 min.");
-        apt.unpack_all(&USERLAND, (Arch::Arm64, &suite), &userland)?;
+        archive.unpack_all(&USERLAND, (Arch::Arm64, &suite), &userland)?;
     }
     let cross = cross::Cross::aarch64()?;
     let tests: Vec<_> = script::binaries().collect();

@@ -8,11 +8,11 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    apt::{self, Apt},
-    kernels::Arch,
+    arch::Arch,
+    archive::{Archive, this_suite},
 };
 use crate::{
-    setup,
+    apt,
     sh::{self, say},
 };
 
@@ -29,7 +29,7 @@ pub struct Qemu {
 impl Qemu {
     /// Finds QEMU for an architecture, or has it installed. Where its package cannot be installed without the removal of
     /// others, it is unpacked below `cache` with all that it depends on.
-    pub fn new(apt: &Apt, arch: Arch, cache: &Path) -> Result<Self> {
+    pub fn new(archive: &Archive, arch: Arch, cache: &Path) -> Result<Self> {
         let package = match arch {
             Arch::Amd64 => "qemu-system-x86",
             Arch::Arm64 => "qemu-system-arm",
@@ -41,14 +41,14 @@ impl Qemu {
         if !sh::which(arch.qemu()).is_empty() {
             return Ok(Self { root: None });
         }
-        let Err(error) = setup::apt(&[package], "1 min") else {
+        let Err(error) = apt::install(&[package], "1 min") else {
             return Ok(Self { root: None });
         };
         say!(
             "{error:#}; unpacking {package} into {} instead.",
             root.display()
         );
-        apt.unpack_all(&[package], (Arch::Amd64, &apt::this_suite()?), &root)?;
+        archive.unpack_all(&[package], (Arch::Amd64, &this_suite()?), &root)?;
         Ok(Self { root: Some(root) })
     }
 

@@ -1,4 +1,4 @@
-//! apt with sources of its own: each of Debian's releases that has kernels, for both architectures.
+//! Debian's archive by an apt with sources of its own: each release that has kernels, for both architectures.
 //!
 //! Neither the machine's sources nor its packages change. The mirror is the one the machine's own sources name.
 
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::kernels::Arch;
+use super::arch::Arch;
 use crate::sh::{self, say};
 
 /// Suites of the archive, and of its security updates. The oldest has a kernel that is to be refused.
@@ -24,12 +24,12 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The lists of packages, and what fetches them.
-pub struct Apt {
+pub struct Archive {
     dir: PathBuf,
     options: Vec<String>,
 }
 
-impl Apt {
+impl Archive {
     /// Writes the sources below `dir`, and fetches the lists where they are older than a day.
     pub fn new(dir: &Path) -> Result<Self> {
         let dir = dir.to_owned();
@@ -54,7 +54,7 @@ impl Apt {
             // The lock is the machine's; nothing of it is changed.
             "Debug::NoLocking=true".to_owned(),
         ];
-        let apt = Self {
+        let archive = Self {
             options: options.map(|it| format!("-o{it}")).to_vec(),
             dir,
         };
@@ -65,13 +65,13 @@ impl Apt {
             fs::write(&sources, lines)
                 .with_context(|| format!("cannot write {}", sources.display()))?;
             say!("Fetching the lists of Debian's packages; this usually takes 30 s.");
-            match sh::run(apt.get().args(["-qq", "update"])) {
+            match sh::run(archive.get().args(["-qq", "update"])) {
                 Ok(()) => fs::write(&fetched, "").context("cannot note when the lists came")?,
                 // A suite may have gone from the mirror; the others have come.
                 Err(error) => say!("{error:#}; going on with the lists that are there."),
             }
         }
-        Ok(apt)
+        Ok(archive)
     }
 
     fn get(&self) -> Command {
