@@ -11,8 +11,9 @@ use crate::{
 
 /// Runs one benchmark, or all.
 pub fn bench(args: &[String]) -> Result<()> {
-    // On the host alone: neither root nor a BPF object.
-    if args.iter().any(|arg| arg == "schemes") {
+    // Help, and a bench on the host alone, need neither packages nor root nor a BPF object of these sources.
+    let is_simple = |arg: &String| ["schemes", "help", "--help", "-h"].contains(&arg.as_str());
+    if args.iter().any(is_simple) {
         say!("Building the bench; this usually takes 90 s the first time.");
         let mut cargo = sh::cargo();
         let build = "build --quiet --release -p twheel-tests --bin twheel-bench";
