@@ -1,8 +1,14 @@
 //! Hostile packets: what makes them, and what another library says of each.
 
-pub mod corpus;
 pub mod make;
+
+pub mod corpus;
+
 pub mod opinion;
+
+pub mod rules;
+
+mod asked;
 
 use twheel_common::packet::{Protocols, Wanted};
 

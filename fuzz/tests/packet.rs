@@ -8,7 +8,8 @@ use twheel_common::packet::{Protocols, Wanted};
 use twheel_fuzz::{
     corpus, input,
     make::{Random, damage, packet},
-    opinion::{Rule, Rules, compare},
+    opinion::compare,
+    rules::{Rule, Rules},
 };
 
 /// Which rules were met, how often; and how many frames met none.

@@ -7,7 +7,8 @@ use etherparse::{PacketBuilder, PacketHeaders, TcpHeader, TransportHeader};
 use serde_json::Value;
 
 use crate::{
-    netns::{CLIENT, Namespace, Pair, SERVER},
+    netns::Namespace,
+    pair::{CLIENT, Pair, SERVER},
     path,
 };
 

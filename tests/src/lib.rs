@@ -3,35 +3,49 @@
 
 use std::io::Write;
 
-pub mod plane;
-
-pub mod ctnetlink;
-
-pub mod devices;
-
-pub mod directory;
-
-pub mod forge;
-
-pub mod lru;
+// Hosts, and twheel on them.
 
 pub mod netns;
 
-pub mod order;
+pub mod pair;
 
-pub mod others;
+pub mod running;
+
+pub mod tc;
+
+pub mod attached;
+
+pub mod devices;
+
+mod relay;
 
 pub mod path;
 
+pub mod directory;
+
+// What is sent to them, and what others say of it.
+
+pub mod wire;
+
+pub mod forge;
+
 pub mod recorded;
 
-pub mod tc;
+pub mod ctnetlink;
 
 pub mod tcp_info;
 
 pub mod tracefs;
 
-pub mod wire;
+pub mod others;
+
+// The loaded data plane alone, under virtual time.
+
+pub mod plane;
+
+pub mod order;
+
+pub mod lru;
 
 /// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
 /// test as skipped.

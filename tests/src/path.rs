@@ -16,7 +16,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::netns::{CLIENT, Family, Namespace, SERVER};
+use crate::{
+    netns::Namespace,
+    pair::{CLIENT, Family, SERVER},
+};
 
 /// What the path does to frames.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +32,7 @@ pub struct Manner {
     pub longer: Duration,
 }
 
-/// Two hosts and a path. Their interfaces are those of [`crate::netns::Pair`].
+/// Two hosts and a path. Their interfaces are those of [`crate::pair::Pair`].
 pub struct Path {
     forwarder: Option<JoinHandle<Result<()>>>,
     stop: Arc<AtomicBool>,

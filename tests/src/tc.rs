@@ -5,7 +5,10 @@ use std::net::{SocketAddr, UdpSocket};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::netns::{Family, Namespace, PATIENCE, Pair, program};
+use crate::{
+    netns::{Namespace, PATIENCE, program},
+    pair::{Family, Pair},
+};
 
 /// Runs `tc` on a host.
 pub fn tc(host: &Namespace, args: &str) -> Result<String> {

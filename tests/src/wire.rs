@@ -5,7 +5,10 @@ use std::net::{SocketAddr, UdpSocket};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::netns::{Family, Namespace, PATIENCE, Pair, SERVER};
+use crate::{
+    netns::{Namespace, PATIENCE},
+    pair::{Family, Pair, SERVER},
+};
 
 /// A flow of UDP that begins at the server, from this port.
 pub struct Wire {

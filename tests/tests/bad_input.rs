@@ -15,9 +15,10 @@ use nix::{
     unistd::{Gid, Uid, setresgid, setresuid},
 };
 use twheel::failure::Kind;
-use twheel_tests::netns::{
-    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, remove_pins, require_root,
-    twheel_bin,
+use twheel_tests::{
+    netns::{Namespace, PINS, remove_pins, require_root},
+    pair::{Family, Pair, SERVER},
+    running::{Ended, Twheel, once, twheel_bin},
 };
 
 /// Fails unless twheel has refused with this code, in one sentence that has these words.

@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use twheel_tests::{
     directory::Directory,
-    netns::{
-        CLIENT, Ended, Namespace, PATIENCE, Pair, SERVER, Twheel, once, require_root, twheel_bin,
-    },
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{CLIENT, Pair, SERVER},
+    running::{Ended, Twheel, once, twheel_bin},
     tc::{Filter, drop_from, filters, has_qdisc, passes, tc},
     wire::Wire,
 };

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use twheel_tests::netns::{
-    CLIENT, Connection, Family, Namespace, PATIENCE, Pair, SERVER, Twheel, require_root,
+use twheel_tests::{
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{CLIENT, Connection, Family, Pair, SERVER},
+    running::Twheel,
 };
 
 /// How the program runs, and what the client's end of a veth pair must have so that an answer gets there.

@@ -25,8 +25,10 @@ use twheel_common::{
     step::Outcome,
 };
 use twheel_tests::{
-    netns::{Namespace, PATIENCE, Pair, SERVER, Twheel, require_root, wait_within},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Pair, SERVER},
     plane::{PASS, SYN, Setup, frame},
+    running::{Twheel, wait_within},
 };
 
 const CPUS: [u32; 2] = [0, 1];

@@ -28,9 +28,11 @@ use twheel_common::{
 };
 use twheel_tests::{
     lru::Lru,
-    netns::{CLIENT, PATIENCE, Pair, SERVER, Twheel, require_root},
+    netns::{PATIENCE, require_root},
+    pair::{CLIENT, Pair, SERVER},
     path::{arrived, open, send},
     plane::{ACK, FIN, PASS, Plane, RST, SYN, Setup, UNSPEC, frame},
+    running::Twheel,
 };
 
 const CPUS: [u32; 2] = [0, 1];

@@ -15,8 +15,10 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use twheel::{failure::Kind, privilege::NEEDED};
-use twheel_tests::netns::{
-    Ended, Family, Namespace, PINS, Pair, SERVER, Twheel, once, require_root, twheel_bin,
+use twheel_tests::{
+    netns::{Namespace, PINS, require_root},
+    pair::{Family, Pair, SERVER},
+    running::{Ended, Twheel, once, twheel_bin},
 };
 
 /// Nobody's, as user and as group.

@@ -21,7 +21,9 @@ use serde_json::Value;
 use twheel::failure::Kind;
 use twheel_tests::{
     is_soak,
-    netns::{Ended, Namespace, SERVER, Twheel, once, require_root, wait_within},
+    netns::{Namespace, require_root},
+    pair::SERVER,
+    running::{Ended, Twheel, once, wait_within},
 };
 
 /// The other end of the cable, here a second interface of the same host.

@@ -21,7 +21,9 @@ use nix::{
 use twheel::{pins::Instance, stepper::pin_to};
 use twheel_tests::{
     directory::Directory,
-    netns::{Expiry, Namespace, PATIENCE, Pair, SERVER, Twheel, require_root},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Pair, SERVER},
+    running::{Expiry, Twheel},
 };
 
 fn millis(number: u64) -> Duration {

@@ -17,7 +17,9 @@ use twheel_common::state::State;
 use twheel_tests::{
     ctnetlink::Conntrack,
     devices::{DEV, Joined, Kind},
-    netns::{self, Connection, Family, Namespace, PATIENCE, PORT, Twheel, require_root},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Busy, Connection, Family, PORT},
+    running::Twheel,
     skipped,
 };
 
@@ -130,7 +132,7 @@ struct Lives {
     expected: BTreeMap<Name, Habit>,
     /// The ends on the watched host, and the others.
     idle: Vec<[TcpStream; 2]>,
-    busy: netns::Busy,
+    busy: Busy,
 }
 
 impl Lives {
@@ -162,7 +164,7 @@ impl Lives {
             begun,
             expected,
             idle,
-            busy: netns::Busy::start(busy, TIMEOUT / 10),
+            busy: Busy::start(busy, TIMEOUT / 10),
         })
     }
 

@@ -15,9 +15,10 @@ use nix::{
     time::{ClockId, clock_getres},
     unistd::Pid,
 };
-use twheel_tests::netns::{
-    Busy, Connection, Expiry, Family, Namespace, PATIENCE, PORT, Pair, PolicyFile, SERVER, Twheel,
-    require_root, wait_within,
+use twheel_tests::{
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Busy, Connection, Family, PORT, Pair, SERVER},
+    running::{Expiry, PolicyFile, Twheel, wait_within},
 };
 
 const TICK: Duration = Duration::from_millis(100);

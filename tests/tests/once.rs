@@ -12,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     ctnetlink::Conntrack,
-    netns::{Connection, Family, Namespace, PATIENCE, PORT, Twheel, require_root},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{Connection, Family, PORT},
+    running::Twheel,
 };
 
 /// A host's interface.

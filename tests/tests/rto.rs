@@ -20,8 +20,10 @@ use nix::{
 use serde_json::Value;
 use twheel_holdup::Watch;
 use twheel_tests::{
-    netns::{CLIENT, Family, Namespace, Pair, Twheel, require_root},
+    netns::{Namespace, require_root},
+    pair::{CLIENT, Family, Pair},
     path::{Manner, Path},
+    running::Twheel,
     tcp_info::tcp_info,
     tracefs::Trace,
 };

@@ -7,7 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use twheel_tests::netns::{Family, Pair, PolicyFile, SERVER, Twheel, require_root};
+use twheel_tests::{
+    netns::require_root,
+    pair::{Family, Pair, SERVER},
+    running::{PolicyFile, Twheel},
+};
 
 /// More than one call that deletes takes.
 const CONNECTIONS: usize = 150;

@@ -14,9 +14,11 @@ use etherparse::{PacketBuilder, TcpHeader};
 use serde_json::Value;
 use twheel_tests::{
     ctnetlink::Conntrack,
-    netns::{Namespace, PATIENCE, PORT, PolicyFile, Twheel, require_root},
+    netns::{Namespace, PATIENCE, require_root},
+    pair::PORT,
     path,
     plane::{ACK, RST, SYN},
+    running::{PolicyFile, Twheel},
 };
 
 const CONNECTIONS: u16 = 1000;
@@ -323,7 +325,7 @@ fn a_run_that_ignores_vlans_refuses_rules_by_vlan() -> Result<()> {
     let lab = Lab::vlans([&[10], &[20]])?;
     let file = PolicyFile::new("ignore", "[[rule]]\nname = 'a'\nvlan = 10\n")?;
     let args = ["--iface", "leg0", "--vlan", "ignore"];
-    let refused = |ended: twheel_tests::netns::Ended| {
+    let refused = |ended: twheel_tests::running::Ended| {
         let wanted = format!("{}:1:1: rule `a` has vlan, but this run", file.path());
         ensure!(ended.code() == Some(2), "{}", ended.stderr);
         ensure!(ended.stderr.contains(&wanted), "{}", ended.stderr);

@@ -14,8 +14,10 @@ use nix::{
 };
 use serde_json::Value;
 use twheel::failure::Kind;
-use twheel_tests::netns::{
-    Connection, Family, Namespace, Pair, SERVER, Twheel, require_root, twheel_bin,
+use twheel_tests::{
+    netns::{Namespace, require_root},
+    pair::{Connection, Family, Pair, SERVER},
+    running::{Twheel, twheel_bin},
 };
 
 /// Longer than anything here takes, on a machine that is busy with other things.

@@ -1,5 +1,5 @@
 //! The depot of free details under a model checker: every interleaving of two CPUs that take chains and bring them back.
-//! (What loom has and has not is in `table_model.rs`.)
+//! (What loom has and has not is in `table_model`.)
 #![allow(missing_docs)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
 //! The flow table on one CPU: against a map, at the load it is made for, and with keys that are anything
-//! but random. (What several CPUs do to it is in `table_model.rs`.)
+//! but random. (What several CPUs do to it is in `table_model`.)
 #![allow(missing_docs)]
 
 mod memory;

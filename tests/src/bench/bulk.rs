@@ -14,13 +14,10 @@ use aya::{
 };
 use serde_json::json;
 use twheel::{progress, stepper::pin_to};
-use twheel_tests::{
-    netns::{Namespace, Twheel},
-    path::offload,
-};
+use twheel_tests::{netns::Namespace, path::offload, running::Twheel};
 
 use crate::{
-    path::{GRO, INTERFACES, LANES, TCX, TWHEEL, WARM_UP, namespace, program},
+    gateway::{GRO, INTERFACES, LANES, TCX, TWHEEL, WARM_UP, namespace, program},
     plane::{self, CPU},
     report::{Figure, Report},
     size,

@@ -23,12 +23,14 @@ use twheel::{data_plane, inspect::Reader, progress};
 use twheel_common::counter::Counter;
 use twheel_tests::{
     directory::Directory,
-    netns::{CLIENT, Namespace, PATIENCE, SERVER, Twheel, program},
+    netns::{Namespace, PATIENCE, program},
+    pair::{CLIENT, SERVER},
     plane::{ACK, SYN, frame},
+    running::Twheel,
 };
 
 use crate::{
-    path::{cpu_time, softirq_thread, sysctl},
+    gateway::{cpu_time, softirq_thread, sysctl},
     plane::{CPU, Random, object},
     report::{Figure, Report, verdict},
     size,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use twheel::progress;
 use twheel_common::counter::Counter;
-use twheel_tests::netns::{PATIENCE, Twheel};
+use twheel_tests::{netns::PATIENCE, running::Twheel};
 
 use crate::{
     real::{self, History, Lab, WATCHED},

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use twheel_tests::netns::{Namespace, Twheel};
+use twheel_tests::{netns::Namespace, running::Twheel};
 
 use crate::{
     report::{Figure, Report, verdict},

@@ -15,7 +15,7 @@ use twheel::{
     stepper::{pin_to, run_ahead},
 };
 use twheel_common::{counter::Counter, event::Record, flow::Direction};
-use twheel_tests::netns::Twheel;
+use twheel_tests::running::Twheel;
 
 use crate::{
     real::{self, CPUS, Lab, WATCHED, Wire},

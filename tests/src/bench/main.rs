@@ -9,6 +9,7 @@ mod bulk;
 mod cores;
 mod expire;
 mod exporter;
+mod gateway;
 mod idle;
 mod insert;
 mod inspect;

@@ -22,10 +22,7 @@ use nix::{
 use serde_json::json;
 use twheel::{clock::Clock, progress};
 use twheel_common::counter::Counter;
-use twheel_tests::{
-    netns::{PATIENCE, wait_within},
-    order::PACKETS,
-};
+use twheel_tests::{netns::PATIENCE, order::PACKETS, running::wait_within};
 
 use crate::{
     peers::Peers,

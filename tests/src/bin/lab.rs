@@ -21,7 +21,10 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio::signal::unix::{SignalKind, signal};
 use twheel::timeouts::Timeouts;
 use twheel_common::state::State;
-use twheel_tests::netns::{Busy, Connection, Family, Pair, SERVER, Twheel};
+use twheel_tests::{
+    pair::{Busy, Connection, Family, Pair, SERVER},
+    running::Twheel,
+};
 
 /// Connections of each habit.
 const EACH: usize = 5;

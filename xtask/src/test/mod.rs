@@ -36,11 +36,11 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
     (
         "tests/reap",
         &[
-            "a_flow_that_comes_back_before_it_is_refused_survives",
-            "a_flow_that_comes_back_before_its_socket_is_closed_survives",
-            "actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them",
-            "sockets_whose_peers_are_gone_are_closed_and_no_others",
-            "very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper",
+            "comes_back::a_flow_that_comes_back_before_it_is_refused_survives",
+            "comes_back::a_flow_that_comes_back_before_its_socket_is_closed_survives",
+            "options::actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them",
+            "sockets::sockets_whose_peers_are_gone_are_closed_and_no_others",
+            "many::very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper",
         ],
         Company::Timed,
     ),
@@ -54,7 +54,7 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
     // Lateness to 100 ms.
     (
         "tests/concurrency",
-        &["a_stepper_that_sleeps_is_called_in_time"],
+        &["reset::a_stepper_that_sleeps_is_called_in_time"],
         Company::Timed,
     ),
     // Both CPUs must be at the same flows at the same time: a million changes of states.
@@ -65,10 +65,10 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
     (
         "tests/metrics",
         &[
-            "a_blocked_output_keeps_nobody_from_asking",
-            "a_million_flows_are_no_more_to_scrape_than_none",
-            "nobody_asks_and_nobody_wakes",
-            "the_numbers_are_those_of_what_was_reported",
+            "waiting::a_blocked_output_keeps_nobody_from_asking",
+            "waiting::a_million_flows_are_no_more_to_scrape_than_none",
+            "waiting::nobody_asks_and_nobody_wakes",
+            "numbers::the_numbers_are_those_of_what_was_reported",
         ],
         Company::Timed,
     ),

@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &str); 6] = [
         "captures of others are not in this tree; those that the test makes are compared",
     ),
     (
-        "recorded_packets_meet_the_fate_that_the_host_says",
+        "recorded::recorded_packets_meet_the_fate_that_the_host_says",
         "captures of others are not in this tree; those of the corpus are sent",
     ),
 ];

@@ -32,7 +32,7 @@ const OPTIONS: [(&str, &str); 12] = [
 
 /// Tests of a binary: all of them, or those of these names.
 pub struct Tests {
-    /// The file in `tests/tests`.
+    /// Its name: a file or a directory in `tests/tests`.
     pub binary: &'static str,
     names: &'static [&'static str],
     /// Not those whose names have one of these in them.
@@ -41,7 +41,7 @@ pub struct Tests {
 
 impl Tests {
     /// These of a binary, or all.
-    const fn of(binary: &'static str, names: &'static [&'static str]) -> Self {
+    const fn named(binary: &'static str, names: &'static [&'static str]) -> Self {
         Self {
             binary,
             names,
@@ -72,64 +72,67 @@ const WITH_PAIR: [(&str, &str); 2] = [
 /// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
 /// frames; other network namespaces; a CPU that goes and comes back.
 const FULL: [Tests; 7] = [
-    Tests::of("namespaces", &[]),
-    Tests::of(
+    Tests::named("namespaces", &[]),
+    Tests::named(
         "inspect",
         &[
-            "a_flow_that_has_packets_is_not_deleted",
-            "what_a_run_has_left_can_be_deleted_without_one",
+            "delete::a_flow_that_has_packets_is_not_deleted",
+            "delete::what_a_run_has_left_can_be_deleted_without_one",
         ],
     ),
-    Tests::of(
+    Tests::named(
         "reap",
         &[
-            "sockets_whose_peers_are_gone_are_closed_and_no_others",
-            "sockets_of_ipv6_that_serve_ipv4_are_closed",
+            "sockets::sockets_whose_peers_are_gone_are_closed_and_no_others",
+            "sockets::sockets_of_ipv6_that_serve_ipv4_are_closed",
         ],
     ),
-    Tests::of(
+    Tests::named(
         "clsact",
         &[
             "a_filter_outlives_its_run_and_the_next_one_replaces_it_in_place",
             "other_peoples_filters_go_on_beside_it",
         ],
     ),
-    Tests::of("stepping", &["live_frames_do_what_test_runs_do"]),
+    Tests::named("stepping", &["live_frames_do_what_test_runs_do"]),
     NETNS,
     HOTPLUG,
 ];
 /// A CPU that goes: here it is nobody else's.
-const HOTPLUG: Tests = Tests::of(
+const HOTPLUG: Tests = Tests::named(
     "faults_stall",
     &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
 );
 /// Of each run of CI.
 const SHORT: [Tests; 3] = [
-    Tests::of(
+    Tests::named(
         "namespaces",
         &[
             "a_killed_run_loses_no_flow_and_the_next_one_adopts",
             "a_policy_is_replaced_while_flows_live",
         ],
     ),
-    Tests::of("reap", &["sockets_of_ipv6_that_serve_ipv4_are_closed"]),
+    Tests::named(
+        "reap",
+        &["sockets::sockets_of_ipv6_that_serve_ipv4_are_closed"],
+    ),
     NETNS,
 ];
 /// Programs by which those of other network namespaces are reached, and what they go on in.
-const NETNS: Tests = Tests::of(
+const NETNS: Tests = Tests::named(
     "netns",
     &[
-        "a_run_that_was_killed_is_replaced_in_place",
-        "zones_of_two_namespaces_keep_one_address_apart",
+        "later_run::a_run_that_was_killed_is_replaced_in_place",
+        "apart::zones_of_two_namespaces_keep_one_address_apart",
     ],
 );
 /// Kinds of interface: all; all that Debian's kernels for clouds have; and those that each run of CI tries on one kernel.
-const INTERFACES: Tests = Tests::of("interfaces", &[]);
+const INTERFACES: Tests = Tests::named("interfaces", &[]);
 const INTERFACES_BUT_PPP: Tests = Tests {
     but: &["device::ppp"],
     ..INTERFACES
 };
-const SHORT_INTERFACES: Tests = Tests::of(
+const SHORT_INTERFACES: Tests = Tests::named(
     "interfaces",
     &[
         "device::vlan",
@@ -143,7 +146,7 @@ const SHORT_INTERFACES_ON: [u32; 2] = [6, 12];
 /// The module that Debian's kernels for clouds lack.
 const PPP: &str = "kernel/drivers/net/ppp/ppp_async.ko";
 /// Where `lo` is the only interface.
-const ON_LO: [Tests; 1] = [Tests::of(
+const ON_LO: [Tests; 1] = [Tests::named(
     "namespaces",
     &["lo_runs_generic_when_asked_and_when_native_is_refused"],
 )];

@@ -1,0 +1,68 @@
+//! What is attached to an interface, and whether twheel has left anything.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::{SchedClassifier, TcAttachType};
+
+use crate::{netns::Namespace, tc};
+
+/// What the kernel may take to detach what nothing holds any more.
+const RELEASE: Duration = Duration::from_secs(5);
+
+impl Namespace {
+    /// The programs attached to an interface: `xdp`; `ingress` and `egress` by TCX.
+    pub fn attached(&self, interface: &str) -> Result<Vec<&'static str>> {
+        let mut attached = Vec::new();
+        if self
+            .ip(&format!("-d link show dev {interface}"))?
+            .contains("xdp")
+        {
+            attached.push("xdp");
+        }
+        let query = |way| self.enter(move || Ok(SchedClassifier::query_tcx(interface, way)));
+        if query(TcAttachType::Ingress)?.is_ok_and(|(_, programs)| !programs.is_empty()) {
+            attached.push("ingress");
+        }
+        let queried = query(TcAttachType::Egress)?;
+        let is_attached = match queried {
+            Ok((_, programs)) => !programs.is_empty(),
+            // A kernel without TCX.
+            Err(_) if tc::has_qdisc(self, interface)? => tc::filters(self, interface)?
+                .iter()
+                .any(tc::Filter::is_ours),
+            Err(_) => false,
+        };
+        if is_attached {
+            attached.push("egress");
+        }
+        Ok(attached)
+    }
+
+    /// Waits until these programs are attached to an interface, and no others. Where a pin was the last to hold a link,
+    /// a worker of the kernel's detaches it, a moment after the pin is gone: on a busy machine after whoever removed it.
+    pub fn await_attached(&self, interface: &str, wanted: &[&str]) -> Result<()> {
+        let end = Instant::now() + RELEASE;
+        loop {
+            let attached = self.attached(interface)?;
+            if attached == wanted {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "attached: {attached:?}, not {wanted:?}"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Fails if twheel has left anything here.
+    pub fn check_clean(&self, interface: &str) -> Result<()> {
+        let instances = self.instances()?;
+        ensure!(instances.is_empty(), "left pinned: {instances:?}");
+        self.await_attached(interface, &[]).context("left attached")
+    }
+}

@@ -1,0 +1,90 @@
+//! Sweeps over all flows, in the kernel and from userspace.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Result, ensure};
+use aya::maps::Array;
+use twheel::{clock::Clock, progress};
+use twheel_tests::order::PACKETS;
+
+use crate::{
+    batch::Sweeper,
+    expire::FLOWS,
+    peers::Peers,
+    plane::{self, Segment, hash_entries},
+    report::Figure,
+    size,
+};
+
+/// Passes of each sweep.
+pub const PASSES: usize = size(5, 1);
+
+/// Passes of the sweeps, seconds.
+pub struct Sweeps {
+    pub kernel: Figure,
+    pub batch: Figure,
+}
+
+/// Passes over as many live flows, both kinds in turn.
+pub fn sweeps() -> Result<Sweeps> {
+    let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", hash_entries(FLOWS))])?;
+    let flows: Vec<_> = plane::addresses(0..FLOWS).collect();
+    for flows in flows.chunks(PACKETS) {
+        peers.run("peer_lru", Segment::Ack, flows)?;
+    }
+    // Nothing is idle for so long.
+    let timeout = Clock::jiffies()?.units_ceil(Duration::from_secs(3600));
+    let mut sweeper = Sweeper::new();
+    let (mut kernel, mut batch) = (Vec::new(), Vec::new());
+    let mut newest = 0;
+    for pass in progress::over("sweeps", 0..PASSES + 1) {
+        let (took, met, deleted) = sweep(&mut peers, timeout)?;
+        ensure!(
+            met == u64::from(FLOWS) && deleted == 0,
+            "a sweep met {met} flows of {FLOWS} and deleted {deleted}"
+        );
+        let swept = sweeper.pass(peers.map("LRU")?, newest)?;
+        ensure!(
+            swept.met == u64::from(FLOWS) && swept.deleted == 0,
+            "a batch sweep met {} flows of {FLOWS} and deleted {}",
+            swept.met,
+            swept.deleted
+        );
+        newest = swept.newest.saturating_sub(timeout);
+        // The first warms up.
+        if pass > 0 {
+            kernel.push(took.as_secs_f64());
+            batch.push(swept.cpu.as_secs_f64());
+        }
+    }
+    // What is idle goes: in the kernel; and from userspace, whatever has come again.
+    thread::sleep(Duration::from_millis(100));
+    let (_, _, deleted) = sweep(&mut peers, 1)?;
+    ensure!(
+        deleted == u64::from(FLOWS),
+        "a sweep deleted {deleted} flows of {FLOWS}"
+    );
+    for flows in flows.chunks(PACKETS) {
+        peers.run("peer_lru", Segment::Ack, flows)?;
+    }
+    let swept = sweeper.pass(peers.map("LRU")?, u64::MAX)?;
+    ensure!(
+        swept.deleted == u64::from(FLOWS),
+        "a batch sweep deleted {} flows of {FLOWS}",
+        swept.deleted
+    );
+    Ok(Sweeps {
+        kernel: Figure::of(&kernel),
+        batch: Figure::of(&batch),
+    })
+}
+
+/// One pass in the kernel: its time, flows met, flows deleted.
+fn sweep(peers: &mut Peers, timeout: u64) -> Result<(Duration, u64, u64)> {
+    let mut pass = Array::<_, [u64; 4]>::try_from(peers.map_mut("PASS")?)?;
+    pass.set(0, [timeout, 0, 0, 0], 0)?;
+    let took = peers.run("peer_sweep", Segment::Ack, &[0])?;
+    let pass = Array::<_, [u64; 4]>::try_from(peers.map("PASS")?)?;
+    let [_, _, met, deleted] = pass.get(&0, 0)?;
+    Ok((took, met, deleted))
+}

@@ -1,0 +1,475 @@
+//! A `twheel run` under way, and other commands of twheel's: what they print and how they end.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::programs::{TestRun, TestRunOptions};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use twheel::pins::Instance;
+
+use crate::{
+    netns::{Namespace, PATIENCE},
+    plane::{ACK, PASS, frame},
+};
+
+/// The program `twheel`: `TWHEEL_BIN`, or the one in the `release` directory beside this program's.
+pub fn twheel_bin() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("TWHEEL_BIN") {
+        return Ok(path.into());
+    }
+    std::env::current_exe()
+        .context("cannot tell where this program is")?
+        .ancestors()
+        .map(|directory| directory.join("release/twheel"))
+        .find(|path| path.is_file())
+        .context("no program twheel: build it with `cargo build --release -p twheel-user`")
+}
+
+impl Namespace {
+    /// `twheel` with arguments, to run inside.
+    pub fn twheel(&self, args: &[&str]) -> Result<Command> {
+        let mut command = self.command(twheel_bin()?)?;
+        // Whoever wants a history says where.
+        command.args(args).env("TWHEEL_HISTORY", "off");
+        Ok(command)
+    }
+
+    /// Runs `twheel` to its end.
+    pub fn twheel_once(&self, args: &[&str]) -> Result<Ended> {
+        once(self.twheel(args)?)
+    }
+
+    /// A counter, as `twheel stats` has it.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let ended = self.twheel_once(&["stats", "--json"])?;
+        for line in &ended.lines {
+            let value: serde_json::Value = serde_json::from_str(&line.text)?;
+            if value["counter"] == name {
+                return value["total"].as_u64().context("no total");
+            }
+        }
+        anyhow::bail!("no {name}: {}", ended.stderr)
+    }
+
+    /// Begins so many flows with the `twheel run` on an interface: the packet of each, as [`frame`] numbers them, goes
+    /// through its pinned program.
+    pub fn begin_flows(&self, interface: &str, flows: u32) -> Result<()> {
+        self.begin_these(interface, 0..flows)
+    }
+
+    /// The same, of these numbers.
+    pub fn begin_these(&self, interface: &str, flows: std::ops::Range<u32>) -> Result<()> {
+        let program = self.enter(|| Instance::of(interface)?.xdp("twheel_xdp"))?;
+        for flow in flows {
+            let result = program
+                .test_run(TestRunOptions {
+                    data_in: Some(&frame(flow, false, ACK)),
+                    ..TestRunOptions::new()
+                })
+                .context("cannot begin a flow")?;
+            ensure!(result.return_value == PASS, "a packet does not pass");
+        }
+        Ok(())
+    }
+}
+
+/// A line of standard output.
+#[derive(Clone, Debug)]
+pub struct Printed {
+    /// When it was read.
+    pub at: Instant,
+    /// Without the end of line.
+    pub text: String,
+}
+
+/// A line of `twheel run --json`, read.
+#[derive(Clone, Debug)]
+pub struct Expiry {
+    /// When it was read.
+    pub at: Instant,
+    /// Its protocol.
+    pub proto: String,
+    /// The initiator's end.
+    pub src: SocketAddr,
+    /// The responder's end.
+    pub dst: SocketAddr,
+    /// State at the end.
+    pub state: String,
+    /// Its beginning was not seen.
+    pub picked_up: bool,
+    /// Why it ended.
+    pub reason: String,
+    /// The rule that it had met.
+    pub rule: Option<String>,
+    /// From its first packet to its end.
+    pub age: Duration,
+    /// From its last packet to its end.
+    pub idle: Duration,
+}
+
+impl Printed {
+    /// Reads JSON.
+    pub fn expiry(&self) -> Result<Expiry> {
+        let value: serde_json::Value = serde_json::from_str(&self.text)
+            .with_context(|| format!("no JSON: {:?}", self.text))?;
+        let text = |key: &str| {
+            let text = value[key].as_str().map(str::to_owned);
+            text.with_context(|| format!("no {key} in {}", self.text))
+        };
+        let number = |key: &str| {
+            let number = value[key].as_u64();
+            number.with_context(|| format!("no {key} in {}", self.text))
+        };
+        let end = |address: &str, port: &str| -> Result<SocketAddr> {
+            let port = u16::try_from(number(port)?).context("a port out of range")?;
+            Ok(SocketAddr::new(text(address)?.parse()?, port))
+        };
+        ensure!(text("event")? == "expired", "another event: {}", self.text);
+        Ok(Expiry {
+            at: self.at,
+            proto: text("proto")?,
+            src: end("src", "sport")?,
+            dst: end("dst", "dport")?,
+            state: text("state")?,
+            picked_up: value["picked_up"].as_bool().context("no picked_up")?,
+            reason: text("reason")?,
+            rule: value["rule"].as_str().map(str::to_owned),
+            age: Duration::from_millis(number("age_ms")?),
+            idle: Duration::from_millis(number("idle_ms")?),
+        })
+    }
+}
+
+/// A `twheel run` under way; killed when this is dropped.
+pub struct Twheel {
+    child: Child,
+    lines: Receiver<Printed>,
+    stderr: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// What it wrote to standard error.
+    pub stderr: String,
+    /// What it wrote to standard output and nobody had read.
+    pub lines: Vec<Printed>,
+}
+
+impl Ended {
+    /// The exit code, unless a signal ended it.
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// The signal that ended it.
+    pub fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+}
+
+fn lock(text: &Mutex<String>) -> MutexGuard<'_, String> {
+    text.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Twheel {
+    /// Starts `twheel run` in a namespace and waits until it is attached: to all interfaces that it names, unless it waits for
+    /// them as well; to one at least of those that match a pattern, or it waits for them.
+    pub fn start(namespace: &Namespace, args: &[&str]) -> Result<Self> {
+        Self::start_with(namespace, args, |_| {})
+    }
+
+    /// The same; the lines of its standard error are handed on as they come.
+    pub fn start_with(
+        namespace: &Namespace,
+        args: &[&str],
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        Self::attached(namespace, args, Stdio::piped(), on_stderr)
+    }
+
+    /// The same; its output goes to /dev/null.
+    pub fn start_muted(namespace: &Namespace, args: &[&str]) -> Result<Self> {
+        Self::attached(namespace, args, Stdio::null(), |_| {})
+    }
+
+    fn attached(
+        namespace: &Namespace,
+        args: &[&str],
+        stdout: Stdio,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        let mut command = namespace.twheel(&["run"])?;
+        command.args(args);
+        let twheel = Self::attached_by(command, stdout, on_stderr)?;
+        if !["--wait-iface", "--netns"]
+            .iter()
+            .any(|it| args.contains(it))
+        {
+            let given = args.windows(2).filter(|it| it[0] == "--iface");
+            let names = given.flat_map(|it| it[1].split(','));
+            let names = names.filter(|it| *it != "all");
+            for name in names.filter(|it| !it.contains(['*', '?', '['])) {
+                twheel.await_stderr(&format!("{name}: attached"))?;
+            }
+        }
+        Ok(twheel)
+    }
+
+    /// The same of a command that comes to `twheel run` by way of others.
+    pub fn start_command(
+        command: Command,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        Self::attached_by(command, Stdio::piped(), on_stderr)
+    }
+
+    fn attached_by(
+        command: Command,
+        stdout: Stdio,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<Self> {
+        let (twheel, attached) = Self::spawn(command, stdout, on_stderr)?;
+        if attached.recv_timeout(PATIENCE).is_err() {
+            let ended = twheel.kill()?;
+            bail!("twheel did not start: {}", ended.stderr.trim());
+        }
+        Ok(twheel)
+    }
+
+    fn spawn(
+        mut command: Command,
+        stdout: Stdio,
+        on_stderr: impl Fn(&str) + Send + 'static,
+    ) -> Result<(Self, Receiver<()>)> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let stdout = child.stdout.take().map(BufReader::new);
+        let errors = BufReader::new(child.stderr.take().context("no stderr")?);
+        let (to_lines, lines) = channel();
+        let (to_attached, attached) = channel();
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let collected = stderr.clone();
+        let readers = vec![
+            thread::spawn(move || {
+                let lines = stdout.into_iter().flat_map(BufRead::lines);
+                for text in lines.map_while(Result::ok) {
+                    let at = Instant::now();
+                    let _ = to_lines.send(Printed { at, text });
+                }
+            }),
+            thread::spawn(move || {
+                for line in errors.lines().map_while(Result::ok) {
+                    {
+                        let mut collected = lock(&collected);
+                        collected.push_str(&line);
+                        collected.push('\n');
+                    }
+                    on_stderr(&line);
+                    // Or it waits for interfaces that match a pattern, or for namespaces.
+                    if line.contains(": attached") || line.contains(" matches: waiting for one") {
+                        let _ = to_attached.send(());
+                    }
+                }
+            }),
+        ];
+        let twheel = Self {
+            child,
+            lines,
+            stderr,
+            readers,
+        };
+        Ok((twheel, attached))
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it holds: resident memory in KiB, threads, open files.
+    pub fn held(&self) -> Result<[usize; 3]> {
+        let process = PathBuf::from(format!("/proc/{}", self.pid()));
+        let status = fs::read_to_string(process.join("status"))?;
+        let field = |name: &str| -> Result<usize> {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            let value = value.and_then(|it| it.split_ascii_whitespace().next());
+            Ok(value.context("no such field")?.parse()?)
+        };
+        let files = fs::read_dir(process.join("fd"))?.count();
+        Ok([field("VmRSS:")?, field("Threads:")?, files])
+    }
+
+    /// How often each of its threads has given up a CPU, or lost it.
+    pub fn switches(&self) -> Result<BTreeMap<String, u64>> {
+        let mut switches = BTreeMap::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            let field = |name: &str| {
+                let value = status.lines().find_map(|line| line.strip_prefix(name));
+                value.map(str::trim).with_context(|| format!("no {name}"))
+            };
+            let count = |name| -> Result<u64> { Ok(field(name)?.parse()?) };
+            switches.insert(
+                format!("{} {}", field("Pid:")?, field("Name:")?),
+                count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?,
+            );
+        }
+        Ok(switches)
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        lock(&self.stderr).clone()
+    }
+
+    /// The next line of its output; `None` if none came in that time.
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn line(&self, within: Duration) -> Result<Option<Printed>> {
+        match self.lines.recv_timeout(within) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("twheel has ended: {}", self.stderr().trim())
+            }
+        }
+    }
+
+    /// All flows whose end it reports until then.
+    pub fn expiries_until(&self, end: Instant) -> Result<Vec<Expiry>> {
+        let mut expiries = Vec::new();
+        while let Some(line) = self.line(end.saturating_duration_since(Instant::now()))? {
+            expiries.push(line.expiry()?);
+        }
+        Ok(expiries)
+    }
+
+    /// Waits until its standard error has this text, which may come later than `attached`.
+    pub fn await_stderr(&self, text: &str) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let stderr = self.stderr();
+            if stderr.contains(text) {
+                return Ok(stderr);
+            }
+            ensure!(Instant::now() < end, "no {text:?} in {stderr:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub fn stop(self) -> Result<Ended> {
+        self.signal(Signal::SIGINT)?;
+        self.wait()
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(self) -> Result<Ended> {
+        self.signal(Signal::SIGKILL)?;
+        self.wait()
+    }
+
+    /// Waits for its end. One that does not end is killed, and that is an error.
+    pub fn wait(mut self) -> Result<Ended> {
+        let Some(status) = wait_within(&mut self.child, PATIENCE)? else {
+            bail!("twheel does not end: {}", self.stderr().trim());
+        };
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        Ok(Ended {
+            status,
+            stderr: self.stderr(),
+            lines: self.lines.try_iter().collect(),
+        })
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        // Not yet waited for, so the number is still its own.
+        kill(Pid::from_raw(self.child.id() as i32), signal).context("cannot signal twheel")
+    }
+}
+
+impl Drop for Twheel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a program's end; one that does not come to it in that time is killed: `None`.
+pub fn wait_within(child: &mut Child, within: Duration) -> Result<Option<ExitStatus>> {
+    let end = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A file for a policy, removed when dropped.
+pub struct PolicyFile(PathBuf);
+
+impl PolicyFile {
+    /// With this text, under a name that no other test has.
+    pub fn new(name: &str, text: &str) -> Result<Self> {
+        let file = format!("twheel-{}-{name}.toml", std::process::id());
+        let file = Self(std::env::temp_dir().join(file));
+        file.write(text)?;
+        Ok(file)
+    }
+
+    /// With another.
+    pub fn write(&self, text: &str) -> Result<()> {
+        fs::write(&self.0, text).with_context(|| format!("cannot write {}", self.0.display()))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &str {
+        self.0.to_str().expect("a name of our own")
+    }
+}
+
+impl Drop for PolicyFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs a command to its end.
+pub fn once(command: Command) -> Result<Ended> {
+    Twheel::spawn(command, Stdio::piped(), |_| {})?.0.wait()
+}

@@ -1,0 +1,82 @@
+//! `twheel run` killed again and again, and what it leaves behind.
+
+mod accounts;
+mod killed;
+mod refused;
+mod traffic;
+mod unwritten;
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use twheel::{
+    data_plane::{LoaderCounters, STEP_BUDGET},
+    history::{self, DEFAULT_BYTES},
+    inspect::Reader,
+    pins::{Instance, Pins},
+    ring::{Events, Read},
+    stepper::pin_to,
+};
+use twheel_tests::{directory::Directory, netns::Namespace, pair::SERVER};
+
+fn millis(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+/// xorshift64*: the same moments again, for who gives the same seed.
+struct Random(u64);
+
+impl Random {
+    /// From `TWHEEL_SEED`, or the clock.
+    fn new() -> Self {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH);
+        let clock = clock.map_or(1, |since| since.as_nanos() as u64);
+        let seed = std::env::var("TWHEEL_SEED")
+            .ok()
+            .and_then(|it| it.parse().ok());
+        let seed = seed.unwrap_or(clock | 1);
+        eprintln!("TWHEEL_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % end
+    }
+}
+
+/// Flows that begin and end on this CPU, for which this is to be called in their namespace: where they are pinned, the ring,
+/// and what is in it.
+fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
+    pin_to(0)?;
+    host.begin_flows(SERVER, flows)?;
+    thread::sleep(millis(1500));
+    let pins = Instance::of(SERVER)?;
+    pins.callable("twheel_step")?.step(STEP_BUDGET)?;
+    let mut events = Events::open(pins.map("EVENTS")?)?;
+    let mut batch = Vec::new();
+    events.read(&mut batch, usize::MAX);
+    assert_eq!(batch.len(), flows as usize);
+    Ok((pins, events, batch))
+}
+
+/// Keeps an instance's history there, as a run does.
+fn keep(history: &Directory, reader: &Reader) -> Result<history::Writer> {
+    let directory = history::Directory::make(&history.0, reader.pins())?;
+    let (clock, one_way) = (reader.clock(), reader.is_one_way());
+    let tally = Arc::new(LoaderCounters::open(reader.pins())?);
+    history::Writer::start(
+        &directory,
+        reader.pins(),
+        tally,
+        Some(DEFAULT_BYTES),
+        clock,
+        one_way,
+    )
+}

@@ -1,0 +1,239 @@
+//! A real table, filled by real sources.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use twheel::stepper::pin_to;
+use twheel_tests::{
+    netns::require_root,
+    pair::{CLIENT, Family, Pair, SERVER},
+    running::Twheel,
+};
+
+use crate::source;
+
+/// Flows that the real table has room for, and of which a source may hold so many.
+const ROOM: usize = 4096;
+/// A quarter.
+const SHARE: usize = ROOM / 4;
+/// Of others who were there before.
+const EARLY: usize = 100;
+/// Of others who come later, more than there is room for.
+const LATE: usize = ROOM - SHARE - EARLY + 40;
+
+/// Real connections between two hosts; the server accepts them all and keeps them.
+struct Hosts {
+    pair: Pair,
+    listen: SocketAddr,
+    stop: Arc<AtomicBool>,
+    accepting: Option<thread::JoinHandle<()>>,
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        // It waits for one more.
+        let _ = self
+            .pair
+            .client
+            .enter(|| Ok(TcpStream::connect(self.listen)?));
+        let _ = self.accepting.take().map(thread::JoinHandle::join);
+    }
+}
+
+impl Hosts {
+    fn new() -> Result<Self> {
+        let pair = Pair::new()?;
+        for number in 0..4 {
+            pair.client
+                .ip(&format!("addr add {}/24 dev {CLIENT}", source(number)))?;
+        }
+        let listener = pair.server.enter(|| {
+            let address = (Family::V4.server(), 0);
+            TcpListener::bind(address).context("cannot listen")
+        })?;
+        let listen = listener.local_addr()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let accepting = thread::spawn(move || {
+            let mut accepted = Vec::new();
+            while !stopped.load(Relaxed) {
+                accepted.extend(listener.accept());
+            }
+        });
+        Ok(Self {
+            pair,
+            listen,
+            stop,
+            accepting: Some(accepting),
+        })
+    }
+
+    /// Opens connections, half of them on each of two CPUs, on whose wheels their flows then stand.
+    fn open(&self, count: usize, from: impl Fn(usize) -> IpAddr + Sync) -> Result<Vec<TcpStream>> {
+        let runtime = |cpu: usize| -> Result<Vec<TcpStream>> {
+            pin_to(cpu as u32)?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let connect = async |number: usize| -> Result<TcpStream> {
+                let socket = tokio::net::TcpSocket::new_v4()?;
+                socket.bind(SocketAddr::new(from(number), 0))?;
+                Ok(socket.connect(self.listen).await?.into_std()?)
+            };
+            runtime.block_on(async {
+                let mut streams = Vec::new();
+                for number in (cpu..count).step_by(2) {
+                    streams.push(connect(number).await.context("cannot connect")?);
+                }
+                Ok(streams)
+            })
+        };
+        thread::scope(|scope| {
+            let threads = [0, 1].map(|cpu| {
+                let (client, runtime) = (&self.pair.client, &runtime);
+                scope.spawn(move || client.enter(|| runtime(cpu)))
+            });
+            let mut all = Vec::new();
+            for thread in threads {
+                all.extend(thread.join().unwrap()?);
+            }
+            Ok(all)
+        })
+    }
+
+    /// Flows that are tracked: of the first address, and of all others.
+    fn tracked(&self) -> Result<[usize; 2]> {
+        let hog = Family::V4.client().to_string();
+        let ended = self.pair.server.twheel_once(&["flows", "--json"])?;
+        ensure!(ended.code() == Some(0), "flows: {}", ended.stderr);
+        let mut tracked = [0, 0];
+        for line in ended.lines {
+            let line: serde_json::Value = serde_json::from_str(&line.text)?;
+            // Of what was picked up, either end may be said to have begun it.
+            let is_hog = ["src", "dst"].iter().any(|end| line[end] == hog.as_str());
+            tracked[usize::from(!is_hog)] += 1;
+        }
+        Ok(tracked)
+    }
+}
+
+/// Each sends a byte, from the CPU on which it was opened.
+fn talk(streams: &mut [TcpStream]) -> Result<()> {
+    use std::io::Write;
+    let (first, second) = streams.split_at_mut(streams.len().div_ceil(2));
+    for (cpu, streams) in [(0, first), (1, second)] {
+        pin_to(cpu)?;
+        streams
+            .iter_mut()
+            .try_for_each(|it| it.write_all(b"!").context("cannot send"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
+    require_root();
+    // Some 17,000, both ends of each connection.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let hosts = Hosts::new()?;
+    let hog = Family::V4.client();
+    let room = ROOM.to_string();
+    let args = [
+        "--iface",
+        SERVER,
+        "--max-flows",
+        &room,
+        "--history",
+        "off",
+        "--json",
+    ];
+    let twheel = Twheel::start(&hosts.pair.server, &args)?;
+    let mut early = hosts.open(EARLY, source)?;
+    let mut its = hosts.open(ROOM, |_| hog)?;
+    assert_eq!(hosts.tracked()?, [ROOM - EARLY, EARLY]);
+
+    // It goes on while the others come.
+    let stop = AtomicBool::new(false);
+    let mut late = thread::scope(|scope| -> Result<Vec<TcpStream>> {
+        let more = scope.spawn(|| {
+            let mut more = Vec::new();
+            while !stop.load(Relaxed) && more.len() < 1_000 {
+                more.extend(hosts.open(100, |_| hog)?);
+            }
+            anyhow::Ok(more)
+        });
+        let begin = Instant::now();
+        let late = (|| {
+            let mut late = hosts.open(LATE, source)?;
+            println!("{LATE} others connected after {:?}", begin.elapsed());
+            loop {
+                talk(&mut late)?;
+                let tracked = hosts.tracked()?;
+                println!("{tracked:?} after {:?}", begin.elapsed());
+                ensure!(tracked[0] >= SHARE, "it has lost of its share: {tracked:?}");
+                if tracked == [SHARE, ROOM - SHARE] {
+                    return Ok(late);
+                }
+                ensure!(
+                    begin.elapsed() < Duration::from_secs(30),
+                    "no room: {tracked:?}"
+                );
+                thread::sleep(Duration::from_millis(200));
+            }
+        })();
+        stop.store(true, Relaxed);
+        its.extend(more.join().unwrap()?);
+        late
+    })?;
+
+    // It has its share, and keeps it.
+    thread::sleep(Duration::from_millis(1_100));
+    for streams in [&mut late, &mut early, &mut its] {
+        talk(streams)?;
+    }
+    assert_eq!(hosts.tracked()?, [SHARE, ROOM - SHARE]);
+    let told = twheel.stderr();
+    let line = format!(
+        "the table is full: {hog} has {} flows, and its share is {SHARE}",
+        ROOM - EARLY
+    );
+    assert_eq!(told.matches(&line).count(), 1, "{told}");
+    let ended = twheel.expiries_until(Instant::now() + Duration::from_millis(500))?;
+    // (Of all, handshakes that were under way go, too; the next packet begins the flow again.)
+    let mut gone = 0;
+    for flow in ended {
+        assert_eq!(flow.reason, "evicted");
+        if flow.state == "established" {
+            assert_eq!(flow.src.ip(), hog, "{flow:?}");
+            gone += 1;
+        }
+    }
+    assert!(gone >= ROOM - EARLY - SHARE, "{gone} made room");
+    twheel.stop()?;
+
+    // Without shares, who comes first has all.
+    let twheel = Twheel::start(
+        &hosts.pair.server,
+        &[&args[..], &["--source-share", "off"]].concat(),
+    )?;
+    talk(&mut its)?;
+    assert_eq!(hosts.tracked()?, [ROOM, 0]);
+    for _ in 0..3 {
+        talk(&mut late)?;
+        thread::sleep(Duration::from_millis(500));
+    }
+    assert_eq!(hosts.tracked()?, [ROOM, 0]);
+    twheel.stop()?;
+    Ok(())
+}

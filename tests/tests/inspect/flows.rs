@@ -1,0 +1,165 @@
+//! `twheel flows`: what is listed.
+
+use std::{collections::BTreeSet, net::SocketAddr, thread};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use twheel_tests::{
+    netns::require_root,
+    pair::{Family, PORT, Pair, SERVER},
+    running::Twheel,
+};
+
+use crate::{connect, lines, millis, names, objects, sources, src};
+
+#[test]
+fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let args = [
+        "--iface",
+        SERVER,
+        "--accounting",
+        "--keep",
+        "--timeout",
+        "60s",
+    ];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let old = connect(&pair, 5)?;
+    thread::sleep(millis(1500));
+    let mut young = connect(&pair, 5)?;
+    let half_open = pair.half_open(Family::V4)?;
+    let closed = pair.connect(Family::V6)?;
+    let closed_name = closed.name;
+    closed.close()?;
+
+    for loader in [true, false] {
+        let all = objects(&pair.server, &["flows", "--json"])?;
+        let mut expected: BTreeSet<_> = names(&old).union(&names(&young)).copied().collect();
+        expected.extend([half_open, closed_name]);
+        assert_eq!(sources(&all)?, expected);
+        assert_eq!(all.len(), 12, "each once");
+        for flow in &all {
+            let number = |key: &str| flow[key].as_u64().with_context(|| format!("no {key}"));
+            let state = flow["state"].as_str().context("no state")?;
+            let timeout = match src(flow)? {
+                it if it == half_open => (assert_eq!(state, "syn_sent"), 60_000).1,
+                it if it == closed_name => (assert_eq!(state, "time_wait"), 60_000).1,
+                _ => (assert_eq!(state, "established"), 60_000).1,
+            };
+            // Rounded up to units of the clock, of 10 ms at most, and one more.
+            let sum = number("idle_ms")? + number("expires_ms")?;
+            assert!((timeout..=timeout + 20).contains(&sum), "{flow}");
+            assert!(number("age_ms")? >= number("idle_ms")?, "{flow}");
+            assert_eq!(flow["proto"], "tcp");
+            assert_eq!(flow["rule"], Value::Null);
+            assert_eq!(flow["picked_up"], false);
+            assert_eq!(u16::try_from(number("dport")?)?, PORT);
+            if state == "established" {
+                assert!(number("orig_packets")? >= 2, "{flow}");
+                assert!(number("reply_bytes")? > 0, "{flow}");
+            }
+        }
+
+        let of = |filter: &[&str]| -> Result<BTreeSet<SocketAddr>> {
+            let args = [&["flows", "--json"], filter].concat();
+            sources(&objects(&pair.server, &args)?)
+        };
+        assert_eq!(
+            of(&["state == established and idle > 1s and age > 1s"])?.len(),
+            if loader { 5 } else { 10 }
+        );
+        assert_eq!(
+            of(&["state", "==", "syn_sent"])?,
+            BTreeSet::from([half_open])
+        );
+        let port = young[0].name.port();
+        assert_eq!(
+            of(&[&format!(
+                "sport == {port} and src == {}",
+                young[0].name.ip()
+            )])?,
+            BTreeSet::from([young[0].name])
+        );
+        assert_eq!(
+            of(&["src in fd00::/8"])?.len(),
+            expected.iter().filter(|it| it.is_ipv6()).count()
+        );
+
+        // Sorted, and the first of them.
+        let sorted = objects(
+            &pair.server,
+            &[
+                "flows", "--json", "--sort", "idle", "--limit", "5", "--iface", SERVER,
+            ],
+        )?;
+        assert_eq!(
+            sources(&sorted)?,
+            names(&old),
+            "those that are idle for longest"
+        );
+        let idle: Vec<_> = sorted.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        assert!(idle.is_sorted_by(|a, b| a >= b), "{idle:?}");
+        let reversed = objects(
+            &pair.server,
+            &["flows", "--json", "--sort", "idle", "--reverse"],
+        )?;
+        let idle: Vec<_> = reversed.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        assert!(idle.is_sorted(), "{idle:?}");
+
+        // The same for people.
+        let table = lines(&pair.server, &["flows"])?;
+        assert_eq!(table.len(), 13, "{table:?}");
+        for column in [
+            "PROTO", "STATE", "SRC", "DST", "IDLE", "EXPIRES", "AGE", "PACKETS",
+        ] {
+            assert!(table[0].contains(column), "{}", table[0]);
+        }
+        for name in &expected {
+            let found = table
+                .iter()
+                .filter(|line| line.contains(&format!("{name} ")));
+            assert_eq!(found.count(), 1, "{name} in {table:#?}");
+        }
+        assert!(table.iter().all(|line| !line.contains('\x1b')), "{table:?}");
+
+        let stats = lines(&pair.server, &["stats"])?;
+        let head = if loader {
+            "a loader is running"
+        } else {
+            "no loader is running"
+        };
+        assert!(
+            stats[0].starts_with("12 flows of at most 131072; tick 100ms"),
+            "{}",
+            stats[0]
+        );
+        assert!(stats[0].contains(head), "{}", stats[0]);
+        if loader {
+            // What is pinned goes on being read.
+            for connection in &mut young {
+                connection.talk()?;
+            }
+            thread::sleep(millis(1100));
+            break_off(&twheel)?;
+        }
+    }
+    assert_eq!(
+        pair.server
+            .twheel_once(&["detach", "--iface", SERVER])?
+            .code(),
+        Some(0)
+    );
+    drop(twheel);
+    pair.server.check_clean(SERVER)
+}
+
+/// SIGKILL.
+fn break_off(twheel: &Twheel) -> Result<()> {
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(twheel.pid() as i32),
+        nix::sys::signal::Signal::SIGKILL,
+    )?;
+    thread::sleep(millis(200));
+    Ok(())
+}

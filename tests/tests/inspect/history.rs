@@ -1,0 +1,180 @@
+//! `twheel history`: what has ended.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Child, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use twheel_tests::{
+    directory::Directory,
+    netns::{Namespace, require_root},
+    pair::{Family, Pair, SERVER},
+    running::Twheel,
+};
+
+use crate::{connect, lines, millis, objects, refused, src};
+
+#[test]
+fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let directory = Directory::new("history")?;
+    let run = [
+        "--iface",
+        SERVER,
+        "--timeout",
+        "500ms",
+        "--json",
+        "--history",
+        directory.path(),
+    ];
+    let expired = [
+        "expired",
+        "--json",
+        "--iface",
+        SERVER,
+        "--history",
+        directory.path(),
+    ];
+    let mut told = Vec::new();
+    // Who closes a connection after its flow has ended begins another.
+    let mut open = Vec::new();
+
+    // Killed, stopped, and running.
+    for round in 0..3 {
+        let twheel = Twheel::start(&pair.server, &run)?;
+        open.extend(connect(&pair, 10)?);
+        let expiries = twheel.expiries_until(Instant::now() + millis(900))?;
+        assert_eq!(expiries.len(), 10);
+        told.extend(expiries);
+        let mut history = objects(&pair.server, &expired)?;
+        assert_eq!(history.len(), told.len(), "round {round}");
+        for (line, expiry) in history.iter_mut().zip(&told) {
+            assert_eq!(src(line)?, expiry.src);
+            assert_eq!(line["reason"], expiry.reason.as_str());
+            assert_eq!(line["idle_ms"], expiry.idle.as_millis() as u64);
+            assert!(
+                line["time"]
+                    .as_str()
+                    .is_some_and(|time| time.ends_with('Z')),
+                "{line}"
+            );
+        }
+        match round {
+            0 => drop(twheel.kill()?),
+            1 => assert_eq!(twheel.stop()?.code(), Some(0)),
+            _ => {
+                // Followed from before it happens.
+                let mut follow = follow(
+                    &pair.server,
+                    &[
+                        &expired[..],
+                        &["-f", "--since", "1h", "--limit", "1", "reason == idle"],
+                    ]
+                    .concat(),
+                )?;
+                let first = follow.line()?;
+                assert_eq!(src(&first)?, told.last().context("none")?.src);
+                let connection = pair.connect(Family::V4)?;
+                assert_eq!(src(&follow.line()?)?, connection.name);
+                twheel.stop()?;
+            }
+        }
+    }
+    // What is pinned is gone, and the history is still there.
+    let ended = objects(&pair.server, &[&expired[..], &["--since", "1h"]].concat())?;
+    assert_eq!(ended.len(), 31);
+    assert_eq!(
+        objects(&pair.server, &[&expired[..], &["--since", "1ms"]].concat())?.len(),
+        0
+    );
+    assert_eq!(
+        objects(&pair.server, &[&expired[..], &["--limit", "3"]].concat())?,
+        ended[28..]
+    );
+    assert_eq!(
+        objects(
+            &pair.server,
+            &[&expired[..], &["src in 10.0.0.0/8 and idle < 1m"]].concat()
+        )?
+        .len(),
+        16
+    );
+    let text = lines(&pair.server, &["expired", "--history", directory.path()])?;
+    assert_eq!(text.len(), 31, "the only history here");
+    assert!(text[0].contains("expired  tcp"), "{}", text[0]);
+    // Of nobody else's business.
+    let instance = fs::read_dir(&directory.0)?
+        .next()
+        .context("no directory")??
+        .path();
+    for (path, mode) in [(instance.as_path(), 0o700), (&segment(&instance)?, 0o600)] {
+        assert_eq!(
+            fs::metadata(path)?.permissions().mode() & 0o777,
+            mode,
+            "{}",
+            path.display()
+        );
+    }
+
+    // Torn in the middle of its last event, or another's altogether. Behind that is how its writer has ended.
+    const RECORD: usize = 24 + size_of::<twheel_common::event::Event>();
+    let segment = segment(&instance)?;
+    let bytes = fs::read(&segment)?;
+    fs::write(&segment, &bytes[..bytes.len() - RECORD - 7])?;
+    assert_eq!(objects(&pair.server, &expired)?, ended[..30]);
+    fs::write(
+        &segment,
+        b"something else that is as long as a header of a history is",
+    )?;
+    refused(
+        &pair.server.twheel_once(&expired)?,
+        1,
+        "is no history of twheel's: move it away",
+    );
+    let none = ["expired", "--iface", SERVER, "--history", "/nowhere"];
+    refused(
+        &pair.server.twheel_once(&none)?,
+        6,
+        "there is no history at /nowhere",
+    );
+    pair.server.check_clean(SERVER)
+}
+
+fn segment(instance: &Path) -> Result<std::path::PathBuf> {
+    Ok(fs::read_dir(instance)?
+        .next()
+        .context("no segment")??
+        .path())
+}
+
+/// A command that goes on.
+pub struct Following(Child, BufReader<std::process::ChildStdout>);
+
+impl Following {
+    pub fn line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        self.1.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("no JSON: {line}"))
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn follow(namespace: &Namespace, args: &[&str]) -> Result<Following> {
+    let mut command = namespace.twheel(args)?;
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("no stdout")?;
+    Ok(Following(child, BufReader::new(stdout)))
+}

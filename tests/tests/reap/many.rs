@@ -1,0 +1,114 @@
+//! Very many expiries at once.
+
+use std::{
+    collections::HashSet,
+    fs,
+    net::TcpListener,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use twheel_tests::{
+    netns::require_root,
+    pair::{Connection, Pair, SERVER},
+    running::{Ended, Twheel},
+};
+
+use crate::{Said, millis, run};
+
+const MANY: u32 = 100_000;
+
+/// A program's `VmHWM`, bytes.
+fn most_memory(twheel: &Twheel) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", twheel.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes: u64 = line
+        .and_then(|it| it.trim().strip_suffix("kB")?.trim().parse().ok())
+        .context("no VmHWM")?;
+    Ok(kibibytes << 10)
+}
+
+/// The tick of [`very_many`], milliseconds. A flow may be late by up to one, so a long one hides what the reaper adds.
+const TICK: u64 = 100;
+
+/// Very many flows expire in a few ticks; the most that one was late, and the most memory.
+fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
+    const TIMEOUT: u64 = 5_000;
+    let pair = Pair::new()?;
+    // Where they go somebody listens, who has no such connections: the kernel's lookup falls back to that socket.
+    pair.server.ip("addr add 192.0.2.1/32 dev lo")?;
+    let listener = pair
+        .server
+        .enter(|| Ok(TcpListener::bind("192.0.2.1:80")?))?;
+    let tick = format!("{TICK}ms");
+    let mut args = vec!["--timeout", "5s", "--tick", &tick, "--mode", "generic"];
+    args.extend(more);
+    let twheel = run(&pair.server, SERVER, &args)?;
+    let begun = Instant::now();
+    pair.server.begin_flows(SERVER, MANY)?;
+    let filled = begun.elapsed();
+    assert!(filled < millis(TIMEOUT), "too slow a machine: {filled:?}");
+    let (mut seen, mut latest, mut reaped) = (HashSet::new(), 0, 0);
+    let all = MANY as usize;
+    let end = Instant::now() + Duration::from_secs(60);
+    while seen.len() < all || (!more.is_empty() && reaped < all) {
+        let left = end.saturating_duration_since(Instant::now());
+        let line = twheel.line(left)?;
+        let Some(line) = line else {
+            bail!("{} expired, {reaped} reaped", seen.len());
+        };
+        let value: Value = serde_json::from_str(&line.text)?;
+        let said = Said { at: line.at, value };
+        if said.is("reap") {
+            assert_eq!(said.text("outcome"), "nothing");
+            reaped += 1;
+            continue;
+        }
+        assert!(seen.insert(said.src()), "twice: {}", line.text);
+        let idle = said.value["idle_ms"].as_u64().context("no idle_ms")?;
+        latest = latest.max(idle.checked_sub(TIMEOUT).context("early")?);
+    }
+    println!(
+        "{more:?}: filled in {filled:?}, {:?} until all was read; the latest {latest} ms",
+        begun.elapsed()
+    );
+    let memory = most_memory(&twheel)?;
+    Connection::open(&pair.server, &listener)?.talk()?;
+    Ok((latest, memory, twheel.stop()?))
+}
+
+#[test]
+fn very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper() -> Result<()> {
+    require_root();
+    let (late, memory, _) = very_many(&[])?;
+    let (late_reaping, memory_reaping, ended) =
+        very_many(&["--reap", "socket", "--reap-max-share", "100"])?;
+    println!(
+        "lateness {late} ms, with the reaper {late_reaping} ms; memory {} KiB and {} KiB",
+        memory >> 10,
+        memory_reaping >> 10
+    );
+    assert!(
+        ended.stderr.contains("100000 flows ended, 0 live"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains("100000  socket: nothing to do"),
+        "{}",
+        ended.stderr
+    );
+    // Beyond the tick to whose end they wait. A busy machine adds some hundreds; to wait for the reaper, two seconds.
+    let [beyond, beyond_reaping] = [late, late_reaping].map(|late| late.saturating_sub(TICK));
+    assert!(beyond <= 500, "{late} ms late");
+    assert!(
+        beyond_reaping <= beyond + 400,
+        "{late_reaping} ms late, {late} without the reaper"
+    );
+    assert!(
+        memory_reaping < memory + (40 << 20),
+        "{memory_reaping}, without the reaper {memory}"
+    );
+    Ok(())
+}

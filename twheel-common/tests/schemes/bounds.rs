@@ -1,0 +1,221 @@
+//! Budgets, floods, stops and bad input.
+
+use std::time::Duration;
+
+use twheel_common::schemes::{
+    Error, Expiring, Growing, Hashed, HashedOrdered, Hierarchical, Netty, Scheme, Simple, Timers,
+    ticks,
+};
+
+use crate::{Case, cases, drive};
+
+#[test]
+fn a_stop_during_expiry_has_its_way() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        let timers: Vec<_> = (0..3)
+            .map(|id| scheme.start_timer(0, 1, id).unwrap())
+            .collect();
+        while !scheme.per_tick_bookkeeping(1, 1) {}
+        let first = scheme.expiry_processing().unwrap();
+        let second = timers[(first.value + 1) % 3];
+        let third = (first.value + 2) % 3;
+        // Found due, but not handed out: it can still be stopped or moved, one of its fellows too.
+        assert_eq!(
+            scheme.stop_timer(second),
+            Some((first.value + 1) % 3),
+            "{name}"
+        );
+        assert_eq!(
+            scheme.restart_timer(timers[third], 1, 1),
+            Ok(true),
+            "{name}"
+        );
+        assert_eq!(scheme.expiry_processing(), None, "{name}");
+        // What was handed out or stopped is gone.
+        assert_eq!(scheme.stop_timer(first.timer), None, "{name}");
+        assert_eq!(scheme.restart_timer(second, 1, 1), Ok(false), "{name}");
+        assert_eq!(drive(&mut scheme, 2), [(third, 2)], "{name}");
+    }
+}
+
+#[test]
+fn a_budget_bounds_a_tick() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        // All at one tick, in whatever level that is.
+        for id in 0..1_000 {
+            scheme.start_timer(0, 1, id).unwrap();
+        }
+        let (mut calls, mut fired) = (0, 0);
+        loop {
+            let done = scheme.per_tick_bookkeeping(1, 10);
+            let found = std::iter::from_fn(|| scheme.expiry_processing()).count();
+            assert!(found <= 10, "{name}: {found}");
+            (calls, fired) = (calls + 1, fired + found);
+            if done {
+                break;
+            }
+        }
+        assert_eq!(fired, 1_000, "{name}");
+        assert!((100..=102).contains(&calls), "{name}: {calls} calls");
+    }
+}
+
+#[test]
+fn a_flood_of_starts_does_not_keep_what_is_due_from_firing() {
+    const BUDGET: u64 = 100;
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+        .into_iter()
+        .filter(|case| case.bits >= 6 && !case.name.starts_with(['1', '2']))
+    {
+        for id in 0..10 {
+            scheme.start_timer(0, 5 + id, id).unwrap();
+        }
+        let mut fired = Vec::new();
+        // As many starts as there are looks: it cannot keep up, and must not stop.
+        for now in 1..=100 {
+            for _ in 0..BUDGET {
+                scheme.start_timer(now, 40, 1_000).unwrap();
+            }
+            scheme.per_tick_bookkeeping(now, BUDGET as usize);
+            let due = std::iter::from_fn(|| scheme.expiry_processing());
+            fired.extend(due.map(|timer| timer.value).filter(|id| *id < 1_000));
+        }
+        assert_eq!(fired, Vec::from_iter(0..10), "{name}");
+        assert!(scheme.elapsed() >= 20, "{name}: {}", scheme.elapsed());
+    }
+}
+
+#[test]
+fn a_flood_of_starts_into_the_slot_under_the_hand_comes_to_an_end() {
+    const BUDGET: u64 = 100;
+    for Case {
+        name,
+        mut scheme,
+        bits,
+        ..
+    } in cases().into_iter().filter(|case| {
+        case.bits >= 6 && case.range >= 63 && !case.name.starts_with(['1', '2', '3'])
+    }) {
+        for id in 0..10 {
+            scheme.start_timer(0, 60, id).unwrap();
+        }
+        // As many as there are looks, and all to one slot: it grows as fast as the hand gets on with it.
+        let turn = 1 << bits.min(20);
+        let mut fired = 0;
+        for now in 1..=3_000 {
+            for _ in 0..BUDGET {
+                let interval = (turn - now % turn).clamp(1, 63);
+                scheme.start_timer(now, interval, 1_000).unwrap();
+            }
+            scheme.per_tick_bookkeeping(now, BUDGET as usize);
+            let due = std::iter::from_fn(|| scheme.expiry_processing());
+            fired += due.filter(|timer| timer.value < 1_000).count();
+        }
+        assert_eq!(fired, 10, "{name}");
+        assert!(scheme.elapsed() >= 500, "{name}: {}", scheme.elapsed());
+    }
+}
+
+#[test]
+fn nothing_armed_is_nothing_to_wait_for() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        let timers = [0; 5].map(|_| scheme.start_timer(0, 1, 1).unwrap());
+        // In the middle of a slot.
+        scheme.per_tick_bookkeeping(1, 2);
+        for timer in timers {
+            scheme.stop_timer(timer);
+        }
+        assert!(scheme.is_empty(), "{name}");
+        assert_eq!(scheme.next_tick(), None, "{name}");
+    }
+}
+
+#[test]
+fn stop_returns_what_never_fired_and_the_wheel_goes_on() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        for round in 1..=2 {
+            for id in 0..10 {
+                scheme.start_timer(round * 100, 1, id).unwrap();
+            }
+            // Some are due, some have been seen, some have not.
+            scheme.per_tick_bookkeeping(round * 100 + 1, 5);
+            let fired = scheme.expiry_processing().into_iter().count();
+            assert_eq!(scheme.stop_all().len() + fired, 10, "{name}");
+            assert_eq!((scheme.len(), scheme.next_tick()), (0, None), "{name}");
+            assert_eq!(drive(&mut scheme, round * 100 + 50), [], "{name}");
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_refused_with_the_value_and_the_range() {
+    let error = |what, value, least, most| Error {
+        what,
+        value,
+        least,
+        most,
+    };
+    let slots = "the number of slots";
+    let level = "the number of slots of a level";
+    let levels = "the number of levels";
+    let most = 1 << 24;
+    assert_eq!(Simple::new(0).unwrap_err(), error(slots, 0, 1, most));
+    assert_eq!(Hashed::new(0).unwrap_err(), error(slots, 0, 1, most));
+    let huge = u32::MAX;
+    let refused = error(slots, huge.into(), 1, most);
+    assert_eq!(HashedOrdered::new(huge).unwrap_err(), refused);
+    assert_eq!(
+        Netty::<()>::pair(0, 1).unwrap_err(),
+        error(slots, 0, 1, most)
+    );
+    assert_eq!(Growing::ticked(1).unwrap_err(), error(level, 1, 2, most));
+    let refused = error(level, huge.into(), 2, most);
+    assert_eq!(Growing::skipping(huge).unwrap_err(), refused);
+    let refused = error(levels, 0, 1, 4);
+    assert_eq!(Hierarchical::new(0, 16).unwrap_err(), refused);
+    let refused = error(levels, 5, 1, 4);
+    assert_eq!(Hierarchical::new(5, 16).unwrap_err(), refused);
+    let refused = error(level, 1, 2, 4096);
+    assert_eq!(Hierarchical::new(3, 1).unwrap_err(), refused);
+    let refused = error(level, 4097, 2, 4096);
+    assert_eq!(Hierarchical::new(3, 4097).unwrap_err(), refused);
+
+    let second = Duration::from_secs(1);
+    let tick = "the tick in nanoseconds";
+    let refused = error(tick, 0, 1, 1_000_000_000);
+    assert_eq!(ticks(second, Duration::ZERO), Err(refused));
+    let refused = error(tick, 2_000_000_000, 1, 1_000_000_000);
+    assert_eq!(ticks(second, 2 * second), Err(refused));
+    assert_eq!(
+        Expiring::<u32>::new(second, 2 * second).unwrap_err(),
+        refused
+    );
+    assert_eq!(ticks(second, second), Ok(1));
+    assert_eq!(ticks(second, Duration::from_millis(300)), Ok(4), "up");
+
+    let mut simple = Timers::new(Simple::new(64).unwrap());
+    let refused = error("the interval in ticks", 64, 0, 63);
+    assert_eq!(simple.start_timer(0, 64, ()), Err(refused));
+    assert_eq!(simple.len(), 0);
+    let timer = simple.start_timer(0, 63, ()).unwrap();
+    assert_eq!(simple.restart_timer(timer, 0, 64), Err(refused));
+    assert_eq!(simple.deadline(timer), Some(63), "as before");
+    assert_eq!(
+        refused.to_string(),
+        "the interval in ticks cannot be 64: it must lie between 0 and 63"
+    );
+}

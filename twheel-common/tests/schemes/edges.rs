@@ -1,0 +1,224 @@
+//! Slot edges, deadlines that are past, late ticks, hints.
+
+use std::collections::BTreeSet;
+
+use twheel_common::schemes::{Growing, LAST_TICK, Scheme, Timers};
+
+use crate::{Case, Random, cases, drive};
+
+#[test]
+fn every_slot_edge_of_every_level() {
+    let bits: BTreeSet<u32> = cases::<u32>().iter().map(|case| case.bits).collect();
+    for bits in bits {
+        let spans: Vec<u64> = (0..=5)
+            .map(|level| level * bits)
+            .filter(|shift| *shift < 50)
+            .map(|shift| 1 << shift)
+            .collect();
+        let begins = spans.iter().flat_map(|span| {
+            let slots = 1 << bits;
+            [span - 1, *span, span + 1, (slots - 1) * span, 5 * span - 1]
+        });
+        for begin in begins.chain([(1 << 32) - 1, 1 << 32]) {
+            for case in cases().iter_mut().filter(|case| case.bits == bits) {
+                let Case { name, scheme, .. } = case;
+                let farthest = case.range.min(case.reach);
+                assert_eq!(drive(scheme, begin), []);
+                // All of them armed at once, then one by one: early, due, and gone.
+                let mut expected = BTreeSet::new();
+                for span in &spans {
+                    for edge in [1, 2, (1 << bits) - 1, 1 << bits, (1 << bits) + 1] {
+                        for when in [edge * span - 1, edge * span, edge * span + 1] {
+                            for when in [when, begin + when] {
+                                let interval = when.saturating_sub(begin).min(farthest);
+                                let due = begin + interval.max(1);
+                                if expected.insert(due) {
+                                    scheme.start_timer(begin, interval, due).unwrap();
+                                }
+                            }
+                        }
+                    }
+                }
+                for due in expected {
+                    assert_eq!(drive(scheme, due - 1), [], "{name}: {due} from {begin}");
+                    let fired = drive(scheme, due);
+                    assert_eq!(fired, [(due, due)], "{name}: {due} from {begin}");
+                }
+                assert!(scheme.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_deadline_already_past_has_the_next_tick() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        drive(&mut scheme, 1_000);
+        for now in [0, 999, 1_000] {
+            scheme.start_timer(now, 0, now).unwrap();
+        }
+        assert_eq!(drive(&mut scheme, 1_000), [], "{name}");
+        assert_eq!(drive(&mut scheme, 1_001).len(), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_huge_delay_does_not_overflow() {
+    for Case {
+        name,
+        range,
+        mut scheme,
+        ..
+    } in cases()
+    {
+        if range < u64::MAX {
+            continue;
+        }
+        drive(&mut scheme, 12_345);
+        scheme.start_timer(12_345, u64::MAX, 'a').unwrap();
+        scheme.start_timer(u64::MAX, u64::MAX, 'b').unwrap();
+        scheme.start_timer(12_345, LAST_TICK, 'c').unwrap();
+        let near = scheme.start_timer(12_345, 5, 'd').unwrap();
+        assert!(scheme.restart_timer(near, 12_345, u64::MAX).unwrap());
+        scheme.start_timer(12_345, 5, 'e').unwrap();
+        assert_eq!(drive(&mut scheme, 20_000), [('e', 12_350)], "{name}");
+        // A hashed wheel of one slot visits them every tick, so it cannot go the whole way.
+        if !name.starts_with(['5', '6']) && !name.contains("hierarchical") {
+            assert_eq!(drive(&mut scheme, LAST_TICK - 1), [], "{name}");
+            assert_eq!(drive(&mut scheme, u64::MAX).len(), 4, "{name}");
+            // There is no tick after the last: nothing fires, and nothing breaks.
+            scheme.start_timer(u64::MAX, 1, 'f').unwrap();
+            assert_eq!(drive(&mut scheme, u64::MAX), [], "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_timer_added_again_inside_its_own_expiry_waits_for_the_next_tick() {
+    for Case {
+        name, mut scheme, ..
+    } in cases()
+    {
+        scheme.start_timer(0, 1, 0).unwrap();
+        for tick in 1..=100 {
+            while !scheme.per_tick_bookkeeping(tick, 1) {}
+            let mut fired = 0;
+            while let Some(timer) = scheme.expiry_processing() {
+                assert_eq!(timer.deadline, tick, "{name}");
+                fired += 1;
+                // At once, and with a bookkeeping of the same tick.
+                scheme.start_timer(tick, tick % 2, timer.value + 1).unwrap();
+                assert!(scheme.per_tick_bookkeeping(tick, 1_000), "{name}");
+            }
+            assert_eq!(fired, 1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_late_tick_catches_up_in_order() {
+    for Case {
+        name,
+        range,
+        reach,
+        mut scheme,
+        ..
+    } in cases()
+    {
+        let mut random = Random(5);
+        for id in 0..1_000 {
+            scheme
+                .start_timer(0, random.interval(range.min(reach)), id)
+                .unwrap();
+        }
+        let fired = drive(&mut scheme, 2 * reach);
+        assert_eq!(fired.len(), 1_000, "{name}");
+        assert!(fired.is_sorted_by_key(|(_, deadline)| *deadline), "{name}");
+    }
+}
+
+#[test]
+fn a_hint_sees_all_levels() {
+    for Case {
+        name,
+        range,
+        mut scheme,
+        ..
+    } in cases()
+    {
+        // Whoever sleeps until the hint each time misses nothing.
+        let mut random = Random(6);
+        let mut expected = BTreeSet::new();
+        // A wheel of one slot hints at every tick.
+        let range = range.min(100_000);
+        for _ in 0..200 {
+            let interval = random.below(range) + 1;
+            if expected.insert(interval) {
+                scheme.start_timer(0, interval, interval).unwrap();
+            }
+        }
+        let (mut fired, mut wakes) = (Vec::new(), 0);
+        while let Some(next) = scheme.next_tick() {
+            assert!(next > scheme.elapsed(), "{name}");
+            assert_eq!(drive(&mut scheme, next - 1), [], "{name}: the hint is late");
+            fired.extend(drive(&mut scheme, next).into_iter().map(|(id, _)| id));
+            wakes += 1;
+        }
+        assert!(fired.iter().eq(expected.iter()), "{name}");
+        if name.contains("skipping") || name.contains("hierarchical, 3 levels of 1024") {
+            assert!(wakes <= 17 * expected.len(), "{name}: {wakes} wake-ups");
+        }
+    }
+}
+
+#[test]
+fn a_hint_within_the_first_level_is_the_deadline() {
+    for case in cases() {
+        let mut scheme = case.scheme;
+        if case.name.contains("unordered") || case.name.contains("ticked") {
+            // They are to come every tick.
+            continue;
+        }
+        for interval in 1..1 << case.bits.min(10) {
+            let now = scheme.elapsed();
+            // Of two slots, another level may begin in between.
+            let timer = scheme.start_timer(now, interval, ()).unwrap();
+            let level = case.name.starts_with('7') && (now ^ (now + interval)) >> case.bits > 0;
+            if !level && case.range >= interval && !case.name.ends_with(", 1 slot") {
+                assert_eq!(scheme.next_tick(), Some(now + interval), "{}", case.name);
+            }
+            scheme.stop_timer(timer);
+            drive(&mut scheme, now + 1);
+        }
+    }
+}
+
+#[test]
+fn an_idle_skipping_wheel_is_not_woken() {
+    let mut scheme = Timers::new(Growing::skipping(16).unwrap());
+    assert_eq!(scheme.next_tick(), None);
+    let far = scheme.start_timer(0, 1 << 30, ()).unwrap();
+    assert_eq!(scheme.structure().levels(), 8);
+    // The first slot that is not empty is that of the timer itself.
+    assert_eq!(scheme.next_tick(), Some(1 << 30));
+    scheme.stop_timer(far);
+    assert_eq!(
+        scheme.next_tick(),
+        None,
+        "a slot that was emptied does not count"
+    );
+}
+
+#[test]
+fn levels_come_when_they_are_needed() {
+    let mut scheme = Timers::new(Growing::ticked(16).unwrap());
+    for (interval, levels) in [(15, 1), (16, 2), (255, 2), (256, 3), (4_096, 4), (20, 4)] {
+        scheme.start_timer(0, interval, ()).unwrap();
+        assert_eq!(scheme.structure().levels(), levels);
+    }
+    scheme.start_timer(0, u64::MAX, ()).unwrap();
+    assert_eq!(scheme.structure().levels(), 16);
+}

@@ -1,0 +1,188 @@
+//! States, beside conntrack's table; and what a RST must be like.
+#![allow(missing_docs)]
+
+mod conntrack;
+mod forged;
+mod numbers;
+mod sockets;
+mod timeouts;
+
+use twheel_common::{
+    flow::{
+        Direction::{self, *},
+        FlowKey,
+    },
+    packet::{
+        Segment,
+        tcp::{ACK, FIN, RST, SYN},
+    },
+    state::{
+        Change, Seen,
+        State::{self, *},
+        Tracked, View,
+    },
+};
+
+/// Both directions are seen.
+const BOTH: View = View {
+    one_way: false,
+    strict: false,
+};
+const ONE_WAY: View = View {
+    one_way: true,
+    strict: false,
+};
+const STRICT: View = View {
+    one_way: true,
+    strict: true,
+};
+
+/// Two ends that number their segments as TCP does, and what is seen of them.
+#[derive(Clone, Copy)]
+struct Wire {
+    /// The next number of each.
+    next: [u32; 2],
+    view: View,
+    flow: Option<Tracked>,
+}
+
+impl Wire {
+    fn new(view: View) -> Self {
+        Self {
+            // One wraps.
+            next: [u32::MAX - 1, 9_000_000],
+            view,
+            flow: None,
+        }
+    }
+
+    /// What the next segment of this end would be.
+    fn segment(&self, direction: Direction, flags: u8, length: u32) -> Segment {
+        let other = self.next[direction.reverse() as usize];
+        let ack = if flags & ACK != 0 { other } else { 0 };
+        segment(direction, flags, self.next[direction as usize], ack, length)
+    }
+
+    fn send(&mut self, direction: Direction, flags: u8, length: u32) -> Change {
+        let segment = self.segment(direction, flags, length);
+        self.next[direction as usize] = segment.end;
+        self.see(&segment)
+    }
+
+    /// Somebody sends this, not the end that it claims to be of.
+    fn see(&mut self, segment: &Segment) -> Change {
+        match &mut self.flow {
+            Some(flow) => flow.see(segment, self.view),
+            None => {
+                let flow = Tracked::first(segment, self.view).expect("a first segment");
+                self.flow = Some(flow);
+                Change::Add(flow.seen)
+            }
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        self.flow.expect("a flow").seen
+    }
+
+    fn state(&self) -> State {
+        self.seen().state()
+    }
+}
+
+/// After these segments.
+fn wire(segments: &[(Direction, u8)], view: View) -> Wire {
+    let mut wire = Wire::new(view);
+    for (direction, flags) in segments {
+        wire.send(*direction, *flags, 0);
+    }
+    wire
+}
+
+/// What is seen of a flow after these segments.
+fn after(segments: &[(Direction, u8)]) -> Seen {
+    seen(segments, BOTH)
+}
+
+fn seen(segments: &[(Direction, u8)], view: View) -> Seen {
+    wire(segments, view).seen()
+}
+
+const HANDSHAKE: [(Direction, u8); 3] = [(FromLow, SYN), (FromHigh, SYN | ACK), (FromLow, ACK)];
+
+fn established() -> Wire {
+    wire(&HANDSHAKE, BOTH)
+}
+
+/// How a connection that the low end begins comes into each state.
+const WAYS: [(State, &[(Direction, u8)]); 9] = [
+    (SynSent, &[(FromLow, SYN)]),
+    (SynRecv, &[(FromLow, SYN), (FromHigh, SYN | ACK)]),
+    (Established, &HANDSHAKE),
+    (
+        FinWait,
+        &[
+            (FromLow, SYN),
+            (FromHigh, SYN | ACK),
+            (FromLow, ACK),
+            (FromLow, FIN | ACK),
+        ],
+    ),
+    (
+        CloseWait,
+        &[
+            (FromLow, SYN),
+            (FromHigh, SYN | ACK),
+            (FromLow, ACK),
+            (FromLow, FIN | ACK),
+            (FromHigh, ACK),
+        ],
+    ),
+    (
+        LastAck,
+        &[
+            (FromLow, SYN),
+            (FromHigh, SYN | ACK),
+            (FromLow, ACK),
+            (FromLow, FIN | ACK),
+            (FromHigh, FIN | ACK),
+        ],
+    ),
+    (
+        TimeWait,
+        &[
+            (FromLow, SYN),
+            (FromHigh, SYN | ACK),
+            (FromLow, ACK),
+            (FromLow, FIN | ACK),
+            (FromHigh, FIN | ACK),
+            (FromLow, ACK),
+        ],
+    ),
+    (
+        Close,
+        &[
+            (FromLow, SYN),
+            (FromHigh, SYN | ACK),
+            (FromLow, ACK),
+            (FromLow, RST),
+        ],
+    ),
+    (SynSent2, &[(FromLow, SYN), (FromHigh, SYN)]),
+];
+
+fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> Segment {
+    let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+    Segment {
+        key: FlowKey::default(),
+        direction,
+        flags,
+        seq,
+        ack,
+        end: seq.wrapping_add(length).wrapping_add(counted),
+        bytes: 40 + length,
+        stamp: [0; 2],
+        window: 1,
+        packets: 1,
+    }
+}

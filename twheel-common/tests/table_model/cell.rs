@@ -1,0 +1,55 @@
+//! A word that several CPUs change at once.
+
+use loom::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Relaxed, Release},
+    fence,
+};
+
+/// A word of memory. Loom goes through the orders of two accesses only where it takes them for dependent,
+/// and forgets a load of one thread when another loads there as well. So each load is preceded by a turn of a
+/// counter, which is dependent on all others, and means nothing else. (A write is dependent on the access before it, be
+/// that a load or not.)
+pub struct Cell(pub AtomicU64, AtomicU64);
+
+impl Cell {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0), AtomicU64::new(0))
+    }
+
+    pub fn load(&self) -> u64 {
+        self.1.fetch_add(1, Relaxed);
+        self.0.load(Relaxed)
+    }
+
+    pub fn store(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    pub fn swap(&self, value: u64) {
+        self.0.swap(value, AcqRel);
+        fence(Release);
+    }
+
+    /// What it held.
+    pub fn compare_exchange(&self, old: u64, new: u64) -> u64 {
+        match self.0.compare_exchange(old, new, AcqRel, Relaxed) {
+            Ok(held) => {
+                fence(Release);
+                held
+            }
+            Err(held) => held,
+        }
+    }
+
+    pub fn or(&self, bits: u64) -> u64 {
+        let held = self.0.fetch_or(bits, AcqRel);
+        fence(Release);
+        held
+    }
+
+    pub fn and(&self, bits: u64) {
+        self.0.fetch_and(bits, AcqRel);
+        fence(Release);
+    }
+}
