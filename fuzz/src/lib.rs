@@ -1,14 +1,15 @@
 //! Hostile packets: what makes them, and what another library says of each.
-
-pub mod make;
-
-pub mod corpus;
-
-pub mod opinion;
-
-pub mod rules;
+//!
+//! | question | modules |
+//! |---|---|
+//! | Which packets? | [`make`], [`corpus`] |
+//! | What does etherparse say of one, and may twheel say something else? | [`opinion`], [`rules`], `asked` |
 
 mod asked;
+pub mod corpus;
+pub mod make;
+pub mod opinion;
+pub mod rules;
 
 use twheel_common::packet::{Protocols, Wanted};
 

@@ -18,7 +18,7 @@ impl Random {
     }
 
     /// One of them.
-    pub fn of<T: Copy>(&mut self, some: &[T]) -> T {
+    pub fn one_of<T: Copy>(&mut self, some: &[T]) -> T {
         some[self.below(some.len())]
     }
 
@@ -71,11 +71,11 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
     frame.extend([4; 6]);
     if random.once_in(6) {
         for _ in 0..1 + random.below(3) {
-            let tag = random.of(&TAGS);
+            let tag = random.one_of(&TAGS);
             frame.extend(tag);
             // No VLAN, some that meet, or any.
             let any = [random.byte(), random.byte()];
-            let few = random.of(&[Some(0), Some(0), Some(1), Some(2), None]);
+            let few = random.one_of(&[Some(0), Some(0), Some(1), Some(2), None]);
             let [high, _] = any;
             frame.extend(few.map_or(any, |vlan| [high & 0xf0, vlan]));
         }
@@ -84,9 +84,9 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
     frame.extend(if v6 { [0x86, 0xdd] } else { [0x08, 0] });
     let icmp = if v6 { 58 } else { 1 };
     let proto = if random.once_in(12) {
-        random.of(&[59 - icmp, 50, 51])
+        random.one_of(&[59 - icmp, 50, 51])
     } else {
-        random.of(&[6, 6, 6, 17, icmp])
+        random.one_of(&[6, 6, 6, 17, icmp])
     };
     let ip = frame.len();
     if v6 {
@@ -120,7 +120,7 @@ fn ipv4(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     let fragment = match random.below(12) {
         0 => [0x20, 0],
         1 => [0x20 | random.byte() & 0x1f, random.byte()],
-        2 => [0, random.of(&EDGES)],
+        2 => [0, random.one_of(&EDGES)],
         _ => [0x40, 0],
     };
     frame.extend([0x45 + options as u8, 0, 0, 0, 0, 1]);
@@ -131,7 +131,7 @@ fn ipv4(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     frame.extend([10, 0, 0, random.below(4) as u8]);
     frame.extend([10, 0, 0, random.below(4) as u8]);
     for _ in 0..options * 4 {
-        frame.push(random.of(&[1, 1, 0, 7, 0xff]));
+        frame.push(random.one_of(&[1, 1, 0, 7, 0xff]));
     }
     if authenticated {
         let at = frame.len();
@@ -145,7 +145,7 @@ fn ipv6(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     let mut link = frame.len() - 2;
     for _ in 0..2 {
         // Of its own kind, or a mapped one.
-        let prefix = random.of(&[
+        let prefix = random.one_of(&[
             [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff],
         ]);
@@ -153,11 +153,11 @@ fn ipv6(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
         frame.extend([10, 0, 0, random.below(4) as u8]);
     }
     if random.once_in(2) {
-        let headers = random.of(&[1, 1, 2, 2, 3, 4, 7, 8, 9, 10]);
+        let headers = random.one_of(&[1, 1, 2, 2, 3, 4, 7, 8, 9, 10]);
         for _ in 0..headers {
             // Often one after which it goes on.
             let kinds = if random.once_in(8) { 14 } else { 11 };
-            let kind = random.of(&EXTENSIONS[..kinds]);
+            let kind = random.one_of(&EXTENSIONS[..kinds]);
             frame[link] = kind;
             link = frame.len();
             extension(random, frame, kind);
@@ -169,16 +169,17 @@ fn ipv6(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
 fn extension(random: &mut Random, frame: &mut Vec<u8>, kind: u8) {
     match kind {
         44 => {
-            let word = random.of(&[[0, 0], [0, 1], [0, 7], [0, 8], [0, 0x20], [0, 0x41], [1, 1]]);
-            frame.extend([0, random.of(&EDGES), word[0], word[1], 0, 0, 0, 1]);
+            let word =
+                random.one_of(&[[0, 0], [0, 1], [0, 7], [0, 8], [0, 0x20], [0, 0x41], [1, 1]]);
+            frame.extend([0, random.one_of(&EDGES), word[0], word[1], 0, 0, 0, 1]);
         }
         51 => {
-            let words = random.of(&[4, 4, 1, 0, 2]);
+            let words = random.one_of(&[4, 4, 1, 0, 2]);
             frame.extend([0, words as u8]);
             frame.resize(frame.len() + (words + 2) * 4 - 2, 0);
         }
         _ => {
-            let words = random.of(&[0, 0, 0, 1, 3]);
+            let words = random.one_of(&[0, 0, 0, 1, 3]);
             frame.extend([0, words as u8]);
             frame.resize(frame.len() + (words + 1) * 8 - 2, 0);
         }
@@ -194,7 +195,7 @@ fn ports(random: &mut Random, frame: &mut Vec<u8>) {
 fn tcp(random: &mut Random, frame: &mut Vec<u8>) {
     ports(random, frame);
     for _ in 0..8 {
-        frame.push(random.of(&EDGES));
+        frame.push(random.one_of(&EDGES));
     }
     let stamped = random.once_in(3);
     let options = if stamped {
@@ -204,7 +205,7 @@ fn tcp(random: &mut Random, frame: &mut Vec<u8>) {
     } else {
         0
     };
-    frame.extend([0x50 + (options as u8) * 16, random.of(&FLAGS)]);
+    frame.extend([0x50 + (options as u8) * 16, random.one_of(&FLAGS)]);
     frame.extend([4, random.byte(), 0, 0, 0, 0]);
     let end = frame.len() + options * 4;
     if stamped {
@@ -212,8 +213,8 @@ fn tcp(random: &mut Random, frame: &mut Vec<u8>) {
     }
     while frame.len() < end {
         // Lengths of 0 and 1, and beyond the end.
-        let kind = random.of(&[1, 2, 3, 4, 5, 8, 0, 30]);
-        frame.extend([kind, random.of(&EDGES)]);
+        let kind = random.one_of(&[1, 2, 3, 4, 5, 8, 0, 30]);
+        frame.extend([kind, random.one_of(&EDGES)]);
     }
     frame.resize(end + random.below(30), 7);
 }
@@ -234,12 +235,12 @@ fn udp(random: &mut Random, frame: &mut Vec<u8>) {
 
 fn icmp_query(random: &mut Random, frame: &mut Vec<u8>, v6: bool) {
     let kind = if v6 {
-        random.of(&[128, 129, 128, 129, 1, 135])
+        random.one_of(&[128, 129, 128, 129, 1, 135])
     } else {
-        random.of(&[8, 0, 8, 0, 13, 14, 15, 16, 17, 18, 3])
+        random.one_of(&[8, 0, 8, 0, 13, 14, 15, 16, 17, 18, 3])
     };
     frame.extend([kind, random.below(2) as u8, 0, 0, 0, random.byte(), 0, 1]);
-    let data = random.of(&[0, 4, 12, 12, 20]);
+    let data = random.one_of(&[0, 4, 12, 12, 20]);
     frame.resize(frame.len() + data, 7);
 }
 
@@ -256,12 +257,12 @@ pub fn damage(random: &mut Random, frame: &mut Vec<u8>) {
         0 => frame.truncate(at),
         1 => frame.truncate(early),
         2 => frame[early] = random.byte(),
-        3 => frame[early] = random.of(&EDGES),
+        3 => frame[early] = random.one_of(&EDGES),
         4 => frame[early] ^= 1 << random.below(8),
-        5 => frame[at] = random.of(&EDGES),
+        5 => frame[at] = random.one_of(&EDGES),
         6 => {
             let value = random.below(256) as u16;
-            let field = random.of(&[
+            let field = random.one_of(&[
                 value,
                 0,
                 1,
@@ -273,7 +274,7 @@ pub fn damage(random: &mut Random, frame: &mut Vec<u8>) {
             frame[early..end].copy_from_slice(&field.to_be_bytes()[..end - early]);
         }
         7 => {
-            let tag = random.of(&TAGS);
+            let tag = random.one_of(&TAGS);
             let at = length.min(12);
             frame.splice(at..at, [tag[0], tag[1], 0, 7]);
         }
@@ -282,7 +283,7 @@ pub fn damage(random: &mut Random, frame: &mut Vec<u8>) {
             frame.drain(early..until);
         }
         _ => {
-            let bytes = [random.byte(), random.of(&EDGES), 0, 0, 0, 0, 0, 0];
+            let bytes = [random.byte(), random.one_of(&EDGES), 0, 0, 0, 0, 0, 0];
             frame.splice(early..early, bytes[..1 + random.below(8)].iter().copied());
         }
     }

@@ -1,51 +1,39 @@
 //! What the tests that need root stand on: labs of network namespaces, and the loaded data plane
 //! under virtual time.
+//!
+//! In the order in which one would read them:
+//!
+//! | question | modules |
+//! |---|---|
+//! | What is a host of a lab, and who talks to whom? | [`netns`], [`pair`] |
+//! | What does a running twheel print, and how does it end? | [`running`], [`directory`] |
+//! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
+//! | Which kinds of interface are there? | [`devices`], `relay` |
+//! | What is sent, by which way? | [`wire`], [`forge`], [`path`], [`recorded`] |
+//! | What does the kernel say of it? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
+//! | What do the programs do, with no interface and no clock? | [`plane`], [`order`], [`lru`] |
 
 use std::io::Write;
 
-// Hosts, and twheel on them.
-
-pub mod netns;
-
-pub mod pair;
-
-pub mod running;
-
-pub mod tc;
-
 pub mod attached;
-
-pub mod devices;
-
-mod relay;
-
-pub mod path;
-
-pub mod directory;
-
-// What is sent to them, and what others say of it.
-
-pub mod wire;
-
-pub mod forge;
-
-pub mod recorded;
-
 pub mod ctnetlink;
-
-pub mod tcp_info;
-
-pub mod tracefs;
-
-pub mod others;
-
-// The loaded data plane alone, under virtual time.
-
-pub mod plane;
-
-pub mod order;
-
+pub mod devices;
+pub mod directory;
+pub mod forge;
 pub mod lru;
+pub mod netns;
+pub mod order;
+pub mod others;
+pub mod pair;
+pub mod path;
+pub mod plane;
+pub mod recorded;
+mod relay;
+pub mod running;
+pub mod tc;
+pub mod tcp_info;
+pub mod tracefs;
+pub mod wire;
 
 /// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
 /// test as skipped.

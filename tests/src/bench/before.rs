@@ -8,7 +8,8 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, Random, Segment, object},
+    inputs::{Segment, object},
+    plane::{self, Bench, Random},
     report::{Figure, Report, verdict},
     size,
     step::{self, Side},
@@ -43,7 +44,7 @@ pub fn bench(before: &Path, rounds: u32, report: &mut Report) -> Result<()> {
         "", "now", "before"
     ));
     let mut say = |what: String, samples: &[Vec<f64>; 2], bound: f64| {
-        let figures = [NOW, BEFORE].map(|side| Figure::of(&samples[side]));
+        let figures = [NOW, BEFORE].map(|side| Figure::from_samples(&samples[side]));
         report.say(&format!(
             "{what:<34}  {}  {}",
             Figure::row(&figures),

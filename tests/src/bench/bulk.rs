@@ -18,7 +18,8 @@ use twheel_tests::{netns::Namespace, path::offload, running::Twheel};
 
 use crate::{
     gateway::{GRO, INTERFACES, LANES, TCX, TWHEEL, WARM_UP, namespace, program},
-    plane::{self, CPU},
+    inputs::{self, CPU},
+    plane,
     report::{Figure, Report},
     size,
 };
@@ -135,7 +136,7 @@ impl Lane {
 
 /// All gateways.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
-    let object = plane::object("TWHEEL_PEERS_OBJECT")?;
+    let object = inputs::object("TWHEEL_PEERS_OBJECT")?;
     let mut bpf = Ebpf::load(&object).context("cannot load the peers")?;
     let lanes = LANES
         .iter()
@@ -160,7 +161,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         BYTES >> 20
     ));
     for (name, samples) in LANES.iter().zip(&samples) {
-        let figure = Figure::of(samples);
+        let figure = Figure::from_samples(samples);
         report.nanoseconds("path", &format!("bulk_{name}"), 1, &figure);
         report.say(&format!("{name:>10}  {}", Figure::row(&[figure])));
     }
@@ -169,7 +170,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         .zip(&samples[TWHEEL])
         .map(|(tcx, xdp)| tcx / xdp)
         .collect();
-    let ratio = Figure::of(&ratios);
+    let ratio = Figure::from_samples(&ratios);
     report.say(&format!(
         "TCX takes {:.3} ({:.3}–{:.3}) of what XDP takes{}.",
         ratio.median,

@@ -13,8 +13,9 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::{Order, PACKETS};
 
 use crate::{
+    inputs::{Segment, hash_entries},
     peers::Peers,
-    plane::{self, Bench, Segment, hash_entries},
+    plane::{self, Bench},
     plot,
     report::{Figure, Report, verdict},
     size,
@@ -76,7 +77,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             let samples = &samples[variant];
             let ratio = |side, other| plane::ratio(samples, side, other);
             let bound = (variant == 0).then_some(BOUND);
-            let figures = [ALONE, DISJOINT, SAME].map(|case| Figure::of(&samples[case]));
+            let figures = [ALONE, DISJOINT, SAME].map(|case| Figure::from_samples(&samples[case]));
             report.say(&format!(
                 "{flows:>8}  {}  {:<30}  {}",
                 Figure::row(&figures),
@@ -227,7 +228,7 @@ fn together(program: &Xdp, orders: &mut [Order; 2], work: &[Vec<Vec<u32>>; 2]) -
             "the CPUs did not run at the same time"
         );
         // Packets a second of one CPU.
-        took.push(Figure::of(&of_this).median.recip());
+        took.push(Figure::from_samples(&of_this).median.recip());
     }
     // What both do, as nanoseconds of each.
     Ok(took.len() as f64 / took.iter().sum::<f64>())

@@ -14,7 +14,7 @@ use twheel::{
 };
 
 use self::{
-    steppers::{Stepped, predict, virtually, watch},
+    steppers::{MOST_TIMEOUTS, Stepped, TOUCHES, predict, virtually, watch},
     sweeps::{PASSES, Sweeps, sweeps},
     timers::timers,
 };
@@ -43,10 +43,6 @@ const SWEEP: f64 = 100.0;
 
 /// Turns of the wheel at what is bound, one after the other.
 const TURNS: usize = size(5, 1);
-/// No more timeouts than this of virtual time: where the ticks are long, a whole turn of the wheel is hours.
-const MOST_TIMEOUTS: u32 = 2;
-/// Every flow has so many packets in a timeout.
-const TOUCHES: usize = 10;
 
 /// Steppers, sweeps, timers.
 pub fn bench(report: &mut Report) -> Result<()> {
@@ -63,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         costs.wake / 1e3,
         costs.visit,
     ));
-    let sweeps = sweeps()?;
+    let sweeps = sweeps(FLOWS)?;
     report.say(&format!(
         "{:>8}  {:>7}  {:>9}  {:>9}  {:>10}  {:>22}  predicted",
         "flows", "timeout", "precision", "visits/s", "wake-ups/s", "of one CPU"
@@ -176,7 +172,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
          {least:.0};\n{} {SWEEP}), the one from userspace {:.0} times.",
         timeout.as_secs(),
         precision.as_millis(),
-        verdict(&Figure::of(&[share * 100.0]), Some(most * 100.0)),
+        verdict(&Figure::from_samples(&[share * 100.0]), Some(most * 100.0)),
         if times >= SWEEP { "at least" } else { "BELOW" },
         of_sweep(&sweeps.batch, precision) / share,
     ));
@@ -204,7 +200,9 @@ fn costs() -> Result<Costs> {
     for _ in progress::over("calibrating", 0..3) {
         all.push(calibrate(FLOWS.into())?);
     }
-    let median = |of: fn(&Costs) -> f64| Figure::of(&all.iter().map(of).collect::<Vec<_>>()).median;
+    let median = |of: fn(&Costs) -> f64| {
+        Figure::from_samples(&all.iter().map(of).collect::<Vec<_>>()).median
+    };
     Ok(Costs {
         visit: median(|costs| costs.visit),
         wake: median(|costs| costs.wake),

@@ -31,7 +31,8 @@ use twheel_tests::{
 
 use crate::{
     gateway::{cpu_time, softirq_thread, sysctl},
-    plane::{CPU, Random, object},
+    inputs::{CPU, object},
+    plane::Random,
     report::{Figure, Report, verdict},
     size,
 };
@@ -349,8 +350,9 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         }
     }
     let figures = |of: &dyn Fn(&Replay) -> f64| {
-        let figure =
-            |replays: &Vec<Replay>| Figure::of(&replays.iter().map(of).collect::<Vec<_>>());
+        let figure = |replays: &Vec<Replay>| {
+            Figure::from_samples(&replays.iter().map(of).collect::<Vec<_>>())
+        };
         replays.each_ref().map(figure)
     };
     // In all rounds.
@@ -375,7 +377,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         let mut cells = columns.map(|figures| figures[number]).to_vec();
         let mut rest = String::new();
         if number != NOBODY {
-            cells.push(Figure::of(&added(number)));
+            cells.push(Figure::from_samples(&added(number)));
             if number != PASS {
                 rest = format!("  {:>8}", lost(&replays[number]));
             }
@@ -385,7 +387,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     }
     let over = |ours: Vec<f64>, theirs: &[f64]| {
         let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs);
-        Figure::of(&ratios.collect::<Vec<_>>())
+        Figure::from_samples(&ratios.collect::<Vec<_>>())
     };
     // But for what any XDP program costs on a veth.
     let alone = added(TWHEEL)
@@ -394,7 +396,9 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         .map(|(twheel, pass)| twheel - pass)
         .collect();
     let live = added(SOFTFLOWD);
-    let [wall, cpu] = offline.each_ref().map(|samples| Figure::of(samples));
+    let [wall, cpu] = offline
+        .each_ref()
+        .map(|samples| Figure::from_samples(samples));
     let file = over(added(TWHEEL), &offline[1]);
     let (alone, live) = (over(alone, &live), over(added(TWHEEL), &live));
     let walls = |watcher: usize| {

@@ -25,7 +25,7 @@ use twheel_tests::{
 };
 
 use crate::{
-    plane::{self, CPU},
+    inputs::{self, CPU},
     report::Report,
     size,
 };
@@ -285,7 +285,7 @@ impl Lab {
             Watcher::start(&lanes, TWHEEL, "xdp", flows)?,
             Watcher::start(&lanes, TCX, "tcx", flows)?,
         ];
-        let object = plane::object("TWHEEL_PEERS_OBJECT")?;
+        let object = inputs::object("TWHEEL_PEERS_OBJECT")?;
         let mut bpf = Ebpf::load(&object).context("cannot load the peers")?;
         for name in ["peer_source", "peer_pass"] {
             let program: &mut Xdp = program(&mut bpf, name)?.try_into()?;

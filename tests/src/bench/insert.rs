@@ -8,8 +8,9 @@ use twheel_common::counter::Counter;
 use twheel_tests::order::PACKETS;
 
 use crate::{
+    inputs::Segment,
     peers::{self, Peers},
-    plane::{self, Bench, Segment},
+    plane::{self, Bench},
     plot,
     report::{Figure, Report, verdict},
     size,
@@ -61,7 +62,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             let is_measured = |number: &usize| !samples[*number].is_empty();
             let figures: Vec<_> = (0..VARIANTS.len())
                 .filter(is_measured)
-                .map(|number| (VARIANTS[number].0, Figure::of(&samples[number])))
+                .map(|number| (VARIANTS[number].0, Figure::from_samples(&samples[number])))
                 .collect();
             for (variant, figure) in &figures {
                 let variant = format!("{variant}_{rules}_rules");
@@ -73,7 +74,9 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             }
             report.say(&format!(
                 "{flows:>8}  {rules:>5}  {}  {:<30}  {}",
-                Figure::row(&[FLOOR, LRU, TOUCH].map(|variant| Figure::of(&samples[variant]))),
+                Figure::row(
+                    &[FLOOR, LRU, TOUCH].map(|variant| Figure::from_samples(&samples[variant]))
+                ),
                 verdict(&floor, (rules <= 10).then_some(BOUND)),
                 verdict(&lru, (rules == 0).then_some(LRU_BOUND))
             ));
@@ -98,8 +101,9 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         let parts = progress::over(format!("parts of {flows} flows"), 0..PARTS)
             .map(|_| parts(flows))
             .collect::<Result<Vec<_>>>()?;
-        let figures = [0, 1, 2]
-            .map(|part| Figure::of(&parts.iter().map(|parts| parts[part]).collect::<Vec<_>>()));
+        let figures = [0, 1, 2].map(|part| {
+            Figure::from_samples(&parts.iter().map(|parts| parts[part]).collect::<Vec<_>>())
+        });
         report.say(&format!("{flows:>8}  {}", Figure::row(&figures)));
     }
     report.say(&match resizable.is_empty() {

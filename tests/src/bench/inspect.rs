@@ -59,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
             seconds.push(time.as_secs_f64());
             bytes.push(resident as f64);
         }
-        let (seconds, bytes) = (Figure::of(&seconds), Figure::of(&bytes));
+        let (seconds, bytes) = (Figure::from_samples(&seconds), Figure::from_samples(&bytes));
         let mebibytes = |bytes: f64| bytes / f64::from(1 << 20);
         report.say(&format!(
             "{args:<44} {:>5.2} ({:.2}–{:.2}) {}  {:>6.1} {}",
@@ -85,7 +85,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
 }
 
 fn within(value: f64, bound: Option<f64>) -> String {
-    let text = verdict(&Figure::of(&[value]), bound);
+    let text = verdict(&Figure::from_samples(&[value]), bound);
     text.split_once(' ')
         .map_or_else(String::new, |(_, rest)| rest.to_owned())
 }

@@ -141,7 +141,7 @@ pub fn bench(seconds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "\nAll {flows} were reported, each once, none early by either clock. The bound is a tick and 5 ms for 99.9 % of the \
          ends\nas they come into the ring: {} ms. (A line waits for those who print and read it, too, which have no priority over the load.)",
-        verdict(&Figure::of(&[later(&measured.ring, 0.001)]), Some(bound)),
+        verdict(&Figure::from_samples(&[later(&measured.ring, 0.001)]), Some(bound)),
     ));
     report.plot(
         "late",
@@ -173,6 +173,11 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     let stop = AtomicBool::new(false);
     let before = idle_time()?;
     let begun = Instant::now() + Duration::from_millis(100);
+    let beginnings = Beginnings {
+        begun,
+        spread,
+        flows,
+    };
     let (sent, naps, seen, ends) = thread::scope(|scope| {
         let senders: Vec<_> = (0..)
             .zip(wires)
@@ -180,7 +185,7 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
                 let stop = &stop;
                 scope.spawn(move || {
                     pin_to(cpu)?;
-                    send(wire, cpu, begun, spread, flows, stop)
+                    send(wire, cpu, beginnings, stop)
                 })
             })
             .collect();
@@ -235,15 +240,28 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     })
 }
 
+/// When flows begin: one after the other.
+#[derive(Clone, Copy)]
+struct Beginnings {
+    /// The first.
+    begun: Instant,
+    /// Over so long.
+    spread: Duration,
+    flows: u32,
+}
+
 /// Sends packets of busy flows, and those with which others begin when it is their time. Gives the times.
 fn send(
     mut wire: Wire,
     cpu: u32,
-    begun: Instant,
-    spread: Duration,
-    flows: u32,
+    beginnings: Beginnings,
     stop: &AtomicBool,
 ) -> Result<Vec<Instant>> {
+    let Beginnings {
+        begun,
+        spread,
+        flows,
+    } = beginnings;
     let from = BUSY_FROM + cpu * BUSY;
     let load: Vec<_> = (from..from + BUSY).map(real::segment).collect();
     let mut load = load.iter().cycle();

@@ -11,6 +11,7 @@ mod expire;
 mod exporter;
 mod gateway;
 mod idle;
+mod inputs;
 mod insert;
 mod inspect;
 mod lateness;

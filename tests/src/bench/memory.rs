@@ -13,9 +13,9 @@ use twheel::{
 };
 
 use crate::{
+    inputs::{self, hash_entries},
     peers::Peers,
-    plane::{self, hash_entries},
-    plot,
+    plane, plot,
     report::{Figure, Report, verdict},
     size,
 };
@@ -35,7 +35,7 @@ const LOADS: usize = size(3, 1);
 /// `memlock` of all maps, and the time of a load.
 pub fn bench(report: &mut Report) -> Result<()> {
     let clock = Clock::jiffies()?;
-    let object = plane::object("TWHEEL_BPF_OBJECT")?;
+    let object = inputs::object("TWHEEL_BPF_OBJECT")?;
     let config = |flows| plane::config(clock, Duration::from_secs(60), flows);
     let plane = plane::load(&object, config(FLOWS)?, clock)?;
     let mut maps: Vec<_> = plane.memory()?.into_iter().collect();
@@ -59,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         "{:>13}  {total:>12}\n{:>13}  {:>12}",
         "total",
         "a flow",
-        verdict(&Figure::of(&[each]), Some(BOUND))
+        verdict(&Figure::from_samples(&[each]), Some(BOUND))
     ));
     compare(&object, clock, report)?;
     let (mut first, mut seconds) = (0.0, Vec::new());
@@ -77,9 +77,14 @@ pub fn bench(report: &mut Report) -> Result<()> {
         // within two seconds of that it goes back.
         thread::sleep(Duration::from_millis(300));
     }
-    let figure = Figure::of(&seconds);
+    let figure = Figure::from_samples(&seconds);
     let nanoseconds: Vec<_> = seconds.iter().map(|seconds| seconds * 1e9).collect();
-    report.nanoseconds("memory", "load", u64::from(MANY), &Figure::of(&nanoseconds));
+    report.nanoseconds(
+        "memory",
+        "load",
+        u64::from(MANY),
+        &Figure::from_samples(&nanoseconds),
+    );
     report.say(&format!(
         "\nSeconds to load with a capacity of {MANY} flows: {}, median (least–most) of {LOADS} loads after one\n\
          of {first:.3}, in which a virtual machine may wait for its host to give it memory.\n\
@@ -99,7 +104,7 @@ fn compare(object: &[u8], clock: Clock, report: &mut Report) -> Result<()> {
          {:>8}  {:>8}  {:>8}  {:>8}  {:>12}  {:>12}  twheel/hash  twheel/lru  twheel/lru, more",
         "flows", "twheel", "hash", "lru", "hash, more", "lru, more"
     ));
-    let bench = plane::object("TWHEEL_BENCH_OBJECT")?;
+    let bench = inputs::object("TWHEEL_BENCH_OBJECT")?;
     let config = |flows| plane::config(clock, Duration::from_secs(60), flows);
     let small = config(SIZES[0])?;
     let mut points = Vec::new();

@@ -43,7 +43,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         let samples = established(&mut lab, bits, rounds)?;
         lab.end(report)?;
         for ((_, curve), samples) in curves.iter_mut().zip(&samples[0]) {
-            curve.push((f64::from(1 << bits), Figure::of(samples).median));
+            curve.push((f64::from(1 << bits), Figure::from_samples(samples).median));
         }
         let [ahead, behind] = samples;
         there.push((bits, bound, ahead));
@@ -92,7 +92,7 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
             if samples.is_empty() {
                 return format!("{:>20}", "");
             }
-            let figure = Figure::of(samples);
+            let figure = Figure::from_samples(samples);
             report.nanoseconds("path", &format!("{way}_{lane}"), 1 << bits, &figure);
             Figure::row(&[figure])
         });
@@ -111,8 +111,8 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
         let pairs = samples[TCX].iter().zip(&samples[TWHEEL]);
         let more: Vec<_> = pairs.map(|(tcx, xdp)| tcx - xdp).collect();
         let (ratio, added) = (
-            Figure::of(&ratios),
-            [&theirs, &ours, &more].map(|it| Figure::of(it)),
+            Figure::from_samples(&ratios),
+            [&theirs, &ours, &more].map(|it| Figure::from_samples(it)),
         );
         report.say(&format!(
             "{:>8}  {}  {}{}",

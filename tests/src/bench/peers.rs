@@ -17,10 +17,9 @@ use aya::{
 use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_attr, bpf_cmd};
 use twheel::{bpf, stepper::pin_to};
 use twheel_common::flow::FlowKey;
-
 use twheel_tests::order::Order;
 
-use crate::plane::{self, CPU, Segment, hash_entries};
+use crate::inputs::{self, CPU, Segment, hash_entries};
 
 /// The peers, loaded and attached to nothing.
 pub struct Peers {
@@ -81,7 +80,7 @@ impl Peers {
         sizes: &[(&'a str, u32)],
     ) -> Result<Self> {
         pin_to(CPU)?;
-        let object = plane::object("TWHEEL_PEERS_OBJECT")?;
+        let object = inputs::object("TWHEEL_PEERS_OBJECT")?;
         for (map, entries) in sizes {
             loader.map_max_entries(map, *entries);
         }

@@ -1,9 +1,9 @@
 //! A data plane of the bench's own, loaded as production loads it and attached to nothing, and beside it
 //! the tables in the kernel's hash that it is compared with.
 
-use std::{array, fs, time::Duration};
+use std::{array, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use aya::maps::Array;
 use nix::time::{ClockId, clock_gettime};
 use twheel::{
@@ -25,72 +25,18 @@ use twheel_common::{
     step::{Deleted, MAX_DELETES},
     table::Hash,
 };
-
 use twheel_tests::order::Order;
 
-use crate::{peers::Peers, report::Figure};
+use crate::{
+    inputs::{CPU, Segment, hash_entries, object},
+    peers::Peers,
+    report::Figure,
+};
 
-/// The CPU that everything is measured on.
-pub const CPU: u32 = 0;
 /// A table is aged by removing one flow in so many at random and entering new ones instead, …
 const BATCHES: usize = 16;
 /// … until it has had so many times its flows.
 const LIVES: usize = 3;
-
-/// IPv4 and TCP without options or flags.
-const SEGMENT: [u8; 54] = [
-    0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
-    0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 0, 192, 0, 2, 1, // IPv4
-    0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, // TCP
-];
-
-/// What a segment is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Segment {
-    /// Of a flow that is established, or so when first seen.
-    Ack,
-    /// Of a flow that begins.
-    Syn,
-    /// The end of a connection that nobody knows: begins no flow.
-    Absent,
-    /// What the other side says to the first ACK.
-    Reply,
-    /// Data, up to so many steps from the connection's beginning.
-    Data(u32),
-}
-
-/// What a packet of data brings that no packet of one step before has brought, …
-const STEP: u32 = 100;
-/// … and all that it brings: of the steps before, too, so that a flow that had no packet in those misses nothing.
-const LENGTH: u16 = 60_000;
-
-impl Segment {
-    /// Without the flow's own end, which the programs write.
-    pub fn bytes(self) -> [u8; SEGMENT.len()] {
-        let mut segment = SEGMENT;
-        match self {
-            Self::Ack => segment[47] = 0x10,
-            Self::Syn => segment[47] = 0x02,
-            Self::Absent => {
-                segment[37] = 188;
-                segment[47] = 0x04;
-            }
-            Self::Reply => {
-                segment[11] = 2;
-                segment.copy_within(30..34, 26);
-                segment.copy_within(36..38, 34);
-                segment[47] = 0x10;
-            }
-            Self::Data(step) => {
-                let seq = (STEP * step).wrapping_sub(LENGTH.into());
-                segment[16..18].copy_from_slice(&(40 + LENGTH).to_be_bytes());
-                segment[38..42].copy_from_slice(&seq.to_be_bytes());
-                segment[47] = 0x10;
-            }
-        }
-        segment
-    }
-}
 
 /// A generator: SplitMix64.
 #[derive(Default)]
@@ -120,14 +66,6 @@ impl Random {
 
 /// The tables of the kernel's hash in the object of the benches.
 const HASHES: [&str; 2] = ["FLOOR", "LISTED"];
-
-/// What the kernel's hash is made for that is to hold so many flows: a quarter more. It has a bucket for each entry, in
-/// number rounded up to a power of two, so one that is made for just a power of two has buckets half as many. And an LRU
-/// hash that is full pushes out whoever has not been looked up lately, dead or alive, and each CPU keeps some of the
-/// free entries to itself.
-pub fn hash_entries(flows: u32) -> u32 {
-    flows + flows / 4
-}
 
 /// The data plane of the benches.
 pub struct Bench {
@@ -161,7 +99,7 @@ impl Bench {
             flags: 0,
         };
         Programs::open(&plane)?.tell(1, interface)?;
-        Self::of(plane)
+        Self::over(plane)
     }
 
     /// The same of another object of the benches.
@@ -170,11 +108,11 @@ impl Bench {
         config: (Config, state::Timeouts),
         clock: Clock,
     ) -> Result<Self> {
-        Self::of(load_with_hashes(object, config, clock, 0)?)
+        Self::over(load_with_hashes(object, config, clock, 0)?)
     }
 
     /// The same over a data plane that was loaded from the bench's object.
-    pub fn of(mut plane: DataPlane) -> Result<Self> {
+    pub fn over(mut plane: DataPlane) -> Result<Self> {
         let order = Order::open(plane.map("ORDER")?)?;
         let meta = Array::<_, Meta>::try_from(plane.map("META")?)?.get(&0, 0)?;
         Ok(Self {
@@ -336,13 +274,6 @@ fn source(key: &FlowKey) -> u32 {
     }
 }
 
-/// The object in the file that an environment variable names.
-pub fn object(variable: &str) -> Result<Vec<u8>> {
-    let path = std::env::var_os(variable)
-        .with_context(|| format!("{variable} is not set: run this through `cargo xtask bench`"))?;
-    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
-}
-
 /// CPU time of this thread.
 pub fn cpu_time() -> Result<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_err(std::io::Error::from)?;
@@ -389,7 +320,7 @@ fn load_with_hashes(
 /// Each sample of one side over the same round's of the other.
 pub fn ratio<const N: usize>(samples: &[Vec<f64>; N], side: usize, other: usize) -> Figure {
     let pairs = samples[side].iter().zip(&samples[other]);
-    Figure::of(&pairs.map(|(side, other)| side / other).collect::<Vec<_>>())
+    Figure::from_samples(&pairs.map(|(side, other)| side / other).collect::<Vec<_>>())
 }
 
 /// Empty lists of samples.

@@ -28,7 +28,7 @@ pub struct Figure {
 
 impl Figure {
     /// Of samples, at least one.
-    pub fn of(samples: &[f64]) -> Self {
+    pub fn from_samples(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let rounds = sorted.len();

@@ -77,7 +77,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     report.say(&format!(
         "{visits:.0} visits a second, {:.1} % of one CPU: {}",
         share * 100.0,
-        verdict(&Figure::of(&[share]), Some(BOUND))
+        verdict(&Figure::from_samples(&[share]), Some(BOUND))
     ));
     report.object(&json!({
         "bench": "rto",
@@ -117,7 +117,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
             }
         }
     });
-    let timers = Mapped::of(plane.map("RTOS")?)?;
+    let timers = Mapped::open(plane.map("RTOS")?)?;
     let limits = Limits {
         min: plane.config().rto.min,
         max: plane.config().rto.max,
@@ -236,7 +236,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    fn of(map: &Map) -> Result<Self> {
+    fn open(map: &Map) -> Result<Self> {
         let Map::Array(data) = map else {
             anyhow::bail!("RTOS is no array");
         };

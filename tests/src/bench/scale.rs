@@ -25,8 +25,9 @@ use twheel_common::counter::Counter;
 use twheel_tests::{netns::PATIENCE, order::PACKETS, running::wait_within};
 
 use crate::{
+    inputs::{Segment, hash_entries},
     peers::Peers,
-    plane::{self, Bench, Segment, hash_entries},
+    plane::{self, Bench},
     real::{self, CPUS, History, Lab, WATCHED},
     report::{Figure, Report, verdict},
     size,
@@ -158,7 +159,7 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
         // within two seconds of that it goes back to the host.
         thread::sleep(Duration::from_millis(300));
     };
-    let load = Figure::of(&loads[1..]);
+    let load = Figure::from_samples(&loads[1..]);
     let pins = lab.pins()?;
     let pid = program.child.id();
 
@@ -220,7 +221,7 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
         full,
         expire.as_secs_f64(),
         rate(expire),
-        verdict(&Figure::of(&[gib(maps + peak)]), Some(MEMORY)),
+        verdict(&Figure::from_samples(&[gib(maps + peak)]), Some(MEMORY)),
         gib(maps),
         gib(peak),
         (maps + peak) as f64 / f64::from(flows)
@@ -279,7 +280,7 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
         "{touched} of {packets} packets were of a flow in the table"
     );
     let [floor, lru] = [1, 2].map(|other| plane::ratio(&samples, 0, other));
-    let figures = samples.map(|samples| Figure::of(&samples));
+    let figures = samples.map(|samples| Figure::from_samples(&samples));
     // Where windows were full, flows may have gone for others.
     let mut gone = Vec::new();
     bench.events.drain_ended(&mut gone);
@@ -323,7 +324,17 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
     for (variant, figure) in ["touch", "floor", "lru"].iter().zip(&figures) {
         report.nanoseconds("scale", variant, flows.into(), figure);
     }
-    report.nanoseconds("scale", "begin", flows.into(), &Figure::of(&[begin]));
-    report.nanoseconds("scale", "expire", flows.into(), &Figure::of(&[expire]));
+    report.nanoseconds(
+        "scale",
+        "begin",
+        flows.into(),
+        &Figure::from_samples(&[begin]),
+    );
+    report.nanoseconds(
+        "scale",
+        "expire",
+        flows.into(),
+        &Figure::from_samples(&[expire]),
+    );
     Ok(())
 }

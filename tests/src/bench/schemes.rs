@@ -130,7 +130,7 @@ impl Results {
         n: u32,
     ) -> Option<Figure> {
         let samples = self.samples(intervals, contender, operation, n)?;
-        Some(Figure::of(samples))
+        Some(Figure::from_samples(samples))
     }
 
     /// By round.
@@ -357,7 +357,12 @@ fn emit(results: &Results, report: &mut Report) {
     for (&(intervals, contender, operation, n), samples) in &results.samples {
         let name = contender::ALL[contender].name;
         let variant = format!("{name}/{}/{intervals}", operation.name());
-        report.nanoseconds("schemes", &variant, n.into(), &Figure::of(samples));
+        report.nanoseconds(
+            "schemes",
+            &variant,
+            n.into(),
+            &Figure::from_samples(samples),
+        );
     }
     for (what, bytes) in [("started", &results.bytes), ("re-armed", &results.rearmed)] {
         for (&(contender, n), each) in bytes {

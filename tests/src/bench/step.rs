@@ -22,7 +22,8 @@ use twheel_common::{
 use twheel_tests::order::PACKETS;
 
 use crate::{
-    plane::{self, Bench, Segment},
+    inputs::{self, Segment},
+    plane::{self, Bench},
     plot,
     report::{Figure, Report, verdict},
     size,
@@ -111,7 +112,7 @@ fn calls(rounds: u32, report: &mut Report) -> Result<()> {
         DataPlane::load_unpinned(&load, "bench")
     };
     let planes = [load(Stepping::TestRuns)?, load(Stepping::LiveFrames)?];
-    pin_to(plane::CPU)?;
+    pin_to(inputs::CPU)?;
     let mut samples = plane::no_samples::<2>();
     // The first round warms up.
     for round in 0..rounds + 1 {
@@ -125,7 +126,7 @@ fn calls(rounds: u32, report: &mut Report) -> Result<()> {
             }
         }
     }
-    let figures = [0, 1].map(|side| Figure::of(&samples[side]));
+    let figures = [0, 1].map(|side| Figure::from_samples(&samples[side]));
     for (name, figure) in ["call_test_run", "call_live_frame"].iter().zip(&figures) {
         report.nanoseconds("step", name, 0, figure);
     }
@@ -157,7 +158,12 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     for flows in SIZES {
         let samples = measure(flows, rounds)?;
         for (variant, samples) in VARIANTS.iter().zip(&samples) {
-            report.nanoseconds("step", variant, flows.into(), &Figure::of(samples));
+            report.nanoseconds(
+                "step",
+                variant,
+                flows.into(),
+                &Figure::from_samples(samples),
+            );
         }
         all.push((flows, samples));
     }
@@ -191,7 +197,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             format!("{what}/{name}")
         ));
         for (flows, samples) in &all {
-            let figures = [ours, other, theirs].map(|it| Figure::of(&samples[it]));
+            let figures = [ours, other, theirs].map(|it| Figure::from_samples(&samples[it]));
             let bound = if *flows == SIZES[2] { large } else { small };
             report.say(&format!(
                 "{flows:>8}  {}  {:<30}  {}",
@@ -203,7 +209,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         report.say("");
     }
     for (flows, samples) in &all {
-        let rate = 1e9 / Figure::of(&samples[EVICT_OURS]).median;
+        let rate = 1e9 / Figure::from_samples(&samples[EVICT_OURS]).median;
         let verdict = match rate >= RATE {
             true => "at least",
             false => "BELOW",
@@ -217,7 +223,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say("Every flow was reported, each round; no event was lost.");
     let points = all.iter().flat_map(|(flows, samples)| {
         VARIANTS.iter().zip(samples).map(|(variant, samples)| {
-            let point = (f64::from(*flows), Figure::of(samples).median);
+            let point = (f64::from(*flows), Figure::from_samples(samples).median);
             (variant.replace('_', ", "), point)
         })
     });

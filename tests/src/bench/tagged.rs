@@ -9,7 +9,8 @@ use twheel::{
 use twheel_common::counter::Counter;
 
 use crate::{
-    plane::{self, Segment},
+    inputs::Segment,
+    plane,
     report::{Figure, Report, verdict},
     size,
 };
@@ -54,11 +55,11 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
             .zip(ignore)
             .map(|(key, other)| key / other)
             .collect();
-        let figures = [Figure::of(key), Figure::of(ignore)];
+        let figures = [Figure::from_samples(key), Figure::from_samples(ignore)];
         report.say(&format!(
             "{name:>10}  {}  {}",
             Figure::row(&figures),
-            verdict(&Figure::of(&ratios), None)
+            verdict(&Figure::from_samples(&ratios), None)
         ));
         report.nanoseconds("touch", &name.replace(' ', "_"), 1, &figures[0]);
     }

@@ -12,8 +12,9 @@ use twheel_common::{counter::Counter, table::Hash};
 use twheel_tests::order::PACKETS;
 
 use crate::{
+    inputs::Segment,
     peers::{self, Peers},
-    plane::{self, Bench, Random, Segment},
+    plane::{self, Bench, Random},
     plot,
     report::{Figure, Report, verdict},
     size, tagged,
@@ -92,7 +93,7 @@ impl Measured {
     }
 
     fn figure(&self, variant: usize) -> Figure {
-        Figure::of(&self.samples[variant])
+        Figure::from_samples(&self.samples[variant])
     }
 
     /// Of one variant over another, round by round.
@@ -103,7 +104,7 @@ impl Measured {
     /// What one variant takes more than another, round by round.
     fn more(&self, side: usize, than: usize) -> Figure {
         let pairs = self.samples[side].iter().zip(&self.samples[than]);
-        Figure::of(&pairs.map(|(side, than)| side - than).collect::<Vec<_>>())
+        Figure::from_samples(&pairs.map(|(side, than)| side - than).collect::<Vec<_>>())
     }
 }
 

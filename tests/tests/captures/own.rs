@@ -42,32 +42,40 @@ fn ports(from: usize, [one, other]: [u16; 2]) -> (u16, u16) {
     }
 }
 
-pub fn tcp(
+/// One end of a conversation: 0 or 1, and the ports of both.
+struct Side {
     v6: bool,
     from: usize,
-    of: [u16; 2],
-    flags: u8,
-    seq: u32,
-    payload: &[u8],
-) -> Result<Vec<u8>> {
-    let (source, destination) = ports(from, of);
-    let mut header = TcpHeader::new(source, destination, seq, 1024);
-    header.syn = flags & SYN != 0;
-    header.ack = flags & ACK != 0;
-    header.fin = flags & FIN != 0;
-    header.rst = flags & RST != 0;
-    let mut frame = Vec::new();
-    ip(v6, from).tcp_header(header).write(&mut frame, payload)?;
-    Ok(frame)
+    ports: [u16; 2],
 }
 
-pub fn udp(v6: bool, from: usize, of: [u16; 2], payload: &[u8]) -> Result<Vec<u8>> {
-    let (source, destination) = ports(from, of);
-    let mut frame = Vec::new();
-    ip(v6, from)
-        .udp(source, destination)
-        .write(&mut frame, payload)?;
-    Ok(frame)
+fn side(v6: bool, from: usize, ports: [u16; 2]) -> Side {
+    Side { v6, from, ports }
+}
+
+impl Side {
+    fn tcp(&self, flags: u8, seq: u32, payload: &[u8]) -> Result<Vec<u8>> {
+        let (source, destination) = ports(self.from, self.ports);
+        let mut header = TcpHeader::new(source, destination, seq, 1024);
+        header.syn = flags & SYN != 0;
+        header.ack = flags & ACK != 0;
+        header.fin = flags & FIN != 0;
+        header.rst = flags & RST != 0;
+        let mut frame = Vec::new();
+        ip(self.v6, self.from)
+            .tcp_header(header)
+            .write(&mut frame, payload)?;
+        Ok(frame)
+    }
+
+    fn udp(&self, payload: &[u8]) -> Result<Vec<u8>> {
+        let (source, destination) = ports(self.from, self.ports);
+        let mut frame = Vec::new();
+        ip(self.v6, self.from)
+            .udp(source, destination)
+            .write(&mut frame, payload)?;
+        Ok(frame)
+    }
 }
 
 fn echo(v6: bool, from: usize, id: u16) -> Result<Vec<u8>> {
@@ -161,18 +169,18 @@ fn alike() -> Result<Vec<Vec<u8>>> {
             (1, SYN | ACK, 9_000_000, b""),
             (0, RST, 9_000_001, b""),
         ] {
-            frames.push(tcp(v6, from, of, flags, seq, payload)?);
+            frames.push(side(v6, from, of).tcp(flags, seq, payload)?);
         }
         // Refused, twice; the flow may end at once.
         for _ in 0..2 {
-            frames.push(tcp(v6, 0, [40_001, 81], SYN, 0, b"")?);
-            frames.push(tcp(v6, 1, [40_001, 81], RST | ACK, 0, b"")?);
+            frames.push(side(v6, 0, [40_001, 81]).tcp(SYN, 0, b"")?);
+            frames.push(side(v6, 1, [40_001, 81]).tcp(RST | ACK, 0, b"")?);
         }
         // One that was there before.
-        frames.push(tcp(v6, 1, [40_002, 80], ACK, 500, b"in the middle")?);
+        frames.push(side(v6, 1, [40_002, 80]).tcp(ACK, 500, b"in the middle")?);
         // A question and its answer; tagged, once and twice.
-        frames.push(udp(v6, 0, [40_000, 53], b"question")?);
-        let answer = udp(v6, 1, [40_000, 53], b"answer")?;
+        frames.push(side(v6, 0, [40_000, 53]).udp(b"question")?);
+        let answer = side(v6, 1, [40_000, 53]).udp(b"answer")?;
         frames.push(spliced(answer.clone(), 12..12, &TAG));
         frames.push(spliced(answer.clone(), 12..12, &[TAG, TAG].concat()));
         // By another VLAN than the question; by none, with a priority; one tag within another, of either kind; and a
@@ -191,12 +199,16 @@ fn alike() -> Result<Vec<Vec<u8>>> {
         }
         frames.extend([echo(v6, 0, 77)?, echo(v6, 1, 77)?]);
     }
-    frames.push(authenticated(tcp(false, 0, [40_003, 80], SYN, 0, b"")?));
-    frames.push(authenticated(udp(false, 0, [40_003, 53], b"question")?));
+    frames.push(authenticated(
+        side(false, 0, [40_003, 80]).tcp(SYN, 0, b"")?,
+    ));
+    frames.push(authenticated(
+        side(false, 0, [40_003, 53]).udp(b"question")?,
+    ));
     // At its last stop.
-    frames.push(routed(tcp(true, 0, [40_003, 80], SYN, 0, b"")?, 0));
+    frames.push(routed(side(true, 0, [40_003, 80]).tcp(SYN, 0, b"")?, 0));
     // In two fragments, of which the second has no ports.
-    let mut first = udp(false, 0, [40_001, 53], &[0; 1472])?;
+    let mut first = side(false, 0, [40_001, 53]).udp(&[0; 1472])?;
     first[20] = 0x20;
     let mut second = first[..34].to_vec();
     second.extend([0; 100]);
@@ -205,7 +217,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
     first[38..40].copy_from_slice(&1580u16.to_be_bytes());
     frames.extend([first, second]);
     // An error quotes a packet of a flow that there is not.
-    let quoted = udp(false, 1, [40_009, 53], b"")?;
+    let quoted = side(false, 1, [40_009, 53]).udp(b"")?;
     let mut error = Vec::new();
     ip(false, 0)
         .icmpv4(Icmpv4Type::DestinationUnreachable(
@@ -218,64 +230,64 @@ fn alike() -> Result<Vec<Vec<u8>>> {
 
 /// What of it makes a difference.
 fn different() -> Result<Vec<Vec<u8>>> {
-    let inner = udp(false, 0, [1, 53], b"")?;
+    let inner = side(false, 0, [1, 53]).udp(b"")?;
     let mut tunnelled = Vec::new();
     ip(false, 0).write(&mut tunnelled, ip_number::IPV4, &inner[14..])?;
     // MPLS.
-    let labelled = udp(false, 0, [2, 53], b"")?;
+    let labelled = side(false, 0, [2, 53]).udp(b"")?;
     let labelled = spliced(labelled, 12..14, &[0x88, 0x47, 0, 1, 0x01, 0x40]);
     let tagged = spliced(
-        udp(false, 0, [3, 53], b"")?,
+        side(false, 0, [3, 53]).udp(b"")?,
         12..12,
         &[TAG, TAG, TAG].concat(),
     );
-    let mut long = udp(false, 0, [4, 53], &[0; 65_000])?;
+    let mut long = side(false, 0, [4, 53]).udp(&[0; 65_000])?;
     long.resize(LONGEST + 1, 0);
     // Twelve bytes of options are said to be there, and four of them are.
-    let mut cut = tcp(false, 0, [5, 80], ACK, 1, &[1; 12])?;
+    let mut cut = side(false, 0, [5, 80]).tcp(ACK, 1, &[1; 12])?;
     cut[46] = 0x80;
     cut.truncate(58);
     // And the capture does not say that it is cut: forty bytes of options, and eight of them.
-    let mut cut_unsaid = tcp(false, 0, [11, 80], ACK, 1, &[1; 40])?;
+    let mut cut_unsaid = side(false, 0, [11, 80]).tcp(ACK, 1, &[1; 40])?;
     cut_unsaid[46] = 0xf0;
     cut_unsaid.truncate(62);
     // tshark takes the last four bytes for a checksum: of the options in the second, which nobody counts.
-    let fabric = udp(false, 0, [12, 53], b"12345678")?;
+    let fabric = side(false, 0, [12, 53]).udp(b"12345678")?;
     let fabric = spliced(fabric, 0..0, &FABRIC_PATH);
-    let mut in_options = tcp(false, 0, [13, 80], ACK, 1, &[1; 12])?;
+    let mut in_options = side(false, 0, [13, 80]).tcp(ACK, 1, &[1; 12])?;
     in_options[46] = 0x80;
     let in_options = spliced(in_options, 0..0, &FABRIC_PATH);
     // Without the checksum neither counts it.
-    let mut udp_cut = udp(false, 0, [20, 53], &[0; 20])?;
+    let mut udp_cut = side(false, 0, [20, 53]).udp(&[0; 20])?;
     udp_cut.truncate(40);
-    let old_tag = spliced(udp(false, 0, [14, 53], b"")?, 12..12, &[0x91, 0, 0, 7]);
-    let mut malformed = udp(false, 0, [6, 53], b"12345678")?;
+    let old_tag = spliced(side(false, 0, [14, 53]).udp(b"")?, 12..12, &[0x91, 0, 0, 7]);
+    let mut malformed = side(false, 0, [6, 53]).udp(b"12345678")?;
     malformed[38..40].copy_from_slice(&17u16.to_be_bytes());
-    let mut unsaid = udp(false, 0, [7, 53], b"12345678")?;
+    let mut unsaid = side(false, 0, [7, 53]).udp(b"12345678")?;
     unsaid[38..40].copy_from_slice(&[0, 0]);
     Ok(vec![
         tunnelled,
-        authenticated(authenticated(udp(false, 0, [19, 53], b"")?)),
+        authenticated(authenticated(side(false, 0, [19, 53]).udp(b"")?)),
         labelled,
         tagged,
         long,
         cut,
         malformed,
         unsaid,
-        tcp(false, 0, [8, 80], SYN | FIN, 1, b"")?,
-        tcp(false, 0, [9, 80], RST, 1, b"")?,
+        side(false, 0, [8, 80]).tcp(SYN | FIN, 1, b"")?,
+        side(false, 0, [9, 80]).tcp(RST, 1, b"")?,
         echo(false, 1, 10)?,
         cut_unsaid,
         fabric,
         in_options,
         old_tag,
-        routed(tcp(true, 0, [15, 80], ACK, 1, b"")?, 1),
+        routed(side(true, 0, [15, 80]).tcp(ACK, 1, b"")?, 1),
         // It says that more of them are left than there are.
-        routed(udp(true, 0, [16, 53], b"")?, 3),
+        routed(side(true, 0, [16, 53]).udp(b"")?, 3),
         udp_cut,
-        at_home(tcp(true, 0, [18, 80], ACK, 1, b"")?),
+        at_home(side(true, 0, [18, 80]).tcp(ACK, 1, b"")?),
         // And one that begins nothing.
-        routed(tcp(true, 0, [17, 80], RST, 1, b"")?, 1),
+        routed(side(true, 0, [17, 80]).tcp(RST, 1, b"")?, 1),
     ])
 }
 

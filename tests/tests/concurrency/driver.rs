@@ -1,4 +1,4 @@
-//! What one CPU does.
+//! What is done to the flows, and by one CPU.
 
 use std::{
     collections::HashSet,
@@ -16,12 +16,58 @@ use twheel::{
     stepper::pin_to,
 };
 use twheel_common::{event::Reason, step::Deleted};
-use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, UNSPEC, frame, set_flags};
+use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame, set_flags};
 
-use crate::{CPUS, Random, stress::Load};
+use crate::{CPUS, Random};
 
 /// Packets of a CPU in a burst.
 pub const BURST: u64 = 16;
+
+/// What the threads do. Each load runs in both views: with both directions seen, as production has it by default, and with one.
+#[derive(Clone, Copy)]
+pub struct Load {
+    /// Keys, of which half of the packets are.
+    pub keys: u32,
+    /// And half of these.
+    pub hot: u32,
+    /// Both CPUs go through bursts of packets of the same keys side by side, and between
+    /// bursts the table is looked at.
+    pub in_step: bool,
+    pub setup: Setup,
+}
+
+/// Few records and few keys: both CPUs are at the same flows always, enter the same keys at once, and
+/// records change hands all the time.
+pub const NARROW: Load = Load {
+    keys: 64,
+    hot: 4,
+    in_step: true,
+    setup: Setup {
+        tick: 1,
+        timeout: 12,
+        close: 3,
+        max_flows: 24,
+        ring_bytes: 1 << 22,
+        accounting: true,
+        // Stamps wrap on the way.
+        start: (1 << 32) - 20_000,
+        ..Setup::DEFAULT
+    },
+};
+
+/// A million keys come, go and come again, and the table is full now and then.
+pub const WIDE: Load = Load {
+    keys: 1_000_000,
+    hot: 64,
+    in_step: false,
+    setup: Setup {
+        tick: 4,
+        timeout: 1_000,
+        close: 100,
+        max_flows: 4_096,
+        ..NARROW.setup
+    },
+};
 
 /// What a thread that drives a CPU needs.
 pub struct Driver<'a> {

@@ -32,57 +32,11 @@ use twheel_tests::plane::{Setup, twins};
 
 use crate::{
     CPUS, check_flow, client,
-    driver::{BURST, Driver},
+    driver::{BURST, Driver, Load, NARROW, WIDE},
 };
 
 /// For a million changes of states, of which a flow must stand in one slot and at most one inbox at all times.
 const LONG: Duration = Duration::from_secs(480);
-
-/// What the threads do. Each load runs in both views: with both directions seen, as production has it by default, and with one.
-#[derive(Clone, Copy)]
-pub struct Load {
-    /// Keys, of which half of the packets are.
-    pub keys: u32,
-    /// And half of these.
-    pub hot: u32,
-    /// Both CPUs go through bursts of packets of the same keys side by side, and between
-    /// bursts the table is looked at.
-    pub in_step: bool,
-    setup: Setup,
-}
-
-/// Few records and few keys: both CPUs are at the same flows always, enter the same keys at once, and
-/// records change hands all the time.
-const NARROW: Load = Load {
-    keys: 64,
-    hot: 4,
-    in_step: true,
-    setup: Setup {
-        tick: 1,
-        timeout: 12,
-        close: 3,
-        max_flows: 24,
-        ring_bytes: 1 << 22,
-        accounting: true,
-        // Stamps wrap on the way.
-        start: (1 << 32) - 20_000,
-        ..Setup::DEFAULT
-    },
-};
-
-/// A million keys come, go and come again, and the table is full now and then.
-const WIDE: Load = Load {
-    keys: 1_000_000,
-    hot: 64,
-    in_step: false,
-    setup: Setup {
-        tick: 4,
-        timeout: 1_000,
-        close: 100,
-        max_flows: 4_096,
-        ..NARROW.setup
-    },
-};
 
 #[test]
 fn two_cpus_at_once() {
@@ -112,7 +66,7 @@ fn run(duration: Duration) {
         ..NARROW
     };
     for load in [NARROW, WIDE, twins].into_iter().flat_map(views) {
-        Stress::of(load, |stress| {
+        Stress::with(load, |stress| {
             let begin = Instant::now();
             let mut round = 0;
             // However long that takes, within reason.
@@ -158,7 +112,7 @@ struct Stress<'a> {
 }
 
 impl Stress<'_> {
-    fn of(load: Load, test: impl FnOnce(&mut Stress<'_>)) {
+    fn with(load: Load, test: impl FnOnce(&mut Stress<'_>)) {
         let mut plane = load.setup.load();
         let (plane, ring) = plane.parts();
         let idle = plane.timeouts(0).expect("timeouts").0[State::Established as usize];

@@ -21,7 +21,7 @@ use crate::{
         Lab, Life, Name, REFUSED, SCHEDULING, SILENT, UNFINISHED, begin, connected, half_close,
         name_of, reset,
     },
-    wire::{HANDSHAKE, Side::*},
+    wire::{Data, HANDSHAKE, Side::*},
 };
 
 /// Real connections that end, each in its way, or do not.
@@ -179,7 +179,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     wire.check(lab, SynSent2)?;
     // The SYN again, with an ACK.
     let first = wire.next[Client as usize] - 1;
-    wire.send_at(lab, Client, SYN | ACK, first, 0)?;
+    wire.send_at(lab, Client, SYN | ACK, first)?;
     wire.check(lab, SynRecv)?;
     wire.send(lab, Server, ACK)?;
     // Enough for conntrack, since both have begun.
@@ -212,7 +212,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
 
     let mut wire = lab.craft_established()?;
     let far = wire.next[Server as usize].wrapping_add(1 << 30);
-    wire.send_at(lab, Server, RST | ACK, far, 0)?;
+    wire.send_at(lab, Server, RST | ACK, far)?;
     wire.send(lab, Client, ACK)?;
     wire.check(lab, Established)?;
     let lives = [Life::same("idle", Established)];
@@ -222,7 +222,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let mut wire = lab.craft_established()?;
     for side in [Client, Server] {
         let far = wire.next[side as usize].wrapping_add(1 << 29);
-        wire.send_at(lab, side, FIN | ACK, far, 0)?;
+        wire.send_at(lab, side, FIN | ACK, far)?;
         wire.check(lab, Established)?;
     }
     wire.send(lab, Client, ACK)?;
@@ -235,7 +235,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     wire.send_data(lab, Client, ACK, 1000)?;
     wire.send(lab, Server, ACK)?;
     wire.send_data(lab, Client, ACK, 1000)?;
-    wire.send_at(lab, Client, RST, waited_for + 1000, 0)?;
+    wire.send_at(lab, Client, RST, waited_for + 1000)?;
     wire.check(lab, Close)?;
     let lives = [Life::same("reset", Close)];
     lab.expect("a RST that answers", wire.name(), lives);
@@ -243,8 +243,8 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     // A keep-alive probe to a peer that has rebooted: it answers with what the probe acknowledges.
     let wire = lab.craft_established()?;
     let [last, next] = [wire.next[Client as usize] - 1, wire.next[Server as usize]];
-    wire.send_at(lab, Client, ACK, last, 0)?;
-    wire.send_at(lab, Server, RST, next, 0)?;
+    wire.send_at(lab, Client, ACK, last)?;
+    wire.send_at(lab, Server, RST, next)?;
     wire.check(lab, Close)?;
     let lives = [Life::same("reset", Close)];
     lab.expect("a probe of a peer that has rebooted", wire.name(), lives);
@@ -258,10 +258,10 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let next = wire.next[Server as usize];
     wire.next[Client as usize] = old;
     wire.send(lab, Server, ACK)?;
-    wire.send_at(lab, Client, RST, old, 0)?;
+    wire.send_at(lab, Client, RST, old)?;
     wire.check(lab, Close)?;
     wire.next = [3_000_001, next + 1_000_000];
-    wire.send_at(lab, Client, SYN, 3_000_000, 0)?;
+    wire.send_at(lab, Client, SYN, 3_000_000)?;
     wire.send(lab, Server, SYN | ACK)?;
     wire.check(lab, SynRecv)?;
     wire.send(lab, Client, ACK)?;
@@ -296,7 +296,7 @@ fn differences(lab: &mut Lab) -> Result<()> {
     wire.send(lab, Client, FIN | ACK)?;
     wire.check(lab, FinWait)?;
     let fin = wire.next[Client as usize] - 1;
-    wire.send_at(lab, Client, FIN | ACK, fin, 0)?;
+    wire.send_at(lab, Client, FIN | ACK, fin)?;
     lab.check_both(wire.name(), Some(FinWait), Some(LastAck))?;
     let lives = [Life::same("idle", FinWait).theirs(LastAck).later(1.0)];
     lab.expect("a FIN sent again", wire.name(), lives);
@@ -311,7 +311,7 @@ fn differences(lab: &mut Lab) -> Result<()> {
     // A RST that is not exactly the next segment: conntrack shortens the timeout alone.
     let wire = lab.craft_established()?;
     let ahead = wire.next[Server as usize] + 100;
-    wire.send_at(lab, Server, RST | ACK, ahead, 0)?;
+    wire.send_at(lab, Server, RST | ACK, ahead)?;
     lab.check_both(wire.name(), Some(Close), Some(Established))?;
     let lives = [Life::same("reset", Close).theirs(Established)];
     lab.expect("a RST ahead", wire.name(), lives);
@@ -321,7 +321,7 @@ fn differences(lab: &mut Lab) -> Result<()> {
     wire.send_data(lab, Server, ACK, 1000)?;
     wire.send(lab, Client, ACK)?;
     let behind = wire.next[Server as usize] - 500;
-    wire.send_at(lab, Server, RST | ACK, behind, 0)?;
+    wire.send_at(lab, Server, RST | ACK, behind)?;
     wire.check(lab, Established)?;
     let lives = [Life::same("idle", Established)];
     lab.expect("a RST behind", wire.name(), lives);
@@ -408,11 +408,15 @@ fn keep_alive(lab: &mut Lab) -> Result<()> {
     closed.send(lab, Client, ACK)?;
     stray.send(lab, Client, SYN)?;
     let far = beyond.next[Client as usize] + (1 << 22);
-    beyond.send_at(lab, Client, ACK, far, 10)?;
+    let data = Data {
+        seq: far,
+        length: 10,
+    };
+    beyond.put(lab, Client, ACK, data)?;
     let later = before.elapsed().as_secs_f64();
     // A keep-alive probe: the last octet again.
     let last = probed.next[Client as usize] - 1;
-    probed.send_at(lab, Client, ACK, last, 0)?;
+    probed.send_at(lab, Client, ACK, last)?;
 
     // Conntrack gives one timeout for all of them.
     let lives = [Life::same("idle", SynSent)];

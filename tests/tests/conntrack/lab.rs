@@ -29,11 +29,8 @@ use twheel_tests::{
     ctnetlink::Conntrack,
     netns::Namespace,
     pair::{Family, Pair, SERVER},
-    plane::{ACK, SYN},
     running::Twheel,
 };
-
-use crate::wire::{Side::*, Wire};
 
 /// Seconds, by conntrack's names. No two that a connection may be mistaken about are the same.
 const TIMEOUTS: [(&str, u64); 10] = [
@@ -145,7 +142,7 @@ pub struct Lab {
     pub conntrack: Conntrack,
     /// For the crafted segments of the client and of the server.
     pub raw: [OwnedFd; 2],
-    next_port: u16,
+    pub next_port: u16,
     pub expected: BTreeMap<Name, (&'static str, Vec<Life>)>,
     /// What stays open to the end.
     pub open: Vec<TcpStream>,
@@ -339,26 +336,6 @@ impl Lab {
         let ends = connected(&self.pair.client, listener, family, port)?;
         self.check(name_of(&ends.0)?, Established)?;
         Ok(ends)
-    }
-
-    pub fn craft(&mut self) -> Wire {
-        self.next_port += 1;
-        Wire {
-            client_port: self.next_port,
-            next: [Client, Server].map(Wire::first),
-        }
-    }
-
-    /// A crafted connection that is up.
-    pub fn craft_established(&mut self) -> Result<Wire> {
-        let mut wire = self.craft();
-        wire.send(self, Client, SYN)?;
-        wire.check(self, SynSent)?;
-        wire.send(self, Server, SYN | ACK)?;
-        wire.check(self, SynRecv)?;
-        wire.send(self, Client, ACK)?;
-        wire.check(self, Established)?;
-        Ok(wire)
     }
 }
 

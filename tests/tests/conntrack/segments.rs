@@ -141,7 +141,7 @@ fn every_segment_in_every_state_does_what_it_does_to_conntrack() -> Result<()> {
             _ if *flags & SYN != 0 => next + 1_000_000,
             _ => next,
         };
-        wire.send_at(&lab, *side, *flags, seq, 0)?;
+        wire.send_at(&lab, *side, *flags, seq)?;
         renewed.push(before.elapsed().as_secs_f64());
     }
     thread::sleep(SCHEDULING);

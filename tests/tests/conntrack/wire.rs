@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use etherparse::PacketBuilder;
 use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
-use twheel_common::state::State;
+use twheel_common::state::State::{self, Established, SynRecv, SynSent};
 use twheel_tests::{
     pair::Family,
     plane::{ACK, FIN, RST, SYN},
@@ -43,6 +43,12 @@ pub struct Wire {
     pub next: [u32; 2],
 }
 
+/// What a segment brings: so many bytes from a sequence number on.
+pub struct Data {
+    pub seq: u32,
+    pub length: u32,
+}
+
 impl Wire {
     /// Where a side begins.
     pub fn first(side: Side) -> u32 {
@@ -67,14 +73,19 @@ impl Wire {
 
     pub fn send_data(&mut self, lab: &Lab, side: Side, flags: u8, length: u32) -> Result<()> {
         let seq = self.next[side as usize];
-        self.send_at(lab, side, flags, seq, length)?;
+        self.put(lab, side, flags, Data { seq, length })?;
         let longer = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
         self.next[side as usize] = seq.wrapping_add(length + longer);
         Ok(())
     }
 
-    /// A segment that does not move its sender on.
-    pub fn send_at(&self, lab: &Lab, side: Side, flags: u8, seq: u32, length: u32) -> Result<()> {
+    /// A segment without data that does not move its sender on.
+    pub fn send_at(&self, lab: &Lab, side: Side, flags: u8, seq: u32) -> Result<()> {
+        self.put(lab, side, flags, Data { seq, length: 0 })
+    }
+
+    /// The same with data.
+    pub fn put(&self, lab: &Lab, side: Side, flags: u8, data: Data) -> Result<()> {
         let (client, server) = self.name();
         let (from, to) = match side {
             Client => (client, server),
@@ -86,7 +97,7 @@ impl Wire {
         let mut segment = PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), 64).tcp(
             from.port(),
             to.port(),
-            seq,
+            data.seq,
             u16::MAX,
         );
         if flags & ACK != 0 {
@@ -102,11 +113,33 @@ impl Wire {
             segment = segment.rst();
         }
         let mut packet = Vec::new();
-        segment.write(&mut packet, &vec![0; length as usize])?;
+        segment.write(&mut packet, &vec![0; data.length as usize])?;
         let to = SockaddrStorage::from(SocketAddrV4::new(*to.ip(), 0));
         let socket = lab.raw[side as usize].as_raw_fd();
         sendto(socket, &packet, &to, MsgFlags::empty()).context("cannot send a segment")?;
         Ok(())
+    }
+}
+
+impl Lab {
+    pub fn craft(&mut self) -> Wire {
+        self.next_port += 1;
+        Wire {
+            client_port: self.next_port,
+            next: [Client, Server].map(Wire::first),
+        }
+    }
+
+    /// A crafted connection that is up.
+    pub fn craft_established(&mut self) -> Result<Wire> {
+        let mut wire = self.craft();
+        wire.send(self, Client, SYN)?;
+        wire.check(self, SynSent)?;
+        wire.send(self, Server, SYN | ACK)?;
+        wire.check(self, SynRecv)?;
+        wire.send(self, Client, ACK)?;
+        wire.check(self, Established)?;
+        Ok(wire)
     }
 }
 

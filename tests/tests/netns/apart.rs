@@ -142,7 +142,7 @@ fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
 #[test]
 fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
     require_root();
-    let mut lab = Lab::of(1, "host", "turn")?;
+    let mut lab = Lab::with(1, "host", "turn")?;
     let pattern = format!("twl-{}-turn*", std::process::id());
     let args = [
         "--iface",

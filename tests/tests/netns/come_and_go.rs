@@ -22,7 +22,7 @@ use crate::{Alias, Lab, POD, PORT, address, stop};
 #[test]
 fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() -> Result<()> {
     require_root();
-    let mut lab = Lab::of(1, "host", "come")?;
+    let mut lab = Lab::with(1, "host", "come")?;
     let pattern = format!("twl-{}-come*", std::process::id());
     let args = [
         "--iface",
@@ -93,7 +93,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     let pods = if is_soak() { 1000 } else { 40 };
     /// At a time.
     const ALIVE: usize = 8;
-    let mut lab = Lab::of(0, "many", "many")?;
+    let mut lab = Lab::with(0, "many", "many")?;
     let pattern = format!("twl-{}-many*", std::process::id());
     // Both ends of each cable: in the host, and in the pod.
     let args = [
@@ -175,7 +175,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
 #[test]
 fn an_interface_that_moves_is_watched_where_it_is() -> Result<()> {
     require_root();
-    let lab = Lab::of(2, "host", "move")?;
+    let lab = Lab::with(2, "host", "move")?;
     lab.host.ip(&format!(
         "link add cable0 type veth peer name mv0 netns {}",
         lab.pods[0].name()
@@ -205,7 +205,7 @@ fn an_interface_that_moves_is_watched_where_it_is() -> Result<()> {
 #[test]
 fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Result<()> {
     require_root();
-    let mut lab = Lab::of(1, "host", "alias")?;
+    let mut lab = Lab::with(1, "host", "alias")?;
     let first = lab.pods[0].name().to_owned();
     let pattern = format!("twl-{}-alias*", std::process::id());
     let args = ["--iface", POD, "--netns", &pattern, "--json"];

@@ -22,7 +22,7 @@ use crate::{Alias, Lab, POD, stop, two_pods_that_talk};
 #[test]
 fn room_is_shared_by_all_namespaces() -> Result<()> {
     require_root();
-    let lab = Lab::of(2, "host", "room")?;
+    let lab = Lab::with(2, "host", "room")?;
     let ended = Twheel::start(
         &lab.host,
         &["--iface", "veth0", "--zone", "veth0=7", "--keep"],

@@ -45,7 +45,7 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
 fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<()> {
     require_root();
     const CONNECTIONS: usize = 8;
-    let mut lab = Lab::of(4, "host", "again")?;
+    let mut lab = Lab::with(4, "host", "again")?;
     let pattern = format!("twl-{}-again*", std::process::id());
     let labels: Vec<_> = (0..4).map(|pod| lab.label(pod)).collect();
     let zones: Vec<_> = (1..4).map(|pod| format!("{}={pod}", labels[pod])).collect();
@@ -111,7 +111,7 @@ fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<(
 #[test]
 fn a_later_run_lets_go_of_what_it_leaves_out() -> Result<()> {
     require_root();
-    let lab = Lab::of(1, "host", "less")?;
+    let lab = Lab::with(1, "host", "less")?;
     let pod = &lab.pods[0];
     pod.ip("link add net0 type veth peer name net1")?;
     let both = ["xdp", "egress"];

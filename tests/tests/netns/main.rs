@@ -32,11 +32,11 @@ struct Lab {
 
 impl Lab {
     fn new(pods: usize) -> Result<Self> {
-        Self::of(pods, "host", "pod")
+        Self::with(pods, "host", "pod")
     }
 
     /// With names of their own, for a run whose pattern is not to match another test's.
-    fn of(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
+    fn with(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
         let mut lab = Self {
             host: Namespace::new(host)?,
             pods: Vec::new(),

@@ -21,9 +21,9 @@ use twheel::{
 use twheel_common::{counter::Counter, step::Outcome, wheel::NEVER};
 
 use crate::{
-    expire::{MOST_TIMEOUTS, TOUCHES},
+    inputs::{self, CPU, Segment},
     plan::stepper_stats,
-    plane::{self, Bench, CPU, Segment, cpu_time},
+    plane::{Bench, cpu_time},
     report::Figure,
     size,
 };
@@ -34,6 +34,11 @@ const SLOTS: u32 = size(1024, 16);
 const PORTIONS: u32 = size(1_000, 50);
 /// The CPU on whose wheel the flows stand; their packets come in on the other.
 const WHEEL: u32 = 1;
+
+/// No more timeouts than this of virtual time: where the ticks are long, a whole turn of the wheel is hours.
+pub const MOST_TIMEOUTS: u32 = 2;
+/// Every flow has so many packets in a timeout.
+pub const TOUCHES: usize = 10;
 
 /// What steppers took.
 pub struct Stepped {
@@ -66,7 +71,7 @@ pub fn predict(flows: u32, timeout: Duration, precision: Duration, costs: &Costs
 pub fn watch(flows: u32, timeout: Duration, precision: Duration) -> Result<Stepped> {
     let clock = Clock::jiffies()?;
     let config = wanted(flows, timeout, precision).config(clock)?;
-    let object = plane::object("TWHEEL_BENCH_OBJECT")?;
+    let object = inputs::object("TWHEEL_BENCH_OBJECT")?;
     let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
     let result = DataPlane::load(&Load::new(&object, config, clock), &instance)
         .and_then(|plane| step(plane, &instance, flows, timeout));
@@ -91,7 +96,7 @@ fn step(
         signals.clone(),
         None,
     )?;
-    let mut bench = Bench::of(plane)?;
+    let mut bench = Bench::over(plane)?;
     let all = bench.fresh(flows as usize);
     let portion = all.len().div_ceil(PORTIONS as usize);
     let turns = timeout / PORTIONS;
@@ -145,7 +150,7 @@ fn step(
     );
     bench.all_live(tracked, flows)?;
     Ok(Stepped {
-        share: Figure::of(&[(cpu_after - cpu).as_secs_f64() / seconds]),
+        share: Figure::from_samples(&[(cpu_after - cpu).as_secs_f64() / seconds]),
         visits: met as f64 / seconds,
         wakes: (runs_after - runs) as f64 / seconds,
     })
@@ -263,7 +268,7 @@ pub fn virtually(
     bench.all_live(tracked, flows)?;
     let seconds = (turns as u64 * ticks * tick) as f64 / 1e3;
     Ok(Stepped {
-        share: Figure::of(&shares),
+        share: Figure::from_samples(&shares),
         visits: cost.visits as f64 / seconds,
         wakes: cost.wakes as f64 / seconds,
     })

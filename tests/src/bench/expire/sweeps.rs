@@ -9,9 +9,9 @@ use twheel_tests::order::PACKETS;
 
 use crate::{
     batch::Sweeper,
-    expire::FLOWS,
+    inputs::{Segment, hash_entries},
     peers::Peers,
-    plane::{self, Segment, hash_entries},
+    plane,
     report::Figure,
     size,
 };
@@ -26,9 +26,9 @@ pub struct Sweeps {
 }
 
 /// Passes over as many live flows, both kinds in turn.
-pub fn sweeps() -> Result<Sweeps> {
-    let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", hash_entries(FLOWS))])?;
-    let flows: Vec<_> = plane::addresses(0..FLOWS).collect();
+pub fn sweeps(count: u32) -> Result<Sweeps> {
+    let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", hash_entries(count))])?;
+    let flows: Vec<_> = plane::addresses(0..count).collect();
     for flows in flows.chunks(PACKETS) {
         peers.run("peer_lru", Segment::Ack, flows)?;
     }
@@ -40,13 +40,13 @@ pub fn sweeps() -> Result<Sweeps> {
     for pass in progress::over("sweeps", 0..PASSES + 1) {
         let (took, met, deleted) = sweep(&mut peers, timeout)?;
         ensure!(
-            met == u64::from(FLOWS) && deleted == 0,
-            "a sweep met {met} flows of {FLOWS} and deleted {deleted}"
+            met == u64::from(count) && deleted == 0,
+            "a sweep met {met} flows of {count} and deleted {deleted}"
         );
         let swept = sweeper.pass(peers.map("LRU")?, newest)?;
         ensure!(
-            swept.met == u64::from(FLOWS) && swept.deleted == 0,
-            "a batch sweep met {} flows of {FLOWS} and deleted {}",
+            swept.met == u64::from(count) && swept.deleted == 0,
+            "a batch sweep met {} flows of {count} and deleted {}",
             swept.met,
             swept.deleted
         );
@@ -61,21 +61,21 @@ pub fn sweeps() -> Result<Sweeps> {
     thread::sleep(Duration::from_millis(100));
     let (_, _, deleted) = sweep(&mut peers, 1)?;
     ensure!(
-        deleted == u64::from(FLOWS),
-        "a sweep deleted {deleted} flows of {FLOWS}"
+        deleted == u64::from(count),
+        "a sweep deleted {deleted} flows of {count}"
     );
     for flows in flows.chunks(PACKETS) {
         peers.run("peer_lru", Segment::Ack, flows)?;
     }
     let swept = sweeper.pass(peers.map("LRU")?, u64::MAX)?;
     ensure!(
-        swept.deleted == u64::from(FLOWS),
-        "a batch sweep deleted {} flows of {FLOWS}",
+        swept.deleted == u64::from(count),
+        "a batch sweep deleted {} flows of {count}",
         swept.deleted
     );
     Ok(Sweeps {
-        kernel: Figure::of(&kernel),
-        batch: Figure::of(&batch),
+        kernel: Figure::from_samples(&kernel),
+        batch: Figure::from_samples(&batch),
     })
 }
 

@@ -9,8 +9,9 @@ use twheel::clock::Clock;
 use twheel_tests::order::PACKETS;
 
 use crate::{
+    inputs::Segment,
     peers::Peers,
-    plane::{self, Bench, Segment},
+    plane::{self, Bench},
     report::{Figure, Report, verdict},
     size,
 };
@@ -59,7 +60,7 @@ pub fn timers(report: &mut Report) -> Result<()> {
             errno as i64
         );
         let ratios = [0, 2].map(|other| verdict(&plane::ratio(&samples, 1, other), None));
-        let figures = samples.map(|samples| Figure::of(&samples));
+        let figures = samples.map(|samples| Figure::from_samples(&samples));
         report.nanoseconds("expire", "timer", flows.into(), &figures[1]);
         report.say(&format!(
             "{flows:>8}  {}  {:<22}  {}",

@@ -100,7 +100,7 @@ fn peers(text: &mut String, results: &Results) {
                 .collect();
             let Figure {
                 median, min, max, ..
-            } = Figure::of(&ratios);
+            } = Figure::from_samples(&ratios);
             let verdict = match operation.target() {
                 Some(target) if median < target => format!(" BELOW {target}"),
                 Some(target) => format!(" target {target}"),
