@@ -61,7 +61,7 @@ const SEGMENT: [u8; 54] = [
 
 /// A packet of each flow of a run.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum Packet {
     Syn,
     SynAck,
     Ack,
@@ -69,7 +69,7 @@ pub enum Kind {
     BackAck,
 }
 
-impl Kind {
+impl Packet {
     pub fn is_back(self) -> bool {
         matches!(self, Self::SynAck | Self::BackAck)
     }
@@ -168,12 +168,12 @@ pub fn namespace(role: &str) -> Result<Namespace> {
 }
 
 /// A gateway, and the source's interfaces before and behind it.
-struct Lane {
+struct Gateway {
     gateway: Namespace,
     ends: [u32; 2],
 }
 
-impl Lane {
+impl Gateway {
     fn new(source: &Namespace, name: &str) -> Result<Self> {
         let gateway = namespace(name)?;
         let mut ends = [0; 2];
@@ -218,7 +218,7 @@ pub struct Lab {
     // Dropped before their namespaces.
     watchers: [Watcher; 2],
     _limits: Limits,
-    lanes: Vec<Lane>,
+    lanes: Vec<Gateway>,
     source: Namespace,
 }
 
@@ -232,7 +232,7 @@ struct Watcher {
 
 impl Watcher {
     /// By this hook, with a table for so many flows.
-    fn start(lanes: &[Lane], lane: usize, hook: &str, flows: u32) -> Result<Self> {
+    fn start(lanes: &[Gateway], lane: usize, hook: &str, flows: u32) -> Result<Self> {
         let gateway = &lanes[lane].gateway;
         let max_flows = flows.max(SMALLEST_TABLE).to_string();
         let mut args = vec![
@@ -271,7 +271,7 @@ impl Lab {
         let source = namespace("source")?;
         let lanes = LANES
             .iter()
-            .map(|name| Lane::new(&source, name))
+            .map(|name| Gateway::new(&source, name))
             .collect::<Result<Vec<_>>>()?;
         let conntrack = &lanes[CONNTRACK].gateway;
         // Registers the hooks; no packet that is forwarded comes by, and pays for the rule.
@@ -326,13 +326,13 @@ impl Lab {
     }
 
     /// Sends frames of these flows through a gateway; nanoseconds a frame.
-    pub fn run(&mut self, lane: usize, kind: Kind, flows: Flows) -> Result<f64> {
+    pub fn run(&mut self, lane: usize, packet: Packet, flows: Flows) -> Result<f64> {
         let frames = match flows.from {
             None => 1 << flows.bits,
             Some(_) => FRAMES.max(1 << flows.bits),
         };
-        let segment = kind.bytes();
-        let back = kind.is_back();
+        let segment = packet.bytes();
+        let back = packet.is_back();
         let mut entry = [0; 16];
         entry[0] = self.lanes[lane].ends[usize::from(back)];
         entry[1] = flows.from.unwrap_or(0);
@@ -366,8 +366,8 @@ impl Lab {
         );
         // A packet in 100,000 may have found no room.
         for ((watcher, now), before) in self.watchers.iter().zip(self.touched()?).zip(touched) {
-            let wanted = match kind {
-                Kind::SynAck | Kind::Ack | Kind::BackAck if lane == watcher.lane => {
+            let wanted = match packet {
+                Packet::SynAck | Packet::Ack | Packet::BackAck if lane == watcher.lane => {
                     u64::from(frames)
                 }
                 _ => 0,

@@ -18,7 +18,7 @@ use twheel_common::{counter::Counter, event::Record, flow::Direction};
 use twheel_tests::running::Twheel;
 
 use crate::{
-    real::{self, CPUS, Lab, WATCHED, Wire},
+    real::{self, CPUS, Lab, Sender, WATCHED},
     report::{Figure, Report, verdict},
     size,
 };
@@ -168,7 +168,9 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     );
     let arguments: Vec<_> = arguments.split(' ').collect();
     let twheel = Twheel::start(lab.namespace(), &arguments)?;
-    let wires = (0..CPUS).map(|_| lab.wire()).collect::<Result<Vec<_>>>()?;
+    let sockets = (0..CPUS)
+        .map(|_| lab.sender())
+        .collect::<Result<Vec<_>>>()?;
     let mut events = Events::open(lab.pins()?.map("EVENTS")?)?;
     let stop = AtomicBool::new(false);
     let before = idle_time()?;
@@ -180,12 +182,12 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     };
     let (sent, naps, seen, ends) = thread::scope(|scope| {
         let senders: Vec<_> = (0..)
-            .zip(wires)
-            .map(|(cpu, wire)| {
+            .zip(sockets)
+            .map(|(cpu, sender)| {
                 let stop = &stop;
                 scope.spawn(move || {
                     pin_to(cpu)?;
-                    send(wire, cpu, beginnings, stop)
+                    send(sender, cpu, beginnings, stop)
                 })
             })
             .collect();
@@ -252,7 +254,7 @@ struct Beginnings {
 
 /// Sends packets of busy flows, and those with which others begin when it is their time. Gives the times.
 fn send(
-    mut wire: Wire,
+    mut sender: Sender,
     cpu: u32,
     beginnings: Beginnings,
     stop: &AtomicBool,
@@ -271,11 +273,11 @@ fn send(
         while flow < flows && Instant::now() >= begun + spread * flow / flows {
             let segment = real::segment(flow);
             sent.push(Instant::now());
-            wire.send(&segment)?;
+            sender.send(&segment)?;
             flow += CPUS;
         }
         for segment in load.by_ref().take(BURST) {
-            wire.send(segment)?;
+            sender.send(segment)?;
         }
     }
     Ok(sent)

@@ -7,7 +7,7 @@ use twheel::progress;
 use crate::{
     bulk,
     gateway::{
-        BASE, Buckets, CONNTRACK, FRAMES, Flows, Kind, LANES, Lab, PASS, TCX, TWHEEL, WARM_UP,
+        BASE, Buckets, CONNTRACK, FRAMES, Flows, LANES, Lab, PASS, Packet, TCX, TWHEEL, WARM_UP,
     },
     plane,
     report::{Figure, Report, verdict},
@@ -146,7 +146,7 @@ fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
         bits,
         from,
     };
-    for kind in [Kind::Syn, Kind::SynAck, Kind::Ack] {
+    for kind in [Packet::Syn, Packet::SynAck, Packet::Ack] {
         for lane in 0..LANES.len() {
             lab.run(lane, kind, each(None))?;
         }
@@ -157,7 +157,7 @@ fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
         // Not always the same after the same.
         for turn in 0..LANES.len() {
             let lane = (turn + round as usize) % LANES.len();
-            for (kind, samples) in [Kind::Ack, Kind::BackAck].into_iter().zip(&mut samples) {
+            for (kind, samples) in [Packet::Ack, Packet::BackAck].into_iter().zip(&mut samples) {
                 // What goes back does not come by the program.
                 if lane == PASS && kind.is_back() {
                     continue;
@@ -185,7 +185,7 @@ fn new(lab: &mut Lab, bits: u32, rounds: u32) -> Result<Samples> {
         };
         for turn in 0..LANES.len() {
             let lane = (turn + round as usize) % LANES.len();
-            let nanoseconds = lab.run(lane, Kind::Syn, flows)?;
+            let nanoseconds = lab.run(lane, Packet::Syn, flows)?;
             if round >= WARM_UP {
                 samples[lane].push(nanoseconds);
             }

@@ -69,8 +69,8 @@ impl Lab {
     }
 
     /// Something that puts frames on the wire.
-    pub fn wire(&self) -> Result<Wire> {
-        self.namespace.enter(Wire::open)
+    pub fn sender(&self) -> Result<Sender> {
+        self.namespace.enter(Sender::open)
     }
 }
 
@@ -96,9 +96,9 @@ pub fn flow_of(source: std::net::IpAddr) -> Option<u32> {
 
 /// A packet socket. What it sends goes through XDP on the other end of the cable in a softirq of the sender's CPU,
 /// before the call returns.
-pub struct Wire(File);
+pub struct Sender(File);
 
-impl Wire {
+impl Sender {
     fn open() -> Result<Self> {
         let name = CString::new(WIRE)?;
         // SAFETY: plain calls with buffers of their own; the descriptor is nobody else's.

@@ -90,7 +90,7 @@ impl Binary {
 }
 
 /// What cargo has built.
-pub struct Built {
+pub struct Compiled {
     /// Test binaries.
     pub binaries: Vec<Binary>,
     /// Programs.
@@ -98,7 +98,7 @@ pub struct Built {
 }
 
 /// Has cargo build the test binaries that it is told to, and names them.
-pub fn build(cargo: &mut Command) -> Result<Built> {
+pub fn build(cargo: &mut Command) -> Result<Compiled> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo
         .stderr(Stdio::inherit())
@@ -109,7 +109,7 @@ pub fn build(cargo: &mut Command) -> Result<Built> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let binaries: BTreeSet<_> = messages.lines().filter_map(Binary::read).collect();
-    Ok(Built {
+    Ok(Compiled {
         binaries: binaries.into_iter().collect(),
         programs: messages.lines().filter_map(Program::read).collect(),
     })

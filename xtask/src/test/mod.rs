@@ -30,7 +30,8 @@ const HOST: &str = "--workspace --exclude twheel-ebpf";
 
 /// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
 /// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
-/// virtual time; they keep to namespaces, pins and files of their own, and run beside one another.
+/// virtual time; they keep to namespaces, pins and files of their own, and run beside one another. A test is named by its
+/// module and its function.
 const COMPANY: [(&str, &[&str], Company); 18] = [
     // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
     (
@@ -452,7 +453,10 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::{COMPANY, Company, parse, parts};
+    use crate::sh;
 
     #[test]
     fn each_test_of_a_binary_is_in_one_part() {
@@ -479,6 +483,23 @@ mod tests {
                 assert!(
                     named.iter().any(|part| part.only.contains(name)) && rest.but.contains(name)
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn each_test_that_is_named_exists() {
+        for (binary, names, _) in COMPANY {
+            let binary = sh::workspace().join("tests").join(binary);
+            for name in names {
+                let file = match name.split_once("::") {
+                    Some((module, _)) => binary.join(module).with_extension("rs"),
+                    None if binary.is_dir() => binary.join("main.rs"),
+                    None => binary.with_extension("rs"),
+                };
+                let text = fs::read_to_string(&file).unwrap();
+                let function = name.rsplit("::").next().unwrap_or(name);
+                assert!(text.contains(&format!("\nfn {function}() ")), "{name}");
             }
         }
     }
