@@ -2,6 +2,15 @@
 //!
 //! The host crates build with plain `cargo build` on stable, around the eBPF objects in
 //! `twheel-ebpf/prebuilt`. What needs more than that (the BPF target, root, a lab) is here.
+//!
+//! | question | modules |
+//! |---|---|
+//! | How is another program run? | `sh` |
+//! | What must a machine have? | `setup`, `apt` |
+//! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
+//! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
+//! | How fast is it? | `bench` |
+//! | What goes into a package? | `man` |
 
 mod apt;
 mod bench;

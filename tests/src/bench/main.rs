@@ -2,6 +2,14 @@
 //!
 //! Those of the data plane need root; their times are the kernel's own, `duration` of
 //! `BPF_PROG_TEST_RUN`, never with `repeat`.
+//!
+//! | question | modules |
+//! |---|---|
+//! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
+//! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
+//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
+//! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
+//! | How is it shown? | `report`, `plot`, `machine` |
 
 mod batch;
 mod before;
