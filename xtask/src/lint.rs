@@ -1,8 +1,18 @@
 //! `cargo xtask lint`.
 
-use anyhow::Result;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
 
 use crate::sh::{self, say};
+
+/// Lines that a source file has at most.
+const MOST_LINES: usize = 600;
+/// Files that may have more: tables of data, and of what.
+const TABLES: &[(&str, &str)] = &[];
 
 /// Checks formatting, lints and documentation; all warnings count.
 pub fn lint() -> Result<()> {
@@ -15,10 +25,103 @@ pub fn lint() -> Result<()> {
                 .env("RUSTDOCFLAGS", "-Dwarnings"),
         )
     };
+    sources()?;
     cargo("fmt --all --check")?;
+    // With clippy.toml, which bounds the parameters of a function.
     cargo("clippy --quiet --workspace --exclude twheel-ebpf --all-targets -- -Dwarnings")?;
     // Apart from the host crates, with which it would share features. For the host, since the
     // compiler for the BPF target may well come without clippy; the code is the same.
     cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
     cargo("doc --quiet --workspace --exclude twheel-ebpf --no-deps")
+}
+
+/// Fails where a source file is too long, or the root of a crate does not name all modules in its documentation.
+fn sources() -> Result<()> {
+    let mut files = Vec::new();
+    find(sh::workspace(), &mut files)?;
+    files.sort();
+    let mut wrong = Vec::new();
+    for file in &files {
+        let text =
+            fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let name = file.strip_prefix(sh::workspace()).unwrap_or(file);
+        let lines = text.lines().count();
+        if lines > MOST_LINES && !TABLES.iter().any(|(table, _)| Path::new(table) == name) {
+            wrong.push(format!(
+                "{} has {lines} lines, more than {MOST_LINES}: divide it",
+                name.display()
+            ));
+        }
+        let unnamed = if is_root(file) {
+            unnamed(&text)
+        } else {
+            Vec::new()
+        };
+        if !unnamed.is_empty() {
+            wrong.push(format!(
+                "{} does not name all modules in its documentation: {}",
+                name.display(),
+                unnamed.join(", ")
+            ));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Source files below a directory, but for what is built and what is hidden.
+fn find(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                find(&path, into)?;
+            }
+        } else if name.ends_with(".rs") {
+            into.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file is the root of a library, or of a program that has none.
+fn is_root(file: &Path) -> bool {
+    match file.parent() {
+        Some(source) if source.ends_with("src") => {
+            file.ends_with("lib.rs") || file.ends_with("main.rs") && !source.join("lib.rs").exists()
+        }
+        _ => false,
+    }
+}
+
+/// Modules that a root has and its documentation does not name: as `name`, or as a file or directory.
+fn unnamed(root: &str) -> Vec<&str> {
+    let index: String = root
+        .lines()
+        .filter(|line| line.starts_with("//!"))
+        .collect();
+    let declared = root.lines().filter_map(|line| {
+        let line = line.strip_prefix("pub ").unwrap_or(line);
+        line.strip_prefix("mod ")?.strip_suffix(';')
+    });
+    declared
+        .filter(|name| {
+            let known = ["", ".rs", "/"].map(|end| format!("`{name}{end}`"));
+            !known.iter().any(|it| index.contains(it))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unnamed;
+
+    #[test]
+    fn a_module_that_no_index_names_is_found() {
+        let root = "//! | [`a`], `b.rs` |\n//! | `c/` |\n\nmod a;\npub mod b;\nmod c;\npub mod d;\nmod tests {\n";
+        assert_eq!(unnamed(root), ["d"]);
+    }
 }
