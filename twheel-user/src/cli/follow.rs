@@ -15,7 +15,7 @@ use crate::{
     attach::{self, Programs},
     data_plane::DataPlane,
     failure::{Failure, Kind},
-    hooks::Hooks,
+    hooks::{HIDES_TAGS, Hooks, Incoming, shows_tags},
     links::{self, Known, Link},
     notices::Change,
     patterns::Selection,
@@ -70,6 +70,8 @@ struct Place {
     mtu: u32,
     /// It is waited for when it is gone.
     stays: bool,
+    /// XDP sees what comes in, and as far as is known no VLAN tag is hidden from it.
+    by_xdp: bool,
 }
 
 impl Place {
@@ -80,6 +82,7 @@ impl Place {
             called: name.to_owned(),
             mtu: 0,
             stays,
+            by_xdp: false,
         }
     }
 }
@@ -113,6 +116,11 @@ pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
             );
         }
     }
+}
+
+/// Whether there may be tagged frames since then.
+fn brings_tags(change: &Change) -> bool {
+    matches!(change, Change::Is(link) if link.is_vlan() || link.filters_vlans)
 }
 
 impl<'a> Interfaces<'a> {
@@ -260,6 +268,9 @@ impl<'a> Interfaces<'a> {
                 attached |= self.come(plane, is)?;
             }
         }
+        if changes.iter().any(brings_tags) {
+            self.tell_hidden_tags();
+        }
         self.restack()?;
         Ok(attached)
     }
@@ -317,6 +328,8 @@ impl<'a> Interfaces<'a> {
         let place = &mut self.places[number];
         place.mtu = is.mtu;
         place.called.clone_from(interface);
+        place.by_xdp =
+            matches!(attached.ingress, Incoming::Xdp(_)) && !hooks.hides_tags(&is, &self.known);
         self.tell_twice(&is);
         Ok(())
     }
@@ -481,9 +494,8 @@ impl<'a> Interfaces<'a> {
         if tried.is_some_and(|it| it.name == is.name) {
             return Ok(false);
         }
-        if let Some(number) = number
-            && let Some(old) = self.places[number].index.take()
-        {
+        let old = number.and_then(|number| self.places[number].index.take());
+        if let (Some(number), Some(old)) = (number, old) {
             let place = &self.places[number];
             say!(
                 "{}: {}, which was called so, is let go of: there is another",
@@ -509,7 +521,26 @@ impl<'a> Interfaces<'a> {
             self.refused.remove(&is.index);
             self.instance.share_links(&is.name, self.common.group)?;
         }
+        // The one that has lost its name may be wanted by its new one.
+        if let Some(renamed) = old.and_then(|old| self.known.get(old)).cloned() {
+            return Ok(self.come(plane, &renamed)? || attached);
+        }
         Ok(attached)
+    }
+
+    /// Says, once, where XDP does not see VLAN tags any more, since there are some now.
+    fn tell_hidden_tags(&mut self) {
+        for place in self.places.iter_mut().filter(|it| it.by_xdp) {
+            let link = place.index.and_then(|index| self.known.get(index));
+            if link.is_some_and(|link| self.common.hooks.hides_tags(link, &self.known)) {
+                let name = &place.called;
+                say!(
+                    "{name}: VLANs have been put on it, and {HIDES_TAGS}: `{}`, or start again",
+                    shows_tags(name)
+                );
+                place.by_xdp = false;
+            }
+        }
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.

@@ -371,6 +371,7 @@ impl Options {
             mode: self.mode,
             egress: self.egress(interfaces),
             order: self.order.clone(),
+            vlans: self.vlan == Vlan::Key,
             resets: in_policy || self.reap.actions.has(Action::EnforceReset),
             names,
         }
