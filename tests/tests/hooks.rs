@@ -126,7 +126,7 @@ fn auto_takes_tcx_beside_the_xdp_program_of_somebody_else() -> Result<()> {
         let twheel = start(host, &[])?;
         let mode = if native { "native" } else { "generic" };
         let taken = format!(
-            "XDP is taken: theirs (id {}), {mode}: incoming packets are seen by TCX",
+            "XDP is taken: theirs (id {}), {mode}: using TCX for incoming packets",
             other.id
         );
         let stderr = twheel.stderr();
@@ -633,8 +633,8 @@ fn what_cannot_be_is_said_in_one_sentence_and_nothing_is_attached() -> Result<()
         (&["--order", "sideways"], 2, "give first, last, before:NAME"),
         (&["--order", "before:"], 2, "give the name of a program"),
         (&["--order", "after:id:x"], 2, "no id of a program"),
-        (&["--hook", "tcx", "--mode", "native"], 2, "--mode says"),
-        (&["--hook", "clsact", "--mode", "auto"], 2, "--mode says"),
+        (&["--hook", "tcx", "--mode", "native"], 2, "--mode sets"),
+        (&["--hook", "clsact", "--mode", "auto"], 2, "--mode sets"),
         (&["--hook", "tcx", "--order", "before:nobody"], 2, &listed),
         (&["--hook", "tcx", "--order", "after:id:1"], 2, &listed),
         (
@@ -731,7 +731,7 @@ fn a_program_that_is_needed_later_is_loaded_then() -> Result<()> {
     ensure!(has_pin(host, "twheel_ingress")?);
     ensure!(host.attached("later0")? == ["ingress", "egress"]);
     host.ip("link del later0")?;
-    twheel.await_stderr("later0: gone")?;
+    twheel.await_stderr("later0: disappeared:")?;
     stop(twheel)?;
     check_clean(host)
 }
@@ -815,7 +815,7 @@ fn an_interface_that_goes_is_attached_by_the_same_hook_when_it_is_back() -> Resu
         let args = ["--hook", hook, "--egress", hook, "--wait-iface"];
         let twheel = start(host, &args)?;
         host.ip(&format!("link del {SERVER}"))?;
-        twheel.await_stderr("gone:")?;
+        twheel.await_stderr("disappeared:")?;
         host.ip(&format!("link add {SERVER} type veth peer name peer0"))?;
         let end = Instant::now() + PATIENCE;
         while twheel.stderr().matches(": attached").count() < 2 {

@@ -188,9 +188,9 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
 
         let stats = lines(&pair.server, &["stats"])?;
         let head = if loader {
-            "a loader is running"
+            "; twheel run is running"
         } else {
-            "no loader is running"
+            "; twheel run is not running"
         };
         assert!(
             stats[0].starts_with("12 flows of at most 131072; tick 100ms"),
@@ -704,7 +704,11 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         "filter, column 10: no state is called `foo`",
     );
     refused(&once(&["flows", "bytes > 1"])?, 2, "--accounting");
-    refused(&once(&["delete"])?, 2, "say which flows to delete");
+    refused(
+        &once(&["delete"])?,
+        2,
+        "give a filter, such as `twheel delete",
+    );
     refused(
         &once(&["talkers", "--state", "foo\" or proto == tcp or rule == \"x"])?,
         2,

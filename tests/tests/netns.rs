@@ -282,7 +282,7 @@ fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() 
     let gone = lab.pods.remove(2);
     let (name, inode) = (gone.name().to_owned(), gone.inode()?);
     drop(gone);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     ensure!(!is_held(&twheel, inode)?, "{name} is kept alive");
     let expiry = twheel
         .line(PATIENCE)?
@@ -330,7 +330,7 @@ fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
         let pod = lab.pods.remove(0);
         let gone = pod.name().to_owned();
         drop(pod);
-        twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+        twheel.await_stderr(&format!("{gone}: this network namespace disappeared"))?;
         lab.add()?;
     }
     let ended = lab.host.twheel_once(&["stats", "--json"])?;
@@ -558,14 +558,14 @@ fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Res
     twheel.await_stderr(&format!("{first}/{POD}: attached"))?;
     let alias = Alias::new(&lab.pods[0])?;
     twheel.await_stderr(&format!(
-        "{}: is the network namespace {first}, too",
+        "{}: another name of the network namespace {first}",
         alias.0
     ))?;
     lab.pods[0].await_attached(POD, &["xdp", "egress"])?;
     let listener = lab.listen(0)?;
     let pod = lab.pods.remove(0);
     drop(pod);
-    twheel.await_stderr(&format!("{first}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{first}: this network namespace disappeared"))?;
     twheel.await_stderr(&format!("{}/{POD}: attached", alias.0))?;
     let before = lab.flows()?.len();
     let mut connection = Connection::open(&lab.host, &listener)?;
@@ -578,7 +578,7 @@ fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Res
     );
     let name = alias.0.clone();
     drop(alias);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     stop(twheel)?;
     lab.check_clean()
 }
@@ -613,19 +613,19 @@ fn room_is_shared_by_all_namespaces() -> Result<()> {
     };
     attached(15)?;
     lab.pods[1].ip("link add c1 type veth peer name c2")?;
-    twheel.await_stderr("this run has room for 16 interfaces")?;
+    twheel.await_stderr("this run has reached its capacity of 16 interfaces")?;
     lab.pods[0].ip("link del a1")?;
     attached(17)?;
     lab.pods[1].await_attached("c1", &["xdp", "egress"])?;
     lab.pods[1].await_attached("c2", &["xdp", "egress"])?;
     // Room is made for whoever comes, and is taken: that is said anew.
     lab.pods[0].ip("link del a2")?;
-    twheel.await_stderr("b2: gone")?;
+    twheel.await_stderr("b2: disappeared:")?;
     lab.pods[1]
         .batch("link add c3 type veth peer name c4\nlink add c5 type veth peer name c6\n")?;
     attached(19)?;
     let said = stop(twheel)?;
-    ensure!(said.matches("has room for 16").count() == 2, "{said}");
+    ensure!(said.matches("its capacity of 16").count() == 2, "{said}");
     lab.check_clean()
 }
 
@@ -697,7 +697,7 @@ fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<(
     let busy = Busy::start(open, Duration::from_millis(1));
     let gone = lab.pods[0].name().to_owned();
     drop(lab.pods.remove(0));
-    twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{gone}: this network namespace disappeared"))?;
     for _ in 0..4 {
         twheel.kill()?;
         twheel = start()?;
@@ -752,7 +752,7 @@ fn a_later_run_lets_go_of_what_it_leaves_out() -> Result<()> {
     lab.host.await_attached("veth0", &both)?;
     let twheel = run("veth0,eth0", &[])?;
     lab.host.await_attached("veth0", &[])?;
-    twheel.await_stderr("veth0: let go of: --netns leaves this network namespace out")?;
+    twheel.await_stderr("veth0: detached: --netns does not include this network namespace")?;
     stop(twheel)?;
     lab.check_clean()
 }
@@ -829,9 +829,9 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     for (netns, wanted) in [
         (
             "/proc/1/ns/net",
-            "--netns /proc/1/ns/net: give a name below /run/netns",
+            "--netns /proc/1/ns/net: give a name in /run/netns",
         ),
-        ("", "--netns : give a name below /run/netns"),
+        ("", "--netns : give a name in /run/netns"),
         ("a[", "--netns a[: "),
         (
             "blue --zone bleu/eth0=7",
@@ -858,7 +858,7 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     let alias = Alias::after(&lab.pods[0], name.clone(), Duration::from_millis(300))?;
     twheel.await_stderr(&format!("{name}/{POD}: attached"))?;
     drop(alias);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     // What is none after a while is said to be none.
     let file = PathBuf::from("/run/netns").join(&name);
     File::create(&file)?;

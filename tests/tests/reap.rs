@@ -344,7 +344,7 @@ fn too_large_a_share_pauses_the_reaper_until_sighup() -> Result<()> {
     assert!(text.contains(&counted), "{text}");
 
     hang_up(&twheel)?;
-    twheel.await_stderr("reaping goes on")?;
+    twheel.await_stderr("reaping resumed")?;
     assert!(metrics(lab.server())?.contains("\ntwheel_reaper_paused 0\n"));
     let connection = lab.connect(1, Family::V4)?;
     let said = actions(&twheel, 1, millis(3000))?;
@@ -1113,11 +1113,11 @@ fn what_cannot_be_is_refused_before_anything_is_attached() -> Result<()> {
     for (args, why) in [
         (
             &["--reap", "enforce"][..],
-            "confirm it by --i-know-this-drops-traffic",
+            "to confirm, add --i-know-this-drops-traffic",
         ),
         (
             &["--reap", "socket,enforce=reset"],
-            "confirm it by --i-know-this-drops-traffic",
+            "to confirm, add --i-know-this-drops-traffic",
         ),
         (
             &["--reap", "socket", "--pickup", "strict"],
@@ -1129,7 +1129,7 @@ fn what_cannot_be_is_refused_before_anything_is_attached() -> Result<()> {
         ),
         (&["--reap", "sockets"], "no action is called `sockets`"),
         (&["--reap", "socket", "--protect", "prot == 1"], "prot"),
-        (&["--reap", "socket", "--protect", ""], "say which flows"),
+        (&["--reap", "socket", "--protect", ""], "give a filter"),
     ] {
         let mut all = vec!["run", "--iface", "lo"];
         all.extend(args);

@@ -20,13 +20,13 @@ use crate::{
 /// By what incoming packets are to be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ingress {
-    /// Native XDP where the driver has it and nobody else's program is there, else as `tcx`; never generic XDP
+    /// Native XDP if the driver has it and no other program uses it, else as `tcx`; never generic XDP
     Auto,
-    /// By XDP, where `--mode` says
+    /// XDP, in the mode of `--mode`
     Xdp,
-    /// By TCX, or a clsact filter where the kernel has no TCX (before 6.6): behind GRO, beside other programs
+    /// TCX, or a clsact filter if the kernel has no TCX (before 6.6): after GRO, beside other programs
     Tcx,
-    /// By a clsact filter
+    /// A clsact filter
     Clsact,
 }
 
