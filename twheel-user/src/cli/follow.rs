@@ -535,7 +535,7 @@ impl<'a> Interfaces<'a> {
             if link.is_some_and(|link| self.common.hooks.hides_tags(link, &self.known)) {
                 let name = &place.called;
                 say!(
-                    "{name}: VLANs have been put on it, and {HIDES_TAGS}: `{}`, or start again",
+                    "{name}: a VLAN lies on it now, and {HIDES_TAGS}: run `{}`, or start twheel again",
                     shows_tags(name)
                 );
                 place.by_xdp = false;
