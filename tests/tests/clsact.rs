@@ -368,7 +368,7 @@ fn an_interface_that_goes_takes_its_filter_along() -> Result<()> {
     };
     let twheel = start(host, &["clsact", "--wait-iface"])?;
     host.ip(&format!("link del {SERVER}"))?;
-    twheel.await_stderr("gone:")?;
+    twheel.await_stderr("disappeared:")?;
     until(|| {
         ensure!(notes(host)?.is_empty(), "{:?}", notes(host));
         Ok(())
@@ -385,7 +385,7 @@ fn an_interface_that_goes_takes_its_filter_along() -> Result<()> {
     drop(ours(host)?);
     // Into another network namespace, where nothing of it is left.
     host.ip(&format!("link set {SERVER} netns {}", pair.client.name()))?;
-    told("gone:", 2)?;
+    told("disappeared:", 2)?;
     check_clean_interface(&pair.client)?;
     host.ip("link del peer0")?;
     create()?;

@@ -384,7 +384,7 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
     let path = history.to_str().context("no name")?;
     let args = ["--iface", SERVER, "--keep", "--history", path];
     let run = Twheel::start(&pair.server, &args)?;
-    run.await_stderr("no history is kept")?;
+    run.await_stderr("keeping no history")?;
     run.await_stderr("a symbolic link of user 0")?;
     let ended = run.stop()?;
     ensure!(ended.code() == Some(0), "{ended:?}");

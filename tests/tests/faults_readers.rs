@@ -40,7 +40,7 @@ fn host() -> Result<Namespace> {
 
 fn check_refused(ended: &Ended) -> Result<()> {
     // The other tests of this file start runs, too, and one starts at a time.
-    let waited = "twheel: waiting for another twheel to finish its start\n";
+    let waited = "twheel: waiting for another twheel to finish starting\n";
     let said = ended.stderr.trim();
     let said = said.strip_prefix(waited).unwrap_or(said);
     ensure!(ended.code() == Some(Kind::Pins as i32), "{ended:?}");

@@ -252,7 +252,7 @@ fn a_stepper_that_is_moved_to_another_cpu_goes_back() -> Result<()> {
     assert_eq!(expiries(&twheel, 10, millis(5000))?.len(), 10);
     // The kernel says it again for whoever asks.
     fs::write("/sys/devices/system/cpu/cpu1/uevent", "online")?;
-    twheel.await_stderr("CPU 1 has come")?;
+    twheel.await_stderr("CPU 1 came online")?;
     begin(&pair.server, 1, 20)?;
     assert_eq!(expiries(&twheel, 20, millis(5000))?.len(), 20, "it goes on");
     assert_eq!(twheel.stop()?.code(), Some(0));
@@ -297,13 +297,17 @@ fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
     drop(online);
     let here = here?;
     assert_eq!(here.len(), 500, "those of the CPU that is there");
-    twheel.await_stderr("CPU 1 has gone")?;
+    twheel.await_stderr("CPU 1 went offline")?;
     let late = expiries(&twheel, 500, PATIENCE)?;
     assert_eq!(late.len(), 500, "and then the rest");
     assert!(late.keys().all(|it| !here.contains_key(it)), "each once");
     let ended = twheel.stop()?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("CPU 1 has come"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("CPU 1 came online"),
+        "{}",
+        ended.stderr
+    );
     pair.server.check_clean(SERVER)
 }
 
@@ -392,7 +396,7 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
 
     // Removed, and made again.
     host.ip(&format!("link del {LINK}"))?;
-    await_times(&twheel, "gone:", 1)?;
+    await_times(&twheel, "disappeared:", 1)?;
     assert!(
         host.pins()?
             .iter()
@@ -406,13 +410,13 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
 
     // Another MTU, another name: it stays what it is.
     host.ip(&format!("link set {LINK} mtu 1400"))?;
-    await_times(&twheel, "the MTU is 1400 now", 1)?;
+    await_times(&twheel, "MTU changed to 1400:", 1)?;
     host.ip(&format!("link set {LINK} down"))?;
     host.ip(&format!("link set {LINK} name other0"))?;
-    await_times(&twheel, "is called other0 now", 1)?;
+    await_times(&twheel, "renamed to other0:", 1)?;
     assert_eq!(host.attached("other0")?, ["xdp", "egress"]);
     host.ip(&format!("link set other0 name {LINK}"))?;
-    await_times(&twheel, &format!("is called {LINK} now"), 1)?;
+    await_times(&twheel, &format!("renamed to {LINK}:"), 1)?;
     bring_up(&host)?;
     check_seen(&host, &twheel)?;
 
@@ -428,7 +432,7 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
 
     // Into another namespace, where it is not to be watched; and back.
     host.ip(&format!("link set {LINK} netns {}", other.name()))?;
-    await_times(&twheel, "gone:", 2)?;
+    await_times(&twheel, "disappeared:", 2)?;
     await_clean(&other, LINK)?;
     other.ip(&format!("link set {LINK} netns {}", host.name()))?;
     await_times(&twheel, ": attached", 4)?;
@@ -502,11 +506,11 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     create(&host)?;
     let twheel = Twheel::start(&host, &args)?;
     host.ip(&format!("link del {LINK}"))?;
-    await_times(&twheel, "gone:", 1)?;
+    await_times(&twheel, "disappeared:", 1)?;
     obstruct(&host, LINK)?;
     // The kernel tells of it once.
     host.ip(&format!("link add {LINK} type veth peer name peer0"))?;
-    await_times(&twheel, "tried again when it changes", 1)?;
+    await_times(&twheel, "trying again when the interface changes", 1)?;
     assert_eq!(host.attached(LINK)?, [""; 0]);
     bring_up(&host)?;
     await_times(&twheel, ": attached", 2)?;
@@ -563,7 +567,9 @@ fn an_interface_that_is_not_there_is_waited_for_or_said() -> Result<()> {
         args.push("--wait-iface");
         let twheel = Twheel::start(&host, &args)?;
         assert!(
-            twheel.stderr().contains("not there yet: waited for"),
+            twheel
+                .stderr()
+                .contains("does not exist yet: waiting for it"),
             "{}",
             twheel.stderr()
         );
@@ -578,7 +584,7 @@ fn an_interface_that_is_not_there_is_waited_for_or_said() -> Result<()> {
     // Without: said, and the flows that there are end.
     let twheel = Twheel::start(&host, &args[1..])?;
     host.ip(&format!("link del {LINK}"))?;
-    let stderr = twheel.await_stderr("gone:")?;
+    let stderr = twheel.await_stderr("disappeared:")?;
     assert!(stderr.contains("--wait-iface"), "{stderr}");
     create(&host)?;
     thread::sleep(millis(500));

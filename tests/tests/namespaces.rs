@@ -326,7 +326,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     file.write(&policy("second", "60s"))?;
     let pid = Pid::from_raw(twheel.pid().try_into()?);
     kill(pid, Signal::SIGHUP)?;
-    twheel.await_stderr("the policy was read again")?;
+    twheel.await_stderr("policy loaded again")?;
     let second = pair.connect(Family::V6)?;
     assert_eq!(
         twheel.expiries_until(Instant::now() + millis(1500))?.len(),
@@ -336,7 +336,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     // What is wrong changes nothing, from here or from there.
     file.write(&policy("second", "soon"))?;
     kill(pid, Signal::SIGHUP)?;
-    let stderr = twheel.await_stderr("the policy stays as it was")?;
+    let stderr = twheel.await_stderr("the old policy stays in force")?;
     assert!(stderr.contains(&format!("{}:6:", file.path())), "{stderr}");
     let load = ["policy", "load", file.path(), "--iface", SERVER];
     let ended = pair.server.twheel_once(&load)?;
@@ -350,7 +350,11 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     file.write(&policy("third", "500ms"))?;
     let ended = pair.server.twheel_once(&load)?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("1 flows follow"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("1 flows re-armed"),
+        "{}",
+        ended.stderr
+    );
     let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
     let found = by_name(&expiries)?;
     // Its rule is gone with its name: it is a flow of none, whose timeout is five days.

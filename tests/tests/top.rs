@@ -412,7 +412,7 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
     let text: Vec<_> = text.lines.iter().map(|line| &*line.text).collect();
     assert!(
         text[0].starts_with("20 flows on ")
-            && text[0].ends_with("no loader is running: they stand still"),
+            && text[0].ends_with("twheel run is not running: the wheels stand still"),
         "{text:#?}"
     );
     let level = text.iter().position(|line| line.starts_with("level 0: "));

@@ -1,6 +1,6 @@
 //! What the loader tells the data plane, and what it writes beside the maps.
 
-use crate::{table::Hash, wheel::Geometry};
+use crate::{counter::NO_INTERFACE, table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
@@ -113,6 +113,19 @@ impl Watched {
     pub const IS_BELOW: u8 = 4;
     /// Its packets have no Ethernet header, but what comes in may still have that of the encrypted packet: `vti`, `xfrm`.
     pub const IS_DECRYPTED: u8 = 8;
+
+    /// Of an interface that is not watched and lies on one that is: what comes in by it has been seen below.
+    pub const IS_SEEN_BELOW: Self = Self {
+        place: NO_INTERFACE as u16,
+        zone: 0,
+        flags: 0,
+    };
+
+    /// Whether the interface itself is watched, and not only one [below it](Self::IS_SEEN_BELOW).
+    #[inline(always)]
+    pub const fn is_watched(self) -> bool {
+        self.place != NO_INTERFACE as u16
+    }
 
     /// Whether one of these is set.
     #[inline(always)]

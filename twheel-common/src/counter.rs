@@ -1,4 +1,4 @@
-//! Counters of the data plane: one set per CPU, written by that CPU alone; and one that the loader writes.
+//! Counters of the data plane: one set per CPU, written by that CPU alone; and one that the running twheel writes.
 
 use crate::named;
 
@@ -9,83 +9,83 @@ named! {
     pub enum Counter {
         /// packets of a flow in the table
         Touched = "touched",
-        /// flows that entered the table
+        /// flows added to the table
         Created = "created",
-        /// flows that left it because their deadline had passed
+        /// flows removed because their timeout ran out
         Expired = "expired",
-        /// flows that left it early to make room for another
+        /// flows removed early to make room for a new one
         Evicted = "evicted",
-        /// those of them that were of a source with more than its share of a full table
+        /// evicted flows whose source was over its quota
         OverShare = "over_share",
-        /// flows that userspace has deleted
+        /// flows deleted from userspace
         Deleted = "deleted",
-        /// flows that ended because a SYN began another with the same key
+        /// flows that ended because a new flow with the same endpoints took over their record
         Superseded = "superseded",
         /// packets that changed the state of their flow
         Changed = "changed",
         /// packets that are neither IPv4 nor IPv6
         NotIp = "not_ip",
-        /// IP packets of no protocol that is tracked
+        /// IP packets of a protocol that is not tracked
         NotTracked = "not_tracked",
         /// fragments other than the first
         Fragment = "fragment",
-        /// packets that end before the header of their protocol does
+        /// packets that end within the header of their protocol
         Truncated = "truncated",
-        /// packets whose headers contradict themselves
+        /// packets whose headers contradict each other
         Malformed = "malformed",
-        /// TCP packets with flags that no stack sends together
+        /// TCP packets with a combination of flags that no stack sends
         BadFlags = "bad_flags",
-        /// packets that do not belong where their flow stands, and RSTs outside its window: they change nothing
+        /// packets that do not fit the flow's state or sequence numbers: they change nothing
         Ignored = "ignored",
-        /// packets that another interface had counted before
+        /// packets already counted at another observation point
         SeenAgain = "seen_again",
-        /// times that a side's packets stopped coming by the interface that counted them, and are counted by another
+        /// times a side's observation point moved to another interface or direction
         Moved = "moved",
-        /// packets that came by a way by which their sender's do not come: they change nothing, but with --one-armed
+        /// packets that came by a way that their sender's packets do not take: they change nothing, except with --one-armed
         SameWay = "same_way",
-        /// RST or FIN of a flow that is not in the table
+        /// packets that match no flow and cannot begin one, such as a RST or FIN
         NoFlow = "no_flow",
-        /// packets that would have begun a flow but found the table full
+        /// packets that would have begun a flow, but the table was full
         TableFull = "table_full",
-        /// packets that would have begun a flow but found no free record in its window
+        /// packets that would have begun a flow, but no record in its hash window was free
         WindowFull = "window_full",
-        /// packets whose flow another CPU was just entering or ending: not tracked
+        /// packets not tracked because another CPU was adding or ending their flow
         Raced = "raced",
-        /// events of the packet path that found the ring full
+        /// events lost because the ring was full when the packet path wrote them
         EventsLost = "events_lost",
-        /// retransmission timers that were started
+        /// retransmission timers started
         RtoStarted = "rto_started",
-        /// retransmission timers that have expired
+        /// retransmission timers expired
         RtoExpired = "rto_expired",
-        /// flows whose retransmissions were found to be answered no more
+        /// flows whose retransmissions were not answered
         Stalled = "stalled",
-        /// packets of expired flows that were dropped
+        /// packets of expired flows dropped by enforce
         EnforcedDropped = "enforced_dropped",
-        /// packets of expired flows that were answered with a RST
+        /// packets of expired flows answered with a RST by enforce
         EnforcedReset = "enforced_reset",
-        /// packets of expired flows that were dropped because their source has had its answers
+        /// packets of expired flows dropped by enforce because their source was over --enforce-rate
         EnforcedLimited = "enforced_limited",
-        /// visits of the wheel to a flow
+        /// timer visits
         Visits = "visits",
-        /// visits that found the deadline ahead and armed the flow again
+        /// timer visits that found the deadline in the future and re-armed the flow
         Rearmed = "rearmed",
-        /// flows whose deadline a packet has brought forward on another CPU than that of their wheel
+        /// flows queued for another CPU because a packet brought their deadline forward
         Posted = "posted",
-        /// times the stepper stopped because the ring was full
+        /// times a stepper stopped because the ring was full
         RingFull = "ring_full",
-        /// times the packet path called a sleeping stepper
+        /// times the packet path woke a sleeping stepper
         Wakes = "wakes",
-        /// links of the wheel to what is no flow of it: always 0, or the data plane has a defect
+        /// invalid wheel entries: always 0, unless the data plane has a defect
         Orphans = "orphans",
-        /// ends of flows that are not in the history: the disk was too slow or full, or a run was killed meanwhile
+        /// ended flows missing from the history: the disk was slow or full, or a run was killed or kept none
         HistoryLost = "history_lost",
-        /// packets of an interface that was just being let go of: not looked at
+        /// packets not looked at because their interface was just being detached
         NotWatched = "not_watched",
-        /// actions that were to be done to expired flows
+        /// reap actions requested
         ReapAsked = "reap_asked",
-        /// those of them of which it is known what became of them
+        /// reap actions whose outcome is known
         ReapSettled = "reap_settled",
-        /// those of them that a run had before it when it was killed, at most
+        /// reap actions lost because a run was killed, at most
         ReapLost = "reap_lost",
     }
 }

@@ -158,15 +158,30 @@ pub struct Segment {
 const _: () = assert!(size_of::<Segment>() == size_of::<FlowKey>() + 32);
 
 impl Segment {
+    /// Packets on the wire that a socket buffer stands for: `gso_segs`; where the sender has not counted them (a virtual machine),
+    /// by their size, `gso_size` bytes of data. 0: it is one packet.
+    #[inline(always)]
+    pub fn joined(&self, gso_segs: u32, gso_size: u32) -> u32 {
+        match (gso_segs, gso_size) {
+            (0, 1..) => self.data().div_ceil(gso_size),
+            _ => gso_segs,
+        }
+    }
+
+    /// Bytes of data, of TCP.
+    #[inline(always)]
+    fn data(&self) -> u32 {
+        let opens_or_ends =
+            u32::from(self.flags & tcp::SYN != 0) + u32::from(self.flags & tcp::FIN != 0);
+        self.end.wrapping_sub(self.seq).wrapping_sub(opens_or_ends)
+    }
+
     /// Makes the segment one of so many packets on the wire, of which each has all of its headers: what XDP would have
     /// seen. Of TCP; of datagrams the number of bytes stays that of the whole.
     #[inline(always)]
     pub fn count_joined(&mut self, packets: u16) {
-        let opens_or_ends =
-            u32::from(self.flags & tcp::SYN != 0) + u32::from(self.flags & tcp::FIN != 0);
-        let data = self.end.wrapping_sub(self.seq).wrapping_sub(opens_or_ends);
         let headers = match self.flags & datagram::ANY {
-            0 => self.bytes.wrapping_sub(data),
+            0 => self.bytes.wrapping_sub(self.data()),
             _ => 0,
         };
         self.bytes = self

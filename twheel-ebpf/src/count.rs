@@ -24,7 +24,7 @@ pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     let [place, added] = unsafe { &mut *current };
     let namespace = *added;
     *added = 0;
-    let Some(watched) = of(namespace | index) else {
+    let Some(watched) = of(namespace | index).filter(|it| it.is_watched()) else {
         *place = NO_INTERFACE;
         count(Counter::NotWatched);
         return None;
@@ -41,7 +41,7 @@ pub fn count_for_none() {
     }
 }
 
-/// Whether packets are seen that come in by an interface.
+/// Whether packets are seen that come in by an interface, there or by one that it lies on.
 #[inline(always)]
 pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0

@@ -136,7 +136,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
         enter_vlan(segment, tag);
     }
     enter_zone(segment, watched);
-    let joined = skb.gso_segs;
+    let joined = segment.joined(skb.gso_segs, skb.gso_size);
     if joined > 1 {
         segment.count_joined(joined as u16);
     }

@@ -53,7 +53,9 @@ pub extern "C" fn point_see(
     if sighting == Sighting::Again {
         return 1;
     }
-    if flags & NOTES != 0 && (counted_at != here || counted != now as u16) {
+    // One that changes nothing may be counted here as well: whoever sees it next is to know. It moves no point.
+    let may_note = flags & NOTES != 0 || counted_at == here;
+    if may_note && (counted_at != here || counted != now as u16) {
         note(flow, segment, here, now);
     }
     0

@@ -27,26 +27,26 @@ use crate::{
 /// Where in the receive path XDP runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
-    /// Native, generic where the driver has no XDP
+    /// Native; generic if the driver has no XDP
     Auto,
     /// In the driver
     Native,
-    /// Behind the driver, in the network stack
+    /// In the network stack, after the driver
     Generic,
 }
 
 /// Whether packets that go out are seen too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Egress {
-    /// By TCX where the kernel has it (6.6), else by a clsact filter; if neither can be had, only incoming packets are seen
+    /// TCX if the kernel has it (6.6), else a clsact filter; if neither works, only incoming packets are seen
     Auto,
-    /// The same, or fail
+    /// The same, but fail if neither works
     On,
-    /// By TCX, or fail
+    /// TCX, or fail
     Tcx,
-    /// By a clsact filter, or fail
+    /// A clsact filter, or fail
     Clsact,
-    /// See incoming packets alone
+    /// See incoming packets only
     Off,
 }
 

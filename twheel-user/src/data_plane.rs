@@ -182,7 +182,8 @@ impl DataPlane {
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("WAKES", wakes_bytes()?)
-            .map_max_entries("WATCHED", places)
+            // And those that lie on watched ones, and those of an earlier run.
+            .map_max_entries("WATCHED", 2 * places)
             .map_max_entries("SEATED", if config.watched == 0 { 1 } else { SEATS })
             .map_max_entries("COUNTERS", places)
             .map_max_entries("COUNTED", places)

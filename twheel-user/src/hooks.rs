@@ -20,13 +20,13 @@ use crate::{
 /// By what incoming packets are to be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ingress {
-    /// Native XDP where the driver has it and nobody else's program is there, else as `tcx`; never generic XDP
+    /// Native XDP if the driver has it and no other program uses it, else as `tcx`; never generic XDP
     Auto,
-    /// By XDP, where `--mode` says
+    /// XDP, in the mode of `--mode`
     Xdp,
-    /// By TCX, or a clsact filter where the kernel has no TCX (before 6.6): behind GRO, beside other programs
+    /// TCX, or a clsact filter if the kernel has no TCX (before 6.6): after GRO, beside other programs
     Tcx,
-    /// By a clsact filter
+    /// A clsact filter
     Clsact,
 }
 
@@ -43,6 +43,8 @@ pub struct Hooks {
     pub order: Option<Order>,
     /// Packets are to be answered with a RST.
     pub resets: bool,
+    /// VLAN tags are part of a flow's key.
+    pub vlans: bool,
     /// The programs that were loaded when the run began.
     pub names: Names,
 }
@@ -136,7 +138,7 @@ impl Hooks {
             above: above(&link, &links),
             left: directory.and_then(|it| left(it, interface, link.index)),
             has_tcx: tcx::exists(link.index),
-            hides_tags: hides_tags(&link, &links),
+            hides_tags: self.hides_tags(&link, known),
             link: &link,
         };
         let choice = choose(self, &facts);
@@ -145,6 +147,11 @@ impl Hooks {
         }
         self.check_order(directory, interface, &choice)?;
         Ok(choice)
+    }
+
+    /// Whether a card takes the VLAN tags that flows are told apart by out of frames before XDP.
+    pub fn hides_tags(&self, link: &Link, known: &Known) -> bool {
+        self.vlans && known.is_tagged(link) && links::strips_vlan_tags(&link.name)
     }
 
     /// Whether XDP was asked for, by name or by a mode.
@@ -338,12 +345,6 @@ pub fn above<'a>(link: &Link, links: &'a [Link]) -> Option<&'a Link> {
     links.iter().find(has_xdp)
 }
 
-/// Whether a card takes VLAN tags out of frames before XDP, and a VLAN stands on it.
-pub fn hides_tags(link: &Link, links: &[Link]) -> bool {
-    let has_vlan = |it: &Link| it.lower == Some(link.index) && it.is_vlan();
-    links.iter().any(has_vlan) && links::strips_vlan_tags(&link.name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,6 +358,7 @@ mod tests {
             egress: Egress::Auto,
             order: None,
             resets: false,
+            vlans: true,
             names: Names::default(),
         }
     }

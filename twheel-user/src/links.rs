@@ -1,7 +1,7 @@
 //! The interfaces of this network namespace, as the kernel describes them by netlink. None of it needs privileges.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fs, io, mem,
     os::fd::AsRawFd,
     path::Path,
@@ -23,7 +23,10 @@ use netlink_packet_generic::{
 };
 use netlink_packet_route::{
     AddressFamily as Family, RouteNetlinkMessage,
-    link::{InfoData, InfoVlan, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
+    link::{
+        InfoBridge, InfoData, InfoVlan, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage,
+        LinkXdp,
+    },
 };
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
@@ -101,6 +104,8 @@ pub struct Link {
     pub lower: Option<u32>,
     /// Of a VLAN device: its identifier.
     pub vlan: Option<u16>,
+    /// A bridge that looks at VLAN tags.
+    pub filters_vlans: bool,
     /// Packets stay on this host.
     pub loopback: bool,
     /// What packets begin with; `None`: twheel does not read them.
@@ -199,6 +204,23 @@ impl Known {
     /// All of them, by their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Link> {
         self.0.values()
+    }
+
+    /// Whether tagged frames pass an interface, as far as can be told: a VLAN lies on it, or a bridge that looks at tags, be it
+    /// with others in between.
+    pub fn is_tagged(&self, link: &Link) -> bool {
+        let (mut seen, mut next) = (HashSet::from([link.index]), vec![link]);
+        while let Some(below) = next.pop() {
+            for above in self.iter().filter(|it| it.is_above(below)) {
+                if above.is_vlan() || above.filters_vlans {
+                    return true;
+                }
+                if seen.insert(above.index) {
+                    next.push(above);
+                }
+            }
+        }
+        false
     }
 
     /// Those above an interface, as they are now.
@@ -308,6 +330,12 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
                         _ => None,
                     }),
                     _ => None,
+                });
+                link.filters_vlans = infos.iter().any(|info| match info {
+                    LinkInfo::Data(InfoData::Bridge(told)) => {
+                        told.contains(&InfoBridge::VlanFiltering(true))
+                    }
+                    _ => false,
                 });
             }
             LinkAttribute::ParentDevBusName(name) => bus = Some(name),
@@ -528,6 +556,38 @@ mod tests {
         }
         assert!(by_index(u32::MAX >> 1).is_err());
         assert!(!strips_vlan_tags("no such interface"));
+    }
+
+    #[test]
+    fn tags_pass_what_vlans_lie_on() {
+        let link = |index, lower, master| Link {
+            index,
+            lower,
+            master,
+            ..Link::default()
+        };
+        let vlan = Link {
+            driver: Some("vlan".to_owned()),
+            ..link(5, Some(4), None)
+        };
+        let bridge = Link {
+            filters_vlans: true,
+            ..link(8, None, None)
+        };
+        // A member of a bond with a VLAN on it, a port of a bridge that looks at tags, and one of a bridge that does not.
+        let links = [
+            link(2, None, Some(4)),
+            link(4, None, None),
+            vlan,
+            link(7, None, Some(8)),
+            bridge,
+            link(9, None, Some(10)),
+            link(10, None, None),
+        ];
+        let known = Known(links.iter().cloned().map(|it| (it.index, it)).collect());
+        let tagged: Vec<_> = links.iter().filter(|it| known.is_tagged(it)).collect();
+        let tagged: Vec<_> = tagged.iter().map(|it| it.index).collect();
+        assert_eq!(tagged, [2, 4, 7]);
     }
 
     #[test]

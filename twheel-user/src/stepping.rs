@@ -37,10 +37,10 @@ static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/probe.b
 /// How programs are run that are attached to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Stepping {
-    /// By plain test runs, which hold bottom halves off
+    /// Plain test runs, which hold bottom halves off
     #[value(skip)]
     TestRuns,
-    /// By test runs of live frames, which do so on every kernel, and cost more
+    /// Test runs of live frames: these work on every kernel, and cost more
     LiveFrames,
 }
 

@@ -47,6 +47,8 @@ pub struct Watch {
     alive: BTreeMap<u32, u32>,
     /// What programs are told of them.
     told: BTreeMap<u32, Watched>,
+    /// Interfaces that are not watched and lie on those, of which programs are told, too.
+    above: BTreeSet<u32>,
     /// Places of those that are gone, the one that has been longest first.
     gone: VecDeque<u32>,
     /// Interfaces of which an earlier run has told its programs. These go on by that until each is replaced.
@@ -140,6 +142,7 @@ impl Watch {
             places,
             alive: BTreeMap::new(),
             told: BTreeMap::new(),
+            above: BTreeSet::new(),
             left: BTreeSet::new(),
         };
         watch.left = watch
@@ -154,11 +157,16 @@ impl Watch {
     /// Forgets what an earlier run watched and this one does not, once all are attached that are there.
     pub fn forget_left(&mut self) -> Result<()> {
         for interface in mem::take(&mut self.left) {
-            if !self.alive.contains_key(&interface) {
+            if !self.is_told(interface) {
                 self.programs.forget(interface)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether programs are told of an interface by this run.
+    fn is_told(&self, interface: u32) -> bool {
+        self.alive.contains_key(&interface) || self.above.contains(&interface)
     }
 
     /// Interfaces that can be watched at once.
@@ -213,7 +221,9 @@ impl Watch {
 
     /// Tells programs which interfaces stand upon which, as these are now.
     pub fn restack(&mut self, known: &Known) -> Result<()> {
-        let stacked = stacked(known.iter(), &self.alive);
+        let below = below(known.iter());
+        self.tell_above(&below)?;
+        let stacked = stacked(&below, &self.alive);
         let changed: Vec<_> = self
             .told
             .iter_mut()
@@ -228,6 +238,24 @@ impl Watch {
         changed
             .into_iter()
             .try_for_each(|(interface, watched)| self.programs.tell(interface, watched))
+    }
+
+    /// Tells them of interfaces that are not watched and lie on watched ones: a bridge, a VRF, a bond. A packet that goes out has
+    /// come in by these, as the kernel says; it was seen below.
+    fn tell_above(&mut self, below: &Below) -> Result<()> {
+        let above: BTreeSet<_> = below
+            .keys()
+            .filter(|top| !self.alive.contains_key(top))
+            .filter(|top| all_below(below, **top).any(|it| self.alive.contains_key(&it)))
+            .copied()
+            .collect();
+        for interface in mem::replace(&mut self.above, above.clone()) {
+            if !self.is_told(interface) {
+                self.programs.forget(interface)?;
+            }
+        }
+        let tell = |interface| self.programs.tell(interface, Watched::IS_SEEN_BELOW);
+        above.into_iter().try_for_each(tell)
     }
 
     /// The interface is watched no more. What was counted of it stays.
@@ -376,35 +404,41 @@ fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
     Some(place)
 }
 
-/// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
-/// upon itself: what comes in there went out there before.
-fn stacked<'a>(
-    links: impl Iterator<Item = &'a Link>,
-    watched: &BTreeMap<u32, u32>,
-) -> BTreeMap<u32, u8> {
-    let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+/// Of interfaces those on which each lies directly.
+type Below = BTreeMap<u32, Vec<u32>>;
+
+fn below<'a>(links: impl Iterator<Item = &'a Link>) -> Below {
+    let mut below = Below::new();
     for link in links {
         below.entry(link.index).or_default().extend(link.lower);
         if let Some(master) = link.master {
             below.entry(master).or_default().push(link.index);
         }
     }
-    let mut flags: BTreeMap<u32, u8> = BTreeMap::new();
-    for top in watched.keys() {
-        let (mut seen, mut next) = (BTreeSet::from([*top]), vec![*top]);
-        while let Some(at) = next.pop() {
-            for lower in below.get(&at).into_iter().flatten() {
-                if seen.insert(*lower) {
-                    next.push(*lower);
-                }
+    below
+}
+
+/// All interfaces on which one lies, directly or not.
+fn all_below(below: &Below, top: u32) -> impl Iterator<Item = u32> + use<> {
+    let (mut seen, mut next) = (BTreeSet::from([top]), vec![top]);
+    while let Some(at) = next.pop() {
+        for lower in below.get(&at).into_iter().flatten() {
+            if seen.insert(*lower) {
+                next.push(*lower);
             }
         }
-        for lower in seen
-            .iter()
-            .filter(|it| *it != top && watched.contains_key(it))
-        {
+    }
+    seen.into_iter().filter(move |it| *it != top)
+}
+
+/// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
+/// upon itself: what comes in there went out there before.
+fn stacked(below: &Below, watched: &BTreeMap<u32, u32>) -> BTreeMap<u32, u8> {
+    let mut flags: BTreeMap<u32, u8> = BTreeMap::new();
+    for top in watched.keys() {
+        for lower in all_below(below, *top).filter(|it| watched.contains_key(it)) {
             *flags.entry(*top).or_default() |= Watched::IS_ABOVE;
-            *flags.entry(*lower).or_default() |= Watched::IS_BELOW;
+            *flags.entry(lower).or_default() |= Watched::IS_BELOW;
         }
     }
     if watched.contains_key(&Way::LOOPBACK.0) {
@@ -609,18 +643,41 @@ mod tests {
         ];
         let of = |watched: &[u32]| -> Vec<(u32, u8)> {
             let watched = watched.iter().map(|index| (*index, 0)).collect();
-            stacked(links.iter(), &watched).into_iter().collect()
+            stacked(&below(links.iter()), &watched)
+                .into_iter()
+                .collect()
         };
-        let (above, below) = (Watched::IS_ABOVE, Watched::IS_BELOW);
+        let (above, under) = (Watched::IS_ABOVE, Watched::IS_BELOW);
         assert_eq!(
             of(&[2, 3, 7]),
             [],
             "members of one bond see no packet of one another"
         );
-        assert_eq!(of(&[2, 3, 4]), [(2, below), (3, below), (4, above)]);
-        assert_eq!(of(&[3, 6, 7]), [(3, below), (6, above)]);
-        assert_eq!(of(&[4, 5, 6]), [(4, below), (5, above | below), (6, above)]);
+        assert_eq!(of(&[2, 3, 4]), [(2, under), (3, under), (4, above)]);
+        assert_eq!(of(&[3, 6, 7]), [(3, under), (6, above)]);
+        assert_eq!(of(&[4, 5, 6]), [(4, under), (5, above | under), (6, above)]);
         assert_eq!(of(&[1]), [(1, above)], "what comes in by lo went out by it");
+    }
+
+    #[test]
+    fn what_lies_on_an_interface_is_found_through_others() {
+        let link = |index, lower, master| Link {
+            index,
+            lower,
+            master,
+            ..Link::default()
+        };
+        // A member of a bond, a VLAN upon that, a port of a bridge.
+        let links = [
+            link(2, None, Some(4)),
+            link(4, None, None),
+            link(5, Some(4), Some(6)),
+            link(6, None, None),
+        ];
+        let all = |top| all_below(&below(links.iter()), top).collect::<Vec<_>>();
+        assert_eq!(all(6), [2, 4, 5]);
+        assert_eq!(all(4), [2]);
+        assert!(all(2).is_empty());
     }
 
     #[test]
@@ -633,7 +690,7 @@ mod tests {
         let links = [link(2, 3), link(3, 2)];
         let both = Watched::IS_ABOVE | Watched::IS_BELOW;
         let watched = BTreeMap::from([(2, 0), (3, 0)]);
-        let stacked = stacked(links.iter(), &watched);
+        let stacked = stacked(&below(links.iter()), &watched);
         assert_eq!(stacked, BTreeMap::from([(2, both), (3, both)]));
     }
 }

@@ -33,9 +33,9 @@ use clap::{Parser, Subcommand};
 
 /// Builds, runs, tests and benches twheel.
 ///
-/// Each command first sets up what it needs, and says so: on Debian, missing packages are
-/// installed with apt-get; bpf-linker is built once and kept in ~/.cache/twheel/tools. Where the
-/// eBPF objects cannot be built, the ones in twheel-ebpf/prebuilt are used.
+/// Each command first installs what it needs, and says so: on Debian, missing packages with apt-get;
+/// bpf-linker is built once and kept in ~/.cache/twheel/tools. If the eBPF objects cannot be built,
+/// the prebuilt ones in twheel-ebpf/prebuilt are used.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -45,52 +45,52 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run twheel: on the interface given with --iface, else in a lab of network namespaces
+    /// Run twheel on the interfaces of --iface; without --iface, run a lab of network namespaces
     ///
-    /// All arguments go to `twheel run`, or to `twheel-lab` when there is no --iface.
+    /// All arguments are passed to `twheel run`, or without --iface to `twheel-lab`.
     #[command(disable_help_flag = true)]
     Run {
-        /// Passed on as they are
+        /// Arguments, passed on unchanged
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
 
-    /// Run all tests, those that need root included, and count them
+    /// Run all tests, including those that need root, and count them
     Test {
-        /// In release mode, many more random operations, and the tests that are marked as ignored
+        /// Build in release mode, try many more random operations, and include ignored tests
         #[arg(long)]
         exhaustive: bool,
-        /// Only the tests of faults: floods, crashes, stalls, hostile packets
+        /// Run only the fault tests: floods, crashes, stalls, hostile packets
         #[arg(long, conflicts_with = "exhaustive")]
         faults: bool,
-        /// The same, longer and with more of everything: an hour
+        /// Run the fault tests longer and with larger loads: an hour
         #[arg(long, conflicts_with = "exhaustive")]
         soak: bool,
-        /// A filter on test names, and other arguments for the test binaries
+        /// Filter on test names, and other arguments for the test binaries
         #[arg(last = true)]
         args: Vec<String>,
     },
 
     /// Run a benchmark, or all of them
     Bench {
-        /// Which one, and what is passed on, such as --json
+        /// Name of the benchmark, and its arguments, such as --json
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
 
-    /// Build the program twheel, and print where it is
+    /// Build the program twheel, and print its path
     Build {
-        /// For which architecture
+        /// Target architecture
         #[arg(long, value_enum, default_value = "native")]
         target: cross::Target,
     },
 
     /// Build the eBPF objects into target/bpf
     BuildEbpf {
-        /// Compare them with the committed ones, and fail when they differ
+        /// Compare them with the committed objects, and fail if they differ
         #[arg(long, conflicts_with = "update")]
         check: bool,
-        /// Replace the committed ones
+        /// Replace the committed objects
         #[arg(long)]
         update: bool,
     },
@@ -98,43 +98,43 @@ enum Task {
     /// Check formatting, lints and documentation
     Lint,
 
-    /// Fuzz the parser beside etherparse with libFuzzer, for a minute unless told otherwise
+    /// Fuzz the parser with libFuzzer, compared with etherparse, for a minute by default
     ///
-    /// Needs a nightly of rustup's and a C++ compiler; cargo-fuzz is built once.
+    /// Installs a C++ compiler if there is none. With a rustup nightly it also uses the address sanitizer.
     Fuzz {
-        /// Afterwards minimise the corpus into fuzz/corpus.hex
+        /// Afterwards write the minimised corpus to fuzz/corpus.hex
         #[arg(long)]
         keep: bool,
-        /// Passed on to libFuzzer, such as -max_total_time=600
+        /// Arguments of libFuzzer, such as -max_total_time=600
         #[arg(last = true)]
         args: Vec<String>,
     },
 
-    /// Break twheel-common in one place at a time, and see whether its tests notice
+    /// Mutate twheel-common in one place at a time, and check that its tests fail
     ///
     /// cargo-mutants is built once. twheel-common/mutants.toml lists the mutants that change nothing.
     Mutants {
-        /// Only those of these files, such as state.rs
+        /// Mutate only these files, such as state.rs
         files: Vec<String>,
-        /// Only a few, chosen by the commit
+        /// Try only a few mutants, chosen by the commit's hash
         #[arg(long, conflicts_with = "files")]
         sample: bool,
     },
 
-    /// Boot Debian's kernels in virtual machines and check twheel there
+    /// Boot Debian's kernels in virtual machines and check twheel on each
     ///
-    /// All of them, which takes an hour or so, also write the table of docs/kernels.md.
+    /// A run of all kernels takes about an hour and also writes the table of docs/kernels.md.
     VmTest {
-        /// Only kernels whose release begins with this, such as 6.12, of the matrix or not
+        /// Only kernels whose release begins with this, such as 6.12, also outside the matrix
         #[arg(long, value_name = "TEXT")]
         kernel: Option<String>,
-        /// Only the newest, 6.12 and 6.1, with fewer checks: what each run of CI does
+        /// Only the newest, 6.12 and 6.1, with fewer checks, as CI does
         #[arg(long, conflicts_with = "kernel")]
         ci: bool,
-        /// Only the checks of this name, such as interfaces
+        /// Only checks of this name, such as interfaces
         #[arg(long, value_name = "NAME")]
         check: Option<String>,
-        /// Machines at a time; each takes one CPU [default: 2; with --ci, all]
+        /// Virtual machines at a time, one CPU each [default: 2; with --ci, all]
         #[arg(long, value_name = "N")]
         jobs: Option<usize>,
     },
@@ -142,7 +142,7 @@ enum Task {
     /// Write a man page for each command of twheel into target/man
     Man,
 
-    /// Do only the set-up that the other commands start with
+    /// Only install what the other commands need
     Setup,
 }
 

@@ -66,14 +66,7 @@ fn commit() -> String {
     let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) else {
         return env!("CARGO_PKG_VERSION").to_owned();
     };
-    match git(&[
-        "status",
-        "--porcelain",
-        "--",
-        ":/",
-        ":!/docs",
-        ":!/README.md",
-    ]) {
+    match git(&["status", "--porcelain", "--", ":/", ":!/docs", ":!/*.md"]) {
         Some(changes) if changes.is_empty() => commit,
         _ => format!("{commit}, changed"),
     }

@@ -205,7 +205,7 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
     assert_eq!(hosts.tracked()?, [SHARE, ROOM - SHARE]);
     let told = twheel.stderr();
     let line = format!(
-        "the table is full: {hog} has {} flows, and its share is {SHARE}",
+        "the table is full: {hog} has {} flows, its quota is {SHARE}:",
         ROOM - EARLY
     );
     assert_eq!(told.matches(&line).count(), 1, "{told}");

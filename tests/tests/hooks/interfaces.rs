@@ -69,7 +69,7 @@ fn an_interface_that_goes_is_attached_by_the_same_hook_when_it_is_back() -> Resu
         let args = ["--hook", hook, "--egress", hook, "--wait-iface"];
         let twheel = start(host, &args)?;
         host.ip(&format!("link del {SERVER}"))?;
-        twheel.await_stderr("gone:")?;
+        twheel.await_stderr("disappeared:")?;
         host.ip(&format!("link add {SERVER} type veth peer name peer0"))?;
         let end = Instant::now() + PATIENCE;
         while twheel.stderr().matches(": attached").count() < 2 {

@@ -29,8 +29,8 @@ fn what_cannot_be_is_said_in_one_sentence_and_nothing_is_attached() -> Result<()
         (&["--order", "sideways"], 2, "give first, last, before:NAME"),
         (&["--order", "before:"], 2, "give the name of a program"),
         (&["--order", "after:id:x"], 2, "no id of a program"),
-        (&["--hook", "tcx", "--mode", "native"], 2, "--mode says"),
-        (&["--hook", "clsact", "--mode", "auto"], 2, "--mode says"),
+        (&["--hook", "tcx", "--mode", "native"], 2, "--mode sets"),
+        (&["--hook", "clsact", "--mode", "auto"], 2, "--mode sets"),
         (&["--hook", "tcx", "--order", "before:nobody"], 2, &listed),
         (&["--hook", "tcx", "--order", "after:id:1"], 2, &listed),
         (
@@ -127,7 +127,7 @@ fn a_program_that_is_needed_later_is_loaded_then() -> Result<()> {
     ensure!(has_pin(host, "twheel_ingress")?);
     ensure!(host.attached("later0")? == ["ingress", "egress"]);
     host.ip("link del later0")?;
-    twheel.await_stderr("later0: gone")?;
+    twheel.await_stderr("later0: disappeared:")?;
     stop(twheel)?;
     check_clean(host)
 }

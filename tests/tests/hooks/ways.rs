@@ -57,7 +57,7 @@ fn auto_takes_tcx_beside_the_xdp_program_of_somebody_else() -> Result<()> {
         let twheel = start(host, &[])?;
         let mode = if native { "native" } else { "generic" };
         let taken = format!(
-            "XDP is taken: theirs (id {}), {mode}: incoming packets are seen by TCX",
+            "XDP is taken: theirs (id {}), {mode}: using TCX for incoming packets",
             other.id
         );
         let stderr = twheel.stderr();

@@ -125,9 +125,9 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
 
         let stats = lines(&pair.server, &["stats"])?;
         let head = if loader {
-            "a loader is running"
+            "; twheel run is running"
         } else {
-            "no loader is running"
+            "; twheel run is not running"
         };
         assert!(
             stats[0].starts_with("12 flows of at most 131072; tick 100ms"),

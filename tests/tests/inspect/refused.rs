@@ -43,7 +43,11 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         "filter, column 10: no state is called `foo`",
     );
     refused(&once(&["flows", "bytes > 1"])?, 2, "--accounting");
-    refused(&once(&["delete"])?, 2, "say which flows to delete");
+    refused(
+        &once(&["delete"])?,
+        2,
+        "give a filter, such as `twheel delete",
+    );
     refused(
         &once(&["talkers", "--state", "foo\" or proto == tcp or rule == \"x"])?,
         2,

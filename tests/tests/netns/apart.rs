@@ -166,7 +166,7 @@ fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
         let pod = lab.pods.remove(0);
         let gone = pod.name().to_owned();
         drop(pod);
-        twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+        twheel.await_stderr(&format!("{gone}: this network namespace disappeared"))?;
         lab.add()?;
     }
     let ended = lab.host.twheel_once(&["stats", "--json"])?;

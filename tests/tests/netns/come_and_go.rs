@@ -52,7 +52,7 @@ fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() 
     let gone = lab.pods.remove(2);
     let (name, inode) = (gone.name().to_owned(), gone.inode()?);
     drop(gone);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     ensure!(!is_held(&twheel, inode)?, "{name} is kept alive");
     let expiry = twheel
         .line(PATIENCE)?
@@ -213,14 +213,14 @@ fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Res
     twheel.await_stderr(&format!("{first}/{POD}: attached"))?;
     let alias = Alias::new(&lab.pods[0])?;
     twheel.await_stderr(&format!(
-        "{}: is the network namespace {first}, too",
+        "{}: another name of the network namespace {first}",
         alias.0
     ))?;
     lab.pods[0].await_attached(POD, &["xdp", "egress"])?;
     let listener = lab.listen(0)?;
     let pod = lab.pods.remove(0);
     drop(pod);
-    twheel.await_stderr(&format!("{first}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{first}: this network namespace disappeared"))?;
     twheel.await_stderr(&format!("{}/{POD}: attached", alias.0))?;
     let before = lab.flows()?.len();
     let mut connection = Connection::open(&lab.host, &listener)?;
@@ -233,7 +233,7 @@ fn a_namespace_with_two_names_is_watched_once_for_as_long_as_it_has_one() -> Res
     );
     let name = alias.0.clone();
     drop(alias);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     stop(twheel)?;
     lab.check_clean()
 }

@@ -47,19 +47,19 @@ fn room_is_shared_by_all_namespaces() -> Result<()> {
     };
     attached(15)?;
     lab.pods[1].ip("link add c1 type veth peer name c2")?;
-    twheel.await_stderr("this run has room for 16 interfaces")?;
+    twheel.await_stderr("this run has reached its capacity of 16 interfaces")?;
     lab.pods[0].ip("link del a1")?;
     attached(17)?;
     lab.pods[1].await_attached("c1", &["xdp", "egress"])?;
     lab.pods[1].await_attached("c2", &["xdp", "egress"])?;
     // Room is made for whoever comes, and is taken: that is said anew.
     lab.pods[0].ip("link del a2")?;
-    twheel.await_stderr("b2: gone")?;
+    twheel.await_stderr("b2: disappeared:")?;
     lab.pods[1]
         .batch("link add c3 type veth peer name c4\nlink add c5 type veth peer name c6\n")?;
     attached(19)?;
     let said = stop(twheel)?;
-    ensure!(said.matches("has room for 16").count() == 2, "{said}");
+    ensure!(said.matches("its capacity of 16").count() == 2, "{said}");
     lab.check_clean()
 }
 
@@ -121,9 +121,9 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     for (netns, wanted) in [
         (
             "/proc/1/ns/net",
-            "--netns /proc/1/ns/net: give a name below /run/netns",
+            "--netns /proc/1/ns/net: give a name in /run/netns",
         ),
-        ("", "--netns : give a name below /run/netns"),
+        ("", "--netns : give a name in /run/netns"),
         ("a[", "--netns a[: "),
         (
             "blue --zone bleu/eth0=7",
@@ -150,7 +150,7 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     let alias = Alias::after(&lab.pods[0], name.clone(), Duration::from_millis(300))?;
     twheel.await_stderr(&format!("{name}/{POD}: attached"))?;
     drop(alias);
-    twheel.await_stderr(&format!("{name}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
     // What is none after a while is said to be none.
     let file = PathBuf::from("/run/netns").join(&name);
     File::create(&file)?;

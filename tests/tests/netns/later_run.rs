@@ -81,7 +81,7 @@ fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<(
     let busy = Busy::start(open, Duration::from_millis(1));
     let gone = lab.pods[0].name().to_owned();
     drop(lab.pods.remove(0));
-    twheel.await_stderr(&format!("{gone}: this network namespace is gone"))?;
+    twheel.await_stderr(&format!("{gone}: this network namespace disappeared"))?;
     for _ in 0..4 {
         twheel.kill()?;
         twheel = start()?;
@@ -136,7 +136,7 @@ fn a_later_run_lets_go_of_what_it_leaves_out() -> Result<()> {
     lab.host.await_attached("veth0", &both)?;
     let twheel = run("veth0,eth0", &[])?;
     lab.host.await_attached("veth0", &[])?;
-    twheel.await_stderr("veth0: let go of: --netns leaves this network namespace out")?;
+    twheel.await_stderr("veth0: detached: --netns does not include this network namespace")?;
     stop(twheel)?;
     lab.check_clean()
 }

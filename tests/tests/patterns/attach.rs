@@ -123,7 +123,7 @@ fn lists_patterns_and_names_are_merged_and_some_left_out() -> Result<()> {
     lab.await_attached(&["a0", "b0"])?;
     lab.add("a2")?;
     lab.remove("b0")?;
-    twheel.await_stderr("b0: gone")?;
+    twheel.await_stderr("b0: disappeared:")?;
     lab.await_attached(&["a0"])?;
     stop(twheel)?;
     lab.check_clean(&["a0"])
@@ -163,12 +163,12 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     for (interface, name) in [("veth0", "mine0"), ("other0", "veth9")] {
         lab.host.ip(&format!("link set {interface} name {name}"))?;
     }
-    twheel.await_stderr("veth0: is called mine0 now, and watched as before")?;
+    twheel.await_stderr("veth0: renamed to mine0: still watched")?;
     lab.await_attached(&["veth0", "veth1", "veth9"])?;
     ensure!(lab.host.attached("mine0")? == ["xdp", "egress"]);
     // Its old name comes again.
     lab.host.ip("link add veth0 type veth peer name peer0")?;
-    twheel.await_stderr("mine0, which was called so, is let go of")?;
+    twheel.await_stderr("detached from the old one, now called mine0")?;
     lab.host.await_attached("mine0", &[])?;
     lab.host.await_attached("veth0", &["xdp", "egress"])?;
     stop(twheel)?;
@@ -197,7 +197,7 @@ fn what_cannot_be_attached_is_said_once() -> Result<()> {
     for mtu in [1400, 1300] {
         host.ip(&format!("link set can0 mtu {mtu}"))?;
         host.ip(&format!("link set veth0 mtu {mtu}"))?;
-        twheel.await_stderr(&format!("veth0: the MTU is {mtu} now"))?;
+        twheel.await_stderr(&format!("veth0: MTU changed to {mtu}:"))?;
     }
     let stderr = twheel.stderr();
     let line = "can0: not attached: can0 is of type Can (280), which twheel does not read";
@@ -220,18 +220,18 @@ fn when_there_is_no_more_room_the_others_go_on() -> Result<()> {
         lab.add(&format!("veth{number}"))?;
     }
     let twheel = Twheel::start(&lab.host, &["--iface", "veth*"])?;
-    let stderr = twheel.await_stderr("this run has room for 16 interfaces")?;
+    let stderr = twheel.await_stderr("this run has reached its capacity of 16 interfaces")?;
     await_that(|| Ok((lab.attached()?.len() == 16, stderr.clone())))?;
     // One goes, and another is attached for it.
     lab.remove("veth3")?;
-    twheel.await_stderr("veth3: gone")?;
+    twheel.await_stderr("veth3: disappeared:")?;
     await_that(|| {
         let attached = lab.attached()?;
         let is_so = attached.len() == 16 && !attached.contains("veth3");
         Ok((is_so, format!("{attached:?}")))
     })?;
     let stderr = stop(twheel)?;
-    ensure!(stderr.matches("room for").count() == 1, "{stderr}");
+    ensure!(stderr.matches("its capacity of").count() == 1, "{stderr}");
     ensure!(stderr.matches(": attached").count() == 17, "{stderr}");
     lab.check_clean(&["veth0", "veth19"])
 }

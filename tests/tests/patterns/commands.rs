@@ -113,8 +113,9 @@ fn a_bridge_and_its_ports_are_said_to_see_packets_twice() -> Result<()> {
     for port in ["veth0", "veth1"] {
         lab.host.ip(&format!("link set {port} master br0"))?;
     }
-    twheel
-        .await_stderr("br0 lies on veth0, and both are watched: the same packets are seen twice")?;
+    twheel.await_stderr(
+        "br0 is on top of veth0, and both are watched: the same packets are seen twice",
+    )?;
     let stderr = stop(twheel)?;
     ensure!(stderr.matches("seen twice").count() == 1, "{stderr}");
     // As they are at the start.
@@ -175,7 +176,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
         (
             &["--iface", "veth*", "--zone", "v*=7", "--zone", "v*=8"],
             2,
-            "a zone already",
+            "already has a zone",
         ),
         (&zones.concat(), 2, "one zone too many"),
         (

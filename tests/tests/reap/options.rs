@@ -319,11 +319,11 @@ fn what_cannot_be_is_refused_before_anything_is_attached() -> Result<()> {
     for (args, why) in [
         (
             &["--reap", "enforce"][..],
-            "confirm it by --i-know-this-drops-traffic",
+            "to confirm, add --i-know-this-drops-traffic",
         ),
         (
             &["--reap", "socket,enforce=reset"],
-            "confirm it by --i-know-this-drops-traffic",
+            "to confirm, add --i-know-this-drops-traffic",
         ),
         (
             &["--reap", "socket", "--pickup", "strict"],
@@ -335,7 +335,7 @@ fn what_cannot_be_is_refused_before_anything_is_attached() -> Result<()> {
         ),
         (&["--reap", "sockets"], "no action is called `sockets`"),
         (&["--reap", "socket", "--protect", "prot == 1"], "prot"),
-        (&["--reap", "socket", "--protect", ""], "say which flows"),
+        (&["--reap", "socket", "--protect", ""], "give a filter"),
     ] {
         let mut all = vec!["run", "--iface", "lo"];
         all.extend(args);

@@ -119,7 +119,7 @@ fn too_large_a_share_pauses_the_reaper_until_sighup() -> Result<()> {
     assert!(text.contains(&counted), "{text}");
 
     hang_up(&twheel)?;
-    twheel.await_stderr("reaping goes on")?;
+    twheel.await_stderr("reaping resumed")?;
     assert!(metrics(lab.server())?.contains("\ntwheel_reaper_paused 0\n"));
     let connection = lab.connect(1, Family::V4)?;
     let said = actions(&twheel, 1, millis(3000))?;

@@ -215,6 +215,16 @@ fn packets_that_were_joined_are_counted_with_their_headers() {
     let mut segment = parse(frame.as_slice()).unwrap();
     let data = 4400 - 40;
     assert_eq!((segment.packets, segment.bytes), (1, 4400));
+    // As the kernel has counted them; or by their size, where nobody has.
+    for (told, packets) in [
+        ((0, 0), 0),
+        ((3, 1_448), 3),
+        ((0, 1_448), 4),
+        ((0, 1_454), 3),
+        ((0, 5_000), 1),
+    ] {
+        assert_eq!(segment.joined(told.0, told.1), packets, "{told:?}");
+    }
     segment.count_joined(3);
     assert_eq!((segment.packets, segment.bytes), (3, data + 3 * 40));
     let mut datagram = parse_any(udp(&[]).as_slice(), ANY).unwrap();

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use super::Cli;
 
-/// Print what a shell needs to complete twheel's arguments
+/// Print a script that completes twheel's arguments in a shell
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
   twheel completions zsh > /usr/local/share/zsh/site-functions/_twheel
   twheel completions fish > ~/.config/fish/completions/twheel.fish")]
 pub struct Completions {
-    /// The shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }

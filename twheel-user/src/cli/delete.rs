@@ -13,8 +13,8 @@ use crate::{
 
 /// Delete the flows that a filter matches
 ///
-/// A flow that has a packet between being chosen and being deleted stays: the kernel compares. Whoever reads the
-/// instance's events is told of each flow: reason `deleted`.
+/// A flow that has had a packet since it was selected is not deleted. Each deleted flow has an event, with reason
+/// `deleted`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +26,7 @@ pub struct Delete {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// Say how many would be deleted, and delete none
+    /// Report how many flows would be deleted, and delete none
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -40,7 +40,7 @@ impl Delete {
         if filter.is_empty() {
             return Err(Failure::new(
                 Kind::Usage,
-                "say which flows to delete, such as `twheel delete 'src == 192.0.2.7'`; `twheel flush` deletes all",
+                "give a filter, such as `twheel delete 'src == 192.0.2.7'`; to delete all flows, use `twheel flush`",
             )
             .into());
         }

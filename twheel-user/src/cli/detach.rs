@@ -8,7 +8,7 @@ use crate::{
     host, patterns, pins,
 };
 
-/// Remove everything that `run --keep`, or a `run` that was killed, has left on an interface
+/// Remove everything that `run --keep`, or a killed `run`, left on an interface
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
   twheel detach --iface eth0 --iface eth1
   twheel detach --iface 'veth*'")]
 pub struct Detach {
-    /// The interface, or a pattern: 'veth*', all; may be given several times, or as a list with commas
+    /// Interface, pattern such as 'veth*', all, or a list with commas; may be repeated
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
 }

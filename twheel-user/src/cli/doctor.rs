@@ -16,28 +16,26 @@ use crate::{
     patterns::Selection,
 };
 
-/// Say what this host has of what twheel needs, and what to do where it lacks something
+/// Check whether this host has what twheel needs, and say what to do if it does not
 ///
-/// Takes the options of `twheel run`, and tries what that would load. Needs no privileges, but as another user than root it
-/// cannot try everything, and warns. Nothing is attached, nothing stays. The exit code is 4 if it finds that `twheel run`
-/// would fail.
+/// Takes the options of `twheel run` and tries what it would load. It attaches nothing and leaves nothing behind. It needs
+/// no privileges, but only root can try everything; otherwise it warns. The exit code is 4 if `twheel run` would fail.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo twheel doctor             # this host and its interfaces
-  twheel doctor --iface eth0     # will `run --iface eth0` do?
+  twheel doctor --iface eth0     # does `run --iface eth0` work?
   twheel doctor --iface 'veth*'
   twheel doctor --iface eth0 --rto on --max-flows 1000000    # and with these options?
   twheel doctor --json | jq 'select(.status != \"ok\")'")]
 pub struct Doctor {
-    /// The interface, or a pattern for those that exist; may be repeated, and takes lists with commas [default: all but
-    /// loopback]
+    /// Interface, pattern for interfaces that exist, or a list with commas; may be repeated [default: all except loopback]
     #[arg(long = "iface", value_name = "NAME")]
     interfaces: Vec<String>,
-    /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
+    /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
     #[arg(long, value_name = "NAME")]
     exclude: Vec<String>,
-    /// What would be loaded: the options of `twheel run`
+    /// Options of `twheel run`: what would be loaded
     #[command(flatten)]
     options: Options,
 }
@@ -81,14 +79,14 @@ impl Doctor {
             .count()
         {
             0 => Ok(()),
-            1 => red("one thing is".to_owned()),
-            count => red(format!("{count} things are")),
+            1 => red("one check".to_owned()),
+            count => red(format!("{count} checks")),
         }
     }
 }
 
 fn red(what: String) -> Result<()> {
-    let message = format!("{what} in the way here: do what is said beside it");
+    let message = format!("{what} failed: follow the remedy below each FAIL");
     Err(Failure::new(Kind::Unsupported, message).into())
 }
 

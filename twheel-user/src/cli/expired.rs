@@ -18,34 +18,34 @@ use crate::{
     pins,
 };
 
-/// List the flows that have ended, when and why, from the history on disk
+/// List flows that have ended, when and why, from the history on disk
 ///
-/// The history outlives the loader and what it has pinned. Oldest first.
+/// Oldest first. The history outlives `twheel run` and its pins.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   twheel expired --since 10m
   twheel expired 'reason == idle and state == established' --limit 20
-  twheel expired -f                      # what ends from now on, too, until Ctrl-C
+  twheel expired -f                      # and flows as they end, until Ctrl-C
   twheel expired --json --since 1d | jq -r .dst | sort | uniq -c")]
 pub struct Expired {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// What has ended within this time
+    /// Show only flows that ended within this time
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     since: Option<Duration>,
-    /// The latest so many
+    /// Show only the last N
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Go on with what ends from now on
+    /// Keep printing flows as they end
     #[arg(short, long)]
     follow: bool,
-    /// Where histories are
+    /// Directory of the histories
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     history: PathBuf,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -103,19 +103,19 @@ impl Expired {
                 out.flush()?;
                 if reader.damaged > damaged {
                     damaged = reader.damaged;
-                    say!("{damaged} records of the history are damaged and left out");
+                    say!("{damaged} records of the history are damaged and were skipped");
                 }
                 if reader.lost > lost {
                     lost = reader.lost;
                     say!(
-                        "up to {lost} events are not in the history: the disk was too slow or full, or none was kept"
+                        "up to {lost} events are not in the history: the disk was too slow or full, or no history was kept"
                     );
                 }
                 if reader.missed > missed {
                     missed = reader.missed;
                     say!(
-                        "{missed} segments of the history were removed before they were read: a larger --history-size \
-                         of `twheel run` keeps them longer"
+                        "{missed} segments of the history were removed before they were read: to keep them longer, \
+                         give `twheel run` a larger --history-size"
                     );
                 }
                 refused = refused.or(tell(&mut reader.refused));

@@ -13,7 +13,7 @@ use crate::{
     output::{json, table},
 };
 
-/// List the flows that are tracked
+/// List the flows in the table
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,16 +26,16 @@ pub struct Flows {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// In this order; else as they stand in the table, which holds no flow back
+    /// Sort key [default: table order, streamed]
     #[arg(long, value_enum, value_name = "KEY")]
     sort: Option<Key>,
-    /// The other way round
+    /// Reverse the order
     #[arg(long, requires = "sort")]
     reverse: bool,
-    /// So many at most
+    /// Show at most N flows
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -43,17 +43,17 @@ pub struct Flows {
 /// What flows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Key {
-    /// Time since the latest packet, longest first
+    /// Time since the last packet, longest first
     Idle,
-    /// Time left, shortest first
+    /// Time until it expires, shortest first
     Expires,
     /// Time since the first packet, longest first
     Age,
-    /// Packets of both sides, most first
+    /// Packets of both sides together, most first
     Packets,
-    /// Bytes of both sides, most first
+    /// Bytes of both sides together, most first
     Bytes,
-    /// The longer round trip, longest first
+    /// Round trip time of the slower side, longest first
     Rtt,
     /// Address of the initiator
     Src,

@@ -6,10 +6,10 @@ use twheel_common::event::Reason;
 
 use super::select::{Deleting, Select};
 
-/// Delete all flows of an instance that is running, or that `run --keep` has left
+/// Delete all flows of an instance, running or left by `run --keep`
 ///
-/// A flow that has a packet between being looked at and being deleted stays. Whoever reads the instance's events is
-/// told of each flow: reason `flushed`.
+/// A flow that has had a packet since it was selected is not deleted. Each deleted flow has an event, with reason
+/// `flushed`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -15,7 +15,7 @@ use crate::{
     attach::{self, Programs},
     data_plane::DataPlane,
     failure::{Failure, Kind},
-    hooks::Hooks,
+    hooks::{HIDES_TAGS, Hooks, Incoming, shows_tags},
     links::{self, Known, Link},
     notices::Change,
     patterns::Selection,
@@ -70,6 +70,8 @@ struct Place {
     mtu: u32,
     /// It is waited for when it is gone.
     stays: bool,
+    /// XDP sees what comes in, and as far as is known no VLAN tag is hidden from it.
+    by_xdp: bool,
 }
 
 impl Place {
@@ -80,6 +82,7 @@ impl Place {
             called: name.to_owned(),
             mtu: 0,
             stays,
+            by_xdp: false,
         }
     }
 }
@@ -113,6 +116,11 @@ pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
             );
         }
     }
+}
+
+/// Whether there may be tagged frames since then.
+fn brings_tags(change: &Change) -> bool {
+    matches!(change, Change::Is(link) if link.is_vlan() || link.filters_vlans)
 }
 
 impl<'a> Interfaces<'a> {
@@ -188,7 +196,7 @@ impl<'a> Interfaces<'a> {
         for number in 0..self.places.len() {
             let name = self.places[number].name.clone();
             if self.common.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
-                say!("{name}: not there yet: waited for");
+                say!("{name}: does not exist yet: waiting for it");
                 continue;
             }
             if let Err(error) = self.attach(plane, number) {
@@ -196,7 +204,7 @@ impl<'a> Interfaces<'a> {
                     return Err(error);
                 }
                 self.instance.let_go(&name)?;
-                say!("{name}: {error:#}: waited for");
+                say!("{name}: {error:#}: waiting for it");
             }
         }
         Ok(())
@@ -260,6 +268,9 @@ impl<'a> Interfaces<'a> {
                 attached |= self.come(plane, is)?;
             }
         }
+        if changes.iter().any(brings_tags) {
+            self.tell_hidden_tags();
+        }
         self.restack()?;
         Ok(attached)
     }
@@ -305,18 +316,20 @@ impl<'a> Interfaces<'a> {
         let attached = attach::attach(programs, &self.instance, interface, hooks, &self.known)?;
         if let Some(why) = &attached.why {
             let by = attached.ingress.name();
-            say!("{label}: {why}: incoming packets are seen by {by}");
+            say!("{label}: {why}: using {by} for incoming packets");
         }
         say!("{label}: attached, {}", attached.describe());
         if attached.egress.is_none()
             && !self.common.options.reap.actions.is_empty()
             && self.common.selection.count() == 1
         {
-            say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
+            say!("{interface}: --reap: outgoing packets are not seen, so they keep no flow alive");
         }
         let place = &mut self.places[number];
         place.mtu = is.mtu;
         place.called.clone_from(interface);
+        place.by_xdp =
+            matches!(attached.ingress, Incoming::Xdp(_)) && !hooks.hides_tags(&is, &self.known);
         self.tell_twice(&is);
         Ok(())
     }
@@ -326,10 +339,10 @@ impl<'a> Interfaces<'a> {
         let why = match &self.elsewhere {
             None => return Ok(()),
             Some(_) if is.index == Way::LOOPBACK.0 => {
-                "the loopback interface of another network namespace is not watched: `twheel run` inside of it does"
+                "loopback of another network namespace cannot be watched: start a `twheel run` inside that namespace"
             }
             Some(_) if is.index >> INDEX_BITS != 0 => {
-                "its index is above a million, which takes a `twheel run` inside of its network namespace"
+                "its index is above a million: start a `twheel run` inside its network namespace"
             }
             Some(_) => return Ok(()),
         };
@@ -351,8 +364,8 @@ impl<'a> Interfaces<'a> {
             if !said.full {
                 let room = self.common.watch.borrow().room();
                 say!(
-                    "{label}: not attached, and neither are others that appear: this run has room for {room} interfaces: \
-                     leave some out with --exclude"
+                    "{label}: not attached, nor are other new interfaces: this run has reached its capacity of {room} \
+                     interfaces: exclude some with --exclude"
                 );
                 said.full = true;
             }
@@ -397,15 +410,15 @@ impl<'a> Interfaces<'a> {
         // In another network namespace it would go on to be watched.
         self.instance.let_go(&name)?;
         let then = if self.common.options.wait_iface && place.stays {
-            ": waited for"
+            ": waiting for it"
         } else if self.common.selection.matches_pattern(&name) {
             ""
         } else {
-            ": start again when it is back, or with --wait-iface"
+            ": start `twheel run` again when it is back, or use --wait-iface"
         };
         let stays = place.stays;
         let label = self.label(&name);
-        say!("{label}: gone: its flows end when their timeouts are over, no packet is seen{then}");
+        say!("{label}: disappeared: detached, its flows end by their timeouts{then}");
         if !stays {
             self.places.swap_remove(number);
         }
@@ -449,15 +462,12 @@ impl<'a> Interfaces<'a> {
             let (name, now) = (&place.name, &is.name);
             if place.called != *now {
                 say!(
-                    "{prefix}{name}: is called {now} now, and watched as before; for twheel it is still {prefix}{name}"
+                    "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} by twheel"
                 );
                 place.called.clone_from(now);
             }
             if place.mtu != is.mtu {
-                say!(
-                    "{prefix}{name}: the MTU is {} now; it is watched as before",
-                    is.mtu
-                );
+                say!("{prefix}{name}: MTU changed to {}: still watched", is.mtu);
                 place.mtu = is.mtu;
             }
             watched = true;
@@ -481,12 +491,11 @@ impl<'a> Interfaces<'a> {
         if tried.is_some_and(|it| it.name == is.name) {
             return Ok(false);
         }
-        if let Some(number) = number
-            && let Some(old) = self.places[number].index.take()
-        {
+        let old = number.and_then(|number| self.places[number].index.take());
+        if let (Some(number), Some(old)) = (number, old) {
             let place = &self.places[number];
             say!(
-                "{}: {}, which was called so, is let go of: there is another",
+                "{}: another interface has this name now: detached from the old one, now called {}",
                 self.label(&place.name),
                 place.called
             );
@@ -499,7 +508,10 @@ impl<'a> Interfaces<'a> {
                 Ok(()) => true,
                 Err(error) => {
                     self.instance.let_go(&is.name)?;
-                    say!("{}: {error:#}: tried again when it changes", is.name);
+                    say!(
+                        "{}: {error:#}: trying again when the interface changes",
+                        is.name
+                    );
                     false
                 }
             },
@@ -509,7 +521,26 @@ impl<'a> Interfaces<'a> {
             self.refused.remove(&is.index);
             self.instance.share_links(&is.name, self.common.group)?;
         }
+        // The one that has lost its name may be wanted by its new one.
+        if let Some(renamed) = old.and_then(|old| self.known.get(old)).cloned() {
+            return Ok(self.come(plane, &renamed)? || attached);
+        }
         Ok(attached)
+    }
+
+    /// Says, once, where XDP does not see VLAN tags any more, since there are some now.
+    fn tell_hidden_tags(&mut self) {
+        for place in self.places.iter_mut().filter(|it| it.by_xdp) {
+            let link = place.index.and_then(|index| self.known.get(index));
+            if link.is_some_and(|link| self.common.hooks.hides_tags(link, &self.known)) {
+                let name = &place.called;
+                say!(
+                    "{name}: a VLAN lies on it now, and {HIDES_TAGS}: run `{}`, or start twheel again",
+                    shows_tags(name)
+                );
+                place.by_xdp = false;
+            }
+        }
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
@@ -532,15 +563,15 @@ impl<'a> Interfaces<'a> {
             if !above.is_vlan() {
                 if !said.port {
                     say!(
-                        "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, and each is \
-                         counted where it is seen first"
+                        "{above_name} is on top of {below_name}, and both are watched: the same packets are seen twice, and \
+                         each is counted where it is seen first"
                     );
                     said.port = true;
                 }
             } else if self.common.options.vlan == Vlan::Key && !said.vlan {
                 say!(
-                    "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, as flows with \
-                     their tag and without: --exclude one of the two, or give --vlan ignore"
+                    "{above_name} is on top of {below_name}, and both are watched: the same packets are seen twice, as flows \
+                     with VLAN tag and without: exclude one with --exclude, or use --vlan ignore"
                 );
                 said.vlan = true;
             }

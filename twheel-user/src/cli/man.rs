@@ -13,7 +13,7 @@ use super::Cli;
 Examples:
   twheel man target/man && man -l target/man/twheel.1")]
 pub struct Man {
-    /// The directory, which is made if need be
+    /// Directory; created if it does not exist
     directory: PathBuf,
 }
 

@@ -24,7 +24,7 @@ mod wheel;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Watches the flows of network interfaces from inside the kernel and says when one has expired.
+/// Tracks the flows of network interfaces from inside the kernel and reports each one that has ended.
 #[derive(Parser)]
 #[command(name = "twheel", version, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -62,7 +62,7 @@ Examples:
   twheel policy check policy.toml
 
 Exit codes: 0 success; 1 failure; 2 unusable arguments; 3 not permitted; 4 the host lacks \
-something; 5 the interface is unknown or taken; 6 pins in the way, or none where some are needed.";
+something; 5 the interface is unknown or taken; 6 pins are in the way or missing.";
 
 impl Cli {
     /// Does what was asked.
@@ -90,11 +90,11 @@ impl Cli {
 /// [`Scheme`](twheel_common::wheel::Scheme), as an argument.
 #[derive(Clone, Copy, ValueEnum)]
 enum Scheme {
-    /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
+    /// One level, as long as the longest timeout (scheme 4 of Varghese and Lauck)
     Simple,
-    /// One level; who is due later goes round several times (scheme 6)
+    /// One level; a longer timeout goes round several times (scheme 6)
     Hashed,
-    /// Several levels, each slot of one as long as the level below (scheme 7)
+    /// Several levels; a slot lasts as long as a round of the level below (scheme 7)
     Hierarchical,
 }
 

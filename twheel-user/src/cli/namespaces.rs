@@ -51,7 +51,7 @@ impl Wanted {
             Some(bad) => Err(Failure::new(
                 Kind::Usage,
                 format!(
-                    "--netns {}: give a name below {}, as `ip netns` lists them, or all",
+                    "--netns {}: give a name in {}, as `ip netns` lists them, or all",
                     bad.text(),
                     netns::DIRECTORY
                 ),
@@ -122,7 +122,9 @@ impl Other {
     fn remove(self) {
         let name = &self.namespace.name;
         if let Err(error) = self.namespace.enter(|| self.part.remove()) {
-            say!("{name}: pins are left, `twheel detach` removes them: {error:#}");
+            say!(
+                "{name}: some pins could not be removed: {error:#}: remove them with `twheel detach`"
+            );
         }
     }
 }
@@ -227,7 +229,7 @@ impl<'a> Namespaces<'a> {
                 // An earlier run's: of what is not watched no packet is to be seen.
                 for interface in self.instance.pins().interfaces()? {
                     self.instance.let_go(&interface)?;
-                    say!("{interface}: let go of: --netns leaves this network namespace out");
+                    say!("{interface}: detached: --netns does not include this network namespace");
                 }
             }
         }
@@ -314,7 +316,7 @@ impl<'a> Namespaces<'a> {
             let mut events = [EpollEvent::empty(); 64];
             let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
                 Err(nix::Error::EINTR) => continue,
-                count => count.context("cannot hear of network namespaces")?,
+                count => count.context("cannot receive notices of network namespaces")?,
             };
             let mut is_more = false;
             for event in &events[..count] {
@@ -360,7 +362,7 @@ impl<'a> Namespaces<'a> {
             return Err(error);
         };
         let name = &other.namespace.name;
-        say!("{name}: this network namespace is watched no more: {error:#}");
+        say!("{name}: this network namespace is no longer watched: {error:#}");
         self.leave(number);
         Ok(())
     }
@@ -420,7 +422,7 @@ impl<'a> Namespaces<'a> {
                 && other.also.insert(name.clone())
             {
                 say!(
-                    "{name}: is the network namespace {}, too",
+                    "{name}: another name of the network namespace {}",
                     other.namespace.name
                 );
             }
@@ -437,14 +439,14 @@ impl<'a> Namespaces<'a> {
             return Ok(false);
         }
         if name.len() > LONGEST {
-            return Err(anyhow!("its name has more than {LONGEST} bytes"));
+            return Err(anyhow!("its name is longer than {LONGEST} bytes"));
         }
         let is_free = |number| !self.there.contains_key(&number);
         let Some((part, number)) = self.instance.elsewhere(&name, inode, is_free)? else {
             if others.waiting.is_empty() {
                 say!(
-                    "{name}: not watched, and neither are others that appear: a run has room for {MAX_NAMESPACES} network \
-                     namespaces: name those that matter with --netns"
+                    "{name}: not watched, nor are other new namespaces: a run has a capacity of {MAX_NAMESPACES} network \
+                     namespaces: name the ones you want with --netns"
                 );
             }
             others.waiting.insert(name);
@@ -508,7 +510,7 @@ impl<'a> Namespaces<'a> {
             return false;
         };
         self.leave(number);
-        say!("{name}: this network namespace is gone: flows end when their timeouts are over");
+        say!("{name}: this network namespace disappeared: its flows end by their timeouts");
         true
     }
 
@@ -525,7 +527,7 @@ impl<'a> Namespaces<'a> {
         };
         if let Err(error) = left {
             let name = &other.namespace.name;
-            say!("{name}: programs could not be told that it is let go of: {error:#}");
+            say!("{name}: cannot update the programs after detaching: {error:#}");
         }
         let mut again = mem::take(&mut other.also);
         other.remove();

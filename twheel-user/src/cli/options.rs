@@ -30,46 +30,46 @@ use crate::{
 /// What a run may be told.
 #[derive(Args)]
 pub struct Options {
-    /// Wait for interfaces that are not there yet, and for those that go to come back
+    /// Wait for interfaces that do not exist yet, and for those that disappear to come back
     #[arg(long)]
     pub wait_iface: bool,
-    /// By what incoming packets are seen
+    /// Hook for incoming packets
     #[arg(long, value_enum, default_value = "auto")]
     pub hook: Ingress,
-    /// Where XDP runs; `native` and `generic` say `--hook xdp`, too [default: auto]
+    /// XDP mode; `native` and `generic` imply `--hook xdp` [default: auto]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// Where twheel's programs stand among those of others at TCX, and its filters at clsact: first, last, before:NAME or
-    /// after:NAME; NAME is a program's (of clsact, a filter's), or id:N [default: first; what an earlier run has left stays
-    /// where it stands]
+    /// Position of twheel's programs among other programs at TCX, and of its filters at clsact: first, last, before:NAME
+    /// or after:NAME. NAME is a program (at clsact a filter), or id:N [default: first; programs that an earlier run left
+    /// stay where they are]
     #[arg(long, value_name = "PLACE")]
     pub order: Option<Order>,
-    /// Whether outgoing packets are seen too
+    /// Hook for outgoing packets
     #[arg(long, value_enum, default_value = "auto")]
     pub egress: Egress,
-    /// Precision of expiry [default: 100ms; 10ms with `--rto on`]
+    /// Tick of the wheels: the precision of expiry [default: 100ms; 10ms with `--rto on`]
     #[arg(long, value_parser = humantime::parse_duration)]
     pub tick: Option<Duration>,
-    /// How long a flow may be idle: NAME=DURATION by conntrack's names of states; a duration alone is that of
-    /// established flows, and the most for all others; `inherit` takes this host's conntrack's [default: conntrack's]
+    /// Idle timeouts: a list of STATE=DURATION, with conntrack's names of states. A DURATION alone sets that of established
+    /// flows and limits all others; `inherit` takes this host's conntrack settings [default: conntrack's defaults]
     #[arg(long, value_name = "LIST")]
     pub timeout: Option<String>,
-    /// Whether flows are tracked whose beginning was not seen
+    /// Whether to track connections that were already open
     #[arg(long, value_enum, default_value = "loose")]
     pub pickup: Pickup,
-    /// Take answers also where they come in by the interface by which a flow's first packet came in: on a router with one
-    /// interface, at a mirror port. Anybody can then fake both sides of a flow
+    /// Also accept answers on the interface where the flow's first packet came in: for a router with one interface, or a
+    /// mirror port. Anybody can then forge both sides of a flow
     #[arg(long)]
     pub one_armed: bool,
-    /// Whether VLAN tags tell flows apart; `ignore` where the same connection has tags in one place and none in another
+    /// Whether VLAN tags distinguish flows; use `ignore` if a connection is tagged in one place and untagged in another
     #[arg(long, value_enum, default_value = "key")]
     pub vlan: Vlan,
-    /// Tell the flows of an interface apart from those of other zones with the same addresses (VRFs, tenants): a number from
-    /// 1 to 65535, conntrack's zone where the interface has one; may be repeated, and takes lists with commas and patterns: of
-    /// several that match the first counts, and a name before all patterns
+    /// Put an interface into a zone: flows of different zones may have the same addresses (VRFs, tenants). N is 1 to 65535;
+    /// use conntrack's zone if the interface has one. May be repeated; takes lists with commas, and patterns: a name wins
+    /// over patterns, the first matching pattern over later ones
     #[arg(long = "zone", value_name = "IFACE=N", value_delimiter = ',', value_parser = Zone::parse)]
     pub zones: Vec<Zone>,
-    /// What is tracked
+    /// Protocols to track
     #[arg(
         long,
         value_enum,
@@ -78,67 +78,68 @@ pub struct Options {
         default_value = "tcp"
     )]
     pub proto: Vec<Proto>,
-    /// Count each flow's packets and bytes, each way
+    /// Count the packets and bytes of each flow in each direction
     #[arg(long)]
     pub accounting: bool,
-    /// Whether retransmission timers run, which needs both directions: round trips, timeouts, and flows that are stalled
+    /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
-    /// What a retransmission timeout is above the round trip, at least
+    /// Minimum added to the round trip time to form the retransmission timeout
     #[arg(long, value_parser = humantime::parse_duration, default_value = "200ms")]
     pub rto_min: Duration,
-    /// The longest retransmission timeout
+    /// Longest retransmission timeout
     #[arg(long, value_parser = humantime::parse_duration, default_value = "120s")]
     pub rto_max: Duration,
-    /// Expiries in a row after which a flow is stalled: its timeout is then that of `retrans`
+    /// Retransmission timeouts in a row after which a flow is stalled; its idle timeout is then at most `retrans`
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_retrans: u32,
-    /// Timeouts per service: a policy file; SIGHUP makes it be read again
+    /// Policy file, with timeouts per service; SIGHUP reads it again
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Flows tracked at once, at most
+    /// Capacity of the flow table
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     pub max_flows: u32,
-    /// Percent of a full table that one source (an IPv4 address, an IPv6 network of 64 bits) may hold when others want
-    /// room: what it holds above makes room for them; or `off`
+    /// Quota of one source (an IPv4 address or an IPv6 /64) in a full table, in percent: its flows above the quota make way
+    /// for those of others; `off` for no quota
     #[arg(long, value_name = "PERCENT", default_value = "25")]
     pub source_share: Share,
-    /// How the wheels turn
+    /// Timing wheel scheme
     #[arg(long, value_enum, default_value = "hierarchical")]
     pub scheme: Scheme,
-    /// Slots of a wheel's level, rounded up to a power of two [default: 1024; for a simple wheel as many
-    /// as the timeouts need]
+    /// Slots of each wheel level, rounded up to a power of two [default: 1024; for a simple wheel as many as the timeouts
+    /// need]
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
     /// Levels of a hierarchical wheel [default: 3]
     #[arg(long, value_name = "N")]
     pub levels: Option<u32>,
-    /// Where the history of what has ended is kept, for `twheel expired`; or `off`
+    /// Directory for the history of ended flows, which `twheel expired` reads; `off` keeps none
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     pub history: PathBuf,
-    /// Room for it on disk: the oldest goes first
+    /// Most disk space for the history; the oldest flows are removed first
     #[arg(long, value_name = "BYTES", default_value = "64MiB")]
     pub history_size: ByteSize,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub reap: Reap,
-    /// Numbers for Prometheus at /metrics, health at /healthz, and a page that shows the wheels: a port of the
+    /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the
     /// loopback address, or an IP address and a port
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_address)]
     pub metrics: Option<SocketAddr>,
-    /// Leave everything attached and pinned at the end; the next run adopts it
+    /// Leave everything attached and pinned at exit; the next run adopts it
     #[arg(long)]
     pub keep: bool,
-    /// Let the members of a group look at the flows and the history, delete flows and change the policy: by default what a
-    /// run makes is its user's alone
+    /// Let members of this group list and delete flows, read the history and load policies; by default only the user of the
+    /// run may
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
-    /// Diagnostics of the data plane on standard error: off, error, warn, info, debug or trace
+    /// Log messages of the data plane to standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "off")]
     pub log_level: log::LevelFilter,
-    /// How wheels are stepped [default: by test runs, where this kernel's hold softirqs off, else by live frames]
+    /// How the kernel is made to step the wheels [default: test runs if they hold softirqs off on this kernel, else
+    /// live-frames]
     #[arg(long, value_enum, value_name = "WAY")]
     pub stepping: Option<Stepping>,
 }
@@ -167,18 +168,18 @@ impl Proto {
 /// Whether something is done.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Yes
+    /// Enabled
     On,
-    /// No
+    /// Disabled
     Off,
 }
 
 /// Whether VLAN tags are part of what names a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Vlan {
-    /// Flows with the same endpoints in two VLANs are two
+    /// The same endpoints in two VLANs are two flows
     Key,
-    /// They are one
+    /// They are one flow
     Ignore,
 }
 
@@ -193,7 +194,7 @@ pub struct Zone {
 
 impl Zone {
     fn parse(text: &str) -> Result<Self, String> {
-        let wanted = "give an interface and its zone, from 1 to 65535: eth0=7";
+        let wanted = "give an interface and its zone from 1 to 65535, such as eth0=7";
         let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
         match number.parse() {
             Ok(number @ 1..) if !interface.is_empty() && !interface.contains('=') => Ok(Self {
@@ -208,9 +209,9 @@ impl Zone {
 /// What may begin a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pickup {
-    /// Any segment but a FIN or a RST
+    /// Yes: an ACK in mid-stream begins a flow
     Loose,
-    /// A SYN
+    /// No: only a SYN begins a flow
     Strict,
 }
 
@@ -240,15 +241,15 @@ impl Options {
         if self.mode.is_some() && matches!(self.hook, Ingress::Tcx | Ingress::Clsact) {
             return Err(Failure::new(
                 Kind::Usage,
-                "--mode says where XDP runs, and --hook tcx and --hook clsact take no XDP: leave one of the two out",
+                "--mode sets where XDP runs, but --hook tcx and --hook clsact do not use XDP: remove one of the two options",
             )
             .into());
         }
         if self.rto == Switch::On && self.egress == Egress::Off && interfaces == 1 {
             return Err(Failure::new(
                 Kind::Usage,
-                "--rto on --egress off: retransmission timers need both directions: leave one of the two out, or give \
-                 a second interface by which the other direction comes in",
+                "--rto on --egress off: retransmission timers need both directions: remove one of the two options, or \
+                 add a second interface on which the other direction comes in",
             )
             .into());
         }
@@ -297,7 +298,7 @@ impl Options {
             return Err(Failure::new(
                 Kind::Usage,
                 format!(
-                    "--history-size {}: a history has at least {}; --history off keeps none",
+                    "--history-size {}: the minimum is {}; to keep no history, use --history off",
                     self.history_size,
                     ByteSize(history::LEAST_BYTES)
                 ),
@@ -332,16 +333,14 @@ impl Options {
                 .map_err(|why| Failure::new(Kind::Usage, format!("--zone {why}")))?;
             let elsewhere = interface.rsplit_once('/').map(|(namespace, _)| namespace);
             let why = if let Some(namespace) = elsewhere.filter(|it| !namespaces.matches(it)) {
-                format!(
-                    "the network namespace {namespace} is not watched: give --netns {namespace}, too"
-                )
+                format!("the network namespace {namespace} is not watched: add --netns {namespace}")
             } else if !interfaces.may_have(&asked) {
-                format!("{interface} is not watched: give --iface {interface}, too")
+                format!("{interface} is not watched: add --iface {interface}")
             } else if self.zones[..number]
                 .iter()
                 .any(|it| it.interface == *interface)
             {
-                format!("{interface} has a zone already: give one")
+                format!("{interface} already has a zone: give only one")
             } else {
                 continue;
             };
@@ -371,6 +370,7 @@ impl Options {
             mode: self.mode,
             egress: self.egress(interfaces),
             order: self.order.clone(),
+            vlans: self.vlan == Vlan::Key,
             resets: in_policy || self.reap.actions.has(Action::EnforceReset),
             names,
         }

@@ -18,9 +18,9 @@ use crate::{
     timeouts::Timeouts,
 };
 
-/// Say which wheel suits a number of flows and a timeout, and what it will cost
+/// Recommend a wheel for a number of flows and a timeout, and predict its cost
 ///
-/// The cost model is that of Varghese and Lauck: visits a second times what a visit costs.
+/// The cost model is that of Varghese and Lauck: timer visits a second times the cost of one.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -28,22 +28,22 @@ Examples:
   sudo twheel plan --flows 1000000 --timeout 60s --tick 10ms --calibrate
   twheel plan --flows 5000000 --timeout 1h --tick 1s --memory 1GiB")]
 pub struct Plan {
-    /// Flows tracked at once
+    /// Number of flows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
     flows: u32,
     /// Timeout of established flows
     #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
-    /// As of `twheel run`
+    /// Tick, as of `twheel run`
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
-    /// What it may take: 500MB, 2GiB, …
+    /// Most memory, such as 500MB or 2GiB
     #[arg(long, value_name = "SIZE")]
     memory: Option<Memory>,
-    /// Measure this machine instead of taking the figures of another (root; a few seconds)
+    /// Measure this machine instead of using the figures of another (needs root, takes a few seconds)
     #[arg(long)]
     calibrate: bool,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -95,7 +95,7 @@ impl Plan {
                 return Err(Failure::new(
                     Kind::Usage,
                     format!(
-                        "--memory {}: {} flows take {} at least: give more, or track fewer",
+                        "--memory {}: {} flows need at least {}: give more memory, or track fewer flows",
                         memory.given,
                         self.flows,
                         bytesize::ByteSize(least)
@@ -105,7 +105,7 @@ impl Plan {
             }
         }
         let best = plans.iter().copied().reduce(Prediction::better);
-        let best = best.context("no wheel can do this")?.geometry;
+        let best = best.context("no wheel scheme fits")?.geometry;
         let result = if self.json {
             self.print_json(&plans, best, &costs)
         } else {

@@ -26,7 +26,7 @@ use crate::{
     settings::longest_timeout,
 };
 
-/// Timeouts per service: policy files
+/// Check and load policy files: timeouts per service
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -52,18 +52,18 @@ impl Policy {
     }
 }
 
-/// Give a policy to an instance that is running, or that `run --keep` has left
+/// Load a policy into an instance, running or left by `run --keep`
 ///
-/// Flows follow at once. A file that is refused changes nothing. The next `run` has the policy that it is
-/// given itself.
+/// It applies to live flows at once. A file that is refused changes nothing. The next `run` uses its own --policy
+/// instead.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   twheel policy load policy.toml --iface eth0")]
 struct Load {
-    /// The policy file
+    /// Policy file
     file: PathBuf,
-    /// An interface of the instance
+    /// Interface that selects the instance
     #[arg(long = "iface", value_name = "NAME")]
     interface: String,
 }
@@ -73,11 +73,11 @@ impl Load {
         host::check()?;
         let pins = Instance::of(&self.interface)?;
         let armed = {
-            let bar = progress::bar("flows follow", 0);
+            let bar = progress::bar("applying to flows", 0);
             install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?
         };
         say!(
-            "{}: {} is in force, {armed} flows follow",
+            "{}: {} loaded, {armed} flows re-armed",
             self.interface,
             self.file.display()
         );
@@ -85,9 +85,9 @@ impl Load {
     }
 }
 
-/// Say whether a policy file is right, and which rule a flow would meet
+/// Check a policy file, and tell which rule a flow would meet
 ///
-/// With any of the options that describe a flow: which rule it meets, and why none before.
+/// With options that describe a flow, it also prints the rule that the flow meets, and why it meets none before.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -96,33 +96,33 @@ Examples:
   twheel policy check policy.toml --proto udp --dst [2001:db8::1]:53 --iface eth0 --direction in
   twheel policy check policy.toml --proto tcp --vlan 10 --zone 7")]
 struct Check {
-    /// The policy file
+    /// Policy file
     file: PathBuf,
     /// Protocol of the flow
     #[arg(long, value_enum)]
     proto: Option<Proto>,
-    /// The flow's initiator; its port is of no account
+    /// Initiator of the flow; its port does not matter
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
     src: Option<End>,
-    /// The flow's responder
+    /// Responder of the flow
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
     dst: Option<End>,
     /// Interface on which the flow's first packet is seen
     #[arg(long, value_name = "NAME")]
     iface: Option<String>,
-    /// The flow's VLAN, or the outer and the inner one; 0: none
+    /// VLAN of the flow, or the outer and the inner one; 0: none
     #[arg(long, value_name = "ID[,INNER]", value_parser = vlans)]
     vlan: Option<Vlans>,
-    /// The flow's zone, as `twheel run --zone` has it; 0: none
+    /// Zone of the flow, as given to `twheel run --zone`; 0: none
     #[arg(long, value_name = "N")]
     zone: Option<u16>,
-    /// The way of that packet, as this host sees it
+    /// Direction of that packet, as this host sees it
     #[arg(long, value_enum)]
     direction: Option<Way>,
-    /// As of `twheel run`: no timeout may be shorter
+    /// Tick, as of `twheel run`: no timeout may be shorter
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
-    /// Print a JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -172,7 +172,7 @@ fn vlans(text: &str) -> Result<Vlans, String> {
     match (outer, inner) {
         (Some(outer @ ..=MAX_VLAN), Some(inner @ ..=MAX_VLAN)) => Ok(Vlans([outer, inner])),
         _ => Err(format!(
-            "give a VLAN identifier from 1 to {MAX_VLAN}, 0 for none, or an outer and an inner one: 10, 0, 10,20"
+            "give a VLAN identifier from 1 to {MAX_VLAN}, 0 for none, or an outer and an inner one, such as 10, 0 or 10,20"
         )),
     }
 }
@@ -220,13 +220,13 @@ impl Check {
             && src.to_canonical().is_ipv4() != dst.to_canonical().is_ipv4()
         {
             return usage(format!(
-                "--src {src} --dst {dst}: both ends of a flow are of one family: give two of IPv4 or two of IPv6"
+                "--src {src} --dst {dst}: both ends of a flow are of one family: give two IPv4 or two IPv6 addresses"
             ));
         }
         let port = self.dst.and_then(|End(_, port)| port);
         if let (Some(Proto::Icmp), Some(port)) = (self.proto, port) {
             return usage(format!(
-                "--dst …:{port}: icmp has no ports: leave it out, or give --proto tcp or udp"
+                "--dst …:{port}: icmp has no ports: remove the port, or give --proto tcp or udp"
             ));
         }
         Ok(Query {
@@ -286,7 +286,7 @@ impl Met {
         let looked_up = usize::from(lookup(policy, query)?);
         anyhow::ensure!(
             looked_up == number,
-            "a bug in twheel: the rules say rule {number}, the tables {looked_up}; please report it with the file"
+            "bug in twheel: the rules give rule {number}, the tables rule {looked_up}: please report it with the file"
         );
         Ok(Self { number, failed })
     }

@@ -13,31 +13,30 @@ use crate::{
 #[derive(Args)]
 #[command(next_help_heading = "Reaping: docs/reap.md")]
 pub struct Reap {
-    /// What is done to a flow that has expired idle: `none`, or a list of reset (send both ends a RST), socket (close
-    /// the local socket), conntrack (delete the kernel's entry), enforce=drop, enforce=reset (refuse what comes later
-    /// without a SYN). A policy's rules may say otherwise
+    /// What to do to a flow that expired idle: `none`, or a list of reset (send both ends a RST), socket (close the local
+    /// socket), conntrack (delete the kernel's entry), enforce=drop, enforce=reset (drop or reset its later packets, except
+    /// a SYN). Rules of a policy may say otherwise
     #[arg(long = "reap", value_name = "ACTIONS", value_parser = Actions::parse, default_value = "none")]
     pub actions: Actions,
-    /// Flows to which nothing is done: a filter; may be given several times
+    /// Never reap flows that match this filter; may be repeated
     #[arg(long, value_name = "FILTER")]
     protect: Vec<String>,
-    /// Say what would be done, and do nothing
+    /// Report what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
-    /// Actions a second, at most [default: no limit]
+    /// Most actions a second [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     reap_rate: Option<u32>,
-    /// The reaper pauses if more than this many percent of the live flows would be reaped within a minute
+    /// Pause if more than this percentage of the live flows would be reaped within a minute
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=100))]
     reap_max_share: u8,
-    /// Close sockets and delete entries in this network namespace, too: a name as `ip netns` has it, or a path; may be
-    /// given several times
+    /// Also close sockets and delete entries in this network namespace: a name of `ip netns`, or a path; may be repeated
     #[arg(long, value_name = "NAME")]
     reap_netns: Vec<String>,
-    /// Needed for enforce: packets are dropped
+    /// Required for enforce, and for a policy with it: packets are dropped
     #[arg(long)]
     pub i_know_this_drops_traffic: bool,
-    /// RSTs a second that enforce=reset answers one source with, at most
+    /// Most RSTs a second that enforce=reset sends to one source
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub enforce_rate: u32,
 }
@@ -55,20 +54,20 @@ impl Reap {
         }
         if self.actions.iter().any(|action| action.enforces()) && !self.i_know_this_drops_traffic {
             return refuse(
-                "--reap enforce: packets of flows that have expired will be dropped: confirm it by \
+                "--reap enforce drops packets of expired flows: to confirm, add \
                  --i-know-this-drops-traffic",
             );
         }
         if strict && !self.actions.is_empty() {
             return refuse(
-                "--reap with --pickup strict: a flow that comes alive again could not be told from one that does \
-                 not: leave one of the two out",
+                "--reap with --pickup strict: twheel could not see that a flow is active again: \
+                 remove one of the two options",
             );
         }
         let protect = self.protect.iter().map(|text| {
             let filter = Filter::parse(text, known)?;
             match filter.is_empty() {
-                true => refuse("--protect \"\": say which flows, such as 'dport == 22'"),
+                true => refuse("--protect \"\": give a filter, such as 'dport == 22'"),
                 false => Ok(filter),
             }
         });

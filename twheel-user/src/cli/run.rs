@@ -59,30 +59,30 @@ use crate::{
     watched::{Watch, Zones},
 };
 
-/// Watch interfaces and print each flow that has expired
+/// Watch interfaces and print each flow that has ended
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   twheel run --iface eth0
   twheel run --iface eth0,eth1 --timeout 5m --json
-  twheel run --iface 'veth*' --exclude veth0    # those that exist, and those that appear
-  twheel run --iface all                        # but lo
-  twheel run --iface all --netns all            # and those of all network namespaces
+  twheel run --iface 'veth*' --exclude veth0    # those that exist, and those that appear later
+  twheel run --iface all                        # all except lo
+  twheel run --iface all --netns all            # in all network namespaces
   twheel run --iface eth0 --timeout established=1h,syn_sent=20s
-  twheel run --iface eth0 --metrics 9435    # and look at http://127.0.0.1:9435/
-  twheel run --iface tun0 --wait-iface      # that is not there yet, and goes and comes back
-  twheel run --iface eth0 --keep     # Ctrl-C leaves the flows tracked; the next run goes on")]
+  twheel run --iface eth0 --metrics 9435    # then open http://127.0.0.1:9435/
+  twheel run --iface tun0 --wait-iface      # wait for tun0, and again when it disappears
+  twheel run --iface eth0 --keep     # after Ctrl-C flows stay tracked; the next run adopts them")]
 pub struct Run {
-    /// The interface; or a pattern ('veth*'), or all (but lo), for interfaces that exist and those that appear later; may be
-    /// repeated, and takes lists with commas
+    /// Interface, or a list with commas; or a pattern such as 'veth*', or all (except lo), for interfaces that exist and
+    /// those that appear later; may be repeated
     #[arg(long = "iface", value_name = "NAME", required = true)]
     interfaces: Vec<String>,
-    /// Interfaces to leave out of those that a pattern of --iface matches: a name, a pattern or a list
+    /// Exclude these from the interfaces that --iface patterns match: a name, pattern or list
     #[arg(long, value_name = "NAME")]
     exclude: Vec<String>,
-    /// Where interfaces are looked for: a network namespace of /run/netns, a pattern or a list; or all: this one and each of
-    /// those. Those that appear later are watched, too. An interface of another namespace is called NETNS/IFACE [default: this
-    /// network namespace]
+    /// Network namespaces in which to look for interfaces: a name of /run/netns, a pattern or a list; or all, which is this
+    /// one and each of those. Namespaces that appear later are watched too. An interface of another namespace is called
+    /// NETNS/IFACE [default: this network namespace]
     #[arg(long, value_name = "NAME")]
     netns: Vec<String>,
     #[command(flatten)]
@@ -139,7 +139,7 @@ impl Run {
             .as_deref()
             .map(privilege::join)
             .transpose()?;
-        let waiting = "waiting for another twheel to finish its start";
+        let waiting = "waiting for another twheel to finish starting";
         let start = progress::told(waiting, pins::lock_start)?;
         let instance = Instance::open_for(&selection)?;
         if !namespaces.is_elsewhere() {
@@ -318,7 +318,7 @@ impl Run {
                 plane.clock(),
                 one_way,
             )
-            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+            .inspect_err(|error| say!("twheel: keeping no history: {error:#}"))
             .ok()
         });
         if let Some(metrics) = &metrics {
@@ -395,10 +395,10 @@ impl Run {
                     ready?.clear_ready();
                     for (cpu, is_there) in cpus.iter().flat_map(|cpus| cpus.get_ref().changes()) {
                         if is_there {
-                            say!("CPU {cpu} has come");
+                            say!("CPU {cpu} came online");
                             steppers.come(cpu)?;
                         } else {
-                            say!("CPU {cpu} has gone: its flows wait until it is back");
+                            say!("CPU {cpu} went offline: its flows wait until it is back");
                         }
                     }
                 }
@@ -465,8 +465,8 @@ fn reload(pins: &Pins, file: Option<PathBuf>, clock: Clock) {
     let pins = pins.clone();
     tokio::task::spawn_blocking(move || {
         match install::load(&pins, file.as_deref(), clock, &progress::none()) {
-            Ok(armed) => say!("the policy was read again, {armed} flows follow"),
-            Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
+            Ok(armed) => say!("policy loaded again, {armed} flows re-armed"),
+            Err(error) => say!("twheel: {error:#}: the old policy stays in force"),
         }
     });
 }
@@ -500,7 +500,7 @@ impl Run {
         }
         history::Directory::make(&self.options.history, pins)
             .and_then(|directory| directory.share(group).map(|()| directory))
-            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+            .inspect_err(|error| say!("twheel: keeping no history: {error:#}"))
             .ok()
     }
 }
@@ -546,14 +546,14 @@ fn look_at(shares: &Mutex<Option<share::Reader>>) {
         Ok(holders) => {
             for holder in holders.iter().filter(|holder| holder.is_new) {
                 say!(
-                    "the table is full: {} has {} flows, and its share is {}: others take its place (--source-share)",
+                    "the table is full: {} has {} flows, its quota is {}: its flows above the quota make way for others (--source-share)",
                     holder.source,
                     holder.flows,
                     reader.most()
                 );
             }
         }
-        Err(error) => say!("twheel: cannot tell who fills the table: {error:#}"),
+        Err(error) => say!("twheel: cannot find the sources that fill the table: {error:#}"),
     }
 }
 
@@ -721,7 +721,7 @@ impl Report {
             let paused = reaper.shared().is_paused();
             if paused {
                 reaper.resume();
-                say!("reaping goes on");
+                say!("reaping resumed");
             }
             paused
         })
@@ -792,7 +792,7 @@ impl Report {
             match &read.record {
                 Record::Ended(event) => {
                     let Some(ended) = Expired::new(event, self.clock, self.one_way) else {
-                        log::error!("an event that cannot be read: {event:?}");
+                        log::error!("invalid event: {event:?}");
                         continue;
                     };
                     let count = self.ended.entry((ended.reason, ended.flow.state));
@@ -805,7 +805,7 @@ impl Report {
                 }
                 Record::Rto(event) => {
                     let Some(timer) = Rto::new(event, self.one_way) else {
-                        log::error!("an event that cannot be read: {event:?}");
+                        log::error!("invalid event: {event:?}");
                         continue;
                     };
                     self.rtos += 1;
@@ -882,7 +882,7 @@ impl Report {
         say!("  {touched:>8}  {}", Counter::Touched.meaning());
         if self.rtos > 0 {
             say!(
-                "  {:>8}  {}, {} flows stalled by that",
+                "  {:>8}  {}, {} flows stalled",
                 self.rtos,
                 Counter::RtoExpired.meaning(),
                 counters.get(Counter::Stalled)

@@ -24,7 +24,7 @@ use crate::{
 /// Which instance.
 #[derive(Args)]
 pub struct Select {
-    /// An interface of the instance; may be left out where there is just one instance
+    /// Interface that selects the instance; not needed if there is just one instance
     #[arg(long = "iface", value_name = "NAME")]
     interface: Option<String>,
 }
@@ -45,10 +45,10 @@ impl Select {
 /// Flows are deleted.
 #[derive(Args)]
 pub struct Deleting {
-    /// Where histories are: where no loader reads the events of what is deleted, they are kept there. Or `off`
+    /// Directory of the histories, where the ended flows are written if no `twheel run` is running; `off` keeps none
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     history: PathBuf,
-    /// Print a JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +79,7 @@ impl Deleting {
 /// Which of its flows.
 #[derive(Args)]
 pub struct Which {
-    /// Which flows: an expression such as `state == established and dport == 443 and idle > 30s`; all of docs/filter.md
+    /// Filter, such as `state == established and dport == 443 and idle > 30s`: see docs/filter.md
     #[arg(value_name = "FILTER")]
     filter: Vec<String>,
 }
@@ -131,7 +131,7 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         Duration::from_millis(100)..=Duration::from_secs(86_400);
     match humantime::parse_duration(text) {
         Ok(interval) if ALLOWED.contains(&interval) => Ok(interval),
-        Ok(_) => Err("give 100ms to 1day".to_owned()),
+        Ok(_) => Err("give an interval from 100ms to 1day".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

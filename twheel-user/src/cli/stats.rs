@@ -22,24 +22,24 @@ use crate::{
 
 /// Show every counter of an instance, with what it counts
 ///
-/// Counters are kept per CPU and, where an instance has several interfaces, for each of them: what the wheels do is of
-/// none. Above them stands what the kernel says has passed each interface since it came up.
+/// Counters are kept for each CPU and, if the instance has several interfaces, for each interface; those of the wheels
+/// belong to none. Above them are the packets that the kernel counted on each interface since it came up.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   twheel stats
-  twheel stats --watch          # again each second, with rates, until Ctrl-C
+  twheel stats --watch          # every second, with rates, until Ctrl-C
   twheel stats --json | jq 'select(.counter == \"events_lost\").total'")]
 pub struct Stats {
     #[command(flatten)]
     select: Select,
-    /// Again and again, with what came since
+    /// Repeat, with rates
     #[arg(long)]
     watch: bool,
-    /// How long between two looks
+    /// Time between two looks
     #[arg(long, value_parser = interval, default_value = "1s", requires = "watch")]
     interval: Duration,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -155,9 +155,9 @@ fn write_text(
         geometry.levels,
         1u64 << geometry.bits,
         if reader.pins().has_loader()? {
-            "a loader is running"
+            "twheel run is running"
         } else {
-            "no loader is running: nothing expires"
+            "twheel run is not running: nothing expires"
         }
     )?;
     let way = call::stepping(&reader.pins().map("CALLS")?)?;
@@ -169,7 +169,7 @@ fn write_text(
                 Some([received, sent]) => {
                     writeln!(out, "{interface}: {received} packets received, {sent} sent")?;
                 }
-                None => writeln!(out, "{interface}: is gone")?,
+                None => writeln!(out, "{interface}: gone")?,
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     output::json,
 };
 
-/// Say who fills the table
+/// Count the flows of each address or port: who fills the table
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -25,28 +25,28 @@ pub struct Talkers {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// Whom to count
+    /// What to count by
     #[arg(long, value_enum, default_value = "src")]
     by: By,
-    /// Flows in this state alone
+    /// Count only flows in this state
     #[arg(long, value_name = "STATE", value_parser = PossibleValuesParser::new(STATES))]
     state: Option<String>,
-    /// So many at most
+    /// Show at most N lines
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
 
-/// Whom to count.
+/// What to count by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum By {
-    /// Addresses of initiators
+    /// Address of the initiator
     Src,
-    /// Addresses of responders
+    /// Address of the responder
     Dst,
-    /// Protocols and ports of responders
+    /// Protocol and port of the responder
     Port,
 }
 
@@ -149,7 +149,7 @@ impl Talkers {
                 line.write(self.json, out)?;
             }
             if !self.json && others > 0 {
-                writeln!(out, "and {others} more, of {all} flows in all")?;
+                writeln!(out, "and {others} more, of {all} flows in total")?;
             }
             Ok(())
         })

@@ -17,10 +17,10 @@ use crate::{
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
 };
 
-/// Draw the wheels: what stands where, the hands, and what falls due when
+/// Draw the timing wheels: flows in each slot, the hands, and when flows are due
 ///
-/// Each level is a row of cells, the fuller the higher; the mark below is where the hand stands. A flow stands where
-/// it will be looked at next; the table at the end counts the deadlines that flows have by their latest packets.
+/// Each level is a row of cells, taller where more flows are; the mark below is the hand. A flow is in the slot of its
+/// next timer visit. The table at the end counts the deadlines that flows have after their last packets.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +29,7 @@ Examples:
 pub struct Wheel {
     #[command(flatten)]
     select: Select,
-    /// Print a JSON object a line
+    /// Print one JSON object a line
     #[arg(long)]
     json: bool,
 }
@@ -133,15 +133,19 @@ fn write_text(
         wheels.geometry.scheme_name(),
         span(wheels.tick()),
         if reader.pins().has_loader()? {
-            "a loader is running"
+            "twheel run is running"
         } else {
-            "no loader is running: they stand still"
+            "twheel run is not running: the wheels stand still"
         }
     )?;
     for (turning, counted) in wheels.wheels.iter().zip(counted) {
         write!(out, "\nCPU {}: {} flows", turning.cpu, counted.flows())?;
         if counted.handed_out > 0 {
-            write!(out, ", {} of them await their visit", counted.handed_out)?;
+            write!(
+                out,
+                ", {} of them await their timer visit",
+                counted.handed_out
+            )?;
         }
         writeln!(out, "; {}", next(wheels, turning))?;
         for level in 0..wheels.geometry.levels {

@@ -901,6 +901,7 @@ mod tests {
             egress: Egress::Auto,
             order: None,
             resets: false,
+            vlans: true,
             names: Names::default(),
         };
         use Ingress::{Auto, Tcx, Xdp};

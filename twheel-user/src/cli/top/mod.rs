@@ -35,10 +35,11 @@ use crate::{
     wheels::Wheels,
 };
 
-/// Watch flows, rates and the wheels on a terminal
+/// Show flows, rates and the wheels live on a terminal
 ///
-/// Keys: / edits the filter as you type (Enter keeps it, Esc takes it back), s and S choose the next and the last sort
-/// key, r turns the order round, arrows, PgUp, PgDn, Home and End scroll, p pauses, q, Esc or Ctrl-C quit.
+/// Keys: / edits the filter, which applies as you type (Enter keeps it, Esc restores the old one); s and S select the next
+/// and the previous sort key; r reverses the order; arrows, PgUp, PgDn, Home and End scroll; p pauses; q, Esc and Ctrl-C
+/// quit.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -50,13 +51,13 @@ pub struct Top {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// How long between two looks; longer, where a look takes more than an eighth of it
+    /// Time between two looks; longer if a look takes more than an eighth of it
     #[arg(long, value_parser = interval, default_value = "1s")]
     interval: Duration,
-    /// In this order
+    /// Sort key
     #[arg(long, value_enum, value_name = "KEY", default_value = "expires")]
     sort: Key,
-    /// The other way round
+    /// Reverse the order
     #[arg(long)]
     reverse: bool,
 }
@@ -96,7 +97,7 @@ impl Top {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Err(Failure::new(
                 Kind::Usage,
-                "top needs a terminal: where there is none, use `twheel flows` or `twheel stats --watch --json`",
+                "top needs a terminal: without one, use `twheel flows` or `twheel stats --watch --json`",
             )
             .into());
         }
@@ -110,7 +111,7 @@ impl Top {
             reverse: self.reverse,
             skip: 0,
             height: terminal::size()
-                .context("cannot tell the size of this terminal")?
+                .context("cannot read the size of this terminal")?
                 .1,
             paused: false,
             gone: None,

@@ -78,7 +78,7 @@ fn heading(app: &App) -> Line<'static> {
     if let Some(gone) = &app.gone {
         spans.push(Span::styled(format!("  waiting: {gone}"), warning()));
     } else if !picture.has_loader {
-        let text = "  no loader is running: nothing expires";
+        let text = "  twheel run is not running: nothing expires";
         spans.push(Span::styled(text, colour(Color::Yellow)));
     }
     if app.paused {
@@ -180,7 +180,7 @@ fn footer(app: &App) -> Line<'static> {
     let name = name.as_ref().map_or("", |key| key.get_name());
     let order = if app.reverse { ", reversed" } else { "" };
     let keys = match app.before {
-        Some(_) => "Enter keep  Esc take back  Ctrl-U clear".to_owned(),
+        Some(_) => "Enter keep  Esc undo  Ctrl-U clear".to_owned(),
         None => {
             format!("q quit  / filter  s sort: {name}{order}  r reverse  p pause  arrows scroll")
         }
