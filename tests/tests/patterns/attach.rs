@@ -175,6 +175,25 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     lab.check_clean(&["veth0", "veth1", "veth9", "mine0"])
 }
 
+/// One that has lost its name to another is attached by its new name, if a pattern matches that.
+#[test]
+fn what_has_lost_its_name_is_attached_by_its_new_one() -> Result<()> {
+    require_root();
+    let lab = Lab::new(&["veth0", "other0"])?;
+    let twheel = Twheel::start(&lab.host, &["--iface", "veth*"])?;
+    lab.await_attached(&["veth0"])?;
+    for (interface, name) in [("veth0", "veth7"), ("other0", "veth0")] {
+        lab.host.ip(&format!("link set {interface} name {name}"))?;
+    }
+    twheel.await_stderr("detached from the old one, now called veth7")?;
+    lab.await_attached(&["veth0", "veth7"])?;
+    for interface in ["veth0", "veth7"] {
+        lab.host.await_attached(interface, &["xdp", "egress"])?;
+    }
+    stop(twheel)?;
+    lab.check_clean(&["veth0", "veth7"])
+}
+
 /// Interfaces that programs are told of.
 fn watched(host: &Namespace) -> Result<usize> {
     let instance = host.instances()?.pop().context("no instance")?;
