@@ -16,48 +16,13 @@ use crate::{
     clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
-    hooks::{self, Choice, HIDES_TAGS, Hooks, Incoming, shows_tags},
-    links::{self, Known, Link},
+    hooks::{self, Choice, Egress, HIDES_TAGS, Hooks, Incoming, Mode, Outgoing, shows_tags},
+    interfaces::{self, Interface, Known},
     order::Order,
     pins::{Hook, Instance},
     tc::Way,
     tcx,
 };
-
-/// Where in the receive path XDP runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Native; generic if the driver has no XDP
-    Auto,
-    /// In the driver
-    Native,
-    /// In the network stack, after the driver
-    Generic,
-}
-
-/// Whether packets that go out are seen too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Egress {
-    /// TCX if the kernel has it (6.6), else a clsact filter; if neither works, only incoming packets are seen
-    Auto,
-    /// The same, but fail if neither works
-    On,
-    /// TCX, or fail
-    Tcx,
-    /// A clsact filter, or fail
-    Clsact,
-    /// See incoming packets only
-    Off,
-}
-
-/// By what packets that go out are seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outgoing {
-    /// A TCX link.
-    Tcx,
-    /// A filter of a clsact qdisc.
-    Clsact,
-}
 
 /// How an interface ended up attached, for people.
 pub struct Attached {
@@ -108,7 +73,7 @@ pub fn check_name(interface: &str) -> Result<()> {
 }
 
 /// Fails unless the interface exists here and its packets begin with an Ethernet or IP header.
-pub fn check_interface(interface: &str) -> Result<Link> {
+pub fn check_interface(interface: &str) -> Result<Interface> {
     check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
@@ -118,13 +83,13 @@ pub fn check_interface(interface: &str) -> Result<Link> {
             ),
         )
     })?;
-    let link = links::one(interface)?;
-    link.layer()?;
-    Ok(link)
+    let found = interfaces::one(interface)?;
+    found.layer()?;
+    Ok(found)
 }
 
 /// The programs that are attached, by their names.
-pub trait Programs {
+pub trait ProgramSource {
     /// Sees to it that one is loaded.
     ///
     /// # Errors
@@ -145,7 +110,7 @@ pub trait Programs {
     fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier>;
 }
 
-impl Programs for DataPlane {
+impl ProgramSource for DataPlane {
     fn demand(&mut self, name: &str, instance: &Instance) -> Result<()> {
         Self::demand(self, name, instance)
     }
@@ -162,7 +127,7 @@ impl Programs for DataPlane {
 /// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
 /// it is replaced atomically, and no packet is missed.
 pub fn attach(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -178,7 +143,7 @@ pub fn attach(
     let ingress = see_ingress(programs, instance, interface, hooks, choice);
     let attached = ingress.and_then(|(ingress, adopted, why)| {
         if !has_others(interface, instance)? {
-            clsact::remove_others(instance, interface)?;
+            clsact::remove_others(instance.path(), interface)?;
         }
         Ok(Attached {
             ingress,
@@ -199,13 +164,13 @@ pub fn attach(
 /// Whether somebody else's XDP program is there, which could be that of another instance.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
-    let link = links::one(interface)?;
-    Ok(link.xdp.iter().any(|(_, id)| Some(*id) != own))
+    let found = interfaces::one(interface)?;
+    Ok(found.xdp.iter().any(|(_, id)| Some(*id) != own))
 }
 
 /// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
 fn see_ingress(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -236,7 +201,13 @@ fn see_ingress(
         attach_tcx(program, instance, interface, Way::In, hooks)?
     } else {
         instance.unpin(Hook::Ingress, interface)?;
-        clsact::attach(program, instance, interface, Way::In, hooks.order.as_ref())?
+        clsact::attach(
+            program,
+            instance.path(),
+            interface,
+            Way::In,
+            hooks.order.as_ref(),
+        )?
     };
     Ok((choice.by, adopted, choice.why))
 }
@@ -245,7 +216,7 @@ type Seen = (Incoming, bool, Option<String>);
 
 /// Sees incoming packets by XDP, if the kernel lets it.
 fn see_xdp(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -270,7 +241,7 @@ fn see_xdp(
 
 /// Sees outgoing packets, if they are to be seen. Returns by what.
 fn see_egress(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -286,7 +257,13 @@ fn see_egress(
         Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)
             .and_then(|()| attach_tcx(program, instance, interface, Way::Out, hooks)),
         Outgoing::Clsact => instance.unpin(Hook::Egress, interface).and_then(|()| {
-            clsact::attach(program, instance, interface, Way::Out, hooks.order.as_ref())
+            clsact::attach(
+                program,
+                instance.path(),
+                interface,
+                Way::Out,
+                hooks.order.as_ref(),
+            )
         }),
     };
     match attached {
@@ -381,8 +358,8 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
     if !is_taken(errno(&error)) {
         return driver_refuses(error);
     }
-    match links::one(interface) {
-        Ok(link) if !link.xdp.is_empty() => hooks::taken(&link, &hooks.names),
+    match interfaces::one(interface) {
+        Ok(found) if !found.xdp.is_empty() => hooks::taken(&found, &hooks.names),
         _ => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
     }
 }
@@ -403,8 +380,8 @@ fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
 
 /// Whether an interface of this name carries an XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
-    let link = links::one(interface).ok();
-    Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| *id == program)))
+    let found = interfaces::one(interface).ok();
+    Ok(found.is_some_and(|found| found.xdp.iter().any(|(_, id)| *id == program)))
 }
 
 /// The number of the interface that a link is on; 0 of one that is gone. From what the kernel says of an open file: asking it

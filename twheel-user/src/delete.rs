@@ -23,6 +23,7 @@ use twheel_common::{
 
 use crate::{
     call::Callable,
+    cpu::pin_to,
     data_plane::{Events, LoaderCounters},
     failure::{Failure, Kind},
     flows::Flow,
@@ -30,7 +31,6 @@ use crate::{
     inspect::Reader,
     pins::Pins,
     progress, reap,
-    stepper::pin_to,
 };
 
 /// How long a ring of events may stay full before whoever reads it is taken for gone.
@@ -76,17 +76,16 @@ pub struct Unread {
 
 impl Unread {
     /// Of an instance; `None` if a loader reads its events. `history`: the directory of histories, or `off`.
-    pub fn of(reader: &Reader, history: &Path) -> Result<Option<Self>> {
+    pub fn open(reader: &Reader, history: &Path) -> Result<Option<Self>> {
         let pins = reader.pins();
         let Some(held) = pins.hold()? else {
             return Ok(None);
         };
-        let (clock, one_way) = (reader.clock(), reader.is_one_way());
         let tally = Arc::new(LoaderCounters::open(pins)?);
         let history = (history.as_os_str() != "off")
             .then(|| {
                 let directory = Directory::make(history, pins)?;
-                Writer::start(&directory, pins, tally.clone(), None, clock, one_way)
+                Writer::start(&directory, pins, tally.clone(), None, reader.measure())
             })
             .transpose()?;
         let mut unread = Self {

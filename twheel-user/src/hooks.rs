@@ -7,11 +7,10 @@ use aya::programs::links::{FdLink, PinnedLink};
 use nix::net::if_::if_nametoindex;
 
 use crate::{
-    attach::{Egress, Mode, Outgoing},
     clsact,
     failure::{Failure, Kind},
-    links::{self, Known, Link, LinkLayer},
-    order::{Names, Order, list},
+    interfaces::{self, Interface, Known, LinkLayer},
+    order::{Order, ProgramNames, list},
     pins::{Hook, link_name},
     tc::Way,
     tcx,
@@ -27,6 +26,41 @@ pub enum Ingress {
     /// TCX, or a clsact filter if the kernel has no TCX (before 6.6): after GRO, beside other programs
     Tcx,
     /// A clsact filter
+    Clsact,
+}
+
+/// Where in the receive path XDP runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Native; generic if the driver has no XDP
+    Auto,
+    /// In the driver
+    Native,
+    /// In the network stack, after the driver
+    Generic,
+}
+
+/// Whether packets that go out are seen too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Egress {
+    /// TCX if the kernel has it (6.6), else a clsact filter; if neither works, only incoming packets are seen
+    Auto,
+    /// The same, but fail if neither works
+    On,
+    /// TCX, or fail
+    Tcx,
+    /// A clsact filter, or fail
+    Clsact,
+    /// See incoming packets only
+    Off,
+}
+
+/// By what packets that go out are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A TCX link.
+    Tcx,
+    /// A filter of a clsact qdisc.
     Clsact,
 }
 
@@ -46,7 +80,7 @@ pub struct Hooks {
     /// VLAN tags are part of a flow's key.
     pub vlans: bool,
     /// The programs that were loaded when the run began.
-    pub names: Names,
+    pub names: ProgramNames,
 }
 
 /// By what incoming packets are seen.
@@ -108,9 +142,9 @@ impl Choice {
 
 /// What a choice depends on.
 struct Facts<'a> {
-    link: &'a Link,
+    interface: &'a Interface,
     /// An interface above it that has an XDP program.
-    above: Option<&'a Link>,
+    above: Option<&'a Interface>,
     /// By what an earlier run sees its packets.
     left: Option<Incoming>,
     has_tcx: bool,
@@ -123,7 +157,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// The interface will not do: see [`links::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
+    /// The interface will not do: see [`interfaces::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
     /// place beside a program that is not there.
     pub fn choose(
         &self,
@@ -131,15 +165,15 @@ impl Hooks {
         interface: &str,
         known: &Known,
     ) -> Result<Choice> {
-        let link = links::one(interface)?;
-        link.layer()?;
-        let links = known.above(&link);
+        let found = interfaces::one(interface)?;
+        found.layer()?;
+        let others = known.above(&found);
         let facts = Facts {
-            above: above(&link, &links),
-            left: directory.and_then(|it| left(it, interface, link.index)),
-            has_tcx: tcx::exists(link.index),
-            hides_tags: self.hides_tags(&link, known),
-            link: &link,
+            above: above(&found, &others),
+            left: directory.and_then(|it| left(it, interface, found.index)),
+            has_tcx: tcx::exists(found.index),
+            hides_tags: self.hides_tags(&found, known),
+            interface: &found,
         };
         let choice = choose(self, &facts);
         if self.resets && !matches!(choice.by, Incoming::Xdp(_)) {
@@ -150,8 +184,8 @@ impl Hooks {
     }
 
     /// Whether a card takes the VLAN tags that flows are told apart by out of frames before XDP.
-    pub fn hides_tags(&self, link: &Link, known: &Known) -> bool {
-        self.vlans && known.is_tagged(link) && links::strips_vlan_tags(&link.name)
+    pub fn hides_tags(&self, interface: &Interface, known: &Known) -> bool {
+        self.vlans && known.is_tagged(interface) && interfaces::strips_vlan_tags(&interface.name)
     }
 
     /// Whether XDP was asked for, by name or by a mode.
@@ -271,14 +305,14 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
         why: Some(why),
         ..by(tc)
     };
-    let link = facts.link;
+    let interface = facts.interface;
     let mode = hooks.mode.filter(|mode| *mode != Mode::Auto);
     match (hooks.ingress, mode) {
         (Ingress::Tcx, _) => return by(tc),
         (Ingress::Clsact, _) => return by(Incoming::Clsact),
         (Ingress::Auto, None) => {}
         (Ingress::Auto | Ingress::Xdp, Some(mode)) => return by(Incoming::Xdp(mode)),
-        (Ingress::Xdp, None) if link.layer == Some(LinkLayer::Ip) => {
+        (Ingress::Xdp, None) if interface.layer == Some(LinkLayer::Ip) => {
             return by(Incoming::Xdp(Mode::Generic));
         }
         (Ingress::Xdp, None) => return by(Incoming::Xdp(Mode::Auto)),
@@ -295,16 +329,16 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
             ..by(left)
         };
     }
-    if link.layer == Some(LinkLayer::Ip) {
+    if interface.layer == Some(LinkLayer::Ip) {
         return because("packets have no Ethernet header".to_owned());
     }
-    if !link.xdp.is_empty() {
-        return because(taken(link, &hooks.names));
+    if !interface.xdp.is_empty() {
+        return because(taken(interface, &hooks.names));
     }
     if let Some(above) = facts.above {
         return because(format!("{} above it has an XDP program", above.name));
     }
-    if link.native == Some(false) {
+    if interface.native == Some(false) {
         return because("the driver has no native XDP".to_owned());
     }
     Choice {
@@ -314,9 +348,9 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
 }
 
 /// Who has XDP.
-pub fn taken(link: &Link, names: &Names) -> String {
+pub fn taken(interface: &Interface, names: &ProgramNames) -> String {
     let describe = |(mode, id): &(&str, u32)| format!("{}, {mode}", names.describe(*id));
-    let all: Vec<_> = link.xdp.iter().map(describe).collect();
+    let all: Vec<_> = interface.xdp.iter().map(describe).collect();
     format!("XDP is taken: {}", all.join(", "))
 }
 
@@ -340,9 +374,9 @@ pub fn program(pin: &Path) -> Option<u32> {
 
 /// An interface above this one that has an XDP program: the kernel attaches none below it (`dev_xdp_attach`,
 /// `net/core/dev.c`).
-pub fn above<'a>(link: &Link, links: &'a [Link]) -> Option<&'a Link> {
-    let has_xdp = |it: &&Link| it.is_above(link) && !it.xdp.is_empty();
-    links.iter().find(has_xdp)
+pub fn above<'a>(interface: &Interface, interfaces: &'a [Interface]) -> Option<&'a Interface> {
+    let has_xdp = |it: &&Interface| it.is_above(interface) && !it.xdp.is_empty();
+    interfaces.iter().find(has_xdp)
 }
 
 #[cfg(test)]
@@ -359,27 +393,27 @@ mod tests {
             order: None,
             resets: false,
             vlans: true,
-            names: Names::default(),
+            names: ProgramNames::default(),
         }
     }
 
     #[test]
     fn a_hook_is_chosen_by_what_the_interface_has() {
-        let link = |layer, native, xdp: &[(&'static str, u32)]| Link {
+        let interface = |layer, native, xdp: &[(&'static str, u32)]| Interface {
             name: "eth0".to_owned(),
             layer: Some(layer),
             native,
             xdp: xdp.to_vec(),
-            ..Link::default()
+            ..Interface::default()
         };
         use LinkLayer::{Ethernet, Ip};
-        let able = link(Ethernet, Some(true), &[]);
-        let unable = link(Ethernet, Some(false), &[]);
-        let untold = link(Ethernet, None, &[]);
-        let taken = link(Ethernet, Some(true), &[("native", 42)]);
-        let tunnel = link(Ip, Some(false), &[]);
-        let free = |link| Facts {
-            link,
+        let able = interface(Ethernet, Some(true), &[]);
+        let unable = interface(Ethernet, Some(false), &[]);
+        let untold = interface(Ethernet, None, &[]);
+        let taken = interface(Ethernet, Some(true), &[("native", 42)]);
+        let tunnel = interface(Ip, Some(false), &[]);
+        let free = |interface| Facts {
+            interface,
             above: None,
             left: None,
             has_tcx: true,
@@ -445,15 +479,15 @@ mod tests {
 
     #[test]
     fn a_hook_that_was_asked_for_is_taken() {
-        let link = |layer| Link {
+        let interface = |layer| Interface {
             layer: Some(layer),
             native: Some(true),
             xdp: vec![("native", 42)],
-            ..Link::default()
+            ..Interface::default()
         };
-        let (card, tunnel) = (link(LinkLayer::Ethernet), link(LinkLayer::Ip));
+        let (card, tunnel) = (interface(LinkLayer::Ethernet), interface(LinkLayer::Ip));
         use Ingress::{Auto, Clsact, Tcx, Xdp};
-        for (ingress, mode, link, has_tcx, by) in [
+        for (ingress, mode, interface, has_tcx, by) in [
             (Xdp, None, &card, true, Incoming::Xdp(Mode::Auto)),
             (
                 Xdp,
@@ -479,7 +513,7 @@ mod tests {
             (Clsact, None, &card, true, Incoming::Clsact),
         ] {
             let facts = Facts {
-                link,
+                interface,
                 above: None,
                 left: None,
                 has_tcx,

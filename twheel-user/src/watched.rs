@@ -1,6 +1,6 @@
 //! What programs are told of the interfaces that they are attached to, and whose counters are whose.
 //!
-//! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
+//! An interface has a *place*: a number below [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that stays its own as long as it is watched, and that
 //! counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
 //! interface of this network namespace is never given to one of another namespace, nor the reverse: flows that still bear the place
 //! would be taken for flows of the wrong namespace.
@@ -10,25 +10,23 @@ use std::{
     mem,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use twheel_common::{
     config::{Watched, seat},
-    counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
-    flow::ZONES,
+    counter::{Counters, FIRST_INTERFACE, LOADER, NO_INTERFACE},
     state::{Way, is_elsewhere},
 };
 
 use crate::{
     data_plane::{self, DataPlane},
     failure::{Failure, Kind},
-    links::{Known, Link},
-    names::text,
+    interfaces::{Interface, Known},
+    names::{LABEL_BYTES, text},
     pins::Pins,
+    zones::{Zones, too_many_zones},
 };
 
-/// Bytes of the name of an interface, padded with zeros.
-pub const LABEL_BYTES: usize = 64;
 /// Places that nobody has had yet and that are kept for this network namespace, as long as there are others to give.
 const RESERVED: usize = 16;
 
@@ -199,12 +197,12 @@ impl Watch {
     }
 
     /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
-    /// packets before. `link`: [`Link::flags`].
+    /// packets before. `flags`: [`Interface::flags`].
     ///
     /// # Errors
     ///
     /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, link: u8) -> Result<()> {
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, flags: u8) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
@@ -212,7 +210,7 @@ impl Watch {
         let watched = Watched {
             place: place as u16,
             zone,
-            flags: Watched::IS_ABOVE | Watched::IS_BELOW | link,
+            flags: Watched::IS_ABOVE | Watched::IS_BELOW | flags,
         };
         self.alive.insert(interface, place);
         self.told.insert(interface, watched);
@@ -329,90 +327,18 @@ impl Watch {
     }
 }
 
-/// Why there is no place for a zone.
-pub fn too_many_zones(number: u16) -> anyhow::Error {
-    let most = ZONES - 1;
-    Failure::new(
-        Kind::Usage,
-        format!(
-            "--zone: {number} is one zone too many: a run tells {most} apart, with those that its policies name; start \
-             another run for other interfaces"
-        ),
-    )
-    .into()
-}
-
-/// The zones of a data plane. Each has a *place*, by which keys of flows have it; zone 0, of interfaces that have none,
-/// has place 0. A place is never given to another zone.
-///
-/// Two processes must not enter zones at once: a run enters all of its own as it starts, and a policy is given its
-/// places when it is loaded, both under [`Pins::lock_policy`].
-pub struct Zones(Array<MapData, u32>);
-
-impl Zones {
-    /// Of the map of their numbers.
-    pub fn open(map: MapData) -> Result<Self> {
-        let map = Array::try_from(Map::Array(map));
-        map.map(Self).context("ZONES is no such array")
-    }
-
-    /// Gives each of these zones its place, whether or not its interface is there yet.
-    ///
-    /// # Errors
-    ///
-    /// [`Kind::Usage`]: there is no place left.
-    pub fn enter_all(&mut self, numbers: &[u16]) -> Result<()> {
-        let places = self.enter(numbers)?;
-        let mut all = numbers.iter().zip(places);
-        match all.find(|(_, place)| place.is_none()) {
-            Some((number, _)) => Err(too_many_zones(*number)),
-            None => Ok(()),
-        }
-    }
-
-    /// The places of these zones: those that they have, or else free ones, which are theirs from now on. `None` for
-    /// each zone that is too many; then no zone has got a place.
-    pub fn enter(&mut self, numbers: &[u16]) -> Result<Vec<Option<u8>>> {
-        let get = |place| self.0.get(&place, 0).context("cannot read ZONES");
-        let before: Vec<u32> = (0..ZONES as u32).map(get).collect::<Result<_>>()?;
-        let mut held = before.clone();
-        let places: Vec<_> = numbers
-            .iter()
-            .map(|number| zone_place(&mut held, *number))
-            .collect();
-        if places.iter().all(Option::is_some) {
-            for ((place, number), had) in (0..).zip(held).zip(before) {
-                if number != had {
-                    let set = self.0.set(place, number, 0);
-                    set.context("cannot write ZONES")?;
-                }
-            }
-        }
-        Ok(places)
-    }
-}
-
-/// The place of a zone among those that are held; the first free one, if it has none.
-fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
-    if number == 0 {
-        return Some(0);
-    }
-    let number = u32::from(number);
-    let mut places = (0..).zip(held).skip(1);
-    let (place, of) = places.find(|(_, of)| **of == 0 || **of == number)?;
-    *of = number;
-    Some(place)
-}
-
 /// Of interfaces those on which each lies directly.
 type Below = BTreeMap<u32, Vec<u32>>;
 
-fn below<'a>(links: impl Iterator<Item = &'a Link>) -> Below {
+fn below<'a>(interfaces: impl Iterator<Item = &'a Interface>) -> Below {
     let mut below = Below::new();
-    for link in links {
-        below.entry(link.index).or_default().extend(link.lower);
-        if let Some(master) = link.master {
-            below.entry(master).or_default().push(link.index);
+    for interface in interfaces {
+        below
+            .entry(interface.index)
+            .or_default()
+            .extend(interface.lower);
+        if let Some(master) = interface.master {
+            below.entry(master).or_default().push(interface.index);
         }
     }
     below
@@ -510,40 +436,11 @@ fn read_labels(labels: &Array<MapData, [u8; LABEL_BYTES]>) -> Result<Vec<String>
         .collect()
 }
 
-/// Numbers of zones, by their places in keys.
-pub fn zones(pins: &Pins) -> Result<Vec<u16>> {
-    let zones = Array::<_, u32>::try_from(Map::Array(pins.map("ZONES")?))?;
-    (0..zones.len())
-        .map(|place| Ok(zones.get(&place, 0).context("cannot read ZONES")? as u16))
-        .collect()
-}
-
-/// Places of the counters of so many interfaces.
-pub fn places(room: u32) -> Result<u32> {
-    ensure!(
-        room <= MAX_INTERFACES,
-        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
-    );
-    Ok(FIRST_INTERFACE + room)
-}
-
 #[cfg(test)]
 mod tests {
     use twheel_common::state::elsewhere;
 
     use super::*;
-
-    #[test]
-    fn a_zone_keeps_its_place() {
-        let mut held = [0; 4];
-        let mut place = |number| zone_place(&mut held, number);
-        assert_eq!([0, 7, 65_535, 7].map(&mut place), [0, 1, 2, 1].map(Some));
-        assert_eq!(
-            [8, 9, 0, 8].map(&mut place),
-            [Some(3), None, Some(0), Some(3)]
-        );
-        assert_eq!(held, [0, 7, 65_535, 8]);
-    }
 
     #[test]
     fn an_interface_keeps_its_place() {
@@ -625,25 +522,25 @@ mod tests {
 
     #[test]
     fn who_stands_upon_whom_is_told_through_those_that_are_not_watched() {
-        let link = |index, lower, master| Link {
+        let interface = |index, lower, master| Interface {
             index,
             lower,
             master,
-            ..Link::default()
+            ..Interface::default()
         };
         // Two members of a bond, a VLAN upon it, a bridge over that; and one apart.
-        let links = [
-            link(1, None, None),
-            link(2, None, Some(4)),
-            link(3, None, Some(4)),
-            link(4, None, None),
-            link(5, Some(4), Some(6)),
-            link(6, None, None),
-            link(7, None, None),
+        let interfaces = [
+            interface(1, None, None),
+            interface(2, None, Some(4)),
+            interface(3, None, Some(4)),
+            interface(4, None, None),
+            interface(5, Some(4), Some(6)),
+            interface(6, None, None),
+            interface(7, None, None),
         ];
         let of = |watched: &[u32]| -> Vec<(u32, u8)> {
             let watched = watched.iter().map(|index| (*index, 0)).collect();
-            stacked(&below(links.iter()), &watched)
+            stacked(&below(interfaces.iter()), &watched)
                 .into_iter()
                 .collect()
         };
@@ -661,11 +558,11 @@ mod tests {
 
     #[test]
     fn what_lies_on_an_interface_is_found_through_others() {
-        let link = |index, lower, master| Link {
+        let link = |index, lower, master| Interface {
             index,
             lower,
             master,
-            ..Link::default()
+            ..Interface::default()
         };
         // A member of a bond, a VLAN upon that, a port of a bridge.
         let links = [
@@ -682,15 +579,15 @@ mod tests {
 
     #[test]
     fn two_ends_of_a_veth_pair_stand_upon_one_another() {
-        let link = |index, lower| Link {
+        let interface = |index, lower| Interface {
             index,
             lower: Some(lower),
-            ..Link::default()
+            ..Interface::default()
         };
-        let links = [link(2, 3), link(3, 2)];
+        let interfaces = [interface(2, 3), interface(3, 2)];
         let both = Watched::IS_ABOVE | Watched::IS_BELOW;
         let watched = BTreeMap::from([(2, 0), (3, 0)]);
-        let stacked = stacked(&below(links.iter()), &watched);
+        let stacked = stacked(&below(interfaces.iter()), &watched);
         assert_eq!(stacked, BTreeMap::from([(2, both), (3, both)]));
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use aya::maps::{MapData, RingBuf};
 use etherparse::PacketBuilder;
-use twheel::share::{Holder, Reader};
+use twheel::quota::{Holder, QuotaReader as Reader};
 use twheel_common::{
     counter::Counter,
     event::{Event, Reason},

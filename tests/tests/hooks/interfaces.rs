@@ -3,7 +3,7 @@
 use std::{thread, time::Instant};
 
 use anyhow::{Result, ensure};
-use twheel::links::{LinkLayer, link_layer, strips_vlan_tags};
+use twheel::interfaces::{LinkLayer, link_layer, strips_vlan_tags};
 use twheel_tests::{
     netns::{Namespace, PATIENCE, require_root},
     pair::{Pair, SERVER},

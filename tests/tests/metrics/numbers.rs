@@ -14,6 +14,7 @@ use twheel::{
     metrics::{Listener, Metrics, Server},
     pins::Instance,
     settings::Wanted,
+    stepper::Observer,
 };
 use twheel_tests::{
     netns::require_root,

@@ -9,10 +9,10 @@ use clap::Args;
 use super::options::{Options, each_once};
 use crate::{
     clock::Clock,
-    doctor::{Finding, Status, Wanted, examine},
+    doctor::{Finding, Intended, Status, examine},
     failure::{Failure, Kind},
-    links,
-    order::Names,
+    interfaces,
+    order::ProgramNames,
     patterns::Selection,
 };
 
@@ -47,15 +47,15 @@ impl Doctor {
         let (config, _) = self.options.config(clock, selection.count())?;
         let hooks = self
             .options
-            .hooks(selection.count(), &config.0, clock, Names::read());
+            .hooks(selection.count(), &config.0, clock, ProgramNames::read());
         let mut interfaces: Vec<_> = selection.names().map(str::to_owned).collect();
         if selection.has_pattern() {
-            let there = links::all()?.into_iter().map(|link| link.name);
+            let there = interfaces::all()?.into_iter().map(|it| it.name);
             let matching = there.filter(|name| selection.matches_pattern(name));
             interfaces.extend(matching);
             interfaces = each_once(interfaces);
         }
-        let findings = examine(&Wanted {
+        let findings = examine(&Intended {
             interfaces,
             waits: self.options.wait_iface,
             hooks,

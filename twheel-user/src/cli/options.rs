@@ -7,24 +7,25 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
-use super::{Scheme, namespaces, reap::Reap};
+use super::{SchemeName, reap::Reap};
 use crate::{
-    attach::{Egress, Mode},
+    action::Action,
     clock::Clock,
     failure::{Failure, Kind},
-    filter::Known,
+    filter::Knowable,
     history,
-    hooks::{Hooks, Ingress},
+    hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
-    order::{Names, Order},
+    netns::NamespaceSelection,
+    order::{Order, ProgramNames},
     patterns::{Asked, Selection},
     policy::install,
-    reap::{self, Action},
+    quota::Quota,
+    reap,
     settings::Wanted,
-    share::Share,
     stepping::Stepping,
     timeouts::Timeouts,
-    watched,
+    zones::{Zone, too_many_zones},
 };
 
 /// What a run may be told.
@@ -102,10 +103,10 @@ pub struct Options {
     /// Quota of one source (an IPv4 address or an IPv6 /64) in a full table, in percent: its flows above the quota make way
     /// for those of others; `off` for no quota
     #[arg(long, value_name = "PERCENT", default_value = "25")]
-    pub source_share: Share,
+    pub source_share: Quota,
     /// Timing wheel scheme
     #[arg(long, value_enum, default_value = "hierarchical")]
-    pub scheme: Scheme,
+    pub scheme: SchemeName,
     /// Slots of each wheel level, rounded up to a power of two [default: 1024; for a simple wheel as many as the timeouts
     /// need]
     #[arg(long, value_name = "N")]
@@ -183,29 +184,6 @@ pub enum Vlan {
     Ignore,
 }
 
-/// The zone of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Zone {
-    /// The interface's name.
-    pub interface: String,
-    /// conntrack's number.
-    pub number: u16,
-}
-
-impl Zone {
-    fn parse(text: &str) -> Result<Self, String> {
-        let wanted = "give an interface and its zone from 1 to 65535, such as eth0=7";
-        let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
-        match number.parse() {
-            Ok(number @ 1..) if !interface.is_empty() && !interface.contains('=') => Ok(Self {
-                interface: interface.to_owned(),
-                number,
-            }),
-            _ => Err(wanted.to_owned()),
-        }
-    }
-}
-
 /// What may begin a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pickup {
@@ -215,7 +193,7 @@ pub enum Pickup {
     Strict,
 }
 
-/// Names in the order in which they were given first.
+/// ProgramNames in the order in which they were given first.
 pub fn each_once(names: Vec<String>) -> Vec<String> {
     let mut once: Vec<String> = Vec::new();
     for name in names {
@@ -237,7 +215,7 @@ impl Options {
         &self,
         clock: Clock,
         interfaces: usize,
-    ) -> Result<((Config, state::Timeouts), reap::Wanted)> {
+    ) -> Result<((Config, state::Timeouts), reap::Mandate)> {
         if self.mode.is_some() && matches!(self.hook, Ingress::Tcx | Ingress::Clsact) {
             return Err(Failure::new(
                 Kind::Usage,
@@ -285,7 +263,7 @@ impl Options {
             levels: self.levels,
         };
         let reap = self.reap.wanted(
-            Known {
+            Knowable {
                 ended: true,
                 accounting: self.accounting,
                 rto: self.rto == Switch::On,
@@ -308,15 +286,6 @@ impl Options {
         Ok((config, reap))
     }
 
-    /// The zone of an interface; 0: none.
-    pub fn zone(&self, interface: &str) -> u16 {
-        let named = self.zones.iter().find(|zone| zone.interface == interface);
-        let matches =
-            |zone: &&Zone| Asked::parse(&zone.interface).is_ok_and(|it| it.matches(interface));
-        let zone = named.or_else(|| self.zones.iter().find(matches));
-        zone.map_or(0, |zone| zone.number)
-    }
-
     /// Fails if a zone is given twice, or for an interface that is not among these, or if there are too many.
     ///
     /// # Errors
@@ -325,7 +294,7 @@ impl Options {
     pub fn check_zones(
         &self,
         interfaces: &Selection,
-        namespaces: &namespaces::Wanted,
+        namespaces: &NamespaceSelection,
     ) -> Result<()> {
         for (number, zone) in self.zones.iter().enumerate() {
             let Zone { interface, .. } = zone;
@@ -349,14 +318,20 @@ impl Options {
         }
         let numbers: BTreeSet<_> = self.zones.iter().map(|zone| zone.number).collect();
         match numbers.last() {
-            Some(last) if numbers.len() >= ZONES => Err(watched::too_many_zones(*last)),
+            Some(last) if numbers.len() >= ZONES => Err(too_many_zones(*last)),
             _ => Ok(()),
         }
     }
 
     /// By what packets are seen, by a run on so many interfaces, with this configuration. `names`: of the programs that are
     /// loaded.
-    pub fn hooks(&self, interfaces: usize, config: &Config, clock: Clock, names: Names) -> Hooks {
+    pub fn hooks(
+        &self,
+        interfaces: usize,
+        config: &Config,
+        clock: Clock,
+        names: ProgramNames,
+    ) -> Hooks {
         let in_policy = match &self.policy {
             Some(file) if self.reap.i_know_this_drops_traffic => {
                 // What is wrong with it is said when it is put into force, before anything is attached.

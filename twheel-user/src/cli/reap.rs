@@ -4,9 +4,10 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::{
+    action::{Action, Actions},
     failure::{Failure, Kind},
-    filter::{Filter, Known},
-    reap::{Action, Actions, Namespace, Places, Wanted},
+    filter::{Filter, Knowable},
+    reap::{Mandate, NamespacePath, Sites},
 };
 
 /// Options of the reaper.
@@ -48,7 +49,7 @@ impl Reap {
     ///
     /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed. And what the actions
     /// need cannot be opened.
-    pub fn wanted(&self, known: Known, strict: bool) -> Result<Wanted> {
+    pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -71,13 +72,16 @@ impl Reap {
                 false => Ok(filter),
             }
         });
-        let namespaces = self.reap_netns.iter().map(|name| Namespace::named(name));
-        Ok(Wanted {
+        let namespaces = self
+            .reap_netns
+            .iter()
+            .map(|name| NamespacePath::named(name));
+        Ok(Mandate {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,
             rate: self.reap_rate,
             max_share: f64::from(self.reap_max_share) / 100.0,
-            places: Places::open(namespaces.collect::<Result<_>>()?, self.actions)?,
+            sites: Sites::open(namespaces.collect::<Result<_>>()?, self.actions)?,
             strict,
             holds: self.holds(),
         })

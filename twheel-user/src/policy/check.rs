@@ -7,7 +7,11 @@ use twheel_common::policy::{
     Hook, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, MAX_VLANS, MAX_ZONES, Protocol,
 };
 
-use super::{Policy, Rule, compile, network::Ranges, refuse};
+use super::{
+    compile,
+    network::Ranges,
+    rule::{Policy, Rule, refuse},
+};
 
 /// Refuses what cannot be meant, or cannot be done.
 pub(super) fn check(policy: &Policy) -> Result<()> {
@@ -132,7 +136,7 @@ struct Addresses {
 impl Extent {
     fn new(rule: &Rule) -> Self {
         let ranges = |networks: &Option<Vec<_>>| match networks {
-            Some(networks) => Ranges::of(networks),
+            Some(networks) => Ranges::from_networks(networks),
             None => Ranges::all(),
         };
         let (source, destination) = (ranges(&rule.source), ranges(&rule.destination));

@@ -13,16 +13,15 @@ use nix::sys::{
 };
 use twheel_common::state::MAX_NAMESPACES;
 
-use super::follow::{self, Common, Elsewhere, Interfaces};
+use super::interfaces::{Common, Elsewhere, Interfaces, tell_unmatched};
 use crate::{
     data_plane::DataPlane,
-    failure::{Failure, Kind},
-    netns::{self, Names, Namespace, News},
-    notices::{self, Change},
-    patterns::{self, Asked},
+    interfaces::Change,
+    names::LABEL_BYTES,
+    netns::{NameWatch, Namespace, News},
+    notices,
     pins::{self, Instance},
     stub::{Stubs, TailCalls},
-    watched::LABEL_BYTES,
 };
 
 /// What tells of names, among what tells of interfaces by the numbers of their namespaces.
@@ -32,64 +31,17 @@ const OWN: u32 = MAX_NAMESPACES;
 /// Bytes of a name, at most: with that of an interface it has room where programs and readers look it up.
 const LONGEST: usize = LABEL_BYTES - libc::IFNAMSIZ;
 
-/// Which network namespaces a run is of.
-#[derive(Clone, Debug)]
-pub struct Wanted(Vec<Asked>);
-
-impl Wanted {
-    /// By the values of `--netns`.
-    ///
-    /// # Errors
-    ///
-    /// [`Kind::Usage`]: one of them cannot be read.
-    pub fn parse(texts: &[String]) -> Result<Self> {
-        let wanted = patterns::parse("--netns", texts)?;
-        let bad = wanted
-            .iter()
-            .find(|it| it.text().contains('/') || it.text().is_empty());
-        match bad {
-            Some(bad) => Err(Failure::new(
-                Kind::Usage,
-                format!(
-                    "--netns {}: give a name in {}, as `ip netns` lists them, or all",
-                    bad.text(),
-                    netns::DIRECTORY
-                ),
-            )
-            .into()),
-            None => Ok(Self(wanted)),
-        }
-    }
-
-    /// Whether there are others than the run's own.
-    pub fn is_elsewhere(&self) -> bool {
-        !self.0.is_empty()
-    }
-
-    /// Whether the run's own is one of them.
-    pub fn has_own(&self) -> bool {
-        self.0.is_empty() || self.0.contains(&Asked::All)
-    }
-
-    /// Whether a network namespace of this name is one of them.
-    pub fn matches(&self, name: &str) -> bool {
-        self.0
-            .iter()
-            .any(|it| *it == Asked::All || it.matches(name))
-    }
-}
-
 /// One of them.
 struct There<'a> {
     // Dropped before the namespace.
-    news: notices::Interfaces,
+    news: notices::InterfaceNotices,
     interfaces: Interfaces<'a>,
     /// `None`: the run's own.
-    other: Option<Other>,
+    other: Option<OtherNamespace>,
 }
 
 /// Another network namespace than the run's own.
-struct Other {
+struct OtherNamespace {
     namespace: Namespace,
     inode: u64,
     /// Its part of the instance.
@@ -102,7 +54,7 @@ impl<'a> There<'a> {
     /// Does something in it.
     fn enter<T>(
         &mut self,
-        work: impl FnOnce(&mut Interfaces<'a>, &notices::Interfaces) -> Result<T>,
+        work: impl FnOnce(&mut Interfaces<'a>, &notices::InterfaceNotices) -> Result<T>,
     ) -> Result<T> {
         let work = || work(&mut self.interfaces, &self.news);
         match &self.other {
@@ -117,7 +69,7 @@ impl<'a> There<'a> {
     }
 }
 
-impl Other {
+impl OtherNamespace {
     /// Removes its part of the instance. What cannot be removed is said.
     fn remove(self) {
         let name = &self.namespace.name;
@@ -131,12 +83,11 @@ impl Other {
 
 /// What it takes to watch other network namespaces than the run's own.
 struct Others {
-    wanted: Wanted,
     calls: TailCalls,
-    names: Names,
+    names: NameWatch,
     /// The run's own.
     own: u64,
-    /// Names for which there was no number.
+    /// NameWatch for which there was no number.
     waiting: BTreeSet<String>,
 }
 
@@ -157,13 +108,10 @@ impl<'a> Namespaces<'a> {
     ///
     /// # Errors
     ///
-    /// Names or interfaces cannot be watched, or what an earlier run has left cannot be removed.
-    pub fn new(
-        wanted: Wanted,
-        common: Common<'a>,
-        instance: &Instance,
-        plane: &mut DataPlane,
-    ) -> Result<Self> {
+    /// NameWatch or interfaces cannot be watched, or what an earlier run has left cannot be removed.
+    pub fn new(common: Common<'a>, instance: &Instance, plane: &mut DataPlane) -> Result<Self> {
+        let setup = common.setup;
+        let selection = &setup.namespaces;
         let mut new = Self {
             there: BTreeMap::new(),
             others: None,
@@ -172,13 +120,13 @@ impl<'a> Namespaces<'a> {
             instance: instance.clone(),
             common,
         };
-        if wanted.has_own() {
+        if selection.has_own() {
             // First, so that nothing is missed.
-            let news = notices::Interfaces::listen()?;
+            let news = notices::InterfaceNotices::listen()?;
             let interfaces = Interfaces::new(new.common.clone(), instance.clone(), None)?;
             new.add(OWN, news, interfaces, None)?;
         }
-        if wanted.is_elsewhere() {
+        if selection.is_elsewhere() {
             // Each takes five. Where there are too few, that is said of those that are too many.
             if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
                 let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
@@ -186,9 +134,8 @@ impl<'a> Namespaces<'a> {
             let others = Others {
                 calls: TailCalls::open(plane, instance)?,
                 own: pins::namespace()?,
-                names: Names::watch()?,
+                names: NameWatch::watch()?,
                 waiting: BTreeSet::new(),
-                wanted,
             };
             for source in others.names.sources() {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, NAMES);
@@ -202,9 +149,9 @@ impl<'a> Namespaces<'a> {
     fn add(
         &mut self,
         number: u32,
-        news: notices::Interfaces,
+        news: notices::InterfaceNotices,
         interfaces: Interfaces<'a>,
-        other: Option<Other>,
+        other: Option<OtherNamespace>,
     ) -> Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
         self.epoll.add(&news, event)?;
@@ -238,11 +185,14 @@ impl<'a> Namespaces<'a> {
     }
 
     fn attach_others(&mut self, plane: &mut DataPlane) -> Result<()> {
-        let Some(Others { wanted, names, .. }) = &self.others else {
+        let Some(Others { names, .. }) = &self.others else {
             return Ok(());
         };
-        let named = wanted.0.iter().filter(|it| **it != Asked::All);
-        for pattern in named.filter(|it| !names.untold().any(|name| it.matches(name))) {
+        let selection = &self.common.setup.namespaces;
+        for pattern in selection
+            .given()
+            .filter(|it| !names.untold().any(|name| it.matches(name)))
+        {
             say!(
                 "--netns {}: no network namespace matches: waiting for one",
                 pattern.text()
@@ -250,13 +200,13 @@ impl<'a> Namespaces<'a> {
         }
         // An earlier run's that this one has nothing to do with.
         self.instance
-            .remove_elsewhere_but(|name| wanted.matches(name))?;
+            .remove_elsewhere_but(|name| selection.matches(name))?;
         self.follow_names(plane)?;
         self.follow(plane)?;
         // Of a namespace that is not there it was said.
         let everywhere: Vec<_> = self.there.values().map(|it| &it.interfaces).collect();
         if !everywhere.is_empty() {
-            follow::tell_unmatched(self.common.selection, &everywhere);
+            tell_unmatched(&self.common.setup.selection, &everywhere);
         }
         Ok(())
     }
@@ -386,7 +336,7 @@ impl<'a> Namespaces<'a> {
         let known = self.there.values().filter_map(|it| it.other.as_ref());
         let known: Vec<_> = known.map(|it| it.namespace.name.as_str()).collect();
         let mut news = others.names.news(&known)?;
-        news.retain(|news| others.wanted.matches(news.name()));
+        news.retain(|news| self.common.setup.namespaces.matches(news.name()));
         let (mut went, mut attached) = (false, false);
         for news in news {
             match news {
@@ -410,7 +360,7 @@ impl<'a> Namespaces<'a> {
     fn come(&mut self, plane: &mut DataPlane, namespace: Namespace) -> Result<bool> {
         let inode = namespace.inode()?;
         let name = namespace.name.clone();
-        let find = |of: &dyn Fn(&Other) -> bool| {
+        let find = |of: &dyn Fn(&OtherNamespace) -> bool| {
             let all = self.there.iter();
             let mut found = all.filter(|(_, it)| it.other.as_ref().is_some_and(of));
             found.next().map(|(number, _)| *number)
@@ -435,7 +385,7 @@ impl<'a> Namespaces<'a> {
         let Some(others) = &mut self.others else {
             return Ok(false);
         };
-        if inode == others.own && others.wanted.has_own() {
+        if inode == others.own && self.common.setup.namespaces.has_own() {
             return Ok(false);
         }
         if name.len() > LONGEST {
@@ -455,7 +405,7 @@ impl<'a> Namespaces<'a> {
         let (common, calls) = (self.common.clone(), &others.calls);
         let prepare = || {
             // First, so that nothing is missed.
-            let news = notices::Interfaces::listen()?;
+            let news = notices::InterfaceNotices::listen()?;
             let there = Elsewhere {
                 name: name.clone(),
                 number,
@@ -465,7 +415,7 @@ impl<'a> Namespaces<'a> {
             Ok((news, interfaces))
         };
         let prepared = namespace.enter(prepare);
-        let other = Other {
+        let other = OtherNamespace {
             namespace,
             inode,
             part,
@@ -481,7 +431,7 @@ impl<'a> Namespaces<'a> {
         let attached = added.and_then(|()| match self.there.get_mut(&number) {
             Some(there) => there.enter(|interfaces, _| {
                 interfaces.attach_all(plane)?;
-                interfaces.share()
+                interfaces.permit()
             }),
             None => Ok(()),
         });

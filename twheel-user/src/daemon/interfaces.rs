@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     rc::Rc,
 };
 
@@ -10,29 +10,30 @@ use anyhow::Result;
 use nix::{net::if_::if_nametoindex, unistd::Gid};
 use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
-use super::options::{Options, Vlan};
+use super::{
+    setup::Setup,
+    targets::{Coming, Targets, Then},
+};
 use crate::{
-    attach::{self, Programs},
+    attach::{self, ProgramSource},
     data_plane::DataPlane,
     failure::{Failure, Kind},
-    hooks::{HIDES_TAGS, Hooks, Incoming, shows_tags},
-    links::{self, Known, Link},
-    notices::Change,
+    hooks::{HIDES_TAGS, Incoming, shows_tags},
+    interfaces::{self, Change, Interface, Known},
     patterns::Selection,
     pins::Instance,
     stub::Stubs,
     watched::Watch,
+    zones::zone_of,
 };
 
 /// What a run's interfaces have in common, of whatever network namespace they are.
 #[derive(Clone)]
 pub struct Common<'a> {
-    pub options: &'a Options,
-    pub selection: &'a Selection,
-    pub hooks: &'a Hooks,
+    pub setup: &'a Setup,
     pub group: Option<Gid>,
     pub watch: Rc<RefCell<Watch>>,
-    pub said: Rc<RefCell<Said>>,
+    pub said: Rc<RefCell<SaidOnce>>,
 }
 
 /// Another network namespace than the run's own.
@@ -53,51 +54,14 @@ pub struct Interfaces<'a> {
     /// `None`: the run's own.
     elsewhere: Option<Elsewhere>,
     known: Known,
-    places: Vec<Place>,
-    /// Those that a pattern stands for and that are not watched, by their numbers.
-    refused: BTreeMap<u32, Refused>,
-}
-
-/// An interface to be watched.
-struct Place {
-    /// As it was asked for, and as its links are pinned.
-    name: String,
-    /// Its number, once it is attached.
-    index: Option<u32>,
-    /// Its name by now.
-    called: String,
-    /// Bytes; 0 until something was heard of it.
-    mtu: u32,
-    /// It is waited for when it is gone.
-    stays: bool,
-    /// XDP sees what comes in, and as far as is known no VLAN tag is hidden from it.
-    by_xdp: bool,
-}
-
-impl Place {
-    fn of(name: &str, stays: bool) -> Self {
-        Self {
-            name: name.to_owned(),
-            index: None,
-            called: name.to_owned(),
-            mtu: 0,
-            stays,
-            by_xdp: false,
-        }
-    }
-}
-
-/// Why an interface is not watched.
-struct Refused {
-    /// As it was called then.
-    name: String,
-    /// There was no room for it.
-    full: bool,
+    targets: Targets,
+    /// Those of which XDP sees what comes in, and, as far as is known, all VLAN tags.
+    by_xdp: BTreeSet<u32>,
 }
 
 /// What is said once.
 #[derive(Default)]
-pub struct Said {
+pub struct SaidOnce {
     /// That there is no room, until there is.
     pub full: bool,
     port: bool,
@@ -108,7 +72,7 @@ pub struct Said {
 pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
     let there = || everywhere.iter().flat_map(|it| it.known.iter());
     for pattern in selection.patterns() {
-        let matches = |it: &Link| pattern.matches(&it.name) && selection.matches(&it.name);
+        let matches = |it: &Interface| pattern.matches(&it.name) && selection.matches(&it.name);
         if !there().any(matches) {
             say!(
                 "--iface {}: no interface matches: waiting for one",
@@ -120,7 +84,7 @@ pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
 
 /// Whether there may be tagged frames since then.
 fn brings_tags(change: &Change) -> bool {
-    matches!(change, Change::Is(link) if link.is_vlan() || link.filters_vlans)
+    matches!(change, Change::Is(is) if is.is_vlan() || is.filters_vlans)
 }
 
 impl<'a> Interfaces<'a> {
@@ -130,14 +94,16 @@ impl<'a> Interfaces<'a> {
         instance: Instance,
         elsewhere: Option<Elsewhere>,
     ) -> Result<Self> {
-        let named = common.selection.names().map(|name| Place::of(name, true));
+        let Setup {
+            selection, wait, ..
+        } = common.setup;
         Ok(Self {
-            places: named.collect(),
+            targets: Targets::new(selection.names(), *wait),
             common,
             instance,
             elsewhere,
             known: Known::read()?,
-            refused: BTreeMap::new(),
+            by_xdp: BTreeSet::new(),
         })
     }
 
@@ -159,23 +125,22 @@ impl<'a> Interfaces<'a> {
 
     /// Tells programs which interfaces stand upon which. Where there are several network namespaces, each may stand upon any.
     fn restack(&self) -> Result<()> {
-        match self.common.selection.is_everywhere() {
+        match self.common.setup.selection.is_everywhere() {
             true => Ok(()),
             false => self.common.watch.borrow_mut().restack(&self.known),
         }
     }
 
     /// Gives a group, or its owner alone, what is pinned.
-    pub fn share(&self) -> Result<()> {
-        self.instance.share(self.common.group)
+    pub fn permit(&self) -> Result<()> {
+        self.instance.permit(self.common.group)
     }
 
     /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
     pub fn leave_all(&mut self) -> Result<()> {
-        let indexes: Vec<_> = self.places.iter().filter_map(|it| it.index).collect();
+        let indexes = self.targets.clear();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
         let left: Vec<_> = indexes.into_iter().map(leave).collect();
-        self.places.clear();
         left.into_iter().collect()
     }
 
@@ -186,21 +151,21 @@ impl<'a> Interfaces<'a> {
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         self.attach_named(plane)?;
-        if self.common.selection.has_pattern() {
+        if self.common.setup.selection.has_pattern() {
             self.attach_matching_all(plane)?;
         }
         self.restack()
     }
 
     fn attach_named(&mut self, plane: &mut DataPlane) -> Result<()> {
-        for number in 0..self.places.len() {
-            let name = self.places[number].name.clone();
-            if self.common.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
+        for number in 0..self.targets.len() {
+            let name = self.targets.name(number).to_owned();
+            if self.common.setup.wait && if_nametoindex(name.as_str()).is_err() {
                 say!("{name}: does not exist yet: waiting for it");
                 continue;
             }
             if let Err(error) = self.attach(plane, number) {
-                if !self.common.options.wait_iface || if_nametoindex(name.as_str()).is_ok() {
+                if !self.common.setup.wait || if_nametoindex(name.as_str()).is_ok() {
                     return Err(error);
                 }
                 self.instance.let_go(&name)?;
@@ -212,19 +177,23 @@ impl<'a> Interfaces<'a> {
 
     fn attach_matching_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         let there: Vec<_> = self.known.iter().cloned().collect();
-        let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
+        let names: HashSet<_> = there
+            .iter()
+            .map(|interface| interface.name.as_str())
+            .collect();
         // An earlier run's: of interfaces that are gone, are called otherwise, or are none of this run's.
         for held in self.instance.pins().interfaces()? {
-            if !names.contains(held.as_str()) || !self.common.selection.matches(&held) {
+            if !names.contains(held.as_str()) || !self.common.setup.selection.matches(&held) {
                 self.instance.let_go(&held)?;
             }
         }
-        if !self.common.selection.is_everywhere() {
-            tell_unmatched(self.common.selection, &[self]);
+        if !self.common.setup.selection.is_everywhere() {
+            tell_unmatched(&self.common.setup.selection, &[self]);
         }
-        for link in &there {
-            if self.common.selection.matches_pattern(&link.name) && !self.has(link.index) {
-                self.attach_matching(plane, link)?;
+        for interface in &there {
+            let selection = &self.common.setup.selection;
+            if selection.matches_pattern(&interface.name) && !self.has(interface.index) {
+                self.attach_matching(plane, interface)?;
             }
         }
         Ok(())
@@ -232,8 +201,7 @@ impl<'a> Interfaces<'a> {
 
     /// The numbers of those that are there and that it has to do with.
     pub fn numbers(&self) -> Vec<u32> {
-        let attached = self.places.iter().filter_map(|place| place.index);
-        attached.chain(self.refused.keys().copied()).collect()
+        self.targets.known().collect()
     }
 
     /// Lets go of what has gone. First, since one that has moved to another network namespace carries the programs of this one
@@ -276,66 +244,75 @@ impl<'a> Interfaces<'a> {
     }
 
     fn has(&self, index: u32) -> bool {
-        self.places.iter().any(|place| place.index == Some(index))
+        self.targets.attached().any(|it| it == index)
     }
 
     /// Attaches to an interface that is there, wholly or not at all.
     fn attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
         let attached = self.try_attach(plane, number);
         if attached.is_err()
-            && let Some(index) = self.places[number].index.take()
+            && let Some(was) = self.targets.detach(number)
         {
-            self.common.watch.borrow_mut().leave(self.number(index))?;
+            let known_as = self.number(was.index);
+            self.common.watch.borrow_mut().leave(known_as)?;
         }
         attached
     }
 
     fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
-        let interface = &self.places[number].name.clone();
+        let interface = &self.targets.name(number).to_owned();
         let label = self.label(interface);
         // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
         let is = attach::check_interface(interface)?;
         self.check_elsewhere(&is)?;
-        let zone = match self.common.options.zone(&label) {
-            0 => self.common.options.zone(interface),
+        let zones = &self.common.setup.zones;
+        let zone = match zone_of(zones, &label) {
+            0 => zone_of(zones, interface),
             zone => zone,
         };
         let known_as = self.number(is.index);
-        let Common { watch, hooks, .. } = &self.common;
-        self.places[number].index = Some(is.index);
+        let Common { watch, setup, .. } = &self.common;
+        self.targets.attach(number, is.index, is.mtu);
         match plane.config().watched {
             0 => watch.borrow_mut().name_only(&label)?,
             _ => watch
                 .borrow_mut()
                 .enter(known_as, &label, zone, is.flags())?,
         }
-        let programs: &mut dyn Programs = match &mut self.elsewhere {
+        let programs: &mut dyn ProgramSource = match &mut self.elsewhere {
             Some(there) => &mut there.stubs,
             None => plane,
         };
-        let attached = attach::attach(programs, &self.instance, interface, hooks, &self.known)?;
+        let attached = attach::attach(
+            programs,
+            &self.instance,
+            interface,
+            &setup.hooks,
+            &self.known,
+        )?;
         if let Some(why) = &attached.why {
             let by = attached.ingress.name();
             say!("{label}: {why}: using {by} for incoming packets");
         }
         say!("{label}: attached, {}", attached.describe());
         if attached.egress.is_none()
-            && !self.common.options.reap.actions.is_empty()
-            && self.common.selection.count() == 1
+            && self.common.setup.reaps()
+            && self.common.setup.selection.count() == 1
         {
             say!("{interface}: --reap: outgoing packets are not seen, so they keep no flow alive");
         }
-        let place = &mut self.places[number];
-        place.mtu = is.mtu;
-        place.called.clone_from(interface);
-        place.by_xdp =
-            matches!(attached.ingress, Incoming::Xdp(_)) && !hooks.hides_tags(&is, &self.known);
+        match attached.ingress {
+            Incoming::Xdp(_) if !setup.hooks.hides_tags(&is, &self.known) => {
+                self.by_xdp.insert(is.index)
+            }
+            _ => self.by_xdp.remove(&is.index),
+        };
         self.tell_twice(&is);
         Ok(())
     }
 
     /// Fails if an interface of another network namespace cannot be told apart from others.
-    fn check_elsewhere(&self, is: &Link) -> Result<()> {
+    fn check_elsewhere(&self, is: &Interface) -> Result<()> {
         let why = match &self.elsewhere {
             None => return Ok(()),
             Some(_) if is.index == Way::LOOPBACK.0 => {
@@ -351,13 +328,9 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
     /// run goes on.
-    fn attach_matching(&mut self, plane: &mut DataPlane, link: &Link) -> Result<bool> {
-        let (name, label) = (&link.name, self.label(&link.name));
-        let refused = |full| Refused {
-            name: name.clone(),
-            full,
-        };
-        let number = self.number(link.index);
+    fn attach_matching(&mut self, plane: &mut DataPlane, interface: &Interface) -> Result<bool> {
+        let (name, label) = (&interface.name, self.label(&interface.name));
+        let number = self.number(interface.index);
         let has_room = self.common.watch.borrow().has_room(number, &label);
         if !has_room {
             let mut said = self.common.said.borrow_mut();
@@ -370,27 +343,19 @@ impl<'a> Interfaces<'a> {
                 said.full = true;
             }
             drop(said);
-            self.refused.insert(link.index, refused(true));
+            self.targets.refuse(interface.index, name, true);
             return Ok(false);
         }
-        let number = match self.places.iter().position(|it| it.name == *name) {
-            Some(number) => number,
-            None => {
-                self.places.push(Place::of(name, false));
-                self.places.len() - 1
-            }
-        };
+        let number = self.targets.enter(name);
         let Err(error) = self.attach(plane, number) else {
             return Ok(true);
         };
         self.instance.let_go(name)?;
-        if !self.places[number].stays {
-            self.places.remove(number);
-        }
-        match links::by_index(link.index) {
+        self.targets.give_up(number);
+        match interfaces::by_index(interface.index) {
             Ok(_) => {
                 say!("{label}: not attached: {error:#}");
-                self.refused.insert(link.index, refused(false));
+                self.targets.refuse(interface.index, name, false);
             }
             Err(_) => say!("{label}: disappeared before it was attached"),
         }
@@ -400,49 +365,39 @@ impl<'a> Interfaces<'a> {
     /// An interface is there no more. Returns whether it was watched.
     fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
-        self.refused.remove(&index);
-        let Some(number) = self.places.iter().position(|it| it.index == Some(index)) else {
+        let selection = &self.common.setup.selection;
+        let Some((name, then)) = self.targets.gone(selection, index) else {
             return Ok(false);
         };
-        let place = &mut self.places[number];
-        place.index = None;
-        let name = place.name.clone();
         // In another network namespace it would go on to be watched.
         self.instance.let_go(&name)?;
-        let then = if self.common.options.wait_iface && place.stays {
-            ": waiting for it"
-        } else if self.common.selection.matches_pattern(&name) {
-            ""
-        } else {
-            ": start `twheel run` again when it is back, or use --wait-iface"
+        let then = match then {
+            Then::Awaited => ": waiting for it",
+            Then::Matches => "",
+            Then::Over => ": start `twheel run` again when it is back, or use --wait-iface",
         };
-        let stays = place.stays;
         let label = self.label(&name);
         say!("{label}: disappeared: detached, its flows end by their timeouts{then}");
-        if !stays {
-            self.places.swap_remove(number);
-        }
         Ok(true)
     }
 
     /// Attaches to those for which there was no room before, if there is now. Returns whether it did.
     pub fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
-        let waiting = self.refused.iter().filter(|(_, it)| it.full);
-        let waiting: Vec<_> = waiting.map(|(index, _)| *index).collect();
         let mut attached = false;
-        for index in waiting {
+        for index in self.targets.without_room() {
             let waits = self.known.get(index).cloned();
-            let waits = waits.filter(|link| self.common.selection.matches_pattern(&link.name));
-            let Some(link) = waits else {
-                self.refused.remove(&index);
+            let waits = waits
+                .filter(|interface| self.common.setup.selection.matches_pattern(&interface.name));
+            let Some(interface) = waits else {
+                self.targets.admit(index);
                 continue;
             };
-            let (number, label) = (self.number(index), self.label(&link.name));
+            let (number, label) = (self.number(index), self.label(&interface.name));
             if !self.common.watch.borrow().has_room(number, &label) {
                 break;
             }
-            self.refused.remove(&index);
-            attached |= self.come(plane, &link)?;
+            self.targets.admit(index);
+            attached |= self.come(plane, &interface)?;
         }
         if attached {
             self.restack()?;
@@ -451,60 +406,46 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Notes what has become of an interface that is watched.
-    fn note(&mut self, is: &Link) {
-        let mut watched = false;
-        let prefix = self.label("");
-        for place in self
-            .places
-            .iter_mut()
-            .filter(|it| it.index == Some(is.index))
-        {
-            let (name, now) = (&place.name, &is.name);
-            if place.called != *now {
-                say!(
-                    "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} by twheel"
-                );
-                place.called.clone_from(now);
-            }
-            if place.mtu != is.mtu {
-                say!("{prefix}{name}: MTU changed to {}: still watched", is.mtu);
-                place.mtu = is.mtu;
-            }
-            watched = true;
+    fn note(&mut self, is: &Interface) {
+        let Some(changed) = self.targets.note(is) else {
+            return;
+        };
+        let (prefix, name) = (self.label(""), &changed.name);
+        if changed.is_renamed {
+            let now = &is.name;
+            say!(
+                "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} by twheel"
+            );
         }
-        if watched {
-            // It may have become a port.
-            self.tell_twice(is);
+        if changed.has_new_mtu {
+            say!("{prefix}{name}: MTU changed to {}: still watched", is.mtu);
         }
+        // It may have become a port.
+        self.tell_twice(is);
     }
 
     /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
-    fn come(&mut self, plane: &mut DataPlane, is: &Link) -> Result<bool> {
-        let matches = self.common.selection.matches_pattern(&is.name);
-        let number = self.places.iter().position(|it| it.name == is.name);
-        let is_waited_for = number.is_some() && self.common.options.wait_iface;
-        if self.has(is.index) || !matches && !is_waited_for {
+    fn come(&mut self, plane: &mut DataPlane, is: &Interface) -> Result<bool> {
+        let coming = self.targets.coming(&self.common.setup.selection, is);
+        if coming == Coming::Nothing {
             return Ok(false);
         }
-        // Its attachment was tried under this name.
-        let tried = self.refused.get(&is.index);
-        if tried.is_some_and(|it| it.name == is.name) {
-            return Ok(false);
-        }
-        let old = number.and_then(|number| self.places[number].index.take());
-        if let (Some(number), Some(old)) = (number, old) {
-            let place = &self.places[number];
+        let named = self.targets.find(&is.name);
+        let old = named.and_then(|number| self.targets.detach(number));
+        if let Some(old) = &old {
             say!(
                 "{}: another interface has this name now: detached from the old one, now called {}",
-                self.label(&place.name),
-                place.called
+                self.label(&is.name),
+                old.called
             );
-            self.common.watch.borrow_mut().leave(self.number(old))?;
+            let known_as = self.number(old.index);
+            self.common.watch.borrow_mut().leave(known_as)?;
             self.instance.let_go(&is.name)?;
         }
-        let attached = match number {
-            _ if matches => self.attach_matching(plane, is)?,
-            Some(number) => match self.attach(plane, number) {
+        let attached = match coming {
+            Coming::Nothing => false,
+            Coming::Matches => self.attach_matching(plane, is)?,
+            Coming::Awaited(number) => match self.attach(plane, number) {
                 Ok(()) => true,
                 Err(error) => {
                     self.instance.let_go(&is.name)?;
@@ -515,14 +456,14 @@ impl<'a> Interfaces<'a> {
                     false
                 }
             },
-            None => false,
         };
         if attached {
-            self.refused.remove(&is.index);
-            self.instance.share_links(&is.name, self.common.group)?;
+            self.targets.admit(is.index);
+            self.instance.permit_links(&is.name, self.common.group)?;
         }
         // The one that has lost its name may be wanted by its new one.
-        if let Some(renamed) = old.and_then(|old| self.known.get(old)).cloned() {
+        let renamed = old.and_then(|old| self.known.get(old.index)).cloned();
+        if let Some(renamed) = renamed {
             return Ok(self.come(plane, &renamed)? || attached);
         }
         Ok(attached)
@@ -530,32 +471,32 @@ impl<'a> Interfaces<'a> {
 
     /// Says, once, where XDP does not see VLAN tags any more, since there are some now.
     fn tell_hidden_tags(&mut self) {
-        for place in self.places.iter_mut().filter(|it| it.by_xdp) {
-            let link = place.index.and_then(|index| self.known.get(index));
-            if link.is_some_and(|link| self.common.hooks.hides_tags(link, &self.known)) {
-                let name = &place.called;
+        let (hooks, known) = (&self.common.setup.hooks, &self.known);
+        self.by_xdp.retain(|index| {
+            let hidden = known.get(*index).filter(|it| hooks.hides_tags(it, known));
+            if let Some(Interface { name, .. }) = hidden {
                 say!(
                     "{name}: a VLAN lies on it now, and {HIDES_TAGS}: run `{}`, or start twheel again",
                     shows_tags(name)
                 );
-                place.by_xdp = false;
             }
-        }
+            hidden.is_none()
+        });
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
-    fn tell_twice(&mut self, link: &Link) {
+    fn tell_twice(&mut self, interface: &Interface) {
         let mut said = self.common.said.borrow_mut();
-        if !self.common.selection.has_pattern() || said.port && said.vlan {
+        if !self.common.setup.selection.has_pattern() || said.port && said.vlan {
             return;
         }
-        let watched: HashSet<_> = self.places.iter().filter_map(|it| it.index).collect();
-        let is_other = |it: &&Link| it.index != link.index && watched.contains(&it.index);
+        let watched: HashSet<_> = self.targets.attached().collect();
+        let is_other = |it: &&Interface| it.index != interface.index && watched.contains(&it.index);
         for other in self.known.iter().filter(is_other) {
-            let (above, below) = if other.is_above(link) {
-                (other, link)
-            } else if link.is_above(other) {
-                (link, other)
+            let (above, below) = if other.is_above(interface) {
+                (other, interface)
+            } else if interface.is_above(other) {
+                (interface, other)
             } else {
                 continue;
             };
@@ -568,7 +509,7 @@ impl<'a> Interfaces<'a> {
                     );
                     said.port = true;
                 }
-            } else if self.common.options.vlan == Vlan::Key && !said.vlan {
+            } else if self.common.setup.config.0.vlans != 0 && !said.vlan {
                 say!(
                     "{above_name} is on top of {below_name}, and both are watched: the same packets are seen twice, as flows \
                      with VLAN tag and without: exclude one with --exclude, or use --vlan ignore"

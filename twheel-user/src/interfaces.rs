@@ -2,20 +2,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    fs, io, mem,
+    fs, mem,
     os::fd::AsRawFd,
     path::Path,
 };
 
-use crate::{
-    failure::{Failure, Kind},
-    notices::Change,
-};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use netlink_packet_core::{
-    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ALIGNTO,
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
-    NlasIterator, ParseableParametrized, parse_u32, parse_u64,
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NlasIterator, ParseableParametrized, parse_u32,
+    parse_u64,
 };
 use netlink_packet_generic::{
     GenlFamily, GenlHeader, GenlMessage,
@@ -28,18 +23,20 @@ use netlink_packet_route::{
         LinkXdp,
     },
 };
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
-};
+use netlink_sys::constants::{NETLINK_GENERIC, NETLINK_ROUTE};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use twheel_common::config::Watched;
+
+use crate::{
+    failure::{Failure, Kind},
+    netlink::ask_all,
+};
 
 /// `NETLINK_GENERIC`'s `netdev` family, `include/uapi/linux/netdev.h`; since Linux 6.3.
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
-/// Larger than any datagram of netlink's.
-const BUFFER: usize = 1 << 16;
 /// `ETHTOOL_GFLAGS` and `ETH_FLAG_RXVLAN`, `include/uapi/linux/ethtool.h`.
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
@@ -73,7 +70,7 @@ pub enum LinkLayer {
 
 impl LinkLayer {
     /// By the link type (`ARPHRD_*`). `None`: a type that twheel does not read.
-    pub fn of(link_type: u16) -> Option<Self> {
+    pub fn from_type(link_type: u16) -> Option<Self> {
         let found = LAYERS.iter().find(|(number, _)| *number == link_type);
         found.map(|(_, layer)| *layer)
     }
@@ -90,7 +87,7 @@ pub fn link_layer(interface: &str) -> Result<LinkLayer> {
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Link {
+pub struct Interface {
     /// Its number.
     pub index: u32,
     /// Its name.
@@ -120,9 +117,9 @@ pub struct Link {
     pub xdp: Vec<(&'static str, u32)>,
 }
 
-impl Link {
+impl Interface {
     /// As a notice of the kernel's describes it; `None` for what is not of the interface itself.
-    pub fn of(message: &LinkMessage) -> Option<Self> {
+    pub fn from_message(message: &LinkMessage) -> Option<Self> {
         // A bridge tells of its ports in messages of its own family.
         let is_own = message.header.interface_family == Family::Unspec;
         is_own.then(|| describe(message, &HashMap::new()))
@@ -172,10 +169,19 @@ impl Link {
     }
 }
 
+/// A change of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is there, like this.
+    Is(Box<Interface>),
+    /// It is there no more, or in another network namespace: its number.
+    Gone(u32),
+}
+
 /// The interfaces of this network namespace as they were last heard of, so that they need not all be asked for whenever one
 /// is attached.
 #[derive(Debug)]
-pub struct Known(BTreeMap<u32, Link>);
+pub struct Known(BTreeMap<u32, Interface>);
 
 impl Known {
     /// As they are.
@@ -184,32 +190,32 @@ impl Known {
     ///
     /// As [`all`].
     pub fn read() -> Result<Self> {
-        let links = all()?.into_iter().map(|link| (link.index, link));
-        Ok(Self(links.collect()))
+        let all = all()?.into_iter().map(|it| (it.index, it));
+        Ok(Self(all.collect()))
     }
 
     /// Notes what was heard.
     pub fn note(&mut self, change: &Change) {
         match change {
-            Change::Is(link) => self.0.insert(link.index, (**link).clone()),
+            Change::Is(it) => self.0.insert(it.index, (**it).clone()),
             Change::Gone(index) => self.0.remove(index),
         };
     }
 
     /// One of them, by its number.
-    pub fn get(&self, index: u32) -> Option<&Link> {
+    pub fn get(&self, index: u32) -> Option<&Interface> {
         self.0.get(&index)
     }
 
     /// All of them, by their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &Link> {
+    pub fn iter(&self) -> impl Iterator<Item = &Interface> {
         self.0.values()
     }
 
     /// Whether tagged frames pass an interface, as far as can be told: a VLAN lies on it, or a bridge that looks at tags, be it
     /// with others in between.
-    pub fn is_tagged(&self, link: &Link) -> bool {
-        let (mut seen, mut next) = (HashSet::from([link.index]), vec![link]);
+    pub fn is_tagged(&self, interface: &Interface) -> bool {
+        let (mut seen, mut next) = (HashSet::from([interface.index]), vec![interface]);
         while let Some(below) = next.pop() {
             for above in self.iter().filter(|it| it.is_above(below)) {
                 if above.is_vlan() || above.filters_vlans {
@@ -224,8 +230,8 @@ impl Known {
     }
 
     /// Those above an interface, as they are now.
-    pub fn above(&self, link: &Link) -> Vec<Link> {
-        let above = self.iter().filter(|it| it.is_above(link));
+    pub fn above(&self, below: &Interface) -> Vec<Interface> {
+        let above = self.iter().filter(|it| it.is_above(below));
         above.filter_map(|it| by_index(it.index).ok()).collect()
     }
 }
@@ -235,7 +241,7 @@ impl Known {
 /// # Errors
 ///
 /// [`Kind::Interface`]: there is none of this name here.
-pub fn one(interface: &str) -> Result<Link> {
+pub fn one(interface: &str) -> Result<Interface> {
     let mut message = LinkMessage::default();
     let name = LinkAttribute::IfName(interface.to_owned());
     message.attributes.push(name);
@@ -248,9 +254,9 @@ pub fn one(interface: &str) -> Result<Link> {
         return Err(missing().into());
     }
     // It goes by other names, too.
-    let link = query(message).with_context(missing)?;
-    match link.name == interface {
-        true => Ok(link),
+    let found = query(message).with_context(missing)?;
+    match found.name == interface {
+        true => Ok(found),
         false => Err(missing().into()),
     }
 }
@@ -260,15 +266,15 @@ pub fn one(interface: &str) -> Result<Link> {
 /// # Errors
 ///
 /// There is none.
-pub fn by_index(index: u32) -> Result<Link> {
+pub fn by_index(index: u32) -> Result<Interface> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     query(message)
 }
 
-fn query(message: LinkMessage) -> Result<Link> {
+fn query(message: LinkMessage) -> Result<Interface> {
     let request = RouteNetlinkMessage::GetLink(message);
-    let answers = ask(SockProtocol::NetlinkRoute, request, NLM_F_ACK)?;
+    let answers = ask_all(NETLINK_ROUTE, request, NLM_F_ACK)?;
     let link = answers.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(link),
         _ => None,
@@ -283,55 +289,55 @@ fn query(message: LinkMessage) -> Result<Link> {
 /// # Errors
 ///
 /// The kernel does not answer, or not so that one can read it.
-pub fn all() -> Result<Vec<Link>> {
-    let answers = ask(
-        SockProtocol::NetlinkRoute,
+pub fn all() -> Result<Vec<Interface>> {
+    let answers = ask_all(
+        NETLINK_ROUTE,
         RouteNetlinkMessage::GetLink(LinkMessage::default()),
         NLM_F_DUMP,
     )
     .context("cannot list the interfaces")?;
     // Older kernels do not know.
     let native = native(None).unwrap_or_default();
-    let links = answers.into_iter().filter_map(|answer| match answer {
+    let found = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
         _ => None,
     });
-    Ok(links.collect())
+    Ok(found.collect())
 }
 
-fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
+fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     let header = &message.header;
     let link_type = u16::from(header.link_layer_type);
-    let mut link = Link {
+    let mut interface = Interface {
         index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
-        layer: LinkLayer::of(link_type),
+        layer: LinkLayer::from_type(link_type),
         link_type: format!("{:?} ({link_type})", header.link_layer_type),
         native: native.get(&header.index).copied(),
-        ..Link::default()
+        ..Interface::default()
     };
     let (mut bus, mut device) = (None, None);
     let mut is_elsewhere = false;
     for attribute in &message.attributes {
         match attribute {
-            LinkAttribute::IfName(name) => link.name.clone_from(name),
-            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            LinkAttribute::Controller(index) => link.master = Some(*index),
-            LinkAttribute::Link(index) => link.lower = Some(*index),
+            LinkAttribute::IfName(name) => interface.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            LinkAttribute::Controller(index) => interface.master = Some(*index),
+            LinkAttribute::Link(index) => interface.lower = Some(*index),
             LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
             LinkAttribute::LinkInfo(infos) => {
-                link.driver = infos.iter().find_map(|info| match info {
+                interface.driver = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
                     _ => None,
                 });
-                link.vlan = infos.iter().find_map(|info| match info {
+                interface.vlan = infos.iter().find_map(|info| match info {
                     LinkInfo::Data(InfoData::Vlan(told)) => told.iter().find_map(|it| match it {
                         InfoVlan::Id(vlan) => Some(*vlan),
                         _ => None,
                     }),
                     _ => None,
                 });
-                link.filters_vlans = infos.iter().any(|info| match info {
+                interface.filters_vlans = infos.iter().any(|info| match info {
                     LinkInfo::Data(InfoData::Bridge(told)) => {
                         told.contains(&InfoBridge::VlanFiltering(true))
                     }
@@ -347,23 +353,23 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
                     LinkXdp::HwProgId(id) => Some(("hardware", id)),
                     _ => None,
                 });
-                link.xdp = programs.collect();
+                interface.xdp = programs.collect();
             }
             _ => {}
         }
     }
     // A number means nothing in another network namespace.
     if is_elsewhere {
-        link.lower = None;
+        interface.lower = None;
     }
     // By the device: /sys/class/net has the interfaces of the namespace in which /sys was mounted.
-    if let (None, Some(bus), Some(device)) = (&link.driver, bus, device) {
+    if let (None, Some(bus), Some(device)) = (&interface.driver, bus, device) {
         let devices = Path::new("/sys/bus").join(bus).join("devices");
-        link.driver = fs::read_link(devices.join(device).join("driver"))
+        interface.driver = fs::read_link(devices.join(device).join("driver"))
             .ok()
             .and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
     }
-    link
+    interface
 }
 
 /// Whether a card takes the VLAN tag out of the frames that come in (`rx-vlan-offload`). Where the kernel does not tell, it
@@ -409,8 +415,8 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(Netdev::family_name().to_owned())],
     };
-    let families = ask(
-        SockProtocol::NetlinkGeneric,
+    let families = ask_all(
+        NETLINK_GENERIC,
         GenlMessage::from_payload(controller),
         NLM_F_ACK,
     )?;
@@ -432,7 +438,7 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
     };
     let mut request = GenlMessage::from_payload(asked);
     request.set_resolved_family_id(family);
-    let answers = ask(SockProtocol::NetlinkGeneric, request, flag)?;
+    let answers = ask_all(NETLINK_GENERIC, request, flag)?;
     let devices = answers.into_iter().map(|answer| answer.payload);
     Ok(devices
         .map(|it| (it.index, it.features & NETDEV_XDP_ACT_BASIC != 0))
@@ -494,57 +500,14 @@ impl ParseableParametrized<[u8], GenlHeader> for Netdev {
     }
 }
 
-/// Sends a request, and takes all answers to it.
-pub(crate) fn ask<T>(protocol: SockProtocol, request: T, flag: u16) -> Result<Vec<T>>
-where
-    T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
-{
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flag;
-    let mut request = NetlinkMessage::new(header, request.into());
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        protocol,
-    )?;
-    send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
-    let mut answers = Vec::new();
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        let mut rest = &buffer[..length];
-        while !rest.is_empty() {
-            let message = NetlinkMessage::<T>::deserialize(rest)?;
-            let length = message.header.length as usize;
-            ensure!(length > 0, "a message of netlink's without a length");
-            match message.payload {
-                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                NetlinkPayload::Done(_) => return Ok(answers),
-                NetlinkPayload::Error(error) => match error.code {
-                    None => return Ok(answers),
-                    Some(code) => return Err(io::Error::from_raw_os_error(-code.get()).into()),
-                },
-                _ => {}
-            }
-            rest = rest
-                .get(length.next_multiple_of(NLMSG_ALIGNTO.into())..)
-                .unwrap_or_default();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn loopback_is_there_and_takes_no_native_program() {
-        let links = all().unwrap();
-        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        let all = all().unwrap();
+        let lo = all.iter().find(|it| it.name == "lo").unwrap();
         assert!(lo.loopback, "{lo:?}");
         assert_eq!(lo.layer, Some(LinkLayer::Ethernet), "{lo:?}");
         assert_ne!(lo.native, Some(true), "{lo:?}");
@@ -560,17 +523,17 @@ mod tests {
 
     #[test]
     fn tags_pass_what_vlans_lie_on() {
-        let link = |index, lower, master| Link {
+        let link = |index, lower, master| Interface {
             index,
             lower,
             master,
-            ..Link::default()
+            ..Interface::default()
         };
-        let vlan = Link {
+        let vlan = Interface {
             driver: Some("vlan".to_owned()),
             ..link(5, Some(4), None)
         };
-        let bridge = Link {
+        let bridge = Interface {
             filters_vlans: true,
             ..link(8, None, None)
         };
@@ -612,7 +575,7 @@ mod tests {
             (824, None),
             (825, None),
         ] {
-            assert_eq!(LinkLayer::of(link_type), layer, "{link_type}");
+            assert_eq!(LinkLayer::from_type(link_type), layer, "{link_type}");
         }
     }
 }
