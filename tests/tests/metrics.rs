@@ -27,6 +27,7 @@ use twheel::{
     metrics::{Listener, Metrics, Server},
     pins::Instance,
     settings::Wanted,
+    stepper::Observer,
 };
 use twheel_common::config::NAME_BYTES;
 use twheel_holdup::Watch;

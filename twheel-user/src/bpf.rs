@@ -1,4 +1,4 @@
-//! Commands of `bpf(2)` for which aya has no function.
+//! Where the BPF file system is, and commands of `bpf(2)` for which aya has no function.
 
 use std::{
     ffi::CString,
@@ -11,6 +11,9 @@ use std::{
 };
 
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type};
+
+/// The BPF file system.
+pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// Calls the kernel. Returns what it returns, if that is no error: a descriptor, for some commands.
 ///

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
     maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues, RingBuf},
@@ -19,7 +19,7 @@ use aya::{
 };
 use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta, SEATS, UNRULED},
-    counter::{Counter, Counters, LOADER},
+    counter::{Counter, Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES},
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
     pool::{CHAIN, SHELF},
     state::Timeouts,
@@ -34,10 +34,10 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
+    names::LABEL_BYTES,
     pins::{Instance, PROGRAMS, Pins},
     stepping::Stepping,
     verifier::refused,
-    watched,
 };
 
 /// The object that this program carries.
@@ -134,7 +134,7 @@ impl DataPlane {
         };
         let was_watched = had.iter().any(|it| *it != 0);
         let places = match had.len() {
-            0 => watched::places(load.room.max(LEAST_ROOM))?,
+            0 => places(load.room.max(LEAST_ROOM))?,
             // The maps are as large as they are.
             places => places as u32,
         };
@@ -768,7 +768,7 @@ fn check_pinned(pins: &Pins) -> Result<()> {
         ("WATCHED", MapType::Hash, 4, size(size_of::<Watched>())),
         ("SEATED", MapType::Array, 4, 8),
         ("COUNTED", MapType::Array, 4, 4),
-        ("LABELS", MapType::Array, 4, size(watched::LABEL_BYTES)),
+        ("LABELS", MapType::Array, 4, size(LABEL_BYTES)),
         ("ZONES", MapType::Array, 4, 4),
         ("PLACE", MapType::PerCpuArray, 4, 8),
         ("META", MapType::Array, 4, size(size_of::<Meta>())),
@@ -813,6 +813,15 @@ fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Places of the counters of so many interfaces.
+fn places(room: u32) -> Result<u32> {
+    ensure!(
+        room <= MAX_INTERFACES,
+        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
+    );
+    Ok(FIRST_INTERFACE + room)
 }
 
 /// CPUs that a record of the flow table can name.

@@ -23,6 +23,7 @@ use twheel_common::{
 
 use crate::{
     call::Callable,
+    cpu::pin_to,
     data_plane::{Events, LoaderCounters},
     failure::{Failure, Kind},
     flows::Flow,
@@ -30,7 +31,6 @@ use crate::{
     inspect::Reader,
     pins::Pins,
     progress, reap,
-    stepper::pin_to,
 };
 
 /// How long a ring of events may stay full before whoever reads it is taken for gone.

@@ -54,10 +54,10 @@ use crate::{
     clock::Clock,
     data_plane::{self, LoaderCounters},
     failure::{Failure, Kind},
+    maps,
+    model::{Expired, KnownAs},
     names::Names,
-    output::{Expired, KnownAs},
     pins::Pins,
-    policy::install,
     ring::{Events, Read},
 };
 
@@ -212,7 +212,7 @@ impl Writer {
                  none, or was killed while the disk was slow"
             );
         }
-        let names = Names::open(&install::pinned(pins))?;
+        let names = Names::open(&maps::pinned(pins))?;
         let sweep = pins.callable("twheel_sweep")?;
         let lost = Arc::new(Lost {
             number: AtomicU64::new(0),

@@ -77,7 +77,7 @@ pub fn check() -> Result<()> {
 ///
 /// [`Kind::Unsupported`].
 pub fn check_pins() -> Result<()> {
-    check_bpffs(Path::new(crate::pins::BPFFS))
+    check_bpffs(Path::new(bpf::BPFFS))
 }
 
 /// The release of the kernel, as it says itself.

@@ -1,15 +1,12 @@
 //! An instance as a reader sees it, be its loader running or not: flows with what they are by name, and how long they
 //! have left.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use aya::maps::Map;
 use twheel_common::{
     config::{Meta, RULES},
     counter::Counters,
-    event::Pace,
-    flow::{Traffic, age, idle},
+    flow::{age, idle},
     state,
 };
 
@@ -18,10 +15,12 @@ use crate::{
     clock::Clock,
     data_plane,
     flows::{self, Flows},
+    maps,
+    model::{Flow, Named, Origin, Timing, Tracked, in_order},
     names::Names,
-    output::{Flow, Named, Origin, in_order, table::Columns},
+    output::table::Columns,
     pins::{Instance, Pins},
-    policy::install::{self, InForce},
+    policy::install::InForce,
     watched,
 };
 
@@ -43,27 +42,6 @@ pub struct Reader {
     sweep: Callable,
 }
 
-/// A flow that is in the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Tracked {
-    /// As it is now.
-    pub flow: Flow,
-    /// Its beginning was not seen.
-    pub picked_up: bool,
-    /// Since its first packet.
-    pub age: Duration,
-    /// Since its latest packet.
-    pub idle: Duration,
-    /// Until it expires, if no packet comes; 0 if it is due.
-    pub expires: Duration,
-    /// The CPU on whose wheel it stands.
-    pub cpu: u32,
-    /// What the initiator has sent and what the responder has; `None` without `--accounting`.
-    pub account: Option<[Traffic; 2]>,
-    /// How the two have sent, likewise; `None` without `--rto on`.
-    pub timing: Option<[Timing; 2]>,
-}
-
 /// Counters, read at one moment.
 #[derive(Clone, Debug)]
 pub struct Counted {
@@ -71,24 +49,6 @@ pub struct Counted {
     pub cpus: Vec<Counters>,
     /// Of each interface, by name. What the wheels count is of none, where there are several.
     pub interfaces: Vec<(String, Counters)>,
-}
-
-/// What a retransmission timer knows of one side's sending.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timing {
-    /// Smoothed round-trip time, microseconds; 0 if there was no sample.
-    pub srtt: u32,
-    /// Segments that were seen to be sent again.
-    pub retransmissions: u32,
-}
-
-impl From<Pace> for Timing {
-    fn from(pace: Pace) -> Self {
-        Self {
-            srtt: pace.srtt,
-            retransmissions: pace.retransmissions,
-        }
-    }
 }
 
 impl Reader {
@@ -103,7 +63,7 @@ impl Reader {
 
     /// Reads an instance by its pins.
     pub fn of(pins: Pins) -> Result<Self> {
-        let open = install::pinned(&pins);
+        let open = maps::pinned(&pins);
         let meta = data_plane::meta(&pins)?;
         let names = Names::open(&open)?;
         let timeouts = InForce::open(&open)?;

@@ -32,12 +32,14 @@ macro_rules! say {
     }};
 }
 
+pub mod action;
 pub mod attach;
 pub mod bpf;
 pub mod call;
 pub mod cli;
 pub mod clock;
 pub mod clsact;
+pub mod cpu;
 pub mod data_plane;
 pub mod delete;
 pub mod doctor;
@@ -49,7 +51,9 @@ pub mod hooks;
 pub mod host;
 pub mod inspect;
 pub mod links;
+pub mod maps;
 pub mod metrics;
+pub mod model;
 pub mod names;
 pub mod netns;
 pub mod notices;

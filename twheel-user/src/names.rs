@@ -5,10 +5,12 @@ use aya::maps::{Array, MapData, MapError};
 use twheel_common::config::NAME_BYTES;
 
 use crate::{
-    output::{self, KnownAs},
-    policy::install::{Open, array},
-    watched::LABEL_BYTES,
+    maps::{Open, array},
+    model::{Flow, KnownAs},
 };
+
+/// Bytes of the name of an interface, padded with zeros.
+pub const LABEL_BYTES: usize = 64;
 
 /// The names of rules and interfaces, and the numbers of interfaces and zones.
 pub struct Names {
@@ -60,7 +62,7 @@ impl Names {
     }
 
     /// What a flow is known as.
-    pub fn known_as(&self, flow: &output::Flow) -> Result<KnownAs> {
+    pub fn known_as(&self, flow: &Flow) -> Result<KnownAs> {
         Ok(KnownAs {
             rule: self.of(flow.rule)?,
             iface: self.iface(flow.place)?,

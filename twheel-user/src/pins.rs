@@ -42,9 +42,6 @@ use crate::{
     patterns::{Asked, Selection},
 };
 
-/// The BPF file system.
-pub const BPFFS: &str = "/sys/fs/bpf";
-
 /// The programs that are pinned, if they are loaded: of those for incoming packets, those that an interface needs.
 pub const PROGRAMS: [&str; 7] = [
     "twheel_xdp",
@@ -64,7 +61,7 @@ const NETNS: &str = "netns-";
 
 /// The directory of all instances.
 fn root() -> PathBuf {
-    Path::new(BPFFS).join("twheel")
+    Path::new(bpf::BPFFS).join("twheel")
 }
 
 /// The directory of all instances of this layout.

@@ -31,9 +31,9 @@ use twheel_common::{
 
 use crate::{
     clock::Clock,
+    cpu::pin_to,
     data_plane::{DataPlane, Load, OBJECT, RING_BYTES, STEP_BUDGET},
     settings::{Wanted, most_levels},
-    stepper::pin_to,
     timeouts::Timeouts,
 };
 

@@ -9,7 +9,6 @@
 //! else, and flows would expire late by that. So it has a real-time priority, as long as it has little to do.
 
 use std::{
-    io,
     path::PathBuf,
     sync::{
         Arc, Once,
@@ -21,22 +20,26 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use aya::util::online_cpus;
-use nix::{
-    sched::{CpuSet, sched_getcpu, sched_setaffinity},
-    unistd::Pid,
-};
+use nix::sched::sched_getcpu;
 use twheel_common::{
     step::{Outcome, Step},
     wheel::NEVER,
 };
 
-use crate::{
-    call::Callable, clock::Clock, data_plane::STEP_BUDGET, metrics::Metrics, ring::Signals,
-};
+pub use crate::cpu::{pin_to, run_ahead};
+use crate::{call::Callable, clock::Clock, data_plane::STEP_BUDGET, ring::Signals};
 
 /// Calls of a turn that a stepper makes ahead of all that has no real-time priority: 8,192 visits, a few
 /// milliseconds. Who has more to do than that goes on as everybody else.
 const AHEAD: u32 = 32;
+
+/// Whoever wants to know how steppers do.
+pub trait Observer: Send + Sync {
+    /// A call is over: how long it took, and the data plane's clock, in units.
+    fn stepped(&self, took: Duration, now: u64);
+    /// A stepper has ended with an error.
+    fn failed(&self);
+}
 
 /// What a stepper is told.
 enum Call {
@@ -63,8 +66,7 @@ struct Shared {
     /// A reader that falls behind stops the wheels, and the wheels stop evicting. Nothing is lost, and nothing
     /// grows.
     signals: Arc<Signals>,
-    /// Whom to tell how long steps take.
-    metrics: Option<Arc<Metrics>>,
+    observer: Option<Arc<dyn Observer>>,
     /// A stepper has ended with an error.
     failed: tokio::sync::Notify,
     /// Somebody was told that steppers have no priority.
@@ -79,14 +81,14 @@ impl Steppers {
         clock: Clock,
         tick: u32,
         signals: Arc<Signals>,
-        metrics: Option<Arc<Metrics>>,
+        observer: Option<Arc<dyn Observer>>,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             program,
             clock,
             tick,
             signals,
-            metrics,
+            observer,
             failed: tokio::sync::Notify::new(),
             told: Once::new(),
         });
@@ -118,8 +120,8 @@ impl Steppers {
             .spawn(move || {
                 let result = shared.run(cpu, &calls, &ready);
                 if result.is_err() {
-                    if let Some(metrics) = &shared.metrics {
-                        metrics.failed();
+                    if let Some(observer) = &shared.observer {
+                        observer.failed();
                     }
                     shared.failed.notify_one();
                 }
@@ -243,8 +245,8 @@ impl Shared {
                 // holds.
                 let _ = ready.send(());
             }
-            if let Some(metrics) = &self.metrics {
-                metrics.stepped(stepped - before, result.now);
+            if let Some(observer) = &self.observer {
+                observer.stepped(stepped - before, result.now);
             }
             if result.expired > 0 || result.outcome == Outcome::RingFull as u32 {
                 self.signals.fill();
@@ -282,28 +284,4 @@ impl Shared {
             .saturating_add(self.clock.unit() / 16);
         stepped.checked_add(wait.min(Duration::from_secs(1 << 32)))
     }
-}
-
-/// Gives this thread the lowest of real-time priorities, or takes it away.
-pub fn run_ahead(ahead: bool) -> io::Result<()> {
-    let (policy, sched_priority) = match ahead {
-        true => (libc::SCHED_FIFO, 1),
-        false => (libc::SCHED_OTHER, 0),
-    };
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: the parameters live as long as the call; 0 is this thread.
-    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Pins this thread to a CPU.
-pub fn pin_to(cpu: u32) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize)
-        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .with_context(|| {
-            format!("cannot run on CPU {cpu}, whose wheel must be stepped there: is a cpuset in the way?")
-        })
 }

@@ -26,8 +26,8 @@ use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{packet::ETH_HEADER, probe::Probe};
 
 use crate::{
+    cpu::{pin_to, run_ahead},
     failure::{Failure, Kind},
-    stepper::{pin_to, run_ahead},
     verifier::refused,
 };
 

@@ -1,6 +1,6 @@
 //! What programs are told of the interfaces that they are attached to, and whose counters are whose.
 //!
-//! An interface has a *place*: a number below [`MAX_INTERFACES`] that stays its own as long as it is watched, and that
+//! An interface has a *place*: a number below [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that stays its own as long as it is watched, and that
 //! counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
 //! interface of this network namespace is never given to one of another namespace, nor the reverse: flows that still bear the place
 //! would be taken for flows of the wrong namespace.
@@ -10,11 +10,11 @@ use std::{
     mem,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use twheel_common::{
     config::{Watched, seat},
-    counter::{Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES, NO_INTERFACE},
+    counter::{Counters, FIRST_INTERFACE, LOADER, NO_INTERFACE},
     flow::ZONES,
     state::{Way, is_elsewhere},
 };
@@ -23,12 +23,10 @@ use crate::{
     data_plane::{self, DataPlane},
     failure::{Failure, Kind},
     links::{Known, Link},
-    names::text,
+    names::{LABEL_BYTES, text},
     pins::Pins,
 };
 
-/// Bytes of the name of an interface, padded with zeros.
-pub const LABEL_BYTES: usize = 64;
 /// Places that nobody has had yet and that are kept for this network namespace, as long as there are others to give.
 const RESERVED: usize = 16;
 
@@ -482,15 +480,6 @@ pub fn zones(pins: &Pins) -> Result<Vec<u16>> {
     (0..zones.len())
         .map(|place| Ok(zones.get(&place, 0).context("cannot read ZONES")? as u16))
         .collect()
-}
-
-/// Places of the counters of so many interfaces.
-pub fn places(room: u32) -> Result<u32> {
-    ensure!(
-        room <= MAX_INTERFACES,
-        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
-    );
-    Ok(FIRST_INTERFACE + room)
 }
 
 #[cfg(test)]

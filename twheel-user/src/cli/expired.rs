@@ -14,7 +14,7 @@ use super::select::{Select, Which, while_read};
 use crate::{
     filter::{Known, Subject},
     history::{self, Past},
-    output::{Output, Text, json},
+    output::{Output, json, text::Text},
     pins,
 };
 

@@ -9,7 +9,8 @@ use super::select::{Select, Which, while_read};
 use crate::{
     filter::{Filter, Subject},
     flows,
-    inspect::{Reader, Tracked},
+    inspect::Reader,
+    model::Tracked,
     output::{json, table},
 };
 

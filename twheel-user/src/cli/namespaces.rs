@@ -17,12 +17,12 @@ use super::follow::{self, Common, Elsewhere, Interfaces};
 use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
+    names::LABEL_BYTES,
     netns::{self, Names, Namespace, News},
     notices::{self, Change},
     patterns::{self, Asked},
     pins::{self, Instance},
     stub::{Stubs, TailCalls},
-    watched::LABEL_BYTES,
 };
 
 /// What tells of names, among what tells of interfaces by the numbers of their namespaces.

@@ -9,6 +9,7 @@ use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
 use super::{Scheme, namespaces, reap::Reap};
 use crate::{
+    action::Action,
     attach::{Egress, Mode},
     clock::Clock,
     failure::{Failure, Kind},
@@ -19,7 +20,7 @@ use crate::{
     order::{Names, Order},
     patterns::{Asked, Selection},
     policy::install,
-    reap::{self, Action},
+    reap,
     settings::Wanted,
     share::Share,
     stepping::Stepping,

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
 use crate::{
+    action::{Action, Actions},
     clock::Clock,
     failure::{Failure, Kind},
     host,
@@ -22,7 +23,6 @@ use crate::{
         Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, packed, words,
     },
     progress,
-    reap::{Action, Actions},
     settings::longest_timeout,
 };
 

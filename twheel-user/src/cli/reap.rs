@@ -4,9 +4,10 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::{
+    action::{Action, Actions},
     failure::{Failure, Kind},
     filter::{Filter, Known},
-    reap::{Action, Actions, Namespace, Places, Wanted},
+    reap::{Namespace, Places, Wanted},
 };
 
 /// Options of the reaper.

@@ -34,6 +34,7 @@ use super::{
     options::Options,
 };
 use crate::{
+    action::{Action, Outcome, Reaped},
     attach,
     clock::Clock,
     data_plane::{DataPlane, INCOMING, Load, LoaderCounters, OBJECT},
@@ -42,18 +43,20 @@ use crate::{
     hooks::Hooks,
     host,
     links::{self, Known, LinkLayer},
+    maps,
     metrics::{Listener, Metrics, Server},
+    model::{Expired, Rto},
     names::Names,
     notices, order,
-    output::{Expired, Json, Output, Rto, Text},
+    output::{Output, json::Json, text::Text},
     patterns::{self, Selection},
     pins::{self, Instance, Pins},
     policy::install,
     privilege, progress,
-    reap::{self, Action, Reaped, Reaper},
+    reap::{self, Reaper},
     ring::{Events, Read, Signals},
     share,
-    stepper::Steppers,
+    stepper::{Observer, Steppers},
     stepping,
     stub::TailCalls,
     watched::{Watch, Zones},
@@ -271,7 +274,7 @@ impl Run {
             plane.clock(),
             plane.config().tick,
             signals.clone(),
-            metrics.clone(),
+            metrics.clone().map(|it| it as Arc<dyn Observer>),
         )?;
 
         // Before anything is attached: what it needs may not be there.
@@ -691,7 +694,7 @@ impl Report {
             one_way: plane.config().one_way != 0,
             ended: BTreeMap::new(),
             rtos: 0,
-            names: Names::open(&install::pinned(pins))?,
+            names: Names::open(&maps::pinned(pins))?,
             history,
             metrics,
             reaper: None,
@@ -905,7 +908,7 @@ impl Report {
             }
         }
         for action in Action::ALL {
-            for outcome in reap::Outcome::ALL {
+            for outcome in Outcome::ALL {
                 let count = reaped.map_or(0, |reaped| reaped.count(action, *outcome));
                 if count > 0 {
                     say!("  {count:>8}  {}: {}", action.name(), outcome.meaning());

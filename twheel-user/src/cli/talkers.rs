@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::select::{Select, Which, while_read};
 use crate::{
     filter::{STATES, Subject},
-    inspect::Tracked,
+    model::Tracked,
     output::json,
 };
 

@@ -29,6 +29,7 @@ use twheel_common::{config::Config, state::Timeouts};
 
 use crate::{
     attach::{self, Egress, Mode},
+    bpf::BPFFS,
     clock::Clock,
     clsact,
     data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
@@ -36,7 +37,7 @@ use crate::{
     host,
     links::{self, Link},
     netns,
-    pins::{self, BPFFS, Found, Instance},
+    pins::{self, Found, Instance},
     policy::install,
     privilege,
     stepping::{self, Stepping, Why},

@@ -14,8 +14,7 @@ use twheel_common::{event::Reason, flow::Traffic};
 pub use self::field::{Field, Known, STATES};
 use crate::{
     failure::{Failure, Kind},
-    inspect::{Timing, Tracked},
-    output::{Expired, Flow, Named},
+    model::{Expired, Flow, Named, Timing, Tracked},
     policy::network::{Network, mapped},
 };
 

@@ -7,8 +7,7 @@ use twheel_common::{event::Reason, flow::Traffic};
 use super::{Field, Filter, Known, Subject};
 use crate::{
     failure::{Kind, exit_code},
-    inspect::Timing,
-    output::{Flow, Named},
+    model::{Flow, Named, Timing},
 };
 
 const ALL: Known = Known {

@@ -33,12 +33,15 @@ use twheel_common::{
 pub use self::server::{Listener, Server, parse_address};
 use self::status::States;
 use crate::{
+    action::{Action, Outcome},
     clock::Clock,
     data_plane::{self, DataPlane},
-    output::{Expired, KnownAs},
+    maps,
+    model::{Expired, KnownAs},
     pins::Pins,
-    policy::install::{self, InForce},
-    reap::{self, Action, Outcome},
+    policy::install::InForce,
+    reap,
+    stepper::Observer,
     watched,
 };
 
@@ -158,7 +161,7 @@ impl Metrics {
             pins: pins.clone(),
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
-            timeouts: InForce::open(&install::pinned(pins))?,
+            timeouts: InForce::open(&maps::pinned(pins))?,
             reaper: OnceLock::new(),
         })
     }
@@ -167,17 +170,6 @@ impl Metrics {
     pub fn watch(&self, reaper: Arc<reap::Shared>) {
         // A second one would be of the same run.
         let _ = self.reaper.set(reaper);
-    }
-
-    /// Notes a stepper's call: how long it took, and the data plane's clock, in units.
-    pub fn stepped(&self, took: Duration, now: u64) {
-        self.steps.observe(took.as_secs_f64());
-        *lock(&self.now) = Some((now, Instant::now()));
-    }
-
-    /// Notes that a stepper has ended with an error: from then on the instance is not healthy.
-    pub fn failed(&self) {
-        self.failed.store(true, Ordering::Relaxed);
     }
 
     /// Whether all steppers run.
@@ -265,6 +257,18 @@ impl Metrics {
 
     fn counters(&self) -> Result<Counters> {
         data_plane::counters(&self.counters)
+    }
+}
+
+impl Observer for Metrics {
+    fn stepped(&self, took: Duration, now: u64) {
+        self.steps.observe(took.as_secs_f64());
+        *lock(&self.now) = Some((now, Instant::now()));
+    }
+
+    /// From then on the instance is not healthy.
+    fn failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
     }
 }
 

@@ -11,10 +11,7 @@ use serde::Serialize;
 use twheel_common::{counter::Counter, wheel::Wheel};
 
 use super::{Metrics, lock};
-use crate::{
-    flows::Flows,
-    output::{self, json},
-};
+use crate::{flows::Flows, model, output::json};
 
 /// The table is not read again before it is as old as this.
 const SCAN_EVERY: Duration = Duration::from_secs(2);
@@ -55,7 +52,7 @@ struct Turned {
 struct Ended<'a> {
     seconds_ago: f64,
     #[serde(flatten)]
-    line: output::Line<'a>,
+    line: json::Line<'a>,
 }
 
 impl Metrics {
@@ -114,7 +111,7 @@ impl Metrics {
                 let mut states = States::new();
                 for flow in Flows::pinned(&self.pins)?.iter() {
                     *states
-                        .entry(output::state(flow.word.seen(), one_way))
+                        .entry(model::state(flow.word.seen(), one_way))
                         .or_default() += 1;
                 }
                 *cached = Some((Instant::now(), states.clone()));

@@ -5,8 +5,11 @@ use std::{io, net::IpAddr, time::SystemTime};
 use serde::Serialize;
 use twheel_common::flow::Traffic;
 
-use super::{Expired, Flow, Named, Output, Rto};
-use crate::{inspect::Tracked, reap::Reaped};
+use super::Output;
+use crate::{
+    action::Reaped,
+    model::{Expired, Flow, Named, Rto, Tracked},
+};
 
 /// Lines of JSON.
 pub struct Json;

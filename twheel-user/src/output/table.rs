@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use super::{Flow, Named};
-use crate::inspect::{Timing, Tracked};
+use super::text;
+use crate::model::{Flow, Named, Timing, Tracked};
 
 /// A duration in at most two units, `12.3s`, `4m05s`, `3h07m`, `4d23h`.
 pub fn short(duration: Duration) -> String {
@@ -89,7 +89,7 @@ pub fn line(
     if let Some(rule) = named.rule.filter(|_| columns.rules) {
         more = format!("  {rule}");
     }
-    more += &super::text::more(
+    more += &text::more(
         tracked.flow,
         Named {
             rule: None,
@@ -106,7 +106,7 @@ pub fn line(
 }
 
 fn rtt(timing: Timing) -> String {
-    super::text::rtt(timing.srtt)
+    text::rtt(timing.srtt)
 }
 
 #[cfg(test)]

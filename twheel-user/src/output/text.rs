@@ -2,8 +2,11 @@
 
 use std::{io, time::Duration};
 
-use super::{Expired, Flow, Named, Output, Rto};
-use crate::reap::Reaped;
+use super::Output;
+use crate::{
+    action::Reaped,
+    model::{Expired, Flow, Named, Rto},
+};
 
 /// Lines of text.
 pub struct Text;

@@ -25,25 +25,17 @@ use twheel_common::{
 
 use super::{Compiled, Policy, Timeouts, refuse};
 use crate::{
+    action::{Action, Actions},
     clock::Clock,
+    cpu::pin_to,
     failure::{Failure, Kind},
     flows::Flows,
+    maps::{Open, array, pinned},
     pins::Pins,
     progress::ProgressBar,
-    reap::{Action, Actions},
     settings::longest_timeout,
-    stepper::pin_to,
     watched::Zones,
 };
-
-/// Opens a map of the data plane by its name.
-pub type Open<'a> = &'a dyn Fn(&str) -> Result<MapData>;
-
-/// The maps of an instance, by their pins.
-pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> + use<> {
-    let pins = pins.clone();
-    move |name| pins.map(name)
-}
 
 /// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were
 /// armed anew.
@@ -349,11 +341,6 @@ fn with(
     // What is said of established flows is said of those, too.
     let established = given[State::Established as usize].is_some();
     base.one_way(given[state::Timeouts::UNREPLIED].is_some() || !established)
-}
-
-/// An array of a data plane.
-pub fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
-    Array::try_from(Map::Array(open(name)?)).with_context(|| format!("{name} is no such array"))
 }
 
 fn trie(open: Open<'_>, name: &str) -> Result<LpmTrie<MapData, [u32; 5], Ends>> {

@@ -29,9 +29,9 @@ pub use self::{
     network::{Network, mapped},
 };
 use crate::{
+    action::Actions,
     failure::{Failure, Kind},
     privilege::lacks,
-    reap::Actions,
 };
 
 /// A policy file is no longer than this, in bytes.

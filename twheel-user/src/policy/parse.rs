@@ -11,7 +11,7 @@ use toml::{
 use twheel_common::policy::{Hook, MAX_RULES, MAX_VLAN, Protocol, TIMEOUTS, TimeoutName};
 
 use super::{Network, Place, Policy, Rule, Timeouts, network::number, refuse};
-use crate::reap::{Action, Actions};
+use crate::action::{Action, Actions};
 
 const KEYS: &str =
     "name, dport, src, dst, any, iface, vlan, zone, direction, proto, timeouts, reap";

@@ -1016,7 +1016,7 @@ fn no_text_makes_it_panic() {
 
 #[test]
 fn what_is_done_to_expired_flows_is_that_of_the_rule_else_of_the_policy() {
-    use crate::reap::{Action, Actions};
+    use crate::action::{Action, Actions};
     let policy = parse(
         "reap = [\"conntrack\", \"socket\"]\n\
          rule = [ { name = \"a\", dport = 1, reap = [] }, { name = \"b\", dport = 2 },\n\

@@ -3,7 +3,6 @@
 //! On a thread of its own, behind a bounded queue: neither wheels nor output wait for it. What becomes of each action is
 //! counted and reported. Before each one the flow is looked up again: if it is back, nothing is done to it.
 
-mod action;
 mod conntrack;
 mod guard;
 mod netlink;
@@ -34,16 +33,12 @@ use twheel_common::{
     enforce::Tomb,
     event::{Event, Reason, Record},
     flow::FlowKey,
-    named,
     packet::{PROTO_TCP, PROTO_UDP},
     state::{Seen, State, Timeouts, is_elsewhere},
     step::Enter,
 };
 
-pub use self::{
-    action::{Action, Actions},
-    netlink::Namespace,
-};
+pub use self::netlink::Namespace;
 use self::{
     conntrack::Conntrack,
     guard::{Guard, Pace},
@@ -52,14 +47,16 @@ use self::{
     sockets::{Found, Sockets},
 };
 use crate::{
+    action::{Action, Actions, Outcome, Reaped},
     call::Callable,
     data_plane::{self, LoaderCounters},
     filter::{Filter, Subject},
     inspect::Reader,
+    maps,
+    model::Expired,
     names::Names,
-    output::Expired,
     pins::Pins,
-    policy::install::{self, InForce},
+    policy::install::InForce,
 };
 
 /// Flows that wait for their actions, at most: 18 MiB.
@@ -83,62 +80,6 @@ pub struct Wanted {
     pub strict: bool,
     /// The XDP program can be told to drop packets of an expired flow.
     pub holds: bool,
-}
-
-named! {
-    /// What became of an action.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Outcome {
-        /// done
-        Done = "done",
-        /// nothing to do
-        Nothing = "nothing",
-        /// failed
-        Failed = "failed",
-        /// not done: the flow came back
-        Back = "back",
-        /// not done: by the kernel's own clocks the connection was not idle for that long; its flow is tracked again
-        Alive = "alive",
-        /// not done: not both sides of the connection were seen, or nobody has acknowledged its FIN
-        OneSided = "one_sided",
-        /// not done: the flow is in a VLAN or zone, and what is here may be of another
-        OtherZone = "other_zone",
-        /// not done: packets that would have begun flows found no room, and this may be one that came back
-        Unknown = "unknown",
-        /// not done: the policy asks for it no more
-        Revoked = "revoked",
-        /// not done: the flow is protected
-        Protected = "protected",
-        /// not done: too large a share was to be reaped
-        Paused = "paused",
-        /// not done: the queue was full, or the run ended first
-        Overrun = "overrun",
-        /// would be done, but for --dry-run
-        Would = "would",
-    }
-}
-
-impl Outcome {
-    /// Where this keeps the rest from being done: what was done stays done.
-    fn or(self, why: Self) -> Self {
-        match self {
-            Self::Done => Self::Done,
-            _ => why,
-        }
-    }
-}
-
-/// What became of an action, for whoever reports it.
-#[derive(Clone, Debug)]
-pub struct Reaped {
-    /// The end of the flow.
-    pub event: Event,
-    /// What was to be done.
-    pub action: Action,
-    /// How that went.
-    pub outcome: Outcome,
-    /// Why it failed.
-    pub error: Option<String>,
 }
 
 /// The actions of rules.
@@ -239,7 +180,7 @@ fn unsettled(tally: &LoaderCounters) -> Result<u64> {
 
 /// Actions that the policy in force asks for on these flows.
 pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
-    let asked = Asked(InForce::open(&install::pinned(pins))?);
+    let asked = Asked(InForce::open(&maps::pinned(pins))?);
     Ok(number(&asked.of(batch)?))
 }
 
@@ -324,7 +265,7 @@ impl Reaper {
             );
             tally.add(Counter::ReapLost, lost);
         }
-        let open = install::pinned(pins);
+        let open = maps::pinned(pins);
         let asked = Arc::new(Asked(InForce::open(&open)?));
         let refusals = Refusals::new(pins)?;
         let (queue, jobs) = channel();

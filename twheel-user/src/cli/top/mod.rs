@@ -31,7 +31,8 @@ use super::{
 use crate::{
     failure::{Failure, Kind},
     filter::Filter,
-    inspect::{Reader, Tracked},
+    inspect::Reader,
+    model::Tracked,
     wheels::Wheels,
 };
 

@@ -1,6 +1,8 @@
-//! What may be done once a flow has expired.
+//! What may be done to a flow once it has expired, and what became of it.
 
 use std::fmt;
+
+use twheel_common::{event::Event, named};
 
 /// An action. They are done in this order: where packets are refused none can reach a socket between the last look and
 /// its end; and a RST must find its way by the conntrack entry that goes after it.
@@ -133,6 +135,62 @@ impl fmt::Display for Actions {
         }
         Ok(())
     }
+}
+
+named! {
+    /// What became of an action.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Outcome {
+        /// done
+        Done = "done",
+        /// nothing to do
+        Nothing = "nothing",
+        /// failed
+        Failed = "failed",
+        /// not done: the flow came back
+        Back = "back",
+        /// not done: by the kernel's own clocks the connection was not idle for that long; its flow is tracked again
+        Alive = "alive",
+        /// not done: not both sides of the connection were seen, or nobody has acknowledged its FIN
+        OneSided = "one_sided",
+        /// not done: the flow is in a VLAN or zone, and what is here may be of another
+        OtherZone = "other_zone",
+        /// not done: packets that would have begun flows found no room, and this may be one that came back
+        Unknown = "unknown",
+        /// not done: the policy asks for it no more
+        Revoked = "revoked",
+        /// not done: the flow is protected
+        Protected = "protected",
+        /// not done: too large a share was to be reaped
+        Paused = "paused",
+        /// not done: the queue was full, or the run ended first
+        Overrun = "overrun",
+        /// would be done, but for --dry-run
+        Would = "would",
+    }
+}
+
+impl Outcome {
+    /// Where this keeps the rest from being done: what was done stays done.
+    pub(crate) fn or(self, why: Self) -> Self {
+        match self {
+            Self::Done => Self::Done,
+            _ => why,
+        }
+    }
+}
+
+/// What became of an action, for whoever reports it.
+#[derive(Clone, Debug)]
+pub struct Reaped {
+    /// The end of the flow.
+    pub event: Event,
+    /// What was to be done.
+    pub action: Action,
+    /// How that went.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub error: Option<String>,
 }
 
 #[cfg(test)]

@@ -1,0 +1,33 @@
+//! On which CPU a thread runs, and ahead of whom.
+
+use std::io;
+
+use anyhow::{Context, Result};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+/// Gives this thread the lowest of real-time priorities, or takes it away.
+pub fn run_ahead(ahead: bool) -> io::Result<()> {
+    let (policy, sched_priority) = match ahead {
+        true => (libc::SCHED_FIFO, 1),
+        false => (libc::SCHED_OTHER, 0),
+    };
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: the parameters live as long as the call; 0 is this thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Pins this thread to a CPU.
+pub fn pin_to(cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu as usize)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .with_context(|| {
+            format!("cannot run on CPU {cpu}, whose wheel must be stepped there: is a cpuset in the way?")
+        })
+}
