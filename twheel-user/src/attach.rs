@@ -16,48 +16,13 @@ use crate::{
     clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
-    hooks::{self, Choice, HIDES_TAGS, Hooks, Incoming, shows_tags},
+    hooks::{self, Choice, Egress, HIDES_TAGS, Hooks, Incoming, Mode, Outgoing, shows_tags},
     links::{self, Known, Link},
     order::Order,
     pins::{Hook, Instance},
     tc::Way,
     tcx,
 };
-
-/// Where in the receive path XDP runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Native, generic where the driver has no XDP
-    Auto,
-    /// In the driver
-    Native,
-    /// Behind the driver, in the network stack
-    Generic,
-}
-
-/// Whether packets that go out are seen too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Egress {
-    /// By TCX where the kernel has it (6.6), else by a clsact filter; if neither can be had, only incoming packets are seen
-    Auto,
-    /// The same, or fail
-    On,
-    /// By TCX, or fail
-    Tcx,
-    /// By a clsact filter, or fail
-    Clsact,
-    /// See incoming packets alone
-    Off,
-}
-
-/// By what packets that go out are seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outgoing {
-    /// A TCX link.
-    Tcx,
-    /// A filter of a clsact qdisc.
-    Clsact,
-}
 
 /// How an interface ended up attached, for people.
 pub struct Attached {
@@ -178,7 +143,7 @@ pub fn attach(
     let ingress = see_ingress(programs, instance, interface, hooks, choice);
     let attached = ingress.and_then(|(ingress, adopted, why)| {
         if !has_others(interface, instance)? {
-            clsact::remove_others(instance, interface)?;
+            clsact::remove_others(instance.path(), interface)?;
         }
         Ok(Attached {
             ingress,
@@ -236,7 +201,13 @@ fn see_ingress(
         attach_tcx(program, instance, interface, Way::In, hooks)?
     } else {
         instance.unpin(Hook::Ingress, interface)?;
-        clsact::attach(program, instance, interface, Way::In, hooks.order.as_ref())?
+        clsact::attach(
+            program,
+            instance.path(),
+            interface,
+            Way::In,
+            hooks.order.as_ref(),
+        )?
     };
     Ok((choice.by, adopted, choice.why))
 }
@@ -286,7 +257,13 @@ fn see_egress(
         Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)
             .and_then(|()| attach_tcx(program, instance, interface, Way::Out, hooks)),
         Outgoing::Clsact => instance.unpin(Hook::Egress, interface).and_then(|()| {
-            clsact::attach(program, instance, interface, Way::Out, hooks.order.as_ref())
+            clsact::attach(
+                program,
+                instance.path(),
+                interface,
+                Way::Out,
+                hooks.order.as_ref(),
+            )
         }),
     };
     match attached {

@@ -53,11 +53,15 @@ use crate::{
     call::Callable,
     clock::Clock,
     data_plane::{self, LoaderCounters},
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, exit_code},
     maps,
     model::{Expired, KnownAs},
     names::Names,
-    pins::Pins,
+    patterns::Asked,
+    pins::{
+        Instance, Pins, all_here, first_of, holding, namespace,
+        path::{escape, name},
+    },
     ring::{Events, Read},
 };
 
@@ -849,6 +853,57 @@ fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
 
 fn is_whole(record: &[u8]) -> bool {
     crc32fast::hash(&record[4..]) == u32_at(record, 0)
+}
+
+/// The name of the history of an interface: that of the instance that holds it, or that was made for it first and is gone; without one, of the
+/// only instance here, or the only one that has left something in `directory`.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: there are several, or none; or what is there is another version's.
+pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
+    let none = match Instance::the(interface) {
+        Ok(pins) => {
+            // A run that waits for its interfaces has none yet, and who may read the history may be kept from it.
+            if pins.object("META").exists()
+                && let Err(error) = data_plane::meta(&pins)
+                && exit_code(&error) == Kind::Pins as u8
+            {
+                return Err(error);
+            }
+            return Ok(pins.name());
+        }
+        Err(none) => none,
+    };
+    if let Some(interface) = interface {
+        return match holding(interface) {
+            Ok(others) if !others.is_empty() => Err(none),
+            _ => name_left(interface, directory),
+        };
+    }
+    match all_here(directory)?.as_slice() {
+        [one] => Ok(name(one)),
+        _ => Err(none),
+    }
+}
+
+/// The name of an instance that is gone and was named after an interface; or after a pattern that stands for it, if that is what has
+/// left something in `directory`.
+fn name_left(interface: &str, directory: &Path) -> Result<String> {
+    let own = format!("{}-{}", namespace()?, escape(interface));
+    if directory.join(&own).exists() {
+        return Ok(own);
+    }
+    let stands = |path: &PathBuf| {
+        first_of(path)
+            .and_then(|first| Asked::parse(&first).ok())
+            .is_some_and(|asked| asked.is_pattern() && asked.matches(interface))
+    };
+    let patterns: Vec<_> = all_here(directory)?.into_iter().filter(stands).collect();
+    match patterns.as_slice() {
+        [one] => Ok(name(one)),
+        _ => Ok(own),
+    }
 }
 
 /// A flow that has ended, as the history has it.

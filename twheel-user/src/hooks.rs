@@ -7,7 +7,6 @@ use aya::programs::links::{FdLink, PinnedLink};
 use nix::net::if_::if_nametoindex;
 
 use crate::{
-    attach::{Egress, Mode, Outgoing},
     clsact,
     failure::{Failure, Kind},
     links::{self, Known, Link, LinkLayer},
@@ -27,6 +26,41 @@ pub enum Ingress {
     /// By TCX, or a clsact filter where the kernel has no TCX (before 6.6): behind GRO, beside other programs
     Tcx,
     /// By a clsact filter
+    Clsact,
+}
+
+/// Where in the receive path XDP runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Native, generic where the driver has no XDP
+    Auto,
+    /// In the driver
+    Native,
+    /// Behind the driver, in the network stack
+    Generic,
+}
+
+/// Whether packets that go out are seen too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Egress {
+    /// By TCX where the kernel has it (6.6), else by a clsact filter; if neither can be had, only incoming packets are seen
+    Auto,
+    /// The same, or fail
+    On,
+    /// By TCX, or fail
+    Tcx,
+    /// By a clsact filter, or fail
+    Clsact,
+    /// See incoming packets alone
+    Off,
+}
+
+/// By what packets that go out are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A TCX link.
+    Tcx,
+    /// A filter of a clsact qdisc.
     Clsact,
 }
 

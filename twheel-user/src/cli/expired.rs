@@ -15,7 +15,6 @@ use crate::{
     filter::{Known, Subject},
     history::{self, Past},
     output::{Output, json, text::Text},
-    pins,
 };
 
 /// List the flows that have ended, when and why, from the history on disk
@@ -58,7 +57,7 @@ impl Expired {
             rto: true,
         };
         let filter = self.which.filter(known)?;
-        let name = pins::name_of(self.select.interface(), &self.history)?;
+        let name = history::name_of(self.select.interface(), &self.history)?;
         let now = SystemTime::now();
         let since = self.since.and_then(|since| now.checked_sub(since));
         let mut reader = history::Reader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;

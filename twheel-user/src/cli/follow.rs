@@ -158,8 +158,8 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Gives a group, or its owner alone, what is pinned.
-    pub fn share(&self) -> Result<()> {
-        self.instance.share(self.common.group)
+    pub fn permit(&self) -> Result<()> {
+        self.instance.permit(self.common.group)
     }
 
     /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
@@ -507,7 +507,7 @@ impl<'a> Interfaces<'a> {
         };
         if attached {
             self.refused.remove(&is.index);
-            self.instance.share_links(&is.name, self.common.group)?;
+            self.instance.permit_links(&is.name, self.common.group)?;
         }
         Ok(attached)
     }

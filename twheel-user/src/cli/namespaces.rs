@@ -479,7 +479,7 @@ impl<'a> Namespaces<'a> {
         let attached = added.and_then(|()| match self.there.get_mut(&number) {
             Some(there) => there.enter(|interfaces, _| {
                 interfaces.attach_all(plane)?;
-                interfaces.share()
+                interfaces.permit()
             }),
             None => Ok(()),
         });

@@ -10,12 +10,11 @@ use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 use super::{Scheme, namespaces, reap::Reap};
 use crate::{
     action::Action,
-    attach::{Egress, Mode},
     clock::Clock,
     failure::{Failure, Kind},
     filter::Known,
     history,
-    hooks::{Hooks, Ingress},
+    hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
     order::{Names, Order},
     patterns::{Asked, Selection},

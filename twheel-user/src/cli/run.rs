@@ -304,7 +304,7 @@ impl Run {
         let changes = watched(namespaces.ready()?)?;
         plane.unpin_others(instance)?;
         stays.set(stays.get() || self.options.keep);
-        instance.share(opened.group)?;
+        instance.permit(opened.group)?;
         drop(opened.start);
         if plane.adopted() {
             say!("adopted {adopted} flows");

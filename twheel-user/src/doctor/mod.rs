@@ -28,12 +28,12 @@ use serde::Serialize;
 use twheel_common::{config::Config, state::Timeouts};
 
 use crate::{
-    attach::{self, Egress, Mode},
+    attach,
     bpf::BPFFS,
     clock::Clock,
     clsact,
     data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
-    hooks::{self, Hooks},
+    hooks::{self, Egress, Hooks, Mode},
     host,
     links::{self, Link},
     netns,

@@ -5,9 +5,9 @@ use nix::net::if_::if_nametoindex;
 
 use super::{Finding, Wanted, with_interfaces};
 use crate::{
-    attach::{Egress, Outgoing, check_interface},
+    attach::check_interface,
     clsact, data_plane,
-    hooks::{Choice, HIDES_TAGS, Incoming, shows_tags},
+    hooks::{Choice, Egress, HIDES_TAGS, Incoming, Outgoing, shows_tags},
     links::Known,
     metrics::Listener,
     pins::Pins,

@@ -31,139 +31,41 @@
 //! One that others made stays, and so does one to which they have added filters. (Should somebody remove ours and make
 //! another while the instance lives, that is taken for ours once it is empty.)
 
+mod notes;
+mod priority;
+
 use std::{
-    collections::BTreeSet,
-    fs, io,
+    io,
     os::fd::AsFd,
     path::{Path, PathBuf},
     thread,
 };
 
 use anyhow::{Context, Result, bail};
-use aya::{maps::MapData, programs::SchedClassifier};
+use aya::programs::SchedClassifier;
 use nix::{
     net::if_::if_nametoindex,
     sched::{CloneFlags, unshare},
 };
 
+pub use self::priority::PRIORITY;
+use self::{
+    notes::{Note, PREFIX, What, notes, remove},
+    priority::{choose, described, stands},
+};
 use crate::{
     failure::{Failure, Kind},
     links,
-    order::{Order, Other, Position},
-    pins::{Instance, entries, escape, name, unescape},
+    order::{Order, Other},
+    pins::path::entries,
     tc::{self, CLSACT, Code, Filter, Place, Way},
     tcx,
 };
 
-/// The priority of a filter that is alone.
-pub const PRIORITY: u16 = 17;
 /// The handle of each filter of twheel's.
 pub const HANDLE: u32 = 0x7477;
-/// How the names of its filters begin.
-const PREFIX: &str = "twheel:";
 /// The loopback interface of a new network namespace.
 const LOOPBACK: u32 = 1;
-
-/// What a pin says that there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Filter(Way),
-    Qdisc,
-}
-
-impl What {
-    const ALL: [Self; 3] = [Self::Filter(Way::In), Self::Filter(Way::Out), Self::Qdisc];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Filter(Way::Out) => "clsact",
-            Self::Filter(Way::In) => "clsact_in",
-            Self::Qdisc => "qdisc",
-        }
-    }
-}
-
-/// A pin that says that an interface may have something of ours.
-struct Note {
-    what: What,
-    index: u32,
-    /// As it was asked for.
-    interface: String,
-    path: PathBuf,
-}
-
-impl Note {
-    fn new(directory: &Path, what: What, interface: &str, index: u32) -> Self {
-        let file = format!("{}-{index}@{}", what.name(), escape(interface));
-        Self {
-            what,
-            index,
-            interface: interface.to_owned(),
-            path: directory.join(file),
-        }
-    }
-
-    /// `None`: a pin of something else.
-    fn read(path: PathBuf) -> Option<Self> {
-        let file = name(&path);
-        let (what, interface) = file.split_once('@')?;
-        let (what, index) = what.split_once('-')?;
-        Some(Self {
-            what: What::ALL.into_iter().find(|it| it.name() == what)?,
-            index: index.parse().ok()?,
-            interface: unescape(interface),
-            path,
-        })
-    }
-
-    /// Pins it.
-    fn write(&self, directory: &Path) -> Result<()> {
-        match fs::hard_link(directory.join("META"), &self.path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(error).with_context(|| format!("cannot make the pin {}", self.path.display()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn remove(&self) -> Result<()> {
-        fs::remove_file(&self.path)
-            .with_context(|| format!("cannot remove {}", self.path.display()))
-    }
-
-    /// The name of the filter, which holds for as long as the map does.
-    fn filter(&self) -> Result<String> {
-        let map = MapData::from_pin(&self.path);
-        let id = map.and_then(|map| Ok(map.info()?.id()));
-        let id =
-            id.with_context(|| format!("cannot tell what is pinned at {}", self.path.display()))?;
-        Ok(format!("{PREFIX}{id}@{}", self.interface))
-    }
-
-    /// Removes what it says, and then the pin.
-    fn undo(&self) -> Result<()> {
-        match self.what {
-            What::Filter(way) => {
-                let name = self.filter()?;
-                for filter in tc::filters(self.index, way)? {
-                    if filter.name.as_ref() == Some(&name) {
-                        remove(filter.place)?;
-                    }
-                }
-            }
-            What::Qdisc => remove_qdisc(self.index)?,
-        }
-        self.remove()
-    }
-}
-
-/// What is pinned of an interface, filters first.
-fn notes(directory: &Path, interface: &str) -> Result<Vec<Note>> {
-    let all = entries(directory)?.into_iter().filter_map(Note::read);
-    let mut notes: Vec<_> = all.filter(|it| it.interface == interface).collect();
-    notes.sort_by_key(|note| note.what == What::Qdisc);
-    Ok(notes)
-}
 
 /// Whether a filter of ours may be what sees packets of an interface in this direction.
 pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool {
@@ -181,12 +83,12 @@ pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool 
 /// [`Kind::Unsupported`]: the kernel has no such filters, or the interface has a qdisc that leaves no room for them.
 pub fn attach(
     program: &SchedClassifier,
-    instance: &Instance,
+    directory: &Path,
     interface: &str,
     way: Way,
     order: Option<&Order>,
 ) -> Result<bool> {
-    let attached = try_attach(program, instance, interface, way, order).with_context(|| {
+    let attached = try_attach(program, directory, interface, way, order).with_context(|| {
         let what = match way {
             Way::In => "come into",
             Way::Out => "go out of",
@@ -197,19 +99,19 @@ pub fn attach(
         )
     });
     if attached.is_err() {
-        let_go_of(instance.path(), interface, way)?;
+        let_go_of(directory, interface, way)?;
     }
     attached
 }
 
 fn try_attach(
     program: &SchedClassifier,
-    instance: &Instance,
+    directory: &Path,
     interface: &str,
     way: Way,
     order: Option<&Order>,
 ) -> Result<bool> {
-    let (directory, index) = (instance.path(), if_nametoindex(interface)?);
+    let index = if_nametoindex(interface)?;
     // Of one that had this name before.
     for note in notes(directory, interface)? {
         if note.index != index {
@@ -268,36 +170,6 @@ pub fn others(interface: &str, way: Way) -> Result<Vec<Other>> {
         .filter(|(filter, _)| !is_ours(filter))
         .map(|(_, other)| other)
         .collect())
-}
-
-/// Filters that packets meet, each once. (A priority is also listed by itself, with the handle 0.)
-fn described(filters: &[Filter]) -> impl Iterator<Item = (&Filter, Other)> {
-    let met = filters
-        .iter()
-        .filter(|it| it.chain == 0 && it.place.handle != 0);
-    met.map(|filter| {
-        let other = Other {
-            id: filter.program,
-            name: filter.name.clone(),
-        };
-        (filter, other)
-    })
-}
-
-/// Whether a filter of this priority stands where it is to stand.
-fn stands(order: &Order, priority: u16, others: &[Filter]) -> bool {
-    // Where there is no room before all others, it cannot stand better.
-    if choose(Some(order), others).is_ok_and(|best| best == priority) {
-        return true;
-    }
-    let (filters, others): (Vec<_>, Vec<_>) = described(others).unzip();
-    let at = |index: usize| filters[index].place.priority;
-    match order.position(&others) {
-        Position::First => filters.iter().all(|it| it.place.priority > priority),
-        Position::Last => filters.iter().all(|it| it.place.priority < priority),
-        Position::Before(index) => priority < at(index),
-        Position::After(index) => priority > at(index),
-    }
 }
 
 /// `false`: there is nothing to replace any more.
@@ -365,34 +237,6 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result
     }
 }
 
-/// The priority for a filter beside these: where `--order` says, and by default the first of all; if there is no room, the
-/// next one that is free.
-fn choose(order: Option<&Order>, others: &[Filter]) -> Result<u16> {
-    let taken: BTreeSet<_> = others
-        .iter()
-        .filter(|it| it.chain == 0)
-        .map(|it| it.place.priority)
-        .collect();
-    let free_from = |from: u16| (from..=u16::MAX).find(|it| !taken.contains(it));
-    let free_below = |below: u16| (1..below).rev().find(|it| !taken.contains(it));
-    let (filters, others): (Vec<_>, Vec<_>) = described(others).unzip();
-    let at = |index: usize| filters[index].place.priority;
-    match order.map_or(Position::First, |order| order.position(&others)) {
-        Position::First => match taken.first() {
-            Some(&1) => free_from(2),
-            Some(&first) => Some((first - 1).min(PRIORITY)),
-            None => Some(PRIORITY),
-        },
-        Position::Last => match taken.last() {
-            Some(&last) => last.checked_add(1).map(|next| next.max(PRIORITY)),
-            None => Some(PRIORITY),
-        },
-        Position::Before(index) => free_below(at(index)),
-        Position::After(index) => at(index).checked_add(1).and_then(free_from),
-    }
-    .context("other filters leave no priority free there")
-}
-
 fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
     let is_earlier = |it: &&Filter| it.chain == 0 && it.place.priority < place.priority;
     if let Some(first) = others.iter().find(is_earlier) {
@@ -457,56 +301,14 @@ pub fn let_go_of(directory: &Path, interface: &str, way: Way) -> Result<()> {
         .try_for_each(Note::undo)
 }
 
-fn remove(place: Place) -> Result<()> {
-    is_gone(tc::remove_filter(place)).with_context(|| {
-        format!(
-            "cannot remove the filter of {} packets at priority {}",
-            match place.way {
-                Way::In => "incoming",
-                Way::Out => "outgoing",
-            },
-            place.priority
-        )
-    })
-}
-
-/// Whoever adds a filter between the two steps loses it: the kernel has no "remove if empty". Filters are looked for in the
-/// very microseconds before.
-fn remove_qdisc(index: u32) -> Result<()> {
-    if tc::qdisc(index)?.is_none_or(|it| it.kind != CLSACT) {
-        return Ok(());
-    }
-    for way in [Way::In, Way::Out] {
-        if !tc::filters(index, way)?.is_empty() {
-            return Ok(());
-        }
-    }
-    is_gone(tc::remove_clsact(index)).context("cannot remove the clsact qdisc")
-}
-
-/// Nothing to remove is as good as removed.
-fn is_gone(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::ENOENT | libc::ENODEV | libc::EINVAL)
-            ) =>
-        {
-            Ok(())
-        }
-        result => result,
-    }
-}
-
 /// Removes filters of instances whose pins are gone, from an interface on which no other instance is alive.
 ///
 /// # Errors
 ///
 /// They cannot be listed, or removed.
-pub fn remove_others(instance: &Instance, interface: &str) -> Result<()> {
+pub fn remove_others(directory: &Path, interface: &str) -> Result<()> {
     let index = if_nametoindex(interface)?;
-    let notes = notes(instance.path(), interface)?;
+    let notes = notes(directory, interface)?;
     for way in [Way::In, Way::Out] {
         let own = notes.iter().find(|it| it.what == What::Filter(way));
         let own = own.map(Note::filter).transpose()?;
@@ -571,99 +373,4 @@ pub fn probe() -> Result<()> {
             .join()
             .unwrap_or_else(|_| bail!("the trial panicked"))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pins_say_what_there_may_be() {
-        let directory = Path::new("/nowhere");
-        for (what, interface) in [
-            (What::Filter(Way::Out), "eth0"),
-            (What::Filter(Way::In), "eth0"),
-            (What::Qdisc, "eth0.100%"),
-        ] {
-            let note = Note::new(directory, what, interface, 4_000_000_000);
-            let read = Note::read(note.path.clone()).unwrap();
-            assert_eq!((read.what, read.index), (what, 4_000_000_000));
-            assert_eq!(read.interface, interface);
-        }
-        for other in [
-            "xdp@eth0",
-            "egress@eth0",
-            "META",
-            "clsact-@eth0",
-            "qdisc-x@e",
-            "tcx-1@eth0",
-        ] {
-            assert!(Note::read(directory.join(other)).is_none(), "{other}");
-        }
-    }
-
-    #[test]
-    fn a_filter_stands_where_it_is_to_stand_if_there_is_room() {
-        let taken = |priorities: &[u16], chain| -> Vec<_> {
-            let filter = |&priority: &u16| Filter {
-                place: Place {
-                    index: 2,
-                    way: Way::In,
-                    priority,
-                    handle: 1,
-                },
-                chain,
-                name: Some(format!("at {priority}")),
-                program: Some(priority.into()),
-            };
-            priorities.iter().map(filter).collect()
-        };
-        let order = |text: &str| text.parse::<Order>().unwrap();
-        for (wanted, others, chosen) in [
-            ("first", &[][..], Some(PRIORITY)),
-            ("first", &[49152], Some(PRIORITY)),
-            ("first", &[PRIORITY + 1], Some(PRIORITY)),
-            ("first", &[PRIORITY, 49152], Some(PRIORITY - 1)),
-            ("first", &[2], Some(1)),
-            ("first", &[1], Some(2)),
-            ("first", &[1, 2, 3, 5], Some(4)),
-            ("last", &[], Some(PRIORITY)),
-            ("last", &[1, 2], Some(PRIORITY)),
-            ("last", &[1, 49152], Some(49153)),
-            ("last", &[u16::MAX], None),
-            ("before:at 5", &[1, 5, 9], Some(4)),
-            ("before:id:5", &[1, 4, 5, 9], Some(3)),
-            ("before:at 1", &[1, 5], None),
-            ("after:at 5", &[1, 5, 9], Some(6)),
-            ("after:id:5", &[5, 6, 9], Some(7)),
-            ("after:at 65535", &[1, u16::MAX], None),
-            // It is none of this direction's.
-            ("after:other", &[20], Some(PRIORITY)),
-        ] {
-            let (order, others) = (order(wanted), taken(others, 0));
-            let found = choose(Some(&order), &others).ok();
-            assert_eq!(found, chosen, "{wanted} {others:?}");
-            if let Some(priority) = found {
-                assert!(stands(&order, priority, &others), "{wanted} {others:?}");
-            }
-        }
-        let others = taken(&[1, 17], 1);
-        let found = choose(None, &others).unwrap();
-        assert_eq!(found, PRIORITY, "another chain's");
-        let all: Vec<u16> = (1..=u16::MAX).collect();
-        assert!(choose(None, &taken(&all, 0)).is_err());
-        for (wanted, priority, is) in [
-            ("first", 10, false),
-            ("first", 4, true),
-            ("last", 30, true),
-            ("last", 10, false),
-            ("before:at 20", 19, true),
-            ("before:at 20", 21, false),
-            ("after:at 5", 6, true),
-            ("after:at 5", 4, false),
-        ] {
-            let others = taken(&[5, 20], 0);
-            assert_eq!(stands(&order(wanted), priority, &others), is, "{wanted}");
-        }
-    }
 }

@@ -1,0 +1,141 @@
+//! Who may use what is pinned, and who has it locked.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use nix::{
+    fcntl::{Flock, FlockArg, OFlag},
+    unistd::{Gid, geteuid},
+};
+
+use super::path::{check_real, in_the_way, root};
+
+/// Gives a directory or a pin to a group, or takes it from all but its owner.
+pub(super) fn permit(path: &Path, group: Option<Gid>) -> Result<()> {
+    let mode = match (path.is_dir(), group) {
+        (true, Some(_)) => 0o750,
+        (true, None) => 0o700,
+        (false, Some(_)) => 0o660,
+        (false, None) => 0o600,
+    };
+    lchown(path, None, group.map(Gid::as_raw))
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .with_context(|| format!("cannot set the mode of {}", path.display()))
+}
+
+/// Makes a directory where there is none.
+pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error)
+            .with_context(|| format!("cannot create the pin directory {}", path.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Makes an instance's directory and those above it.
+pub(super) fn make_directories(path: &Path) -> Result<()> {
+    make_directory(&root(), 0o755)?;
+    make_directory(path.parent().unwrap_or(path), 0o755)?;
+    make_directory(path, 0o700)?;
+    check_ours(path)
+}
+
+/// Fails if an instance's directory, or one above it, could be in somebody else's hands. A BPF file system that was mounted
+/// by hand is writable for all: what is found there need not be twheel's.
+pub(super) fn check_ours(path: &Path) -> Result<()> {
+    let is_below = |it: &&Path| it.starts_with(root());
+    let mut directories: Vec<_> = path.ancestors().take_while(is_below).collect();
+    directories.reverse();
+    for directory in directories {
+        let owner = match fs::symlink_metadata(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => {
+                let found =
+                    found.with_context(|| format!("cannot look at {}", directory.display()))?;
+                check_real(directory, &found)?;
+                found
+            }
+        };
+        if ![0, geteuid().as_raw()].contains(&owner.uid()) || owner.mode() & 0o022 != 0 {
+            return in_the_way(format!(
+                "{} belongs to user {} (mode {:o}), who could put anything there: run as that user, or remove it",
+                directory.display(),
+                owner.uid(),
+                owner.mode() & 0o7777
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Opens a directory, which a symbolic link is not.
+fn open_directory(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+        .open(path)
+}
+
+/// Locks a pin directory; `None` if others have it locked.
+pub(super) fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
+    let directory = open_directory(path)
+        .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
+    match Flock::lock(directory, how) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::Error::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => {
+            Err(io::Error::from(error)).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
+}
+
+/// Whether a loader has an instance; `None` if it has just gone. A loader that starts in the very microseconds of this
+/// finds it taken.
+pub(super) fn is_held(path: &Path) -> Result<Option<bool>> {
+    let directory = match open_directory(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        result => {
+            result.with_context(|| format!("cannot open the pin directory {}", path.display()))?
+        }
+    };
+    match Flock::lock(directory, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(Some(false)),
+        Err((_, nix::Error::EWOULDBLOCK)) => Ok(Some(true)),
+        Err((_, error)) => Err(io::Error::from(error))
+            .with_context(|| format!("cannot look at the lock of {}", path.display())),
+    }
+}
+
+/// A lock among those who start, to be had until links are pinned: only then others see which interfaces an instance has,
+/// and two of different names might want the same.
+pub fn lock_start() -> Result<Flock<File>> {
+    // A start takes seconds at most.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (root, until) = (root(), Instant::now() + PATIENCE);
+    loop {
+        make_directory(&root, 0o755)?;
+        check_ours(&root)?;
+        let there = || Ok::<_, io::Error>(fs::metadata(&root)?.ino());
+        if let Some(lock) = try_lock(&root, FlockArg::LockExclusiveNonblock)?
+            // Who removes the last instance takes it away.
+            && there().ok() == lock.metadata().ok().map(|it| it.ino())
+        {
+            return Ok(lock);
+        }
+        if Instant::now() > until {
+            return in_the_way(format!(
+                "another twheel is just starting, and does not come to an end: `fuser {}` says which",
+                root.display()
+            ));
+        }
+        thread::sleep(PAUSE);
+    }
+}

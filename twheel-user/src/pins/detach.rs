@@ -1,0 +1,54 @@
+//! Detaching interfaces, whatever has left them attached.
+
+use anyhow::Result;
+
+use super::{
+    access::check_ours,
+    find::{all_interfaces_of, holding, there},
+    instance::Instance,
+    parts::parts,
+};
+use crate::{clsact, links, patterns::Asked};
+
+/// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a filter whose pins somebody has
+/// removed. Works for pins of any version. Returns whether there was anything.
+///
+/// # Errors
+///
+/// [`Kind::Pins`](crate::failure::Kind::Pins): a loader is running on it.
+pub fn detach(interface: &Asked) -> Result<bool> {
+    let mut found = false;
+    for directory in holding(interface.text())? {
+        found = true;
+        check_ours(&directory)?;
+        let instance = Instance::lock(directory)?;
+        let held = all_interfaces_of(instance.path())?;
+        let is_going = |it: &String| interface.matches(it) || interface.matches(there(it));
+        let (going, staying): (Vec<_>, Vec<_>) = held.into_iter().partition(is_going);
+        if staying.is_empty() {
+            instance.remove()?;
+            continue;
+        }
+        let (elsewhere, own): (Vec<_>, Vec<_>) = going.iter().partition(|it| it.contains('/'));
+        for interface in own {
+            instance.let_go(interface)?;
+        }
+        for part in parts(instance.path())? {
+            let its = instance.at(part.path.clone());
+            for (namespace, interface) in elsewhere.iter().filter_map(|it| it.rsplit_once('/')) {
+                if namespace == part.namespace {
+                    part.within(|| its.let_go(interface), || its.forget(interface))?;
+                }
+            }
+        }
+    }
+    if !interface.is_pattern() {
+        return Ok(clsact::remove_stray(interface.text())? || found);
+    }
+    for link in links::all()? {
+        if interface.matches(&link.name) {
+            found |= clsact::remove_stray(&link.name)?;
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,214 @@
+//! Which instances there are, and which one holds an interface.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    access::is_held,
+    parts::parts,
+    path::{entries, escape, in_the_way, name, namespace, root, unescape, version},
+};
+use crate::{
+    failure::{Kind, exit_code},
+    patterns::Selection,
+};
+
+/// An instance as it is found, of any version and network namespace.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its maps are laid out as this version's are.
+    pub current: bool,
+    /// Inode of its network namespace; `None` where the name of the directory is none of twheel's.
+    pub namespace: Option<u64>,
+    /// The interfaces to which it has links.
+    pub interfaces: Vec<String>,
+    /// A loader is using it.
+    pub held: bool,
+}
+
+/// All instances there are.
+///
+/// # Errors
+///
+/// A directory cannot be read.
+pub fn found() -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for directory in entries(&root())? {
+        for path in entries(&directory)? {
+            let name = name(&path);
+            let Some(held) = is_held(&path)? else {
+                continue;
+            };
+            found.push(Found {
+                current: directory == version(),
+                namespace: name
+                    .split_once('-')
+                    .and_then(|(inode, _)| inode.parse().ok()),
+                interfaces: all_interfaces_of(&path)?,
+                held,
+                path,
+            });
+        }
+    }
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(found)
+}
+
+/// The directory for these interfaces.
+pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
+    let mut found = Vec::new();
+    for directory in everywhere()? {
+        let mut held = interfaces_of(&directory)?.into_iter();
+        let held = held.find(|it| interfaces.matches(it));
+        let Some(held) = held.or(named_after(&directory, interfaces)?) else {
+            continue;
+        };
+        if directory.parent() != Some(&version()) {
+            return in_the_way(format!(
+                "{held} carries pins of another version of twheel at {}: remove them with `twheel detach --iface {}`",
+                directory.display(),
+                quoted(&held)
+            ));
+        }
+        found.push(directory);
+    }
+    let path = match found.as_slice() {
+        [] => {
+            let given = interfaces.texts();
+            let first = given.first().context("no interface")?;
+            version().join(format!("{}-{}", namespace()?, escape(first)))
+        }
+        [one] => one.clone(),
+        [one, two, ..] => {
+            return in_the_way(format!(
+                "the interfaces belong to two instances, {} and {}: run `twheel detach` on one",
+                one.display(),
+                two.display()
+            ));
+        }
+    };
+    for held in interfaces_of(&path)? {
+        if !interfaces.matches(&held) {
+            return in_the_way(format!(
+                "the instance at {} holds {held} as well: give --iface {held} too, or run \
+                 `twheel detach --iface {held}`",
+                path.display()
+            ));
+        }
+    }
+    Ok(path)
+}
+
+/// The instances of any version that hold an interface of this network namespace, or one that a pattern stands for; that are
+/// named after the pattern; or that were about to hold it when their loader died. Those named after it come alone. Where no
+/// interface here is called so: those that hold one of another network namespace.
+pub(crate) fn holding(interface: &str) -> Result<Vec<PathBuf>> {
+    let asked = Selection::new(&[interface.to_owned()], &[])?;
+    let (mut named, mut found, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
+    for directory in everywhere()? {
+        let held = all_interfaces_of(&directory)?;
+        let own = |it: &&String| !it.contains('/') || interface.contains('/');
+        let holds = held.iter().filter(own).any(|it| asked.matches(it));
+        if held.iter().any(|it| asked.matches(there(it))) {
+            elsewhere.push(directory.clone());
+        }
+        if named_after(&directory, &asked)?.is_some() && (asked.has_pattern() || held.is_empty()) {
+            named.push(directory);
+        } else if holds {
+            found.push(directory);
+        }
+    }
+    if asked.has_pattern() && !named.is_empty() {
+        return Ok(named);
+    }
+    found.append(&mut named);
+    match found.is_empty() {
+        true => Ok(elsewhere),
+        false => Ok(found),
+    }
+}
+
+/// The name of an interface within its network namespace: `eth0` of `blue/eth0`.
+pub(super) fn there(interface: &str) -> &str {
+    interface.rsplit('/').next().unwrap_or(interface)
+}
+
+/// The instances of any version in this network namespace.
+fn everywhere() -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for version in entries(&root())? {
+        found.extend(all_here(&version)?);
+    }
+    Ok(found)
+}
+
+/// The name or pattern after which an instance is named, if it is one of these; after that of an interface, only if it holds
+/// none.
+fn named_after(directory: &Path, interfaces: &Selection) -> Result<Option<String>> {
+    let after = first_of(directory).filter(|first| interfaces.texts().contains(first));
+    let Some(after) = after else {
+        return Ok(None);
+    };
+    let is_pattern = interfaces.patterns().any(|it| it.text() == after);
+    let names_it = is_pattern || interfaces_of(directory)?.is_empty();
+    Ok(names_it.then_some(after))
+}
+
+/// As a shell takes it.
+pub(super) fn quoted(interface: &str) -> String {
+    match interface.contains(['*', '?', '[']) {
+        true => format!("'{interface}'"),
+        false => interface.to_owned(),
+    }
+}
+
+/// What of a directory is of instances in this network namespace.
+pub(crate) fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
+    let prefix = format!("{}-", namespace()?);
+    let mut found = entries(directory)?;
+    found.retain(|instance| name(instance).starts_with(&prefix));
+    Ok(found)
+}
+
+/// The interface or pattern after which an instance is named.
+pub(crate) fn first_of(instance: &Path) -> Option<String> {
+    let name = name(instance);
+    name.split_once('-').map(|(_, first)| unescape(first))
+}
+
+/// The interfaces to which an instance has links, each once.
+pub(super) fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
+    let entries = match entries(instance) {
+        // Who may not look has its name to go by.
+        Err(error) if exit_code(&error) == Kind::Permission as u8 => {
+            return Ok(first_of(instance).into_iter().collect());
+        }
+        entries => entries?,
+    };
+    let (mut interfaces, mut seen) = (Vec::new(), HashSet::new());
+    for entry in entries {
+        let name = name(&entry);
+        if let Some((_, interface)) = name.split_once('@')
+            && seen.insert(interface.to_owned())
+        {
+            interfaces.push(unescape(interface));
+        }
+    }
+    Ok(interfaces)
+}
+
+/// The interfaces of other network namespaces, too: those as `blue/eth0`.
+pub(super) fn all_interfaces_of(instance: &Path) -> Result<Vec<String>> {
+    let mut interfaces = interfaces_of(instance)?;
+    for part in parts(instance).unwrap_or_default() {
+        let there = interfaces_of(&part.path)?.into_iter();
+        interfaces.extend(there.map(|interface| format!("{}/{interface}", part.namespace)));
+    }
+    Ok(interfaces)
+}

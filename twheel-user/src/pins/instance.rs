@@ -1,0 +1,327 @@
+//! An instance: the directory of one `twheel run`, found or made, locked, permitted to others, and removed.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    unistd::Gid,
+};
+use twheel_common::state::MAX_NAMESPACES;
+
+use super::{
+    access::{check_ours, is_held, make_directories, make_directory, permit, try_lock},
+    find::{all_here, all_interfaces_of, choose, first_of, holding, quoted},
+    objects::Pins,
+    parts::{NETNS, parts},
+    path::{Hook, entries, escape, in_the_way, link_name, root, version},
+    remove::{clear_directory, detach_link, remove_directory, remove_part},
+};
+use crate::{clsact, patterns::Selection};
+
+/// An instance's directory, or the part of it that is of another network namespace; locked: one loader at a time. The lock ends
+/// with the process.
+#[derive(Clone)]
+pub struct Instance {
+    path: PathBuf,
+    lock: Arc<Flock<File>>,
+}
+
+impl Instance {
+    /// Opens the instance that holds any of these interfaces, or makes a new one.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): it has interfaces other than these, is in use, or was made by a version with
+    /// another layout.
+    pub fn open(interfaces: &[String]) -> Result<Self> {
+        Self::open_for(&Selection::new(interfaces, &[])?)
+    }
+
+    /// The same, for interfaces that patterns stand for.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_for(interfaces: &Selection) -> Result<Self> {
+        let path = choose(interfaces)?;
+        make_directories(&path)?;
+        Self::lock(path)
+    }
+
+    /// The instance that [`open`](Self::open) would open, if it exists.
+    ///
+    /// # Errors
+    ///
+    /// As there, but that it may be in use.
+    pub fn find(interfaces: &[String]) -> Result<Option<Pins>> {
+        if !root().exists() {
+            return Ok(None);
+        }
+        check_ours(&root())?;
+        let path = choose(&Selection::new(interfaces, &[])?)?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        check_ours(&path)?;
+        Ok(Some(Pins(path)))
+    }
+
+    /// The instance that holds an interface, or one that a pattern stands for, be a loader running or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is none of this layout, or several claim the interface.
+    pub fn of(interface: &str) -> Result<Pins> {
+        let found = holding(interface)?;
+        let ours: Vec<_> = found
+            .iter()
+            .filter(|it| it.parent() == Some(&version()))
+            .collect();
+        match ours.as_slice() {
+            [path] => Ok(Pins((*path).clone())),
+            [one, two, ..] => in_the_way(format!(
+                "{interface} belongs to two instances, {} and {}: run `twheel detach --iface {interface}`",
+                one.display(),
+                two.display()
+            )),
+            [] => match found.first() {
+                Some(other) => in_the_way(format!(
+                    "{interface} carries pins of another version of twheel at {}: use that version, or run \
+                     `twheel detach --iface {interface}`",
+                    other.display()
+                )),
+                None => in_the_way(format!(
+                    "twheel is not running on {interface}, and has left nothing there: start it with \
+                     `twheel run --iface {}`",
+                    quoted(interface)
+                )),
+            },
+        }
+    }
+
+    /// The instance that holds an interface; without one, the only instance in this network namespace.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of); and if without an interface there are several.
+    pub fn the(interface: Option<&str>) -> Result<Pins> {
+        if let Some(interface) = interface {
+            return Self::of(interface);
+        }
+        let mut all = Vec::new();
+        for path in all_here(&version())? {
+            let held = all_interfaces_of(&path)?;
+            if !held.is_empty() {
+                all.push((path, held.join(", ")));
+            } else if is_held(&path)? == Some(true) {
+                // A run that waits for its interfaces.
+                let first = first_of(&path).unwrap_or_default();
+                all.push((path, first));
+            }
+        }
+        match all.as_slice() {
+            [(path, _)] => Ok(Pins(path.clone())),
+            [] => in_the_way(
+                "twheel is not running here, and has left nothing: start it with `twheel run --iface NAME`"
+                    .to_owned(),
+            ),
+            several => in_the_way(format!(
+                "there are several instances here: say which with --iface NAME, one of {}",
+                several
+                    .iter()
+                    .map(|(_, held)| held.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )),
+        }
+    }
+
+    /// Where everything is.
+    pub fn pins(&self) -> Pins {
+        Pins(self.path.clone())
+    }
+
+    /// Locks a directory that exists.
+    pub(super) fn lock(path: PathBuf) -> Result<Self> {
+        // Whoever only looks whether it is locked holds it for a moment.
+        const TRIES: u32 = 10;
+        const PAUSE: Duration = Duration::from_millis(50);
+        for again in 0..TRIES {
+            if again > 0 {
+                thread::sleep(PAUSE);
+            }
+            if let Some(lock) = try_lock(&path, FlockArg::LockExclusiveNonblock)? {
+                return Ok(Self {
+                    path,
+                    lock: Arc::new(lock),
+                });
+            }
+        }
+        in_the_way(format!(
+            "another twheel is using {}: stop it first",
+            path.display()
+        ))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a link is pinned here.
+    pub fn is_attached(&self) -> Result<bool> {
+        Ok(!all_interfaces_of(&self.path)?.is_empty())
+    }
+
+    /// The part that is of another network namespace, made if it is not there; and its number. That is the one that its programs
+    /// have, if an earlier run has left some; else the lowest that `is_free`. What was of an earlier namespace of this name is
+    /// removed. `None`: there is no number.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    pub fn elsewhere(
+        &self,
+        namespace: &str,
+        inode: u64,
+        is_free: impl Fn(u32) -> bool,
+    ) -> Result<Option<(Self, u32)>> {
+        let (mut own, mut taken) = (None, HashSet::new());
+        for part in parts(&self.path)? {
+            if part.inode == inode && part.namespace == namespace && is_free(part.number) {
+                own = Some(part.number);
+            } else if part.namespace == namespace || part.inode == inode {
+                remove_part(&part)?;
+            } else {
+                taken.insert(part.number);
+            }
+        }
+        let mut free = (0..MAX_NAMESPACES).filter(|it| is_free(*it) && !taken.contains(it));
+        let Some(number) = own.or_else(|| free.next()) else {
+            return Ok(None);
+        };
+        let part = format!("{NETNS}{number}-{inode}-{}", escape(namespace));
+        let path = self.path.join(part);
+        make_directory(&path, 0o700)?;
+        // Filters there are this instance's, too.
+        let meta = path.join("META");
+        match fs::hard_link(self.object("META"), &meta) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(error).with_context(|| format!("cannot make the pin {}", meta.display()))
+            }
+            _ => Ok(Some((self.at(path), number))),
+        }
+    }
+
+    /// A part of it, under the same lock.
+    pub(super) fn at(&self, path: PathBuf) -> Self {
+        let lock = self.lock.clone();
+        Self { path, lock }
+    }
+
+    /// Where a map or a program is pinned.
+    pub fn object(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Where a link is pinned.
+    pub fn link(&self, hook: Hook, interface: &str) -> PathBuf {
+        self.path.join(link_name(hook, interface))
+    }
+
+    /// Lets go of an interface, be it still there or not.
+    ///
+    /// # Errors
+    ///
+    /// A pin or a filter cannot be removed.
+    pub fn let_go(&self, interface: &str) -> Result<()> {
+        self.unpin_all(interface)?;
+        clsact::let_go(&self.path, interface)
+    }
+
+    /// The same of one that is gone for sure, and its filters with it.
+    pub(super) fn forget(&self, interface: &str) -> Result<()> {
+        self.unpin_all(interface)?;
+        for pin in clsact::pins(&self.path, interface)? {
+            fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
+        }
+        Ok(())
+    }
+
+    fn unpin_all(&self, interface: &str) -> Result<()> {
+        self.unpin(Hook::Xdp, interface)?;
+        self.unpin(Hook::Ingress, interface)?;
+        self.unpin(Hook::Egress, interface)
+    }
+
+    /// Detaches a link and removes its pin, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be removed.
+    pub fn unpin(&self, hook: Hook, interface: &str) -> Result<()> {
+        let link = self.link(hook, interface);
+        detach_link(&link);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", link.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who may use the links that are pinned for an interface, likewise.
+    ///
+    /// # Errors
+    ///
+    /// A mode cannot be set.
+    pub fn permit_links(&self, interface: &str, group: Option<Gid>) -> Result<()> {
+        for hook in [Hook::Xdp, Hook::Ingress, Hook::Egress] {
+            let link = self.link(hook, interface);
+            if link.exists() {
+                permit(&link, group)?;
+            }
+        }
+        clsact::pins(&self.path, interface)?
+            .iter()
+            .try_for_each(|pin| permit(pin, group))
+    }
+
+    /// Who may use what is pinned here, beside its owner: nobody, or a group that this process is in.
+    pub fn permit(&self, group: Option<Gid>) -> Result<()> {
+        for entry in entries(&self.path)? {
+            permit(&entry, group)?;
+        }
+        permit(&self.path, group)
+    }
+
+    /// Removes all pins, links first: what is attached goes before what it needs.
+    pub fn remove(self) -> Result<()> {
+        remove_directory(&self.path)
+    }
+
+    /// Removes the parts that are of other network namespaces, but for those that are there and are to be kept, by their names.
+    pub fn remove_elsewhere_but(&self, is_kept: impl Fn(&str) -> bool) -> Result<()> {
+        for part in parts(&self.path)? {
+            if !is_kept(&part.namespace) || part.open()?.is_none() {
+                remove_part(&part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the pins of maps and programs of an instance that has no links: a loader died before
+    /// it had set all up.
+    pub fn clear(&self) -> Result<()> {
+        clear_directory(&self.path)
+    }
+}

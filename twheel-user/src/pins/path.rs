@@ -1,0 +1,165 @@
+//! What the directories and the pins are called, and how they are listed.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use twheel_common::config::LAYOUT;
+
+use crate::{
+    bpf,
+    failure::{Failure, Kind},
+};
+
+/// The directory of all instances.
+pub(super) fn root() -> PathBuf {
+    Path::new(bpf::BPFFS).join("twheel")
+}
+
+/// The directory of all instances of this layout.
+pub(super) fn version() -> PathBuf {
+    root().join(format!("v{LAYOUT}"))
+}
+
+/// A link's hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// XDP, packets that come in.
+    Xdp,
+    /// TCX, packets that come in.
+    Ingress,
+    /// TCX, packets that go out.
+    Egress,
+}
+
+impl Hook {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// What a directory holds; nothing if it does not exist.
+pub(crate) fn entries(path: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot list {}", path.display());
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => check_real(path, &found.with_context(context)?)?,
+    }
+    match fs::read_dir(path) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry.with_context(context)?.path()))
+            .collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(refused(error.into(), path)),
+    }
+}
+
+pub(crate) fn name(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+pub(crate) fn link_name(hook: Hook, interface: &str) -> String {
+    format!("{}@{}", hook.name(), escape(interface))
+}
+
+/// What names of interfaces and patterns may have and names of pins do not: bpffs reserves the dot, which names of VLAN
+/// interfaces have, and a shell would take what patterns have for a pattern.
+const ESCAPED: [(char, &str); 6] = [
+    ('.', "%2E"),
+    ('@', "%40"),
+    ('*', "%2A"),
+    ('?', "%3F"),
+    ('[', "%5B"),
+    (']', "%5D"),
+];
+
+pub(crate) fn escape(interface: &str) -> String {
+    let percent = interface.replace('%', "%25");
+    let escape = |name: String, (it, escaped): &(char, &str)| name.replace(*it, escaped);
+    ESCAPED.iter().fold(percent, escape)
+}
+
+pub(crate) fn unescape(name: &str) -> String {
+    let unescape = |name: String, (it, escaped): &(char, &str)| {
+        name.replace(escaped, it.encode_utf8(&mut [0; 4]))
+    };
+    let unescaped = ESCAPED.iter().fold(name.to_owned(), unescape);
+    unescaped.replace("%25", "%")
+}
+
+/// The inode of this network namespace: interfaces of other namespaces may have the same names.
+pub fn namespace() -> Result<u64> {
+    Ok(fs::metadata("/proc/thread-self/ns/net")
+        .context("cannot tell the network namespace")?
+        .ino())
+}
+
+/// Why something that is pinned cannot be opened.
+pub(super) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
+    let is_refusal = |it: &io::Error| it.kind() == io::ErrorKind::PermissionDenied;
+    let causes = || {
+        error
+            .chain()
+            .filter_map(|it| it.downcast_ref::<io::Error>())
+    };
+    let path = path.display();
+    if !causes().any(is_refusal) {
+        return error.context(format!("cannot open {path}"));
+    }
+    error.context(Failure::new(
+        Kind::Permission,
+        format!(
+            "not permitted to open {path}: do this as the user of `twheel run`, or give that a --group that you are in"
+        ),
+    ))
+}
+
+/// Fails unless this is a directory, which a symbolic link is not.
+pub(super) fn check_real(path: &Path, found: &fs::Metadata) -> Result<()> {
+    if found.is_dir() {
+        return Ok(());
+    }
+    let what = match found.is_symlink() {
+        true => "a symbolic link, which is not followed",
+        false => "no directory",
+    };
+    in_the_way(format!(
+        "{} is {what}: it is not twheel's, find out who put it there and remove it",
+        path.display()
+    ))
+}
+
+/// Pins are in the way, or there are none.
+pub(super) fn in_the_way<T>(message: String) -> Result<T> {
+    Err(Failure::new(Kind::Pins, message).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_escaping() {
+        for name in [
+            "eth0",
+            "eth0.100",
+            "a@b",
+            "a%2Eb",
+            "a%.b",
+            "veth[0-9]?*",
+            "a%2A*",
+        ] {
+            assert!(!escape(name).contains(['.', '@', '*', '?', '[', ']']));
+            assert_eq!(unescape(&escape(name)), name);
+        }
+    }
+}
