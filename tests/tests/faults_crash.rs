@@ -967,16 +967,9 @@ fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
 /// Keeps an instance's history there, as a run does.
 fn keep(history: &Directory, reader: &Reader) -> Result<history::Writer> {
     let directory = history::Directory::make(&history.0, reader.pins())?;
-    let (clock, one_way) = (reader.clock(), reader.is_one_way());
     let tally = Arc::new(LoaderCounters::open(reader.pins())?);
-    history::Writer::start(
-        &directory,
-        reader.pins(),
-        tally,
-        Some(DEFAULT_BYTES),
-        clock,
-        one_way,
-    )
+    let (bytes, measure) = (Some(DEFAULT_BYTES), reader.measure());
+    history::Writer::start(&directory, reader.pins(), tally, bytes, measure)
 }
 
 /// What a run serves.

@@ -34,6 +34,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     flows::Flows,
+    model::Measure,
     names::LABEL_BYTES,
     pins::{Instance, PROGRAMS, Pins},
     stepping::Stepping,
@@ -311,6 +312,14 @@ impl DataPlane {
     /// The clock.
     pub fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// By what its records are read.
+    pub fn measure(&self) -> Measure {
+        Measure {
+            clock: self.clock,
+            one_way: self.config.one_way != 0,
+        }
     }
 
     /// The loaded object.

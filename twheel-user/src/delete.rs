@@ -81,12 +81,11 @@ impl Unread {
         let Some(held) = pins.hold()? else {
             return Ok(None);
         };
-        let (clock, one_way) = (reader.clock(), reader.is_one_way());
         let tally = Arc::new(LoaderCounters::open(pins)?);
         let history = (history.as_os_str() != "off")
             .then(|| {
                 let directory = Directory::make(history, pins)?;
-                Writer::start(&directory, pins, tally.clone(), None, clock, one_way)
+                Writer::start(&directory, pins, tally.clone(), None, reader.measure())
             })
             .transpose()?;
         let mut unread = Self {

@@ -16,7 +16,7 @@ use crate::{
     data_plane,
     flows::{self, Flows},
     maps,
-    model::{Flow, Named, Origin, Timing, Tracked, in_order},
+    model::{Flow, Measure, Named, Origin, Timing, Tracked, in_order},
     names::Names,
     output::table::Columns,
     pins::{Instance, Pins},
@@ -97,6 +97,14 @@ impl Reader {
     /// Its clock.
     pub fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// By what its records are read.
+    pub fn measure(&self) -> Measure {
+        Measure {
+            clock: self.clock,
+            one_way: self.is_one_way(),
+        }
     }
 
     /// The table.

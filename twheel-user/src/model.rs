@@ -13,6 +13,15 @@ use twheel_common::{
 
 use crate::clock::Clock;
 
+/// By what the numbers of the data plane's records are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure {
+    /// Its clock.
+    pub clock: Clock,
+    /// One side of each flow is all that is ever seen.
+    pub one_way: bool,
+}
+
 /// A flow, in the words of its readers.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {

@@ -311,18 +311,10 @@ impl Run {
         }
 
         let history = opened.history.and_then(|directory| {
-            let one_way = plane.config().one_way != 0;
             let bytes = self.options.history_size.as_u64();
-            history::Writer::start(
-                &directory,
-                &pins,
-                tally,
-                Some(bytes),
-                plane.clock(),
-                one_way,
-            )
-            .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
-            .ok()
+            history::Writer::start(&directory, &pins, tally, Some(bytes), plane.measure())
+                .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+                .ok()
         });
         if let Some(metrics) = &metrics {
             metrics.watch(reaper.shared());
@@ -502,7 +494,7 @@ impl Run {
             return None;
         }
         history::Directory::make(&self.options.history, pins)
-            .and_then(|directory| directory.share(group).map(|()| directory))
+            .and_then(|directory| directory.permit(group).map(|()| directory))
             .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
             .ok()
     }

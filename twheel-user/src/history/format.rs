@@ -1,0 +1,119 @@
+//! How a history lies on disk: its segments, their headers, their records.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use twheel_common::event::Event;
+
+use crate::failure::{Failure, Kind};
+
+pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
+/// Changes with [`Event`].
+pub(super) const VERSION: u32 = 4;
+pub(super) const HEADER: usize = 32;
+pub(super) const BODY: usize = size_of::<Event>();
+/// Before the body.
+pub(super) const HEAD: usize = 28;
+pub(super) const RECORD: usize = HEAD + BODY;
+pub(super) const SEGMENTS: u64 = 8;
+/// The least room that makes sense: a thousand events a segment.
+pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
+
+/// The year 9999, milliseconds since 1970: no event is of later.
+pub(super) const LATEST: u64 = 253_370_764_800_000;
+
+pub(super) const ENDED: u32 = 1;
+pub(super) const NAME: u32 = 2;
+pub(super) const LOST: u32 = 3;
+
+/// What [`NAME`] has of rules by their numbers, it has of interfaces by their places above this,
+pub(super) const IFACE: u32 = 1 << 16;
+/// and of zones by theirs above this.
+pub(super) const ZONE: u32 = 2 << 16;
+
+/// What the events of a segment were measured by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Nanoseconds in a unit of the clock.
+    pub(super) unit_ns: u32,
+    /// One side is all that is ever seen.
+    pub(super) one_way: bool,
+}
+
+impl Header {
+    pub(super) fn bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(&MAGIC);
+        for (at, word) in [VERSION, RECORD as u32, self.unit_ns, self.one_way.into()]
+            .into_iter()
+            .enumerate()
+        {
+            bytes[8 + 4 * at..][..4].copy_from_slice(&word.to_ne_bytes());
+        }
+        let checksum = crc32fast::hash(&bytes[..HEADER - 4]);
+        bytes[HEADER - 4..].copy_from_slice(&checksum.to_ne_bytes());
+        bytes
+    }
+
+    /// # Errors
+    ///
+    /// It is no history, or one of another version.
+    pub(super) fn read(bytes: &[u8; HEADER], path: &Path) -> Result<Self> {
+        let word = |at: usize| u32_at(bytes, 8 + 4 * at);
+        let failure = |what: &str| {
+            Failure::new(
+                Kind::Other,
+                format!("{} {what}: move it away to read the rest", path.display()),
+            )
+        };
+        if bytes[..8] != MAGIC {
+            return Err(failure("is no history of twheel's").into());
+        }
+        if (word(0), word(1)) != (VERSION, RECORD as u32) {
+            return Err(failure("was written by another version of twheel").into());
+        }
+        if crc32fast::hash(&bytes[..HEADER - 4]) != u32_at(bytes, HEADER - 4) {
+            return Err(failure("is damaged at its beginning").into());
+        }
+        Ok(Self {
+            unit_ns: word(2),
+            one_way: word(3) != 0,
+        })
+    }
+}
+
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_ne_bytes(word)
+}
+
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(word)
+}
+
+/// The segments of a history, oldest first, by number.
+pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let context = || format!("cannot list {}", directory.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        let number = path.file_name().and_then(|name| {
+            let number = name.to_str()?.strip_suffix(".history")?;
+            number.parse().ok()
+        });
+        found.extend(number.map(|number| (number, path)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether a record is as it was written.
+pub(super) fn is_whole(record: &[u8]) -> bool {
+    crc32fast::hash(&record[4..]) == u32_at(record, 0)
+}

@@ -1,0 +1,379 @@
+//! The segments of a history that is being written: begun, gone on with, and removed as room runs out.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs::{self, File, OpenOptions},
+    io::Write,
+    mem,
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use nix::fcntl::OFlag;
+use twheel_common::{config::NAME_BYTES, event::Event};
+
+use super::format::{
+    BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, SEGMENTS, is_whole,
+    segments, u32_at, u64_at,
+};
+
+/// Room for one, unless told otherwise: 64 MiB.
+pub const DEFAULT_BYTES: u64 = 64 << 20;
+
+/// Milliseconds.
+pub(super) fn since_1970(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A history that is being written.
+pub(super) struct Log {
+    directory: PathBuf,
+    header: Header,
+    /// Bytes of a segment, at most.
+    segment: u64,
+    /// All segments, the last of which is the one that is written to.
+    segments: VecDeque<(u64, PathBuf)>,
+    pub(super) file: File,
+    /// Its length.
+    length: u64,
+    /// Not yet written.
+    pub(super) buffer: Vec<u8>,
+    /// Rules of which the segment has the names.
+    named: HashMap<u32, String>,
+    /// Events of the batch at hand that are not in the file yet.
+    pub(super) wanted: u64,
+    /// Those of them that are in the buffer.
+    buffered: u64,
+    /// Whose events these are: see the module's comment.
+    ring: u32,
+    /// What earlier writers have written of that ring.
+    had: Option<Had>,
+    /// Where in that ring the last event of the batch at hand ended.
+    pub(super) end: u64,
+    /// And the last that was appended.
+    appended: u64,
+    /// Events lost, of which the file says so: those in the time of this writer, and what was lost before and is not
+    /// among these.
+    noted: u64,
+    /// And those of which the buffer does.
+    noting: u64,
+    before: u64,
+    /// Those in the time of this writer, when it was last told.
+    lost: u64,
+    /// What the instance had counted when it began.
+    counted: u64,
+}
+
+impl Log {
+    /// `bytes`: as to [`Writer::start`](super::Writer::start).
+    pub(super) fn open(
+        directory: PathBuf,
+        header: Header,
+        bytes: Option<u64>,
+        ring: u32,
+    ) -> Result<Self> {
+        let mut segments = VecDeque::from(segments(&directory)?);
+        let length = |(_, path): &(u64, PathBuf)| fs::metadata(path).map_or(0, |it| it.len());
+        let mut total: u64 = segments.iter().map(length).sum();
+        let bytes = bytes.unwrap_or(total.max(DEFAULT_BYTES));
+        let segment = bytes.max(LEAST_BYTES) / SEGMENTS;
+        // There may have been more room when they were written.
+        while total > bytes && segments.len() > 1 {
+            total -= segments.front().map_or(0, length);
+            remove_oldest(&mut segments)?;
+        }
+        let had = last_of(&segments, ring)?;
+        let (file, length) = match segments.back() {
+            Some((_, path)) => match go_on(path, header)? {
+                Some(found) => found,
+                None => begin(&directory, &mut segments, header)?,
+            },
+            None => begin(&directory, &mut segments, header)?,
+        };
+        Ok(Self {
+            directory,
+            header,
+            segment,
+            segments,
+            file,
+            length,
+            buffer: Vec::new(),
+            named: HashMap::new(),
+            wanted: 0,
+            buffered: 0,
+            ring,
+            had,
+            end: 0,
+            appended: 0,
+            noted: 0,
+            noting: 0,
+            before: 0,
+            lost: 0,
+            counted: 0,
+        })
+    }
+
+    /// Goes on with a ring that was released up to a place, of an instance that has counted so many lost events. Returns
+    /// how many more have left it since the last one that is in the history: at most, since what is known is how many
+    /// bytes they took, with whatever was between.
+    pub(super) fn adopt(&mut self, released: u64, counted: u64) -> u64 {
+        // What has not been released may be in the history.
+        let had = self.had.unwrap_or(Had {
+            end: released,
+            counted: None,
+        });
+        let missing = released.saturating_sub(had.end) / BODY as u64;
+        // An earlier writer has counted some of them, and was killed before it could say so here.
+        let known = counted - had.counted.unwrap_or(counted).min(counted);
+        let lost = missing.saturating_sub(known);
+        self.end = had.end.max(released);
+        self.appended = self.end;
+        self.had = Some(Had {
+            end: self.end,
+            ..had
+        });
+        self.counted = counted;
+        self.before = missing - lost;
+        self.note(lost);
+        lost
+    }
+
+    /// There is a batch at hand that ends there. One that an earlier run has left in the ring may be in the history, and more
+    /// behind it.
+    pub(super) fn reach(&mut self, end: u64) {
+        self.end = self.end.max(end);
+    }
+
+    /// Says that up to the end of the batch at hand all is in the file but what was lost, so many events in the time of this
+    /// writer.
+    pub(super) fn note(&mut self, lost: u64) {
+        self.lost = lost;
+        self.put_lost(self.end);
+    }
+
+    /// The same, if there is more to say, of what lies before the batch at hand.
+    pub(super) fn note_more(&mut self, lost: u64) {
+        if lost > self.lost || self.before + self.lost > self.noted {
+            self.lost = lost;
+            self.put_lost(self.appended);
+        }
+    }
+
+    fn put_lost(&mut self, end: u64) {
+        let more = self.before + self.lost - self.noted - self.noting;
+        self.noting += more;
+        let mut body = [0; BODY];
+        body[..8].copy_from_slice(&more.to_ne_bytes());
+        body[8..16].copy_from_slice(&(self.counted + self.lost).to_ne_bytes());
+        self.put(LOST, since_1970(SystemTime::now()), end, &body);
+    }
+
+    /// Whether earlier writers have written the event that ends there.
+    pub(super) fn has(&self, end: u64) -> bool {
+        self.had.is_some_and(|had| end <= had.end)
+    }
+
+    pub(super) fn append(
+        &mut self,
+        when: u64,
+        event: &Event,
+        end: u64,
+        names: impl Fn(&Event) -> Result<Vec<(u32, String)>>,
+    ) -> Result<()> {
+        const FLUSH: usize = 1 << 16;
+        let next = self.length + (self.buffer.len() + 2 * RECORD) as u64;
+        if next > self.segment {
+            self.flush()?;
+            self.sync()?;
+            (self.file, self.length) = begin(&self.directory, &mut self.segments, self.header)?;
+            self.named.clear();
+            while self.segments.len() as u64 > SEGMENTS {
+                remove_oldest(&mut self.segments)?;
+            }
+            self.put_lost(self.appended);
+        }
+        for (number, name) in names(event)? {
+            if self.named.get(&number) == Some(&name) {
+                continue;
+            }
+            let mut body = [0; BODY];
+            body[..4].copy_from_slice(&number.to_ne_bytes());
+            body[4..][..name.len().min(NAME_BYTES)]
+                .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
+            self.put(NAME, when, end, &body);
+            self.named.insert(number, name);
+        }
+        // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
+        let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
+        self.put(ENDED, when, end, body);
+        self.appended = end;
+        self.buffered += 1;
+        if self.buffer.len() > FLUSH {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn put(&mut self, kind: u32, when: u64, end: u64, body: &[u8; BODY]) {
+        let start = self.buffer.len();
+        self.buffer.extend([0; 4]);
+        self.buffer.extend(kind.to_ne_bytes());
+        self.buffer.extend(when.to_ne_bytes());
+        self.buffer.extend(self.ring.to_ne_bytes());
+        self.buffer.extend(end.to_ne_bytes());
+        self.buffer.extend(body);
+        let checksum = crc32fast::hash(&self.buffer[start + 4..]);
+        self.buffer[start..start + 4].copy_from_slice(&checksum.to_ne_bytes());
+    }
+
+    /// Writes what there is, so that readers see it.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.file
+            .write_all(&self.buffer)
+            .context("cannot write the history")?;
+        self.length += self.buffer.len() as u64;
+        self.buffer.clear();
+        self.wanted = self.wanted.saturating_sub(self.buffered);
+        self.buffered = 0;
+        self.noted += mem::take(&mut self.noting);
+        Ok(())
+    }
+
+    /// After a failure: leaves the file as it was before. Returns how many events are lost by that.
+    pub(super) fn recover(&mut self) -> u64 {
+        // Should that fail too, a reader passes over what is torn.
+        let _ = self.file.set_len(self.length);
+        self.buffer.clear();
+        self.named.clear();
+        self.buffered = 0;
+        self.noting = 0;
+        // Up to there all is in the file, or lost.
+        self.appended = self.end;
+        mem::take(&mut self.wanted)
+    }
+
+    /// And sees it on the disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file.sync_data().context("cannot write the history")
+    }
+}
+
+/// What the segments have of a ring.
+#[derive(Clone, Copy)]
+struct Had {
+    /// Where the last event ended that is there, or is said to be lost.
+    end: u64,
+    /// Lost events that the instance had counted when that was last said.
+    counted: Option<u64>,
+}
+
+/// What the segments have of a ring, if it was the last.
+fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>> {
+    let mut had = None;
+    for (_, path) in segments.iter().rev() {
+        let context = || format!("cannot read {}", path.display());
+        let file = File::open(path).with_context(context)?;
+        let mut header = [0; HEADER];
+        if file.read_exact_at(&mut header, 0).is_err() || Header::read(&header, path).is_err() {
+            continue;
+        }
+        let length = file.metadata().with_context(context)?.len();
+        let mut record = [0; RECORD];
+        for number in (0..(length - HEADER as u64) / RECORD as u64).rev() {
+            let at = HEADER as u64 + number * RECORD as u64;
+            file.read_exact_at(&mut record, at).with_context(context)?;
+            let kind = u32_at(&record, 4);
+            if !is_whole(&record) || ![ENDED, LOST].contains(&kind) {
+                continue;
+            }
+            if u32_at(&record, 16) != ring {
+                return Ok(had);
+            }
+            let end = u64_at(&record, 20);
+            let last = had.get_or_insert(Had { end, counted: None });
+            if kind == LOST {
+                last.counted = Some(u64_at(&record, HEAD + 8));
+                return Ok(had);
+            }
+        }
+    }
+    Ok(had)
+}
+
+fn remove_oldest(segments: &mut VecDeque<(u64, PathBuf)>) -> Result<()> {
+    match segments.pop_front() {
+        Some((_, oldest)) => {
+            fs::remove_file(&oldest).with_context(|| format!("cannot remove {}", oldest.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Creates the next segment.
+fn begin(
+    directory: &Path,
+    segments: &mut VecDeque<(u64, PathBuf)>,
+    header: Header,
+) -> Result<(File, u64)> {
+    let number = segments.back().map_or(1, |(number, _)| number + 1);
+    let path = directory.join(format!("{number:010}.history"));
+    // Who may look into the directory may read what is there.
+    let shared = fs::metadata(directory).map_or(0, |it| it.mode() & 0o040);
+    let mut file = OpenOptions::new()
+        .append(true)
+        .create_new(true)
+        .mode(0o600 | shared)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(&path)
+        .with_context(|| format!("cannot create {}", path.display()))?;
+    if let Err(error) = file.write_all(&header.bytes()) {
+        // One without a header would be in the way of the next try.
+        let _ = fs::remove_file(&path);
+        return Err(error).with_context(|| format!("cannot write {}", path.display()));
+    }
+    // That it is there, too, is to outlive a loss of power.
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .with_context(|| format!("cannot write {}", directory.display()))?;
+    segments.push_back((number, path));
+    Ok((file, HEADER as u64))
+}
+
+/// Opens the newest segment to go on with it, less what was torn at its end; `None` if a new one must be begun.
+fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
+    let context = || format!("cannot open {}", path.display());
+    let file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(path)
+        .with_context(context)?;
+    let length = file.metadata().with_context(context)?.len();
+    let mut found = [0; HEADER];
+    // What is no history is left alone: its reader says so.
+    if file.read_exact_at(&mut found, 0).is_err() || Header::read(&found, path).ok() != Some(header)
+    {
+        return Ok(None);
+    }
+    let mut records = (length - HEADER as u64) / RECORD as u64;
+    let mut record = [0; RECORD];
+    while records > 0 {
+        let at = HEADER as u64 + (records - 1) * RECORD as u64;
+        file.read_exact_at(&mut record, at).with_context(context)?;
+        if is_whole(&record) {
+            break;
+        }
+        records -= 1;
+    }
+    let length = HEADER as u64 + records * RECORD as u64;
+    file.set_len(length).with_context(|| {
+        format!(
+            "cannot cut off what was torn at the end of {}",
+            path.display()
+        )
+    })?;
+    Ok(Some((file, length)))
+}

@@ -1,0 +1,291 @@
+//! Reading a history, while it is being written.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufReader, Read as _},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+};
+use twheel_common::{config::NAME_BYTES, event::Event};
+
+use super::format::{
+    ENDED, HEAD, HEADER, Header, IFACE, LATEST, LOST, NAME, RECORD, ZONE, is_whole, segments,
+    u32_at, u64_at,
+};
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+    model::{Expired, KnownAs},
+};
+
+/// A flow that has ended, as the history has it.
+pub struct Past {
+    /// When.
+    pub when: SystemTime,
+    /// What.
+    pub ended: Expired,
+    /// What it was known as.
+    pub known_as: KnownAs,
+}
+
+/// Reads a history from the oldest event on, while it is being written.
+pub struct Reader {
+    directory: PathBuf,
+    open: Option<Segment>,
+    /// The number of the segment that was read last.
+    last: u64,
+    /// Events from before are passed over.
+    since: SystemTime,
+    /// Records that are damaged, and were passed over.
+    pub damaged: u64,
+    /// Events that the history has lost, as far as its writers know: at most, where one was killed.
+    pub lost: u64,
+    /// Segments that were removed, to make room for newer ones, before they were read.
+    pub missed: u64,
+    /// Segments that cannot be read, and were passed over: why, each in a sentence.
+    pub refused: Vec<anyhow::Error>,
+}
+
+struct Segment {
+    path: PathBuf,
+    file: BufReader<File>,
+    clock: Clock,
+    one_way: bool,
+    names: HashMap<u32, String>,
+}
+
+impl Reader {
+    /// Opens the history of an instance, by its name, below `directory`.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Pins`]: there is none.
+    pub fn open(directory: &Path, instance: &str, since: SystemTime) -> Result<Self> {
+        let directory = directory.join(instance);
+        if !directory.is_dir() {
+            return Err(Failure::new(
+                Kind::Pins,
+                format!(
+                    "there is no history at {}: `twheel run` writes one",
+                    directory.display()
+                ),
+            )
+            .into());
+        }
+        Ok(Self {
+            directory,
+            open: None,
+            last: 0,
+            since,
+            damaged: 0,
+            lost: 0,
+            missed: 0,
+            refused: Vec::new(),
+        })
+    }
+
+    /// The next event; `None` if there is none yet.
+    // No iterator: it may go on after `None`.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<Past>> {
+        loop {
+            if self.open.is_none() && !self.open_next()? {
+                return Ok(None);
+            }
+            let Some(segment) = &mut self.open else {
+                return Ok(None);
+            };
+            let mut record = [0; RECORD];
+            if !read_whole(&mut segment.file, &mut record)
+                .with_context(|| format!("cannot read {}", segment.path.display()))?
+            {
+                // Its end; for now, if it is the newest. What came between the two looks is seen by the second.
+                let newer = segments(&self.directory)?;
+                if newer.iter().all(|(number, _)| *number <= self.last) {
+                    return Ok(None);
+                }
+                if read_whole(&mut segment.file, &mut record)? {
+                    segment.file.seek_relative(-(RECORD as i64))?;
+                } else {
+                    self.open = None;
+                }
+                continue;
+            }
+            if !is_whole(&record) || u64_at(&record, 8) > LATEST {
+                self.damaged += 1;
+                continue;
+            }
+            let when = UNIX_EPOCH + Duration::from_millis(u64_at(&record, 8));
+            if u32_at(&record, 4) == LOST && when >= self.since {
+                self.lost += u64_at(&record, HEAD);
+            }
+            if let Some(past) = segment.take(&record)
+                && past.when >= self.since
+            {
+                return Ok(Some(past));
+            }
+        }
+    }
+
+    /// Opens the next segment that may have events since then. Returns whether there is one.
+    fn open_next(&mut self) -> Result<bool> {
+        let segments = segments(&self.directory)?;
+        let newest = segments.last().map_or(0, |(number, _)| *number);
+        for (number, path) in segments {
+            if number <= self.last {
+                continue;
+            }
+            let file = match File::open(&path) {
+                // The oldest one goes at any moment.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file.with_context(|| format!("cannot open {}", path.display()))?,
+            };
+            let modified = file.metadata()?.modified()?;
+            let mut file = BufReader::with_capacity(RECORD * 512, file);
+            let mut header = [0; HEADER];
+            if !read_whole(&mut file, &mut header)? {
+                // Its writer is about to begin, or died when it did.
+                if number < newest {
+                    self.last = number;
+                }
+                continue;
+            }
+            // The first that is found has nothing before it that anybody could miss.
+            if self.last > 0 {
+                self.missed += number - self.last - 1;
+            }
+            self.last = number;
+            // To the newest, events may come.
+            if modified < self.since && number < newest {
+                continue;
+            }
+            if header == [0; HEADER] {
+                // The power went before it was written.
+                self.damaged += 1;
+                continue;
+            }
+            let header = match Header::read(&header, &path) {
+                Ok(header) => header,
+                Err(error) => {
+                    self.refused.push(error);
+                    continue;
+                }
+            };
+            self.open = Some(Segment {
+                path,
+                file,
+                clock: Clock::of_jiffies(Duration::from_nanos(header.unit_ns.into())),
+                one_way: header.one_way,
+                names: HashMap::new(),
+            });
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Something to wait with, to be made before what there is has been read.
+    pub fn follow(&self) -> Result<Follow> {
+        let watch = || -> nix::Result<Inotify> {
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
+            inotify.add_watch(
+                &self.directory,
+                AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE,
+            )?;
+            Ok(inotify)
+        };
+        let inotify = watch().map_err(io::Error::from);
+        let directory = self.directory.display();
+        Ok(Follow(
+            inotify.with_context(|| format!("cannot watch {directory}"))?,
+        ))
+    }
+}
+
+/// Waits for a history to grow.
+pub struct Follow(Inotify);
+
+impl Follow {
+    /// Returns when something was written since it was last called.
+    ///
+    /// # Errors
+    ///
+    /// A broken pipe, as soon as nobody reads standard output any more.
+    pub fn wait(&self) -> Result<()> {
+        let stdout = io::stdout();
+        let mut watched = [
+            PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
+            // What is wrong is told unasked.
+            PollFd::new(stdout.as_fd(), PollFlags::empty()),
+        ];
+        match poll(&mut watched, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => {
+                return Err(io::Error::from(error)).context("cannot wait for the history");
+            }
+        }
+        if watched[1].any() == Some(true) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        }
+        match self.0.read_events() {
+            Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+            Err(error) => Err(io::Error::from(error)).context("cannot wait for the history"),
+        }
+    }
+}
+
+impl Segment {
+    fn take(&mut self, record: &[u8; RECORD]) -> Option<Past> {
+        let body = &record[HEAD..];
+        match u32_at(record, 4) {
+            NAME => {
+                let name = String::from_utf8_lossy(&body[4..4 + NAME_BYTES]);
+                let name = name.trim_end_matches('\0').to_owned();
+                self.names.insert(u32_at(body, 0), name);
+                None
+            }
+            ENDED => {
+                // SAFETY: `BODY` bytes, and any are a valid `Event`.
+                let event = unsafe { body.as_ptr().cast::<Event>().read_unaligned() };
+                Some(Past {
+                    when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
+                    ended: Expired::new(&event, self.clock, self.one_way)?,
+                    known_as: KnownAs {
+                        rule: self.names.get(&event.rule.into()).cloned(),
+                        iface: self.names.get(&(IFACE | event.point.place())).cloned(),
+                        zone: self
+                            .names
+                            .get(&(ZONE | u32::from(event.key.zone())))
+                            .and_then(|zone| zone.parse().ok())
+                            .unwrap_or(0),
+                    },
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Fills a buffer; or, where the file ends before, leaves the file where it is.
+fn read_whole(file: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read(&mut buffer[filled..]) {
+            Ok(0) => {
+                file.seek_relative(-(filled as i64))?;
+                return Ok(false);
+            }
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,389 @@
+//! Histories in a directory of their own: written, torn, damaged, bounded, read.
+
+use std::{
+    fs::{self, File},
+    mem,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use twheel_common::{
+    event::{Event, Pace, Reason},
+    flow::{Direction, FlowKey, Traffic},
+    packet::tcp,
+    point::Point,
+    state::{Seen, View},
+};
+
+use super::{
+    LEAST_BYTES, Reader,
+    directory::{STALE, remove_stale},
+    format::{BODY, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
+    log::Log,
+};
+use crate::failure::{Kind, exit_code};
+
+const HEADER_4MS: Header = Header {
+    unit_ns: 4_000_000,
+    one_way: false,
+};
+const RULE: u16 = 7;
+const RING: u32 = 0xbee;
+
+fn event(number: u32) -> Event {
+    let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
+    Event {
+        key: FlowKey::from_parts([0, 1, 0, 2], 1 << 32 | u64::from(number & 0xffff)),
+        at: number.into(),
+        age: number,
+        idle: 25,
+        seen: seen.0,
+        reason: Reason::Idle as u32,
+        cpu: 0,
+        rule: if number.is_multiple_of(2) { RULE } else { 0 },
+        point: Point::NONE,
+        is_outgoing: 0,
+        account: [Traffic::default(); 2],
+        pace: [Pace::default(); 2],
+        positions: [0; 2],
+    }
+}
+
+fn names(event: &Event) -> Result<Vec<(u32, String)>> {
+    let rule = (event.rule != 0).then(|| (event.rule.into(), "web".to_owned()));
+    Ok(rule.into_iter().collect())
+}
+
+fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let when = 1000 + u64::from(number);
+        log.append(when, &event(number), number.into(), names)
+            .unwrap();
+    }
+}
+
+fn open(directory: &Path, bytes: Option<u64>) -> Log {
+    Log::open(directory.join("it"), HEADER_4MS, bytes, RING).unwrap()
+}
+
+fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
+    let mut log = open(directory, Some(bytes));
+    append(&mut log, numbers);
+    log.flush().unwrap();
+    log.sync().unwrap();
+}
+
+/// The ages of all events, units; and how many records are damaged.
+fn read(directory: &Path) -> (Vec<u32>, u64) {
+    let mut reader = Reader::open(directory, "it", UNIX_EPOCH).unwrap();
+    let mut ages = Vec::new();
+    while let Some(past) = reader.next().unwrap() {
+        let age = (past.ended.age.as_millis() / 4) as u32;
+        assert_eq!(
+            past.when,
+            UNIX_EPOCH + Duration::from_millis(1000 + u64::from(age))
+        );
+        assert_eq!(past.ended.idle, Duration::from_millis(100));
+        assert_eq!(
+            past.known_as.rule.as_deref(),
+            age.is_multiple_of(2).then_some("web"),
+            "{age}"
+        );
+        ages.push(age);
+    }
+    (ages, reader.damaged)
+}
+
+fn fresh() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("it")).unwrap();
+    directory
+}
+
+fn only_segment(directory: &Path) -> PathBuf {
+    let mut segments = segments(&directory.join("it")).unwrap();
+    assert_eq!(segments.len(), 1);
+    segments.remove(0).1
+}
+
+#[test]
+fn what_is_written_is_read_in_order_after_any_number_of_restarts() {
+    let directory = fresh();
+    for from in [0, 100, 101, 350] {
+        let to = [100, 101, 350, 500][[0, 100, 101, 350]
+            .iter()
+            .position(|it| *it == from)
+            .unwrap()];
+        write(directory.path(), from..to, LEAST_BYTES);
+    }
+    assert_eq!(read(directory.path()), ((0..500).collect(), 0));
+    only_segment(directory.path());
+}
+
+#[test]
+fn a_writer_knows_what_earlier_ones_have_written_of_its_ring() {
+    let directory = fresh();
+    let open = |ring| {
+        let path = directory.path().join("it");
+        Log::open(path, HEADER_4MS, Some(LEAST_BYTES), ring).unwrap()
+    };
+    assert!(!open(RING).has(0), "nothing yet");
+    write(directory.path(), 0..100, LEAST_BYTES);
+    let log = open(RING);
+    assert!((0..100).all(|end| log.has(end)) && !log.has(100));
+    assert!(!open(RING + 1).has(0), "another ring, which begins anew");
+    // The name of a rule is written before its event.
+    let mut log = open(RING);
+    log.put(NAME, 1100, 100, &[0; BODY]);
+    log.flush().unwrap();
+    assert!(open(RING).has(99) && !open(RING).has(100));
+    // A segment that was just begun says nothing.
+    let header = fs::read(only_segment(directory.path())).unwrap();
+    let next = directory.path().join("it/0000000002.history");
+    fs::write(next, &header[..HEADER]).unwrap();
+    assert!(open(RING).has(99) && !open(RING).has(100));
+    // However far the ring has come since.
+    log.flush().unwrap();
+    drop(log);
+    let mut log = open(RING);
+    log.adopt(100, 0);
+    assert!(log.has(100));
+    assert!((8..63).all(|bits| !log.has(1 << bits)));
+    // What is met again takes nothing back.
+    log.reach(50);
+    log.note(0);
+    log.flush().unwrap();
+    assert!(open(RING).has(99));
+}
+
+#[test]
+fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
+    let directory = fresh();
+    let mut counted = 0;
+    // A writer that finds the ring released so far, and then loses as many, and is killed before it says so or not.
+    let mut lost = |released, too_slow, is_killed: bool| {
+        let mut log = open(directory.path(), Some(LEAST_BYTES));
+        let missing = log.adopt(released, counted);
+        log.flush().unwrap();
+        if !is_killed {
+            log.note(missing + too_slow);
+            log.flush().unwrap();
+        }
+        counted += missing + too_slow;
+        missing
+    };
+    let bytes = |events: u64| events * BODY as u64;
+    assert_eq!(lost(bytes(100), 0, false), 0, "it begins there");
+    assert_eq!(lost(bytes(100), 0, false), 0);
+    assert_eq!(lost(bytes(130) + 8, 5, false), 30, "and 5 by the disk");
+    assert_eq!(lost(bytes(130) + 8, 0, false), 0, "once");
+    // What is in the history and was not released is not lost.
+    assert_eq!(lost(bytes(90), 0, false), 0);
+    // 20 were counted and not noted, and 7 neither.
+    assert_eq!(lost(bytes(130) + 8, 20, true), 0);
+    assert_eq!(lost(bytes(157) + 8, 0, false), 7);
+    assert_eq!(lost(bytes(157) + 8, 0, false), 0, "once");
+    // Further than 32 bits tell.
+    let far = ((9 << 32) - bytes(157) - 8) / BODY as u64;
+    assert_eq!(lost(9 << 32, 0, false), far);
+    let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    assert!(reader.next().unwrap().is_none());
+    assert_eq!(reader.lost, 30 + 5 + 20 + 7 + far);
+    assert_eq!(reader.lost, counted);
+}
+
+#[test]
+fn the_oldest_goes_first_and_the_rest_stays_within_bounds() {
+    let directory = fresh();
+    for from in (0..30_000).step_by(2500) {
+        write(directory.path(), from..from + 2500, LEAST_BYTES);
+    }
+    let (ages, damaged) = read(directory.path());
+    assert_eq!(damaged, 0);
+    assert_eq!(*ages.last().unwrap(), 29_999);
+    assert!(
+        ages.windows(2).all(|two| two[1] == two[0] + 1),
+        "without a gap"
+    );
+    // Seven of eight segments are full, of a thousand records less two of names and the header.
+    assert!((7 * 1000..8 * 1024).contains(&ages.len()), "{}", ages.len());
+    let sizes = segments(&directory.path().join("it")).unwrap();
+    let sizes: u64 = sizes
+        .iter()
+        .map(|(_, path)| fs::metadata(path).unwrap().len())
+        .sum();
+    assert!(sizes <= LEAST_BYTES, "{sizes}");
+}
+
+#[test]
+fn a_write_that_was_torn_costs_the_last_record_alone() {
+    let whole = fresh();
+    write(whole.path(), 0..10, LEAST_BYTES);
+    let bytes = fs::read(only_segment(whole.path())).unwrap();
+    // One of them is a name.
+    assert_eq!(bytes.len(), HEADER + 11 * RECORD);
+    for cut in [1, 3, 17, RECORD - 1] {
+        let directory = fresh();
+        let path = directory.path().join("it/0000000001.history");
+        fs::write(&path, &bytes[..bytes.len() - cut]).unwrap();
+        assert_eq!(
+            read(directory.path()),
+            ((0..9).collect(), 0),
+            "less {cut} bytes"
+        );
+        // And whoever goes on does so behind what is whole.
+        write(directory.path(), 9..12, LEAST_BYTES);
+        assert_eq!(
+            read(directory.path()),
+            ((0..12).collect(), 0),
+            "less {cut} bytes"
+        );
+    }
+    // As long as it should be, but not written: zeros, which no checksum fits.
+    let directory = fresh();
+    let path = directory.path().join("it/0000000001.history");
+    let mut zeros = bytes.clone();
+    zeros[bytes.len() - RECORD..].fill(0);
+    fs::write(&path, &zeros).unwrap();
+    assert_eq!(read(directory.path()), ((0..9).collect(), 1));
+    write(directory.path(), 9..12, LEAST_BYTES);
+    assert_eq!(read(directory.path()), ((0..12).collect(), 0));
+}
+
+#[test]
+fn a_damaged_record_in_the_middle_costs_itself_and_is_counted() {
+    let directory = fresh();
+    write(directory.path(), 0..10, LEAST_BYTES);
+    let path = only_segment(directory.path());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[HEADER + 5 * RECORD + 40] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let (ages, damaged) = read(directory.path());
+    assert_eq!((ages.len(), damaged), (9, 1));
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_costs_what_ends_meanwhile() {
+    let directory = fresh();
+    let mut log = open(directory.path(), Some(LEAST_BYTES));
+    let good = mem::replace(&mut log.file, File::open("/dev/full").unwrap());
+    log.wanted = 3;
+    append(&mut log, 0..3);
+    log.flush().unwrap_err();
+    log.file = good;
+    assert_eq!(log.recover(), 3);
+    log.wanted = 2;
+    append(&mut log, 3..5);
+    log.flush().unwrap();
+    assert_eq!((log.wanted, log.recover()), (0, 0));
+    assert_eq!(read(directory.path()), (vec![3, 4], 0));
+}
+
+#[test]
+fn less_room_than_before_is_kept_to_and_stale_histories_go() {
+    let directory = fresh();
+    write(directory.path(), 0..20_000, 4 * LEAST_BYTES);
+    write(directory.path(), 20_000..20_001, LEAST_BYTES);
+    let sizes = segments(&directory.path().join("it")).unwrap();
+    let sizes: u64 = sizes
+        .iter()
+        .map(|(_, path)| fs::metadata(path).unwrap().len())
+        .sum();
+    assert!(sizes <= LEAST_BYTES, "{sizes}");
+    assert_eq!(read(directory.path()).0.last(), Some(&20_000));
+    // Who says nothing of room leaves what there is.
+    write(directory.path(), 20_001..40_000, 4 * LEAST_BYTES);
+    let kept = read(directory.path()).0.len();
+    drop(open(directory.path(), None));
+    assert_eq!(read(directory.path()).0.len(), kept);
+
+    fs::write(directory.path().join("something else"), "").unwrap();
+    let soon = SystemTime::now() + STALE - Duration::from_secs(60);
+    remove_stale(directory.path(), soon).unwrap();
+    assert!(directory.path().join("it").exists());
+    remove_stale(directory.path(), soon + Duration::from_secs(120)).unwrap();
+    assert!(!directory.path().join("it").exists());
+    assert!(directory.path().join("something else").exists());
+}
+
+#[test]
+fn a_time_that_no_calendar_has_is_damage() {
+    let directory = fresh();
+    let mut log = open(directory.path(), Some(LEAST_BYTES));
+    log.append(LATEST + 1, &event(1), 1, names).unwrap();
+    log.flush().unwrap();
+    assert_eq!(read(directory.path()), (vec![], 1));
+}
+
+#[test]
+fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
+    for (at, part) in [
+        (0, "no history"),
+        (8, "another version"),
+        (16, "damaged at its beginning"),
+    ] {
+        let directory = fresh();
+        write(directory.path(), 0..10, LEAST_BYTES);
+        let path = only_segment(directory.path());
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] ^= 0xff;
+        fs::write(&path, &bytes).unwrap();
+        let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+        assert!(reader.next().unwrap().is_none());
+        assert!(reader.refused[0].to_string().contains(part));
+        write(directory.path(), 10..20, LEAST_BYTES);
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+        assert_eq!(segments(&directory.path().join("it")).unwrap().len(), 2);
+        // The rest is there all the same.
+        assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
+    }
+    // Nothing was written yet when the power went.
+    let directory = fresh();
+    write(directory.path(), 0..10, LEAST_BYTES);
+    fs::write(directory.path().join("it/0000000002.history"), [0; HEADER]).unwrap();
+    assert_eq!(read(directory.path()), ((0..10).collect(), 1));
+    // Too short for a header: whoever began it died.
+    let directory = fresh();
+    write(directory.path(), 0..10, LEAST_BYTES);
+    fs::write(only_segment(directory.path()), &MAGIC[..5]).unwrap();
+    write(directory.path(), 10..20, LEAST_BYTES);
+    assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
+    let error = Reader::open(directory.path(), "other", UNIX_EPOCH)
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(exit_code(&error), Kind::Pins as u8, "{error}");
+}
+
+#[test]
+fn a_reader_goes_on_where_a_writer_does() {
+    let directory = fresh();
+    write(directory.path(), 0..1, LEAST_BYTES);
+    let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    let follow = reader.follow().unwrap();
+    let mut seen = 0;
+    for to in [1, 2, 900, 5000] {
+        if to > 1 {
+            write(directory.path(), seen..to, LEAST_BYTES);
+            follow.wait().unwrap();
+        }
+        while let Some(past) = reader.next().unwrap() {
+            assert_eq!(past.ended.age, Duration::from_millis(4 * u64::from(seen)));
+            seen += 1;
+        }
+        assert_eq!(seen, to);
+    }
+}
+
+#[test]
+fn what_ended_before_is_passed_over() {
+    let directory = fresh();
+    write(directory.path(), 0..100, LEAST_BYTES);
+    let since = UNIX_EPOCH + Duration::from_millis(1090);
+    let mut reader = Reader::open(directory.path(), "it", since).unwrap();
+    let mut ages = Vec::new();
+    while let Some(past) = reader.next().unwrap() {
+        ages.push(past.ended.age.as_millis() / 4);
+    }
+    assert_eq!(ages, (90..100).collect::<Vec<_>>());
+}

@@ -1,0 +1,286 @@
+//! Writing a history, on a thread of its own: a slow disk holds up neither wheels nor output.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use tokio::sync::watch;
+use twheel_common::{
+    counter::Counter,
+    event::{Event, Record},
+};
+
+use super::{
+    directory::{Directory, remove_stale},
+    format::{Header, IFACE, ZONE},
+    log::{Log, since_1970},
+};
+use crate::{
+    call::Callable,
+    clock::Clock,
+    data_plane::{self, LoaderCounters},
+    maps,
+    model::Measure,
+    names::Names,
+    pins::Pins,
+    ring::{Events, Read},
+};
+
+/// Batches on their way to the disk. A disk that falls further behind costs events of the history, which are counted;
+/// it holds up neither wheels nor output.
+const BATCHES: usize = 16;
+/// What was written is on the disk after this, at the latest.
+const SYNC: Duration = Duration::from_secs(1);
+/// Between two looks whether it was written, for whoever has nothing else to do.
+const WRITING: Duration = Duration::from_micros(200);
+/// Writes a history, on a thread of its own.
+pub struct Writer {
+    /// Until it is to end.
+    batches: Option<SyncSender<Arc<Vec<Read>>>>,
+    written: watch::Receiver<u64>,
+    thread: Option<JoinHandle<()>>,
+    lost: Arc<Lost>,
+}
+
+/// Events that are not in the history.
+struct Lost {
+    /// In the time of a writer.
+    number: AtomicU64,
+    tally: Arc<LoaderCounters>,
+}
+
+impl Lost {
+    fn add(&self, more: u64) {
+        if more > 0 {
+            self.number.fetch_add(more, Ordering::Relaxed);
+            self.tally.add(Counter::HistoryLost, more);
+        }
+    }
+
+    fn get(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
+}
+
+impl Writer {
+    /// Goes on with an instance's history, or begins one. `bytes`: room for it on disk, at least [`LEAST_BYTES`](super::LEAST_BYTES); `None`: as
+    /// much as it takes, or [`DEFAULT_BYTES`](super::DEFAULT_BYTES).
+    pub fn start(
+        directory: &Directory,
+        pins: &Pins,
+        tally: Arc<LoaderCounters>,
+        bytes: Option<u64>,
+        measure: Measure,
+    ) -> Result<Self> {
+        let header = Header {
+            unit_ns: measure.clock.unit().subsec_nanos(),
+            one_way: measure.one_way,
+        };
+        remove_stale(&directory.all, SystemTime::now())?;
+        let mut log = Log::open(directory.own.clone(), header, bytes, ring_of(pins)?)?;
+        let events = Events::open(pins.map("EVENTS")?)?;
+        let missing = log.adopt(events.released(), tally.get(Counter::HistoryLost)?);
+        if missing > 0 {
+            say!(
+                "twheel: up to {missing} events that have left the ring are not in the history: an earlier run kept \
+                 none, or was killed while the disk was slow"
+            );
+        }
+        let lost = Arc::new(Lost {
+            number: AtomicU64::new(0),
+            tally,
+        });
+        lost.add(missing);
+        let (batches, inbox) = sync_channel(BATCHES);
+        let (tell, written) = watch::channel(0);
+        let keeper = Keeper {
+            log,
+            inbox,
+            tell,
+            names: Names::open(&maps::pinned(pins))?,
+            sweep: pins.callable("twheel_sweep")?,
+            clock: measure.clock,
+            lost: lost.clone(),
+            failing: false,
+        };
+        let thread = thread::Builder::new()
+            .name("twheel-history".to_owned())
+            .spawn(move || keeper.run(&events))
+            .context("cannot start the history's thread")?;
+        Ok(Self {
+            batches: Some(batches),
+            written,
+            thread: Some(thread),
+            lost,
+        })
+    }
+
+    /// Adds what has ended. Once [`written`](Self::written) says so it is in the file, which outlives this process.
+    pub fn add(&self, batch: &Arc<Vec<Read>>) {
+        let Some(batches) = &self.batches else {
+            return;
+        };
+        if let Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) =
+            batches.try_send(batch.clone())
+        {
+            self.lost.add(ended(&batch).count() as u64);
+        }
+    }
+
+    /// Adds it and waits until it is in the file, for whoever can wait.
+    pub fn add_now(&mut self, batch: Vec<Read>) {
+        let (Some(batches), Some(end)) = (&self.batches, batch.last().map(|read| read.end)) else {
+            return;
+        };
+        // The thread is there until it is told to end.
+        let _ = batches.send(Arc::new(batch));
+        while *self.written.borrow_and_update() < end {
+            thread::sleep(WRITING);
+        }
+    }
+
+    /// Where in the ring the latest event ended that is in the file, or is lost.
+    pub fn written(&self) -> watch::Receiver<u64> {
+        self.written.clone()
+    }
+
+    /// Ends it: what is left is written. Returns how many events are not in the history.
+    pub fn end(self) -> u64 {
+        let lost = self.lost.clone();
+        drop(self);
+        lost.get()
+    }
+}
+
+/// What is left is written.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        drop(self.batches.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported when it came.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ended(batch: &[Read]) -> impl Iterator<Item = (&Event, u64)> {
+    batch.iter().filter_map(|read| match &read.record {
+        Record::Ended(event) => Some((event, read.end)),
+        Record::Rto(_) => None,
+    })
+}
+
+/// The thread that writes.
+struct Keeper {
+    log: Log,
+    inbox: Receiver<Arc<Vec<Read>>>,
+    /// Up to where all is in the file, or lost.
+    tell: watch::Sender<u64>,
+    names: Names,
+    /// The program that tells the time.
+    sweep: Callable,
+    clock: Clock,
+    lost: Arc<Lost>,
+    /// The disk takes nothing, which was said.
+    failing: bool,
+}
+
+impl Keeper {
+    /// Until nobody has anything to add.
+    fn run(mut self, events: &Events) {
+        // A disk that was full may have room again.
+        while let Err(error) = self.write() {
+            self.lost.add(self.log.recover());
+            // Nobody waits for what is lost.
+            self.tell.send_replace(self.log.end);
+            if !self.failing {
+                say!("twheel: {error:#}: what ends meanwhile is not in the history");
+            }
+            self.failing = true;
+        }
+        let log = &mut self.log;
+        // What the disk was too slow for may have left the ring. Should this fail, the next writer counts it too.
+        log.end = log.end.max(events.released());
+        log.note(self.lost.get());
+        let _ = log.flush().and_then(|()| log.sync());
+    }
+
+    fn write(&mut self) -> Result<()> {
+        // How it begins.
+        let mut dirty = !self.log.buffer.is_empty();
+        self.log.flush()?;
+        loop {
+            let batch = if dirty {
+                match self.inbox.recv_timeout(SYNC) {
+                    Ok(batch) => batch,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.log.sync()?;
+                        dirty = false;
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return self.log.sync(),
+                }
+            } else {
+                match self.inbox.recv() {
+                    Ok(batch) => batch,
+                    Err(_) => return Ok(()),
+                }
+            };
+            dirty |= self.append(&batch)?;
+            self.tell.send_replace(self.log.end);
+        }
+    }
+
+    /// Writes what of a batch is not in the history. Returns whether there was any.
+    fn append(&mut self, batch: &[Read]) -> Result<bool> {
+        let log = &mut self.log;
+        log.reach(batch.last().map_or(0, |read| read.end));
+        let batch: Vec<_> = ended(batch).filter(|(_, end)| !log.has(*end)).collect();
+        log.wanted = batch.len() as u64;
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        log.note_more(self.lost.get());
+        let now = self.sweep.now()?;
+        let wall = since_1970(SystemTime::now());
+        for (event, end) in batch {
+            // One that another CPU has ended after the time was read is of now.
+            let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
+            let when = wall.saturating_sub(self.clock.duration(ago as u64).as_millis() as u64);
+            log.append(when, event, end, |event| named(&self.names, event))?;
+        }
+        log.flush()?;
+        self.failing = false;
+        Ok(true)
+    }
+}
+
+/// What tells an instance's ring of events from those of earlier ones of its name: their tables had other secrets.
+fn ring_of(pins: &Pins) -> Result<u32> {
+    let mut checksum = crc32fast::Hasher::new();
+    for key in data_plane::meta(pins)?.hash.keys {
+        checksum.update(&key.to_ne_bytes());
+    }
+    Ok(checksum.finalize())
+}
+
+/// What a flow is known as, by the numbers that [`NAME`](super::format::NAME) has.
+fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
+    let mut named = Vec::new();
+    let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
+    add(event.rule.into(), names.of(event.rule)?);
+    let place = event.point.place();
+    add(IFACE | place, names.iface(place)?);
+    let zone = event.key.zone();
+    if zone != 0 {
+        add(ZONE | u32::from(zone), Some(names.zone(zone)?.to_string()));
+    }
+    Ok(named)
+}
