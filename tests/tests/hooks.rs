@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use aya_obj::generated::bpf_attach_type::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use nix::net::if_::if_nametoindex;
 use twheel::{
-    links::{LinkLayer, link_layer, strips_vlan_tags},
+    interfaces::{LinkLayer, link_layer, strips_vlan_tags},
     tc::{Code, Place, Way, add_filter},
     tcx,
 };

@@ -17,7 +17,7 @@ use crate::{
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
     hooks::{self, Choice, Egress, HIDES_TAGS, Hooks, Incoming, Mode, Outgoing, shows_tags},
-    links::{self, Known, Link},
+    interfaces::{self, Interface, Known},
     order::Order,
     pins::{Hook, Instance},
     tc::Way,
@@ -73,7 +73,7 @@ pub fn check_name(interface: &str) -> Result<()> {
 }
 
 /// Fails unless the interface exists here and its packets begin with an Ethernet or IP header.
-pub fn check_interface(interface: &str) -> Result<Link> {
+pub fn check_interface(interface: &str) -> Result<Interface> {
     check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
         Failure::new(
@@ -83,7 +83,7 @@ pub fn check_interface(interface: &str) -> Result<Link> {
             ),
         )
     })?;
-    let link = links::one(interface)?;
+    let link = interfaces::one(interface)?;
     link.layer()?;
     Ok(link)
 }
@@ -164,7 +164,7 @@ pub fn attach(
 /// Whether somebody else's XDP program is there, which could be that of another instance.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
-    let link = links::one(interface)?;
+    let link = interfaces::one(interface)?;
     Ok(link.xdp.iter().any(|(_, id)| Some(*id) != own))
 }
 
@@ -358,7 +358,7 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
     if !is_taken(errno(&error)) {
         return driver_refuses(error);
     }
-    match links::one(interface) {
+    match interfaces::one(interface) {
         Ok(link) if !link.xdp.is_empty() => hooks::taken(&link, &hooks.names),
         _ => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
     }
@@ -380,7 +380,7 @@ fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
 
 /// Whether an interface of this name carries an XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
-    let link = links::one(interface).ok();
+    let link = interfaces::one(interface).ok();
     Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| *id == program)))
 }
 

@@ -9,7 +9,7 @@ use nix::net::if_::if_nametoindex;
 use crate::{
     clsact,
     failure::{Failure, Kind},
-    links::{self, Known, Link, LinkLayer},
+    interfaces::{self, Interface, Known, LinkLayer},
     order::{Names, Order, list},
     pins::{Hook, link_name},
     tc::Way,
@@ -140,9 +140,9 @@ impl Choice {
 
 /// What a choice depends on.
 struct Facts<'a> {
-    link: &'a Link,
+    link: &'a Interface,
     /// An interface above it that has an XDP program.
-    above: Option<&'a Link>,
+    above: Option<&'a Interface>,
     /// By what an earlier run sees its packets.
     left: Option<Incoming>,
     has_tcx: bool,
@@ -155,7 +155,7 @@ impl Hooks {
     ///
     /// # Errors
     ///
-    /// The interface will not do: see [`links::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
+    /// The interface will not do: see [`interfaces::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
     /// place beside a program that is not there.
     pub fn choose(
         &self,
@@ -163,7 +163,7 @@ impl Hooks {
         interface: &str,
         known: &Known,
     ) -> Result<Choice> {
-        let link = links::one(interface)?;
+        let link = interfaces::one(interface)?;
         link.layer()?;
         let links = known.above(&link);
         let facts = Facts {
@@ -341,7 +341,7 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
 }
 
 /// Who has XDP.
-pub fn taken(link: &Link, names: &Names) -> String {
+pub fn taken(link: &Interface, names: &Names) -> String {
     let describe = |(mode, id): &(&str, u32)| format!("{}, {mode}", names.describe(*id));
     let all: Vec<_> = link.xdp.iter().map(describe).collect();
     format!("XDP is taken: {}", all.join(", "))
@@ -367,15 +367,15 @@ pub fn program(pin: &Path) -> Option<u32> {
 
 /// An interface above this one that has an XDP program: the kernel attaches none below it (`dev_xdp_attach`,
 /// `net/core/dev.c`).
-pub fn above<'a>(link: &Link, links: &'a [Link]) -> Option<&'a Link> {
-    let has_xdp = |it: &&Link| it.is_above(link) && !it.xdp.is_empty();
+pub fn above<'a>(link: &Interface, links: &'a [Interface]) -> Option<&'a Interface> {
+    let has_xdp = |it: &&Interface| it.is_above(link) && !it.xdp.is_empty();
     links.iter().find(has_xdp)
 }
 
 /// Whether a card takes VLAN tags out of frames before XDP, and a VLAN stands on it.
-pub fn hides_tags(link: &Link, links: &[Link]) -> bool {
-    let has_vlan = |it: &Link| it.lower == Some(link.index) && it.is_vlan();
-    links.iter().any(has_vlan) && links::strips_vlan_tags(&link.name)
+pub fn hides_tags(link: &Interface, links: &[Interface]) -> bool {
+    let has_vlan = |it: &Interface| it.lower == Some(link.index) && it.is_vlan();
+    links.iter().any(has_vlan) && interfaces::strips_vlan_tags(&link.name)
 }
 
 #[cfg(test)]
@@ -397,12 +397,12 @@ mod tests {
 
     #[test]
     fn a_hook_is_chosen_by_what_the_interface_has() {
-        let link = |layer, native, xdp: &[(&'static str, u32)]| Link {
+        let link = |layer, native, xdp: &[(&'static str, u32)]| Interface {
             name: "eth0".to_owned(),
             layer: Some(layer),
             native,
             xdp: xdp.to_vec(),
-            ..Link::default()
+            ..Interface::default()
         };
         use LinkLayer::{Ethernet, Ip};
         let able = link(Ethernet, Some(true), &[]);
@@ -477,11 +477,11 @@ mod tests {
 
     #[test]
     fn a_hook_that_was_asked_for_is_taken() {
-        let link = |layer| Link {
+        let link = |layer| Interface {
             layer: Some(layer),
             native: Some(true),
             xdp: vec![("native", 42)],
-            ..Link::default()
+            ..Interface::default()
         };
         let (card, tunnel) = (link(LinkLayer::Ethernet), link(LinkLayer::Ip));
         use Ingress::{Auto, Clsact, Tcx, Xdp};

@@ -11,7 +11,7 @@
 //! | units and durations | `clock.rs` |
 //! | what may be asked for | `settings.rs` |
 //! | timeouts per service | `policy/` |
-//! | what a host lacks | `doctor.rs`, `host.rs`, `links.rs` |
+//! | what a host lacks | `doctor.rs`, `host.rs`, `interfaces.rs` |
 //! | bars on terminals | `progress.rs` |
 //! | exit codes | `failure.rs` |
 //! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
@@ -50,11 +50,12 @@ pub mod history;
 pub mod hooks;
 pub mod host;
 pub mod inspect;
-pub mod links;
+pub mod interfaces;
 pub mod maps;
 pub mod metrics;
 pub mod model;
 pub mod names;
+pub mod netlink;
 pub mod netns;
 pub mod notices;
 pub mod order;

@@ -2,100 +2,80 @@
 
 use std::{
     collections::HashSet,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
 };
 
 use anyhow::{Context, Result};
-use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, setsockopt,
-    socket, sockopt,
-};
+use netlink_sys::constants::{NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE};
+use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::links::{self, Link};
+use crate::{
+    interfaces::{self, Change, Interface},
+    netlink::{Listener, messages},
+};
 
 /// `RTMGRP_LINK`, and the kernel's group of uevents.
 const GROUP: u32 = 1;
-/// Larger than any datagram of netlink's.
-const BUFFER: usize = 1 << 16;
 
 /// What the kernel may have to tell before it is read: a thousand interfaces that come at once.
 const ROOM: usize = 8 << 20;
 
-/// A change of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// It is there, like this.
-    Is(Box<Link>),
-    /// It is there no more, or in another network namespace: its number.
-    Gone(u32),
-}
-
-/// A socket on which the kernel tells, without waiting.
-fn listen(protocol: SockProtocol) -> Result<OwnedFd> {
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        protocol,
-    )?;
-    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUP))?;
-    Ok(socket)
-}
-
 /// News of the interfaces of this network namespace.
-pub struct Interfaces(OwnedFd);
+pub struct Interfaces(Listener);
 
 impl Interfaces {
     /// From now on.
     pub fn listen() -> Result<Self> {
-        let socket = listen(SockProtocol::NetlinkRoute);
-        let socket = socket.context("cannot hear of changes of interfaces")?;
+        let listener = Listener::open(NETLINK_ROUTE, GROUP);
+        let listener = listener.context("cannot hear of changes of interfaces")?;
         // Where there is less room, all interfaces are listed when it was not enough.
-        let _ = setsockopt(&socket, sockopt::RcvBufForce, &ROOM);
-        Ok(Self(socket))
+        let _ = setsockopt(&listener, sockopt::RcvBufForce, &ROOM);
+        Ok(Self(listener))
     }
 
     /// What has changed, in order. Where the kernel had more to tell than there was room for: everything as it is, and
     /// `known` that are not there as gone.
     pub fn changes(&self, known: impl Iterator<Item = u32>) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
-        let mut buffer = vec![0; BUFFER];
+        let mut datagram = Vec::new();
         loop {
-            let length = match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(length) => length,
-                Err(nix::Error::EAGAIN) => return Ok(changes),
-                Err(nix::Error::EINTR) => continue,
-                Err(nix::Error::ENOBUFS) => {
-                    let there = links::all()?;
-                    let indexes: HashSet<_> = there.iter().map(|it| it.index).collect();
-                    let gone = known.filter(|index| !indexes.contains(index));
-                    let mut changes: Vec<_> = gone.map(Change::Gone).collect();
-                    changes.extend(there.into_iter().map(|it| Change::Is(Box::new(it))));
-                    return Ok(changes);
-                }
+            match self.0.receive(&mut datagram) {
+                Ok(true) => {}
+                Ok(false) => return Ok(changes),
+                Err(error) if is_full(&error) => return all(known),
                 Err(error) => return Err(error).context("cannot hear of changes of interfaces"),
-            };
-            let mut rest = &buffer[..length];
-            while !rest.is_empty() {
-                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)?;
-                match message.payload {
+            }
+            for message in messages::<RouteNetlinkMessage>(&datagram) {
+                match message?.payload {
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        changes.extend(Link::of(&link).map(|it| Change::Is(Box::new(it))));
+                        changes.extend(Interface::of(&link).map(|it| Change::Is(Box::new(it))));
                     }
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
-                        changes.extend(Link::of(&link).map(|it| Change::Gone(it.index)));
+                        changes.extend(Interface::of(&link).map(|it| Change::Gone(it.index)));
                     }
                     _ => {}
                 }
-                let length = message.header.length as usize;
-                rest = rest
-                    .get(length.max(1).next_multiple_of(NLMSG_ALIGNTO.into())..)
-                    .unwrap_or_default();
             }
         }
     }
+}
+
+/// Everything as it is, and what is not there as gone.
+fn all(known: impl Iterator<Item = u32>) -> Result<Vec<Change>> {
+    let there = interfaces::all()?;
+    let indexes: HashSet<_> = there.iter().map(|it| it.index).collect();
+    let gone = known.filter(|index| !indexes.contains(index));
+    let mut changes: Vec<_> = gone.map(Change::Gone).collect();
+    changes.extend(there.into_iter().map(|it| Change::Is(Box::new(it))));
+    Ok(changes)
+}
+
+/// Whether the kernel had more to tell than there was room for.
+fn is_full(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 impl AsFd for Interfaces {
@@ -111,27 +91,27 @@ impl AsRawFd for Interfaces {
 }
 
 /// News of CPUs.
-pub struct Cpus(OwnedFd);
+pub struct Cpus(Listener);
 
 impl Cpus {
     /// From now on. (The kernel tells them in network namespaces of the first user namespace alone.)
     pub fn listen() -> Result<Self> {
-        let socket = listen(SockProtocol::NetlinkKObjectUEvent);
+        let listener = Listener::open(NETLINK_KOBJECT_UEVENT, GROUP);
         Ok(Self(
-            socket.context("cannot hear of CPUs that come and go")?,
+            listener.context("cannot hear of CPUs that come and go")?,
         ))
     }
 
     /// Which have come (`true`) and gone since, in order.
     pub fn changes(&self) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
-        let mut buffer = vec![0; BUFFER];
+        let mut datagram = Vec::new();
         loop {
-            match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(length) => changes.extend(cpu(&buffer[..length])),
+            match self.0.receive(&mut datagram) {
+                Ok(true) => changes.extend(cpu(&datagram)),
                 // Of more than there was room for, something comes next.
-                Err(nix::Error::EINTR | nix::Error::ENOBUFS) => {}
-                Err(_) => return changes,
+                Err(error) if is_full(&error) => {}
+                Ok(false) | Err(_) => return changes,
             }
         }
     }

@@ -18,9 +18,9 @@ use netlink_packet_route::tc::{
     TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage,
     TcOption,
 };
-use nix::sys::socket::SockProtocol;
+use netlink_sys::constants::NETLINK_ROUTE;
 
-use crate::links::ask;
+use crate::netlink::ask_all;
 
 /// The qdisc that holds filters for both directions, and nothing else.
 pub const CLSACT: &str = "clsact";
@@ -354,29 +354,16 @@ fn dump(number: u16, header: TcHeader) -> Result<Vec<TcMessage>> {
         number,
         inner: TcMessage::from_parts(header, Vec::new()),
     };
-    match ask(SockProtocol::NetlinkRoute, request, NLM_F_DUMP) {
+    match ask_all(NETLINK_ROUTE, request, NLM_F_DUMP) {
         Ok(all) => Ok(all.into_iter().map(|message| message.inner).collect()),
-        Err(error) if errno(&error) == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
-        Err(error) => Err(error),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
     }
 }
 
 fn change(number: u16, flags: u16, inner: TcMessage) -> io::Result<()> {
     let request = Message { number, inner };
-    match ask(SockProtocol::NetlinkRoute, request, NLM_F_ACK | flags) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(match errno(&error) {
-            Some(errno) => io::Error::from_raw_os_error(errno),
-            None => io::Error::other(format!("{error:#}")),
-        }),
-    }
-}
-
-fn errno(error: &anyhow::Error) -> Option<i32> {
-    let io = error.downcast_ref::<io::Error>();
-    let nix = error.downcast_ref::<nix::Error>();
-    io.and_then(io::Error::raw_os_error)
-        .or(nix.map(|it| *it as i32))
+    ask_all(NETLINK_ROUTE, request, NLM_F_ACK | flags).map(drop)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use twheel_common::{
 use crate::{
     data_plane::{self, DataPlane},
     failure::{Failure, Kind},
-    links::{Known, Link},
+    interfaces::{Interface, Known},
     names::{LABEL_BYTES, text},
     pins::Pins,
 };
@@ -189,7 +189,7 @@ impl Watch {
     }
 
     /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
-    /// packets before. `link`: [`Link::flags`].
+    /// packets before. `link`: [`Interface::flags`].
     ///
     /// # Errors
     ///
@@ -377,7 +377,7 @@ fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
 /// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
 /// upon itself: what comes in there went out there before.
 fn stacked<'a>(
-    links: impl Iterator<Item = &'a Link>,
+    links: impl Iterator<Item = &'a Interface>,
     watched: &BTreeMap<u32, u32>,
 ) -> BTreeMap<u32, u8> {
     let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -580,11 +580,11 @@ mod tests {
 
     #[test]
     fn who_stands_upon_whom_is_told_through_those_that_are_not_watched() {
-        let link = |index, lower, master| Link {
+        let link = |index, lower, master| Interface {
             index,
             lower,
             master,
-            ..Link::default()
+            ..Interface::default()
         };
         // Two members of a bond, a VLAN upon it, a bridge over that; and one apart.
         let links = [
@@ -614,10 +614,10 @@ mod tests {
 
     #[test]
     fn two_ends_of_a_veth_pair_stand_upon_one_another() {
-        let link = |index, lower| Link {
+        let link = |index, lower| Interface {
             index,
             lower: Some(lower),
-            ..Link::default()
+            ..Interface::default()
         };
         let links = [link(2, 3), link(3, 2)];
         let both = Watched::IS_ABOVE | Watched::IS_BELOW;

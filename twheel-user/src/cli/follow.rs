@@ -16,8 +16,7 @@ use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
     hooks::Hooks,
-    links::{self, Known, Link},
-    notices::Change,
+    interfaces::{self, Change, Interface, Known},
     patterns::Selection,
     pins::Instance,
     stub::Stubs,
@@ -105,7 +104,7 @@ pub struct Said {
 pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
     let there = || everywhere.iter().flat_map(|it| it.known.iter());
     for pattern in selection.patterns() {
-        let matches = |it: &Link| pattern.matches(&it.name) && selection.matches(&it.name);
+        let matches = |it: &Interface| pattern.matches(&it.name) && selection.matches(&it.name);
         if !there().any(matches) {
             say!(
                 "--iface {}: no interface matches: waiting for one",
@@ -322,7 +321,7 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Fails if an interface of another network namespace cannot be told apart from others.
-    fn check_elsewhere(&self, is: &Link) -> Result<()> {
+    fn check_elsewhere(&self, is: &Interface) -> Result<()> {
         let why = match &self.elsewhere {
             None => return Ok(()),
             Some(_) if is.index == Way::LOOPBACK.0 => {
@@ -338,7 +337,7 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
     /// run goes on.
-    fn attach_matching(&mut self, plane: &mut DataPlane, link: &Link) -> Result<bool> {
+    fn attach_matching(&mut self, plane: &mut DataPlane, link: &Interface) -> Result<bool> {
         let (name, label) = (&link.name, self.label(&link.name));
         let refused = |full| Refused {
             name: name.clone(),
@@ -374,7 +373,7 @@ impl<'a> Interfaces<'a> {
         if !self.places[number].stays {
             self.places.remove(number);
         }
-        match links::by_index(link.index) {
+        match interfaces::by_index(link.index) {
             Ok(_) => {
                 say!("{label}: not attached: {error:#}");
                 self.refused.insert(link.index, refused(false));
@@ -438,7 +437,7 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Notes what has become of an interface that is watched.
-    fn note(&mut self, is: &Link) {
+    fn note(&mut self, is: &Interface) {
         let mut watched = false;
         let prefix = self.label("");
         for place in self
@@ -469,7 +468,7 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
-    fn come(&mut self, plane: &mut DataPlane, is: &Link) -> Result<bool> {
+    fn come(&mut self, plane: &mut DataPlane, is: &Interface) -> Result<bool> {
         let matches = self.common.selection.matches_pattern(&is.name);
         let number = self.places.iter().position(|it| it.name == is.name);
         let is_waited_for = number.is_some() && self.common.options.wait_iface;
@@ -513,13 +512,13 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
-    fn tell_twice(&mut self, link: &Link) {
+    fn tell_twice(&mut self, link: &Interface) {
         let mut said = self.common.said.borrow_mut();
         if !self.common.selection.has_pattern() || said.port && said.vlan {
             return;
         }
         let watched: HashSet<_> = self.places.iter().filter_map(|it| it.index).collect();
-        let is_other = |it: &&Link| it.index != link.index && watched.contains(&it.index);
+        let is_other = |it: &&Interface| it.index != link.index && watched.contains(&it.index);
         for other in self.known.iter().filter(is_other) {
             let (above, below) = if other.is_above(link) {
                 (other, link)

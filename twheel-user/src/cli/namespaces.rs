@@ -17,9 +17,10 @@ use super::follow::{self, Common, Elsewhere, Interfaces};
 use crate::{
     data_plane::DataPlane,
     failure::{Failure, Kind},
+    interfaces::Change,
     names::LABEL_BYTES,
     netns::{self, Names, Namespace, News},
-    notices::{self, Change},
+    notices,
     patterns::{self, Asked},
     pins::{self, Instance},
     stub::{Stubs, TailCalls},

@@ -42,7 +42,7 @@ use crate::{
     history,
     hooks::Hooks,
     host,
-    links::{self, Known, LinkLayer},
+    interfaces::{self, Known, LinkLayer},
     maps,
     metrics::{Listener, Metrics, Server},
     model::{Expired, Rto},
@@ -478,7 +478,7 @@ impl Run {
             // What goes out comes in by the same one.
             [_] if self.options.one_armed => false,
             [only] if if_nametoindex(only.as_str()).ok() == Some(Way::LOOPBACK.0) => false,
-            [only] => links::link_layer(only)? == LinkLayer::Ethernet,
+            [only] => interfaces::link_layer(only)? == LinkLayer::Ethernet,
             _ => false,
         };
         match is_plain {

@@ -55,7 +55,7 @@ use self::{
 };
 use crate::{
     failure::{Failure, Kind},
-    links,
+    interfaces,
     order::{Order, Other},
     pins::path::entries,
     tc::{self, CLSACT, Code, Filter, Place, Way},
@@ -328,7 +328,7 @@ pub fn remove_stray(interface: &str) -> Result<bool> {
         return Ok(false);
     };
     let seen = tcx::programs(index, Way::In).unwrap_or_default();
-    if !links::one(interface)?.xdp.is_empty() || !seen.is_empty() {
+    if !interfaces::one(interface)?.xdp.is_empty() || !seen.is_empty() {
         return Ok(false);
     }
     Ok(remove_named(index, Way::In, None)? | remove_named(index, Way::Out, None)?)

@@ -35,7 +35,7 @@ use crate::{
     data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
     hooks::{self, Egress, Hooks, Mode},
     host,
-    links::{self, Link},
+    interfaces::{self, Interface},
     netns,
     pins::{self, Found, Instance},
     policy::install,
@@ -223,7 +223,7 @@ pub fn examine(wanted: &Wanted) -> Vec<Finding> {
 
 /// Of the interfaces of a run, or of all but loopback. `own`: ids of twheel's programs.
 fn interfaces(wanted: &Wanted, own: &[u32]) -> Vec<Finding> {
-    let links = match links::all() {
+    let links = match interfaces::all() {
         Ok(links) => links,
         Err(error) => {
             let what = format!("{error:#}");
@@ -233,7 +233,7 @@ fn interfaces(wanted: &Wanted, own: &[u32]) -> Vec<Finding> {
         }
     };
     let given = &wanted.interfaces;
-    let is_wanted = |link: &&Link| match given[..] {
+    let is_wanted = |link: &&Interface| match given[..] {
         [] => !link.loopback,
         _ => given.contains(&link.name),
     };
@@ -529,7 +529,7 @@ fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
 /// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a
 /// program, by its id.
 fn interface(
-    link: &Link,
+    link: &Interface,
     hooks: &Hooks,
     is_run: bool,
     own: &[u32],
@@ -563,7 +563,7 @@ fn interface(
 }
 
 /// The kernel attaches no XDP program below one that is attached.
-fn above(link: &Link, links: &[Link]) -> Option<Finding> {
+fn above(link: &Interface, links: &[Interface]) -> Option<Finding> {
     let other = hooks::above(link, links)?;
     let finding = Finding::fail(
         "XDP",
@@ -576,7 +576,7 @@ fn above(link: &Link, links: &[Link]) -> Option<Finding> {
     Some(finding.remedy(remedy).on(&link.name))
 }
 
-fn driver(link: &Link, hooks: &Hooks) -> Finding {
+fn driver(link: &Interface, hooks: &Hooks) -> Finding {
     let driver = link.driver.as_deref().unwrap_or("no driver");
     let mode = hooks.mode.unwrap_or(Mode::Auto);
     match (mode, link.native) {
@@ -602,7 +602,12 @@ fn driver(link: &Link, hooks: &Hooks) -> Finding {
     }
 }
 
-fn xdp(link: &Link, hooks: &Hooks, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Finding {
+fn xdp(
+    link: &Interface,
+    hooks: &Hooks,
+    own: &[u32],
+    name: &dyn Fn(u32) -> Option<String>,
+) -> Finding {
     let describe = |(mode, id): &(&str, u32)| match name(*id) {
         Some(name) => format!("{name} (id {id}, {mode})"),
         None => format!("id {id}, {mode}"),
@@ -636,7 +641,7 @@ fn xdp(link: &Link, hooks: &Hooks, own: &[u32], name: &dyn Fn(u32) -> Option<Str
 }
 
 /// What is at TCX, in the order in which packets meet it; nothing where that cannot be asked.
-fn tcx(link: &Link, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
+fn tcx(link: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
     let describe = |id: &u32| {
         let whose = if own.contains(id) {
             "twheel's own "
@@ -889,12 +894,12 @@ mod tests {
 
     #[test]
     fn what_an_interface_carries() {
-        let link = |native, xdp: &[(&'static str, u32)]| Link {
+        let link = |native, xdp: &[(&'static str, u32)]| Interface {
             name: "eth0".to_owned(),
-            layer: Some(links::LinkLayer::Ethernet),
+            layer: Some(interfaces::LinkLayer::Ethernet),
             native,
             xdp: xdp.to_vec(),
-            ..Link::default()
+            ..Interface::default()
         };
         let hooks = |ingress, mode| Hooks {
             ingress,

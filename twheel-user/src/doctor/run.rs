@@ -8,7 +8,7 @@ use crate::{
     attach::check_interface,
     clsact, data_plane,
     hooks::{Choice, Egress, HIDES_TAGS, Incoming, Outgoing, shows_tags},
-    links::Known,
+    interfaces::Known,
     metrics::Listener,
     pins::Pins,
     privilege,

@@ -8,7 +8,7 @@ use super::{
     instance::Instance,
     parts::parts,
 };
-use crate::{clsact, links, patterns::Asked};
+use crate::{clsact, interfaces, patterns::Asked};
 
 /// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a filter whose pins somebody has
 /// removed. Works for pins of any version. Returns whether there was anything.
@@ -45,7 +45,7 @@ pub fn detach(interface: &Asked) -> Result<bool> {
     if !interface.is_pattern() {
         return Ok(clsact::remove_stray(interface.text())? || found);
     }
-    for link in links::all()? {
+    for link in interfaces::all()? {
         if interface.matches(&link.name) {
             found |= clsact::remove_stray(&link.name)?;
         }

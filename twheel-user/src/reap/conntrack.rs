@@ -15,8 +15,7 @@ use netlink_packet_netfilter::{
 };
 use twheel_common::state::{State, Timeouts};
 
-use super::netlink::Netlink;
-use crate::timeouts::Sysctls;
+use crate::{netlink::Netlink, timeouts::Sysctls};
 
 /// A netlink socket to the conntrack of a network namespace, and its timeouts, if they were there when it was opened.
 pub struct Conntrack(Netlink, Option<Sysctls>);
@@ -91,7 +90,8 @@ impl Entry {
 impl Conntrack {
     /// Of this thread's network namespace.
     pub fn open() -> Result<Self> {
-        let netlink = Netlink::open(netlink_sys::constants::NETLINK_NETFILTER)?;
+        let netlink = Netlink::open(netlink_sys::constants::NETLINK_NETFILTER);
+        let netlink = netlink.context("cannot open a netlink socket")?;
         Ok(Self(netlink, Sysctls::open().ok()))
     }
 

@@ -5,7 +5,7 @@
 
 mod conntrack;
 mod guard;
-mod netlink;
+mod namespace;
 mod reset;
 mod scope;
 mod sockets;
@@ -38,7 +38,7 @@ use twheel_common::{
     step::Enter,
 };
 
-pub use self::netlink::Namespace;
+pub use self::namespace::Namespace;
 use self::{
     conntrack::Conntrack,
     guard::{Guard, Pace},

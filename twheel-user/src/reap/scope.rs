@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 use twheel_common::event::Event;
 
-use crate::links::{self, Link};
+use crate::interfaces::{self, Interface};
 
 /// A socket that is bound to no interface.
 const UNBOUND: u32 = 0;
@@ -31,7 +31,7 @@ impl Scope {
         if zone == 0 && vlans == [0; 2] {
             return Ok(Self::default());
         }
-        let links = links::all()?;
+        let links = interfaces::all()?;
         Ok(Self {
             zone,
             interfaces: Some(interfaces(&links, interface, vlans)),
@@ -58,10 +58,11 @@ impl Scope {
 }
 
 /// The interface itself; or, where its packets have tags, the VLAN device upon it; and what that is a port of.
-fn interfaces(links: &[Link], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
+fn interfaces(links: &[Interface], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
     let mut found = interface;
     for vlan in vlans.into_iter().filter(|vlan| *vlan != 0) {
-        let upon = |link: &&Link| link.vlan == Some(vlan) && found.is_some() && link.lower == found;
+        let upon =
+            |link: &&Interface| link.vlan == Some(vlan) && found.is_some() && link.lower == found;
         found = links.iter().find(upon).map(|link| link.index);
     }
     let mut interfaces = BTreeSet::from_iter(found);
@@ -88,13 +89,13 @@ fn owners(address: IpAddr) -> Result<BTreeSet<u32>> {
 mod tests {
     use super::*;
 
-    fn link(index: u32, vlan: Option<u16>, lower: Option<u32>, master: Option<u32>) -> Link {
-        Link {
+    fn link(index: u32, vlan: Option<u16>, lower: Option<u32>, master: Option<u32>) -> Interface {
+        Interface {
             index,
             vlan,
             lower,
             master,
-            ..Link::default()
+            ..Interface::default()
         }
     }
 

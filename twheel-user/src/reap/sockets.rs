@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage};
 use netlink_packet_sock_diag::{
     SockDiagMessage,
@@ -21,7 +21,7 @@ use twheel_common::{
     state::{Seen, State},
 };
 
-use super::netlink::Netlink;
+use crate::netlink::Netlink;
 
 /// A netlink socket to the sockets of a network namespace.
 pub struct Sockets(Netlink);
@@ -75,7 +75,8 @@ fn idle(tcp_info: &[u8]) -> Option<Duration> {
 impl Sockets {
     /// Of this thread's network namespace.
     pub fn open() -> Result<Self> {
-        Netlink::open(netlink_sys::constants::NETLINK_SOCK_DIAG).map(Self)
+        let netlink = Netlink::open(netlink_sys::constants::NETLINK_SOCK_DIAG);
+        netlink.map(Self).context("cannot open a netlink socket")
     }
 
     /// The TCP socket with these ends, if there is one that is neither listening nor about to be forgotten.

@@ -2,20 +2,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io, mem,
+    fs, mem,
     os::fd::AsRawFd,
     path::Path,
 };
 
-use crate::{
-    failure::{Failure, Kind},
-    notices::Change,
-};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use netlink_packet_core::{
-    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_ALIGNTO,
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
-    NlasIterator, ParseableParametrized, parse_u32, parse_u64,
+    DecodeError, Emitable, NLM_F_ACK, NLM_F_DUMP, NlasIterator, ParseableParametrized, parse_u32,
+    parse_u64,
 };
 use netlink_packet_generic::{
     GenlFamily, GenlHeader, GenlMessage,
@@ -25,18 +20,20 @@ use netlink_packet_route::{
     AddressFamily as Family, RouteNetlinkMessage,
     link::{InfoData, InfoVlan, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage, LinkXdp},
 };
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
-};
+use netlink_sys::constants::{NETLINK_GENERIC, NETLINK_ROUTE};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use twheel_common::config::Watched;
+
+use crate::{
+    failure::{Failure, Kind},
+    netlink::ask_all,
+};
 
 /// `NETLINK_GENERIC`'s `netdev` family, `include/uapi/linux/netdev.h`; since Linux 6.3.
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
-/// Larger than any datagram of netlink's.
-const BUFFER: usize = 1 << 16;
 /// `ETHTOOL_GFLAGS` and `ETH_FLAG_RXVLAN`, `include/uapi/linux/ethtool.h`.
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
@@ -87,7 +84,7 @@ pub fn link_layer(interface: &str) -> Result<LinkLayer> {
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Link {
+pub struct Interface {
     /// Its number.
     pub index: u32,
     /// Its name.
@@ -115,7 +112,7 @@ pub struct Link {
     pub xdp: Vec<(&'static str, u32)>,
 }
 
-impl Link {
+impl Interface {
     /// As a notice of the kernel's describes it; `None` for what is not of the interface itself.
     pub fn of(message: &LinkMessage) -> Option<Self> {
         // A bridge tells of its ports in messages of its own family.
@@ -167,10 +164,19 @@ impl Link {
     }
 }
 
+/// A change of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is there, like this.
+    Is(Box<Interface>),
+    /// It is there no more, or in another network namespace: its number.
+    Gone(u32),
+}
+
 /// The interfaces of this network namespace as they were last heard of, so that they need not all be asked for whenever one
 /// is attached.
 #[derive(Debug)]
-pub struct Known(BTreeMap<u32, Link>);
+pub struct Known(BTreeMap<u32, Interface>);
 
 impl Known {
     /// As they are.
@@ -192,17 +198,17 @@ impl Known {
     }
 
     /// One of them, by its number.
-    pub fn get(&self, index: u32) -> Option<&Link> {
+    pub fn get(&self, index: u32) -> Option<&Interface> {
         self.0.get(&index)
     }
 
     /// All of them, by their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &Link> {
+    pub fn iter(&self) -> impl Iterator<Item = &Interface> {
         self.0.values()
     }
 
     /// Those above an interface, as they are now.
-    pub fn above(&self, link: &Link) -> Vec<Link> {
+    pub fn above(&self, link: &Interface) -> Vec<Interface> {
         let above = self.iter().filter(|it| it.is_above(link));
         above.filter_map(|it| by_index(it.index).ok()).collect()
     }
@@ -213,7 +219,7 @@ impl Known {
 /// # Errors
 ///
 /// [`Kind::Interface`]: there is none of this name here.
-pub fn one(interface: &str) -> Result<Link> {
+pub fn one(interface: &str) -> Result<Interface> {
     let mut message = LinkMessage::default();
     let name = LinkAttribute::IfName(interface.to_owned());
     message.attributes.push(name);
@@ -238,15 +244,15 @@ pub fn one(interface: &str) -> Result<Link> {
 /// # Errors
 ///
 /// There is none.
-pub fn by_index(index: u32) -> Result<Link> {
+pub fn by_index(index: u32) -> Result<Interface> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     query(message)
 }
 
-fn query(message: LinkMessage) -> Result<Link> {
+fn query(message: LinkMessage) -> Result<Interface> {
     let request = RouteNetlinkMessage::GetLink(message);
-    let answers = ask(SockProtocol::NetlinkRoute, request, NLM_F_ACK)?;
+    let answers = ask_all(NETLINK_ROUTE, request, NLM_F_ACK)?;
     let link = answers.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(link),
         _ => None,
@@ -261,9 +267,9 @@ fn query(message: LinkMessage) -> Result<Link> {
 /// # Errors
 ///
 /// The kernel does not answer, or not so that one can read it.
-pub fn all() -> Result<Vec<Link>> {
-    let answers = ask(
-        SockProtocol::NetlinkRoute,
+pub fn all() -> Result<Vec<Interface>> {
+    let answers = ask_all(
+        NETLINK_ROUTE,
         RouteNetlinkMessage::GetLink(LinkMessage::default()),
         NLM_F_DUMP,
     )
@@ -277,16 +283,16 @@ pub fn all() -> Result<Vec<Link>> {
     Ok(links.collect())
 }
 
-fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Link {
+fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     let header = &message.header;
     let link_type = u16::from(header.link_layer_type);
-    let mut link = Link {
+    let mut link = Interface {
         index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
         layer: LinkLayer::of(link_type),
         link_type: format!("{:?} ({link_type})", header.link_layer_type),
         native: native.get(&header.index).copied(),
-        ..Link::default()
+        ..Interface::default()
     };
     let (mut bus, mut device) = (None, None);
     let mut is_elsewhere = false;
@@ -381,8 +387,8 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(Netdev::family_name().to_owned())],
     };
-    let families = ask(
-        SockProtocol::NetlinkGeneric,
+    let families = ask_all(
+        NETLINK_GENERIC,
         GenlMessage::from_payload(controller),
         NLM_F_ACK,
     )?;
@@ -404,7 +410,7 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
     };
     let mut request = GenlMessage::from_payload(asked);
     request.set_resolved_family_id(family);
-    let answers = ask(SockProtocol::NetlinkGeneric, request, flag)?;
+    let answers = ask_all(NETLINK_GENERIC, request, flag)?;
     let devices = answers.into_iter().map(|answer| answer.payload);
     Ok(devices
         .map(|it| (it.index, it.features & NETDEV_XDP_ACT_BASIC != 0))
@@ -463,49 +469,6 @@ impl ParseableParametrized<[u8], GenlHeader> for Netdev {
             }
         }
         Ok(device)
-    }
-}
-
-/// Sends a request, and takes all answers to it.
-pub(crate) fn ask<T>(protocol: SockProtocol, request: T, flag: u16) -> Result<Vec<T>>
-where
-    T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>>,
-{
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flag;
-    let mut request = NetlinkMessage::new(header, request.into());
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    let socket = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        protocol,
-    )?;
-    send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
-    let mut answers = Vec::new();
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let length = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        let mut rest = &buffer[..length];
-        while !rest.is_empty() {
-            let message = NetlinkMessage::<T>::deserialize(rest)?;
-            let length = message.header.length as usize;
-            ensure!(length > 0, "a message of netlink's without a length");
-            match message.payload {
-                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                NetlinkPayload::Done(_) => return Ok(answers),
-                NetlinkPayload::Error(error) => match error.code {
-                    None => return Ok(answers),
-                    Some(code) => return Err(io::Error::from_raw_os_error(-code.get()).into()),
-                },
-                _ => {}
-            }
-            rest = rest
-                .get(length.next_multiple_of(NLMSG_ALIGNTO.into())..)
-                .unwrap_or_default();
-        }
     }
 }
 

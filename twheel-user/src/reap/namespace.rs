@@ -1,0 +1,71 @@
+//! Other network namespaces, in which sockets are opened.
+
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context, Result, anyhow};
+use caps::Capability;
+use nix::sched::{CloneFlags, setns};
+
+use crate::{
+    failure::{Failure, Kind},
+    privilege::lacks,
+};
+
+/// A network namespace, by the name that `ip netns` gives it, or by a path.
+#[derive(Clone, Debug)]
+pub struct Namespace(PathBuf);
+
+impl Namespace {
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: there is none of that name.
+    pub fn named(name: &str) -> Result<Self> {
+        let path = match name.contains('/') {
+            true => PathBuf::from(name),
+            false => Path::new("/run/netns").join(name),
+        };
+        let namespace = Self(path);
+        namespace.inside(|| Ok(())).map_err(|error| {
+            let cause = error.downcast_ref::<io::Error>();
+            if cause.is_some_and(|it| it.kind() == io::ErrorKind::PermissionDenied) {
+                return Failure::new(
+                    Kind::Permission,
+                    format!("--reap-netns {name}: {error:#}: run as root"),
+                );
+            }
+            Failure::new(
+                Kind::Usage,
+                format!(
+                    "--reap-netns {name}: no network namespace there ({error:#}): `ip netns` lists them"
+                ),
+            )
+        })?;
+        Ok(namespace)
+    }
+
+    /// Does something inside, on a thread that ends with it: a socket that is opened there stays there.
+    pub fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let enter = || {
+            let path = self.0.display();
+            let file = File::open(&self.0).with_context(|| format!("cannot open {path}"))?;
+            setns(file, CloneFlags::CLONE_NEWNET)
+                .map_err(io::Error::from)
+                .map_err(|error| {
+                    let why = lacks(&error, Capability::CAP_SYS_ADMIN);
+                    anyhow!(error).context(format!("cannot enter {path}: {why}"))
+                })?;
+            what()
+        };
+        thread::scope(|scope| {
+            let thread = scope.spawn(enter);
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+        })
+    }
+}
