@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use twheel_common::named;
 
-use super::{Found, Subject};
+use super::{subject::Subject, value::Found};
 
 /// Where a filter is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,11 @@ use pest::{
 };
 use pest_derive::Parser;
 
-use super::{Field, Known, Operator, Test, Value, field::Type};
+use super::{
+    expression::Test,
+    field::{Field, Known, Type},
+    value::{Operator, Value},
+};
 use crate::policy::network::Network;
 
 #[derive(Parser)]

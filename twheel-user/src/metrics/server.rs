@@ -22,7 +22,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
-use super::Metrics;
+use super::numbers::Metrics;
 use crate::failure::{Failure, Kind};
 
 /// Connections at once; more wait in the kernel.

@@ -10,14 +10,11 @@ use aya::util::online_cpus;
 use serde::Serialize;
 use twheel_common::{counter::Counter, wheel::Wheel};
 
-use super::{Metrics, lock};
+use super::numbers::{Metrics, States, lock};
 use crate::{flows::Flows, model, output::json};
 
 /// The table is not read again before it is as old as this.
 const SCAN_EVERY: Duration = Duration::from_secs(2);
-
-/// Flows by state.
-pub(super) type States = BTreeMap<&'static str, u64>;
 
 #[derive(Serialize)]
 struct Status<'a> {

@@ -7,7 +7,11 @@ use twheel_common::policy::{
     Hook, MAX_CLASSES, MAX_INTERFACES, MAX_PREFIXES, MAX_VLANS, MAX_ZONES, Protocol,
 };
 
-use super::{Policy, Rule, compile, network::Ranges, refuse};
+use super::{
+    compile,
+    network::Ranges,
+    rule::{Policy, Rule, refuse},
+};
 
 /// Refuses what cannot be meant, or cannot be done.
 pub(super) fn check(policy: &Policy) -> Result<()> {

@@ -11,7 +11,10 @@ use twheel_common::policy::{
     Tables,
 };
 
-use super::{Network, Policy, Rule, refuse};
+use super::{
+    network::Network,
+    rule::{Policy, Rule, refuse},
+};
 
 /// A policy as the data plane has it: what to fill the maps with, and (as [`Tables`]) the same
 /// lookups on the host.

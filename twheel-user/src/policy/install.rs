@@ -23,7 +23,10 @@ use twheel_common::{
     wheel::Scheme,
 };
 
-use super::{Compiled, Policy, Timeouts, refuse};
+use super::{
+    compile::Compiled,
+    rule::{Policy, Timeouts, refuse},
+};
 use crate::{
     action::{Action, Actions},
     clock::Clock,

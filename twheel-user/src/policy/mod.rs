@@ -2,137 +2,37 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | what a policy says, and which flows meet a rule | `rule.rs` |
 //! | from text to rules, and what is wrong where | `parse.rs` |
 //! | rules that are in each other's way, limits | `check.rs` |
 //! | the sets that the data plane looks up | `compile.rs` |
 //! | networks | `network.rs` |
+//! | how one is put into force | `install.rs` |
 
 mod check;
 mod compile;
 pub mod install;
 pub mod network;
 mod parse;
+mod rule;
 
-use std::{
-    fmt, fs::File, io::Read, net::Ipv6Addr, ops::RangeInclusive, path::Path, time::Duration,
-};
+use std::{fs::File, io::Read, ops::RangeInclusive, path::Path, time::Duration};
 
 use anyhow::Result;
 use caps::Capability;
-use twheel_common::{
-    flow::VLAN_BITS,
-    policy::{Hook, Protocol, TIMEOUTS},
-};
 
 pub use self::{
     compile::{Compiled, words},
     network::{Network, mapped},
+    rule::{Location, Policy, Query, Rule, Timeouts, Verdict, hook_name, packed},
 };
 use crate::{
-    action::Actions,
     failure::{Failure, Kind},
     privilege::lacks,
 };
 
 /// A policy file is no longer than this, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-
-/// A timeout for each [`TimeoutName`](twheel_common::policy::TimeoutName); `None`: what the flow
-/// would have without a policy.
-pub type Timeouts = [Option<Duration>; TIMEOUTS];
-
-/// Where something stands in a file. Both count from 1; columns are characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
-    /// Line.
-    pub line: usize,
-    /// Column.
-    pub column: usize,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
-
-/// What a policy file says, checked.
-#[derive(Clone, Debug)]
-pub struct Policy {
-    /// The file, as errors name it.
-    pub file: String,
-    /// For the flows that meet no rule.
-    pub timeouts: Timeouts,
-    /// Likewise: what is done to them once they have expired; `None`: what `--reap` says.
-    pub reap: Option<Actions>,
-    /// In the order of the file; rule `n` of [`first_match`](twheel_common::policy::first_match) is
-    /// `rules[n - 1]`.
-    pub rules: Vec<Rule>,
-}
-
-/// A rule. A flow must meet all of its conditions; `None` is no condition.
-#[derive(Clone, Debug)]
-pub struct Rule {
-    /// Its name, which no other has.
-    pub name: String,
-    /// Where it begins.
-    pub place: Place,
-    /// Ports of the responder; not empty, apart from each other.
-    pub ports: Option<Vec<RangeInclusive<u16>>>,
-    /// Addresses of the initiator; not empty.
-    pub source: Option<Vec<Network>>,
-    /// Addresses of the responder; not empty.
-    pub destination: Option<Vec<Network>>,
-    /// Of which one end at least has one; not empty.
-    pub either: Option<Vec<Network>>,
-    /// Interfaces by name, each with its place in the file; not empty.
-    pub interfaces: Option<Vec<(String, Place)>>,
-    /// Identifiers of VLANs, of which the flow is in one at least; 0: it is in none. Not empty.
-    pub vlans: Option<Vec<u16>>,
-    /// Zones by conntrack's numbers, each with its place in the file; 0: the flow is of none. Not empty.
-    pub zones: Option<Vec<(u16, Place)>>,
-    /// The way the first packet went.
-    pub hook: Option<Hook>,
-    /// Protocols; not empty.
-    pub protocols: Option<Vec<Protocol>>,
-    /// What a flow gets that meets this rule first: what the rule says, else what the policy says
-    /// for all.
-    pub timeouts: Timeouts,
-    /// What is done to its flows once they have expired; `None`: what `--reap` says.
-    pub reap: Option<Actions>,
-}
-
-/// What is known of a flow; `None` is unknown.
-#[derive(Clone, Debug, Default)]
-pub struct Query {
-    /// Protocol.
-    pub protocol: Option<Protocol>,
-    /// The initiator's address, IPv4 mapped.
-    pub source: Option<Ipv6Addr>,
-    /// The responder's address, IPv4 mapped.
-    pub destination: Option<Ipv6Addr>,
-    /// The responder's port.
-    pub port: Option<u16>,
-    /// Name of the interface.
-    pub interface: Option<String>,
-    /// The outer and the inner VLAN identifier; 0: none.
-    pub vlans: Option<[u16; 2]>,
-    /// conntrack's number of the zone; 0: none.
-    pub zone: Option<u16>,
-    /// The way of the first packet.
-    pub hook: Option<Hook>,
-}
-
-/// Whether a flow meets a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It does.
-    Met,
-    /// It does not: the first condition that fails, in words.
-    Failed(String),
-    /// It depends on what is not known: the key of the first such condition.
-    Unknown(&'static str),
-}
 
 impl Policy {
     /// Reads a policy from a file.
@@ -167,208 +67,6 @@ impl Policy {
         check::check(&policy)?;
         Ok(policy)
     }
-}
-
-impl Rule {
-    /// Whether a flow meets the rule, condition by condition: slow, and plain to see. The data plane
-    /// does as [`Compiled`] says, which must come to the same.
-    pub fn judge(&self, query: &Query) -> Verdict {
-        let conditions = [
-            judge(
-                "proto",
-                &self.protocols,
-                query.protocol,
-                |all, it| all.contains(&it),
-                |it| it.name().into(),
-            ),
-            judge(
-                "direction",
-                &self.hook,
-                query.hook,
-                |hook, it| *hook == it,
-                |it| hook_name(*it).into(),
-            ),
-            judge(
-                "iface",
-                &self.interfaces,
-                query.interface.as_deref(),
-                |all, it| all.iter().any(|(name, _)| name == it),
-                |it| it.to_string(),
-            ),
-            judge(
-                "vlan",
-                &self.vlans,
-                query.vlans,
-                |all, it| admits_vlans(all, it),
-                |vlans| list(is_in(*vlans)),
-            ),
-            judge(
-                "zone",
-                &self.zones,
-                query.zone,
-                |all, it| all.iter().any(|(zone, _)| *zone == it),
-                |it| it.to_string(),
-            ),
-            self.judge_port(query),
-            judge(
-                "src",
-                &self.source,
-                query.source,
-                |all, it| contains(all, it),
-                |it| it.to_canonical().to_string(),
-            ),
-            judge(
-                "dst",
-                &self.destination,
-                query.destination,
-                |all, it| contains(all, it),
-                |it| it.to_canonical().to_string(),
-            ),
-            self.judge_either(query),
-        ];
-        let failed = |verdict: &&Verdict| matches!(verdict, Verdict::Failed(_));
-        let unknown = |verdict: &&Verdict| matches!(verdict, Verdict::Unknown(_));
-        let worst = conditions
-            .iter()
-            .find(failed)
-            .or(conditions.iter().find(unknown));
-        worst.cloned().unwrap_or(Verdict::Met)
-    }
-
-    fn judge_port(&self, query: &Query) -> Verdict {
-        if self.ports.is_some() && query.protocol == Some(Protocol::Icmp) {
-            return Verdict::Failed("dport: icmp has no ports".into());
-        }
-        let within = |ports: &Vec<RangeInclusive<u16>>, port| {
-            ports.iter().any(|range| range.contains(&port))
-        };
-        let verdict = judge("dport", &self.ports, query.port, within, |it| {
-            it.to_string()
-        });
-        match verdict {
-            // The rule does not ask for it by itself, but with ICMP there would be no port.
-            Verdict::Met
-                if self.ports.is_some() && query.protocol.is_none() && self.protocols.is_none() =>
-            {
-                Verdict::Unknown("proto")
-            }
-            verdict => verdict,
-        }
-    }
-
-    fn judge_either(&self, query: &Query) -> Verdict {
-        let Some(either) = &self.either else {
-            return Verdict::Met;
-        };
-        let ends = [("src", query.source), ("dst", query.destination)];
-        if ends
-            .iter()
-            .any(|(_, end)| end.is_some_and(|end| contains(either, end)))
-        {
-            return Verdict::Met;
-        }
-        match ends.iter().find(|(_, end)| end.is_none()) {
-            Some((name, _)) => Verdict::Unknown(name),
-            None => Verdict::Failed(format!("any: neither end is in {}", list(either))),
-        }
-    }
-
-    /// The conditions, each as `key value,value`; empty: none.
-    pub fn conditions(&self) -> Vec<String> {
-        let names = |all: &Vec<Protocol>| list(all.iter().map(|it| it.name()));
-        let ports = |all: &Vec<RangeInclusive<u16>>| {
-            list(all.iter().map(|range| match range.clone().into_inner() {
-                (low, high) if low == high => low.to_string(),
-                (low, high) => format!("{low}-{high}"),
-            }))
-        };
-        let all = [
-            ("proto", self.protocols.as_ref().map(names)),
-            (
-                "direction",
-                self.hook.map(|hook| hook_name(hook).to_owned()),
-            ),
-            (
-                "iface",
-                self.interfaces
-                    .as_ref()
-                    .map(|all| list(all.iter().map(|(name, _)| name))),
-            ),
-            ("vlan", self.vlans.as_ref().map(list)),
-            (
-                "zone",
-                self.zones
-                    .as_ref()
-                    .map(|all| list(all.iter().map(|(zone, _)| zone))),
-            ),
-            ("dport", self.ports.as_ref().map(ports)),
-            ("src", self.source.as_ref().map(list)),
-            ("dst", self.destination.as_ref().map(list)),
-            ("any", self.either.as_ref().map(list)),
-        ];
-        let written =
-            |(key, value): (&str, Option<String>)| value.map(|value| format!("{key} {value}"));
-        all.into_iter().filter_map(written).collect()
-    }
-}
-
-fn judge<C, V>(
-    key: &'static str,
-    condition: &Option<C>,
-    value: Option<V>,
-    admits: impl FnOnce(&C, V) -> bool,
-    written: impl FnOnce(&V) -> String,
-) -> Verdict {
-    let Some(condition) = condition else {
-        return Verdict::Met;
-    };
-    let Some(value) = value else {
-        return Verdict::Unknown(key);
-    };
-    let written = written(&value);
-    match admits(condition, value) {
-        true => Verdict::Met,
-        false => Verdict::Failed(format!("{key}: not {written}")),
-    }
-}
-
-/// The VLANs that a flow is in; of one that is in none, 0.
-fn is_in(vlans: [u16; 2]) -> Vec<u16> {
-    match vlans.into_iter().filter(|vlan| *vlan != 0).collect() {
-        none if Vec::is_empty(&none) => vec![0],
-        some => some,
-    }
-}
-
-fn admits_vlans(admitted: &[u16], vlans: [u16; 2]) -> bool {
-    is_in(vlans).iter().any(|vlan| admitted.contains(vlan))
-}
-
-/// VLANs as [`Tuple`](twheel_common::policy::Tuple) has them.
-pub fn packed([outer, inner]: [u16; 2]) -> u32 {
-    u32::from(outer) | u32::from(inner) << VLAN_BITS
-}
-
-fn contains(networks: &[Network], address: Ipv6Addr) -> bool {
-    networks.iter().any(|network| network.contains(address))
-}
-
-fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    let items: Vec<_> = items.into_iter().map(|item| item.to_string()).collect();
-    items.join(",")
-}
-
-/// As in a policy file.
-pub fn hook_name(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Ingress => "in",
-        Hook::Egress => "out",
-    }
-}
-
-/// The error for something in a file.
-fn refuse(file: &str, place: Place, what: impl fmt::Display) -> anyhow::Error {
-    Failure::new(Kind::Usage, format!("{file}:{place}: {what}")).into()
 }
 
 #[cfg(test)]

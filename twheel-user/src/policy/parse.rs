@@ -10,7 +10,10 @@ use toml::{
 };
 use twheel_common::policy::{Hook, MAX_RULES, MAX_VLAN, Protocol, TIMEOUTS, TimeoutName};
 
-use super::{Network, Place, Policy, Rule, Timeouts, network::number, refuse};
+use super::{
+    network::{Network, number},
+    rule::{Location, Policy, Rule, Timeouts, refuse},
+};
 use crate::action::{Action, Actions};
 
 const KEYS: &str =
@@ -223,7 +226,7 @@ impl Parser<'_> {
         self.items(key, value)?.into_iter().map(network).collect()
     }
 
-    fn interfaces(&self, value: &Value) -> Result<Vec<(String, Place)>> {
+    fn interfaces(&self, value: &Value) -> Result<Vec<(String, Location)>> {
         let allowed = format!(
             "give the name of an interface, 1 to {MAX_INTERFACE_NAME} bytes without spaces or `/`"
         );
@@ -249,7 +252,7 @@ impl Parser<'_> {
         Ok(vlans.into_iter().map(|(vlan, _)| vlan).collect())
     }
 
-    fn zones(&self, value: &Value) -> Result<Vec<(u16, Place)>> {
+    fn zones(&self, value: &Value) -> Result<Vec<(u16, Location)>> {
         let allowed = format!(
             "give a zone as `twheel run --zone` has it, 1 to {}, 0 for flows of no zone, or a list of them",
             u16::MAX
@@ -264,7 +267,7 @@ impl Parser<'_> {
         value: &Value,
         last: u16,
         allowed: &str,
-    ) -> Result<Vec<(u16, Place)>> {
+    ) -> Result<Vec<(u16, Location)>> {
         let number = |item: &Value| {
             let DeValue::Integer(integer) = item.get_ref() else {
                 return Err(self.wrong_type(key, item, allowed));
@@ -413,7 +416,7 @@ impl Parser<'_> {
         refuse(self.file, self.place(at), what)
     }
 
-    fn place(&self, at: usize) -> Place {
+    fn place(&self, at: usize) -> Location {
         place(self.text, at)
     }
 }
@@ -428,10 +431,10 @@ fn entries<'t, 'i>(
 }
 
 /// The line and column of a byte.
-fn place(text: &str, at: usize) -> Place {
+fn place(text: &str, at: usize) -> Location {
     let before = text.get(..at).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    Place {
+    Location {
         line: before.matches('\n').count() + 1,
         column: before[line_start..].chars().count() + 1,
     }

@@ -1,0 +1,399 @@
+//! The numbers of a running instance, for Prometheus.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{Map, MapData, PerCpuArray};
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, core::Collector, proto::MetricFamily,
+};
+use twheel_common::{
+    config::Config,
+    counter::{Counter, Counters},
+    event::{Event, Reason},
+    state::Timeouts,
+    wheel::Wheel,
+};
+
+use crate::{
+    action::{Action, Outcome},
+    clock::Clock,
+    data_plane::{self, DataPlane},
+    maps,
+    model::{Expired, KnownAs},
+    pins::Pins,
+    policy::install::InForce,
+    reap,
+    stepper::Observer,
+    watched,
+};
+
+/// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
+const STEP_BUCKETS: [f64; 12] = [
+    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2, 1e-1,
+];
+
+/// Seconds. A flow is late by less than a tick, which is 10 ms to some seconds, and by whatever held the stepper up.
+const LATENESS_BUCKETS: [f64; 13] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0,
+];
+
+/// Interfaces and directions by which ended flows are counted, at most.
+const MAX_INTERFACE_COUNTERS: usize = 4096;
+
+/// Ended flows that are kept for the page.
+const LATEST: usize = 50;
+
+/// Flows by state.
+pub(super) type States = BTreeMap<&'static str, u64>;
+
+/// The numbers of a running instance.
+pub struct Metrics {
+    registry: Registry,
+    ended: IntCounterVec,
+    steps: Histogram,
+    lateness: Histogram,
+    pub(super) latest: Mutex<VecDeque<Latest>>,
+    /// Ended flows, by the interface where their initiators' packets were counted, and the direction.
+    by_interface: Mutex<BTreeMap<(String, &'static str), u64>>,
+    failed: AtomicBool,
+    /// The data plane's clock as of the latest step.
+    pub(super) now: Mutex<Option<(u64, Instant)>>,
+    pub(super) states: Mutex<Option<(Instant, States)>>,
+    pub(super) started: Instant,
+    pub(super) interfaces: Vec<String>,
+    pub(super) config: Config,
+    pub(super) clock: Clock,
+    pub(super) pins: Pins,
+    counters: Map,
+    pub(super) wheels: PerCpuArray<MapData, Wheel>,
+    timeouts: InForce,
+    reaper: OnceLock<Arc<reap::Shared>>,
+}
+
+/// A flow that has ended, for the page.
+pub(super) struct Latest {
+    pub(super) at: Instant,
+    pub(super) ended: Expired,
+    pub(super) known_as: KnownAs,
+}
+
+impl Metrics {
+    /// Of a data plane that is loaded and pinned.
+    pub fn new(plane: &DataPlane, pins: &Pins, interfaces: &[String]) -> Result<Self> {
+        let registry = Registry::new();
+        let ended = IntCounterVec::new(
+            Opts::new(
+                "twheel_expired_flows_total",
+                "flows whose end was reported, by reason and state",
+            ),
+            &["reason", "state"],
+        )?;
+        let steps = Histogram::with_opts(
+            HistogramOpts::new(
+                "twheel_step_seconds",
+                "time of a stepper's call, of 256 visits at most",
+            )
+            .buckets(STEP_BUCKETS.to_vec()),
+        )?;
+        let lateness = Histogram::with_opts(
+            HistogramOpts::new(
+                "twheel_expiry_lateness_seconds",
+                "how long after its timeout a flow ended, of those that are idle, closed or reset",
+            )
+            .buckets(LATENESS_BUCKETS.to_vec()),
+        )?;
+        let started = Gauge::new(
+            "process_start_time_seconds",
+            "start of the process, in seconds since the epoch",
+        )?;
+        started.set(
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0.0, |since| since.as_secs_f64()),
+        );
+        let most = IntGauge::new("twheel_max_flows", "flows that the table admits")?;
+        most.set(plane.config().max_flows.into());
+        let build = IntGaugeVec::new(
+            Opts::new("twheel_build_info", "1, for this version"),
+            &["version"],
+        )?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let collectors: [Box<dyn Collector>; 6] = [
+            Box::new(ended.clone()),
+            Box::new(steps.clone()),
+            Box::new(lateness.clone()),
+            Box::new(started),
+            Box::new(most),
+            Box::new(build),
+        ];
+        for collector in collectors {
+            registry.register(collector)?;
+        }
+        Ok(Self {
+            registry,
+            ended,
+            steps,
+            lateness,
+            latest: Mutex::default(),
+            by_interface: Mutex::default(),
+            failed: AtomicBool::new(false),
+            now: Mutex::default(),
+            states: Mutex::default(),
+            started: Instant::now(),
+            interfaces: interfaces.to_vec(),
+            config: *plane.config(),
+            clock: plane.clock(),
+            pins: pins.clone(),
+            counters: Map::PerCpuArray(pins.map("COUNTERS")?),
+            wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
+            timeouts: InForce::open(&maps::pinned(pins))?,
+            reaper: OnceLock::new(),
+        })
+    }
+
+    /// Serves what the reaper counts; once.
+    pub fn watch(&self, reaper: Arc<reap::Shared>) {
+        // A second one would be of the same run.
+        let _ = self.reaper.set(reaper);
+    }
+
+    /// Whether all steppers run.
+    pub fn is_healthy(&self) -> bool {
+        !self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Takes ended flows that were read together.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            metrics: self,
+            timeouts: BTreeMap::new(),
+        }
+    }
+
+    /// Everything, in Prometheus' text format.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's counters cannot be read.
+    pub fn text(&self) -> Result<String> {
+        let mut families = self.registry.gather();
+        let places = data_plane::counters_of_places(&self.counters)?;
+        families.extend(kernel(&Counters::sum(places.iter().flatten()))?);
+        let interfaces = watched::by_interface(&self.pins, &places)?;
+        families.extend(self.of_interfaces(&interfaces)?);
+        if let Some(reaper) = self.reaper.get() {
+            families.extend(reaped(reaper)?);
+        }
+        TextEncoder::new()
+            .encode_to_string(&families)
+            .context("cannot write the metrics")
+    }
+
+    /// The families that are of one interface each.
+    fn of_interfaces(&self, interfaces: &[(String, Counters)]) -> Result<Vec<MetricFamily>> {
+        let info = IntGaugeVec::new(
+            Opts::new(
+                "twheel_interface_info",
+                "1, for each interface of the instance",
+            ),
+            &["interface"],
+        )?;
+        let packets = IntCounterVec::new(
+            Opts::new(
+                "twheel_interface_packets_total",
+                "packets that an interface has seen, by what became of them",
+            ),
+            &["interface", "verdict"],
+        )?;
+        let ended = IntCounterVec::new(
+            Opts::new(
+                "twheel_interface_expired_flows_total",
+                "flows whose end was reported, by the interface where their initiator's packets were counted and the direction",
+            ),
+            &["interface", "direction"],
+        )?;
+        let mut by_interface = lock(&self.by_interface);
+        // Those whose places others have are known no more.
+        let names: BTreeSet<_> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
+        by_interface.retain(|(name, _), _| names.contains(name.as_str()));
+        for (name, counters) in interfaces {
+            info.with_label_values(&[name]).set(1);
+            for verdict in Counter::VERDICTS {
+                let count = counters.get(verdict);
+                if count > 0 {
+                    let labels = [name.as_str(), verdict.name()];
+                    packets.with_label_values(&labels).inc_by(count);
+                }
+            }
+            for direction in ["in", "out"] {
+                let count = by_interface.get(&(name.clone(), direction));
+                ended
+                    .with_label_values(&[name.as_str(), direction])
+                    .inc_by(count.copied().unwrap_or(0));
+            }
+        }
+        let mut families = info.collect();
+        families.extend(packets.collect());
+        families.extend(ended.collect());
+        // An encoder takes no family without metrics.
+        families.retain(|family| !family.get_metric().is_empty());
+        Ok(families)
+    }
+
+    pub(super) fn counters(&self) -> Result<Counters> {
+        data_plane::counters(&self.counters)
+    }
+}
+
+impl Observer for Metrics {
+    fn stepped(&self, took: Duration, now: u64) {
+        self.steps.observe(took.as_secs_f64());
+        *lock(&self.now) = Some((now, Instant::now()));
+    }
+
+    /// From then on the instance is not healthy.
+    fn failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The families of what the reaper counts.
+fn reaped(reaper: &reap::Shared) -> prometheus::Result<Vec<MetricFamily>> {
+    let actions = IntCounterVec::new(
+        Opts::new(
+            "twheel_reaped_total",
+            "what was to be done to expired flows, by what became of it",
+        ),
+        &["action", "outcome"],
+    )?;
+    for action in Action::ALL {
+        for outcome in Outcome::ALL {
+            let count = reaper.count(action, *outcome);
+            let labels = [action.name(), outcome.name()];
+            actions.with_label_values(&labels).inc_by(count);
+        }
+    }
+    let paused = IntGauge::new(
+        "twheel_reaper_paused",
+        "1 if nothing is reaped, because too large a share was to be",
+    )?;
+    paused.set(reaper.is_paused().into());
+    let mut families = actions.collect();
+    families.extend(paused.collect());
+    Ok(families)
+}
+
+/// The families of the data plane's counters.
+fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
+    let flows = IntGauge::new("twheel_flows", "flows in the table")?;
+    flows.set(counters.live() as i64);
+    let packets = IntCounterVec::new(
+        Opts::new("twheel_packets_total", "packets, by what became of them"),
+        &["verdict"],
+    )?;
+    let mut families = flows.collect();
+    for counter in Counter::ALL {
+        if Counter::VERDICTS.contains(counter) {
+            let packets = packets.with_label_values(&[counter.name()]);
+            packets.inc_by(counters.get(*counter));
+        } else {
+            let name = format!("twheel_{}_total", counter.name());
+            let family = IntCounter::new(name, counter.meaning())?;
+            family.inc_by(counters.get(*counter));
+            families.extend(family.collect());
+        }
+    }
+    families.extend(packets.collect());
+    Ok(families)
+}
+
+/// Ended flows that were read together: the timeouts of a rule are looked up once.
+pub struct Batch<'a> {
+    metrics: &'a Metrics,
+    timeouts: BTreeMap<u32, Option<Timeouts>>,
+}
+
+impl Batch<'_> {
+    /// Notes one, with the name of its rule.
+    pub fn ended(&mut self, event: &Event, ended: &Expired, known_as: &KnownAs) {
+        let metrics = self.metrics;
+        metrics
+            .ended
+            .with_label_values(&[ended.reason.name(), ended.flow.state])
+            .inc();
+        if let Some(lateness) = self.lateness(event, ended.reason) {
+            metrics.lateness.observe(lateness.as_secs_f64());
+        }
+        if let Some(iface) = &known_as.iface {
+            let mut by_interface = lock(&metrics.by_interface);
+            // Nobody has asked for long, and thousands have come and gone: these counters begin anew.
+            if by_interface.len() >= MAX_INTERFACE_COUNTERS {
+                by_interface.clear();
+            }
+            *by_interface
+                .entry((iface.clone(), ended.flow.direction()))
+                .or_default() += 1;
+        }
+        let mut latest = lock(&metrics.latest);
+        latest.truncate(LATEST - 1);
+        latest.push_front(Latest {
+            at: Instant::now(),
+            ended: *ended,
+            known_as: known_as.clone(),
+        });
+    }
+
+    /// How long a flow that was due has waited; `None` for one that was not. Under a policy that has just become
+    /// shorter it counts from where the flow would have been due by that.
+    fn lateness(&mut self, event: &Event, reason: Reason) -> Option<Duration> {
+        if !matches!(reason, Reason::Idle | Reason::Closed | Reason::Reset) {
+            return None;
+        }
+        let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
+            // A rule that was there a moment ago.
+            self.metrics.timeouts.of(event.rule).ok()
+        });
+        let timeout = timeouts.as_ref()?.of(event.seen());
+        let late = event.idle.saturating_sub(timeout);
+        Some(self.metrics.clock.duration(late.into()))
+    }
+}
+
+/// Nobody panics half way through a change here.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_one_family() {
+        let mut counters = Counters::default();
+        for (number, value) in counters.0.iter_mut().enumerate() {
+            *value = 1 << number;
+        }
+        let families = kernel(&counters).unwrap();
+        let mut values = BTreeSet::new();
+        for family in families.iter().filter(|it| it.name().ends_with("_total")) {
+            assert!(!family.help().is_empty(), "{}", family.name());
+            for metric in family.get_metric() {
+                assert!(values.insert(metric.get_counter().get_value() as u64));
+            }
+        }
+        let all: BTreeSet<u64> = counters.0.into_iter().collect();
+        assert_eq!(values, all);
+        let names: BTreeSet<_> = families.iter().map(MetricFamily::name).collect();
+        assert_eq!(names.len(), families.len(), "no family twice");
+    }
+}
