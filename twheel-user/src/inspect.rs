@@ -21,7 +21,7 @@ use crate::{
     output::table::Columns,
     pins::{Instance, Pins},
     policy::install::InForce,
-    watched,
+    watched, zones,
 };
 
 /// What is read of an instance.
@@ -77,7 +77,7 @@ impl Reader {
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
             labels: watched::labels(&pins)?,
-            zones: watched::zones(&pins)?,
+            zones: zones::numbers(&pins)?,
             flows: Flows::pinned(&pins)?,
             sweep: pins.callable("twheel_sweep")?,
             pins,

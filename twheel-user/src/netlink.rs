@@ -85,11 +85,10 @@ impl Netlink {
                     continue;
                 }
                 match message.payload {
-                    NetlinkPayload::InnerMessage(message) => {
-                        if take(message).is_break() {
-                            return Ok(());
-                        }
-                    }
+                    NetlinkPayload::InnerMessage(message) => match take(message) {
+                        ControlFlow::Break(()) => return Ok(()),
+                        ControlFlow::Continue(()) => {}
+                    },
                     NetlinkPayload::Done(_) => return Ok(()),
                     NetlinkPayload::Error(error) => {
                         return match error.code {

@@ -25,7 +25,11 @@ use nix::{
     },
 };
 
-use crate::privilege::lacks;
+use crate::{
+    failure::{Failure, Kind},
+    patterns::{self, Asked},
+    privilege::lacks,
+};
 
 /// Where they have their names.
 pub const DIRECTORY: &str = "/run/netns";
@@ -35,6 +39,58 @@ const NSFS: FsType = FsType(0x6e73_6673);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether it is. The kernel does not tell.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// Which network namespaces a run is of.
+#[derive(Clone, Debug)]
+pub struct NamespaceSelection(Vec<Asked>);
+
+impl NamespaceSelection {
+    /// By the values of `--netns`.
+    ///
+    /// # Errors
+    ///
+    /// [`Kind::Usage`]: one of them cannot be read.
+    pub fn parse(texts: &[String]) -> Result<Self> {
+        let wanted = patterns::parse("--netns", texts)?;
+        let bad = wanted
+            .iter()
+            .find(|it| it.text().contains('/') || it.text().is_empty());
+        match bad {
+            Some(bad) => Err(Failure::new(
+                Kind::Usage,
+                format!(
+                    "--netns {}: give a name below {}, as `ip netns` lists them, or all",
+                    bad.text(),
+                    DIRECTORY
+                ),
+            )
+            .into()),
+            None => Ok(Self(wanted)),
+        }
+    }
+
+    /// Whether there are others than the run's own.
+    pub fn is_elsewhere(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Those that were given by name or by pattern.
+    pub fn given(&self) -> impl Iterator<Item = &Asked> {
+        self.0.iter().filter(|it| **it != Asked::All)
+    }
+
+    /// Whether the run's own is one of them.
+    pub fn has_own(&self) -> bool {
+        self.0.is_empty() || self.0.contains(&Asked::All)
+    }
+
+    /// Whether a network namespace of this name is one of them.
+    pub fn matches(&self, name: &str) -> bool {
+        self.0
+            .iter()
+            .any(|it| *it == Asked::All || it.matches(name))
+    }
+}
 
 /// A network namespace. It lives on for as long as this is held.
 #[derive(Debug)]

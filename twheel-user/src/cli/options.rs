@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
-use super::{Scheme, namespaces, reap::Reap};
+use super::{Scheme, reap::Reap};
 use crate::{
     action::Action,
     clock::Clock,
@@ -16,6 +16,7 @@ use crate::{
     history,
     hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
+    netns::NamespaceSelection,
     order::{Names, Order},
     patterns::{Asked, Selection},
     policy::install,
@@ -24,7 +25,7 @@ use crate::{
     share::Share,
     stepping::Stepping,
     timeouts::Timeouts,
-    watched,
+    zones::{Zone, too_many_zones},
 };
 
 /// What a run may be told.
@@ -182,29 +183,6 @@ pub enum Vlan {
     Ignore,
 }
 
-/// The zone of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Zone {
-    /// The interface's name.
-    pub interface: String,
-    /// conntrack's number.
-    pub number: u16,
-}
-
-impl Zone {
-    fn parse(text: &str) -> Result<Self, String> {
-        let wanted = "give an interface and its zone, from 1 to 65535: eth0=7";
-        let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
-        match number.parse() {
-            Ok(number @ 1..) if !interface.is_empty() && !interface.contains('=') => Ok(Self {
-                interface: interface.to_owned(),
-                number,
-            }),
-            _ => Err(wanted.to_owned()),
-        }
-    }
-}
-
 /// What may begin a flow.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pickup {
@@ -307,15 +285,6 @@ impl Options {
         Ok((config, reap))
     }
 
-    /// The zone of an interface; 0: none.
-    pub fn zone(&self, interface: &str) -> u16 {
-        let named = self.zones.iter().find(|zone| zone.interface == interface);
-        let matches =
-            |zone: &&Zone| Asked::parse(&zone.interface).is_ok_and(|it| it.matches(interface));
-        let zone = named.or_else(|| self.zones.iter().find(matches));
-        zone.map_or(0, |zone| zone.number)
-    }
-
     /// Fails if a zone is given twice, or for an interface that is not among these, or if there are too many.
     ///
     /// # Errors
@@ -324,7 +293,7 @@ impl Options {
     pub fn check_zones(
         &self,
         interfaces: &Selection,
-        namespaces: &namespaces::Wanted,
+        namespaces: &NamespaceSelection,
     ) -> Result<()> {
         for (number, zone) in self.zones.iter().enumerate() {
             let Zone { interface, .. } = zone;
@@ -350,7 +319,7 @@ impl Options {
         }
         let numbers: BTreeSet<_> = self.zones.iter().map(|zone| zone.number).collect();
         match numbers.last() {
-            Some(last) if numbers.len() >= ZONES => Err(watched::too_many_zones(*last)),
+            Some(last) if numbers.len() >= ZONES => Err(too_many_zones(*last)),
             _ => Ok(()),
         }
     }

@@ -37,7 +37,7 @@ use crate::{
     pins::Pins,
     progress::ProgressBar,
     settings::longest_timeout,
-    watched::Zones,
+    zones::Zones,
 };
 
 /// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were

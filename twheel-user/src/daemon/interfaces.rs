@@ -10,25 +10,23 @@ use anyhow::Result;
 use nix::{net::if_::if_nametoindex, unistd::Gid};
 use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
-use super::options::{Options, Vlan};
+use super::setup::Setup;
 use crate::{
     attach::{self, Programs},
     data_plane::DataPlane,
     failure::{Failure, Kind},
-    hooks::Hooks,
     interfaces::{self, Change, Interface, Known},
     patterns::Selection,
     pins::Instance,
     stub::Stubs,
     watched::Watch,
+    zones::zone_of,
 };
 
 /// What a run's interfaces have in common, of whatever network namespace they are.
 #[derive(Clone)]
 pub struct Common<'a> {
-    pub options: &'a Options,
-    pub selection: &'a Selection,
-    pub hooks: &'a Hooks,
+    pub setup: &'a Setup,
     pub group: Option<Gid>,
     pub watch: Rc<RefCell<Watch>>,
     pub said: Rc<RefCell<Said>>,
@@ -52,13 +50,13 @@ pub struct Interfaces<'a> {
     /// `None`: the run's own.
     elsewhere: Option<Elsewhere>,
     known: Known,
-    places: Vec<Place>,
+    targets: Vec<Target>,
     /// Those that a pattern stands for and that are not watched, by their numbers.
     refused: BTreeMap<u32, Refused>,
 }
 
 /// An interface to be watched.
-struct Place {
+struct Target {
     /// As it was asked for, and as its links are pinned.
     name: String,
     /// Its number, once it is attached.
@@ -71,8 +69,8 @@ struct Place {
     stays: bool,
 }
 
-impl Place {
-    fn of(name: &str, stays: bool) -> Self {
+impl Target {
+    fn new(name: &str, stays: bool) -> Self {
         Self {
             name: name.to_owned(),
             index: None,
@@ -121,9 +119,13 @@ impl<'a> Interfaces<'a> {
         instance: Instance,
         elsewhere: Option<Elsewhere>,
     ) -> Result<Self> {
-        let named = common.selection.names().map(|name| Place::of(name, true));
+        let named = common
+            .setup
+            .selection
+            .names()
+            .map(|name| Target::new(name, true));
         Ok(Self {
-            places: named.collect(),
+            targets: named.collect(),
             common,
             instance,
             elsewhere,
@@ -150,7 +152,7 @@ impl<'a> Interfaces<'a> {
 
     /// Tells programs which interfaces stand upon which. Where there are several network namespaces, each may stand upon any.
     fn restack(&self) -> Result<()> {
-        match self.common.selection.is_everywhere() {
+        match self.common.setup.selection.is_everywhere() {
             true => Ok(()),
             false => self.common.watch.borrow_mut().restack(&self.known),
         }
@@ -163,10 +165,10 @@ impl<'a> Interfaces<'a> {
 
     /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
     pub fn leave_all(&mut self) -> Result<()> {
-        let indexes: Vec<_> = self.places.iter().filter_map(|it| it.index).collect();
+        let indexes: Vec<_> = self.targets.iter().filter_map(|it| it.index).collect();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
         let left: Vec<_> = indexes.into_iter().map(leave).collect();
-        self.places.clear();
+        self.targets.clear();
         left.into_iter().collect()
     }
 
@@ -177,21 +179,21 @@ impl<'a> Interfaces<'a> {
     /// One that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         self.attach_named(plane)?;
-        if self.common.selection.has_pattern() {
+        if self.common.setup.selection.has_pattern() {
             self.attach_matching_all(plane)?;
         }
         self.restack()
     }
 
     fn attach_named(&mut self, plane: &mut DataPlane) -> Result<()> {
-        for number in 0..self.places.len() {
-            let name = self.places[number].name.clone();
-            if self.common.options.wait_iface && if_nametoindex(name.as_str()).is_err() {
+        for number in 0..self.targets.len() {
+            let name = self.targets[number].name.clone();
+            if self.common.setup.wait && if_nametoindex(name.as_str()).is_err() {
                 say!("{name}: not there yet: waited for");
                 continue;
             }
             if let Err(error) = self.attach(plane, number) {
-                if !self.common.options.wait_iface || if_nametoindex(name.as_str()).is_ok() {
+                if !self.common.setup.wait || if_nametoindex(name.as_str()).is_ok() {
                     return Err(error);
                 }
                 self.instance.let_go(&name)?;
@@ -206,15 +208,15 @@ impl<'a> Interfaces<'a> {
         let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
         // An earlier run's: of interfaces that are gone, are called otherwise, or are none of this run's.
         for held in self.instance.pins().interfaces()? {
-            if !names.contains(held.as_str()) || !self.common.selection.matches(&held) {
+            if !names.contains(held.as_str()) || !self.common.setup.selection.matches(&held) {
                 self.instance.let_go(&held)?;
             }
         }
-        if !self.common.selection.is_everywhere() {
-            tell_unmatched(self.common.selection, &[self]);
+        if !self.common.setup.selection.is_everywhere() {
+            tell_unmatched(&self.common.setup.selection, &[self]);
         }
         for link in &there {
-            if self.common.selection.matches_pattern(&link.name) && !self.has(link.index) {
+            if self.common.setup.selection.matches_pattern(&link.name) && !self.has(link.index) {
                 self.attach_matching(plane, link)?;
             }
         }
@@ -223,7 +225,7 @@ impl<'a> Interfaces<'a> {
 
     /// The numbers of those that are there and that it has to do with.
     pub fn numbers(&self) -> Vec<u32> {
-        let attached = self.places.iter().filter_map(|place| place.index);
+        let attached = self.targets.iter().filter_map(|target| target.index);
         attached.chain(self.refused.keys().copied()).collect()
     }
 
@@ -264,14 +266,16 @@ impl<'a> Interfaces<'a> {
     }
 
     fn has(&self, index: u32) -> bool {
-        self.places.iter().any(|place| place.index == Some(index))
+        self.targets
+            .iter()
+            .any(|target| target.index == Some(index))
     }
 
     /// Attaches to an interface that is there, wholly or not at all.
     fn attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
         let attached = self.try_attach(plane, number);
         if attached.is_err()
-            && let Some(index) = self.places[number].index.take()
+            && let Some(index) = self.targets[number].index.take()
         {
             self.common.watch.borrow_mut().leave(self.number(index))?;
         }
@@ -279,18 +283,19 @@ impl<'a> Interfaces<'a> {
     }
 
     fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
-        let interface = &self.places[number].name.clone();
+        let interface = &self.targets[number].name.clone();
         let label = self.label(interface);
         // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
         let is = attach::check_interface(interface)?;
         self.check_elsewhere(&is)?;
-        let zone = match self.common.options.zone(&label) {
-            0 => self.common.options.zone(interface),
+        let zones = &self.common.setup.zones;
+        let zone = match zone_of(zones, &label) {
+            0 => zone_of(zones, interface),
             zone => zone,
         };
         let known_as = self.number(is.index);
-        let Common { watch, hooks, .. } = &self.common;
-        self.places[number].index = Some(is.index);
+        let Common { watch, setup, .. } = &self.common;
+        self.targets[number].index = Some(is.index);
         match plane.config().watched {
             0 => watch.borrow_mut().name_only(&label)?,
             _ => watch
@@ -301,21 +306,27 @@ impl<'a> Interfaces<'a> {
             Some(there) => &mut there.stubs,
             None => plane,
         };
-        let attached = attach::attach(programs, &self.instance, interface, hooks, &self.known)?;
+        let attached = attach::attach(
+            programs,
+            &self.instance,
+            interface,
+            &setup.hooks,
+            &self.known,
+        )?;
         if let Some(why) = &attached.why {
             let by = attached.ingress.name();
             say!("{label}: {why}: incoming packets are seen by {by}");
         }
         say!("{label}: attached, {}", attached.describe());
         if attached.egress.is_none()
-            && !self.common.options.reap.actions.is_empty()
-            && self.common.selection.count() == 1
+            && self.common.setup.reaps()
+            && self.common.setup.selection.count() == 1
         {
             say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
         }
-        let place = &mut self.places[number];
-        place.mtu = is.mtu;
-        place.called.clone_from(interface);
+        let target = &mut self.targets[number];
+        target.mtu = is.mtu;
+        target.called.clone_from(interface);
         self.tell_twice(&is);
         Ok(())
     }
@@ -359,19 +370,19 @@ impl<'a> Interfaces<'a> {
             self.refused.insert(link.index, refused(true));
             return Ok(false);
         }
-        let number = match self.places.iter().position(|it| it.name == *name) {
+        let number = match self.targets.iter().position(|it| it.name == *name) {
             Some(number) => number,
             None => {
-                self.places.push(Place::of(name, false));
-                self.places.len() - 1
+                self.targets.push(Target::new(name, false));
+                self.targets.len() - 1
             }
         };
         let Err(error) = self.attach(plane, number) else {
             return Ok(true);
         };
         self.instance.let_go(name)?;
-        if !self.places[number].stays {
-            self.places.remove(number);
+        if !self.targets[number].stays {
+            self.targets.remove(number);
         }
         match interfaces::by_index(link.index) {
             Ok(_) => {
@@ -387,26 +398,26 @@ impl<'a> Interfaces<'a> {
     fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
         self.refused.remove(&index);
-        let Some(number) = self.places.iter().position(|it| it.index == Some(index)) else {
+        let Some(number) = self.targets.iter().position(|it| it.index == Some(index)) else {
             return Ok(false);
         };
-        let place = &mut self.places[number];
-        place.index = None;
-        let name = place.name.clone();
+        let target = &mut self.targets[number];
+        target.index = None;
+        let name = target.name.clone();
         // In another network namespace it would go on to be watched.
         self.instance.let_go(&name)?;
-        let then = if self.common.options.wait_iface && place.stays {
+        let then = if self.common.setup.wait && target.stays {
             ": waited for"
-        } else if self.common.selection.matches_pattern(&name) {
+        } else if self.common.setup.selection.matches_pattern(&name) {
             ""
         } else {
             ": start again when it is back, or with --wait-iface"
         };
-        let stays = place.stays;
+        let stays = target.stays;
         let label = self.label(&name);
         say!("{label}: gone: its flows end when their timeouts are over, no packet is seen{then}");
         if !stays {
-            self.places.swap_remove(number);
+            self.targets.swap_remove(number);
         }
         Ok(true)
     }
@@ -418,7 +429,8 @@ impl<'a> Interfaces<'a> {
         let mut attached = false;
         for index in waiting {
             let waits = self.known.get(index).cloned();
-            let waits = waits.filter(|link| self.common.selection.matches_pattern(&link.name));
+            let waits =
+                waits.filter(|link| self.common.setup.selection.matches_pattern(&link.name));
             let Some(link) = waits else {
                 self.refused.remove(&index);
                 continue;
@@ -440,24 +452,24 @@ impl<'a> Interfaces<'a> {
     fn note(&mut self, is: &Interface) {
         let mut watched = false;
         let prefix = self.label("");
-        for place in self
-            .places
+        for target in self
+            .targets
             .iter_mut()
             .filter(|it| it.index == Some(is.index))
         {
-            let (name, now) = (&place.name, &is.name);
-            if place.called != *now {
+            let (name, now) = (&target.name, &is.name);
+            if target.called != *now {
                 say!(
                     "{prefix}{name}: is called {now} now, and watched as before; for twheel it is still {prefix}{name}"
                 );
-                place.called.clone_from(now);
+                target.called.clone_from(now);
             }
-            if place.mtu != is.mtu {
+            if target.mtu != is.mtu {
                 say!(
                     "{prefix}{name}: the MTU is {} now; it is watched as before",
                     is.mtu
                 );
-                place.mtu = is.mtu;
+                target.mtu = is.mtu;
             }
             watched = true;
         }
@@ -469,9 +481,9 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
     fn come(&mut self, plane: &mut DataPlane, is: &Interface) -> Result<bool> {
-        let matches = self.common.selection.matches_pattern(&is.name);
-        let number = self.places.iter().position(|it| it.name == is.name);
-        let is_waited_for = number.is_some() && self.common.options.wait_iface;
+        let matches = self.common.setup.selection.matches_pattern(&is.name);
+        let number = self.targets.iter().position(|it| it.name == is.name);
+        let is_waited_for = number.is_some() && self.common.setup.wait;
         if self.has(is.index) || !matches && !is_waited_for {
             return Ok(false);
         }
@@ -481,13 +493,13 @@ impl<'a> Interfaces<'a> {
             return Ok(false);
         }
         if let Some(number) = number
-            && let Some(old) = self.places[number].index.take()
+            && let Some(old) = self.targets[number].index.take()
         {
-            let place = &self.places[number];
+            let target = &self.targets[number];
             say!(
                 "{}: {}, which was called so, is let go of: there is another",
-                self.label(&place.name),
-                place.called
+                self.label(&target.name),
+                target.called
             );
             self.common.watch.borrow_mut().leave(self.number(old))?;
             self.instance.let_go(&is.name)?;
@@ -514,10 +526,10 @@ impl<'a> Interfaces<'a> {
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
     fn tell_twice(&mut self, link: &Interface) {
         let mut said = self.common.said.borrow_mut();
-        if !self.common.selection.has_pattern() || said.port && said.vlan {
+        if !self.common.setup.selection.has_pattern() || said.port && said.vlan {
             return;
         }
-        let watched: HashSet<_> = self.places.iter().filter_map(|it| it.index).collect();
+        let watched: HashSet<_> = self.targets.iter().filter_map(|it| it.index).collect();
         let is_other = |it: &&Interface| it.index != link.index && watched.contains(&it.index);
         for other in self.known.iter().filter(is_other) {
             let (above, below) = if other.is_above(link) {
@@ -536,7 +548,7 @@ impl<'a> Interfaces<'a> {
                     );
                     said.port = true;
                 }
-            } else if self.common.options.vlan == Vlan::Key && !said.vlan {
+            } else if self.common.setup.config.0.vlans != 0 && !said.vlan {
                 say!(
                     "{above_name} lies on {below_name}, and both are watched: the same packets are seen twice, as flows with \
                      their tag and without: --exclude one of the two, or give --vlan ignore"

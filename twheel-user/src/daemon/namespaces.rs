@@ -13,15 +13,13 @@ use nix::sys::{
 };
 use twheel_common::state::MAX_NAMESPACES;
 
-use super::follow::{self, Common, Elsewhere, Interfaces};
+use super::interfaces::{Common, Elsewhere, Interfaces, tell_unmatched};
 use crate::{
     data_plane::DataPlane,
-    failure::{Failure, Kind},
     interfaces::Change,
     names::LABEL_BYTES,
-    netns::{self, Names, Namespace, News},
+    netns::{Names, Namespace, News},
     notices,
-    patterns::{self, Asked},
     pins::{self, Instance},
     stub::{Stubs, TailCalls},
 };
@@ -32,53 +30,6 @@ const NAMES: u64 = u64::MAX;
 const OWN: u32 = MAX_NAMESPACES;
 /// Bytes of a name, at most: with that of an interface it has room where programs and readers look it up.
 const LONGEST: usize = LABEL_BYTES - libc::IFNAMSIZ;
-
-/// Which network namespaces a run is of.
-#[derive(Clone, Debug)]
-pub struct Wanted(Vec<Asked>);
-
-impl Wanted {
-    /// By the values of `--netns`.
-    ///
-    /// # Errors
-    ///
-    /// [`Kind::Usage`]: one of them cannot be read.
-    pub fn parse(texts: &[String]) -> Result<Self> {
-        let wanted = patterns::parse("--netns", texts)?;
-        let bad = wanted
-            .iter()
-            .find(|it| it.text().contains('/') || it.text().is_empty());
-        match bad {
-            Some(bad) => Err(Failure::new(
-                Kind::Usage,
-                format!(
-                    "--netns {}: give a name below {}, as `ip netns` lists them, or all",
-                    bad.text(),
-                    netns::DIRECTORY
-                ),
-            )
-            .into()),
-            None => Ok(Self(wanted)),
-        }
-    }
-
-    /// Whether there are others than the run's own.
-    pub fn is_elsewhere(&self) -> bool {
-        !self.0.is_empty()
-    }
-
-    /// Whether the run's own is one of them.
-    pub fn has_own(&self) -> bool {
-        self.0.is_empty() || self.0.contains(&Asked::All)
-    }
-
-    /// Whether a network namespace of this name is one of them.
-    pub fn matches(&self, name: &str) -> bool {
-        self.0
-            .iter()
-            .any(|it| *it == Asked::All || it.matches(name))
-    }
-}
 
 /// One of them.
 struct There<'a> {
@@ -130,7 +81,6 @@ impl Other {
 
 /// What it takes to watch other network namespaces than the run's own.
 struct Others {
-    wanted: Wanted,
     calls: TailCalls,
     names: Names,
     /// The run's own.
@@ -157,12 +107,9 @@ impl<'a> Namespaces<'a> {
     /// # Errors
     ///
     /// Names or interfaces cannot be watched, or what an earlier run has left cannot be removed.
-    pub fn new(
-        wanted: Wanted,
-        common: Common<'a>,
-        instance: &Instance,
-        plane: &mut DataPlane,
-    ) -> Result<Self> {
+    pub fn new(common: Common<'a>, instance: &Instance, plane: &mut DataPlane) -> Result<Self> {
+        let setup = common.setup;
+        let selection = &setup.namespaces;
         let mut new = Self {
             there: BTreeMap::new(),
             others: None,
@@ -171,13 +118,13 @@ impl<'a> Namespaces<'a> {
             instance: instance.clone(),
             common,
         };
-        if wanted.has_own() {
+        if selection.has_own() {
             // First, so that nothing is missed.
             let news = notices::Interfaces::listen()?;
             let interfaces = Interfaces::new(new.common.clone(), instance.clone(), None)?;
             new.add(OWN, news, interfaces, None)?;
         }
-        if wanted.is_elsewhere() {
+        if selection.is_elsewhere() {
             // Each takes five. Where there are too few, that is said of those that are too many.
             if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
                 let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
@@ -187,7 +134,6 @@ impl<'a> Namespaces<'a> {
                 own: pins::namespace()?,
                 names: Names::watch()?,
                 waiting: BTreeSet::new(),
-                wanted,
             };
             for source in others.names.sources() {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, NAMES);
@@ -237,11 +183,14 @@ impl<'a> Namespaces<'a> {
     }
 
     fn attach_others(&mut self, plane: &mut DataPlane) -> Result<()> {
-        let Some(Others { wanted, names, .. }) = &self.others else {
+        let Some(Others { names, .. }) = &self.others else {
             return Ok(());
         };
-        let named = wanted.0.iter().filter(|it| **it != Asked::All);
-        for pattern in named.filter(|it| !names.untold().any(|name| it.matches(name))) {
+        let selection = &self.common.setup.namespaces;
+        for pattern in selection
+            .given()
+            .filter(|it| !names.untold().any(|name| it.matches(name)))
+        {
             say!(
                 "--netns {}: no network namespace matches: waiting for one",
                 pattern.text()
@@ -249,13 +198,13 @@ impl<'a> Namespaces<'a> {
         }
         // An earlier run's that this one has nothing to do with.
         self.instance
-            .remove_elsewhere_but(|name| wanted.matches(name))?;
+            .remove_elsewhere_but(|name| selection.matches(name))?;
         self.follow_names(plane)?;
         self.follow(plane)?;
         // Of a namespace that is not there it was said.
         let everywhere: Vec<_> = self.there.values().map(|it| &it.interfaces).collect();
         if !everywhere.is_empty() {
-            follow::tell_unmatched(self.common.selection, &everywhere);
+            tell_unmatched(&self.common.setup.selection, &everywhere);
         }
         Ok(())
     }
@@ -385,7 +334,7 @@ impl<'a> Namespaces<'a> {
         let known = self.there.values().filter_map(|it| it.other.as_ref());
         let known: Vec<_> = known.map(|it| it.namespace.name.as_str()).collect();
         let mut news = others.names.news(&known)?;
-        news.retain(|news| others.wanted.matches(news.name()));
+        news.retain(|news| self.common.setup.namespaces.matches(news.name()));
         let (mut went, mut attached) = (false, false);
         for news in news {
             match news {
@@ -434,7 +383,7 @@ impl<'a> Namespaces<'a> {
         let Some(others) = &mut self.others else {
             return Ok(false);
         };
-        if inode == others.own && others.wanted.has_own() {
+        if inode == others.own && self.common.setup.namespaces.has_own() {
             return Ok(false);
         }
         if name.len() > LONGEST {

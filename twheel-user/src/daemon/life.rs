@@ -1,0 +1,160 @@
+//! How far a run has come, and what of it stays when it ends: its pins, and what is in the ring.
+
+use std::io;
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As it was told to, or because nobody reads its output any more.
+    Good,
+    /// With an error.
+    Failed,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The instance is as it was found: with what an earlier run has `left`, or empty.
+    Opened { left: bool },
+    /// The maps are there: `adopted` from an earlier run, or new.
+    Loaded { adopted: bool },
+    /// All interfaces are attached that are there.
+    Running { adopted: bool },
+}
+
+/// The life of a run's instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// It is to stay after a good end.
+    keep: bool,
+    stage: Stage,
+}
+
+impl Life {
+    /// Of an instance that was just opened. `keep`: it is to stay after a good end; `left`: an earlier run has left something
+    /// there.
+    pub fn opened(keep: bool, left: bool) -> Self {
+        let stage = Stage::Opened { left };
+        Self { keep, stage }
+    }
+
+    /// The programs and maps are loaded. `adopted`: an earlier run's table goes on, or what it has left attached.
+    pub fn loaded(&mut self, adopted: bool) {
+        self.stage = Stage::Loaded { adopted };
+    }
+
+    /// All is attached.
+    pub fn running(&mut self) {
+        if let Stage::Loaded { adopted } = self.stage {
+            self.stage = Stage::Running { adopted };
+        }
+    }
+
+    /// Whether pins and flows stay. What an earlier run has left is not this one's to remove if it fails, nor is the table of
+    /// one that is to be kept.
+    pub fn stays(self, end: End) -> bool {
+        match (end, self.stage) {
+            (End::Good, _) => self.keep,
+            (End::Failed, Stage::Opened { left }) => left,
+            (End::Failed, Stage::Loaded { adopted }) => adopted,
+            (End::Failed, Stage::Running { adopted }) => adopted || self.keep,
+        }
+    }
+}
+
+/// Who takes the lines of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlet {
+    /// Somebody does.
+    Open,
+    /// Nobody: events leave the ring unwritten.
+    Closed,
+    /// Nobody, and the ring stays, for the next run to print what is left.
+    Left,
+}
+
+impl Outlet {
+    /// After a line could not be written. Returns how the run ends by that, too.
+    pub fn after(error: &io::Error, life: Life) -> (Self, End) {
+        let end = match error.kind() {
+            // `| head` has what it wanted.
+            io::ErrorKind::BrokenPipe => End::Good,
+            _ => End::Failed,
+        };
+        let outlet = match life.stays(end) {
+            true => Self::Left,
+            false => Self::Closed,
+        };
+        (outlet, end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: [bool; 2] = [false, true];
+
+    #[test]
+    fn a_good_end_leaves_what_is_to_be_kept() {
+        for (keep, left) in BOTH
+            .into_iter()
+            .flat_map(|keep| BOTH.map(|left| (keep, left)))
+        {
+            let mut life = Life::opened(keep, left);
+            assert_eq!(life.stays(End::Good), keep);
+            life.loaded(left);
+            assert_eq!(life.stays(End::Good), keep);
+            life.running();
+            assert_eq!(life.stays(End::Good), keep);
+        }
+    }
+
+    #[test]
+    fn a_failure_leaves_what_was_there_before_and_what_is_to_be_kept_once_it_runs() {
+        for keep in BOTH {
+            assert!(!Life::opened(keep, false).stays(End::Failed));
+            let mut life = Life::opened(keep, true);
+            assert!(life.stays(End::Failed));
+            // What was found was only half of an instance.
+            life.loaded(false);
+            assert!(!life.stays(End::Failed));
+            life.running();
+            assert_eq!(life.stays(End::Failed), keep);
+            let mut life = Life::opened(keep, true);
+            life.loaded(true);
+            assert!(life.stays(End::Failed));
+            life.running();
+            assert!(life.stays(End::Failed));
+        }
+    }
+
+    #[test]
+    fn a_run_starts_before_it_runs() {
+        let mut life = Life::opened(true, false);
+        life.running();
+        assert!(!life.stays(End::Failed));
+    }
+
+    #[test]
+    fn the_ring_stays_with_the_instance() {
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let life = |keep, adopted| {
+            let mut life = Life::opened(keep, adopted);
+            life.loaded(adopted);
+            life.running();
+            life
+        };
+        for (error, keep, adopted, becomes) in [
+            (&broken, false, false, (Outlet::Closed, End::Good)),
+            (&broken, false, true, (Outlet::Closed, End::Good)),
+            (&broken, true, false, (Outlet::Left, End::Good)),
+            (&full, false, false, (Outlet::Closed, End::Failed)),
+            (&full, false, true, (Outlet::Left, End::Failed)),
+            (&full, true, false, (Outlet::Left, End::Failed)),
+        ] {
+            assert_eq!(Outlet::after(error, life(keep, adopted)), becomes);
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! The running twheel: what it loads and attaches, and what it does until it is told to end.
+//!
+//! | question | file |
+//! |---|---|
+//! | network namespaces that come and go | `namespaces.rs` |
+//! | interfaces that come, change and go | `interfaces.rs` |
+//! | what an event comes by between ring and output, in which order | `report.rs`, `stations.rs` |
+//! | what stays when it ends | `life.rs` |
+
+mod interfaces;
+mod life;
+mod namespaces;
+mod report;
+mod setup;
+mod stations;
+
+use std::{
+    cell::RefCell,
+    fs::File,
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{MapData, ring_buf::RingBuf};
+use aya_log::EbpfLogger;
+use nix::{fcntl::Flock, net::if_::if_nametoindex, unistd::Gid};
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
+use twheel_common::share::CALL;
+
+pub use self::setup::Setup;
+use self::{
+    interfaces::Common,
+    life::{End, Life},
+    namespaces::Namespaces,
+    report::Report,
+    stations::Outside,
+};
+use crate::{
+    action::Reaped,
+    attach,
+    clock::Clock,
+    data_plane::{DataPlane, INCOMING, Load, LoaderCounters, OBJECT},
+    history, host,
+    interfaces::Known,
+    maps,
+    metrics::{Listener, Metrics, Server},
+    names::Names,
+    notices, order,
+    pins::{self, Instance, Pins},
+    policy::install,
+    privilege, progress,
+    reap::{self, Reaper},
+    ring::Signals,
+    share,
+    stepper::{Observer, Steppers},
+    stepping,
+    stub::TailCalls,
+    watched::Watch,
+    zones::Zones,
+};
+
+/// Results of actions that may wait to be printed.
+const RESULTS: usize = 1024;
+
+/// What was opened while all capabilities were there.
+struct Opened {
+    listener: Option<Listener>,
+    reap: reap::Wanted,
+    history: Option<history::Directory>,
+    group: Option<Gid>,
+    start: Flock<File>,
+}
+
+/// Runs until a signal ends it.
+///
+/// # Errors
+///
+/// What keeps it from starting, or from going on.
+pub fn run(mut setup: Setup, reap: reap::Wanted) -> Result<()> {
+    host::check()?;
+    for interface in setup.selection.names() {
+        if !setup.wait || if_nametoindex(interface).is_ok() {
+            attach::check_interface(interface)?;
+        }
+    }
+    // Before anything is loaded: a port that is taken leaves nothing behind.
+    let listener = setup.metrics.map(Listener::bind).transpose()?;
+    let group = setup.group.as_deref().map(privilege::join).transpose()?;
+    let waiting = "waiting for another twheel to finish its start";
+    let start = progress::told(waiting, pins::lock_start)?;
+    let instance = Instance::open_for(&setup.selection)?;
+    if !setup.namespaces.is_elsewhere() {
+        // An earlier run's, which this one would not follow.
+        instance.remove_elsewhere_but(|_| false)?;
+        TailCalls::remove(&instance)?;
+    }
+    let opened = Opened {
+        listener,
+        reap,
+        history: setup.history_directory(&instance.pins(), group),
+        group,
+        start,
+    };
+    setup.hooks.names = order::Names::read();
+    // What follows takes no more, and so are all threads.
+    privilege::give_up(setup.namespaces.is_elsewhere())?;
+    let room = setup.room()?;
+    // What another loader has left attached is not ours to remove if it cannot be adopted.
+    let attached = instance.is_attached()?;
+    // Nor are its maps, also where no link is left.
+    let left = attached || instance.object("META").exists();
+    let mut life = Life::opened(setup.keep, left);
+    let result = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start tokio")?
+        .block_on(async {
+            // Before anything is pinned or attached: from here on a signal ends the run in good
+            // order.
+            let mut stop = Stop::new()?;
+            let plane = load(&setup, &instance, room)?;
+            life.loaded(attached || plane.adopted());
+            let daemon = Daemon::start(&setup, opened, plane, &instance, &mut life)?;
+            daemon.watch(&mut stop).await
+        });
+    let end = match result {
+        Ok(()) => End::Good,
+        Err(_) => End::Failed,
+    };
+    if life.stays(end) {
+        return result;
+    }
+    result.and(instance.remove())
+}
+
+/// Loads the programs that the interfaces need, and a table.
+fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
+    let (known, mut needed) = (Known::read()?, Vec::new());
+    for interface in setup.selection.names() {
+        if if_nametoindex(interface).is_ok() {
+            let choice = setup
+                .hooks
+                .choose(Some(instance.path()), interface, &known)?;
+            needed.push(choice.program());
+        }
+    }
+    let mut later = INCOMING.to_vec();
+    // What comes is to be attached at once.
+    later.retain(|program| !setup.selection.has_pattern() && !needed.contains(program));
+    let making = format!(
+        "loading the programs and a table for {} flows",
+        setup.config.0.max_flows
+    );
+    let plane = progress::told(&making, || {
+        let load = Load {
+            log_level: setup.log_level as u8,
+            room,
+            stepping: stepping::find(setup.stepping)?.way,
+            later: &later,
+            ..Load::new(OBJECT, setup.config, setup.clock)
+        };
+        DataPlane::load(&load, instance)
+    })?;
+    for (program, instructions) in plane.verified()? {
+        log::debug!("{program}: {instructions} instructions verified");
+    }
+    Ok(plane)
+}
+
+/// A run that is under way. What is dropped first comes first.
+struct Daemon<'a> {
+    report: Report<Outside>,
+    _server: Option<Server>,
+    /// Changes of interfaces and network namespaces.
+    changes: AsyncFd<OwnedFd>,
+    namespaces: Namespaces<'a>,
+    /// CPUs that come and go.
+    cpus: Option<AsyncFd<notices::Cpus>>,
+    /// What became of actions.
+    reaped: mpsc::Receiver<Reaped>,
+    results: Vec<Reaped>,
+    steppers: Steppers,
+    quota: Quota,
+    /// Calls of the packet path to steppers that sleep.
+    wakes: AsyncFd<RingBuf<MapData>>,
+    signals: Arc<Signals>,
+    /// Whoever waits for room hears of our end, however that comes.
+    _closes: Closes,
+    ring: AsyncFd<OwnedFd>,
+    pins: Pins,
+    logger: Option<AsyncFd<EbpfLogger<&'static dyn log::Log>>>,
+    plane: DataPlane,
+    setup: &'a Setup,
+}
+
+impl<'a> Daemon<'a> {
+    /// Has a policy in force, steppers, and all attached that is there.
+    fn start(
+        setup: &'a Setup,
+        opened: Opened,
+        mut plane: DataPlane,
+        instance: &Instance,
+        life: &mut Life,
+    ) -> Result<Self> {
+        let logger = match setup.log_level {
+            log::LevelFilter::Off => None,
+            _ => Some(watched(
+                EbpfLogger::init(plane.bpf_mut()).context("cannot read the data plane's log")?,
+            )?),
+        };
+        plane.pin_programs(instance)?;
+        let pins = instance.pins();
+        if plane.adopted() {
+            // A policy that earlier runs have left does not outlive them.
+            install::load(
+                &pins,
+                setup.policy.as_deref(),
+                plane.clock(),
+                &progress::none(),
+            )?;
+        } else {
+            install::put(&pins, setup.policy.as_deref(), plane.clock())?;
+        }
+        let events = plane.take_events()?;
+        let ring = watched(events.as_fd().try_clone_to_owned()?)?;
+        let signals = Arc::new(Signals::default());
+        let closes = Closes(signals.clone());
+        let wakes = watched(plane.take_wakes()?)?;
+        let quota = Quota::new(&plane, setup.quota)?;
+        let adopted = plane.counters()?.live();
+        let tally = Arc::new(LoaderCounters::open(&pins)?);
+        let metrics = match &opened.listener {
+            Some(_) => {
+                let metrics = Metrics::new(&plane, &pins, &setup.selection.texts())?;
+                Some(Arc::new(metrics))
+            }
+            None => None,
+        };
+        let steppers = Steppers::start(
+            instance.object("twheel_step"),
+            plane.clock(),
+            plane.config().tick,
+            signals.clone(),
+            metrics.clone().map(|it| it as Arc<dyn Observer>),
+        )?;
+
+        // Before anything is attached: what it needs may not be there.
+        let (to_results, reaped) = mpsc::channel(RESULTS);
+        let reaper = Reaper::start(&pins, tally.clone(), opened.reap, to_results)?;
+        // Where the kernel does not tell, a CPU that comes waits for the next run.
+        let cpus = notices::Cpus::listen()
+            .and_then(|cpus| Ok(watched(cpus)?))
+            .ok();
+        // Those of interfaces that are waited for, too: a policy that is loaded later enters zones as well.
+        let zones: Vec<u16> = setup.zones.iter().map(|zone| zone.number).collect();
+        if !zones.is_empty() {
+            let _lock = pins.lock_policy()?;
+            Zones::open(plane.open("ZONES")?)?.enter_all(&zones)?;
+        }
+        let common = Common {
+            setup,
+            group: opened.group,
+            watch: Rc::new(RefCell::new(Watch::open(&plane)?)),
+            said: Rc::default(),
+        };
+        let mut namespaces = Namespaces::new(common, instance, &mut plane)?;
+        namespaces.attach_all(&mut plane)?;
+        let changes = watched(namespaces.ready()?)?;
+        plane.unpin_others(instance)?;
+        life.running();
+        instance.permit(opened.group)?;
+        drop(opened.start);
+        if plane.adopted() {
+            say!("adopted {adopted} flows");
+        }
+
+        let history = opened.history.and_then(|directory| {
+            let bytes = Some(setup.history_bytes);
+            history::Writer::start(&directory, &pins, tally, bytes, plane.measure())
+                .inspect_err(|error| say!("twheel: no history is kept: {error:#}"))
+                .ok()
+        });
+        if let Some(metrics) = &metrics {
+            metrics.watch(reaper.shared());
+        }
+        // When all is there that it serves.
+        let server = match opened.listener.zip(metrics.clone()) {
+            Some((listener, metrics)) => {
+                say!("metrics and page: http://{}/", listener.address());
+                Some(Server::start(listener, metrics)?)
+            }
+            None => None,
+        };
+        let stations = Outside {
+            events,
+            history,
+            reaper: Some(reaper),
+            metrics,
+            names: Names::open(&maps::pinned(&pins))?,
+        };
+        let measure = plane.measure();
+        Ok(Self {
+            report: Report::new(stations, setup.json, measure, *life, signals.clone()),
+            _server: server,
+            changes,
+            namespaces,
+            cpus,
+            reaped,
+            results: Vec::new(),
+            steppers,
+            quota,
+            wakes,
+            signals,
+            _closes: closes,
+            ring,
+            pins,
+            logger,
+            plane,
+            setup,
+        })
+    }
+
+    /// Until a signal or an error ends it.
+    async fn watch(mut self, stop: &mut Stop) -> Result<()> {
+        // What a loader that was killed has left.
+        self.signals.fill();
+        let result = self.until_told(stop).await?;
+        self.end(result).await
+    }
+
+    /// Does what there is to do, until it is told to end, or an error ends it in good order.
+    ///
+    /// # Errors
+    ///
+    /// One that ends it at once.
+    async fn until_told(&mut self, stop: &mut Stop) -> Result<Result<()>> {
+        loop {
+            if self.report.is_closed() {
+                // `| head` has what it wanted: no failure, and nobody left to run for.
+                return Ok(Ok(()));
+            }
+            tokio::select! {
+                () = self.signals.filled() => {
+                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                }
+                () = self.report.wait() => {
+                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                }
+                1.. = self.reaped.recv_many(&mut self.results, RESULTS) => {
+                    let printed = self.report.reaped(&mut self.results);
+                    if let Err(error) = printed { return Ok(Err(error)) }
+                }
+                // Events that the packet path raised: nobody is stepping.
+                ready = self.ring.readable() => {
+                    ready?.clear_ready();
+                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                }
+                ready = self.wakes.readable_mut() => {
+                    let mut ready = ready?;
+                    while let Some(record) = ready.get_inner_mut().next() {
+                        match <[u8; 8]>::try_from(&*record).map(u64::from_ne_bytes) {
+                            Ok(CALL) => self.quota.look(),
+                            Ok(cpu) => self.steppers.call(cpu as u32),
+                            Err(_) => {}
+                        }
+                    }
+                    ready.clear_ready();
+                }
+                ready = self.changes.readable() => {
+                    ready?.clear_ready();
+                    let attached = self.namespaces.follow(&mut self.plane)?;
+                    if attached && self.setup.policy.is_some() {
+                        // The rules of an interface are those of its number.
+                        self.reload();
+                    }
+                }
+                ready = async { match &self.cpus {
+                    Some(cpus) => cpus.readable().await,
+                    None => std::future::pending().await,
+                } } => {
+                    ready?.clear_ready();
+                    let cpus = self.cpus.iter();
+                    for (cpu, is_there) in cpus.flat_map(|cpus| cpus.get_ref().changes()) {
+                        if is_there {
+                            say!("CPU {cpu} has come");
+                            self.steppers.come(cpu)?;
+                        } else {
+                            say!("CPU {cpu} has gone: its flows wait until it is back");
+                        }
+                    }
+                }
+                ready = async { match &mut self.logger {
+                    Some(logger) => logger.readable_mut().await,
+                    None => std::future::pending().await,
+                } } => {
+                    let mut ready = ready?;
+                    ready.get_inner_mut().flush();
+                    ready.clear_ready();
+                }
+                // Its error comes with the end of the steppers.
+                () = self.steppers.failed() => return Ok(Ok(())),
+                _ = stop.interrupt.recv() => return Ok(Ok(())),
+                _ = stop.terminate.recv() => return Ok(Ok(())),
+                _ = stop.hangup.recv() => {
+                    let resumed = self.report.stations.resume();
+                    if self.setup.policy.is_some() {
+                        self.reload();
+                    } else if !resumed {
+                        return Ok(Ok(()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the policy file into force, beside what else there is to do: it takes a while, and the steppers' calls must not
+    /// wait.
+    fn reload(&self) {
+        let (pins, file, clock): (_, Option<PathBuf>, Clock) = (
+            self.pins.clone(),
+            self.setup.policy.clone(),
+            self.plane.clock(),
+        );
+        tokio::task::spawn_blocking(move || {
+            match install::load(&pins, file.as_deref(), clock, &progress::none()) {
+                Ok(armed) => say!("the policy was read again, {armed} flows follow"),
+                Err(error) => say!("twheel: {error:#}: the policy stays as it was"),
+            }
+        });
+    }
+
+    /// Hears steppers and reaper out, and says what there was.
+    async fn end(self, result: Result<()>) -> Result<()> {
+        let Self {
+            mut report,
+            steppers,
+            signals,
+            mut reaped,
+            mut results,
+            plane,
+            ..
+        } = self;
+        // A stepper may be waiting for room in the ring, with flows that have ended: it is heard out.
+        let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
+        let stopped = loop {
+            tokio::select! {
+                () = signals.filled() => { report.go_on()?; }
+                () = report.wait() => { report.go_on()?; }
+                stopped = &mut stopping => break stopped?,
+            }
+        };
+        while report.go_on()? {
+            tokio::select! {
+                // Something was done, and all of it perhaps: then there is nothing to wait for.
+                () = signals.filled() => {}
+                () = report.wait() => {}
+            }
+        }
+        // The reaper is heard out, too.
+        let mut stopping = tokio::task::spawn_blocking(report.stations.take_reaper());
+        let shared = loop {
+            tokio::select! {
+                1.. = reaped.recv_many(&mut results, RESULTS) => report.reaped(&mut results)?,
+                shared = &mut stopping => break shared?,
+            }
+        };
+        while let Ok(reaped) = reaped.try_recv() {
+            results.push(reaped);
+        }
+        report.reaped(&mut results)?;
+        let counters = plane.counters()?;
+        let lost = report.stations.end_history();
+        report.summary(&counters, shared.as_deref(), lost);
+        result.and(stopped)
+    }
+}
+
+/// The signals that end a run.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let on = |kind| signal(kind).context("cannot wait for signals");
+        Ok(Self {
+            interrupt: on(SignalKind::interrupt())?,
+            terminate: on(SignalKind::terminate())?,
+            hangup: on(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Who looks, when the table is full, which sources are over their quota.
+#[derive(Clone)]
+struct Quota(Arc<Mutex<Option<share::Reader>>>);
+
+impl Quota {
+    /// `percent`: what one source may hold of a full table; `None`: all of it.
+    fn new(plane: &DataPlane, percent: Option<u8>) -> Result<Self> {
+        let reader = percent.map(|percent| share::Reader::new(plane, percent));
+        Ok(Self(Arc::new(Mutex::new(reader.transpose()?))))
+    }
+
+    /// Looks on another thread: the steppers' calls must not wait.
+    fn look(&self) {
+        let quota = self.clone();
+        tokio::task::spawn_blocking(move || quota.look_now());
+    }
+
+    /// Looks who holds too much, unless somebody does already.
+    fn look_now(&self) {
+        let Ok(mut reader) = self.0.try_lock() else {
+            return;
+        };
+        let Some(reader) = &mut *reader else {
+            return;
+        };
+        match reader.read() {
+            Ok(holders) => {
+                for holder in holders.iter().filter(|holder| holder.is_new) {
+                    say!(
+                        "the table is full: {} has {} flows, and its share is {}: others take its place (--source-share)",
+                        holder.source,
+                        holder.flows,
+                        reader.most()
+                    );
+                }
+            }
+            Err(error) => say!("twheel: cannot tell who fills the table: {error:#}"),
+        }
+    }
+}
+
+/// Registers a descriptor with the runtime.
+fn watched<T: AsRawFd>(descriptor: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: what is passed here (a ring, the logger's ring, an owned descriptor) gives the same
+    // open descriptor for as long as it lives.
+    unsafe { AsyncFd::register(descriptor) }.map_err(io::Error::from)
+}
+
+/// Tells steppers that nobody reads any more, when dropped.
+struct Closes(Arc<Signals>);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,599 @@
+//! What comes out of the ring: to the history, to the reaper, to the metrics, to standard output, in this order, and only then
+//! out of the ring. So whoever is killed on the way takes no event with him.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use tokio::sync::watch;
+use twheel_common::{
+    counter::{Counter, Counters},
+    event::{Event, Reason, Record},
+};
+
+use super::{
+    life::{End, Life, Outlet},
+    stations::Stations,
+};
+use crate::{
+    action::{Action, Outcome, Reaped},
+    model::{Expired, KnownAs, Measure, Rto},
+    output::{Output, json::Json, text::Text},
+    reap,
+    ring::{Read, Signals},
+};
+
+/// Events that are read from the ring at a time.
+const BATCH: usize = 512;
+/// Batches that the history may have before it, until no more are read.
+const BATCHES: usize = 8;
+/// What a pipe takes as a whole or not at all (`PIPE_BUF`): lines that were written to one are never cut.
+const PIPE: usize = 4096;
+/// How long events wait for a disk that does not keep up.
+const SLOW: Duration = Duration::from_secs(1);
+/// Reasons for failures that are told apart in the summary.
+const REASONS: usize = 16;
+
+/// Takes events from station to station, and counts them.
+pub struct Report<S> {
+    /// The stations.
+    pub stations: S,
+    signals: Arc<Signals>,
+    unwritten: Unwritten,
+    output: Box<dyn Output>,
+    measure: Measure,
+    life: Life,
+    outlet: Outlet,
+    ended: BTreeMap<(Reason, &'static str), u64>,
+    /// Retransmission timers that have expired.
+    rtos: u64,
+    /// Why actions have failed.
+    failures: BTreeMap<String, u64>,
+}
+
+/// What lies between the ring and standard output.
+struct Unwritten {
+    /// What the history has or is about to have, and standard output has not; since when.
+    batches: VecDeque<(Arc<Vec<Read>>, Instant)>,
+    /// Where the history is.
+    kept: Option<watch::Receiver<u64>>,
+    /// Where the last event ended that was read.
+    read: u64,
+    /// The history does not keep up, and nobody waits for it until it does.
+    behind: bool,
+}
+
+impl Unwritten {
+    /// Reads the next batch.
+    fn read(&mut self, stations: &mut impl Stations) -> Option<Arc<Vec<Read>>> {
+        if self.batches.len() == BATCHES {
+            return None;
+        }
+        self.behind &= !self.has_kept(self.read);
+        let mut batch = Vec::new();
+        stations.read(&mut batch, BATCH);
+        self.read = batch.last()?.end;
+        let batch = Arc::new(batch);
+        self.batches.push_back((batch.clone(), Instant::now()));
+        Some(batch)
+    }
+
+    /// Whether the history has come so far, or there is none.
+    fn has_kept(&self, end: u64) -> bool {
+        let kept = self.kept.as_ref();
+        kept.is_none_or(|kept| *kept.borrow() >= end)
+    }
+
+    /// The first batch that is in the history, or for which that has had its time.
+    fn ready(&mut self) -> Option<Arc<Vec<Read>>> {
+        let (batch, since) = self.batches.front()?;
+        let (end, since) = (batch.last()?.end, *since);
+        let is_kept = self.has_kept(end);
+        self.behind |= !is_kept && since.elapsed() >= SLOW;
+        if !is_kept && !self.behind {
+            return None;
+        }
+        self.batches.pop_front().map(|(batch, _)| batch)
+    }
+
+    /// Returns when the history has got further, or has had its time. Nobody waits who waits for nothing.
+    async fn wait(&mut self) {
+        let (Some((_, since)), Some(kept)) = (self.batches.front(), &mut self.kept) else {
+            return std::future::pending().await;
+        };
+        // Its thread outlives this.
+        let _ = tokio::time::timeout_at((*since + SLOW).into(), kept.changed()).await;
+    }
+}
+
+/// A record that can be read, with what its flow is known as.
+enum Said {
+    /// By its place among those that have ended.
+    Ended(usize),
+    Rto(Rto, KnownAs),
+}
+
+impl<S: Stations> Report<S> {
+    /// Of a run that has come so far. `json`: objects, not lines for people.
+    pub fn new(
+        stations: S,
+        json: bool,
+        measure: Measure,
+        life: Life,
+        signals: Arc<Signals>,
+    ) -> Self {
+        Self {
+            unwritten: Unwritten {
+                batches: VecDeque::new(),
+                kept: stations.kept(),
+                read: 0,
+                behind: false,
+            },
+            stations,
+            signals,
+            output: if json { Box::new(Json) } else { Box::new(Text) },
+            measure,
+            life,
+            outlet: Outlet::Open,
+            ended: BTreeMap::new(),
+            rtos: 0,
+            failures: BTreeMap::new(),
+        }
+    }
+
+    /// Whether nobody takes lines any more.
+    pub fn is_closed(&self) -> bool {
+        self.outlet != Outlet::Open
+    }
+
+    /// Returns when the history has got further, or has had its time; never, if nothing waits for it.
+    pub async fn wait(&mut self) {
+        self.unwritten.wait().await;
+    }
+
+    /// Brings events a step nearer to standard output. Returns whether some are on their way.
+    pub fn go_on(&mut self) -> Result<bool> {
+        if self.outlet == Outlet::Left {
+            return Ok(false);
+        }
+        let mut more = false;
+        if let Some(batch) = self.unwritten.read(&mut self.stations) {
+            self.stations.keep(&batch);
+            more = true;
+        }
+        while let Some(batch) = self.unwritten.ready() {
+            self.print(&batch)?;
+            more = true;
+        }
+        if more {
+            // After a look at what else there is to do.
+            self.signals.fill();
+        } else if self.unwritten.batches.is_empty() {
+            // What was passed over, too. Nobody wakes who has not yet released all: so look again.
+            if self.stations.release_all() {
+                self.signals.make_room();
+                self.signals.fill();
+            }
+        }
+        Ok(more || !self.unwritten.batches.is_empty())
+    }
+
+    /// Prints events, and lets go of them as they are written.
+    fn print(&mut self, batch: &[Read]) -> Result<()> {
+        // First: for who is killed behind this, the next one does it again. (What the reaper still has before it is lost.)
+        let records: Vec<_> = batch.iter().map(|read| read.record).collect();
+        self.stations.reap(&records)?;
+        let mut ended = Vec::new();
+        let mut said = Vec::with_capacity(batch.len());
+        for record in &records {
+            said.push(self.take(record, &mut ended)?);
+        }
+        self.stations.count(&ended);
+        let (mut out, mut line) = (Vec::with_capacity(PIPE), Vec::new());
+        // What is of whole records: so many bytes, and where the last of them ends.
+        let mut whole = None;
+        for (read, said) in batch.iter().zip(said) {
+            line.clear();
+            match said {
+                Some(Said::Ended(at)) => {
+                    let (_, ended, known_as) = &ended[at];
+                    self.output.expired(ended, known_as.named(), &mut line)?;
+                }
+                Some(Said::Rto(timer, known_as)) => {
+                    self.output.rto(&timer, known_as.named(), &mut line)?;
+                }
+                None => continue,
+            }
+            while out.len() + line.len() > PIPE && !out.is_empty() {
+                self.write(&mut out, whole.take())?;
+            }
+            out.extend_from_slice(&line);
+            if read.free == read.end {
+                whole = Some((out.len(), read.end));
+            }
+        }
+        self.write(&mut out, whole)
+    }
+
+    /// Counts a record; `None`: it cannot be read.
+    fn take<'a>(
+        &mut self,
+        record: &'a Record,
+        all: &mut Vec<(&'a Event, Expired, KnownAs)>,
+    ) -> Result<Option<Said>> {
+        let Measure { clock, one_way } = self.measure;
+        match record {
+            Record::Ended(event) => {
+                let Some(ended) = Expired::new(event, clock, one_way) else {
+                    log::error!("an event that cannot be read: {event:?}");
+                    return Ok(None);
+                };
+                let count = self.ended.entry((ended.reason, ended.flow.state));
+                *count.or_default() += 1;
+                let known_as = self.stations.known_as(&ended.flow)?;
+                all.push((event, ended, known_as));
+                Ok(Some(Said::Ended(all.len() - 1)))
+            }
+            Record::Rto(event) => {
+                let Some(timer) = Rto::new(event, one_way) else {
+                    log::error!("an event that cannot be read: {event:?}");
+                    return Ok(None);
+                };
+                self.rtos += 1;
+                let known_as = self.stations.known_as(&timer.flow)?;
+                Ok(Some(Said::Rto(timer, known_as)))
+            }
+        }
+    }
+
+    /// Writes the lines of whole records, and lets go of these; of one that is too long what there is.
+    fn write(&mut self, out: &mut Vec<u8>, whole: Option<(usize, u64)>) -> Result<()> {
+        let length = whole.map_or(out.len(), |(length, _)| length);
+        self.say(&out[..length])?;
+        out.drain(..length);
+        // What its reader does not want any more stays, for the next run.
+        if let Some((_, end)) = whole
+            && self.outlet != Outlet::Left
+        {
+            self.stations.release(end);
+            self.signals.make_room();
+        }
+        Ok(())
+    }
+
+    /// Writes lines, if somebody takes them, and notes a reader that has gone away.
+    fn say(&mut self, lines: &[u8]) -> Result<()> {
+        if self.is_closed() {
+            return Ok(());
+        }
+        let Err(error) = self.stations.print(lines) else {
+            return Ok(());
+        };
+        let (outlet, end) = Outlet::after(&error, self.life);
+        self.outlet = outlet;
+        if outlet == Outlet::Left {
+            // Whoever waits for room waits in vain.
+            self.signals.close();
+        }
+        match end {
+            End::Good => Ok(()),
+            End::Failed => Err(error).context("cannot write to standard output"),
+        }
+    }
+
+    /// Prints what became of what was to be done.
+    pub fn reaped(&mut self, results: &mut Vec<Reaped>) -> Result<()> {
+        let Measure { clock, one_way } = self.measure;
+        let mut lines = Vec::new();
+        for reaped in results.drain(..) {
+            let Some(ended) = Expired::new(&reaped.event, clock, one_way) else {
+                continue;
+            };
+            if let Some(error) = &reaped.error {
+                let more = "for other reasons";
+                let is_known = self.failures.contains_key(error) || self.failures.len() < REASONS;
+                let why = if is_known { error } else { more };
+                *self.failures.entry(why.to_owned()).or_default() += 1;
+            }
+            let known_as = self.stations.known_as(&ended.flow)?;
+            self.output
+                .reaped(&ended, &reaped, known_as.named(), &mut lines)?;
+        }
+        match lines.is_empty() {
+            true => Ok(()),
+            false => self.say(&lines),
+        }
+    }
+
+    /// Says what there was, at the end. `lost`: events that the history has lost.
+    pub fn summary(&self, counters: &Counters, reaped: Option<&reap::Shared>, lost: u64) {
+        let total: u64 = self.ended.values().sum();
+        say!("{total} flows ended, {} live", counters.live());
+        let touched = counters.get(Counter::Touched);
+        say!("  {touched:>8}  {}", Counter::Touched.meaning());
+        if self.rtos > 0 {
+            say!(
+                "  {:>8}  {}, {} flows stalled by that",
+                self.rtos,
+                Counter::RtoExpired.meaning(),
+                counters.get(Counter::Stalled)
+            );
+        }
+        for ((reason, state), count) in &self.ended {
+            say!("  {count:>8}  {} in {state}", reason.name());
+        }
+        for counter in [
+            Counter::OverShare,
+            Counter::TableFull,
+            Counter::WindowFull,
+            Counter::SameWay,
+            Counter::Raced,
+            Counter::EventsLost,
+            Counter::Orphans,
+        ] {
+            if counters.get(counter) > 0 {
+                say!("  {:>8}  {}", counters.get(counter), counter.meaning());
+            }
+        }
+        for action in Action::ALL {
+            for outcome in Outcome::ALL {
+                let count = reaped.map_or(0, |reaped| reaped.count(action, *outcome));
+                if count > 0 {
+                    say!("  {count:>8}  {}: {}", action.name(), outcome.meaning());
+                }
+            }
+        }
+        for (why, count) in &self.failures {
+            say!("  {count:>8}  failed: {why}");
+        }
+        if lost > 0 {
+            say!("  {lost:>8}  events that are not in the history: the disk was too slow or full");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, io, mem, rc::Rc};
+
+    use twheel_common::{
+        event::Pace,
+        flow::{Direction, FlowKey, Traffic},
+        packet::tcp,
+        point::Point,
+        state::{Seen, View},
+    };
+
+    use super::*;
+    use crate::{clock::Clock, model::Flow};
+
+    /// What was done, in order.
+    type Log = Rc<RefCell<Vec<String>>>;
+
+    /// Stations that note what comes by.
+    struct Noted {
+        log: Log,
+        ring: Vec<Read>,
+        kept: Option<watch::Receiver<u64>>,
+        /// Why nothing can be written, if so.
+        broken: Option<io::ErrorKind>,
+    }
+
+    impl Noted {
+        fn note(&self, what: impl Into<String>) {
+            self.log.borrow_mut().push(what.into());
+        }
+    }
+
+    impl Stations for Noted {
+        fn read(&mut self, into: &mut Vec<Read>, _: usize) {
+            into.append(&mut self.ring);
+        }
+
+        fn keep(&self, batch: &Arc<Vec<Read>>) {
+            self.note(format!("history {}", batch.len()));
+        }
+
+        fn kept(&self) -> Option<watch::Receiver<u64>> {
+            self.kept.clone()
+        }
+
+        fn reap(&self, records: &[Record]) -> Result<()> {
+            self.note(format!("reaper {}", records.len()));
+            Ok(())
+        }
+
+        fn known_as(&self, _: &Flow) -> Result<KnownAs> {
+            Ok(KnownAs {
+                rule: Some("web".to_owned()),
+                ..KnownAs::default()
+            })
+        }
+
+        fn count(&self, ended: &[(&Event, Expired, KnownAs)]) {
+            self.note(format!("metrics {}", ended.len()));
+        }
+
+        fn print(&mut self, lines: &[u8]) -> io::Result<()> {
+            if let Some(kind) = self.broken {
+                return Err(kind.into());
+            }
+            for line in str::from_utf8(lines).unwrap().lines() {
+                assert!(line.contains("rule web"), "{line}");
+                let age = line.split_once("age").unwrap().1;
+                self.note(format!("output {}", age.split_whitespace().next().unwrap()));
+            }
+            Ok(())
+        }
+
+        fn release(&mut self, end: u64) -> bool {
+            self.note(format!("release {end}"));
+            true
+        }
+
+        fn release_all(&mut self) -> bool {
+            false
+        }
+    }
+
+    fn ended(age: u32) -> Record {
+        let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
+        Record::Ended(Event {
+            key: FlowKey::from_parts([0, 1, 0, 2], 1 << 32 | u64::from(age)),
+            at: 0,
+            age,
+            idle: 25,
+            seen: seen.0,
+            reason: Reason::Idle as u32,
+            cpu: 0,
+            rule: 7,
+            point: Point::NONE,
+            is_outgoing: 0,
+            account: [Traffic::default(); 2],
+            pace: [Pace::default(); 2],
+            positions: [0; 2],
+        })
+    }
+
+    /// Ends of flows that were this old, in seconds, each a record of its own.
+    fn read(ages: &[u32]) -> Vec<Read> {
+        let read = |(number, age): (u64, &u32)| Read {
+            record: ended(*age),
+            end: 100 * number,
+            free: 100 * number,
+        };
+        (1..).zip(ages).map(read).collect()
+    }
+
+    fn report(keep: bool, kept: Option<watch::Receiver<u64>>) -> (Report<Noted>, Log) {
+        let log = Log::default();
+        let stations = Noted {
+            log: log.clone(),
+            ring: Vec::new(),
+            kept,
+            broken: None,
+        };
+        let measure = Measure {
+            clock: Clock::of_jiffies(Duration::from_secs(1)),
+            one_way: false,
+        };
+        let mut life = Life::opened(keep, false);
+        life.loaded(false);
+        life.running();
+        (
+            Report::new(stations, false, measure, life, Arc::default()),
+            log,
+        )
+    }
+
+    fn done(log: &Log) -> Vec<String> {
+        mem::take(&mut *log.borrow_mut())
+    }
+
+    #[test]
+    fn an_event_comes_by_history_reaper_metrics_and_output_and_then_leaves_the_ring() {
+        let (mut report, log) = report(false, None);
+        report.stations.ring = read(&[10, 20]);
+        assert!(report.go_on().unwrap());
+        let all = [
+            "history 2",
+            "reaper 2",
+            "metrics 2",
+            "output 10.0s",
+            "output 20.0s",
+            "release 200",
+        ];
+        assert_eq!(done(&log), all);
+        assert!(!report.go_on().unwrap());
+        assert_eq!(done(&log), [""; 0]);
+    }
+
+    #[test]
+    fn a_record_of_several_events_leaves_the_ring_as_a_whole() {
+        let (mut report, log) = report(false, None);
+        let mut batch = read(&[1, 2, 3]);
+        // The first two are of one record, and of the last there is more to come.
+        (batch[0].free, batch[2].free) = (0, 200);
+        report.stations.ring = batch;
+        report.go_on().unwrap();
+        let released = |it: &String| it.starts_with("release");
+        let released: Vec<_> = done(&log).into_iter().filter(released).collect();
+        assert_eq!(released, ["release 200"]);
+    }
+
+    #[test]
+    fn nothing_is_done_before_the_history_has_it() {
+        let (tell, kept) = watch::channel(0);
+        let (mut report, log) = report(false, Some(kept));
+        report.stations.ring = read(&[10, 20]);
+        assert!(report.go_on().unwrap());
+        assert_eq!(done(&log), ["history 2"]);
+        tell.send_replace(100);
+        assert!(report.go_on().unwrap(), "half of it waits for the rest");
+        assert_eq!(done(&log), [""; 0]);
+        tell.send_replace(200);
+        assert!(report.go_on().unwrap());
+        assert_eq!(done(&log)[..2], ["reaper 2", "metrics 2"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_passed_over() {
+        let (mut report, log) = report(false, None);
+        let mut batch = read(&[1, 2]);
+        if let Record::Ended(event) = &mut batch[0].record {
+            event.reason = 99;
+        }
+        report.stations.ring = batch;
+        report.go_on().unwrap();
+        let all = [
+            "history 2",
+            "reaper 2",
+            "metrics 1",
+            "output 2.0s",
+            "release 200",
+        ];
+        assert_eq!(done(&log), all);
+    }
+
+    #[test]
+    fn without_a_reader_events_stay_in_the_ring_if_the_instance_does() {
+        for (keep, kind) in [
+            (false, io::ErrorKind::BrokenPipe),
+            (true, io::ErrorKind::BrokenPipe),
+            (true, io::ErrorKind::StorageFull),
+        ] {
+            let (mut report, log) = report(keep, None);
+            report.stations.broken = Some(kind);
+            report.stations.ring = read(&[1]);
+            let result = report.go_on();
+            assert_eq!(result.is_ok(), kind == io::ErrorKind::BrokenPipe);
+            assert!(report.is_closed());
+            let released = done(&log).contains(&"release 100".to_owned());
+            assert_eq!(released, !keep, "{kind}");
+            report.stations.ring = read(&[2]);
+            assert_eq!(report.go_on().unwrap(), !keep);
+            assert_eq!(done(&log).is_empty(), keep);
+        }
+    }
+
+    #[test]
+    fn what_became_of_actions_is_printed_too() {
+        let (mut report, log) = report(false, None);
+        let Record::Ended(event) = ended(3) else {
+            panic!("an end");
+        };
+        let mut results = vec![Reaped {
+            event,
+            action: Action::Socket,
+            outcome: Outcome::Failed,
+            error: Some("no age of it".to_owned()),
+        }];
+        report.reaped(&mut results).unwrap();
+        assert!(results.is_empty());
+        assert_eq!(done(&log), ["output of"]);
+        assert_eq!(report.failures["no age of it"], 1);
+    }
+}
