@@ -214,7 +214,7 @@ impl Options {
         &self,
         clock: Clock,
         interfaces: usize,
-    ) -> Result<((Config, state::Timeouts), reap::Wanted)> {
+    ) -> Result<((Config, state::Timeouts), reap::Mandate)> {
         if self.mode.is_some() && matches!(self.hook, Ingress::Tcx | Ingress::Clsact) {
             return Err(Failure::new(
                 Kind::Usage,

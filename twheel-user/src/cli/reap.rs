@@ -7,7 +7,7 @@ use crate::{
     action::{Action, Actions},
     failure::{Failure, Kind},
     filter::{Filter, Known},
-    reap::{Namespace, Places, Wanted},
+    reap::{Mandate, Namespace, Sites},
 };
 
 /// Options of the reaper.
@@ -50,7 +50,7 @@ impl Reap {
     ///
     /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed. And what the actions
     /// need cannot be opened.
-    pub fn wanted(&self, known: Known, strict: bool) -> Result<Wanted> {
+    pub fn wanted(&self, known: Known, strict: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -74,12 +74,12 @@ impl Reap {
             }
         });
         let namespaces = self.reap_netns.iter().map(|name| Namespace::named(name));
-        Ok(Wanted {
+        Ok(Mandate {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,
             rate: self.reap_rate,
             max_share: f64::from(self.reap_max_share) / 100.0,
-            places: Places::open(namespaces.collect::<Result<_>>()?, self.actions)?,
+            sites: Sites::open(namespaces.collect::<Result<_>>()?, self.actions)?,
             strict,
             holds: self.holds(),
         })

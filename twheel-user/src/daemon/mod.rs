@@ -73,7 +73,7 @@ const RESULTS: usize = 1024;
 /// What was opened while all capabilities were there.
 struct Opened {
     listener: Option<Listener>,
-    reap: reap::Wanted,
+    reap: reap::Mandate,
     history: Option<history::Directory>,
     group: Option<Gid>,
     start: Flock<File>,
@@ -84,7 +84,7 @@ struct Opened {
 /// # Errors
 ///
 /// What keeps it from starting, or from going on.
-pub fn run(mut setup: Setup, reap: reap::Wanted) -> Result<()> {
+pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     host::check()?;
     for interface in setup.selection.names() {
         if !setup.wait || if_nametoindex(interface).is_ok() {

@@ -1,0 +1,73 @@
+//! Which actions the policy in force asks for.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use twheel_common::{
+    counter::Counter,
+    event::{Event, Reason, Record},
+    state::Timeouts,
+};
+
+use crate::{
+    action::Actions, data_plane::LoaderCounters, maps, pins::Pins, policy::install::InForce,
+};
+
+/// The actions of rules.
+pub(super) struct Asked(pub(super) InForce);
+
+impl Asked {
+    pub(super) fn of_rule(&self, rule: u32) -> Result<Actions> {
+        let timeouts = self.timeouts(rule)?;
+        Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
+    }
+
+    pub(super) fn timeouts(&self, rule: u32) -> Result<Timeouts> {
+        self.0.of(rule as u16)
+    }
+
+    /// Of these flows those that have expired, and for which anything is to be done.
+    pub(super) fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
+        let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
+        let mut asked = Vec::new();
+        for record in batch {
+            let Record::Ended(event) = record else {
+                continue;
+            };
+            // Those that were closed or reset have ended by themselves, and the rest was not idle for long enough.
+            if event.reason != Reason::Idle as u32 {
+                continue;
+            }
+            let actions = match known.get(&u32::from(event.rule)) {
+                Some(actions) => *actions,
+                None => {
+                    let actions = self.of_rule(event.rule.into())?;
+                    known.insert(event.rule.into(), actions);
+                    actions
+                }
+            };
+            if !actions.is_empty() {
+                asked.push((*event, actions));
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// Actions that were asked for, and of which nobody knows what became of them.
+pub(super) fn unsettled(tally: &LoaderCounters) -> Result<u64> {
+    let known = tally.get(Counter::ReapSettled)? + tally.get(Counter::ReapLost)?;
+    Ok(tally.get(Counter::ReapAsked)?.saturating_sub(known))
+}
+
+/// Actions that the policy in force asks for on these flows.
+pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
+    let asked = Asked(InForce::open(&maps::pinned(pins))?);
+    Ok(number(&asked.of(batch)?))
+}
+
+/// How many actions that are.
+pub(super) fn number(flows: &[(Event, Actions)]) -> u64 {
+    let actions = flows.iter().map(|(_, actions)| actions.iter().count());
+    actions.sum::<usize>() as u64
+}

@@ -1,0 +1,92 @@
+//! The network namespaces in which there may be sockets and conntrack entries of a flow.
+
+use anyhow::Result;
+
+use super::{conntrack::Conntrack, namespace::Namespace, reset::Resets, sockets::Sockets};
+use crate::action::{Action, Actions};
+
+/// Where sockets and entries are, and what was opened there.
+#[derive(Default)]
+pub(super) struct Site {
+    /// `None`: where this process is.
+    namespace: Option<Namespace>,
+    sockets: Option<Sockets>,
+    conntrack: Option<Conntrack>,
+    resets: Option<Resets>,
+}
+
+/// Opens something in a namespace, the first time.
+fn opened<'a, T: Send>(
+    namespace: Option<&Namespace>,
+    place: &'a mut Option<T>,
+    open: impl FnOnce() -> Result<T> + Send,
+) -> Result<&'a mut T> {
+    match place {
+        Some(opened) => Ok(opened),
+        None => {
+            let tool = match namespace {
+                Some(namespace) => namespace.inside(open)?,
+                None => open()?,
+            };
+            Ok(place.insert(tool))
+        }
+    }
+}
+
+impl Site {
+    /// Opens what an action needs here.
+    fn prepare(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Socket => self.sockets().map(drop),
+            Action::Conntrack => self.conntrack().map(drop),
+            Action::Reset if self.namespace.is_none() => self.resets().map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn sockets(&mut self) -> Result<&mut Sockets> {
+        opened(self.namespace.as_ref(), &mut self.sockets, Sockets::open)
+    }
+
+    pub(super) fn conntrack(&mut self) -> Result<&mut Conntrack> {
+        opened(
+            self.namespace.as_ref(),
+            &mut self.conntrack,
+            Conntrack::open,
+        )
+    }
+
+    pub(super) fn resets(&mut self) -> Result<&mut Resets> {
+        opened(self.namespace.as_ref(), &mut self.resets, Resets::open)
+    }
+}
+
+/// Where sockets and conntrack entries are: this network namespace first.
+pub struct Sites(pub(super) Vec<Site>);
+
+impl Sites {
+    /// This network namespace and these.
+    ///
+    /// What needs more than a run [keeps](crate::privilege) is opened now, as a policy may come to ask for it.
+    ///
+    /// # Errors
+    ///
+    /// What `first` needs cannot be opened: the actions that are known of now.
+    pub fn open(namespaces: Vec<Namespace>, first: Actions) -> Result<Self> {
+        let named = namespaces.into_iter().map(|namespace| Site {
+            namespace: Some(namespace),
+            ..Site::default()
+        });
+        let mut places: Vec<_> = std::iter::once(Site::default()).chain(named).collect();
+        for place in &mut places {
+            for action in [Action::Socket, Action::Conntrack, Action::Reset] {
+                let opened = place.prepare(action);
+                // If it is asked for later it is tried again, and the action fails with that error.
+                if first.has(action) {
+                    opened?;
+                }
+            }
+        }
+        Ok(Self(places))
+    }
+}

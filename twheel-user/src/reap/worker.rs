@@ -1,0 +1,546 @@
+//! The thread that reaps: whether an action may still be done to a flow, and doing it.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::Ordering,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{HashMap, Map, MapData};
+use netlink_packet_netfilter::conntrack::Protocol;
+use nix::net::if_::if_nametoindex;
+use twheel_common::{
+    config::EXTRA_ENFORCE,
+    counter::Counter,
+    enforce::Tomb,
+    event::Event,
+    flow::FlowKey,
+    packet::{PROTO_TCP, PROTO_UDP},
+    state::{Seen, State, is_elsewhere},
+    step::Enter,
+};
+
+use super::{
+    asked::Asked,
+    guard::{Guard, Pace},
+    mandate::{Mandate, Shared},
+    refusals::refused,
+    reset::Reset,
+    scope::Scope,
+    sockets::Found,
+};
+use crate::{
+    action::{Action, Actions, Outcome, Reaped},
+    call::Callable,
+    data_plane::{self, LoaderCounters},
+    filter::Subject,
+    inspect::Reader,
+    model::Expired,
+    names::Names,
+    pins::Pins,
+};
+
+/// How old the number of live flows may be that a share is taken of.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// A flow that waits for its actions.
+pub(super) struct Job {
+    pub(super) event: Event,
+    pub(super) actions: Actions,
+    /// [`refused`](super::refusals::refused) before it expired.
+    pub(super) refused: u64,
+}
+
+/// What conntrack calls the flow's protocol, if it has entries of that.
+fn protocol(job: &Job) -> Option<Protocol> {
+    match job.event.key.proto() {
+        PROTO_TCP => Some(Protocol::Tcp),
+        PROTO_UDP => Some(Protocol::Udp),
+        _ => None,
+    }
+}
+
+/// The thread that reaps.
+pub(super) struct Worker {
+    pub(super) asked: Arc<Asked>,
+    pub(super) counters: Map,
+    pub(super) reader: Reader,
+    pub(super) names: Names,
+    pub(super) pins: Pins,
+    pub(super) guard: Guard,
+    pub(super) pace: Pace,
+    pub(super) expired: Option<HashMap<MapData, FlowKey, Tomb>>,
+    /// The program that enters a flow again.
+    pub(super) enter: Callable,
+    pub(super) mandate: Mandate,
+    pub(super) shared: Arc<Shared>,
+    pub(super) tally: Arc<LoaderCounters>,
+    pub(super) results: tokio::sync::mpsc::Sender<Reaped>,
+    pub(super) stopped: Receiver<()>,
+    pub(super) began: Instant,
+    /// When the live flows were counted, and how many are left of those.
+    pub(super) left: (Duration, Option<u64>),
+    /// Of the flow at hand.
+    pub(super) scope: Scope,
+}
+
+/// What becomes of an action, before it is counted.
+type Done = Result<Outcome>;
+
+impl Worker {
+    pub(super) fn run(&mut self, batches: &Receiver<Vec<Job>>) {
+        for jobs in batches {
+            for job in jobs {
+                self.shared.queued.fetch_sub(1, Ordering::Relaxed);
+                self.reap(&job);
+                let settled = job.actions.iter().count();
+                self.tally.add(Counter::ReapSettled, settled as u64);
+            }
+        }
+    }
+
+    fn reap(&mut self, job: &Job) {
+        let (event, actions) = (&job.event, job.actions);
+        if self.shared.resume.swap(false, Ordering::Relaxed) {
+            self.guard.reset();
+            self.shared.paused.store(false, Ordering::Relaxed);
+        }
+        let all = |worker: &Self, outcome| {
+            actions
+                .iter()
+                .for_each(|action| worker.report(event, action, outcome, None));
+        };
+        if self.is_over(Duration::ZERO) {
+            return all(self, Outcome::Overrun);
+        }
+        match self.is_protected(event) {
+            Ok(false) => {}
+            Ok(true) => return all(self, Outcome::Protected),
+            // What cannot be read may be protected.
+            Err(_) => return all(self, Outcome::Protected),
+        }
+        // A connection that nobody answers is nobody's loss, and anybody can begin as many as he likes.
+        let counts = event.seen().is_replied() || self.reader.is_one_way();
+        if self.guard.is_tripped() || counts && !self.admit() {
+            return all(self, Outcome::Paused);
+        }
+        let mut reset = false;
+        for action in actions.iter() {
+            let wait = self.pace.turn(self.began.elapsed());
+            if self.is_over(wait) {
+                self.report(event, action, Outcome::Overrun, None);
+                continue;
+            }
+            let (outcome, error) = match self.act(job, action, reset) {
+                Ok(outcome) => (outcome, None),
+                Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
+            };
+            reset |= action == Action::Reset && outcome == Outcome::Done;
+            self.report(event, action, outcome, error);
+        }
+    }
+
+    /// Whether the run ends within this time; waits for it.
+    fn is_over(&self, wait: Duration) -> bool {
+        let waited = self.stopped.recv_timeout(wait);
+        waited != Err(RecvTimeoutError::Timeout)
+    }
+
+    fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
+        self.shared.add(action, outcome);
+        // Without a reader the run is over.
+        let _ = self.results.blocking_send(Reaped {
+            event: *event,
+            action,
+            outcome,
+            error,
+        });
+    }
+
+    fn is_protected(&self, event: &Event) -> Result<bool> {
+        if self.mandate.protect.is_empty() {
+            return Ok(false);
+        }
+        let one_way = self.reader.is_one_way();
+        let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
+            bail!("an event that cannot be read");
+        };
+        let known_as = self.names.known_as(&ended.flow)?;
+        let subject = Subject::ended(&ended, known_as.named(), Duration::ZERO);
+        Ok(self
+            .mandate
+            .protect
+            .iter()
+            .any(|filter| filter.matches(&subject)))
+    }
+
+    /// Whether the share that is reaped is still small enough.
+    fn admit(&mut self) -> bool {
+        let now = self.began.elapsed();
+        let (counted, left) = self.left;
+        let left = match left {
+            // Less the one that was taken since.
+            Some(left) if now < counted + FRESH => left.saturating_sub(1),
+            _ => {
+                // Without a count nothing is known to be left.
+                let counters = data_plane::counters(&self.counters);
+                let live = counters.map_or(0, |counters| counters.live());
+                // Those that wait here were live a moment ago.
+                let left = live + self.shared.queued.load(Ordering::Relaxed) as u64;
+                self.left.0 = now;
+                left
+            }
+        };
+        self.left.1 = Some(left);
+        let admitted = self.guard.admit(now, left);
+        if self.guard.is_tripped() && !self.shared.paused.swap(true, Ordering::Relaxed) {
+            say!(
+                "twheel: nothing is reaped any more: more than {:.0} % of the live flows were to be within a minute. \
+                 If that is meant, give a larger --reap-max-share; SIGHUP goes on",
+                100.0 * self.mandate.max_share
+            );
+        }
+        admitted
+    }
+
+    /// Why nothing may be done any more, if so.
+    fn look(&self, job: &Job) -> Result<Option<Outcome>> {
+        // The counters first: the look at the table is the last.
+        let refused = refused(&self.counters)?;
+        let hash = &self.reader.meta().hash;
+        let found = self.reader.table().find(hash, &job.event.key);
+        if found
+            .context("cannot tell whether the flow is back")?
+            .is_some()
+        {
+            return Ok(Some(Outcome::Back));
+        }
+        Ok((refused != job.refused).then_some(Outcome::Unknown))
+    }
+
+    /// Does an action. `reset`: both ends were told before, so nothing is younger than that.
+    fn act(&mut self, job: &Job, action: Action, reset: bool) -> Done {
+        let event = &job.event;
+        if self.mandate.strict {
+            bail!("with --pickup strict it cannot be told whether the flow is back");
+        }
+        if !self.asked.of_rule(event.rule.into())?.has(action) {
+            return Ok(Outcome::Revoked);
+        }
+        if let Some(why) = self.look(job)? {
+            return Ok(why);
+        }
+        // What is here is another network namespace's.
+        if self.is_elsewhere(event)? {
+            return Ok(Outcome::OtherZone);
+        }
+        self.scope = self.scope_of(event)?;
+        let seen = event.seen();
+        let initiator = seen.initiator();
+        let src = event.key.sender(initiator);
+        let dst = event.key.sender(initiator.reverse());
+        let is_tcp = event.key.proto() == PROTO_TCP;
+        match action {
+            Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
+            // This host sends by its routes, which may be another zone's.
+            Action::Reset if self.scope.is_apart() => return Ok(Outcome::OtherZone),
+            // Forged packets of one side are no conversation.
+            Action::Reset | Action::EnforceDrop | Action::EnforceReset
+                if !seen.is_conversation() || seen.state() == State::FinWait =>
+            {
+                return Ok(Outcome::OneSided);
+            }
+            // Nor is what packets say of a connection that an end of it is here, or conntrack knows.
+            Action::Reset | Action::EnforceDrop | Action::EnforceReset
+                if self.lives(job, src, dst)? =>
+            {
+                return Ok(Outcome::Alive);
+            }
+            _ if self.mandate.dry_run => return Ok(Outcome::Would),
+            _ => {}
+        }
+        match action {
+            Action::Socket => self.close(job, src, dst, reset),
+            Action::Conntrack => self.forget(job, src, dst, reset),
+            Action::Reset => self.reset(event, src, dst),
+            Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
+        }
+    }
+
+    /// Whether a socket of either end is here, or an entry is to be deleted, that is not idle by the kernel's own clocks.
+    fn lives(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Result<bool> {
+        let initiator = job.event.seen().initiator();
+        let has_entry = self
+            .asked
+            .of_rule(job.event.rule.into())?
+            .has(Action::Conntrack);
+        for at in 0..self.mandate.sites.0.len() {
+            for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
+            {
+                let found = self.find(at, local, peer)?;
+                if let Some(socket) = found
+                    && let Some(seen) = socket.seen(direction, initiator)
+                    && let Some(idle) = self.idle(job, &socket)
+                    && self.is_alive(job, seen, idle)?
+                {
+                    return Ok(true);
+                }
+                if has_entry
+                    && self
+                        .entry_lives(job, at, local, peer)?
+                        .is_some_and(|lives| lives)
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a flow's packets are counted in another network namespace.
+    fn is_elsewhere(&self, event: &Event) -> Result<bool> {
+        let interface = self.names.interface(event.point.place())?;
+        Ok(is_elsewhere(interface))
+    }
+
+    /// Where what is a flow's is looked for.
+    fn scope_of(&self, event: &Event) -> Result<Scope> {
+        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
+            return Ok(Scope::default());
+        }
+        let zone = self.names.zone(event.key.zone())?;
+        let interface = match event.point.place() {
+            0 => {
+                let only = self.pins.interfaces()?.into_iter().next();
+                only.and_then(|name| if_nametoindex(name.as_str()).ok())
+            }
+            place => {
+                let interface = self.names.interface(place)?;
+                (interface != 0).then_some(interface)
+            }
+        };
+        Scope::of(event, zone, interface)
+    }
+
+    /// The socket of a flow with these ends, in a network namespace.
+    fn find(&mut self, at: usize, local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>> {
+        // Interfaces are those of this namespace.
+        if at > 0 && self.scope.is_apart() {
+            return Ok(None);
+        }
+        for bound in self.scope.bound(local.ip())? {
+            let found = self.mandate.sites.0[at].sockets()?.find(local, peer, bound);
+            let found = found.context("cannot look for the socket")?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether conntrack's entry of these ends is not idle; `None` if there is none.
+    fn entry_lives(
+        &mut self,
+        job: &Job,
+        at: usize,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Result<Option<bool>> {
+        let Some(proto) = protocol(job) else {
+            return Ok(None);
+        };
+        let conntrack = self.mandate.sites.0[at].conntrack()?;
+        let found = conntrack.find(proto, src, dst, self.scope.zone);
+        let Some(entry) = found.context("cannot look for the conntrack entry")? else {
+            return Ok(None);
+        };
+        let idle = conntrack.idle(&entry)?;
+        let seen = match entry.state {
+            Some(state) => Seen::of_socket(state, job.event.seen().initiator(), &[]),
+            None => job.event.seen(),
+        };
+        self.is_alive(job, seen, idle).map(Some)
+    }
+
+    /// Closes the sockets of either end that are local, and by the kernel's own clocks idle for the timeout of the state
+    /// that they are in: packets can be forged, and what only this host sends may not be seen.
+    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
+        let mut outcome = Outcome::Nothing;
+        let initiator = job.event.seen().initiator();
+        for at in 0..self.mandate.sites.0.len() {
+            for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
+            {
+                let Some(socket) = self.find(at, local, peer)? else {
+                    continue;
+                };
+                if !reset
+                    && let Some(seen) = socket.seen(direction, initiator)
+                    && let Some(idle) = self.idle(job, &socket)
+                    && self.is_alive(job, seen, idle)?
+                {
+                    return Ok(outcome.or(Outcome::Alive));
+                }
+                // It has just begun to open, and the flow is of packets before that.
+                let opens = [State::SynSent, State::SynSent2, State::SynRecv];
+                if socket.is_opening() && !opens.contains(&job.event.seen().state()) {
+                    return Ok(outcome.or(Outcome::OneSided));
+                }
+                // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
+                let held = self.hold(job)?;
+                let closed = match self.look(job) {
+                    Ok(None) => self.mandate.sites.0[at].sockets().and_then(|sockets| {
+                        let closed = sockets.close(socket).context("cannot close the socket")?;
+                        Ok(if closed {
+                            Outcome::Done
+                        } else {
+                            Outcome::Nothing
+                        })
+                    }),
+                    Ok(Some(why)) => Ok(why),
+                    Err(error) => Err(error),
+                };
+                if held {
+                    self.release(job);
+                }
+                match closed? {
+                    Outcome::Done => outcome = Outcome::Done,
+                    Outcome::Nothing => {}
+                    why => return Ok(outcome.or(why)),
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// For how long neither the socket nor its flow has had a packet: a keepalive probe moves none of the socket's clocks.
+    fn idle(&self, job: &Job, socket: &Found) -> Option<Duration> {
+        let flow = self.reader.clock().duration(job.event.idle.into());
+        socket.idle.map(|idle| idle.min(flow))
+    }
+
+    /// Whether a connection that is in this state and has been idle for so long is still within its timeout. Then its flow
+    /// is entered again.
+    fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
+        let rule = job.event.rule;
+        let clock = self.reader.clock();
+        let timeout = clock.duration(self.asked.timeouts(rule.into())?.of(seen).into());
+        // Each clock has its own beginning of a unit, and a timeout is a unit longer than asked for.
+        if idle + 2 * clock.unit() >= timeout {
+            return Ok(false);
+        }
+        let key = job.event.key;
+        self.enter.enter(Enter {
+            addresses: key.addresses(),
+            ports: key.ports(),
+            seen: seen.0,
+            rule: rule.into(),
+            idle: clock.units_floor(idle),
+            zero: 0,
+        })?;
+        Ok(true)
+    }
+
+    /// Deletes the conntrack entries that know the flow by either tuple, and were idle for the flow's timeout by what is
+    /// left of their own.
+    fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
+        let mut outcome = Outcome::Nothing;
+        for at in 0..self.mandate.sites.0.len() {
+            for (src, dst) in [(src, dst), (dst, src)] {
+                let Some(proto) = protocol(job) else {
+                    return Ok(Outcome::Nothing);
+                };
+                if let Some(why) = self.look(job)? {
+                    return Ok(outcome.or(why));
+                }
+                if !reset && self.entry_lives(job, at, src, dst)? == Some(true) {
+                    return Ok(outcome.or(Outcome::Alive));
+                }
+                let conntrack = self.mandate.sites.0[at].conntrack()?;
+                if conntrack
+                    .delete(proto, src, dst, self.scope.zone)
+                    .context("cannot delete the conntrack entry")?
+                {
+                    outcome = Outcome::Done;
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// The map of flows whose packets are refused.
+    fn expired(&mut self) -> Result<&mut HashMap<MapData, FlowKey, Tomb>> {
+        if self.expired.is_none() {
+            let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
+            self.expired = Some(HashMap::try_from(map)?);
+        }
+        self.expired.as_mut().context("no map EXPIRED")
+    }
+
+    /// Has packets of the flow dropped for a moment, if the program can and they are not anyway. Returns whether that
+    /// must be taken back.
+    fn hold(&mut self, job: &Job) -> Result<bool> {
+        if !self.mandate.holds || job.actions.iter().any(Action::enforces) {
+            return Ok(false);
+        }
+        let tomb = Tomb::new(Tomb::DROP);
+        self.expired()?
+            .insert(job.event.key, tomb, 0)
+            .context("cannot write EXPIRED")?;
+        Ok(true)
+    }
+
+    fn release(&mut self, job: &Job) {
+        if let Ok(expired) = self.expired() {
+            // A SYN may have taken it away.
+            let _ = expired.remove(&job.event.key);
+        }
+    }
+
+    /// Has the XDP program refuse what comes later.
+    fn enforce(&mut self, job: &Job, action: Action) -> Done {
+        if self.reader.meta().extras & EXTRA_ENFORCE == 0 {
+            bail!(
+                "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
+            );
+        }
+        let verdict = match action {
+            Action::EnforceReset => Tomb::RESET,
+            _ => Tomb::DROP,
+        };
+        self.expired()?
+            .insert(job.event.key, Tomb::new(verdict), 0)
+            .context("cannot write EXPIRED")?;
+        // A packet that came in between has begun the flow again, which is found before its tomb is: it lives.
+        let why = self.look(job);
+        if !matches!(why, Ok(None)) {
+            self.release(job);
+        }
+        Ok(why?.unwrap_or(Outcome::Done))
+    }
+
+    /// Sends a RST to each end of which it is known what it expects.
+    fn reset(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
+        let seen = event.seen();
+        let initiator = seen.initiator();
+        let [of_src, of_dst] =
+            [initiator, initiator.reverse()].map(|direction| event.positions[direction as usize]);
+        let reset = |from, to, seq, ack| Reset { from, to, seq, ack };
+        let resets = [
+            reset(dst, src, of_dst, of_src),
+            reset(src, dst, of_src, of_dst),
+        ];
+        let sockets = self.mandate.sites.0[0].resets()?;
+        // Both are tried, whatever becomes of the first.
+        let sent: Vec<io::Result<()>> = resets.iter().map(|reset| sockets.send(reset)).collect();
+        for (reset, sent) in resets.iter().zip(sent) {
+            sent.with_context(|| format!("cannot send a RST to {}", reset.to))?;
+        }
+        Ok(Outcome::Done)
+    }
+}
