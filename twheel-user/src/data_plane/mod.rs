@@ -1,48 +1,49 @@
 //! The eBPF object, loaded: maps, programs, and what userspace does with them.
 
+mod adopt;
+mod counters;
+mod sizes;
+
 use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
     os::fd::AsFd,
-    path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    path::PathBuf,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use aya::{
-    Ebpf, EbpfError, EbpfLoader, include_bytes_aligned,
-    maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuValues, RingBuf},
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Array, Map, MapData, MapError, RingBuf},
     programs::{Program, ProgramError, SchedClassifier, Xdp},
     sys::SyscallError,
-    util::nr_cpus,
 };
 use twheel_common::{
-    config::{CLOCK_VIRTUAL, Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta, SEATS, UNRULED},
-    counter::{Counter, Counters, FIRST_INTERFACE, LOADER, MAX_INTERFACES},
+    config::{CLOCK_VIRTUAL, Config, Meta, SEATS, UNRULED},
+    counter::Counters,
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
-    pool::{CHAIN, SHELF},
     state::Timeouts,
-    step::{Answer, Delete, Step, Sweep},
-    table::Hash,
-    wheel::Geometry,
+    step::{Delete, Step, Sweep},
 };
 
+pub use self::{
+    adopt::{OBJECT, check_adoptable, meta},
+    counters::{LoaderCounters, counted, counters, counters_of_places},
+};
+use self::{
+    adopt::{adoptable, drop_calls, wanted_meta},
+    sizes::{cpus, details, places, wakes_bytes},
+};
 pub use crate::ring::Events;
 use crate::{
     call::{self, Answers, MIN_ANSWERS},
     clock::Clock,
-    failure::{Failure, Kind},
     flows::Flows,
     model::Measure,
-    names::LABEL_BYTES,
-    pins::{Instance, PROGRAMS, Pins},
+    pins::{Instance, PROGRAMS},
     stepping::Stepping,
     verifier::refused,
 };
-
-/// The object that this program carries.
-pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twheel.bpf.o"));
 
 /// Visits of a stepper's call: enough to make the cost of the call small, few enough to keep bottom
 /// halves off for no longer than a packet burst does.
@@ -116,12 +117,12 @@ impl DataPlane {
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`] if the pinned maps were made for something else. [`Kind::Unsupported`] if the verifier refuses a program,
+    /// [`Kind::Pins`](crate::failure::Kind::Pins) if the pinned maps were made for something else. [`Kind::Unsupported`](crate::failure::Kind::Unsupported) if the verifier refuses a program,
     /// and names the file that has its log.
     pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
         let keys = load.secret.map_or_else(random_keys, Ok)?;
         let wanted = wanted_meta(&load.config, load.clock, keys);
-        let (wanted, adopted) = match adoptable(&instance.pins(), &wanted)? {
+        let (wanted, adopted) = match adoptable(&instance.pins(), &wanted, load.object)? {
             Some(meta) => (meta, true),
             None => {
                 instance.clear()?;
@@ -222,7 +223,7 @@ impl DataPlane {
     ///
     /// # Errors
     ///
-    /// [`Kind::Unsupported`] if the verifier refuses it.
+    /// [`Kind::Unsupported`](crate::failure::Kind::Unsupported) if the verifier refuses it.
     pub fn demand(&mut self, name: &str, instance: &Instance) -> Result<()> {
         let program = self
             .bpf
@@ -499,212 +500,6 @@ pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
     }
 }
 
-/// What an instance's maps were made for.
-///
-/// # Errors
-///
-/// [`Kind::Pins`]: they are laid out in another way than this version reads them.
-pub fn meta(pins: &Pins) -> Result<Meta> {
-    let (path, data) = (pins.object("META"), pins.map("META")?);
-    if data.info()?.value_size() as usize != size_of::<Meta>() {
-        return Err(other_layout(&path).into());
-    }
-    let map = Array::<_, Meta>::try_from(Map::Array(data))?;
-    let meta = map.get(&0, 0).context("cannot read META")?;
-    match meta.layout {
-        LAYOUT => Ok(meta),
-        _ => Err(other_layout(&path).into()),
-    }
-}
-
-fn other_layout(path: &Path) -> Failure {
-    let path = path.parent().unwrap_or(path);
-    Failure::new(
-        Kind::Pins,
-        format!(
-            "the pins at {} were made by another version of twheel, whose maps this one cannot read: use that one, or \
-             run `twheel detach` first",
-            path.display()
-        ),
-    )
-}
-
-/// The interface that each place of the map `COUNTERS` is of, or 0.
-pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
-    let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
-    (0..map.len())
-        .map(|place| map.get(&place, 0).context("cannot read COUNTED"))
-        .collect()
-}
-
-/// The counters of the map `COUNTERS`, summed over all places and CPUs.
-pub fn counters(map: &Map) -> Result<Counters> {
-    Ok(Counters::sum(counters_of_places(map)?.iter().flatten()))
-}
-
-/// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
-pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
-    let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
-    (0..per_cpu.len())
-        .map(|place| {
-            let cpus = per_cpu.get(&place, 0).context("cannot read the counters")?;
-            Ok(cpus.iter().copied().collect())
-        })
-        .collect()
-}
-
-/// What the loader counts. It stands beside what the programs count, and outlives the run like that.
-pub struct LoaderCounters(Mutex<Unwritten>);
-
-struct Unwritten {
-    map: PerCpuArray<MapData, Counters>,
-    /// What could not be written yet.
-    more: Counters,
-}
-
-impl LoaderCounters {
-    /// Of pinned maps. Whoever holds their instance has one: a counter is read and then written.
-    pub fn open(pins: &Pins) -> Result<Self> {
-        let map = Map::PerCpuArray(pins.map("COUNTERS")?);
-        Ok(Self(Mutex::new(Unwritten {
-            map: PerCpuArray::try_from(map)?,
-            more: Counters::default(),
-        })))
-    }
-
-    /// What was counted, by earlier runs as well.
-    pub fn get(&self, counter: Counter) -> Result<u64> {
-        let unwritten = self.lock();
-        Ok(unwritten.read()?[0].get(counter) + unwritten.more.get(counter))
-    }
-
-    /// Adds to a counter.
-    pub fn add(&self, counter: Counter, number: u64) {
-        let mut unwritten = self.lock();
-        unwritten.more.0[counter as usize] += number;
-        if let Err(error) = unwritten.write() {
-            log::error!("cannot count {}, tried again: {error:#}", counter.name());
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Unwritten> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Unwritten {
-    /// Of each CPU; the loader's are the first one's.
-    fn read(&self) -> Result<Vec<Counters>> {
-        let cpus = self.map.get(&LOADER, 0);
-        let cpus = cpus.context("cannot read the counters")?;
-        Ok(cpus.iter().copied().collect())
-    }
-
-    fn write(&mut self) -> Result<()> {
-        let mut cpus = self.read()?;
-        cpus[0].add(&self.more);
-        let cpus = PerCpuValues::try_from(cpus)?;
-        let written = self.map.set(LOADER, cpus, 0);
-        written.context("cannot write the counters")?;
-        self.more = Counters::default();
-        Ok(())
-    }
-}
-
-/// What maps are made for.
-fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
-    let enforces = (config.enforce >> 1) * EXTRA_ENFORCE;
-    Meta {
-        layout: LAYOUT,
-        tick: config.tick,
-        unit_ns: clock.unit().subsec_nanos(),
-        geometry: config.geometry,
-        max_flows: config.max_flows,
-        extras: config.accounting | config.rto.on << 1 | enforces | (config.vlans * EXTRA_VLANS),
-        hash: Hash::new(keys, config.max_flows),
-    }
-}
-
-/// Fails if a run with this configuration could not go on with what is pinned.
-///
-/// # Errors
-///
-/// [`Kind::Pins`]: it was made for another configuration, or by another version.
-pub fn check_adoptable(pins: &Pins, config: &Config, clock: Clock) -> Result<()> {
-    let keys = Default::default();
-    adoptable(pins, &wanted_meta(config, clock, keys)).map(drop)
-}
-
-/// What pinned maps were made for, if they can be adopted. `None`: there are none, or their loader died before it had
-/// set all up.
-fn adoptable(pins: &Pins, wanted: &Meta) -> Result<Option<Meta>> {
-    let meta = match MapData::from_pin(pins.object("META")) {
-        Ok(map) => {
-            check_pinned(pins)?;
-            Array::<_, Meta>::try_from(Map::Array(map))?
-                .get(&0, 0)
-                .context("cannot read META")?
-        }
-        Err(MapError::SyscallError(SyscallError { io_error, .. }))
-            if io_error.kind() == io::ErrorKind::NotFound =>
-        {
-            Meta::default()
-        }
-        Err(error) => return Err(error).context("cannot open the pinned META"),
-    };
-    if meta.layout == 0 {
-        return Ok(None);
-    }
-    if meta.layout != LAYOUT {
-        return Err(other_layout(&pins.object("META")).into());
-    }
-    // The secret of the hash is the table's own.
-    let hash = Hash {
-        keys: meta.hash.keys,
-        ..wanted.hash
-    };
-    if meta != (Meta { hash, ..*wanted }) {
-        let options = |meta: &Meta| {
-            let tick = Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns));
-            let Geometry { levels, bits, .. } = meta.geometry;
-            let scheme = meta.geometry.scheme_name();
-            format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}",
-                meta.max_flows,
-                humantime::format_duration(tick),
-                1u64 << bits,
-                match meta.extras & 1 {
-                    0 => "",
-                    _ => " --accounting",
-                },
-                match meta.extras & 2 {
-                    0 => "",
-                    _ => " --rto on",
-                },
-                match meta.extras & EXTRA_ENFORCE {
-                    0 => "",
-                    _ => " --i-know-this-drops-traffic",
-                },
-                match meta.extras & EXTRA_VLANS {
-                    0 => " --vlan ignore",
-                    _ => "",
-                },
-            )
-        };
-        return Err(Failure::new(
-            Kind::Pins,
-            format!(
-                "the pins at {} were made with {}, not {}: run with those, or run `twheel detach` first",
-                pins.path().display(),
-                options(&meta),
-                options(wanted),
-            ),
-        )
-        .into());
-    }
-    Ok(Some(meta))
-}
-
 /// From the kernel's generator.
 fn random_keys() -> Result<[u64; 11]> {
     let mut bytes = [0; 88];
@@ -715,152 +510,6 @@ fn random_keys() -> Result<[u64; 11]> {
     .context("cannot read /dev/urandom")?;
     let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_ne_bytes);
     Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
-}
-
-/// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
-fn check_pinned(pins: &Pins) -> Result<()> {
-    use aya::maps::MapType;
-    use twheel_common::{
-        config::{NAME_BYTES, Watched},
-        enforce::Tomb,
-        event::Staged,
-        flow::{Account, FlowKey},
-        policy::{Ends, Header, PortClasses, Rules},
-        pool::Shelf,
-        rto::Timers,
-        table::{Details, Extras, Line},
-        wheel::{Heads, Wheel},
-    };
-    let size = |bytes: usize| bytes as u32;
-    let shapes = [
-        ("FLOWS", MapType::Array, 4, size(size_of::<Line>())),
-        ("DETAILS", MapType::Array, 4, size(size_of::<Details>())),
-        ("EXTRAS", MapType::Array, 4, size(size_of::<Extras>())),
-        ("DEPOT", MapType::Array, 4, 8),
-        ("SHELF", MapType::PerCpuArray, 4, size(size_of::<Shelf>())),
-        ("ACCOUNTS", MapType::Array, 4, size(size_of::<Account>())),
-        ("RTOS", MapType::Array, 4, size(size_of::<Timers>())),
-        ("TIMEOUTS", MapType::Array, 4, size(size_of::<Timeouts>())),
-        ("INBOXES", MapType::Array, 4, 64),
-        ("ACTIVE", MapType::Array, 4, 4),
-        ("POLICIES", MapType::Array, 4, size(size_of::<Header>())),
-        ("PORTS", MapType::Array, 4, size(size_of::<PortClasses>())),
-        ("CLASSES", MapType::Array, 4, size(size_of::<Rules>())),
-        ("INTERFACES", MapType::Hash, 8, size(size_of::<Rules>())),
-        ("SOURCES", MapType::LpmTrie, 24, size(size_of::<Ends>())),
-        (
-            "DESTINATIONS",
-            MapType::LpmTrie,
-            24,
-            size(size_of::<Ends>()),
-        ),
-        ("NUMBERS", MapType::Array, 4, 512),
-        ("NAMES", MapType::Array, 4, NAME_BYTES as u32),
-        ("TRACKED", MapType::Array, 4, 8),
-        (
-            "EXPIRED",
-            MapType::LruHash,
-            size(size_of::<FlowKey>()),
-            size(size_of::<Tomb>()),
-        ),
-        ("WHEEL", MapType::PerCpuArray, 4, size(size_of::<Wheel>())),
-        ("SLOTS", MapType::PerCpuArray, 4, size(size_of::<Heads>())),
-        ("EVENTS", MapType::RingBuf, 0, 0),
-        ("STAGED", MapType::PerCpuArray, 4, size(size_of::<Staged>())),
-        ("WAKES", MapType::RingBuf, 0, 0),
-        (
-            "COUNTERS",
-            MapType::PerCpuArray,
-            4,
-            size(size_of::<Counters>()),
-        ),
-        ("WATCHED", MapType::Hash, 4, size(size_of::<Watched>())),
-        ("SEATED", MapType::Array, 4, 8),
-        ("COUNTED", MapType::Array, 4, 4),
-        ("LABELS", MapType::Array, 4, size(LABEL_BYTES)),
-        ("ZONES", MapType::Array, 4, 4),
-        ("PLACE", MapType::PerCpuArray, 4, 8),
-        ("META", MapType::Array, 4, size(size_of::<Meta>())),
-        ("CLOCK", MapType::Array, 4, 8),
-    ];
-    for (name, kind, key_size, value_size) in shapes {
-        let info = MapInfo::from_pin(pins.object(name));
-        let matches = info.is_ok_and(|info| {
-            info.map_type().is_ok_and(|found| found == kind)
-                && info.key_size() == key_size
-                && info.value_size() == value_size
-        });
-        if !matches {
-            return Err(Failure::new(
-                Kind::Pins,
-                format!(
-                    "{} is not the map that this version of twheel makes: run `twheel detach` first",
-                    pins.object(name).display()
-                ),
-            )
-            .into());
-        }
-    }
-    Ok(())
-}
-
-/// Removes the pin of the map of answers if it is not of this size, which says how programs are called. It holds nothing
-/// that anybody waits for longer than a call takes.
-fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
-    let pin = instance.object("CALLS");
-    let is_fit = MapInfo::from_pin(&pin).is_ok_and(|info| {
-        info.max_entries() == answers
-            && info.key_size() == 8
-            && info.value_size() as usize == size_of::<Answer>()
-    });
-    if is_fit {
-        return Ok(());
-    }
-    match fs::remove_file(&pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", pin.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Places of the counters of so many interfaces.
-fn places(room: u32) -> Result<u32> {
-    ensure!(
-        room <= MAX_INTERFACES,
-        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
-    );
-    Ok(FIRST_INTERFACE + room)
-}
-
-/// CPUs that a record of the flow table can name.
-const MAX_CPUS: usize = 1 << 12;
-
-/// Details for so many flows, whichever CPU's they are: those that lie on shelves are nobody's. Whole chains.
-fn details(max_flows: u32) -> Result<u32> {
-    let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
-    Ok(most.next_multiple_of(CHAIN.into()).min(1 << 30) as u32)
-}
-
-/// CPUs that this host may have.
-fn cpus() -> Result<u32> {
-    let cpus = nr_cpus().map_err(|(path, error)| {
-        anyhow::Error::new(error).context(format!("cannot read {path}"))
-    })?;
-    if cpus > MAX_CPUS {
-        return Err(Failure::new(
-            Kind::Unsupported,
-            format!("this host may have {cpus} CPUs: twheel can tell {MAX_CPUS} apart"),
-        )
-        .into());
-    }
-    Ok(cpus as u32)
-}
-
-/// Room for every CPU to call its stepper several times before anybody listens.
-fn wakes_bytes() -> Result<u32> {
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
-    Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

@@ -1,0 +1,225 @@
+//! What pinned maps were made for, and whether a run can go on with them.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use aya::{
+    include_bytes_aligned,
+    maps::{Array, Map, MapData, MapError, MapInfo},
+    sys::SyscallError,
+};
+use aya_obj::{Object, maps::PinningType};
+use twheel_common::{
+    config::{Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta},
+    step::Answer,
+    table::Hash,
+    wheel::Geometry,
+};
+
+use crate::{
+    clock::Clock,
+    failure::{Failure, Kind},
+    pins::{Instance, Pins},
+};
+
+/// The object that this program carries.
+pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twheel.bpf.o"));
+
+/// The map of answers.
+const CALLS: &str = "CALLS";
+
+/// What an instance's maps were made for.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: they are laid out in another way than this version reads them.
+pub fn meta(pins: &Pins) -> Result<Meta> {
+    let (path, data) = (pins.object("META"), pins.map("META")?);
+    if data.info()?.value_size() as usize != size_of::<Meta>() {
+        return Err(other_layout(&path).into());
+    }
+    let map = Array::<_, Meta>::try_from(Map::Array(data))?;
+    let meta = map.get(&0, 0).context("cannot read META")?;
+    match meta.layout {
+        LAYOUT => Ok(meta),
+        _ => Err(other_layout(&path).into()),
+    }
+}
+
+fn other_layout(path: &Path) -> Failure {
+    let path = path.parent().unwrap_or(path);
+    Failure::new(
+        Kind::Pins,
+        format!(
+            "the pins at {} were made by another version of twheel, whose maps this one cannot read: use that one, or \
+             run `twheel detach` first",
+            path.display()
+        ),
+    )
+}
+
+/// What maps are made for.
+pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
+    let enforces = (config.enforce >> 1) * EXTRA_ENFORCE;
+    Meta {
+        layout: LAYOUT,
+        tick: config.tick,
+        unit_ns: clock.unit().subsec_nanos(),
+        geometry: config.geometry,
+        max_flows: config.max_flows,
+        extras: config.accounting | config.rto.on << 1 | enforces | (config.vlans * EXTRA_VLANS),
+        hash: Hash::new(keys, config.max_flows),
+    }
+}
+
+/// Fails if a run with this configuration could not go on with what is pinned.
+///
+/// # Errors
+///
+/// [`Kind::Pins`]: it was made for another configuration, or by another version.
+pub fn check_adoptable(pins: &Pins, config: &Config, clock: Clock) -> Result<()> {
+    let keys = Default::default();
+    adoptable(pins, &wanted_meta(config, clock, keys), OBJECT).map(drop)
+}
+
+/// What pinned maps were made for, if they can be adopted. `None`: there are none, or their loader died before it had
+/// set all up.
+pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Option<Meta>> {
+    let meta = match MapData::from_pin(pins.object("META")) {
+        Ok(map) => {
+            check_pinned(pins, object)?;
+            Array::<_, Meta>::try_from(Map::Array(map))?
+                .get(&0, 0)
+                .context("cannot read META")?
+        }
+        Err(MapError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::NotFound =>
+        {
+            Meta::default()
+        }
+        Err(error) => return Err(error).context("cannot open the pinned META"),
+    };
+    if meta.layout == 0 {
+        return Ok(None);
+    }
+    if meta.layout != LAYOUT {
+        return Err(other_layout(&pins.object("META")).into());
+    }
+    // The secret of the hash is the table's own.
+    let hash = Hash {
+        keys: meta.hash.keys,
+        ..wanted.hash
+    };
+    if meta != (Meta { hash, ..*wanted }) {
+        let options = |meta: &Meta| {
+            let tick = Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns));
+            let Geometry { levels, bits, .. } = meta.geometry;
+            let scheme = meta.geometry.scheme_name();
+            format!(
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}",
+                meta.max_flows,
+                humantime::format_duration(tick),
+                1u64 << bits,
+                match meta.extras & 1 {
+                    0 => "",
+                    _ => " --accounting",
+                },
+                match meta.extras & 2 {
+                    0 => "",
+                    _ => " --rto on",
+                },
+                match meta.extras & EXTRA_ENFORCE {
+                    0 => "",
+                    _ => " --i-know-this-drops-traffic",
+                },
+                match meta.extras & EXTRA_VLANS {
+                    0 => " --vlan ignore",
+                    _ => "",
+                },
+            )
+        };
+        return Err(Failure::new(
+            Kind::Pins,
+            format!(
+                "the pins at {} were made with {}, not {}: run with those, or run `twheel detach` first",
+                pins.path().display(),
+                options(&meta),
+                options(wanted),
+            ),
+        )
+        .into());
+    }
+    Ok(Some(meta))
+}
+
+/// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
+fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
+    let object = Object::parse(object).context("cannot read the eBPF object")?;
+    let is_pinned = |(name, map): &(&String, &aya_obj::Map)| {
+        // Whether it fits or not: see `drop_calls`.
+        map.pinning() == PinningType::ByName && name.as_str() != CALLS
+    };
+    for (name, map) in object.maps.iter().filter(is_pinned) {
+        let info = MapInfo::from_pin(pins.object(name));
+        let matches = info.is_ok_and(|info| {
+            info.map_type()
+                .is_ok_and(|found| found as u32 == map.map_type())
+                && info.key_size() == map.key_size()
+                && info.value_size() == map.value_size()
+        });
+        if !matches {
+            return Err(Failure::new(
+                Kind::Pins,
+                format!(
+                    "{} is not the map that this version of twheel makes: run `twheel detach` first",
+                    pins.object(name).display()
+                ),
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Removes the pin of the map of answers if it is not of this size, which says how programs are called. It holds nothing
+/// that anybody waits for longer than a call takes.
+pub(super) fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
+    let pin = instance.object(CALLS);
+    let is_fit = MapInfo::from_pin(&pin).is_ok_and(|info| {
+        info.max_entries() == answers
+            && info.key_size() == 8
+            && info.value_size() as usize == size_of::<Answer>()
+    });
+    if is_fit {
+        return Ok(());
+    }
+    match fs::remove_file(&pin) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", pin.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::maps::MapType;
+
+    use super::*;
+
+    #[test]
+    fn the_object_says_of_which_shape_its_maps_are() {
+        let object = Object::parse(OBJECT).unwrap();
+        let shape = |name: &str| {
+            let map = &object.maps[name];
+            assert_eq!(map.pinning(), PinningType::ByName, "{name}");
+            (map.map_type(), map.key_size(), map.value_size() as usize)
+        };
+        let array = MapType::Array as u32;
+        assert_eq!(shape("META"), (array, 4, size_of::<Meta>()));
+        assert_eq!(shape("EVENTS"), (MapType::RingBuf as u32, 0, 0));
+        let answers = (MapType::LruHash as u32, 8, size_of::<Answer>());
+        assert_eq!(shape(CALLS), answers);
+        assert_eq!(object.maps["HOGS"].pinning(), PinningType::None);
+    }
+}

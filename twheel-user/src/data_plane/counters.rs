@@ -1,0 +1,91 @@
+//! The map of counters: whose they are, and what the loader itself counts there.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
+use twheel_common::counter::{Counter, Counters, LOADER};
+
+use crate::pins::Pins;
+
+/// The interface that each place of the map `COUNTERS` is of, or 0.
+pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
+    let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
+    (0..map.len())
+        .map(|place| map.get(&place, 0).context("cannot read COUNTED"))
+        .collect()
+}
+
+/// The counters of the map `COUNTERS`, summed over all places and CPUs.
+pub fn counters(map: &Map) -> Result<Counters> {
+    Ok(Counters::sum(counters_of_places(map)?.iter().flatten()))
+}
+
+/// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
+pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
+    let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
+    (0..per_cpu.len())
+        .map(|place| {
+            let cpus = per_cpu.get(&place, 0).context("cannot read the counters")?;
+            Ok(cpus.iter().copied().collect())
+        })
+        .collect()
+}
+
+/// What the loader counts. It stands beside what the programs count, and outlives the run like that.
+pub struct LoaderCounters(Mutex<Unwritten>);
+
+struct Unwritten {
+    map: PerCpuArray<MapData, Counters>,
+    /// What could not be written yet.
+    more: Counters,
+}
+
+impl LoaderCounters {
+    /// Of pinned maps. Whoever holds their instance has one: a counter is read and then written.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        let map = Map::PerCpuArray(pins.map("COUNTERS")?);
+        Ok(Self(Mutex::new(Unwritten {
+            map: PerCpuArray::try_from(map)?,
+            more: Counters::default(),
+        })))
+    }
+
+    /// What was counted, by earlier runs as well.
+    pub fn get(&self, counter: Counter) -> Result<u64> {
+        let unwritten = self.lock();
+        Ok(unwritten.read()?[0].get(counter) + unwritten.more.get(counter))
+    }
+
+    /// Adds to a counter.
+    pub fn add(&self, counter: Counter, number: u64) {
+        let mut unwritten = self.lock();
+        unwritten.more.0[counter as usize] += number;
+        if let Err(error) = unwritten.write() {
+            log::error!("cannot count {}, tried again: {error:#}", counter.name());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Unwritten> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Unwritten {
+    /// Of each CPU; the loader's are the first one's.
+    fn read(&self) -> Result<Vec<Counters>> {
+        let cpus = self.map.get(&LOADER, 0);
+        let cpus = cpus.context("cannot read the counters")?;
+        Ok(cpus.iter().copied().collect())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let mut cpus = self.read()?;
+        cpus[0].add(&self.more);
+        let cpus = PerCpuValues::try_from(cpus)?;
+        let written = self.map.set(LOADER, cpus, 0);
+        written.context("cannot write the counters")?;
+        self.more = Counters::default();
+        Ok(())
+    }
+}

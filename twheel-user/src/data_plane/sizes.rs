@@ -1,0 +1,49 @@
+//! How many entries maps have.
+
+use anyhow::{Result, ensure};
+use aya::util::nr_cpus;
+use twheel_common::{
+    counter::{FIRST_INTERFACE, MAX_INTERFACES},
+    pool::{CHAIN, SHELF},
+};
+
+use crate::failure::{Failure, Kind};
+
+/// Places of the counters of so many interfaces.
+pub(super) fn places(room: u32) -> Result<u32> {
+    ensure!(
+        room <= MAX_INTERFACES,
+        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
+    );
+    Ok(FIRST_INTERFACE + room)
+}
+
+/// CPUs that a record of the flow table can name.
+const MAX_CPUS: usize = 1 << 12;
+
+/// Details for so many flows, whichever CPU's they are: those that lie on shelves are nobody's. Whole chains.
+pub(super) fn details(max_flows: u32) -> Result<u32> {
+    let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
+    Ok(most.next_multiple_of(CHAIN.into()).min(1 << 30) as u32)
+}
+
+/// CPUs that this host may have.
+pub(super) fn cpus() -> Result<u32> {
+    let cpus = nr_cpus().map_err(|(path, error)| {
+        anyhow::Error::new(error).context(format!("cannot read {path}"))
+    })?;
+    if cpus > MAX_CPUS {
+        return Err(Failure::new(
+            Kind::Unsupported,
+            format!("this host may have {cpus} CPUs: twheel can tell {MAX_CPUS} apart"),
+        )
+        .into());
+    }
+    Ok(cpus as u32)
+}
+
+/// Room for every CPU to call its stepper several times before anybody listens.
+pub(super) fn wakes_bytes() -> Result<u32> {
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
+    Ok((cpus()? * 8 * 16).next_power_of_two().max(page))
+}
