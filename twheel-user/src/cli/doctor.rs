@@ -9,7 +9,7 @@ use clap::Args;
 use super::options::{Options, each_once};
 use crate::{
     clock::Clock,
-    doctor::{Finding, Status, Wanted, examine},
+    doctor::{Finding, Intended, Status, examine},
     failure::{Failure, Kind},
     interfaces,
     order::Names,
@@ -57,7 +57,7 @@ impl Doctor {
             interfaces.extend(matching);
             interfaces = each_once(interfaces);
         }
-        let findings = examine(&Wanted {
+        let findings = examine(&Intended {
             interfaces,
             waits: self.options.wait_iface,
             hooks,

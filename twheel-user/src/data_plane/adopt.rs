@@ -220,6 +220,6 @@ mod tests {
         assert_eq!(shape("EVENTS"), (MapType::RingBuf as u32, 0, 0));
         let answers = (MapType::LruHash as u32, 8, size_of::<Answer>());
         assert_eq!(shape(CALLS), answers);
-        assert_eq!(object.maps["HOGS"].pinning(), PinningType::None);
+        assert_eq!(object.maps["JIFFIES"].pinning(), PinningType::None);
     }
 }

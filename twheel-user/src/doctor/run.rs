@@ -3,7 +3,7 @@
 use anyhow::Result;
 use nix::net::if_::if_nametoindex;
 
-use super::{Finding, Wanted, with_interfaces};
+use super::finding::{Finding, Intended, with_interfaces};
 use crate::{
     attach::check_interface,
     clsact, data_plane,
@@ -18,36 +18,36 @@ use crate::{
 /// What a run with these options would refuse before it loads anything.
 ///
 /// `kept`: what is pinned for its interfaces.
-pub(super) fn findings(wanted: &Wanted, kept: Result<Option<Pins>>) -> Vec<Finding> {
+pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<Finding> {
     let mut found = Vec::new();
     let directory = kept.as_ref().ok().and_then(Option::as_ref);
     let directory = directory.map(|pins| pins.path().to_owned());
-    found.extend(instance(wanted, kept));
-    for name in &wanted.interfaces {
+    found.extend(instance(intended, kept));
+    for name in &intended.interfaces {
         // Another check says that it will not do.
         if check_interface(name).is_err() {
             continue;
         }
-        let choice =
-            Known::read().and_then(|known| wanted.hooks.choose(directory.as_deref(), name, &known));
+        let choice = Known::read()
+            .and_then(|known| intended.hooks.choose(directory.as_deref(), name, &known));
         let by = choice.as_ref().ok().map(|choice| choice.by);
         found.push(hook(name, choice));
         if by == Some(Incoming::Clsact) {
-            found.extend(clsact_filter(name, Way::In, wanted));
+            found.extend(clsact_filter(name, Way::In, intended));
         }
         let index = if_nametoindex(name.as_str()).unwrap_or_default();
-        if wanted.hooks.outgoing(index) == Some(Outgoing::Clsact) {
-            found.extend(clsact_filter(name, Way::Out, wanted));
+        if intended.hooks.outgoing(index) == Some(Outgoing::Clsact) {
+            found.extend(clsact_filter(name, Way::Out, intended));
         }
     }
-    if let Some(address) = wanted.metrics {
+    if let Some(address) = intended.metrics {
         found.push(match Listener::bind(address) {
             Ok(_) => Finding::ok("metrics", format!("{address} is free")),
             Err(error) => Finding::fail("metrics", error.to_string())
                 .remedy("choose another address for --metrics"),
         });
     }
-    if let Some(name) = &wanted.group {
+    if let Some(name) = &intended.group {
         found.push(match privilege::may_join(name) {
             Ok(()) => Finding::ok("group", name),
             Err(error) => {
@@ -59,7 +59,7 @@ pub(super) fn findings(wanted: &Wanted, kept: Result<Option<Pins>>) -> Vec<Findi
 }
 
 /// Whether a run may have the instance of its interfaces, and can go on with what is pinned there.
-fn instance(wanted: &Wanted, kept: Result<Option<Pins>>) -> Option<Finding> {
+fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> {
     const NAME: &str = "instance";
     let result = || {
         let Some(pins) = kept? else {
@@ -71,11 +71,11 @@ fn instance(wanted: &Wanted, kept: Result<Option<Pins>>) -> Option<Finding> {
                     .remedy("stop the first one before you start another"),
             ));
         }
-        data_plane::check_adoptable(&pins, &wanted.config.0, wanted.clock)?;
+        data_plane::check_adoptable(&pins, &intended.config.0, intended.clock)?;
         Ok(None)
     };
     result().unwrap_or_else(|error: anyhow::Error| {
-        let detach = with_interfaces("detach", &wanted.interfaces);
+        let detach = with_interfaces("detach", &intended.interfaces);
         Some(
             Finding::fail(NAME, format!("{error:#}"))
                 .remedy(format!("{detach} removes what is pinned")),
@@ -111,14 +111,14 @@ fn hook(interface: &str, choice: Result<Choice>) -> Finding {
 }
 
 /// Whether an interface takes a clsact filter.
-fn clsact_filter(interface: &str, way: Way, wanted: &Wanted) -> Option<Finding> {
+fn clsact_filter(interface: &str, way: Way, intended: &Intended) -> Option<Finding> {
     let error = clsact::check(interface, way).err()?;
     let what = format!("{error:#}");
     let (name, remedy) = match way {
         Way::In => ("hook", "remove that qdisc, or give --hook xdp"),
         Way::Out => ("egress", "remove that qdisc, or give --egress off"),
     };
-    let finding = match (way, wanted.hooks.egress) {
+    let finding = match (way, intended.hooks.egress) {
         (Way::Out, Egress::Auto) => {
             Finding::warn(name, format!("only incoming packets will be seen: {what}"))
         }

@@ -1,0 +1,117 @@
+//! What the kernel and the host offer: one finding a question.
+
+use std::path::Path;
+
+use anyhow::Result;
+use humantime::format_duration;
+
+use super::finding::Finding;
+use crate::{bpf::BPFFS, clock::Clock, host};
+
+/// Conntrack's table is called nearly full at so many hundredths.
+const NEARLY_FULL: u64 = 90;
+
+/// What the kernel said when it was asked for what the programs need; `None`: it was not asked.
+pub(super) fn kernel(release: &str, answer: Option<&Result<(), String>>) -> Finding {
+    match answer {
+        Some(Ok(())) => Finding::ok("kernel", release),
+        Some(Err(error)) => Finding::fail("kernel", error).remedy("boot a newer kernel"),
+        None => Finding::warn(
+            "kernel",
+            format!("{release}: this user cannot ask what it has"),
+        )
+        .remedy("run this as root"),
+    }
+}
+
+pub(super) fn policy(file: &Path, checked: Result<()>) -> Finding {
+    match checked {
+        Ok(()) => Finding::ok("policy", file.display().to_string()),
+        Err(error) => Finding::fail("policy", format!("{error:#}"))
+            .remedy(format!("`twheel policy check {}`", file.display())),
+    }
+}
+
+pub(super) fn btf(there: bool) -> Finding {
+    if there {
+        return Finding::ok("BTF", "the kernel describes its types");
+    }
+    Finding::warn(
+        "BTF",
+        "none at /sys/kernel/btf/vmlinux: twheel runs, tools that look into it show less",
+    )
+    .remedy("for those, a kernel with CONFIG_DEBUG_INFO_BTF")
+}
+
+pub(super) fn capabilities(permitted: bool) -> Finding {
+    if permitted {
+        return Finding::ok("capabilities", "may load and attach programs");
+    }
+    Finding::warn(
+        "capabilities",
+        "this user may not load programs: not all can be seen",
+    )
+    .remedy("run twheel as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
+}
+
+pub(super) fn bpffs(mounted: bool) -> Finding {
+    if mounted {
+        return Finding::ok("bpffs", format!("mounted at {BPFFS}"));
+    }
+    Finding::fail("bpffs", format!("not mounted at {BPFFS}"))
+        .remedy(format!("mount -t bpf bpf {BPFFS}"))
+}
+
+/// The setting is that of the host's own network namespace, and not to be seen in others.
+pub(super) fn jit(setting: Option<&str>, loads: bool) -> Finding {
+    match setting {
+        _ if host::is_off(setting) => Finding::fail(
+            "JIT",
+            "off: the kernel's interpreter cannot run the programs",
+        )
+        .remedy("sysctl -w net.core.bpf_jit_enable=1"),
+        Some(_) => Finding::ok("JIT", "on"),
+        None if loads => Finding::ok("JIT", "on: the programs load, which they do not without"),
+        None => Finding::warn(
+            "JIT",
+            "cannot be seen in this network namespace by this user",
+        )
+        .remedy("run this as root, or in the host's own network namespace"),
+    }
+}
+
+pub(super) fn clock(clock: Result<Clock>) -> Finding {
+    match clock {
+        Ok(clock) => {
+            let unit = format_duration(clock.unit());
+            Finding::ok(
+                "clock",
+                format!("ticks every {unit}: --tick {unit} or longer"),
+            )
+        }
+        Err(error) => Finding::fail("clock", format!("{error:#}"))
+            .remedy("report it: the kernel should have CLOCK_MONOTONIC_COARSE"),
+    }
+}
+
+pub(super) fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
+    let number = |text: Option<&str>| text?.trim().parse::<u64>().ok();
+    let (Some(count), Some(most)) = (number(count), number(most)) else {
+        return Finding::ok(
+            "conntrack",
+            "not loaded: nothing for `--timeout inherit` to inherit",
+        );
+    };
+    let what = format!("{count} of {most} entries");
+    if count * 100 > most * NEARLY_FULL {
+        return Finding::warn(
+            "conntrack",
+            format!("{what}: nearly full, it will refuse connections"),
+        )
+        .remedy(format!(
+            "sysctl -w net.netfilter.nf_conntrack_max={}, or shorter timeouts there",
+            most.saturating_mul(2)
+        ));
+    }
+    Finding::ok("conntrack", what)
+}

@@ -1,0 +1,199 @@
+//! What an interface is, and what others have attached there.
+
+use aya::programs::loaded_programs;
+
+use super::finding::{Finding, Intended, Status};
+use crate::{
+    attach,
+    hooks::{self, Hooks, Mode},
+    interfaces::{self, Interface},
+    tc::Way,
+    tcx,
+};
+
+/// Of the interfaces of a run, or of all but loopback. `own`: ids of twheel's programs.
+pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
+    let links = match interfaces::all() {
+        Ok(links) => links,
+        Err(error) => {
+            let what = format!("{error:#}");
+            return vec![
+                Finding::warn("interfaces", what).remedy("`ip -d link` may still describe them"),
+            ];
+        }
+    };
+    let given = &intended.interfaces;
+    let is_wanted = |link: &&Interface| match given[..] {
+        [] => !link.loopback,
+        _ => given.contains(&link.name),
+    };
+    let is_run = !given.is_empty();
+    let found = links.iter().filter(is_wanted).flat_map(|link| {
+        let mut found = interface(link, &intended.hooks, is_run, own, &name);
+        if is_run && intended.hooks.takes_xdp() {
+            found.extend(above(link, &links));
+        }
+        found
+    });
+    let missing = given
+        .iter()
+        .filter(|name| links.iter().all(|link| link.name != **name));
+    let missing = missing.map(|name| {
+        let finding = if intended.waits {
+            Finding::ok("interface", "not there yet: `--wait-iface` waits for it")
+        } else {
+            Finding::fail("interface", "there is none of this name here")
+                .remedy("give one of those that `ip link` lists")
+        };
+        finding.on(name)
+    });
+    found.chain(missing).collect()
+}
+
+/// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a
+/// program, by its id.
+fn interface(
+    link: &Interface,
+    hooks: &Hooks,
+    is_run: bool,
+    own: &[u32],
+    name: &dyn Fn(u32) -> Option<String>,
+) -> Vec<Finding> {
+    if is_run && let Err(error) = attach::check_name(&link.name) {
+        return vec![
+            Finding::fail("interface", format!("{error:#}"))
+                .remedy("`ip link set dev OLD name NEW` renames it")
+                .on(&link.name),
+        ];
+    }
+    if link.layer.is_none() {
+        let status = match is_run {
+            true => Status::Fail,
+            false => Status::Warn,
+        };
+        let what = format!("of type {}, which twheel does not read", link.link_type);
+        return vec![
+            Finding::new("packets", status, what)
+                .remedy("give an interface whose packets begin with an Ethernet or IP header")
+                .on(&link.name),
+        ];
+    }
+    let mut found = vec![
+        driver(link, hooks).on(&link.name),
+        xdp(link, hooks, own, name).on(&link.name),
+    ];
+    found.extend(tcx(link, own, name).map(|finding| finding.on(&link.name)));
+    found
+}
+
+/// The kernel attaches no XDP program below one that is attached.
+fn above(link: &Interface, links: &[Interface]) -> Option<Finding> {
+    let other = hooks::above(link, links)?;
+    let finding = Finding::fail(
+        "XDP",
+        format!("{} above it has a program, so it can have none", other.name),
+    );
+    let remedy = format!(
+        "give --hook tcx, run twheel on {}, or detach that program first",
+        other.name
+    );
+    Some(finding.remedy(remedy).on(&link.name))
+}
+
+pub(super) fn driver(link: &Interface, hooks: &Hooks) -> Finding {
+    let driver = link.driver.as_deref().unwrap_or("no driver");
+    let mode = hooks.mode.unwrap_or(Mode::Auto);
+    match (mode, link.native) {
+        (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as asked for")),
+        (_, Some(true)) => Finding::ok("driver", format!("{driver}: native XDP")),
+        (_, _) if !hooks.takes_xdp() => Finding::ok(
+            "driver",
+            format!("{driver}: no native XDP, and none is needed"),
+        ),
+        (Mode::Native, Some(false)) => {
+            Finding::fail("driver", format!("{driver}: has no native XDP")).remedy("`--hook auto`")
+        }
+        (Mode::Auto, Some(false)) => Finding::warn(
+            "driver",
+            format!("{driver}: generic XDP alone, which costs more a packet"),
+        )
+        .remedy("`--hook auto` takes TCX, which costs less"),
+        (_, None) => Finding::warn(
+            "driver",
+            format!("{driver}: the kernel does not say whether it has native XDP"),
+        )
+        .remedy("`twheel run` says which it got"),
+    }
+}
+
+pub(super) fn xdp(
+    link: &Interface,
+    hooks: &Hooks,
+    own: &[u32],
+    name: &dyn Fn(u32) -> Option<String>,
+) -> Finding {
+    let describe = |(mode, id): &(&str, u32)| match name(*id) {
+        Some(name) => format!("{name} (id {id}, {mode})"),
+        None => format!("id {id}, {mode}"),
+    };
+    let all: Vec<_> = link.xdp.iter().map(describe).collect();
+    let all = all.join(", ");
+    let foreign: Vec<_> = link
+        .xdp
+        .iter()
+        .filter(|(_, id)| !own.contains(id))
+        .collect();
+    let interface = &link.name;
+    match foreign[..] {
+        [] if all.is_empty() => Finding::ok("XDP", "no program is attached"),
+        [] => Finding::ok("XDP", format!("twheel's own: {all}")),
+        // Who may not see a program's name does not see whose it is.
+        [(_, id), ..] if name(*id).is_none() => {
+            Finding::warn("XDP", format!("a program, and this user cannot see whose: {all}"))
+                .remedy("run this as root")
+        }
+        _ if !hooks.takes_xdp() => {
+            let what = format!("a program of somebody else's: {all}; twheel goes beside it");
+            Finding::ok("XDP", what)
+        }
+        _ => Finding::fail("XDP", format!("a program of somebody else's: {all}")).remedy(format!(
+            "give --hook tcx, which goes beside it, or stop whoever attached it (`bpftool net show dev {interface}` and \
+             `bpftool link` tell more; `twheel detach` removes what was pinned under another name); what was attached \
+             without a link goes with `ip link set dev {interface} xdp off`"
+        )),
+    }
+}
+
+/// What is at TCX, in the order in which packets meet it; nothing where that cannot be asked.
+fn tcx(link: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
+    let describe = |id: &u32| {
+        let whose = if own.contains(id) {
+            "twheel's own "
+        } else {
+            ""
+        };
+        match name(*id) {
+            Some(name) => format!("{whose}{name} (id {id})"),
+            None => format!("{whose}id {id}"),
+        }
+    };
+    let list = |way| -> Option<String> {
+        let ids = tcx::programs(link.index, way).ok()?;
+        let all: Vec<_> = ids.iter().map(describe).collect();
+        Some(match all[..] {
+            [] => "none".to_owned(),
+            _ => all.join(", "),
+        })
+    };
+    let (incoming, outgoing) = (list(Way::In)?, list(Way::Out)?);
+    Some(Finding::ok(
+        "TCX",
+        format!("incoming: {incoming}; outgoing: {outgoing}"),
+    ))
+}
+
+/// The name of a loaded program; `None` if it is gone, or if this user may not see it.
+fn name(id: u32) -> Option<String> {
+    let program = loaded_programs().flatten().find(|it| it.id() == id)?;
+    Some(program.name_as_str().unwrap_or("?").to_owned())
+}

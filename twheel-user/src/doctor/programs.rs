@@ -1,0 +1,169 @@
+//! Whether the programs can be loaded and run here, tried.
+
+use std::{
+    collections::BTreeMap,
+    io, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+
+use super::finding::{Finding, Intended};
+use crate::{
+    bpf::BPFFS,
+    data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
+    hooks::Egress,
+    stepping::{self, Stepping, Why},
+};
+
+/// What became of loading it.
+pub(super) struct Tried {
+    pub(super) verified: BTreeMap<String, u32>,
+    pub(super) took: Duration,
+}
+
+/// `None`: not tried.
+pub(super) fn stepping(found: Option<&Result<stepping::Found, String>>) -> Finding {
+    match found {
+        Some(Ok(stepping::Found { way, why })) => {
+            let way = way.name();
+            match why {
+                Why::Safe => {
+                    Finding::ok("stepping", format!("{way}, which hold softirqs off here"))
+                }
+                Why::Asked => Finding::ok("stepping", format!("{way}, as asked for")),
+                Why::Unsafe => Finding::ok(
+                    "stepping",
+                    format!("{way}: test runs do not hold softirqs off here"),
+                ),
+                Why::Untold => Finding::warn(
+                    "stepping",
+                    format!("{way}: whether test runs hold softirqs off could not be told"),
+                )
+                .remedy(
+                    "nothing need be done, but a step costs more: try when the CPUs are less busy",
+                ),
+            }
+        }
+        Some(Err(error)) => Finding::fail("stepping", error)
+            .remedy("wheels cannot be stepped safely on this kernel: boot another"),
+        None => Finding::warn("stepping", "how wheels can be stepped here was not tried")
+            .remedy("run this as root"),
+    }
+}
+
+/// Loads the data plane, and drops it. Its pins are in a bpffs that nobody else sees, and that is gone with
+/// this thread: whatever ends the process leaves nothing behind.
+pub(super) fn trial(wanted: &Intended, way: Stepping) -> Result<Tried> {
+    let unseen = || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), none)
+    };
+    let trial = || {
+        unseen()
+            .map_err(io::Error::from)
+            .context("cannot mount a bpffs to try it in")?;
+        load(wanted, way)
+    };
+    thread::scope(|scope| {
+        scope
+            .spawn(trial)
+            .join()
+            .unwrap_or_else(|_| bail!("the trial panicked"))
+    })
+}
+
+fn load(wanted: &Intended, way: Stepping) -> Result<Tried> {
+    let load = Load {
+        later: &[],
+        stepping: way,
+        room: match wanted.interfaces.len() {
+            0 | 1 => 0,
+            several => several as u32,
+        },
+        log_level: wanted.log_level,
+        ..Load::new(OBJECT, wanted.config, wanted.clock)
+    };
+    let before = Instant::now();
+    let plane = DataPlane::load_unpinned(&load, "doctor")?;
+    let took = before.elapsed();
+    plane
+        .step(STEP_BUDGET)
+        .context("they load, and cannot be run")?;
+    Ok(Tried {
+        took,
+        verified: plane.verified()?,
+    })
+}
+
+/// `None`: not tried.
+pub(super) fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
+    match trial {
+        Some(Ok(Tried { verified, took })) => {
+            let most = verified.values().max().copied().unwrap_or_default();
+            let ms = took.as_millis() as u64;
+            Finding {
+                instructions: Some(verified.clone()),
+                load_ms: Some(ms),
+                ..Finding::ok(
+                    "programs",
+                    format!(
+                        "the kernel accepts them: {most} instructions verified at most, loaded in {ms} ms"
+                    ),
+                )
+            }
+        }
+        Some(Err(error)) => Finding::fail("programs", error.lines().next().unwrap_or_default())
+            .remedy("`twheel run` with the same options will fail likewise"),
+        None => Finding::warn("programs", "whether the kernel accepts them was not tried").remedy(
+            "run this as root (it takes CAP_SYS_ADMIN, for a bpffs of its own), with bpffs mounted",
+        ),
+    }
+}
+
+/// How a run would see outgoing packets. `tcx`: whether the kernel has TCX, if this user may ask; `clsact` tries a
+/// filter, if it can (`None`).
+pub(super) fn egress(
+    wanted: Egress,
+    tcx: Option<bool>,
+    clsact: impl FnOnce() -> Option<Result<()>>,
+) -> Finding {
+    const NAME: &str = "egress";
+    const OFF: &str = "`--egress off`, which sees incoming packets only";
+    match (wanted, tcx) {
+        (Egress::Off, _) => return Finding::ok(NAME, "outgoing packets are not to be seen"),
+        (Egress::Auto | Egress::On | Egress::Tcx, Some(true)) => {
+            return Finding::ok(NAME, "TCX: outgoing packets can be seen");
+        }
+        (Egress::Tcx, Some(false)) => {
+            return Finding::fail(
+                NAME,
+                "this kernel has no TCX (CONFIG_NET_XGRESS, Linux 6.6)",
+            )
+            .remedy("`--egress clsact`, or `--egress auto`");
+        }
+        (_, None) => {
+            return Finding::warn(NAME, "cannot be seen by this user").remedy("run this as root");
+        }
+        (Egress::Clsact, _) | (_, Some(false)) => {}
+    }
+    match clsact() {
+        Some(Ok(())) => Finding::ok(NAME, "clsact: outgoing packets can be seen by a filter"),
+        Some(Err(error)) if wanted == Egress::Auto => Finding::warn(
+            NAME,
+            format!("neither TCX nor clsact, so only incoming packets can be seen: {error:#}"),
+        )
+        .remedy(
+            "a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF",
+        ),
+        Some(Err(error)) => Finding::fail(NAME, format!("no clsact filter: {error:#}")).remedy(OFF),
+        None => Finding::warn(NAME, "whether the kernel has clsact filters was not tried")
+            .remedy("run this as root (it takes CAP_SYS_ADMIN, for a network namespace of its own)"),
+    }
+}
