@@ -17,7 +17,7 @@ use aya::{
     maps::{MapData, RingBuf},
     programs::{SchedClassifier, TestRun, TestRunOptions, Xdp},
 };
-use twheel::{flows::Flows, share::Reader, stepper::pin_to};
+use twheel::{flows::Flows, quota::QuotaReader as Reader, stepper::pin_to};
 use twheel_common::{
     counter::Counter,
     event::Reason,

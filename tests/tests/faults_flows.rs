@@ -22,7 +22,7 @@ use aya::maps::{MapData, RingBuf};
 use etherparse::{PacketBuilder, TcpHeader};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use twheel::{
-    share::{Holder, Reader},
+    quota::{Holder, QuotaReader as Reader},
     stepper::pin_to,
 };
 use twheel_common::{

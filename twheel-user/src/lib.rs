@@ -1,26 +1,41 @@
 //! Loads twheel's data plane, steps its wheels and reports the flows that end.
 //!
-//! | question | file |
+//! In the order in which one would read it:
+//!
+//! | question | module |
 //! |---|---|
-//! | what is loaded, adopted, pinned | `data_plane.rs`, `pins.rs` |
-//! | how it gets onto an interface | `hooks.rs`, `attach.rs`, `order.rs`, `tcx.rs`, `clsact.rs`, `tc.rs` |
-//! | what programs know of interfaces, and whose counters are whose | `watched.rs` |
-//! | names of what flows bear by number | `names.rs` |
-//! | interfaces of other network namespaces | `netns.rs`, `stub.rs` |
-//! | who turns the wheels | `stepper.rs` |
-//! | units and durations | `clock.rs` |
-//! | what may be asked for | `settings.rs` |
-//! | timeouts per service | `policy/` |
-//! | what a host lacks | `doctor.rs`, `host.rs`, `interfaces.rs` |
-//! | bars on terminals | `progress.rs` |
-//! | exit codes | `failure.rs` |
-//! | what a reader sees of an instance | `inspect.rs`, `flows.rs`, `wheels.rs` |
-//! | which flows are meant | `filter/` |
-//! | what has ended, on disk | `history.rs` |
-//! | what is done to what has expired | `reap/` |
-//! | the commands | `cli/` |
-//! | how an ended flow is written | `output/` |
-//! | numbers for Prometheus, and the page | `metrics/`, `web/` |
+//! | **what is asked for** | |
+//! | the commands and their arguments | [`cli`] |
+//! | what the data plane may be told, in its units | [`settings`], [`timeouts`], [`clock`] |
+//! | which interfaces, of which zones | [`patterns`], [`zones`] |
+//! | which flows | [`filter`] |
+//! | timeouts and actions per service | [`policy`] |
+//! | exit codes, and bars on terminals | [`failure`], [`progress`] |
+//! | **the running twheel** | |
+//! | from start to end | [`daemon`] |
+//! | what this process may do | [`privilege`] |
+//! | what is loaded, adopted, pinned | [`data_plane`], [`pins`], [`maps`] |
+//! | what programs are told of interfaces, and whose counters are whose | [`watched`] |
+//! | **getting onto an interface** | |
+//! | what interfaces are, and how the kernel tells of changes | [`interfaces`], [`notices`], [`netlink`] |
+//! | by which hook, and how it gets there | [`hooks`], [`attach`], [`order`] |
+//! | TCX, and clsact by traffic control | [`tcx`], [`clsact`], [`tc`] |
+//! | interfaces of other network namespaces | [`netns`], [`stub`] |
+//! | **an expiry** | |
+//! | who turns the wheels, and how | [`stepper`], [`stepping`], [`call`], [`cpu`] |
+//! | where ended flows come out | [`ring`] |
+//! | what they are in the words of readers, and by name | [`model`], [`names`] |
+//! | what has ended, on disk | [`history`] |
+//! | what is done to flows that have expired | [`action`], [`reap`] |
+//! | numbers for Prometheus, and the page | [`metrics`], `web/` |
+//! | how a flow is written | [`output`] |
+//! | which sources are over their quota | [`quota`] |
+//! | **beside the running twheel** | |
+//! | what a reader sees of an instance | [`inspect`], [`flows`], [`wheels`] |
+//! | deleting flows | [`delete`] |
+//! | what a configuration will cost | [`plan`] |
+//! | what a host lacks, and what the verifier says | [`doctor`], [`host`], `verifier` |
+//! | `bpf(2)` where aya has no function | [`bpf`] |
 
 /// A line on standard error. Where nobody can read it any more it is lost: `eprintln!` would panic, and a run end half way.
 #[macro_export]
@@ -67,10 +82,10 @@ pub mod plan;
 pub mod policy;
 pub mod privilege;
 pub mod progress;
+pub mod quota;
 pub mod reap;
 pub mod ring;
 pub mod settings;
-pub mod share;
 pub mod stepper;
 pub mod stepping;
 pub mod stub;

@@ -20,9 +20,9 @@ use crate::{
     order::{Names, Order},
     patterns::{Asked, Selection},
     policy::install,
+    quota::Quota,
     reap,
     settings::Wanted,
-    share::Share,
     stepping::Stepping,
     timeouts::Timeouts,
     zones::{Zone, too_many_zones},
@@ -103,7 +103,7 @@ pub struct Options {
     /// Percent of a full table that one source (an IPv4 address, an IPv6 network of 64 bits) may hold when others want
     /// room: what it holds above makes room for them; or `off`
     #[arg(long, value_name = "PERCENT", default_value = "25")]
-    pub source_share: Share,
+    pub source_share: Quota,
     /// How the wheels turn
     #[arg(long, value_enum, default_value = "hierarchical")]
     pub scheme: Scheme,

@@ -57,9 +57,9 @@ use crate::{
     pins::{self, Instance, Pins},
     policy::install,
     privilege, progress,
+    quota::QuotaReader,
     reap::{self, Reaper},
     ring::Signals,
-    share,
     stepper::{Observer, Steppers},
     stepping,
     stub::TailCalls,
@@ -188,7 +188,7 @@ struct Daemon<'a> {
     reaped: mpsc::Receiver<Reaped>,
     results: Vec<Reaped>,
     steppers: Steppers,
-    quota: Quota,
+    quota: QuotaWatch,
     /// Calls of the packet path to steppers that sleep.
     wakes: AsyncFd<RingBuf<MapData>>,
     signals: Arc<Signals>,
@@ -234,7 +234,7 @@ impl<'a> Daemon<'a> {
         let signals = Arc::new(Signals::default());
         let closes = Closes(signals.clone());
         let wakes = watched(plane.take_wakes()?)?;
-        let quota = Quota::new(&plane, setup.quota)?;
+        let quota = QuotaWatch::new(&plane, setup.quota)?;
         let adopted = plane.counters()?.live();
         let tally = Arc::new(LoaderCounters::open(&pins)?);
         let metrics = match &opened.listener {
@@ -503,12 +503,12 @@ impl Stop {
 
 /// Who looks, when the table is full, which sources are over their quota.
 #[derive(Clone)]
-struct Quota(Arc<Mutex<Option<share::Reader>>>);
+struct QuotaWatch(Arc<Mutex<Option<QuotaReader>>>);
 
-impl Quota {
+impl QuotaWatch {
     /// `percent`: what one source may hold of a full table; `None`: all of it.
     fn new(plane: &DataPlane, percent: Option<u8>) -> Result<Self> {
-        let reader = percent.map(|percent| share::Reader::new(plane, percent));
+        let reader = percent.map(|percent| QuotaReader::new(plane, percent));
         Ok(Self(Arc::new(Mutex::new(reader.transpose()?))))
     }
 

@@ -1,4 +1,4 @@
-//! Shares of a full table: who holds more than one source may, when others want room.
+//! Quotas: which sources hold more of a full table than one may, when others want room.
 //!
 //! The packet path calls when it finds the table full of established flows, at most once a second. Then the table is read:
 //! first for the few sources that can hold so much, in memory that does not grow with the table; then for what these hold
@@ -37,9 +37,9 @@ const SPARE: u64 = 16;
 
 /// What a source may hold of a full table, percent; `None`: all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share(pub Option<u8>);
+pub struct Quota(pub Option<u8>);
 
-impl FromStr for Share {
+impl FromStr for Quota {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -69,7 +69,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// A source that holds more than its share.
+/// A source that holds more than its quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Who.
@@ -81,7 +81,7 @@ pub struct Holder {
 }
 
 /// Reads the table when it is full.
-pub struct Reader {
+pub struct QuotaReader {
     flows: Flows,
     hogs: maps::HashMap<MapData, [u64; 2], Hog>,
     victims: PerCpuArray<MapData, Victims>,
@@ -95,7 +95,7 @@ pub struct Reader {
     known: BTreeSet<Source>,
 }
 
-impl Reader {
+impl QuotaReader {
     /// Of a table of which a source may hold so many percent.
     pub fn new(plane: &DataPlane, percent: u8) -> Result<Self> {
         let open = |name: &str| plane.open(name);
@@ -134,7 +134,7 @@ impl Reader {
                 .context("cannot write HOGS")?;
         }
         let sources = |flow: &Flow| sources(flow, &own);
-        // Others make room for anybody as it is, and are no share that anybody could keep.
+        // Others make room for anybody as it is, and are no quota that anybody could keep.
         let one_way = self.one_way;
         let flows = || {
             let flows = self.flows.iter();
@@ -246,7 +246,7 @@ impl Candidates {
 }
 
 /// Whose a flow is: its initiator's; where its beginning was not seen, both ends'. What this host has begun is nobody's:
-/// it is not one of those who want a share of it.
+/// it is not one of those who want some of it.
 fn sources(flow: &Flow, own: &HashSet<[u64; 2]>) -> impl Iterator<Item = Source> + use<> {
     let [a, b, c, d] = flow.key.addresses();
     let seen = flow.word.seen();
@@ -290,11 +290,11 @@ mod tests {
 
     #[test]
     fn a_share_is_percent_or_off() {
-        assert_eq!("25".parse(), Ok(Share(Some(25))));
-        assert_eq!("100%".parse(), Ok(Share(Some(100))));
-        assert_eq!("off".parse(), Ok(Share(None)));
+        assert_eq!("25".parse(), Ok(Quota(Some(25))));
+        assert_eq!("100%".parse(), Ok(Quota(Some(100))));
+        assert_eq!("off".parse(), Ok(Quota(None)));
         for wrong in ["0", "101", "-1", "on", ""] {
-            assert!(wrong.parse::<Share>().is_err(), "{wrong}");
+            assert!(wrong.parse::<Quota>().is_err(), "{wrong}");
         }
     }
 
