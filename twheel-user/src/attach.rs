@@ -89,7 +89,7 @@ pub fn check_interface(interface: &str) -> Result<Interface> {
 }
 
 /// The programs that are attached, by their names.
-pub trait Programs {
+pub trait ProgramSource {
     /// Sees to it that one is loaded.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ pub trait Programs {
     fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier>;
 }
 
-impl Programs for DataPlane {
+impl ProgramSource for DataPlane {
     fn demand(&mut self, name: &str, instance: &Instance) -> Result<()> {
         Self::demand(self, name, instance)
     }
@@ -127,7 +127,7 @@ impl Programs for DataPlane {
 /// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
 /// it is replaced atomically, and no packet is missed.
 pub fn attach(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -170,7 +170,7 @@ fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
 
 /// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
 fn see_ingress(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -216,7 +216,7 @@ type Seen = (Incoming, bool, Option<String>);
 
 /// Sees incoming packets by XDP, if the kernel lets it.
 fn see_xdp(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,
@@ -241,7 +241,7 @@ fn see_xdp(
 
 /// Sees outgoing packets, if they are to be seen. Returns by what.
 fn see_egress(
-    programs: &mut dyn Programs,
+    programs: &mut dyn ProgramSource,
     instance: &Instance,
     interface: &str,
     hooks: &Hooks,

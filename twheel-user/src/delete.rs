@@ -76,7 +76,7 @@ pub struct Unread {
 
 impl Unread {
     /// Of an instance; `None` if a loader reads its events. `history`: the directory of histories, or `off`.
-    pub fn of(reader: &Reader, history: &Path) -> Result<Option<Self>> {
+    pub fn open(reader: &Reader, history: &Path) -> Result<Option<Self>> {
         let pins = reader.pins();
         let Some(held) = pins.hold()? else {
             return Ok(None);

@@ -10,7 +10,7 @@ use crate::{
     clsact,
     failure::{Failure, Kind},
     interfaces::{self, Interface, Known, LinkLayer},
-    order::{Names, Order, list},
+    order::{Order, ProgramNames, list},
     pins::{Hook, link_name},
     tc::Way,
     tcx,
@@ -78,7 +78,7 @@ pub struct Hooks {
     /// Packets are to be answered with a RST.
     pub resets: bool,
     /// The programs that were loaded when the run began.
-    pub names: Names,
+    pub names: ProgramNames,
 }
 
 /// By what incoming packets are seen.
@@ -341,7 +341,7 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
 }
 
 /// Who has XDP.
-pub fn taken(link: &Interface, names: &Names) -> String {
+pub fn taken(link: &Interface, names: &ProgramNames) -> String {
     let describe = |(mode, id): &(&str, u32)| format!("{}, {mode}", names.describe(*id));
     let all: Vec<_> = link.xdp.iter().map(describe).collect();
     format!("XDP is taken: {}", all.join(", "))
@@ -391,7 +391,7 @@ mod tests {
             egress: Egress::Auto,
             order: None,
             resets: false,
-            names: Names::default(),
+            names: ProgramNames::default(),
         }
     }
 

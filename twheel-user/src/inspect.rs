@@ -44,7 +44,7 @@ pub struct Reader {
 
 /// Counters, read at one moment.
 #[derive(Clone, Debug)]
-pub struct Counted {
+pub struct CounterReadings {
     /// Of each CPU that this host may have.
     pub cpus: Vec<Counters>,
     /// Of each interface, by name. What the wheels count is of none, where there are several.
@@ -73,7 +73,7 @@ impl Reader {
             meta,
             timeouts: rules
                 .clone()
-                .map(|rule| timeouts.of(rule))
+                .map(|rule| timeouts.timeouts(rule))
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
             labels: watched::labels(&pins)?,
@@ -127,14 +127,14 @@ impl Reader {
     }
 
     /// Its counters, of each CPU and of each interface.
-    pub fn counted(&self) -> Result<Counted> {
+    pub fn counted(&self) -> Result<CounterReadings> {
         let map = Map::PerCpuArray(self.pins.map("COUNTERS")?);
         let places = data_plane::counters_of_places(&map)?;
         let cpus = places.iter().map(Vec::len).max().unwrap_or(0);
         let of_cpu = |cpu| Counters::sum(places.iter().filter_map(|place| place.get(cpu)));
         let cpus: Vec<_> = (0..cpus).map(of_cpu).collect();
         let interfaces = watched::by_interface(&self.pins, &places)?;
-        Ok(Counted { cpus, interfaces })
+        Ok(CounterReadings { cpus, interfaces })
     }
 
     /// The name of a rule by the number that flows bear; none for 0.

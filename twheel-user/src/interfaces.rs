@@ -67,7 +67,7 @@ pub enum LinkLayer {
 
 impl LinkLayer {
     /// By the link type (`ARPHRD_*`). `None`: a type that twheel does not read.
-    pub fn of(link_type: u16) -> Option<Self> {
+    pub fn from_type(link_type: u16) -> Option<Self> {
         let found = LAYERS.iter().find(|(number, _)| *number == link_type);
         found.map(|(_, layer)| *layer)
     }
@@ -114,7 +114,7 @@ pub struct Interface {
 
 impl Interface {
     /// As a notice of the kernel's describes it; `None` for what is not of the interface itself.
-    pub fn of(message: &LinkMessage) -> Option<Self> {
+    pub fn from_message(message: &LinkMessage) -> Option<Self> {
         // A bridge tells of its ports in messages of its own family.
         let is_own = message.header.interface_family == Family::Unspec;
         is_own.then(|| describe(message, &HashMap::new()))
@@ -289,7 +289,7 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     let mut link = Interface {
         index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
-        layer: LinkLayer::of(link_type),
+        layer: LinkLayer::from_type(link_type),
         link_type: format!("{:?} ({link_type})", header.link_layer_type),
         native: native.get(&header.index).copied(),
         ..Interface::default()
@@ -515,7 +515,7 @@ mod tests {
             (824, None),
             (825, None),
         ] {
-            assert_eq!(LinkLayer::of(link_type), layer, "{link_type}");
+            assert_eq!(LinkLayer::from_type(link_type), layer, "{link_type}");
         }
     }
 }

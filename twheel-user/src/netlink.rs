@@ -125,9 +125,9 @@ where
 }
 
 /// A socket on which the kernel tells unasked.
-pub struct Listener(Socket);
+pub struct Notifications(Socket);
 
-impl Listener {
+impl Notifications {
     /// From now on, of the groups of these bits.
     pub fn open(protocol: isize, groups: u32) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
@@ -149,13 +149,13 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Listener {
+impl AsRawFd for Notifications {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

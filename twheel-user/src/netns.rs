@@ -192,7 +192,7 @@ impl News {
 }
 
 /// The names, and those that come and go.
-pub struct Names {
+pub struct NameWatch {
     inotify: Inotify,
     /// Runs while there are names whose namespaces are not there yet.
     retry: TimerFd,
@@ -200,7 +200,7 @@ pub struct Names {
     unmounted: BTreeMap<String, Instant>,
 }
 
-impl Names {
+impl NameWatch {
     /// From now on. Those that are there are told first.
     ///
     /// # Errors
@@ -317,7 +317,7 @@ impl Names {
         };
     }
 
-    /// Names of which nothing was told yet.
+    /// NameWatch of which nothing was told yet.
     pub fn untold(&self) -> impl Iterator<Item = &str> {
         self.unmounted.keys().map(String::as_str)
     }

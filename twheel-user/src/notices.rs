@@ -14,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::{
     interfaces::{self, Change, Interface},
-    netlink::{Listener, messages},
+    netlink::{Notifications, messages},
 };
 
 /// `RTMGRP_LINK`, and the kernel's group of uevents.
@@ -24,12 +24,12 @@ const GROUP: u32 = 1;
 const ROOM: usize = 8 << 20;
 
 /// News of the interfaces of this network namespace.
-pub struct Interfaces(Listener);
+pub struct InterfaceNotices(Notifications);
 
-impl Interfaces {
+impl InterfaceNotices {
     /// From now on.
     pub fn listen() -> Result<Self> {
-        let listener = Listener::open(NETLINK_ROUTE, GROUP);
+        let listener = Notifications::open(NETLINK_ROUTE, GROUP);
         let listener = listener.context("cannot hear of changes of interfaces")?;
         // Where there is less room, all interfaces are listed when it was not enough.
         let _ = setsockopt(&listener, sockopt::RcvBufForce, &ROOM);
@@ -51,10 +51,14 @@ impl Interfaces {
             for message in messages::<RouteNetlinkMessage>(&datagram) {
                 match message?.payload {
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        changes.extend(Interface::of(&link).map(|it| Change::Is(Box::new(it))));
+                        changes.extend(
+                            Interface::from_message(&link).map(|it| Change::Is(Box::new(it))),
+                        );
                     }
                     NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
-                        changes.extend(Interface::of(&link).map(|it| Change::Gone(it.index)));
+                        changes.extend(
+                            Interface::from_message(&link).map(|it| Change::Gone(it.index)),
+                        );
                     }
                     _ => {}
                 }
@@ -78,25 +82,25 @@ fn is_full(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-impl AsFd for Interfaces {
+impl AsFd for InterfaceNotices {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Interfaces {
+impl AsRawFd for InterfaceNotices {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
 /// News of CPUs.
-pub struct Cpus(Listener);
+pub struct CpuNotices(Notifications);
 
-impl Cpus {
+impl CpuNotices {
     /// From now on. (The kernel tells them in network namespaces of the first user namespace alone.)
     pub fn listen() -> Result<Self> {
-        let listener = Listener::open(NETLINK_KOBJECT_UEVENT, GROUP);
+        let listener = Notifications::open(NETLINK_KOBJECT_UEVENT, GROUP);
         Ok(Self(
             listener.context("cannot hear of CPUs that come and go")?,
         ))
@@ -117,7 +121,7 @@ impl Cpus {
     }
 }
 
-impl AsRawFd for Cpus {
+impl AsRawFd for CpuNotices {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

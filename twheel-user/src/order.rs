@@ -54,9 +54,9 @@ pub enum Position {
 /// The names of programs by their ids. To read them takes `CAP_SYS_ADMIN`, which a run gives up: so of those that were loaded
 /// before that.
 #[derive(Clone, Debug, Default)]
-pub struct Names(HashMap<u32, String>);
+pub struct ProgramNames(HashMap<u32, String>);
 
-impl Names {
+impl ProgramNames {
     /// Of the programs that are loaded; none where this user may not see them.
     pub fn read() -> Self {
         let programs = loaded_programs().flatten();
@@ -65,7 +65,7 @@ impl Names {
     }
 
     /// That of a program.
-    pub fn of(&self, id: u32) -> Option<&str> {
+    pub fn get(&self, id: u32) -> Option<&str> {
         self.0.get(&id).map(String::as_str)
     }
 
@@ -78,7 +78,7 @@ impl Names {
     pub fn other(&self, id: u32) -> Other {
         Other {
             id: Some(id),
-            name: self.of(id).map(str::to_owned),
+            name: self.get(id).map(str::to_owned),
         }
     }
 }

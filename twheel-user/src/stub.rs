@@ -1,4 +1,4 @@
-//! Programs for interfaces of another network namespace.
+//! ProgramSource for interfaces of another network namespace.
 //!
 //! A program is told the index of its interface, and each network namespace counts its own from 1. So an interface of another
 //! namespace has a program of a few instructions, which leaves on its CPU what is to be added to the index
@@ -22,7 +22,7 @@ use aya_obj::{
 use twheel_common::state::elsewhere;
 
 use crate::{
-    attach::Programs,
+    attach::ProgramSource,
     bpf,
     data_plane::{DataPlane, remove_pin},
     pins::{HOOK_PROGRAMS, Instance},
@@ -137,7 +137,7 @@ impl Stubs {
     }
 }
 
-impl Programs for Stubs {
+impl ProgramSource for Stubs {
     fn demand(&mut self, _: &str, _: &Instance) -> Result<()> {
         Ok(())
     }

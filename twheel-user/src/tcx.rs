@@ -7,7 +7,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd};
 
 use crate::{
     bpf,
-    order::{Names, Order, Other, Position},
+    order::{Order, Other, Position, ProgramNames},
     tc::Way,
 };
 
@@ -48,7 +48,12 @@ pub fn exists(index: u32) -> bool {
 /// # Errors
 ///
 /// As [`programs`].
-pub fn others(index: u32, way: Way, own: Option<u32>, names: &Names) -> io::Result<Vec<Other>> {
+pub fn others(
+    index: u32,
+    way: Way,
+    own: Option<u32>,
+    names: &ProgramNames,
+) -> io::Result<Vec<Other>> {
     let all = programs(index, way)?.into_iter();
     let others = all.filter(|id| Some(*id) != own);
     Ok(others.map(|id| names.other(id)).collect())
@@ -87,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_program_stands_where_it_was_told_to_or_not() {
-        let names = Names::default();
+        let names = ProgramNames::default();
         let all: Vec<_> = (1..=4).map(|id| names.other(id)).collect();
         for (order, own, is) in [
             ("first", 1, true),

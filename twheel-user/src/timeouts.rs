@@ -55,7 +55,7 @@ impl Sysctls {
     }
 
     /// The one of this number.
-    pub fn of(&self, number: usize) -> Result<Duration> {
+    pub fn timeout(&self, number: usize) -> Result<Duration> {
         let mut text = [0; 32];
         let read = self.0[number].read_at(&mut text, 0);
         let read = read.with_context(|| format!("cannot read {}", sysctl(SYSCTLS[number])))?;

@@ -36,7 +36,7 @@ pub struct Delete {
 impl Delete {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
-        let filter = self.which.of(&reader)?;
+        let filter = self.which.filter_for(&reader)?;
         if filter.is_empty() {
             return Err(Failure::new(
                 Kind::Usage,

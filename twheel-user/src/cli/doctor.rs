@@ -12,7 +12,7 @@ use crate::{
     doctor::{Finding, Intended, Status, examine},
     failure::{Failure, Kind},
     interfaces,
-    order::Names,
+    order::ProgramNames,
     patterns::Selection,
 };
 
@@ -49,7 +49,7 @@ impl Doctor {
         let (config, _) = self.options.config(clock, selection.count())?;
         let hooks = self
             .options
-            .hooks(selection.count(), &config.0, clock, Names::read());
+            .hooks(selection.count(), &config.0, clock, ProgramNames::read());
         let mut interfaces: Vec<_> = selection.names().map(str::to_owned).collect();
         if selection.has_pattern() {
             let there = interfaces::all()?.into_iter().map(|link| link.name);

@@ -12,7 +12,7 @@ use clap::Args;
 
 use super::select::{Select, Which, while_read};
 use crate::{
-    filter::{Known, Subject},
+    filter::{Knowable, Subject},
     history::{self, Past},
     output::{Output, json, text::Text},
 };
@@ -51,7 +51,7 @@ pub struct Expired {
 
 impl Expired {
     pub(super) fn execute(self) -> Result<()> {
-        let known = Known {
+        let known = Knowable {
             ended: true,
             accounting: true,
             rto: true,
@@ -60,7 +60,8 @@ impl Expired {
         let name = history::name_of(self.select.interface(), &self.history)?;
         let now = SystemTime::now();
         let since = self.since.and_then(|since| now.checked_sub(since));
-        let mut reader = history::Reader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;
+        let mut reader =
+            history::HistoryReader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;
         // Before what there is has been read, so that nothing comes in between.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
         let print = |past: &Past, out: &mut dyn Write| {

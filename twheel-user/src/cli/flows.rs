@@ -196,7 +196,7 @@ fn passing(
 impl Flows {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
-        let filter = self.which.of(&reader)?;
+        let filter = self.which.filter_for(&reader)?;
         let choice = Choice {
             sort: self.sort,
             reverse: self.reverse,

@@ -87,7 +87,7 @@ impl Cli {
 
 /// [`Scheme`](twheel_common::wheel::Scheme), as an argument.
 #[derive(Clone, Copy, ValueEnum)]
-enum Scheme {
+enum SchemeName {
     /// One level, as long as the longest timeout (scheme 4 of Varghese & Lauck)
     Simple,
     /// One level; who is due later goes round several times (scheme 6)
@@ -96,12 +96,12 @@ enum Scheme {
     Hierarchical,
 }
 
-impl From<Scheme> for twheel_common::wheel::Scheme {
-    fn from(scheme: Scheme) -> Self {
+impl From<SchemeName> for twheel_common::wheel::Scheme {
+    fn from(scheme: SchemeName) -> Self {
         match scheme {
-            Scheme::Simple => Self::Simple,
-            Scheme::Hashed => Self::Hashed,
-            Scheme::Hierarchical => Self::Hierarchical,
+            SchemeName::Simple => Self::Simple,
+            SchemeName::Hashed => Self::Hashed,
+            SchemeName::Hierarchical => Self::Hierarchical,
         }
     }
 }

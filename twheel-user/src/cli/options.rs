@@ -7,17 +7,17 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
 
-use super::{Scheme, reap::Reap};
+use super::{SchemeName, reap::Reap};
 use crate::{
     action::Action,
     clock::Clock,
     failure::{Failure, Kind},
-    filter::Known,
+    filter::Knowable,
     history,
     hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
     netns::NamespaceSelection,
-    order::{Names, Order},
+    order::{Order, ProgramNames},
     patterns::{Asked, Selection},
     policy::install,
     quota::Quota,
@@ -106,7 +106,7 @@ pub struct Options {
     pub source_share: Quota,
     /// How the wheels turn
     #[arg(long, value_enum, default_value = "hierarchical")]
-    pub scheme: Scheme,
+    pub scheme: SchemeName,
     /// Slots of a wheel's level, rounded up to a power of two [default: 1024; for a simple wheel as many
     /// as the timeouts need]
     #[arg(long, value_name = "N")]
@@ -192,7 +192,7 @@ pub enum Pickup {
     Strict,
 }
 
-/// Names in the order in which they were given first.
+/// ProgramNames in the order in which they were given first.
 pub fn each_once(names: Vec<String>) -> Vec<String> {
     let mut once: Vec<String> = Vec::new();
     for name in names {
@@ -262,7 +262,7 @@ impl Options {
             levels: self.levels,
         };
         let reap = self.reap.wanted(
-            Known {
+            Knowable {
                 ended: true,
                 accounting: self.accounting,
                 rto: self.rto == Switch::On,
@@ -326,7 +326,13 @@ impl Options {
 
     /// By what packets are seen, by a run on so many interfaces, with this configuration. `names`: of the programs that are
     /// loaded.
-    pub fn hooks(&self, interfaces: usize, config: &Config, clock: Clock, names: Names) -> Hooks {
+    pub fn hooks(
+        &self,
+        interfaces: usize,
+        config: &Config,
+        clock: Clock,
+        names: ProgramNames,
+    ) -> Hooks {
         let in_policy = match &self.policy {
             Some(file) if self.reap.i_know_this_drops_traffic => {
                 // What is wrong with it is said when it is put into force, before anything is attached.

@@ -103,10 +103,10 @@ struct Check {
     proto: Option<Proto>,
     /// The flow's initiator; its port is of no account
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
-    src: Option<End>,
+    src: Option<Endpoint>,
     /// The flow's responder
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
-    dst: Option<End>,
+    dst: Option<Endpoint>,
     /// Interface on which the flow's first packet is seen
     #[arg(long, value_name = "NAME")]
     iface: Option<String>,
@@ -142,9 +142,9 @@ enum Way {
 
 /// An address, and a port if there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct End(IpAddr, Option<u16>);
+struct Endpoint(IpAddr, Option<u16>);
 
-fn end(text: &str) -> Result<End, String> {
+fn end(text: &str) -> Result<Endpoint, String> {
     let address = || {
         let inner = text
             .strip_prefix('[')
@@ -152,11 +152,11 @@ fn end(text: &str) -> Result<End, String> {
         inner
             .unwrap_or(text)
             .parse()
-            .map(|address| End(address, None))
+            .map(|address| Endpoint(address, None))
     };
     let with_port = text
         .parse::<SocketAddr>()
-        .map(|end| End(end.ip(), Some(end.port())));
+        .map(|end| Endpoint(end.ip(), Some(end.port())));
     with_port.or_else(|_| address()).map_err(|_| {
         "give an address, or one with a port: 192.0.2.1, 192.0.2.1:22, [2001:db8::1]:22".to_owned()
     })
@@ -216,14 +216,14 @@ impl Check {
 
     fn query(&self) -> Result<Query> {
         let usage = |what: String| Err(Failure::new(Kind::Usage, what).into());
-        if let (Some(End(src, _)), Some(End(dst, _))) = (self.src, self.dst)
+        if let (Some(Endpoint(src, _)), Some(Endpoint(dst, _))) = (self.src, self.dst)
             && src.to_canonical().is_ipv4() != dst.to_canonical().is_ipv4()
         {
             return usage(format!(
                 "--src {src} --dst {dst}: both ends of a flow are of one family: give two of IPv4 or two of IPv6"
             ));
         }
-        let port = self.dst.and_then(|End(_, port)| port);
+        let port = self.dst.and_then(|Endpoint(_, port)| port);
         if let (Some(Proto::Icmp), Some(port)) = (self.proto, port) {
             return usage(format!(
                 "--dst …:{port}: icmp has no ports: leave it out, or give --proto tcp or udp"
@@ -235,8 +235,8 @@ impl Check {
                 Proto::Udp => Protocol::Udp,
                 Proto::Icmp => Protocol::Icmp,
             }),
-            source: self.src.map(|End(address, _)| mapped(address)),
-            destination: self.dst.map(|End(address, _)| mapped(address)),
+            source: self.src.map(|Endpoint(address, _)| mapped(address)),
+            destination: self.dst.map(|Endpoint(address, _)| mapped(address)),
             port,
             interface: self.iface.clone(),
             vlans: self.vlan.map(|Vlans(vlans)| vlans),

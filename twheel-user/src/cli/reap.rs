@@ -6,8 +6,8 @@ use clap::Args;
 use crate::{
     action::{Action, Actions},
     failure::{Failure, Kind},
-    filter::{Filter, Known},
-    reap::{Mandate, Namespace, Sites},
+    filter::{Filter, Knowable},
+    reap::{Mandate, NamespacePath, Sites},
 };
 
 /// Options of the reaper.
@@ -50,7 +50,7 @@ impl Reap {
     ///
     /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed. And what the actions
     /// need cannot be opened.
-    pub fn wanted(&self, known: Known, strict: bool) -> Result<Mandate> {
+    pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -73,7 +73,10 @@ impl Reap {
                 false => Ok(filter),
             }
         });
-        let namespaces = self.reap_netns.iter().map(|name| Namespace::named(name));
+        let namespaces = self
+            .reap_netns
+            .iter()
+            .map(|name| NamespacePath::named(name));
         Ok(Mandate {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,

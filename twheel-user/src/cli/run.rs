@@ -67,7 +67,7 @@ impl Run {
         let (config, reap) = options.config(clock, selection.count())?;
         options.check_zones(&selection, &namespaces)?;
         // The names of programs are read when nobody else is about to load some.
-        let names = order::Names::default();
+        let names = order::ProgramNames::default();
         let setup = Setup {
             hooks: options.hooks(selection.count(), &config.0, clock, names),
             selection,

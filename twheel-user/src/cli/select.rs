@@ -14,7 +14,7 @@ use twheel_common::event::Reason;
 
 use crate::{
     delete::{Unread, delete_all},
-    filter::{Filter, Known},
+    filter::{Filter, Knowable},
     flows::Flow,
     history, host,
     inspect::Reader,
@@ -61,7 +61,7 @@ impl Deleting {
         chosen: impl Fn(&Flow, u32) -> bool + Send,
         reason: Reason,
     ) -> Result<()> {
-        let mut unread = Unread::of(reader, &self.history)?;
+        let mut unread = Unread::open(reader, &self.history)?;
         let tally = delete_all(reader, chosen, reason, unread.as_mut())?;
         self.say(&tally, &tally.to_string())
     }
@@ -86,12 +86,12 @@ pub struct Which {
 
 impl Which {
     /// The filter, as the flows of an instance can be asked.
-    pub fn of(&self, reader: &Reader) -> Result<Filter> {
+    pub fn filter_for(&self, reader: &Reader) -> Result<Filter> {
         self.filter(known(reader))
     }
 
     /// The filter.
-    pub fn filter(&self, known: Known) -> Result<Filter> {
+    pub fn filter(&self, known: Knowable) -> Result<Filter> {
         Filter::parse(&self.text(), known)
     }
 
@@ -102,8 +102,8 @@ impl Which {
 }
 
 /// What is known of the flows of an instance.
-pub fn known(reader: &Reader) -> Known {
-    Known {
+pub fn known(reader: &Reader) -> Knowable {
+    Knowable {
         ended: false,
         accounting: reader.table().has_accounts(),
         rto: reader.table().has_timers(),

@@ -16,7 +16,7 @@ use twheel_common::counter::{Counter, Counters};
 use super::select::{Select, interval, while_read};
 use crate::{
     call,
-    inspect::{Counted, Reader},
+    inspect::{CounterReadings, Reader},
     output::json,
 };
 
@@ -45,7 +45,7 @@ pub struct Stats {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct StatsLine<'a> {
     counter: &'a str,
     total: u64,
     cpus: &'a [u64],
@@ -58,7 +58,7 @@ struct Line<'a> {
 /// What was counted at one moment.
 pub(super) struct Look {
     at: Instant,
-    counted: Counted,
+    counted: CounterReadings,
     /// Of all CPUs.
     pub sum: Counters,
 }
@@ -114,10 +114,10 @@ impl Stats {
 
 fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Result<()> {
     for counter in Counter::ALL {
-        let Counted { cpus, interfaces } = &look.counted;
+        let CounterReadings { cpus, interfaces } = &look.counted;
         let cpus: Vec<_> = cpus.iter().map(|cpu| cpu.get(*counter)).collect();
         let interfaces = interfaces.iter();
-        let line = Line {
+        let line = StatsLine {
             counter: counter.name(),
             total: look.sum.get(*counter),
             cpus: &cpus,
@@ -174,7 +174,7 @@ fn write_text(
         }
     }
     writeln!(out)?;
-    let Counted { cpus, interfaces } = &look.counted;
+    let CounterReadings { cpus, interfaces } = &look.counted;
     // CPUs that a host may have but has not would be columns of zeros.
     let last = cpus.iter().rposition(|cpu| *cpu != Counters::default());
     let cpus = &cpus[..last.map_or(0, |last| last + 1)];

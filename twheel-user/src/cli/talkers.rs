@@ -57,7 +57,7 @@ enum Talker {
 }
 
 impl By {
-    fn of(self, flow: &Tracked) -> Talker {
+    fn talker(self, flow: &Tracked) -> Talker {
         match self {
             Self::Src => Talker::Address(flow.flow.src.ip()),
             Self::Dst => Talker::Address(flow.flow.dst.ip()),
@@ -76,14 +76,14 @@ impl std::fmt::Display for Talker {
 }
 
 #[derive(Clone, Copy, Default, Serialize)]
-struct Share {
+struct Sum {
     flows: u64,
     packets: u64,
     bytes: u64,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct TalkerLine {
     talker: String,
     flows: u64,
     share: f64,
@@ -96,9 +96,9 @@ struct Line {
 impl Talkers {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
-        let filter = self.which.of(&reader)?;
+        let filter = self.which.filter_for(&reader)?;
         let now = reader.now()?;
-        let mut talkers: HashMap<Talker, Share> = HashMap::new();
+        let mut talkers: HashMap<Talker, Sum> = HashMap::new();
         let mut all = 0u64;
         for (_, tracked) in reader.flows(now) {
             let subject = Subject::tracked(&tracked, reader.known_as(&tracked.flow));
@@ -107,7 +107,7 @@ impl Talkers {
                 continue;
             }
             all += 1;
-            let share = talkers.entry(self.by.of(&tracked)).or_default();
+            let share = talkers.entry(self.by.talker(&tracked)).or_default();
             share.flows += 1;
             for sent in tracked.account.into_iter().flatten() {
                 share.packets += sent.packets;
@@ -139,7 +139,7 @@ impl Talkers {
                 )?;
             }
             for (talker, share) in talkers {
-                let line = Line {
+                let line = TalkerLine {
                     talker: talker.to_string(),
                     flows: share.flows,
                     share: share.flows as f64 / all as f64,
@@ -166,7 +166,7 @@ impl By {
     }
 }
 
-impl Line {
+impl TalkerLine {
     fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
         if json {
             return Ok(json::write(self, out)?);

@@ -36,7 +36,7 @@ pub struct Wheel {
 
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Line<'a> {
+enum WheelLine<'a> {
     Wheel {
         cpu: u32,
         scheme: &'a str,
@@ -77,10 +77,10 @@ impl Wheel {
 }
 
 fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Write) -> Result<()> {
-    let mut write = |line: Line<'_>| json::write(&line, out);
+    let mut write = |line: WheelLine<'_>| json::write(&line, out);
     for (turning, counted) in wheels.wheels.iter().zip(counted) {
         let cpu = turning.cpu;
-        write(Line::Wheel {
+        write(WheelLine::Wheel {
             cpu,
             scheme: wheels.geometry.scheme_name(),
             levels: wheels.geometry.levels,
@@ -93,7 +93,7 @@ fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Writ
             handed_out: counted.handed_out,
         })?;
         for slot in &counted.slots {
-            write(Line::Slot {
+            write(WheelLine::Slot {
                 cpu,
                 level: slot.level,
                 slot: slot.slot,
@@ -103,7 +103,7 @@ fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Writ
         }
     }
     for (_, bound, flows) in due.each() {
-        write(Line::Due {
+        write(WheelLine::Due {
             within_ms: bound.map(|bound| bound.as_millis() as u64),
             flows,
         })?;

@@ -12,7 +12,7 @@ use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
 use super::setup::Setup;
 use crate::{
-    attach::{self, Programs},
+    attach::{self, ProgramSource},
     data_plane::DataPlane,
     failure::{Failure, Kind},
     interfaces::{self, Change, Interface, Known},
@@ -29,7 +29,7 @@ pub struct Common<'a> {
     pub setup: &'a Setup,
     pub group: Option<Gid>,
     pub watch: Rc<RefCell<Watch>>,
-    pub said: Rc<RefCell<Said>>,
+    pub said: Rc<RefCell<SaidOnce>>,
 }
 
 /// Another network namespace than the run's own.
@@ -91,7 +91,7 @@ struct Refused {
 
 /// What is said once.
 #[derive(Default)]
-pub struct Said {
+pub struct SaidOnce {
     /// That there is no room, until there is.
     pub full: bool,
     port: bool,
@@ -302,7 +302,7 @@ impl<'a> Interfaces<'a> {
                 .borrow_mut()
                 .enter(known_as, &label, zone, is.flags())?,
         }
-        let programs: &mut dyn Programs = match &mut self.elsewhere {
+        let programs: &mut dyn ProgramSource = match &mut self.elsewhere {
             Some(there) => &mut there.stubs,
             None => plane,
         };

@@ -109,7 +109,7 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
         group,
         start,
     };
-    setup.hooks.names = order::Names::read();
+    setup.hooks.names = order::ProgramNames::read();
     // What follows takes no more, and so are all threads.
     privilege::give_up(setup.namespaces.is_elsewhere())?;
     let room = setup.room()?;
@@ -183,7 +183,7 @@ struct Daemon<'a> {
     changes: AsyncFd<OwnedFd>,
     namespaces: Namespaces<'a>,
     /// CPUs that come and go.
-    cpus: Option<AsyncFd<notices::Cpus>>,
+    cpus: Option<AsyncFd<notices::CpuNotices>>,
     /// What became of actions.
     reaped: mpsc::Receiver<Reaped>,
     results: Vec<Reaped>,
@@ -256,7 +256,7 @@ impl<'a> Daemon<'a> {
         let (to_results, reaped) = mpsc::channel(RESULTS);
         let reaper = Reaper::start(&pins, tally.clone(), opened.reap, to_results)?;
         // Where the kernel does not tell, a CPU that comes waits for the next run.
-        let cpus = notices::Cpus::listen()
+        let cpus = notices::CpuNotices::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
             .ok();
         // Those of interfaces that are waited for, too: a policy that is loaded later enters zones as well.

@@ -18,7 +18,7 @@ use crate::{
     data_plane::DataPlane,
     interfaces::Change,
     names::LABEL_BYTES,
-    netns::{Names, Namespace, News},
+    netns::{NameWatch, Namespace, News},
     notices,
     pins::{self, Instance},
     stub::{Stubs, TailCalls},
@@ -34,14 +34,14 @@ const LONGEST: usize = LABEL_BYTES - libc::IFNAMSIZ;
 /// One of them.
 struct There<'a> {
     // Dropped before the namespace.
-    news: notices::Interfaces,
+    news: notices::InterfaceNotices,
     interfaces: Interfaces<'a>,
     /// `None`: the run's own.
-    other: Option<Other>,
+    other: Option<OtherNamespace>,
 }
 
 /// Another network namespace than the run's own.
-struct Other {
+struct OtherNamespace {
     namespace: Namespace,
     inode: u64,
     /// Its part of the instance.
@@ -54,7 +54,7 @@ impl<'a> There<'a> {
     /// Does something in it.
     fn enter<T>(
         &mut self,
-        work: impl FnOnce(&mut Interfaces<'a>, &notices::Interfaces) -> Result<T>,
+        work: impl FnOnce(&mut Interfaces<'a>, &notices::InterfaceNotices) -> Result<T>,
     ) -> Result<T> {
         let work = || work(&mut self.interfaces, &self.news);
         match &self.other {
@@ -69,7 +69,7 @@ impl<'a> There<'a> {
     }
 }
 
-impl Other {
+impl OtherNamespace {
     /// Removes its part of the instance. What cannot be removed is said.
     fn remove(self) {
         let name = &self.namespace.name;
@@ -82,10 +82,10 @@ impl Other {
 /// What it takes to watch other network namespaces than the run's own.
 struct Others {
     calls: TailCalls,
-    names: Names,
+    names: NameWatch,
     /// The run's own.
     own: u64,
-    /// Names for which there was no number.
+    /// NameWatch for which there was no number.
     waiting: BTreeSet<String>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> Namespaces<'a> {
     ///
     /// # Errors
     ///
-    /// Names or interfaces cannot be watched, or what an earlier run has left cannot be removed.
+    /// NameWatch or interfaces cannot be watched, or what an earlier run has left cannot be removed.
     pub fn new(common: Common<'a>, instance: &Instance, plane: &mut DataPlane) -> Result<Self> {
         let setup = common.setup;
         let selection = &setup.namespaces;
@@ -120,7 +120,7 @@ impl<'a> Namespaces<'a> {
         };
         if selection.has_own() {
             // First, so that nothing is missed.
-            let news = notices::Interfaces::listen()?;
+            let news = notices::InterfaceNotices::listen()?;
             let interfaces = Interfaces::new(new.common.clone(), instance.clone(), None)?;
             new.add(OWN, news, interfaces, None)?;
         }
@@ -132,7 +132,7 @@ impl<'a> Namespaces<'a> {
             let others = Others {
                 calls: TailCalls::open(plane, instance)?,
                 own: pins::namespace()?,
-                names: Names::watch()?,
+                names: NameWatch::watch()?,
                 waiting: BTreeSet::new(),
             };
             for source in others.names.sources() {
@@ -147,9 +147,9 @@ impl<'a> Namespaces<'a> {
     fn add(
         &mut self,
         number: u32,
-        news: notices::Interfaces,
+        news: notices::InterfaceNotices,
         interfaces: Interfaces<'a>,
-        other: Option<Other>,
+        other: Option<OtherNamespace>,
     ) -> Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
         self.epoll.add(&news, event)?;
@@ -358,7 +358,7 @@ impl<'a> Namespaces<'a> {
     fn come(&mut self, plane: &mut DataPlane, namespace: Namespace) -> Result<bool> {
         let inode = namespace.inode()?;
         let name = namespace.name.clone();
-        let find = |of: &dyn Fn(&Other) -> bool| {
+        let find = |of: &dyn Fn(&OtherNamespace) -> bool| {
             let all = self.there.iter();
             let mut found = all.filter(|(_, it)| it.other.as_ref().is_some_and(of));
             found.next().map(|(number, _)| *number)
@@ -403,7 +403,7 @@ impl<'a> Namespaces<'a> {
         let (common, calls) = (self.common.clone(), &others.calls);
         let prepare = || {
             // First, so that nothing is missed.
-            let news = notices::Interfaces::listen()?;
+            let news = notices::InterfaceNotices::listen()?;
             let there = Elsewhere {
                 name: name.clone(),
                 number,
@@ -413,7 +413,7 @@ impl<'a> Namespaces<'a> {
             Ok((news, interfaces))
         };
         let prepared = namespace.enter(prepare);
-        let other = Other {
+        let other = OtherNamespace {
             namespace,
             inode,
             part,

@@ -110,7 +110,7 @@ impl Unwritten {
 }
 
 /// A record that can be read, with what its flow is known as.
-enum Said {
+enum Printable {
     /// By its place among those that have ended.
     Ended(usize),
     Rto(Rto, KnownAs),
@@ -198,11 +198,11 @@ impl<S: Stations> Report<S> {
         for (read, said) in batch.iter().zip(said) {
             line.clear();
             match said {
-                Some(Said::Ended(at)) => {
+                Some(Printable::Ended(at)) => {
                     let (_, ended, known_as) = &ended[at];
                     self.output.expired(ended, known_as.named(), &mut line)?;
                 }
-                Some(Said::Rto(timer, known_as)) => {
+                Some(Printable::Rto(timer, known_as)) => {
                     self.output.rto(&timer, known_as.named(), &mut line)?;
                 }
                 None => continue,
@@ -223,7 +223,7 @@ impl<S: Stations> Report<S> {
         &mut self,
         record: &'a Record,
         all: &mut Vec<(&'a Event, Expired, KnownAs)>,
-    ) -> Result<Option<Said>> {
+    ) -> Result<Option<Printable>> {
         let Measure { clock, one_way } = self.measure;
         match record {
             Record::Ended(event) => {
@@ -235,7 +235,7 @@ impl<S: Stations> Report<S> {
                 *count.or_default() += 1;
                 let known_as = self.stations.known_as(&ended.flow)?;
                 all.push((event, ended, known_as));
-                Ok(Some(Said::Ended(all.len() - 1)))
+                Ok(Some(Printable::Ended(all.len() - 1)))
             }
             Record::Rto(event) => {
                 let Some(timer) = Rto::new(event, one_way) else {
@@ -244,7 +244,7 @@ impl<S: Stations> Report<S> {
                 };
                 self.rtos += 1;
                 let known_as = self.stations.known_as(&timer.flow)?;
-                Ok(Some(Said::Rto(timer, known_as)))
+                Ok(Some(Printable::Rto(timer, known_as)))
             }
         }
     }
@@ -309,7 +309,7 @@ impl<S: Stations> Report<S> {
     }
 
     /// Says what there was, at the end. `lost`: events that the history has lost.
-    pub fn summary(&self, counters: &Counters, reaped: Option<&reap::Shared>, lost: u64) {
+    pub fn summary(&self, counters: &Counters, reaped: Option<&reap::ReaperState>, lost: u64) {
         let total: u64 = self.ended.values().sum();
         say!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);

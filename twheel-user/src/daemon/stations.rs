@@ -56,7 +56,9 @@ pub struct Outside {
 
 impl Outside {
     /// Ends the reaper; gives what it has done.
-    pub fn take_reaper(&mut self) -> impl FnOnce() -> Option<Arc<reap::Shared>> + Send + use<> {
+    pub fn take_reaper(
+        &mut self,
+    ) -> impl FnOnce() -> Option<Arc<reap::ReaperState>> + Send + use<> {
         let reaper = self.reaper.take();
         move || {
             let reaper = reaper?;

@@ -33,9 +33,9 @@ pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
 }
 
 /// What the loader counts. It stands beside what the programs count, and outlives the run like that.
-pub struct LoaderCounters(Mutex<Unwritten>);
+pub struct LoaderCounters(Mutex<Pending>);
 
-struct Unwritten {
+struct Pending {
     map: PerCpuArray<MapData, Counters>,
     /// What could not be written yet.
     more: Counters,
@@ -45,7 +45,7 @@ impl LoaderCounters {
     /// Of pinned maps. Whoever holds their instance has one: a counter is read and then written.
     pub fn open(pins: &Pins) -> Result<Self> {
         let map = Map::PerCpuArray(pins.map("COUNTERS")?);
-        Ok(Self(Mutex::new(Unwritten {
+        Ok(Self(Mutex::new(Pending {
             map: PerCpuArray::try_from(map)?,
             more: Counters::default(),
         })))
@@ -66,12 +66,12 @@ impl LoaderCounters {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Unwritten> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Unwritten {
+impl Pending {
     /// Of each CPU; the loader's are the first one's.
     fn read(&self) -> Result<Vec<Counters>> {
         let cpus = self.map.get(&LOADER, 0);

@@ -14,10 +14,10 @@ use nix::net::if_::if_nametoindex;
 use super::finding::{Finding, with_interfaces};
 use crate::{
     hooks, netns,
-    pins::{self, Found},
+    pins::{self, FoundInstance},
 };
 
-pub(super) fn pinned(instances: Result<Vec<Found>>) -> Vec<Finding> {
+pub(super) fn pinned(instances: Result<Vec<FoundInstance>>) -> Vec<Finding> {
     match instances.and_then(|instances| Ok((instances, pins::namespace()?))) {
         Ok((instances, _)) if instances.is_empty() => vec![Finding::ok("pins", "none")],
         Ok((instances, here)) => {
@@ -78,7 +78,7 @@ fn run_for(interfaces: &[String]) -> String {
 
 /// `here`: the network namespace, in which `exists` knows the interfaces; `alive`: those that are seen.
 pub(super) fn instance(
-    it: &Found,
+    it: &FoundInstance,
     here: u64,
     exists: impl Fn(&str) -> bool,
     alive: &HashSet<u64>,

@@ -16,8 +16,8 @@ use crate::{
     clock::Clock,
     hooks::{Egress, Hooks, Ingress, Mode},
     interfaces::{Interface, LinkLayer},
-    order::Names,
-    pins::Found,
+    order::ProgramNames,
+    pins::FoundInstance,
     stepping::{self as ways, Stepping, Why},
 };
 
@@ -139,7 +139,7 @@ fn what_an_interface_carries() {
         egress: Egress::Auto,
         order: None,
         resets: false,
-        names: Names::default(),
+        names: ProgramNames::default(),
     };
     use Ingress::{Auto, Tcx, Xdp};
     for (ingress, mode, native, status) in [
@@ -175,7 +175,7 @@ fn what_an_interface_carries() {
 
 #[test]
 fn what_is_pinned() {
-    let found = |namespace, current, held, interfaces: &[&str]| Found {
+    let found = |namespace, current, held, interfaces: &[&str]| FoundInstance {
         path: "/sys/fs/bpf/twheel/v5/1-eth0".into(),
         current,
         namespace: Some(namespace),

@@ -4,11 +4,11 @@ use std::{net::IpAddr, time::Duration};
 
 use twheel_common::named;
 
-use super::{subject::Subject, value::Found};
+use super::{subject::Subject, value::FlowValue};
 
 /// Where a filter is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct Knowable {
     /// Of flows that have ended, not of those in the table.
     pub ended: bool,
     /// Packets and bytes are counted.
@@ -140,7 +140,7 @@ impl Field {
     }
 
     /// Why nobody knows this here; `None` where it is known.
-    pub(super) fn unknown(self, known: Known) -> Option<&'static str> {
+    pub(super) fn unknown(self, known: Knowable) -> Option<&'static str> {
         match self {
             Self::Reason | Self::Ended if !known.ended => {
                 Some("is known of flows that have ended: `twheel expired`")
@@ -168,11 +168,15 @@ impl Field {
     }
 
     /// Whether any value of this field is as it should be; there is none of what nobody knows.
-    pub(super) fn any<'a>(self, of: &Subject<'a>, is_right: impl Fn(Found<'a>) -> bool) -> bool {
-        let name = |name| is_right(Found::Name(name));
-        let number = |number| is_right(Found::Number(number));
-        let duration = |duration| is_right(Found::Duration(duration));
-        let address = |address: IpAddr| is_right(Found::Address(address));
+    pub(super) fn any<'a>(
+        self,
+        of: &Subject<'a>,
+        is_right: impl Fn(FlowValue<'a>) -> bool,
+    ) -> bool {
+        let name = |name| is_right(FlowValue::Name(name));
+        let number = |number| is_right(FlowValue::Number(number));
+        let duration = |duration| is_right(FlowValue::Duration(duration));
+        let address = |address: IpAddr| is_right(FlowValue::Address(address));
         let sum = |counts: Option<[u64; 2]>| counts.is_some_and(|[a, b]| number(a + b));
         let (src, dst) = (of.flow.src, of.flow.dst);
         match self {

@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use self::expression::Test;
 pub use self::{
-    field::{Field, Known, STATES},
+    field::{Field, Knowable, STATES},
     subject::Subject,
 };
 use crate::failure::{Failure, Kind};
@@ -29,7 +29,7 @@ impl Filter {
     ///
     /// [`Kind::Usage`], with the column: what is no filter, names a field that does not exist or that nobody knows
     /// here, or compares with what such a field cannot be.
-    pub fn parse(text: &str, known: Known) -> Result<Self> {
+    pub fn parse(text: &str, known: Knowable) -> Result<Self> {
         if text.trim().is_empty() {
             return Ok(Self(None));
         }

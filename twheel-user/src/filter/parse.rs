@@ -9,7 +9,7 @@ use pest_derive::Parser;
 
 use super::{
     expression::Test,
-    field::{Field, Known, Type},
+    field::{Field, Knowable, Type},
     value::{Operator, Value},
 };
 use crate::policy::network::Network;
@@ -55,7 +55,7 @@ impl Wrong {
 }
 
 /// Reads a filter that is not empty.
-pub(super) fn parse(text: &str, known: Known) -> Result<Test, Wrong> {
+pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
     check_depth(text)?;
     let mut pairs = Grammar::parse(Rule::filter, text).map_err(|error| {
         let at = match error.location {
@@ -134,7 +134,7 @@ fn name(rule: Rule) -> &'static str {
     }
 }
 
-fn test(pair: Pair<'_, Rule>, known: Known) -> Result<Test, Wrong> {
+fn test(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
     let parts = |pair: Pair<'_, Rule>| -> Result<Vec<Test>, Wrong> {
         let parts = pair.into_inner();
         let parts = parts.filter(|it| !matches!(it.as_rule(), Rule::word_and | Rule::word_or));
@@ -171,7 +171,7 @@ fn one_or(mut tests: Vec<Test>, many: impl Fn(Vec<Test>) -> Test) -> Test {
 }
 
 /// A test of one field.
-fn comparison(pair: Pair<'_, Rule>, known: Known) -> Result<Test, Wrong> {
+fn comparison(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
     let whole = pair.clone();
     let mut field = None;
     let mut operator = None;
@@ -231,7 +231,7 @@ fn comparison(pair: Pair<'_, Rule>, known: Known) -> Result<Test, Wrong> {
     }
 }
 
-fn field_of(pair: &Pair<'_, Rule>, known: Known) -> Result<Field, Wrong> {
+fn field_of(pair: &Pair<'_, Rule>, known: Knowable) -> Result<Field, Wrong> {
     let name = pair.as_str();
     let Some(field) = Field::from_name(name) else {
         let all: Vec<_> = Field::ALL

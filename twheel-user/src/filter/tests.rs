@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use twheel_common::{event::Reason, flow::Traffic};
 
-use super::{Field, Filter, Known, Subject};
+use super::{Field, Filter, Knowable, Subject};
 use crate::{
     failure::{Kind, exit_code},
     model::{Flow, Named, Timing},
 };
 
-const ALL: Known = Known {
+const ALL: Knowable = Knowable {
     ended: true,
     accounting: true,
     rto: true,
 };
-const LIVE: Known = Known {
+const LIVE: Knowable = Knowable {
     ended: false,
     accounting: true,
     rto: true,
@@ -63,7 +63,7 @@ fn subject() -> Subject<'static> {
 }
 
 #[track_caller]
-fn check(text: &str, known: Known, expected: bool) {
+fn check(text: &str, known: Knowable, expected: bool) {
     let filter = Filter::parse(text, known).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(filter.matches(&subject()), expected, "{text}");
 }
@@ -223,7 +223,7 @@ fn what_is_wrong_is_pointed_at() {
         assert_eq!(mark.chars().count(), 2 + column, "{message}");
     }
     for (text, part) in [("packets > 1", "--accounting"), ("stalled", "--rto on")] {
-        let error = Filter::parse(text, Known::default()).unwrap_err();
+        let error = Filter::parse(text, Knowable::default()).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     }
 }

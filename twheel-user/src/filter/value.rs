@@ -37,14 +37,14 @@ pub(super) enum Value {
 
 /// A value of a flow's.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Found<'a> {
+pub(super) enum FlowValue<'a> {
     Name(&'a str),
     Number(u64),
     Duration(Duration),
     Address(IpAddr),
 }
 
-impl Found<'_> {
+impl FlowValue<'_> {
     pub(super) fn is(self, value: &Value) -> bool {
         match (self, value) {
             (Self::Name(found), Value::Name(name)) => found.eq_ignore_ascii_case(name),

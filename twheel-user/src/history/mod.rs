@@ -38,6 +38,6 @@ pub use self::{
     directory::{DIRECTORY, Directory, name_of},
     format::LEAST_BYTES,
     log::DEFAULT_BYTES,
-    reader::{Follow, Past, Reader},
+    reader::{Follow, HistoryReader, Past},
     writer::Writer,
 };

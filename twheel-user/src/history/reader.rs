@@ -37,7 +37,7 @@ pub struct Past {
 }
 
 /// Reads a history from the oldest event on, while it is being written.
-pub struct Reader {
+pub struct HistoryReader {
     directory: PathBuf,
     open: Option<Segment>,
     /// The number of the segment that was read last.
@@ -62,7 +62,7 @@ struct Segment {
     names: HashMap<u32, String>,
 }
 
-impl Reader {
+impl HistoryReader {
     /// Opens the history of an instance, by its name, below `directory`.
     ///
     /// # Errors

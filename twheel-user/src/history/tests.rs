@@ -17,7 +17,7 @@ use twheel_common::{
 };
 
 use super::{
-    LEAST_BYTES, Reader,
+    HistoryReader, LEAST_BYTES,
     directory::{STALE, remove_stale},
     format::{BODY, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
     log::Log,
@@ -76,7 +76,7 @@ fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
 
 /// The ages of all events, units; and how many records are damaged.
 fn read(directory: &Path) -> (Vec<u32>, u64) {
-    let mut reader = Reader::open(directory, "it", UNIX_EPOCH).unwrap();
+    let mut reader = HistoryReader::open(directory, "it", UNIX_EPOCH).unwrap();
     let mut ages = Vec::new();
     while let Some(past) = reader.next().unwrap() {
         let age = (past.ended.age.as_millis() / 4) as u32;
@@ -187,7 +187,7 @@ fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
     // Further than 32 bits tell.
     let far = ((9 << 32) - bytes(157) - 8) / BODY as u64;
     assert_eq!(lost(9 << 32, 0, false), far);
-    let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
     assert!(reader.next().unwrap().is_none());
     assert_eq!(reader.lost, 30 + 5 + 20 + 7 + far);
     assert_eq!(reader.lost, counted);
@@ -329,7 +329,7 @@ fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
         let mut bytes = fs::read(&path).unwrap();
         bytes[at] ^= 0xff;
         fs::write(&path, &bytes).unwrap();
-        let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+        let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
         assert!(reader.next().unwrap().is_none());
         assert!(reader.refused[0].to_string().contains(part));
         write(directory.path(), 10..20, LEAST_BYTES);
@@ -349,7 +349,7 @@ fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
     fs::write(only_segment(directory.path()), &MAGIC[..5]).unwrap();
     write(directory.path(), 10..20, LEAST_BYTES);
     assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
-    let error = Reader::open(directory.path(), "other", UNIX_EPOCH)
+    let error = HistoryReader::open(directory.path(), "other", UNIX_EPOCH)
         .map(|_| ())
         .unwrap_err();
     assert_eq!(exit_code(&error), Kind::Pins as u8, "{error}");
@@ -359,7 +359,7 @@ fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
 fn a_reader_goes_on_where_a_writer_does() {
     let directory = fresh();
     write(directory.path(), 0..1, LEAST_BYTES);
-    let mut reader = Reader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
     let follow = reader.follow().unwrap();
     let mut seen = 0;
     for to in [1, 2, 900, 5000] {
@@ -380,7 +380,7 @@ fn what_ended_before_is_passed_over() {
     let directory = fresh();
     write(directory.path(), 0..100, LEAST_BYTES);
     let since = UNIX_EPOCH + Duration::from_millis(1090);
-    let mut reader = Reader::open(directory.path(), "it", since).unwrap();
+    let mut reader = HistoryReader::open(directory.path(), "it", since).unwrap();
     let mut ages = Vec::new();
     while let Some(past) = reader.next().unwrap() {
         ages.push(past.ended.age.as_millis() / 4);

@@ -76,7 +76,7 @@ pub struct Metrics {
     counters: Map,
     pub(super) wheels: PerCpuArray<MapData, Wheel>,
     timeouts: InForce,
-    reaper: OnceLock<Arc<reap::Shared>>,
+    reaper: OnceLock<Arc<reap::ReaperState>>,
 }
 
 /// A flow that has ended, for the page.
@@ -161,7 +161,7 @@ impl Metrics {
     }
 
     /// Serves what the reaper counts; once.
-    pub fn watch(&self, reaper: Arc<reap::Shared>) {
+    pub fn watch(&self, reaper: Arc<reap::ReaperState>) {
         // A second one would be of the same run.
         let _ = self.reaper.set(reaper);
     }
@@ -267,7 +267,7 @@ impl Observer for Metrics {
 }
 
 /// The families of what the reaper counts.
-fn reaped(reaper: &reap::Shared) -> prometheus::Result<Vec<MetricFamily>> {
+fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
     let actions = IntCounterVec::new(
         Opts::new(
             "twheel_reaped_total",
@@ -360,7 +360,7 @@ impl Batch<'_> {
         }
         let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
             // A rule that was there a moment ago.
-            self.metrics.timeouts.of(event.rule).ok()
+            self.metrics.timeouts.timeouts(event.rule).ok()
         });
         let timeout = timeouts.as_ref()?.of(event.seen());
         let late = event.idle.saturating_sub(timeout);

@@ -49,7 +49,7 @@ struct Turned {
 struct Ended<'a> {
     seconds_ago: f64,
     #[serde(flatten)]
-    line: json::Line<'a>,
+    line: json::EndedLine<'a>,
 }
 
 impl Metrics {

@@ -59,7 +59,7 @@ impl<'a> Ends<'a> {
 
 /// A flow that has ended.
 #[derive(Serialize)]
-pub(crate) struct Line<'a> {
+pub(crate) struct EndedLine<'a> {
     event: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<String>,
@@ -116,11 +116,11 @@ struct Live<'a> {
     #[serde(flatten)]
     account: Option<Account>,
     #[serde(flatten)]
-    timing: Option<Timing>,
+    timing: Option<TimingFields>,
 }
 
 #[derive(Serialize)]
-struct Timing {
+struct TimingFields {
     orig_rtt_ms: Option<f64>,
     orig_retransmissions: u32,
     reply_rtt_ms: Option<f64>,
@@ -185,7 +185,7 @@ pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::
         expires_ms: flow.expires.as_millis() as u64,
         cpu: flow.cpu,
         account: flow.account.map(Account::from),
-        timing: flow.timing.map(|[orig, reply]| Timing {
+        timing: flow.timing.map(|[orig, reply]| TimingFields {
             orig_rtt_ms: rtt(orig.srtt),
             orig_retransmissions: orig.retransmissions,
             reply_rtt_ms: rtt(reply.srtt),
@@ -197,8 +197,12 @@ pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::
 }
 
 /// The end of a flow, with what it is known as, and when that was, if that is past.
-pub(crate) fn line<'a>(when: Option<SystemTime>, ended: &Expired, named: Named<'a>) -> Line<'a> {
-    Line {
+pub(crate) fn line<'a>(
+    when: Option<SystemTime>,
+    ended: &Expired,
+    named: Named<'a>,
+) -> EndedLine<'a> {
+    EndedLine {
         event: "expired",
         time: when.map(|when| humantime::format_rfc3339_millis(when).to_string()),
         flow: Ends::new(ended.flow, named),

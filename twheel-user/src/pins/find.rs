@@ -19,7 +19,7 @@ use crate::{
 
 /// An instance as it is found, of any version and network namespace.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundInstance {
     /// Its directory.
     pub path: PathBuf,
     /// Its maps are laid out as this version's are.
@@ -37,7 +37,7 @@ pub struct Found {
 /// # Errors
 ///
 /// A directory cannot be read.
-pub fn found() -> Result<Vec<Found>> {
+pub fn found() -> Result<Vec<FoundInstance>> {
     let mut found = Vec::new();
     for directory in entries(&root())? {
         for path in entries(&directory)? {
@@ -45,7 +45,7 @@ pub fn found() -> Result<Vec<Found>> {
             let Some(held) = is_held(&path)? else {
                 continue;
             };
-            found.push(Found {
+            found.push(FoundInstance {
                 current: directory == version(),
                 namespace: name
                     .split_once('-')

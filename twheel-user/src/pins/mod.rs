@@ -33,7 +33,7 @@ mod remove;
 pub use self::{
     access::lock_start,
     detach::detach,
-    find::{Found, found},
+    find::{FoundInstance, found},
     instance::Instance,
     objects::{HOOK_PROGRAMS, PROGRAMS, Pins},
     path::{Hook, namespace},

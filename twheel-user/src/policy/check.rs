@@ -136,7 +136,7 @@ struct Addresses {
 impl Extent {
     fn new(rule: &Rule) -> Self {
         let ranges = |networks: &Option<Vec<_>>| match networks {
-            Some(networks) => Ranges::of(networks),
+            Some(networks) => Ranges::from_networks(networks),
             None => Ranges::all(),
         };
         let (source, destination) = (ranges(&rule.source), ranges(&rule.destination));

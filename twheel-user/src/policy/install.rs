@@ -266,7 +266,7 @@ impl InForce {
     }
 
     /// Those of a rule by the number that flows bear; flows of a rule that is gone have those of none.
-    pub fn of(&self, number: u16) -> Result<state::Timeouts> {
+    pub fn timeouts(&self, number: u16) -> Result<state::Timeouts> {
         let timeouts = self.0.get(&number.into(), 0);
         let timeouts = match timeouts.context("cannot read TIMEOUTS")? {
             gone if gone.0[state::Timeouts::GONE] != 0 => self.0.get(&0, 0)?,

@@ -158,7 +158,7 @@ impl Ranges {
     }
 
     /// The addresses of any of these networks.
-    pub fn of(networks: &[Network]) -> Self {
+    pub fn from_networks(networks: &[Network]) -> Self {
         Self::new(networks.iter().flat_map(|network| {
             let (low, high) = (network.address, network.address | !mask(network.bits));
             let [v4_low, v4_high] = IPV4;
@@ -280,10 +280,10 @@ mod tests {
         assert!(network("::/0").contains(v6) && !network("::/0").contains(v4));
         assert!(!network("::/16").contains(v4));
         let [v4, v6] = Ranges::families();
-        assert_eq!(Ranges::of(&[network("0.0.0.0/0")]), v4);
-        assert_eq!(Ranges::of(&[network("::/0")]), v6);
+        assert_eq!(Ranges::from_networks(&[network("0.0.0.0/0")]), v4);
+        assert_eq!(Ranges::from_networks(&[network("::/0")]), v6);
         assert_eq!(
-            Ranges::of(&[network("::/0"), network("0.0.0.0/0")]),
+            Ranges::from_networks(&[network("::/0"), network("0.0.0.0/0")]),
             Ranges::all()
         );
         assert!(v4.and(&v6).is_empty());

@@ -14,20 +14,20 @@ use crate::{
 };
 
 /// The actions of rules.
-pub(super) struct Asked(pub(super) InForce);
+pub(super) struct ActionsInForce(pub(super) InForce);
 
-impl Asked {
+impl ActionsInForce {
     pub(super) fn of_rule(&self, rule: u32) -> Result<Actions> {
         let timeouts = self.timeouts(rule)?;
         Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
     }
 
     pub(super) fn timeouts(&self, rule: u32) -> Result<Timeouts> {
-        self.0.of(rule as u16)
+        self.0.timeouts(rule as u16)
     }
 
     /// Of these flows those that have expired, and for which anything is to be done.
-    pub(super) fn of(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
+    pub(super) fn in_batch(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
         let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
         let mut asked = Vec::new();
         for record in batch {
@@ -62,8 +62,8 @@ pub(super) fn unsettled(tally: &LoaderCounters) -> Result<u64> {
 
 /// Actions that the policy in force asks for on these flows.
 pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
-    let asked = Asked(InForce::open(&maps::pinned(pins))?);
-    Ok(number(&asked.of(batch)?))
+    let asked = ActionsInForce(InForce::open(&maps::pinned(pins))?);
+    Ok(number(&asked.in_batch(batch)?))
 }
 
 /// How many actions that are.

@@ -32,7 +32,7 @@ pub struct Entry {
 
 impl Entry {
     /// Of an answer; `None` if it does not say what is needed.
-    fn of(proto: Protocol, attributes: &[ConntrackAttribute]) -> Option<Self> {
+    fn from_answer(proto: Protocol, attributes: &[ConntrackAttribute]) -> Option<Self> {
         let mut left = None;
         let mut state = None;
         for attribute in attributes {
@@ -110,7 +110,7 @@ impl Conntrack {
         };
         let entry = match answer.map(|answer| answer.inner) {
             Some(NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes))) => {
-                Entry::of(proto, &attributes)
+                Entry::from_answer(proto, &attributes)
             }
             _ => None,
         };
@@ -132,7 +132,7 @@ impl Conntrack {
         }
         let sysctls = self.1.as_ref().context("conntrack's timeouts")?;
         let numbers = entry.timeouts();
-        let timeouts = numbers.into_iter().map(|number| sysctls.of(number));
+        let timeouts = numbers.into_iter().map(|number| sysctls.timeout(number));
         let timeouts = timeouts.collect::<Result<Vec<_>>>()?;
         Ok(entry.idle(timeouts.into_iter()))
     }
@@ -228,11 +228,17 @@ mod tests {
             )])])
         };
         let left = ConntrackAttribute::CtaTimeout(7);
-        let entry = Entry::of(Protocol::Tcp, &[left.clone(), state(3)]).unwrap();
+        let entry = Entry::from_answer(Protocol::Tcp, &[left.clone(), state(3)]).unwrap();
         assert_eq!(entry.state, Some(State::Established));
         assert_eq!(entry.left, Duration::from_secs(7));
-        assert_eq!(Entry::of(Protocol::Tcp, &[left.clone(), state(0)]), None);
-        assert_eq!(Entry::of(Protocol::Tcp, &[state(3)]), None);
-        assert_eq!(Entry::of(Protocol::Udp, &[left]).unwrap().state, None);
+        assert_eq!(
+            Entry::from_answer(Protocol::Tcp, &[left.clone(), state(0)]),
+            None
+        );
+        assert_eq!(Entry::from_answer(Protocol::Tcp, &[state(3)]), None);
+        assert_eq!(
+            Entry::from_answer(Protocol::Udp, &[left]).unwrap().state,
+            None
+        );
     }
 }

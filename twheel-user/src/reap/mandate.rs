@@ -28,14 +28,14 @@ pub struct Mandate {
 
 /// What is known of the reaper from outside.
 #[derive(Default)]
-pub struct Shared {
+pub struct ReaperState {
     counts: [[AtomicU64; Outcome::ALL.len()]; Action::ALL.len()],
     pub(super) queued: AtomicUsize,
     pub(super) paused: AtomicBool,
     pub(super) resume: AtomicBool,
 }
 
-impl Shared {
+impl ReaperState {
     /// How often an action had this outcome.
     pub fn count(&self, action: Action, outcome: Outcome) -> u64 {
         self.counts[action.index()][outcome as usize].load(Ordering::Relaxed)

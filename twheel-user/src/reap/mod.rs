@@ -29,8 +29,8 @@ mod worker;
 
 pub use self::{
     asked::asked,
-    mandate::{Mandate, Shared},
-    namespace::Namespace,
+    mandate::{Mandate, ReaperState},
+    namespace::NamespacePath,
     reaper::Reaper,
     sites::Sites,
 };

@@ -18,9 +18,9 @@ use crate::{
 
 /// A network namespace, by the name that `ip netns` gives it, or by a path.
 #[derive(Clone, Debug)]
-pub struct Namespace(PathBuf);
+pub struct NamespacePath(PathBuf);
 
-impl Namespace {
+impl NamespacePath {
     /// # Errors
     ///
     /// [`Kind::Usage`]: there is none of that name.

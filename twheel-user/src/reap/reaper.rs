@@ -17,9 +17,9 @@ use twheel_common::{
 };
 
 use super::{
-    asked::{Asked, number, unsettled},
+    asked::{ActionsInForce, number, unsettled},
     guard::{Guard, Pace},
-    mandate::{Mandate, Shared},
+    mandate::{Mandate, ReaperState},
     refusals::{Refusals, counters},
     scope::Scope,
     worker::{Job, Worker},
@@ -43,9 +43,9 @@ pub struct Reaper {
     /// Never sent to: its end is what ends the thread.
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    shared: Arc<Shared>,
+    shared: Arc<ReaperState>,
     tally: Arc<LoaderCounters>,
-    asked: Arc<Asked>,
+    asked: Arc<ActionsInForce>,
     refusals: Mutex<Refusals>,
 }
 
@@ -57,7 +57,7 @@ impl Reaper {
         mandate: Mandate,
         results: tokio::sync::mpsc::Sender<Reaped>,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ReaperState::default());
         let lost = unsettled(&tally)?;
         if lost > 0 {
             say!(
@@ -66,7 +66,7 @@ impl Reaper {
             tally.add(Counter::ReapLost, lost);
         }
         let open = maps::pinned(pins);
-        let asked = Arc::new(Asked(InForce::open(&open)?));
+        let asked = Arc::new(ActionsInForce(InForce::open(&open)?));
         let refusals = Refusals::new(pins)?;
         let (queue, jobs) = channel();
         let (stop, stopped) = channel();
@@ -105,13 +105,13 @@ impl Reaper {
     }
 
     /// What is known of it.
-    pub fn shared(&self) -> Arc<Shared> {
+    pub fn shared(&self) -> Arc<ReaperState> {
         self.shared.clone()
     }
 
     /// Has it reap those of these flows for which anything is to be done, as far as its queue has room.
     pub fn reap(&self, batch: &[Record]) -> Result<()> {
-        let mut flows = self.asked.of(batch)?;
+        let mut flows = self.asked.in_batch(batch)?;
         if flows.is_empty() {
             return Ok(());
         }

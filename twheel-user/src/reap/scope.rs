@@ -26,7 +26,7 @@ pub struct Scope {
 
 impl Scope {
     /// Of a flow in this zone, which an interface of this number has seen; `None`: that is not known.
-    pub fn of(event: &Event, zone: u16, interface: Option<u32>) -> Result<Self> {
+    pub fn of_flow(event: &Event, zone: u16, interface: Option<u32>) -> Result<Self> {
         let vlans = event.key.vlans();
         if zone == 0 && vlans == [0; 2] {
             return Ok(Self::default());

@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 
-use super::{conntrack::Conntrack, namespace::Namespace, reset::Resets, sockets::Sockets};
+use super::{conntrack::Conntrack, namespace::NamespacePath, reset::Resets, sockets::Sockets};
 use crate::action::{Action, Actions};
 
 /// Where sockets and entries are, and what was opened there.
 #[derive(Default)]
 pub(super) struct Site {
     /// `None`: where this process is.
-    namespace: Option<Namespace>,
+    namespace: Option<NamespacePath>,
     sockets: Option<Sockets>,
     conntrack: Option<Conntrack>,
     resets: Option<Resets>,
@@ -17,7 +17,7 @@ pub(super) struct Site {
 
 /// Opens something in a namespace, the first time.
 fn opened<'a, T: Send>(
-    namespace: Option<&Namespace>,
+    namespace: Option<&NamespacePath>,
     place: &'a mut Option<T>,
     open: impl FnOnce() -> Result<T> + Send,
 ) -> Result<&'a mut T> {
@@ -72,7 +72,7 @@ impl Sites {
     /// # Errors
     ///
     /// What `first` needs cannot be opened: the actions that are known of now.
-    pub fn open(namespaces: Vec<Namespace>, first: Actions) -> Result<Self> {
+    pub fn open(namespaces: Vec<NamespacePath>, first: Actions) -> Result<Self> {
         let named = namespaces.into_iter().map(|namespace| Site {
             namespace: Some(namespace),
             ..Site::default()

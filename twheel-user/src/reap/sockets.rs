@@ -28,7 +28,7 @@ pub struct Sockets(Netlink);
 
 /// A local socket that was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundSocket {
     id: SocketId,
     state: u8,
     /// Since data or an ACK last came or data last went, by the kernel's clocks; `None` of one that is half open and has
@@ -36,7 +36,7 @@ pub struct Found {
     pub idle: Option<Duration>,
 }
 
-impl Found {
+impl FoundSocket {
     /// Whether it has sent a SYN and waits for the answer.
     pub fn is_opening(&self) -> bool {
         self.state == TCP_SYN_SENT
@@ -90,7 +90,7 @@ impl Sockets {
         local: SocketAddr,
         peer: SocketAddr,
         bound: u32,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<FoundSocket>> {
         let asked = SocketId {
             source_port: local.port(),
             destination_port: peer.port(),
@@ -113,7 +113,7 @@ impl Sockets {
             && is_same(id.source_address, local.ip())
             && is_same(id.destination_address, peer.ip());
         let ends = [TCP_LISTEN, TCP_TIME_WAIT].contains(&found.header.state);
-        Ok((is_it && !ends).then_some(Found {
+        Ok((is_it && !ends).then_some(FoundSocket {
             state: found.header.state,
             idle: found.nlas.iter().find_map(|nla| match nla {
                 Nla::TcpInfo(info) => idle(info),
@@ -129,7 +129,7 @@ impl Sockets {
     }
 
     /// Closes a socket: its owner sees ECONNABORTED, and its peer gets a RST. `false`: it is gone.
-    pub fn close(&mut self, socket: Found) -> io::Result<bool> {
+    pub fn close(&mut self, socket: FoundSocket) -> io::Result<bool> {
         let flags = NLM_F_REQUEST | NLM_F_ACK;
         match self.ask(
             socket.id,
@@ -207,7 +207,7 @@ mod tests {
     fn the_state_of_a_socket_is_told_in_conntracks_words() {
         let (local, peer) = (Direction::FromHigh, Direction::FromLow);
         let seen = |state| {
-            let found = Found {
+            let found = FoundSocket {
                 id: SocketId::new_v4(),
                 state,
                 idle: None,

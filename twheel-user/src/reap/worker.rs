@@ -27,13 +27,13 @@ use twheel_common::{
 };
 
 use super::{
-    asked::Asked,
+    asked::ActionsInForce,
     guard::{Guard, Pace},
-    mandate::{Mandate, Shared},
+    mandate::{Mandate, ReaperState},
     refusals::refused,
     reset::Reset,
     scope::Scope,
-    sockets::Found,
+    sockets::FoundSocket,
 };
 use crate::{
     action::{Action, Actions, Outcome, Reaped},
@@ -68,7 +68,7 @@ fn protocol(job: &Job) -> Option<Protocol> {
 
 /// The thread that reaps.
 pub(super) struct Worker {
-    pub(super) asked: Arc<Asked>,
+    pub(super) asked: Arc<ActionsInForce>,
     pub(super) counters: Map,
     pub(super) reader: Reader,
     pub(super) names: Names,
@@ -79,7 +79,7 @@ pub(super) struct Worker {
     /// The program that enters a flow again.
     pub(super) enter: Callable,
     pub(super) mandate: Mandate,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ReaperState>,
     pub(super) tally: Arc<LoaderCounters>,
     pub(super) results: tokio::sync::mpsc::Sender<Reaped>,
     pub(super) stopped: Receiver<()>,
@@ -325,11 +325,16 @@ impl Worker {
                 (interface != 0).then_some(interface)
             }
         };
-        Scope::of(event, zone, interface)
+        Scope::of_flow(event, zone, interface)
     }
 
     /// The socket of a flow with these ends, in a network namespace.
-    fn find(&mut self, at: usize, local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>> {
+    fn find(
+        &mut self,
+        at: usize,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<Option<FoundSocket>> {
         // Interfaces are those of this namespace.
         if at > 0 && self.scope.is_apart() {
             return Ok(None);
@@ -419,7 +424,7 @@ impl Worker {
     }
 
     /// For how long neither the socket nor its flow has had a packet: a keepalive probe moves none of the socket's clocks.
-    fn idle(&self, job: &Job, socket: &Found) -> Option<Duration> {
+    fn idle(&self, job: &Job, socket: &FoundSocket) -> Option<Duration> {
         let flow = self.reader.clock().duration(job.event.idle.into());
         socket.idle.map(|idle| idle.min(flow))
     }

@@ -23,7 +23,7 @@ iface = "eth0"
 "#;
 
 #[derive(Parser)]
-struct Line {
+struct Arguments {
     #[command(flatten)]
     check: Check,
 }
@@ -36,7 +36,7 @@ fn report(arguments: &[&str]) -> Result<String> {
     )?;
     let line = ["check", "p.toml"].iter().chain(arguments);
     let mut out = Vec::new();
-    Line::try_parse_from(line)?
+    Arguments::try_parse_from(line)?
         .check
         .report(&policy, &mut out)?;
     Ok(String::from_utf8(out)?)
@@ -148,7 +148,7 @@ vlan = 0
         let policy = Rules::parse("p.toml", POLICY.as_bytes(), allowed)?;
         let line = ["check", "p.toml"].iter().chain(arguments);
         let mut out = Vec::new();
-        Line::try_parse_from(line)?
+        Arguments::try_parse_from(line)?
             .check
             .report(&policy, &mut out)?;
         anyhow::Ok(String::from_utf8(out)?)
@@ -204,12 +204,12 @@ vlan = 0
 #[test]
 fn ends_have_a_port_or_none() {
     let v6 = "2001:db8::1".parse().unwrap();
-    assert_eq!(end("2001:db8::1"), Ok(End(v6, None)));
-    assert_eq!(end("[2001:db8::1]"), Ok(End(v6, None)));
-    assert_eq!(end("[2001:db8::1]:22"), Ok(End(v6, Some(22))));
+    assert_eq!(end("2001:db8::1"), Ok(Endpoint(v6, None)));
+    assert_eq!(end("[2001:db8::1]"), Ok(Endpoint(v6, None)));
+    assert_eq!(end("[2001:db8::1]:22"), Ok(Endpoint(v6, Some(22))));
     assert_eq!(
         end("10.0.0.1:22"),
-        Ok(End("10.0.0.1".parse().unwrap(), Some(22)))
+        Ok(Endpoint("10.0.0.1".parse().unwrap(), Some(22)))
     );
     for text in [
         "",

@@ -103,7 +103,7 @@ impl Top {
         }
         let reader = self.select.open()?;
         let mut app = App {
-            filter: self.which.of(&reader)?,
+            filter: self.which.filter_for(&reader)?,
             text: self.which.text(),
             before: None,
             wrong: None,
@@ -116,7 +116,7 @@ impl Top {
             paused: false,
             gone: None,
             stale: false,
-            picture: Picture::of(reader)?,
+            picture: Picture::new(reader)?,
         };
 
         let (happens, inbox) = mpsc::channel();
@@ -193,7 +193,7 @@ struct Rates {
 }
 
 impl Picture {
-    fn of(reader: Reader) -> Result<Self> {
+    fn new(reader: Reader) -> Result<Self> {
         let now = reader.now()?;
         Ok(Self {
             interfaces: reader.pins().interfaces()?.join(", "),
@@ -212,7 +212,7 @@ impl Picture {
     fn next(&mut self, reader: Reader) -> Result<()> {
         /// Wider than terminals are.
         const HISTORY: usize = 1024;
-        let mut next = Self::of(reader)?;
+        let mut next = Self::new(reader)?;
         let rate = |counter| next.look.rate(&self.look, counter);
         let rates = Rates {
             created: rate(Counter::Created),
