@@ -6,7 +6,7 @@
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 ingress@eth0 egress@eth0     the links
-//!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact.rs`
+//!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact/`
 //!     next_xdp next_ingress next_egress     the programs again, for those of other network namespaces: see `stub.rs`
 //!     netns-0-4026532177-blue/              of that network namespace: its programs and links
 //! ```

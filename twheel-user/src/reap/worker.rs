@@ -53,7 +53,7 @@ const FRESH: Duration = Duration::from_millis(100);
 pub(super) struct Job {
     pub(super) event: Event,
     pub(super) actions: Actions,
-    /// [`refused`](super::refusals::refused) before it expired.
+    /// [`refused`] before it expired.
     pub(super) refused: u64,
 }
 
