@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     rc::Rc,
 };
 
@@ -10,7 +10,10 @@ use anyhow::Result;
 use nix::{net::if_::if_nametoindex, unistd::Gid};
 use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
-use super::setup::Setup;
+use super::{
+    setup::Setup,
+    targets::{Coming, Targets, Then},
+};
 use crate::{
     attach::{self, ProgramSource},
     data_plane::DataPlane,
@@ -50,43 +53,7 @@ pub struct Interfaces<'a> {
     /// `None`: the run's own.
     elsewhere: Option<Elsewhere>,
     known: Known,
-    targets: Vec<Target>,
-    /// Those that a pattern stands for and that are not watched, by their numbers.
-    refused: BTreeMap<u32, Refused>,
-}
-
-/// An interface to be watched.
-struct Target {
-    /// As it was asked for, and as its links are pinned.
-    name: String,
-    /// Its number, once it is attached.
-    index: Option<u32>,
-    /// Its name by now.
-    called: String,
-    /// Bytes; 0 until something was heard of it.
-    mtu: u32,
-    /// It is waited for when it is gone.
-    stays: bool,
-}
-
-impl Target {
-    fn new(name: &str, stays: bool) -> Self {
-        Self {
-            name: name.to_owned(),
-            index: None,
-            called: name.to_owned(),
-            mtu: 0,
-            stays,
-        }
-    }
-}
-
-/// Why an interface is not watched.
-struct Refused {
-    /// As it was called then.
-    name: String,
-    /// There was no room for it.
-    full: bool,
+    targets: Targets,
 }
 
 /// What is said once.
@@ -119,18 +86,15 @@ impl<'a> Interfaces<'a> {
         instance: Instance,
         elsewhere: Option<Elsewhere>,
     ) -> Result<Self> {
-        let named = common
-            .setup
-            .selection
-            .names()
-            .map(|name| Target::new(name, true));
+        let Setup {
+            selection, wait, ..
+        } = common.setup;
         Ok(Self {
-            targets: named.collect(),
+            targets: Targets::new(selection.names(), *wait),
             common,
             instance,
             elsewhere,
             known: Known::read()?,
-            refused: BTreeMap::new(),
         })
     }
 
@@ -165,10 +129,9 @@ impl<'a> Interfaces<'a> {
 
     /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
     pub fn leave_all(&mut self) -> Result<()> {
-        let indexes: Vec<_> = self.targets.iter().filter_map(|it| it.index).collect();
+        let indexes = self.targets.clear();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
         let left: Vec<_> = indexes.into_iter().map(leave).collect();
-        self.targets.clear();
         left.into_iter().collect()
     }
 
@@ -187,7 +150,7 @@ impl<'a> Interfaces<'a> {
 
     fn attach_named(&mut self, plane: &mut DataPlane) -> Result<()> {
         for number in 0..self.targets.len() {
-            let name = self.targets[number].name.clone();
+            let name = self.targets.name(number).to_owned();
             if self.common.setup.wait && if_nametoindex(name.as_str()).is_err() {
                 say!("{name}: not there yet: waited for");
                 continue;
@@ -216,7 +179,8 @@ impl<'a> Interfaces<'a> {
             tell_unmatched(&self.common.setup.selection, &[self]);
         }
         for link in &there {
-            if self.common.setup.selection.matches_pattern(&link.name) && !self.has(link.index) {
+            let selection = &self.common.setup.selection;
+            if selection.matches_pattern(&link.name) && !self.has(link.index) {
                 self.attach_matching(plane, link)?;
             }
         }
@@ -225,8 +189,7 @@ impl<'a> Interfaces<'a> {
 
     /// The numbers of those that are there and that it has to do with.
     pub fn numbers(&self) -> Vec<u32> {
-        let attached = self.targets.iter().filter_map(|target| target.index);
-        attached.chain(self.refused.keys().copied()).collect()
+        self.targets.known().collect()
     }
 
     /// Lets go of what has gone. First, since one that has moved to another network namespace carries the programs of this one
@@ -266,24 +229,23 @@ impl<'a> Interfaces<'a> {
     }
 
     fn has(&self, index: u32) -> bool {
-        self.targets
-            .iter()
-            .any(|target| target.index == Some(index))
+        self.targets.attached().any(|it| it == index)
     }
 
     /// Attaches to an interface that is there, wholly or not at all.
     fn attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
         let attached = self.try_attach(plane, number);
         if attached.is_err()
-            && let Some(index) = self.targets[number].index.take()
+            && let Some(was) = self.targets.detach(number)
         {
-            self.common.watch.borrow_mut().leave(self.number(index))?;
+            let known_as = self.number(was.index);
+            self.common.watch.borrow_mut().leave(known_as)?;
         }
         attached
     }
 
     fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
-        let interface = &self.targets[number].name.clone();
+        let interface = &self.targets.name(number).to_owned();
         let label = self.label(interface);
         // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
         let is = attach::check_interface(interface)?;
@@ -295,7 +257,7 @@ impl<'a> Interfaces<'a> {
         };
         let known_as = self.number(is.index);
         let Common { watch, setup, .. } = &self.common;
-        self.targets[number].index = Some(is.index);
+        self.targets.attach(number, is.index, is.mtu);
         match plane.config().watched {
             0 => watch.borrow_mut().name_only(&label)?,
             _ => watch
@@ -324,9 +286,6 @@ impl<'a> Interfaces<'a> {
         {
             say!("{interface}: --reap: packets that go out are not seen, and keep no flow alive");
         }
-        let target = &mut self.targets[number];
-        target.mtu = is.mtu;
-        target.called.clone_from(interface);
         self.tell_twice(&is);
         Ok(())
     }
@@ -350,10 +309,6 @@ impl<'a> Interfaces<'a> {
     /// run goes on.
     fn attach_matching(&mut self, plane: &mut DataPlane, link: &Interface) -> Result<bool> {
         let (name, label) = (&link.name, self.label(&link.name));
-        let refused = |full| Refused {
-            name: name.clone(),
-            full,
-        };
         let number = self.number(link.index);
         let has_room = self.common.watch.borrow().has_room(number, &label);
         if !has_room {
@@ -367,27 +322,19 @@ impl<'a> Interfaces<'a> {
                 said.full = true;
             }
             drop(said);
-            self.refused.insert(link.index, refused(true));
+            self.targets.refuse(link.index, name, true);
             return Ok(false);
         }
-        let number = match self.targets.iter().position(|it| it.name == *name) {
-            Some(number) => number,
-            None => {
-                self.targets.push(Target::new(name, false));
-                self.targets.len() - 1
-            }
-        };
+        let number = self.targets.enter(name);
         let Err(error) = self.attach(plane, number) else {
             return Ok(true);
         };
         self.instance.let_go(name)?;
-        if !self.targets[number].stays {
-            self.targets.remove(number);
-        }
+        self.targets.give_up(number);
         match interfaces::by_index(link.index) {
             Ok(_) => {
                 say!("{label}: not attached: {error:#}");
-                self.refused.insert(link.index, refused(false));
+                self.targets.refuse(link.index, name, false);
             }
             Err(_) => say!("{label}: disappeared before it was attached"),
         }
@@ -397,49 +344,38 @@ impl<'a> Interfaces<'a> {
     /// An interface is there no more. Returns whether it was watched.
     fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
-        self.refused.remove(&index);
-        let Some(number) = self.targets.iter().position(|it| it.index == Some(index)) else {
+        let selection = &self.common.setup.selection;
+        let Some((name, then)) = self.targets.gone(selection, index) else {
             return Ok(false);
         };
-        let target = &mut self.targets[number];
-        target.index = None;
-        let name = target.name.clone();
         // In another network namespace it would go on to be watched.
         self.instance.let_go(&name)?;
-        let then = if self.common.setup.wait && target.stays {
-            ": waited for"
-        } else if self.common.setup.selection.matches_pattern(&name) {
-            ""
-        } else {
-            ": start again when it is back, or with --wait-iface"
+        let then = match then {
+            Then::Awaited => ": waited for",
+            Then::Matches => "",
+            Then::Over => ": start again when it is back, or with --wait-iface",
         };
-        let stays = target.stays;
         let label = self.label(&name);
         say!("{label}: gone: its flows end when their timeouts are over, no packet is seen{then}");
-        if !stays {
-            self.targets.swap_remove(number);
-        }
         Ok(true)
     }
 
     /// Attaches to those for which there was no room before, if there is now. Returns whether it did.
     pub fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
-        let waiting = self.refused.iter().filter(|(_, it)| it.full);
-        let waiting: Vec<_> = waiting.map(|(index, _)| *index).collect();
         let mut attached = false;
-        for index in waiting {
+        for index in self.targets.without_room() {
             let waits = self.known.get(index).cloned();
             let waits =
                 waits.filter(|link| self.common.setup.selection.matches_pattern(&link.name));
             let Some(link) = waits else {
-                self.refused.remove(&index);
+                self.targets.admit(index);
                 continue;
             };
             let (number, label) = (self.number(index), self.label(&link.name));
             if !self.common.watch.borrow().has_room(number, &label) {
                 break;
             }
-            self.refused.remove(&index);
+            self.targets.admit(index);
             attached |= self.come(plane, &link)?;
         }
         if attached {
@@ -450,63 +386,48 @@ impl<'a> Interfaces<'a> {
 
     /// Notes what has become of an interface that is watched.
     fn note(&mut self, is: &Interface) {
-        let mut watched = false;
-        let prefix = self.label("");
-        for target in self
-            .targets
-            .iter_mut()
-            .filter(|it| it.index == Some(is.index))
-        {
-            let (name, now) = (&target.name, &is.name);
-            if target.called != *now {
-                say!(
-                    "{prefix}{name}: is called {now} now, and watched as before; for twheel it is still {prefix}{name}"
-                );
-                target.called.clone_from(now);
-            }
-            if target.mtu != is.mtu {
-                say!(
-                    "{prefix}{name}: the MTU is {} now; it is watched as before",
-                    is.mtu
-                );
-                target.mtu = is.mtu;
-            }
-            watched = true;
+        let Some(changed) = self.targets.note(is) else {
+            return;
+        };
+        let (prefix, name) = (self.label(""), &changed.name);
+        if changed.is_renamed {
+            let now = &is.name;
+            say!(
+                "{prefix}{name}: is called {now} now, and watched as before; for twheel it is still {prefix}{name}"
+            );
         }
-        if watched {
-            // It may have become a port.
-            self.tell_twice(is);
+        if changed.has_new_mtu {
+            say!(
+                "{prefix}{name}: the MTU is {} now; it is watched as before",
+                is.mtu
+            );
         }
+        // It may have become a port.
+        self.tell_twice(is);
     }
 
     /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
     fn come(&mut self, plane: &mut DataPlane, is: &Interface) -> Result<bool> {
-        let matches = self.common.setup.selection.matches_pattern(&is.name);
-        let number = self.targets.iter().position(|it| it.name == is.name);
-        let is_waited_for = number.is_some() && self.common.setup.wait;
-        if self.has(is.index) || !matches && !is_waited_for {
+        let coming = self.targets.coming(&self.common.setup.selection, is);
+        if coming == Coming::Nothing {
             return Ok(false);
         }
-        // Its attachment was tried under this name.
-        let tried = self.refused.get(&is.index);
-        if tried.is_some_and(|it| it.name == is.name) {
-            return Ok(false);
-        }
-        if let Some(number) = number
-            && let Some(old) = self.targets[number].index.take()
+        if let Some(number) = self.targets.find(&is.name)
+            && let Some(old) = self.targets.detach(number)
         {
-            let target = &self.targets[number];
             say!(
                 "{}: {}, which was called so, is let go of: there is another",
-                self.label(&target.name),
-                target.called
+                self.label(&is.name),
+                old.called
             );
-            self.common.watch.borrow_mut().leave(self.number(old))?;
+            let known_as = self.number(old.index);
+            self.common.watch.borrow_mut().leave(known_as)?;
             self.instance.let_go(&is.name)?;
         }
-        let attached = match number {
-            _ if matches => self.attach_matching(plane, is)?,
-            Some(number) => match self.attach(plane, number) {
+        let attached = match coming {
+            Coming::Nothing => false,
+            Coming::Matches => self.attach_matching(plane, is)?,
+            Coming::Awaited(number) => match self.attach(plane, number) {
                 Ok(()) => true,
                 Err(error) => {
                     self.instance.let_go(&is.name)?;
@@ -514,10 +435,9 @@ impl<'a> Interfaces<'a> {
                     false
                 }
             },
-            None => false,
         };
         if attached {
-            self.refused.remove(&is.index);
+            self.targets.admit(is.index);
             self.instance.permit_links(&is.name, self.common.group)?;
         }
         Ok(attached)
@@ -529,7 +449,7 @@ impl<'a> Interfaces<'a> {
         if !self.common.setup.selection.has_pattern() || said.port && said.vlan {
             return;
         }
-        let watched: HashSet<_> = self.targets.iter().filter_map(|it| it.index).collect();
+        let watched: HashSet<_> = self.targets.attached().collect();
         let is_other = |it: &&Interface| it.index != link.index && watched.contains(&it.index);
         for other in self.known.iter().filter(is_other) {
             let (above, below) = if other.is_above(link) {

@@ -2,8 +2,10 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | what it was told | `setup.rs` |
 //! | network namespaces that come and go | `namespaces.rs` |
 //! | interfaces that come, change and go | `interfaces.rs` |
+//! | the life of each | `targets.rs` |
 //! | what an event comes by between ring and output, in which order | `report.rs`, `stations.rs` |
 //! | what stays when it ends | `life.rs` |
 
@@ -13,6 +15,7 @@ mod namespaces;
 mod report;
 mod setup;
 mod stations;
+mod targets;
 
 use std::{
     cell::RefCell,
