@@ -83,9 +83,9 @@ pub fn check_interface(interface: &str) -> Result<Interface> {
             ),
         )
     })?;
-    let link = interfaces::one(interface)?;
-    link.layer()?;
-    Ok(link)
+    let found = interfaces::one(interface)?;
+    found.layer()?;
+    Ok(found)
 }
 
 /// The programs that are attached, by their names.
@@ -164,8 +164,8 @@ pub fn attach(
 /// Whether somebody else's XDP program is there, which could be that of another instance.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
-    let link = interfaces::one(interface)?;
-    Ok(link.xdp.iter().any(|(_, id)| Some(*id) != own))
+    let found = interfaces::one(interface)?;
+    Ok(found.xdp.iter().any(|(_, id)| Some(*id) != own))
 }
 
 /// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
@@ -359,7 +359,7 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
         return driver_refuses(error);
     }
     match interfaces::one(interface) {
-        Ok(link) if !link.xdp.is_empty() => hooks::taken(&link, &hooks.names),
+        Ok(found) if !found.xdp.is_empty() => hooks::taken(&found, &hooks.names),
         _ => format!("XDP is taken: {:#}", anyhow::Error::new(error)),
     }
 }
@@ -380,8 +380,8 @@ fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
 
 /// Whether an interface of this name carries an XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
-    let link = interfaces::one(interface).ok();
-    Ok(link.is_some_and(|link| link.xdp.iter().any(|(_, id)| *id == program)))
+    let found = interfaces::one(interface).ok();
+    Ok(found.is_some_and(|found| found.xdp.iter().any(|(_, id)| *id == program)))
 }
 
 /// The number of the interface that a link is on; 0 of one that is gone. From what the kernel says of an open file: asking it

@@ -140,7 +140,7 @@ impl Choice {
 
 /// What a choice depends on.
 struct Facts<'a> {
-    link: &'a Interface,
+    interface: &'a Interface,
     /// An interface above it that has an XDP program.
     above: Option<&'a Interface>,
     /// By what an earlier run sees its packets.
@@ -163,15 +163,15 @@ impl Hooks {
         interface: &str,
         known: &Known,
     ) -> Result<Choice> {
-        let link = interfaces::one(interface)?;
-        link.layer()?;
-        let links = known.above(&link);
+        let found = interfaces::one(interface)?;
+        found.layer()?;
+        let others = known.above(&found);
         let facts = Facts {
-            above: above(&link, &links),
-            left: directory.and_then(|it| left(it, interface, link.index)),
-            has_tcx: tcx::exists(link.index),
-            hides_tags: hides_tags(&link, &links),
-            link: &link,
+            above: above(&found, &others),
+            left: directory.and_then(|it| left(it, interface, found.index)),
+            has_tcx: tcx::exists(found.index),
+            hides_tags: hides_tags(&found, &others),
+            interface: &found,
         };
         let choice = choose(self, &facts);
         if self.resets && !matches!(choice.by, Incoming::Xdp(_)) {
@@ -298,14 +298,14 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
         why: Some(why),
         ..by(tc)
     };
-    let link = facts.link;
+    let interface = facts.interface;
     let mode = hooks.mode.filter(|mode| *mode != Mode::Auto);
     match (hooks.ingress, mode) {
         (Ingress::Tcx, _) => return by(tc),
         (Ingress::Clsact, _) => return by(Incoming::Clsact),
         (Ingress::Auto, None) => {}
         (Ingress::Auto | Ingress::Xdp, Some(mode)) => return by(Incoming::Xdp(mode)),
-        (Ingress::Xdp, None) if link.layer == Some(LinkLayer::Ip) => {
+        (Ingress::Xdp, None) if interface.layer == Some(LinkLayer::Ip) => {
             return by(Incoming::Xdp(Mode::Generic));
         }
         (Ingress::Xdp, None) => return by(Incoming::Xdp(Mode::Auto)),
@@ -322,16 +322,16 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
             ..by(left)
         };
     }
-    if link.layer == Some(LinkLayer::Ip) {
+    if interface.layer == Some(LinkLayer::Ip) {
         return because("packets have no Ethernet header".to_owned());
     }
-    if !link.xdp.is_empty() {
-        return because(taken(link, &hooks.names));
+    if !interface.xdp.is_empty() {
+        return because(taken(interface, &hooks.names));
     }
     if let Some(above) = facts.above {
         return because(format!("{} above it has an XDP program", above.name));
     }
-    if link.native == Some(false) {
+    if interface.native == Some(false) {
         return because("the driver has no native XDP".to_owned());
     }
     Choice {
@@ -341,9 +341,9 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
 }
 
 /// Who has XDP.
-pub fn taken(link: &Interface, names: &ProgramNames) -> String {
+pub fn taken(interface: &Interface, names: &ProgramNames) -> String {
     let describe = |(mode, id): &(&str, u32)| format!("{}, {mode}", names.describe(*id));
-    let all: Vec<_> = link.xdp.iter().map(describe).collect();
+    let all: Vec<_> = interface.xdp.iter().map(describe).collect();
     format!("XDP is taken: {}", all.join(", "))
 }
 
@@ -367,15 +367,15 @@ pub fn program(pin: &Path) -> Option<u32> {
 
 /// An interface above this one that has an XDP program: the kernel attaches none below it (`dev_xdp_attach`,
 /// `net/core/dev.c`).
-pub fn above<'a>(link: &Interface, links: &'a [Interface]) -> Option<&'a Interface> {
-    let has_xdp = |it: &&Interface| it.is_above(link) && !it.xdp.is_empty();
-    links.iter().find(has_xdp)
+pub fn above<'a>(interface: &Interface, interfaces: &'a [Interface]) -> Option<&'a Interface> {
+    let has_xdp = |it: &&Interface| it.is_above(interface) && !it.xdp.is_empty();
+    interfaces.iter().find(has_xdp)
 }
 
 /// Whether a card takes VLAN tags out of frames before XDP, and a VLAN stands on it.
-pub fn hides_tags(link: &Interface, links: &[Interface]) -> bool {
-    let has_vlan = |it: &Interface| it.lower == Some(link.index) && it.is_vlan();
-    links.iter().any(has_vlan) && interfaces::strips_vlan_tags(&link.name)
+pub fn hides_tags(interface: &Interface, interfaces: &[Interface]) -> bool {
+    let has_vlan = |it: &Interface| it.lower == Some(interface.index) && it.is_vlan();
+    interfaces.iter().any(has_vlan) && interfaces::strips_vlan_tags(&interface.name)
 }
 
 #[cfg(test)]
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_hook_is_chosen_by_what_the_interface_has() {
-        let link = |layer, native, xdp: &[(&'static str, u32)]| Interface {
+        let interface = |layer, native, xdp: &[(&'static str, u32)]| Interface {
             name: "eth0".to_owned(),
             layer: Some(layer),
             native,
@@ -405,13 +405,13 @@ mod tests {
             ..Interface::default()
         };
         use LinkLayer::{Ethernet, Ip};
-        let able = link(Ethernet, Some(true), &[]);
-        let unable = link(Ethernet, Some(false), &[]);
-        let untold = link(Ethernet, None, &[]);
-        let taken = link(Ethernet, Some(true), &[("native", 42)]);
-        let tunnel = link(Ip, Some(false), &[]);
-        let free = |link| Facts {
-            link,
+        let able = interface(Ethernet, Some(true), &[]);
+        let unable = interface(Ethernet, Some(false), &[]);
+        let untold = interface(Ethernet, None, &[]);
+        let taken = interface(Ethernet, Some(true), &[("native", 42)]);
+        let tunnel = interface(Ip, Some(false), &[]);
+        let free = |interface| Facts {
+            interface,
             above: None,
             left: None,
             has_tcx: true,
@@ -477,15 +477,15 @@ mod tests {
 
     #[test]
     fn a_hook_that_was_asked_for_is_taken() {
-        let link = |layer| Interface {
+        let interface = |layer| Interface {
             layer: Some(layer),
             native: Some(true),
             xdp: vec![("native", 42)],
             ..Interface::default()
         };
-        let (card, tunnel) = (link(LinkLayer::Ethernet), link(LinkLayer::Ip));
+        let (card, tunnel) = (interface(LinkLayer::Ethernet), interface(LinkLayer::Ip));
         use Ingress::{Auto, Clsact, Tcx, Xdp};
-        for (ingress, mode, link, has_tcx, by) in [
+        for (ingress, mode, interface, has_tcx, by) in [
             (Xdp, None, &card, true, Incoming::Xdp(Mode::Auto)),
             (
                 Xdp,
@@ -511,7 +511,7 @@ mod tests {
             (Clsact, None, &card, true, Incoming::Clsact),
         ] {
             let facts = Facts {
-                link,
+                interface,
                 above: None,
                 left: None,
                 has_tcx,

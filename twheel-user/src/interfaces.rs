@@ -185,14 +185,14 @@ impl Known {
     ///
     /// As [`all`].
     pub fn read() -> Result<Self> {
-        let links = all()?.into_iter().map(|link| (link.index, link));
-        Ok(Self(links.collect()))
+        let all = all()?.into_iter().map(|it| (it.index, it));
+        Ok(Self(all.collect()))
     }
 
     /// Notes what was heard.
     pub fn note(&mut self, change: &Change) {
         match change {
-            Change::Is(link) => self.0.insert(link.index, (**link).clone()),
+            Change::Is(it) => self.0.insert(it.index, (**it).clone()),
             Change::Gone(index) => self.0.remove(index),
         };
     }
@@ -208,8 +208,8 @@ impl Known {
     }
 
     /// Those above an interface, as they are now.
-    pub fn above(&self, link: &Interface) -> Vec<Interface> {
-        let above = self.iter().filter(|it| it.is_above(link));
+    pub fn above(&self, below: &Interface) -> Vec<Interface> {
+        let above = self.iter().filter(|it| it.is_above(below));
         above.filter_map(|it| by_index(it.index).ok()).collect()
     }
 }
@@ -232,9 +232,9 @@ pub fn one(interface: &str) -> Result<Interface> {
         return Err(missing().into());
     }
     // It goes by other names, too.
-    let link = query(message).with_context(missing)?;
-    match link.name == interface {
-        true => Ok(link),
+    let found = query(message).with_context(missing)?;
+    match found.name == interface {
+        true => Ok(found),
         false => Err(missing().into()),
     }
 }
@@ -276,17 +276,17 @@ pub fn all() -> Result<Vec<Interface>> {
     .context("cannot list the interfaces")?;
     // Older kernels do not know.
     let native = native(None).unwrap_or_default();
-    let links = answers.into_iter().filter_map(|answer| match answer {
+    let found = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
         _ => None,
     });
-    Ok(links.collect())
+    Ok(found.collect())
 }
 
 fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     let header = &message.header;
     let link_type = u16::from(header.link_layer_type);
-    let mut link = Interface {
+    let mut interface = Interface {
         index: header.index,
         loopback: header.link_layer_type == LinkLayerType::Loopback,
         layer: LinkLayer::from_type(link_type),
@@ -298,17 +298,17 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     let mut is_elsewhere = false;
     for attribute in &message.attributes {
         match attribute {
-            LinkAttribute::IfName(name) => link.name.clone_from(name),
-            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            LinkAttribute::Controller(index) => link.master = Some(*index),
-            LinkAttribute::Link(index) => link.lower = Some(*index),
+            LinkAttribute::IfName(name) => interface.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            LinkAttribute::Controller(index) => interface.master = Some(*index),
+            LinkAttribute::Link(index) => interface.lower = Some(*index),
             LinkAttribute::LinkNetNsId(_) => is_elsewhere = true,
             LinkAttribute::LinkInfo(infos) => {
-                link.driver = infos.iter().find_map(|info| match info {
+                interface.driver = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
                     _ => None,
                 });
-                link.vlan = infos.iter().find_map(|info| match info {
+                interface.vlan = infos.iter().find_map(|info| match info {
                     LinkInfo::Data(InfoData::Vlan(told)) => told.iter().find_map(|it| match it {
                         InfoVlan::Id(vlan) => Some(*vlan),
                         _ => None,
@@ -325,23 +325,23 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
                     LinkXdp::HwProgId(id) => Some(("hardware", id)),
                     _ => None,
                 });
-                link.xdp = programs.collect();
+                interface.xdp = programs.collect();
             }
             _ => {}
         }
     }
     // A number means nothing in another network namespace.
     if is_elsewhere {
-        link.lower = None;
+        interface.lower = None;
     }
     // By the device: /sys/class/net has the interfaces of the namespace in which /sys was mounted.
-    if let (None, Some(bus), Some(device)) = (&link.driver, bus, device) {
+    if let (None, Some(bus), Some(device)) = (&interface.driver, bus, device) {
         let devices = Path::new("/sys/bus").join(bus).join("devices");
-        link.driver = fs::read_link(devices.join(device).join("driver"))
+        interface.driver = fs::read_link(devices.join(device).join("driver"))
             .ok()
             .and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
     }
-    link
+    interface
 }
 
 /// Whether a card takes the VLAN tag out of the frames that come in (`rx-vlan-offload`). Where the kernel does not tell, it
@@ -478,8 +478,8 @@ mod tests {
 
     #[test]
     fn loopback_is_there_and_takes_no_native_program() {
-        let links = all().unwrap();
-        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        let all = all().unwrap();
+        let lo = all.iter().find(|it| it.name == "lo").unwrap();
         assert!(lo.loopback, "{lo:?}");
         assert_eq!(lo.layer, Some(LinkLayer::Ethernet), "{lo:?}");
         assert_ne!(lo.native, Some(true), "{lo:?}");

@@ -189,12 +189,12 @@ impl Watch {
     }
 
     /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
-    /// packets before. `link`: [`Interface::flags`].
+    /// packets before. `flags`: [`Interface::flags`].
     ///
     /// # Errors
     ///
     /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
-    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, link: u8) -> Result<()> {
+    pub fn enter(&mut self, interface: u32, label: &str, zone: u16, flags: u8) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
         self.set_label(place, label)?;
@@ -202,7 +202,7 @@ impl Watch {
         let watched = Watched {
             place: place as u16,
             zone,
-            flags: Watched::IS_ABOVE | Watched::IS_BELOW | link,
+            flags: Watched::IS_ABOVE | Watched::IS_BELOW | flags,
         };
         self.alive.insert(interface, place);
         self.told.insert(interface, watched);
@@ -302,14 +302,17 @@ impl Watch {
 /// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
 /// upon itself: what comes in there went out there before.
 fn stacked<'a>(
-    links: impl Iterator<Item = &'a Interface>,
+    interfaces: impl Iterator<Item = &'a Interface>,
     watched: &BTreeMap<u32, u32>,
 ) -> BTreeMap<u32, u8> {
     let mut below: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for link in links {
-        below.entry(link.index).or_default().extend(link.lower);
-        if let Some(master) = link.master {
-            below.entry(master).or_default().push(link.index);
+    for interface in interfaces {
+        below
+            .entry(interface.index)
+            .or_default()
+            .extend(interface.lower);
+        if let Some(master) = interface.master {
+            below.entry(master).or_default().push(interface.index);
         }
     }
     let mut flags: BTreeMap<u32, u8> = BTreeMap::new();
@@ -485,25 +488,25 @@ mod tests {
 
     #[test]
     fn who_stands_upon_whom_is_told_through_those_that_are_not_watched() {
-        let link = |index, lower, master| Interface {
+        let interface = |index, lower, master| Interface {
             index,
             lower,
             master,
             ..Interface::default()
         };
         // Two members of a bond, a VLAN upon it, a bridge over that; and one apart.
-        let links = [
-            link(1, None, None),
-            link(2, None, Some(4)),
-            link(3, None, Some(4)),
-            link(4, None, None),
-            link(5, Some(4), Some(6)),
-            link(6, None, None),
-            link(7, None, None),
+        let interfaces = [
+            interface(1, None, None),
+            interface(2, None, Some(4)),
+            interface(3, None, Some(4)),
+            interface(4, None, None),
+            interface(5, Some(4), Some(6)),
+            interface(6, None, None),
+            interface(7, None, None),
         ];
         let of = |watched: &[u32]| -> Vec<(u32, u8)> {
             let watched = watched.iter().map(|index| (*index, 0)).collect();
-            stacked(links.iter(), &watched).into_iter().collect()
+            stacked(interfaces.iter(), &watched).into_iter().collect()
         };
         let (above, below) = (Watched::IS_ABOVE, Watched::IS_BELOW);
         assert_eq!(
@@ -519,15 +522,15 @@ mod tests {
 
     #[test]
     fn two_ends_of_a_veth_pair_stand_upon_one_another() {
-        let link = |index, lower| Interface {
+        let interface = |index, lower| Interface {
             index,
             lower: Some(lower),
             ..Interface::default()
         };
-        let links = [link(2, 3), link(3, 2)];
+        let interfaces = [interface(2, 3), interface(3, 2)];
         let both = Watched::IS_ABOVE | Watched::IS_BELOW;
         let watched = BTreeMap::from([(2, 0), (3, 0)]);
-        let stacked = stacked(links.iter(), &watched);
+        let stacked = stacked(interfaces.iter(), &watched);
         assert_eq!(stacked, BTreeMap::from([(2, both), (3, both)]));
     }
 }

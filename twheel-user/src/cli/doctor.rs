@@ -52,7 +52,7 @@ impl Doctor {
             .hooks(selection.count(), &config.0, clock, ProgramNames::read());
         let mut interfaces: Vec<_> = selection.names().map(str::to_owned).collect();
         if selection.has_pattern() {
-            let there = interfaces::all()?.into_iter().map(|link| link.name);
+            let there = interfaces::all()?.into_iter().map(|it| it.name);
             let matching = there.filter(|name| selection.matches_pattern(name));
             interfaces.extend(matching);
             interfaces = each_once(interfaces);

@@ -168,7 +168,10 @@ impl<'a> Interfaces<'a> {
 
     fn attach_matching_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         let there: Vec<_> = self.known.iter().cloned().collect();
-        let names: HashSet<_> = there.iter().map(|link| link.name.as_str()).collect();
+        let names: HashSet<_> = there
+            .iter()
+            .map(|interface| interface.name.as_str())
+            .collect();
         // An earlier run's: of interfaces that are gone, are called otherwise, or are none of this run's.
         for held in self.instance.pins().interfaces()? {
             if !names.contains(held.as_str()) || !self.common.setup.selection.matches(&held) {
@@ -178,10 +181,10 @@ impl<'a> Interfaces<'a> {
         if !self.common.setup.selection.is_everywhere() {
             tell_unmatched(&self.common.setup.selection, &[self]);
         }
-        for link in &there {
+        for interface in &there {
             let selection = &self.common.setup.selection;
-            if selection.matches_pattern(&link.name) && !self.has(link.index) {
-                self.attach_matching(plane, link)?;
+            if selection.matches_pattern(&interface.name) && !self.has(interface.index) {
+                self.attach_matching(plane, interface)?;
             }
         }
         Ok(())
@@ -307,9 +310,9 @@ impl<'a> Interfaces<'a> {
 
     /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
     /// run goes on.
-    fn attach_matching(&mut self, plane: &mut DataPlane, link: &Interface) -> Result<bool> {
-        let (name, label) = (&link.name, self.label(&link.name));
-        let number = self.number(link.index);
+    fn attach_matching(&mut self, plane: &mut DataPlane, interface: &Interface) -> Result<bool> {
+        let (name, label) = (&interface.name, self.label(&interface.name));
+        let number = self.number(interface.index);
         let has_room = self.common.watch.borrow().has_room(number, &label);
         if !has_room {
             let mut said = self.common.said.borrow_mut();
@@ -322,7 +325,7 @@ impl<'a> Interfaces<'a> {
                 said.full = true;
             }
             drop(said);
-            self.targets.refuse(link.index, name, true);
+            self.targets.refuse(interface.index, name, true);
             return Ok(false);
         }
         let number = self.targets.enter(name);
@@ -331,10 +334,10 @@ impl<'a> Interfaces<'a> {
         };
         self.instance.let_go(name)?;
         self.targets.give_up(number);
-        match interfaces::by_index(link.index) {
+        match interfaces::by_index(interface.index) {
             Ok(_) => {
                 say!("{label}: not attached: {error:#}");
-                self.targets.refuse(link.index, name, false);
+                self.targets.refuse(interface.index, name, false);
             }
             Err(_) => say!("{label}: disappeared before it was attached"),
         }
@@ -365,18 +368,18 @@ impl<'a> Interfaces<'a> {
         let mut attached = false;
         for index in self.targets.without_room() {
             let waits = self.known.get(index).cloned();
-            let waits =
-                waits.filter(|link| self.common.setup.selection.matches_pattern(&link.name));
-            let Some(link) = waits else {
+            let waits = waits
+                .filter(|interface| self.common.setup.selection.matches_pattern(&interface.name));
+            let Some(interface) = waits else {
                 self.targets.admit(index);
                 continue;
             };
-            let (number, label) = (self.number(index), self.label(&link.name));
+            let (number, label) = (self.number(index), self.label(&interface.name));
             if !self.common.watch.borrow().has_room(number, &label) {
                 break;
             }
             self.targets.admit(index);
-            attached |= self.come(plane, &link)?;
+            attached |= self.come(plane, &interface)?;
         }
         if attached {
             self.restack()?;
@@ -444,18 +447,18 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
-    fn tell_twice(&mut self, link: &Interface) {
+    fn tell_twice(&mut self, interface: &Interface) {
         let mut said = self.common.said.borrow_mut();
         if !self.common.setup.selection.has_pattern() || said.port && said.vlan {
             return;
         }
         let watched: HashSet<_> = self.targets.attached().collect();
-        let is_other = |it: &&Interface| it.index != link.index && watched.contains(&it.index);
+        let is_other = |it: &&Interface| it.index != interface.index && watched.contains(&it.index);
         for other in self.known.iter().filter(is_other) {
-            let (above, below) = if other.is_above(link) {
-                (other, link)
-            } else if link.is_above(other) {
-                (link, other)
+            let (above, below) = if other.is_above(interface) {
+                (other, interface)
+            } else if interface.is_above(other) {
+                (interface, other)
             } else {
                 continue;
             };

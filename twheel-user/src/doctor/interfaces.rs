@@ -13,8 +13,8 @@ use crate::{
 
 /// Of the interfaces of a run, or of all but loopback. `own`: ids of twheel's programs.
 pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
-    let links = match interfaces::all() {
-        Ok(links) => links,
+    let all = match interfaces::all() {
+        Ok(all) => all,
         Err(error) => {
             let what = format!("{error:#}");
             return vec![
@@ -23,21 +23,21 @@ pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
         }
     };
     let given = &intended.interfaces;
-    let is_wanted = |link: &&Interface| match given[..] {
-        [] => !link.loopback,
-        _ => given.contains(&link.name),
+    let is_wanted = |it: &&Interface| match given[..] {
+        [] => !it.loopback,
+        _ => given.contains(&it.name),
     };
     let is_run = !given.is_empty();
-    let found = links.iter().filter(is_wanted).flat_map(|link| {
-        let mut found = interface(link, &intended.hooks, is_run, own, &name);
+    let found = all.iter().filter(is_wanted).flat_map(|it| {
+        let mut found = interface(it, &intended.hooks, is_run, own, &name);
         if is_run && intended.hooks.takes_xdp() {
-            found.extend(above(link, &links));
+            found.extend(above(it, &all));
         }
         found
     });
     let missing = given
         .iter()
-        .filter(|name| links.iter().all(|link| link.name != **name));
+        .filter(|name| all.iter().all(|it| it.name != **name));
     let missing = missing.map(|name| {
         let finding = if intended.waits {
             Finding::ok("interface", "not there yet: `--wait-iface` waits for it")
@@ -53,42 +53,42 @@ pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
 /// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a
 /// program, by its id.
 fn interface(
-    link: &Interface,
+    it: &Interface,
     hooks: &Hooks,
     is_run: bool,
     own: &[u32],
     name: &dyn Fn(u32) -> Option<String>,
 ) -> Vec<Finding> {
-    if is_run && let Err(error) = attach::check_name(&link.name) {
+    if is_run && let Err(error) = attach::check_name(&it.name) {
         return vec![
             Finding::fail("interface", format!("{error:#}"))
                 .remedy("`ip link set dev OLD name NEW` renames it")
-                .on(&link.name),
+                .on(&it.name),
         ];
     }
-    if link.layer.is_none() {
+    if it.layer.is_none() {
         let status = match is_run {
             true => Status::Fail,
             false => Status::Warn,
         };
-        let what = format!("of type {}, which twheel does not read", link.link_type);
+        let what = format!("of type {}, which twheel does not read", it.link_type);
         return vec![
             Finding::new("packets", status, what)
                 .remedy("give an interface whose packets begin with an Ethernet or IP header")
-                .on(&link.name),
+                .on(&it.name),
         ];
     }
     let mut found = vec![
-        driver(link, hooks).on(&link.name),
-        xdp(link, hooks, own, name).on(&link.name),
+        driver(it, hooks).on(&it.name),
+        xdp(it, hooks, own, name).on(&it.name),
     ];
-    found.extend(tcx(link, own, name).map(|finding| finding.on(&link.name)));
+    found.extend(tcx(it, own, name).map(|finding| finding.on(&it.name)));
     found
 }
 
 /// The kernel attaches no XDP program below one that is attached.
-fn above(link: &Interface, links: &[Interface]) -> Option<Finding> {
-    let other = hooks::above(link, links)?;
+fn above(it: &Interface, all: &[Interface]) -> Option<Finding> {
+    let other = hooks::above(it, all)?;
     let finding = Finding::fail(
         "XDP",
         format!("{} above it has a program, so it can have none", other.name),
@@ -97,13 +97,13 @@ fn above(link: &Interface, links: &[Interface]) -> Option<Finding> {
         "give --hook tcx, run twheel on {}, or detach that program first",
         other.name
     );
-    Some(finding.remedy(remedy).on(&link.name))
+    Some(finding.remedy(remedy).on(&it.name))
 }
 
-pub(super) fn driver(link: &Interface, hooks: &Hooks) -> Finding {
-    let driver = link.driver.as_deref().unwrap_or("no driver");
+pub(super) fn driver(it: &Interface, hooks: &Hooks) -> Finding {
+    let driver = it.driver.as_deref().unwrap_or("no driver");
     let mode = hooks.mode.unwrap_or(Mode::Auto);
-    match (mode, link.native) {
+    match (mode, it.native) {
         (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as asked for")),
         (_, Some(true)) => Finding::ok("driver", format!("{driver}: native XDP")),
         (_, _) if !hooks.takes_xdp() => Finding::ok(
@@ -127,7 +127,7 @@ pub(super) fn driver(link: &Interface, hooks: &Hooks) -> Finding {
 }
 
 pub(super) fn xdp(
-    link: &Interface,
+    it: &Interface,
     hooks: &Hooks,
     own: &[u32],
     name: &dyn Fn(u32) -> Option<String>,
@@ -136,14 +136,10 @@ pub(super) fn xdp(
         Some(name) => format!("{name} (id {id}, {mode})"),
         None => format!("id {id}, {mode}"),
     };
-    let all: Vec<_> = link.xdp.iter().map(describe).collect();
+    let all: Vec<_> = it.xdp.iter().map(describe).collect();
     let all = all.join(", ");
-    let foreign: Vec<_> = link
-        .xdp
-        .iter()
-        .filter(|(_, id)| !own.contains(id))
-        .collect();
-    let interface = &link.name;
+    let foreign: Vec<_> = it.xdp.iter().filter(|(_, id)| !own.contains(id)).collect();
+    let interface = &it.name;
     match foreign[..] {
         [] if all.is_empty() => Finding::ok("XDP", "no program is attached"),
         [] => Finding::ok("XDP", format!("twheel's own: {all}")),
@@ -165,7 +161,7 @@ pub(super) fn xdp(
 }
 
 /// What is at TCX, in the order in which packets meet it; nothing where that cannot be asked.
-fn tcx(link: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
+fn tcx(it: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
     let describe = |id: &u32| {
         let whose = if own.contains(id) {
             "twheel's own "
@@ -178,7 +174,7 @@ fn tcx(link: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> O
         }
     };
     let list = |way| -> Option<String> {
-        let ids = tcx::programs(link.index, way).ok()?;
+        let ids = tcx::programs(it.index, way).ok()?;
         let all: Vec<_> = ids.iter().map(describe).collect();
         Some(match all[..] {
             [] => "none".to_owned(),

@@ -126,7 +126,7 @@ fn conntrack_is_full_above_nine_tenths() {
 
 #[test]
 fn what_an_interface_carries() {
-    let link = |native, xdp: &[(&'static str, u32)]| Interface {
+    let interface = |native, xdp: &[(&'static str, u32)]| Interface {
         name: "eth0".to_owned(),
         layer: Some(LinkLayer::Ethernet),
         native,
@@ -153,21 +153,24 @@ fn what_an_interface_carries() {
         (Auto, Some(Mode::Native), Some(false), Status::Fail),
         (Auto, Some(Mode::Generic), Some(false), Status::Ok),
     ] {
-        is(&driver(&link(native, &[]), &hooks(ingress, mode)), status);
+        is(
+            &driver(&interface(native, &[]), &hooks(ingress, mode)),
+            status,
+        );
     }
     let hook = hooks(Xdp, None);
     let named = |_| Some("other".to_owned());
     let own = [7];
-    is(&xdp(&link(None, &[]), &hook, &own, &named), Status::Ok);
+    is(&xdp(&interface(None, &[]), &hook, &own, &named), Status::Ok);
     is(
-        &xdp(&link(None, &[("native", 7)]), &hook, &own, &named),
+        &xdp(&interface(None, &[("native", 7)]), &hook, &own, &named),
         Status::Ok,
     );
     for programs in [&[("native", 8)][..], &[("native", 7), ("hardware", 8)]] {
-        let link = link(None, programs);
-        is(&xdp(&link, &hook, &own, &named), Status::Fail);
-        is(&xdp(&link, &hook, &own, &|_| None), Status::Warn);
-        let auto = xdp(&link, &hooks(Auto, None), &own, &named);
+        let interface = interface(None, programs);
+        is(&xdp(&interface, &hook, &own, &named), Status::Fail);
+        is(&xdp(&interface, &hook, &own, &|_| None), Status::Warn);
+        let auto = xdp(&interface, &hooks(Auto, None), &own, &named);
         is(&auto, Status::Ok);
         assert!(auto.what.contains("other (id 8, "), "{auto:?}");
     }

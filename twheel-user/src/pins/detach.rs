@@ -45,9 +45,9 @@ pub fn detach(interface: &Asked) -> Result<bool> {
     if !interface.is_pattern() {
         return Ok(clsact::remove_stray(interface.text())? || found);
     }
-    for link in interfaces::all()? {
-        if interface.matches(&link.name) {
-            found |= clsact::remove_stray(&link.name)?;
+    for it in interfaces::all()? {
+        if interface.matches(&it.name) {
+            found |= clsact::remove_stray(&it.name)?;
         }
     }
     Ok(found)

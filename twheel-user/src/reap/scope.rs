@@ -31,10 +31,10 @@ impl Scope {
         if zone == 0 && vlans == [0; 2] {
             return Ok(Self::default());
         }
-        let links = interfaces::all()?;
+        let all = interfaces::all()?;
         Ok(Self {
             zone,
-            interfaces: Some(interfaces(&links, interface, vlans)),
+            interfaces: Some(interfaces(&all, interface, vlans)),
         })
     }
 
@@ -58,16 +58,15 @@ impl Scope {
 }
 
 /// The interface itself; or, where its packets have tags, the VLAN device upon it; and what that is a port of.
-fn interfaces(links: &[Interface], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
+fn interfaces(all: &[Interface], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
     let mut found = interface;
     for vlan in vlans.into_iter().filter(|vlan| *vlan != 0) {
-        let upon =
-            |link: &&Interface| link.vlan == Some(vlan) && found.is_some() && link.lower == found;
-        found = links.iter().find(upon).map(|link| link.index);
+        let upon = |it: &&Interface| it.vlan == Some(vlan) && found.is_some() && it.lower == found;
+        found = all.iter().find(upon).map(|it| it.index);
     }
     let mut interfaces = BTreeSet::from_iter(found);
-    let link = links.iter().find(|link| Some(link.index) == found);
-    interfaces.extend(link.and_then(|link| link.master));
+    let own = all.iter().find(|it| Some(it.index) == found);
+    interfaces.extend(own.and_then(|it| it.master));
     interfaces
 }
 
@@ -89,7 +88,12 @@ fn owners(address: IpAddr) -> Result<BTreeSet<u32>> {
 mod tests {
     use super::*;
 
-    fn link(index: u32, vlan: Option<u16>, lower: Option<u32>, master: Option<u32>) -> Interface {
+    fn interface(
+        index: u32,
+        vlan: Option<u16>,
+        lower: Option<u32>,
+        master: Option<u32>,
+    ) -> Interface {
         Interface {
             index,
             vlan,
@@ -101,15 +105,15 @@ mod tests {
 
     #[test]
     fn a_flow_of_a_vlan_is_of_the_device_upon_its_interface() {
-        let links = [
-            link(2, None, None, None),
-            link(3, Some(10), Some(2), Some(9)),
-            link(4, Some(20), Some(3), None),
-            link(5, Some(10), Some(7), None),
-            link(9, None, None, None),
+        let all = [
+            interface(2, None, None, None),
+            interface(3, Some(10), Some(2), Some(9)),
+            interface(4, Some(20), Some(3), None),
+            interface(5, Some(10), Some(7), None),
+            interface(9, None, None, None),
         ];
         let of = |interface, vlans| -> Vec<u32> {
-            interfaces(&links, interface, vlans).into_iter().collect()
+            interfaces(&all, interface, vlans).into_iter().collect()
         };
         assert_eq!(of(Some(2), [0, 0]), [2]);
         assert_eq!(
