@@ -13,7 +13,7 @@ use crate::{
     action::Actions, data_plane::LoaderCounters, maps, pins::Pins, policy::install::InForce,
 };
 
-/// The actions of rules.
+/// The actions that the rules of the policy in force ask for.
 pub(super) struct ActionsInForce(pub(super) InForce);
 
 impl ActionsInForce {
