@@ -17,9 +17,10 @@ use twheel_common::{
     event::{BATCH, Event, Reason, Record as Told},
     flow::{Account, Direction, MAX_AGE, Word},
     packet::{Protocols, Skip, parse},
-    state::{Change, Seen, State, Timeouts, Tracked, View},
+    state::{Change, Seen, State, Timeouts, View},
     step::{Delete, Deleted, Outcome},
     table::{Details, LINE, Line},
+    tracked::Tracked,
     wheel::Scheme,
 };
 use twheel_tests::plane::{

@@ -6,11 +6,11 @@
 //! before](Sighting::Again), and keep the flow alive.
 
 use crate::{
-    flow::Direction,
+    key::Direction,
     numbers::{self, Positions},
-    packet::{Segment, datagram, tcp},
     policy::Hook,
-    state::Seen,
+    seen::Seen,
+    segment::{Segment, datagram, tcp},
 };
 
 /// An interface, by its place among the counters, and a direction there. 0: none.

@@ -10,7 +10,7 @@
 
 use crate::{
     event::Pace,
-    packet::{Segment, tcp},
+    segment::{Segment, tcp},
 };
 
 /// What is known of one side's sending. All zeros is "nothing yet".

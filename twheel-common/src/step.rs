@@ -116,9 +116,9 @@ pub const MAX_SWEEP: u32 = 4096;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enter {
-    /// The key's [`addresses`](crate::flow::FlowKey::addresses).
+    /// The key's [`addresses`](crate::key::FlowKey::addresses).
     pub addresses: [u64; 4],
-    /// Its [`ports`](crate::flow::FlowKey::ports).
+    /// Its [`ports`](crate::key::FlowKey::ports).
     pub ports: u64,
     /// What is known of it, [`Seen`](crate::state::Seen).
     pub seen: u32,

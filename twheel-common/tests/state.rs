@@ -12,9 +12,10 @@ use twheel_common::{
         tcp::{ACK, FIN, RST, SYN},
     },
     state::{
-        Change, Known, MAX_NAMESPACES, Seen, SideWay, State, State::*, Timeouts, Tracked, View,
-        Way, elsewhere, is_elsewhere,
+        Change, Known, MAX_NAMESPACES, Seen, SideWay, State, State::*, Timeouts, View, Way,
+        elsewhere, is_elsewhere,
     },
+    tracked::Tracked,
 };
 
 /// Both directions are seen.

@@ -9,7 +9,8 @@ use twheel_common::{
         Segment, datagram,
         tcp::{ACK, FIN, RST, SYN},
     },
-    state::{Change, Known, Seen, State, State::*, Tracked, View},
+    state::{Change, Known, Seen, State, State::*, View},
+    tracked::Tracked,
 };
 
 /// [`Seen`], a field for each thing that it says. What is said of sides is first of the low one.
