@@ -20,8 +20,8 @@ use twheel_common::{
     },
     point::Point,
     policy::Hook,
-    state::Way,
     step::{Enter, Step, Sweep},
+    way::Way,
 };
 use twheel_ebpf::{
     answer, clock, config,
@@ -29,7 +29,7 @@ use twheel_ebpf::{
     extension::{Context, Long, packed},
     frame::Frame,
     policy::Place,
-    rto, step,
+    step,
     touch::{Touched, touch},
     verifier::{given_mut, in_memory, masked},
 };
@@ -388,7 +388,7 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
 fn wanted() -> Wanted {
     Wanted {
         protocols: Protocols(config!(protocols)),
-        timing: rto::is_on(),
+        timing: config::rto_is_on(),
         vlans: config!(vlans) != 0,
     }
 }

@@ -1,78 +1,27 @@
-//! Every map of the data plane, and its configuration. Sizes that depend on the configuration are
-//! set by the loader. Pinned maps outlive the loader and are adopted by the next one.
+//! Every map of the data plane. Sizes that depend on the configuration are set by the loader. Pinned maps outlive the loader and are adopted by the next one.
 
 use aya_ebpf::{
-    Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto, SEATS, Watched},
+    config::{Meta, NAME_BYTES, RULES, SEATS, Watched},
     counter::{self, Counters},
     enforce::{Bucket, Tomb},
     event::Staged,
-    flow::{self, Account, FlowKey},
+    flow::Account,
     jiffies,
-    packet::Protocols,
+    key::{self, FlowKey},
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_NAMED, MAX_PREFIXES, PortClasses, Rules},
     pool::Shelf,
     rto::Timers,
     share::{Hog, MAX_HOGS, Victims},
     state::Timeouts,
     step::Answer,
-    table::{Details, Extras, Hash, Line},
-    wheel::{Geometry, Heads, Wheel},
+    table::{Details, Extras, Line},
+    wheel::{Heads, Wheel},
 };
-
-/// Set by the loader; read-only to the verifier.
-#[unsafe(no_mangle)]
-pub static CONFIG: Global<Config> = Global::new(Config {
-    tick: 25,
-    geometry: Geometry::hierarchical(3, 10),
-    clock: CLOCK_JIFFIES,
-    max_stall: jiffies::MAX_STALL,
-    max_flows: 131_072,
-    details: 131_072,
-    one_way: 0,
-    strict: 0,
-    one_armed: 0,
-    protocols: Protocols::TCP.0,
-    two_seconds: 500,
-    accounting: 0,
-    rto: Rto {
-        on: 0,
-        min: 200_000,
-        max: 120_000_000,
-        max_retrans: 3,
-        unit: 4_000,
-    },
-    enforce: 0,
-    enforce_rate: 10,
-    share: 0,
-    live: 0,
-    vlans: 1,
-    watched: 0,
-});
-
-/// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
-#[macro_export]
-macro_rules! config {
-    ($($field:ident).+) => {
-        // SAFETY: the global's own memory, which nobody writes after it was loaded.
-        unsafe {
-            let config = (&raw const $crate::maps::CONFIG).cast::<twheel_common::config::Config>();
-            (&raw const (*config).$($field).+).read_volatile()
-        }
-    };
-}
-
-/// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
-#[unsafe(no_mangle)]
-pub static HASH: Global<Hash> = Global::new(Hash {
-    keys: [0; 11],
-    homes: 64,
-});
 
 /// The flow table: see `table`. Mappable: its lines then begin where cache lines do, and userspace
 /// reads it without a system call.
@@ -239,7 +188,7 @@ pub static LABELS: Array<[u8; 64]> = Array::pinned(counter::FIRST_INTERFACE, 0);
 
 /// The number of each zone, by its place in the keys of flows. Written by the loader, for the next one and for readers.
 #[map]
-pub static ZONES: Array<u32> = Array::pinned(flow::ZONES as u32, 0);
+pub static ZONES: Array<u32> = Array::pinned(key::ZONES as u32, 0);
 
 /// Answers of programs that userspace runs by live frames, by the number of the call; of one entry where it does not.
 /// A caller that dies before it has looked leaves its answer, which is pushed out by later ones.

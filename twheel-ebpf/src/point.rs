@@ -2,14 +2,14 @@
 
 use twheel_common::{
     counter::Counter,
-    packet::Segment,
     point::{PATIENCE, Point, Sighting, continues, sighting},
+    segment::Segment,
 };
 
 use crate::{
     config,
     count::count,
-    table::{self, At},
+    record::{self, At},
     verifier::given,
 };
 
@@ -29,7 +29,7 @@ pub extern "C" fn point_see(
     point: u32,
     flags: u32,
 ) -> u64 {
-    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+    let (Some(flow), Some(segment)) = (record::at(index), given(segment)) else {
         return 0;
     };
     if !flow.has_key(&segment.key) {
@@ -72,7 +72,7 @@ pub extern "C" fn point_note(
     if taken == 0 {
         return 0;
     }
-    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
+    if let (Some(flow), Some(segment)) = (record::at(index), given(segment)) {
         note(flow, segment, Point(point as u16), now);
     }
     0

@@ -5,17 +5,16 @@
 
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP};
 use twheel_common::{
-    flow::{Direction, FlowKey},
-    packet::Segment,
+    key::{Direction, FlowKey},
+    seen::Seen,
+    segment::Segment,
     share::{CALL, Hog, VICTIMS as MOST, source},
-    state::Seen,
 };
 
 use crate::{
     atomic, config,
     maps::{FULL, HOGS, VICTIMS, WAKES},
-    table,
-    touch::view,
+    record,
     verifier::given,
 };
 
@@ -26,7 +25,7 @@ pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
     let Some(segment) = given(segment) else {
         return 0;
     };
-    match Seen::first(segment.direction, segment.flags, view()) {
+    match Seen::first(segment.direction, segment.flags, config::view()) {
         Some(seen) => find(&segment.key, seen, now).is_some().into(),
         None => 0,
     }
@@ -36,7 +35,7 @@ pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn share_is_of_hog(index: u32, now: u64) -> u64 {
-    match table::at(index) {
+    match record::at(index) {
         Some(flow) => find(&flow.key(), flow.word().seen(), now).is_some().into(),
         None => 0,
     }
@@ -46,7 +45,7 @@ pub extern "C" fn share_is_of_hog(index: u32, now: u64) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn share_may_take(index: u32, now: u64) -> u64 {
-    let Some(flow) = table::at(index) else {
+    let Some(flow) = record::at(index) else {
         return 0;
     };
     let Some(hog) = find(&flow.key(), flow.word().seen(), now) else {

@@ -1,0 +1,13 @@
+//! This CPU's wheel. Under the arithmetic of `twheel_common::wheel` are lists: doubly linked through the flows themselves, by the index of their
+//! details, so that a flow needs no node of its own, stands in exactly one slot, and can be taken
+//! out of it wherever it stands.
+//!
+//! Everything here belongs to one CPU and runs with bottom halves off: in the packet path, or in the
+//! stepper, which is a test run on that CPU. So no two of these functions ever interleave, and no
+//! lock is needed.
+
+pub mod arm;
+pub mod end;
+pub mod lists;
+pub mod room;
+pub mod visit;
