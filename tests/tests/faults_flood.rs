@@ -23,7 +23,7 @@ use twheel_common::{
     event::Reason,
     flow::FlowKey,
     packet::parse,
-    share::CALL,
+    quota::CALL,
     state::{State, Timeouts},
 };
 use twheel_tests::{

@@ -31,7 +31,7 @@ use twheel_common::{
     flow::{Direction, FlowKey, Word},
     numbers::{END_WINDOW, Positions, accepts_end},
     packet::{parse, tcp},
-    share::{CALL, LASTS},
+    quota::{CALL, LASTS},
     state::{Seen, State},
 };
 use twheel_tests::{

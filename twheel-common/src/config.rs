@@ -54,8 +54,8 @@ pub struct Config {
     pub enforce: u32,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,
-    /// 1: sources that hold more than their [share](crate::share) of a full table make room for others.
-    pub share: u32,
+    /// 1: sources that hold more than their [quota](crate::quota) of a full table make room for others.
+    pub quota: u32,
     /// 1: programs that userspace runs are given [live frames](crate::step::Call).
     pub live: u32,
     /// 1: VLAN tags are part of a flow's key.

@@ -15,7 +15,7 @@
 //! | What do CPUs share of a flow, and when is it due? | [`flow`] |
 //! | Where does it stand in the table? | [`hash`], [`record`], [`table`], [`snapshot`], [`pool`] |
 //! | Where does its timer stand, and who looks at it when? | [`wheel`], [`inbox`], [`jiffies`] |
-//! | What does a user ask of flows? | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`share`] |
+//! | What does a user ask of flows? | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
 //! | Is anybody there: retransmission timers? | [`rto`] |
 //! | Where is a packet counted that several interfaces see? | [`point`] |
 //! | What does the data plane tell, and what is it told? | [`event`], [`counter`], [`config`], [`step`], [`probe`] |
@@ -41,6 +41,7 @@ pub mod point;
 pub mod policy;
 pub mod pool;
 pub mod probe;
+pub mod quota;
 pub mod record;
 pub mod rto;
 pub mod rule;
@@ -49,7 +50,6 @@ pub mod rule_set;
 pub mod schemes;
 pub mod seen;
 pub mod segment;
-pub mod share;
 pub mod snapshot;
 pub mod state;
 pub mod step;
@@ -61,7 +61,7 @@ pub mod wheel;
 /// `aya::Pod` for what crosses the kernel boundary.
 #[cfg(feature = "user")]
 mod pod {
-    use crate::{config, counter, enforce, key, policy, pool, rule, share, step, table, wheel};
+    use crate::{config, counter, enforce, key, policy, pool, quota, rule, step, table, wheel};
 
     // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
     unsafe impl aya::Pod for table::Line {}
@@ -110,7 +110,7 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for policy::Prefix {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for share::Hog {}
+    unsafe impl aya::Pod for quota::OverQuota {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for share::Victims {}
+    unsafe impl aya::Pod for quota::Victims {}
 }

@@ -35,7 +35,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     },
     enforce: 0,
     enforce_rate: 10,
-    share: 0,
+    quota: 0,
     live: 0,
     vlans: 1,
     watched: 0,

@@ -16,7 +16,7 @@
 //! | Where are packets counted that several interfaces see? | [`point`] |
 //! | What do retransmission timers say? | [`rto`] |
 //! | When is a flow looked at, and what becomes of it? | [`wheel`]: `lists`, `arm`, `visit`, `end` |
-//! | Who goes if the table is full? | [`wheel::room`], [`share`] |
+//! | Who goes if the table is full? | [`wheel::room`], [`quota`] |
 //! | How does another CPU's flow come to be looked at earlier? | [`forward`], [`inbox`], [`wakes`] |
 //! | What is told of flows? | [`emit`] |
 //! | What does userspace run? | [`step`] |
@@ -38,10 +38,10 @@ pub mod maps;
 pub mod memory;
 pub mod point;
 pub mod policy;
+pub mod quota;
 pub mod record;
 pub mod rto;
 pub mod rule;
-pub mod share;
 pub mod step;
 pub mod table;
 pub mod timers;

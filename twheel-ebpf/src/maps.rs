@@ -15,8 +15,8 @@ use twheel_common::{
     key::{self, FlowKey},
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_NAMED, MAX_PREFIXES, PortClasses, Rules},
     pool::Shelf,
+    quota::{MAX_OVER_QUOTA, OverQuota, Victims},
     rto::Timers,
-    share::{Hog, MAX_HOGS, Victims},
     state::Timeouts,
     step::Answer,
     table::{Details, Extras, Line},
@@ -132,7 +132,7 @@ pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 #[map]
 pub static STAGED: PerCpuArray<Staged> = PerCpuArray::pinned(1, 0);
 
-/// CPUs (`u64`) whose stepper sleeps past a new deadline, and [`CALL`](twheel_common::share::CALL). A ring of its own, so that no amount of
+/// CPUs (`u64`) whose stepper sleeps past a new deadline, and [`CALL`](twheel_common::quota::CALL). A ring of its own, so that no amount of
 /// events keeps a stepper asleep.
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
@@ -146,10 +146,10 @@ pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
 #[map]
 pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(1, 0);
 
-/// Sources that hold more than their share of a full table. Not pinned, as all that is known of shares: it is of one
+/// Sources that hold more than their quota of a full table. Not pinned, as all that is known of quotas: it is of one
 /// loader, and soon forgotten.
 #[map]
-pub static HOGS: HashMap<[u64; 2], Hog> = HashMap::with_max_entries(MAX_HOGS, 0);
+pub static HOGS: HashMap<[u64; 2], OverQuota> = HashMap::with_max_entries(MAX_OVER_QUOTA, 0);
 
 /// Flows of theirs on each CPU's wheel.
 #[map]

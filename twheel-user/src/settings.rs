@@ -155,7 +155,7 @@ impl Wanted {
             rto,
             enforce: u32::from(self.enforce || self.hold) | u32::from(self.enforce) << 1,
             enforce_rate: self.enforce_rate.min(MAX_RATE),
-            share: self.share.into(),
+            quota: self.share.into(),
             live: 0,
             vlans: self.vlans.into(),
             watched: 0,

@@ -12,7 +12,7 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::count,
-    record, share,
+    quota, record,
     verifier::{given, repeat},
 };
 
@@ -26,41 +26,41 @@ use super::{
 const LOOKS: u32 = 8;
 
 /// Removes one flow of this CPU that can go, if one of the first [`LOOKS`] can; else one of a source that holds more
-/// than its share, if that of the segment does not. 1 if there is room now.
+/// than its quota, if that of the segment does not. 1 if there is room now.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_find_room(segment: *const Segment, now: u64) -> u64 {
     let (Some(segment), Some(wheel)) = (given(segment), this_cpu()) else {
         return 0;
     };
-    let is_shared = config!(share) != 0;
-    let hog = is_shared && share::share_is_hog(segment, now) != 0;
+    let has_quota = config!(quota) != 0;
+    let over_quota = has_quota && quota::quota_is_over(segment, now) != 0;
     for number in 0..LOOKS {
         let last = number + 1 == LOOKS;
         // Each looks at another list, first that of the latest flow.
         let list = wheel.latest.wrapping_add(number);
-        match wheel_make_room(list, last.into(), hog.into(), now) {
+        match wheel_make_room(list, last.into(), over_quota.into(), now) {
             KEPT => {}
             REMOVED => return 1,
             _ => break,
         }
     }
-    if !is_shared || hog {
+    if !has_quota || over_quota {
         return 0;
     }
-    share::tell(now);
-    wheel_take_from_hogs(now)
+    quota::tell(now);
+    wheel_take_from_over_quota(now)
 }
 
 /// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so one of those
 /// that have been handed out or of the next slot, the first of a list. A flow that is not established goes, unless it has
-/// whole rounds left and this is not the `last` try. For a source that holds more than its share (`hog`) only one
+/// whole rounds left and this is not the `last` try. For a source that holds more than its quota (`over_quota`) only one
 /// of such a source goes.
 ///
 /// [`KEPT`], [`REMOVED`] or [`NOTHING`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn wheel_make_room(list: u32, last: u32, hog: u32, now: u64) -> u64 {
+pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u64) -> u64 {
     let Some(wheel) = this_cpu() else {
         return NOTHING;
     };
@@ -78,7 +78,7 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, hog: u32, now: u64) -> u
     }
     let purpose = For::Room {
         last: last != 0,
-        hog: hog != 0,
+        over_quota: over_quota != 0,
     };
     match handle(wheel, first, now, now, purpose) {
         Handled::Rearmed | Handled::Reported => KEPT,
@@ -164,14 +164,14 @@ fn end_at(index: u32, now: u64) -> bool {
     gone
 }
 
-/// Makes room for a flow of a source that holds no more than its share: of those that userspace has named, the first
+/// Makes room for a flow of a source that holds no more than its quota: of those that userspace has named, the first
 /// goes that is still of a source that holds more. 1 if one went.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn wheel_take_from_hogs(now: u64) -> u64 {
+pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
     let mut victim = None;
     repeat(TRIES, |_| {
-        let Some(index) = share::next_victim() else {
+        let Some(index) = quota::next_victim() else {
             return true;
         };
         let Some(flow) = record::at(index) else {
@@ -180,7 +180,7 @@ pub extern "C" fn wheel_take_from_hogs(now: u64) -> u64 {
         let word = flow.word();
         // One that is on its way to this CPU does not end before it is there, which may take a while.
         let can_end = !word.is_dead() && !word.seen().is_posted();
-        if can_end && flow.is_ours() && share::share_may_take(index, now) != 0 {
+        if can_end && flow.is_ours() && quota::quota_may_take(index, now) != 0 {
             victim = Some(index);
         }
         victim.is_some()

@@ -11,8 +11,9 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::count,
+    quota,
     record::{self, At},
-    rto, share, timers,
+    rto, timers,
 };
 
 use super::{
@@ -175,8 +176,8 @@ pub enum For {
     Room {
         /// It cannot go on to another flow.
         last: bool,
-        /// It is of a source that holds more than its share, and takes room from such alone.
-        hog: bool,
+        /// It is of a source that holds more than its quota, and takes room from such alone.
+        over_quota: bool,
     },
 }
 
@@ -213,10 +214,10 @@ pub fn handle(wheel: &mut Wheel, first: Link, now: u64, decided: u64, purpose: F
     let word = flow.word();
     let (reason, counter) = match visit(decided, word, flow.timeout(word.seen()), clock::doubt) {
         Visit::Rearm(due)
-            if let For::Room { last, hog } = purpose
+            if let For::Room { last, over_quota } = purpose
                 && !word.seen().is_established(config!(one_way) != 0)
                 && (last || wheel.reaches(config::geometry(), clock::tick().from(due)))
-                && (!hog || share::share_is_of_hog(index, now) != 0) =>
+                && (!over_quota || quota::quota_is_flow_over(index, now) != 0) =>
         {
             (Reason::Evicted, Counter::Evicted)
         }

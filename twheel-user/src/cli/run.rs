@@ -24,7 +24,7 @@ use tokio::{
 use twheel_common::{
     counter::Counter,
     event::{Reason, Record},
-    share::CALL,
+    quota::CALL,
     state::Way,
 };
 
