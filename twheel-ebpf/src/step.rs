@@ -13,8 +13,8 @@ use twheel_common::{
     flow::Word,
     key::FlowKey,
     segment::Segment,
-    step::{Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
-    wheel::{Link, NEVER, Slot, Wheel},
+    step::{Argument, Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    wheel::{Link, NEVER, Slot},
 };
 
 use crate::{
@@ -27,20 +27,20 @@ use crate::{
     verifier::{bit, given_mut, in_memory},
     wheel::{
         end,
-        lists::this_cpu,
+        own::{Own, this_cpu},
         visit::{self, Handled},
     },
 };
 
 /// The argument of a program that userspace runs as a test: its "packet".
 #[inline(always)]
-pub fn argument<T>(ctx: &XdpContext) -> Option<&'static mut T> {
+pub fn argument<T: Argument>(ctx: &mut XdpContext) -> Option<&mut T> {
     let call = ctx.data();
     if call + size_of::<T>() > ctx.data_end() {
         return None;
     }
-    // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
-    // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
+    // SAFETY: the bounds were just checked, any bytes are a `T`, and the kernel aligns the test run's buffer (a page plus
+    // XDP_PACKET_HEADROOM of 256). Nobody else has that, and the context is borrowed for as long as this is used.
     Some(unsafe { &mut *(call as *mut T) })
 }
 
@@ -141,7 +141,7 @@ extern "C" fn step_visit(state: *mut State) -> u64 {
     let (Some(state), Some(wheel)) = (given_mut(state), this_cpu()) else {
         return 1;
     };
-    if wheel.inbox != Link::NONE && bit(step_deliver(state.now)) != 0 {
+    if wheel.inbox() != Link::NONE && bit(step_deliver(state.now)) != 0 {
         state.visits += 1;
         state.rearmed += 1;
         // It may have been one of those that are about to be visited.
@@ -191,7 +191,7 @@ extern "C" fn step_deliver(now: u64) -> u64 {
 
 /// Looks at one flow that was taken out of the inbox. Says whether it could.
 #[inline(always)]
-fn deliver(wheel: &mut Wheel, now: u64) -> bool {
+fn deliver(wheel: Own, now: u64) -> bool {
     match inbox::next(wheel) {
         Some(flow) => {
             visit::deliver(flow, now);
@@ -208,7 +208,7 @@ extern "C" fn step_sleep(state: *mut State) -> u64 {
     let (Some(state), Some(wheel)) = (given_mut(state), this_cpu()) else {
         return 1;
     };
-    if wheel.inbox != Link::NONE {
+    if wheel.inbox() != Link::NONE {
         // A poster has not stored the link yet.
         state.next = state.tick + 1;
     }

@@ -14,6 +14,7 @@ use crate::{
     count::count,
     maps::{self, INBOXES, WAKES, WHEEL},
     record,
+    wheel::own::Own,
 };
 
 /// The stepper of a CPU: the inbox of its wheel, and when it means to come back.
@@ -46,10 +47,14 @@ impl Driver {
 
     /// Of this CPU, whose wheel this is.
     #[inline(always)]
-    pub fn own(wheel: &mut Wheel) -> Option<Self> {
+    pub fn own(wheel: Own) -> Option<Self> {
         let cpu = clock::cpu();
         let inbox = INBOXES.get_ptr_mut(cpu)?;
-        Some(Self { cpu, inbox, wheel })
+        Some(Self {
+            cpu,
+            inbox,
+            wheel: wheel.as_ptr(),
+        })
     }
 }
 
@@ -100,6 +105,6 @@ impl Inbox for Driver {
 
 /// Calls this CPU's stepper. Whether it will come.
 #[inline(always)]
-pub fn call(wheel: &mut Wheel) -> bool {
+pub fn call(wheel: Own) -> bool {
     Driver::own(wheel).is_some_and(|inbox| inbox::call(&inbox))
 }

@@ -202,8 +202,8 @@ pub fn bench_touch(ctx: XdpContext) -> u32 {
 
 /// Production's stepper.
 #[xdp]
-pub fn twheel_step(ctx: XdpContext) -> u32 {
-    answer(&ctx, step::step)
+pub fn twheel_step(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, step::step)
 }
 
 /// Production's, too.
@@ -257,8 +257,8 @@ pub fn bench_listed_touch(ctx: XdpContext) -> u32 {
 /// What a stepper over the kernel's hash cannot do without: a call like production's, which visits flows
 /// of the list that `next` numbers. No counters, no bitmaps, no levels; else what a visit is.
 #[xdp]
-pub fn bench_listed_step(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| {
+pub fn bench_listed_step(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| {
         let mut state = Walk {
             now: clock::now(),
             list: call.next as u32,
@@ -281,14 +281,14 @@ pub fn bench_listed_step(ctx: XdpContext) -> u32 {
 
 /// What an eviction cannot do without: room for an event, which is filled and submitted. `expired` says how many were.
 #[xdp]
-pub fn bench_record(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| repeat(call, record_one as *mut c_void))
+pub fn bench_record(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| repeat(call, record_one as *mut c_void))
 }
 
 /// The same with sixteen events in a record, as the stepper has them.
 #[xdp]
-pub fn bench_batch(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| {
+pub fn bench_batch(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| {
         repeat(call, stage_one as *mut c_void);
         emit::emit_flush();
     })
@@ -461,7 +461,7 @@ unsafe fn load(place: *const FlowKey) -> FlowKey {
 
 /// Steps as the packet says, which takes the answer.
 #[inline(always)]
-fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
+fn answer(ctx: &mut XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
     let Some(call) = step::argument(ctx) else {
         return xdp_action::XDP_ABORTED;
     };

@@ -1,14 +1,17 @@
 //! Puts a flow into the slot of its deadline, on this CPU's wheel, and calls the stepper if it means to sleep past that.
 
-use twheel_common::wheel::{Slot, Wheel};
+use twheel_common::wheel::Slot;
 
 use crate::{
-    clock, config,
+    clock,
     record::{self, At},
     timers, wakes,
 };
 
-use super::lists::{push, this_cpu, unlink};
+use super::{
+    lists::{push, unlink},
+    own::{Own, this_cpu},
+};
 
 /// Puts a flow that has just entered the table on this CPU's wheel.
 #[unsafe(no_mangle)]
@@ -34,8 +37,8 @@ pub extern "C" fn wheel_hasten(index: u32, due: u64) -> u64 {
 
 /// Puts a flow into the slot of its deadline, and calls the stepper if it means to sleep past that.
 #[inline(always)]
-fn place(wheel: &mut Wheel, flow: At, due: u64) {
-    let slot = wheel.slot(config::geometry(), clock::tick().from(due));
+fn place(wheel: Own, flow: At, due: u64) {
+    let slot = wheel.slot(clock::tick().from(due));
     push(wheel, flow, slot);
     timers::set_visit(flow.hot(), due);
     wake_for(wheel, slot);
@@ -43,12 +46,12 @@ fn place(wheel: &mut Wheel, flow: At, due: u64) {
 
 /// Calls this CPU's stepper if it means to sleep past the slot's turn.
 #[inline(always)]
-pub fn wake_for(wheel: &mut Wheel, slot: Slot) {
-    if slot.starts >= wheel.wake {
+pub fn wake_for(wheel: Own, slot: Slot) {
+    if slot.starts >= wheel.wake() {
         return;
     }
     // Were the ring full, `wake` would stay as it was: the next new flow calls.
     if wakes::call(wheel) {
-        wheel.wake = slot.starts;
+        wheel.set_wake(slot.starts);
     }
 }

@@ -1,6 +1,6 @@
 //! Ends flows of this CPU's wheel: out of their slots, out of the table, and their ends told.
 
-use twheel_common::{counter::Counter, event::Reason, flow::Word, step::Deleted, wheel::Wheel};
+use twheel_common::{counter::Counter, event::Reason, flow::Word, step::Deleted};
 
 use crate::{
     count::count,
@@ -9,7 +9,10 @@ use crate::{
     table,
 };
 
-use super::lists::{this_cpu, unlink};
+use super::{
+    lists::unlink,
+    own::{Own, this_cpu},
+};
 
 /// Deletes a flow of this CPU's wheel, if it is as it was when it was chosen.
 #[inline(always)]
@@ -135,7 +138,7 @@ extern "C" fn wheel_end_untold(index: u32, word: u64) -> u64 {
 
 /// Takes a flow that was killed out of its slot and out of the table.
 #[inline(always)]
-fn taken_out(wheel: &mut Wheel, flow: At) -> u64 {
+fn taken_out(wheel: Own, flow: At) -> u64 {
     unlink(wheel, flow);
     let details = table::free(flow);
     table::uncount(1);

@@ -1,23 +1,16 @@
 //! The lists of flows under the wheel's arithmetic: one for each slot and part of the details' indexes.
 
-use twheel_common::wheel::{Heads, LISTS, Link, Slot, Wheel};
+use twheel_common::wheel::{Heads, LISTS, Link, Slot};
 
 use crate::{
     config,
-    maps::{SLOTS, WHEEL},
+    maps::SLOTS,
     record::{self, At},
 };
 
-/// This CPU's wheel.
-#[inline(always)]
-pub fn this_cpu() -> Option<&'static mut Wheel> {
-    let wheel = WHEEL.get_ptr_mut(0)?;
-    // SAFETY: the value is this CPU's own, and see the module's comment: whoever calls this runs
-    // with bottom halves off, and uses no earlier reference of its own again before its callee is done.
-    Some(unsafe { &mut *wheel })
-}
+use super::own::Own;
 
-/// The heads of a slot's lists. Belong to this CPU, as `this_cpu` does.
+/// The heads of a slot's lists. Belong to this CPU, as its wheel does.
 #[derive(Clone, Copy)]
 pub struct Lists(*mut Heads);
 
@@ -80,25 +73,25 @@ pub fn pending() -> u32 {
 
 /// Puts a flow at the front of a slot.
 #[inline(always)]
-pub fn push(wheel: &mut Wheel, flow: At, slot: Slot) {
+pub fn push(wheel: Own, flow: At, slot: Slot) {
     let (number, list) = (flow.number(), list_of(flow));
     let Some(lists) = Lists::of(slot.index) else {
         return;
     };
     let first = lists.get(list);
     lists.set(list, Link::flow(number));
-    wheel.latest = list;
+    wheel.set_latest(list);
     flow.set_next(first);
     flow.set_prev(Link::list(slot.index, list));
     match first.as_flow().and_then(record::of) {
         Some(first) => first.set_prev(Link::flow(number)),
-        None => wheel.occupy(config::geometry(), slot.index),
+        None => wheel.occupy(slot.index),
     }
 }
 
 /// Takes a flow out of the list in which it stands.
 #[inline(always)]
-pub fn unlink(wheel: &mut Wheel, flow: At) {
+pub fn unlink(wheel: Own, flow: At) {
     let (next, prev) = (flow.next(), flow.prev());
     if let Some(next) = next.as_flow().and_then(record::of) {
         next.set_prev(prev);
@@ -114,6 +107,6 @@ pub fn unlink(wheel: &mut Wheel, flow: At) {
     };
     lists.set(list, next);
     if next == Link::NONE && slot != pending() && lists.are_empty() {
-        wheel.vacate(config::geometry(), slot);
+        wheel.vacate(slot);
     }
 }

@@ -9,5 +9,6 @@
 pub mod arm;
 pub mod end;
 pub mod lists;
+pub mod own;
 pub mod room;
 pub mod visit;

@@ -18,7 +18,8 @@ use crate::{
 
 use super::{
     end::{End, end},
-    lists::{Lists, pending, this_cpu},
+    lists::{Lists, pending},
+    own::this_cpu,
     visit::{For, Handled, handle},
 };
 
@@ -38,7 +39,7 @@ pub extern "C" fn wheel_find_room(segment: *const Segment, now: u64) -> u64 {
     for number in 0..LOOKS {
         let last = number + 1 == LOOKS;
         // Each looks at another list, first that of the latest flow.
-        let list = wheel.latest.wrapping_add(number);
+        let list = wheel.latest().wrapping_add(number);
         match wheel_make_room(list, last.into(), over_quota.into(), now) {
             KEPT => {}
             REMOVED => return 1,
@@ -69,7 +70,7 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u6
         None => Link::NONE,
     };
     if first == Link::NONE {
-        let Some(slot) = wheel.first(config::geometry()) else {
+        let Some(slot) = wheel.first() else {
             return NOTHING;
         };
         if let Some(lists) = Lists::of(slot.index) {

@@ -5,7 +5,7 @@ use twheel_common::{
     counter::Counter,
     event::Reason,
     flow::{MAX_AGE, Visit, age, visit},
-    wheel::{LISTS, Link, Slot, Wheel},
+    wheel::{LISTS, Link, Slot},
 };
 
 use crate::{
@@ -20,6 +20,7 @@ use super::{
     arm::{wake_for, wheel_hasten},
     end::{End, end, wheel_expire},
     lists::{Lists, pending, push, unlink},
+    own::Own,
 };
 
 /// What this CPU's wheel did with the flow at the head of the earliest slot.
@@ -97,17 +98,16 @@ fn settle(flow: At, now: u64, due: u64) {
 /// Visits one flow on behalf of the stepper: one that has been handed out, or else one of the next slot whose turn is
 /// not after `tick`. `round` says in which lists there are flows that this call has gathered and not yet visited.
 #[inline(always)]
-pub fn step(wheel: &mut Wheel, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
-    let geometry = config::geometry();
+pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
     let Some(waiting) = Lists::of(pending()) else {
         return Handled::Nothing(None);
     };
     if *round == 0 {
         if waiting.are_empty() {
-            match wheel.first(geometry) {
+            match wheel.first() {
                 Some(slot) if slot.starts <= tick => {
                     wheel_hand_out(slot.index);
-                    wheel.take(geometry, slot);
+                    wheel.take(slot);
                 }
                 next => {
                     wheel.advance(tick);
@@ -183,7 +183,7 @@ pub enum For {
 
 /// Visits the flow at the head of a list. What is due is what was `decided` on, units.
 #[inline(always)]
-pub fn handle(wheel: &mut Wheel, first: Link, now: u64, decided: u64, purpose: For) -> Handled {
+pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> Handled {
     let for_room = !matches!(purpose, For::Stepper { .. });
     let Some(flow) = first.as_flow().and_then(record::of) else {
         return Handled::Nothing(None);
@@ -216,7 +216,7 @@ pub fn handle(wheel: &mut Wheel, first: Link, now: u64, decided: u64, purpose: F
         Visit::Rearm(due)
             if let For::Room { last, over_quota } = purpose
                 && !word.seen().is_established(config!(one_way) != 0)
-                && (last || wheel.reaches(config::geometry(), clock::tick().from(due)))
+                && (last || wheel.reaches(clock::tick().from(due)))
                 && (!over_quota || quota::quota_is_flow_over(index, now) != 0) =>
         {
             (Reason::Evicted, Counter::Evicted)
@@ -260,7 +260,7 @@ pub fn handle(wheel: &mut Wheel, first: Link, now: u64, decided: u64, purpose: F
 
 /// Moves a flow to the slot of the time at which it is due.
 #[inline(always)]
-fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
+fn rearm(wheel: Own, flow: At, now: u64, due: u64, for_room: bool) {
     if age(now, flow.created()) > MAX_AGE {
         flow.set_created((now as u32).wrapping_sub(MAX_AGE));
     }
@@ -270,7 +270,7 @@ fn rearm(wheel: &mut Wheel, flow: At, now: u64, due: u64, for_room: bool) {
     } else {
         due
     };
-    let slot = wheel.again(config::geometry(), clock::tick().from(due));
+    let slot = wheel.again(clock::tick().from(due));
     push(wheel, flow, slot);
     timers::set_visit(flow.hot(), due);
     if for_room {
