@@ -19,12 +19,8 @@ use aya::{
 };
 use twheel::{flows::Flows, share::Reader, stepper::pin_to};
 use twheel_common::{
-    counter::Counter,
-    event::Reason,
-    flow::FlowKey,
-    packet::parse,
-    quota::CALL,
-    state::{State, Timeouts},
+    counter::Counter, event::Reason, flow::FlowKey, packet::parse, quota::CALL, rule::Timeouts,
+    state::State,
 };
 use twheel_tests::{
     lru::Lru,

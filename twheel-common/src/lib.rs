@@ -74,7 +74,7 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for table::Hash {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for rule::Timeouts {}
+    unsafe impl aya::Pod for rule::Rule {}
     // SAFETY: as above.
     unsafe impl aya::Pod for wheel::Link {}
     // SAFETY: as above.

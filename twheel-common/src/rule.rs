@@ -82,11 +82,67 @@ impl TimeoutName {
     }
 }
 
+/// What a rule gives its flows; the number of none is that of no rule. A value of the map `TIMEOUTS`: 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// How long its flows may be idle.
+    pub timeouts: Timeouts,
+    /// What else there is to say of it.
+    pub flags: RuleFlags,
+    /// What is done once such a flow has expired, in bits that userspace alone knows.
+    pub actions: u32,
+}
+
+const _: () = assert!(size_of::<Rule>() == 64);
+
+impl Rule {
+    /// The same where one direction is all that is seen: see [`Timeouts::one_way`].
+    pub fn one_way(mut self, unreplied: bool) -> Self {
+        self.timeouts = self.timeouts.one_way(unreplied);
+        self.flags = self.flags.with(RuleFlags::ONE_WAY);
+        self
+    }
+
+    /// Whether it is for where one direction is all that is seen.
+    pub fn is_one_way(&self) -> bool {
+        self.flags.has(RuleFlags::ONE_WAY)
+    }
+
+    /// Whether the policy has it no more: its flows are no rule's.
+    pub fn is_gone(&self) -> bool {
+        self.flags.has(RuleFlags::GONE)
+    }
+}
+
+/// Bits of a [`Rule`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleFlags(u32);
+
+impl RuleFlags {
+    /// The policy has the rule no more.
+    pub const GONE: Self = Self(1);
+    /// One direction is all that is seen here.
+    pub const ONE_WAY: Self = Self(2);
+
+    /// Whether all of `other` are among these.
+    #[inline(always)]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These, and `other`.
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
 /// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and the
 /// constants of this type.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts(pub [u32; 16]);
+pub struct Timeouts(pub [u32; Timeouts::COUNT]);
 
 impl Timeouts {
     /// Established, as far as can be told from one direction.
@@ -101,10 +157,8 @@ impl Timeouts {
     pub const RETRANS: usize = 12;
     /// A RST before anything else came back: conntrack forgets the flow at once.
     pub const REFUSED: usize = 13;
-    /// No timeout: not 0 if the rule is gone, and its flows are no rule's.
-    pub const GONE: usize = 14;
-    /// No timeout: what is done once such a flow has expired, in bits that userspace alone knows.
-    pub const REAP: usize = 15;
+    /// How many there are.
+    pub const COUNT: usize = 14;
 
     /// The number of the timeout of a flow of which this was seen.
     #[inline(always)]
@@ -134,15 +188,15 @@ impl Timeouts {
         self
     }
 
-    /// Whether they are for where one direction is all that is seen.
-    pub fn is_one_way(&self) -> bool {
-        self.0[Self::REFUSED] != 0
+    /// The longest of them.
+    pub fn longest(&self) -> u32 {
+        self.0.into_iter().max().unwrap_or(0)
     }
 
     /// The timeout of a flow of which this was seen.
     #[inline(always)]
     pub fn of(&self, seen: Seen) -> u32 {
-        let timeout = self.0[Self::number(seen) & 15];
+        let timeout = self.0.get(Self::number(seen)).copied().unwrap_or(0);
         let most = self.0[Self::RETRANS];
         if seen.is_stalled() && most < timeout {
             most

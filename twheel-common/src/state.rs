@@ -12,7 +12,6 @@ use crate::{
 };
 
 pub use crate::{
-    rule::Timeouts,
     seen::{Seen, State, View},
     way::{INDEX_BITS, MAX_NAMESPACES, SideWay, Way, elsewhere, is_elsewhere},
 };

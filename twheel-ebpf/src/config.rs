@@ -2,7 +2,7 @@
 
 use aya_ebpf::Global;
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Rto},
+    config::{CLOCK_JIFFIES, Config, Enforce, Rto},
     jiffies,
     packet::Protocols,
     rto::Limits,
@@ -33,7 +33,7 @@ pub static CONFIG: Global<Config> = Global::new(Config {
         max_retrans: 3,
         unit: 4_000,
     },
-    enforce: 0,
+    enforce: Enforce::NEVER,
     enforce_rate: 10,
     quota: 0,
     live: 0,

@@ -17,7 +17,7 @@ use twheel_common::{
     pool::Shelf,
     quota::{MAX_OVER_QUOTA, OverQuota, Victims},
     rto::Timers,
-    state::Timeouts,
+    rule::Rule,
     step::Answer,
     table::{Details, Extras, Line},
     wheel::{Heads, Wheel},
@@ -52,9 +52,9 @@ pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
 #[map]
 pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
 
-/// Timeouts: those of no rule, and those of each rule. Userspace changes them while packets come.
+/// What rules give their flows: that of no rule, and each rule. Userspace changes them while packets come.
 #[map]
-pub static TIMEOUTS: Array<Timeouts> = Array::pinned(RULES as u32, 0);
+pub static TIMEOUTS: Array<Rule> = Array::pinned(RULES as u32, 0);
 
 /// Two policies, of which one counts: a new one is written beside the old and then takes over.
 #[map]

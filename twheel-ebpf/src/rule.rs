@@ -1,6 +1,9 @@
 //! What a rule gives its flows: how long they may be idle.
 
-use twheel_common::{seen::Seen, state::Timeouts};
+use twheel_common::{
+    rule::{Rule, RuleFlags, Timeouts},
+    seen::Seen,
+};
 
 use crate::{config, maps::TIMEOUTS};
 
@@ -11,7 +14,7 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
         return u32::MAX >> 2;
     };
     let number = Timeouts::number(seen) & 15;
-    // SAFETY: a place in a map, of 16 aligned numbers. Volatile, because userspace changes them.
+    // SAFETY: a place in a map, of aligned numbers. Volatile, because userspace changes them.
     let of = |number| unsafe { timeouts.cast::<u32>().add(number).read_volatile() };
     let timeout = of(number);
     if config::rto_is_on() && seen.is_stalled() {
@@ -24,9 +27,10 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
 /// Whether the policy has the rule no more.
 #[inline(always)]
 pub fn is_gone(rule: u16) -> bool {
-    let Some(timeouts) = TIMEOUTS.get_ptr(rule.into()) else {
+    let Some(rule) = TIMEOUTS.get_ptr(rule.into()) else {
         return false;
     };
-    // SAFETY: as in `timeout`.
-    unsafe { timeouts.cast::<u32>().add(Timeouts::GONE).read_volatile() != 0 }
+    let rule: *const Rule = rule;
+    // SAFETY: a place in a map. Volatile, because userspace changes it.
+    unsafe { (&raw const (*rule).flags).read_volatile() }.has(RuleFlags::GONE)
 }

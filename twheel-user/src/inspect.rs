@@ -10,6 +10,7 @@ use twheel_common::{
     counter::Counters,
     event::Pace,
     flow::{Traffic, age, idle},
+    rule::Rule,
     state,
 };
 
@@ -31,7 +32,7 @@ pub struct Reader {
     clock: Clock,
     meta: Meta,
     /// Of each rule; 0 is no rule.
-    timeouts: Vec<state::Timeouts>,
+    rules: Vec<Rule>,
     /// Likewise.
     names: Vec<Option<String>>,
     /// Of each place of an interface; of one that has none, an empty one.
@@ -111,7 +112,7 @@ impl Reader {
         Ok(Self {
             clock: Clock::jiffies()?,
             meta,
-            timeouts: rules
+            rules: rules
                 .clone()
                 .map(|rule| timeouts.of(rule))
                 .collect::<Result<_>>()?,
@@ -231,14 +232,12 @@ impl Reader {
 
     /// Whether one direction is all that is ever seen.
     pub fn is_one_way(&self) -> bool {
-        self.timeouts
-            .first()
-            .is_some_and(state::Timeouts::is_one_way)
+        self.rules.first().is_some_and(Rule::is_one_way)
     }
 
     /// The timeout of a flow, units.
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
-        let timeouts = self.timeouts.get(usize::from(rule));
-        timeouts.map_or(0, |timeouts| timeouts.of(seen))
+        let rule = self.rules.get(usize::from(rule));
+        rule.map_or(0, |rule| rule.timeouts.of(seen))
     }
 }

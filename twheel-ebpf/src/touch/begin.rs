@@ -24,7 +24,7 @@ use super::{
 /// have on the stack.
 #[inline(always)]
 pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched {
-    if config!(enforce) == 0 && !Seen::is_first(segment.flags, config::view()) {
+    if !config!(enforce).is_on() && !Seen::is_first(segment.flags, config::view()) {
         count(Counter::NoFlow);
         return Touched::NoFlow;
     }
@@ -96,7 +96,7 @@ pub extern "C" fn touch_unknown(
     let Some(segment) = given(segment) else {
         return (Touched::NoFlow as u64) << 32;
     };
-    if config!(enforce) != 0 {
+    if config!(enforce).is_on() {
         match enforce::enforce_of_none(segment, now, hook) {
             enforce::PASS => {}
             enforce::ANSWER => return (Touched::Answered as u64) << 32,

@@ -25,7 +25,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use serde::Serialize;
-use twheel_common::{config::Config, state::Timeouts};
+use twheel_common::{config::Config, rule::Rule};
 
 use crate::{
     attach::{self, Egress, Mode},
@@ -92,8 +92,8 @@ pub struct Wanted {
     pub waits: bool,
     /// By what it would see packets.
     pub hooks: Hooks,
-    /// Its configuration, with the timeouts of flows of no rule.
-    pub config: (Config, Timeouts),
+    /// Its configuration, with what flows of no rule are given.
+    pub config: (Config, Rule),
     /// Its clock.
     pub clock: Clock,
     /// How wheels are stepped, where that was asked for.

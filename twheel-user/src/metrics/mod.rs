@@ -26,7 +26,7 @@ use twheel_common::{
     config::Config,
     counter::{Counter, Counters},
     event::{Event, Reason},
-    state::Timeouts,
+    rule::Timeouts,
     wheel::Wheel,
 };
 
@@ -362,7 +362,11 @@ impl Batch<'_> {
         }
         let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
             // A rule that was there a moment ago.
-            self.metrics.timeouts.of(event.rule).ok()
+            self.metrics
+                .timeouts
+                .of(event.rule)
+                .ok()
+                .map(|rule| rule.timeouts)
         });
         let timeout = timeouts.as_ref()?.of(event.seen());
         let late = event.idle.saturating_sub(timeout);

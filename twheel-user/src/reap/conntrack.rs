@@ -13,7 +13,7 @@ use netlink_packet_netfilter::{
         Protocol, Tuple,
     },
 };
-use twheel_common::state::{State, Timeouts};
+use twheel_common::{rule::Timeouts, state::State};
 
 use super::netlink::Netlink;
 use crate::timeouts::Sysctls;
