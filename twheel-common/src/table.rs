@@ -248,33 +248,45 @@ pub fn insert<R: Records>(
     let Some(distance) = claim(records, place) else {
         return Inserted::Full;
     };
-    let has_twins = match reserve(records, place, distance, key) {
-        Ok(has_twins) => has_twins,
+    let reserved = match reserve(records, place, distance, key) {
+        Ok(reserved) => reserved,
         Err(inserted) => return inserted,
     };
     match write(records, place, distance, key, begins) {
-        Some(before) => settle(records, place, distance, key, before, has_twins),
+        Some(before) => settle(records, place, reserved, key, before),
         None => Inserted::Full,
     }
+}
+
+/// A record that was claimed for a flow, after the first look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// How far it is behind its home.
+    pub distance: u32,
+    /// Whether there are flows of other keys with the same fingerprint.
+    pub has_twins: bool,
 }
 
 /// The first look, before anybody can see the key in the record that was claimed for it. A bit that another CPU saw before
 /// it set its own may have been that of this record's last flow; it would take this one for the first, and this one it.
 ///
-/// Says whether there are flows of other keys with its fingerprint; or what the insertion comes to.
+/// Or what the insertion comes to, if the flow does not stand there after all.
 #[inline(always)]
 pub fn reserve<R: Records>(
     records: &R,
     place: Place,
     distance: u32,
     key: &FlowKey,
-) -> Result<bool, Inserted<R::At>> {
+) -> Result<Reserved, Inserted<R::At>> {
     let Some(home) = records.at(place.home) else {
         return Err(Inserted::Full);
     };
     let present = look(records, place, records.hops(home), key);
     if present.index == Present::NOBODY {
-        return Ok(present.has_twins);
+        return Ok(Reserved {
+            distance,
+            has_twins: present.has_twins,
+        });
     }
     release(records, place.home + distance);
     Err(exists(records, present.index))
@@ -311,11 +323,14 @@ pub fn write<R: Records>(
 pub fn settle<R: Records>(
     records: &R,
     place: Place,
-    distance: u32,
+    reserved: Reserved,
     key: &FlowKey,
     before: u64,
-    has_twins: bool,
 ) -> Inserted<R::At> {
+    let Reserved {
+        distance,
+        has_twins,
+    } = reserved;
     let index = place.home + distance;
     let present = look(records, place, before, key);
     let Some(at) = records.at(index) else {

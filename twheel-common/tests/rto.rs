@@ -8,13 +8,20 @@ use twheel_common::{
         Segment,
         tcp::{ACK, RST},
     },
-    rto::{Limits, Rare, Side, Timer},
+    rto::{Limits, Rare, Side, Timer, Timing},
 };
 
 const LIMITS: Limits = Limits {
     min: 200_000,
     max: 120_000_000,
 };
+
+fn timing<N>(now: N) -> Timing<N> {
+    Timing {
+        limits: LIMITS,
+        now,
+    }
+}
 /// Before the clock and the sequence numbers wrap.
 const START: u32 = u32::MAX - 5_000;
 const FIRST: u32 = u32::MAX - 1_500;
@@ -82,7 +89,7 @@ impl Sender {
     fn send(&mut self, segment: Segment) -> bool {
         let now = || self.now;
         let (side, rare) = (&mut self.side, &mut self.rare);
-        let starts = side.sent(rare, self.highest, &segment, LIMITS, now);
+        let starts = side.sent(rare, self.highest, &segment, timing(now));
         if segment.end.wrapping_sub(self.highest) as i32 > 0 {
             self.highest = segment.end;
         }
@@ -343,8 +350,7 @@ fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
             rare,
             highest,
             &data(position + number * 100, 100),
-            LIMITS,
-            || now,
+            timing(|| now),
         );
         assert_eq!(side.highest(rare, position), position + number * 100 + 100);
     }
@@ -352,7 +358,7 @@ fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
     // What was lost before it came by here is sent again.
     let late = now.wrapping_add(10_000);
     let highest = side.highest(rare, position);
-    side.sent(rare, highest, &data(position, 100), LIMITS, || late);
+    side.sent(rare, highest, &data(position, 100), timing(|| late));
     assert_eq!(side.retransmissions(), 1);
     assert_eq!(side.highest(rare, position + 100), highest);
     // And once the position is there, that counts.

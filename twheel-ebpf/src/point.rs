@@ -2,7 +2,7 @@
 
 use twheel_common::{
     counter::Counter,
-    point::{PATIENCE, Point, Sighting, continues, sighting},
+    point::{PATIENCE, Passage, Point, Sighting, continues, sighting},
     segment::Segment,
 };
 
@@ -38,19 +38,14 @@ pub extern "C" fn point_see(
     let here = Point(point as u16);
     let (direction, seen) = (segment.direction, flow.word().seen());
     let (counted_at, counted) = flow.point(direction);
-    let is_next = continues(seen, flow.positions(), segment);
-    let patience = config!(two_seconds) / PATIENCE;
-    let may_be_known = flags & MAY_BE_KNOWN != 0;
-    let sighting = sighting(
-        counted_at,
-        counted,
+    let passage = Passage {
         here,
         now,
-        patience,
-        may_be_known,
-        is_next,
-    );
-    if sighting == Sighting::Again {
+        may_be_known: flags & MAY_BE_KNOWN != 0,
+        continues: continues(seen, flow.positions(), segment),
+    };
+    let patience = config!(two_seconds) / PATIENCE;
+    if sighting(counted_at, counted, patience, passage) == Sighting::Again {
         return 1;
     }
     if flags & NOTES != 0 && (counted_at != here || counted != now as u16) {

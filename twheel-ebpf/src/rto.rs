@@ -7,7 +7,7 @@ use twheel_common::{
     flow::Word,
     key::Direction,
     numbers::{self, Positions},
-    rto::{Side, Timer},
+    rto::{Side, Timer, Timing},
     segment::Segment,
 };
 
@@ -81,9 +81,13 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
         )
     };
     let highest = sender.highest(rest, of(before, direction));
+    let timing = Timing {
+        limits: config::limits(),
+        now: clock::micros,
+    };
     let is_gap = segment.seq.wrapping_sub(highest) as i32 > 0;
     let changed = (!is_gap || numbers::may_skip(before, segment))
-        && sender.sent(rest, highest, segment, config::limits(), clock::micros);
+        && sender.sent(rest, highest, segment, timing);
     let sent = other.highest(others, of(before, direction ^ 1));
     let advanced = other.acknowledged(others, sent, segment, clock::micros);
     if !changed && !advanced {

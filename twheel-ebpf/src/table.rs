@@ -7,7 +7,7 @@ use twheel_common::{
     pool::{self, Pool},
     seen::Seen,
     segment::Segment,
-    table::{self, Begins, Inserted, OUTGOING, WINDOW},
+    table::{self, Begins, Inserted, OUTGOING, Reserved, WINDOW},
     way::SideWay,
 };
 
@@ -109,8 +109,8 @@ extern "C" fn table_reserve(key: *const FlowKey, home: u32, fingerprint: u64) ->
     }
     let place = Place { home, fingerprint };
     let twins = match table::reserve(&Table, place, distance, key) {
-        Ok(true) => TWINS,
-        Ok(false) => 0,
+        Ok(reserved) if reserved.has_twins => TWINS,
+        Ok(_) => 0,
         Err(Inserted::Exists(flow)) => return EXISTS | u64::from(flow.index()),
         Err(_) => return FULL,
     };
@@ -169,10 +169,12 @@ extern "C" fn table_settle(
     let Some(key) = given(key) else {
         return FULL;
     };
-    let distance = (reserved >> 32) as u32 & (WINDOW - 1);
     let place = Place { home, fingerprint };
-    let has_twins = reserved & TWINS != 0;
-    let entered = match table::settle(&Table, place, distance, key, before, has_twins) {
+    let claimed = Reserved {
+        distance: (reserved >> 32) as u32 & (WINDOW - 1),
+        has_twins: reserved & TWINS != 0,
+    };
+    let entered = match table::settle(&Table, place, claimed, key, before) {
         Inserted::New(flow, _) => return NEW | u64::from(flow.index()),
         Inserted::Exists(flow) => EXISTS | u64::from(flow.index()),
         Inserted::Full => FULL,
