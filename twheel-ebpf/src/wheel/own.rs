@@ -1,6 +1,6 @@
 //! This CPU's wheel: how far it has turned, which of its slots hold flows, and when its stepper comes back.
 
-use twheel_common::wheel::{Link, Slot, Wheel};
+use twheel_common::wheel::{Geometry, Link, Slot, Wheel};
 
 use crate::{config, maps::WHEEL};
 
@@ -49,8 +49,8 @@ impl Own {
 
     /// The slot whose turn comes first.
     #[inline(always)]
-    pub fn first(self) -> Option<Slot> {
-        self.with(|wheel| wheel.first(config::geometry()))
+    pub fn first(self, geometry: Geometry) -> Option<Slot> {
+        self.with(|wheel| wheel.first(geometry))
     }
 
     /// Notes that a slot holds flows.
@@ -67,8 +67,8 @@ impl Own {
 
     /// Empties the slot whose turn it is. The caller takes the flows.
     #[inline(always)]
-    pub fn take(self, slot: Slot) {
-        self.with(|wheel| wheel.take(config::geometry(), slot));
+    pub fn take(self, geometry: Geometry, slot: Slot) {
+        self.with(|wheel| wheel.take(geometry, slot));
     }
 
     /// Moves the hand to a tick, over empty slots.

@@ -70,7 +70,7 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u6
         None => Link::NONE,
     };
     if first == Link::NONE {
-        let Some(slot) = wheel.first() else {
+        let Some(slot) = wheel.first(config::geometry()) else {
             return NOTHING;
         };
         if let Some(lists) = Lists::of(slot.index) {

@@ -99,15 +99,16 @@ fn settle(flow: At, now: u64, due: u64) {
 /// not after `tick`. `round` says in which lists there are flows that this call has gathered and not yet visited.
 #[inline(always)]
 pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
+    let geometry = config::geometry();
     let Some(waiting) = Lists::of(pending()) else {
         return Handled::Nothing(None);
     };
     if *round == 0 {
         if waiting.are_empty() {
-            match wheel.first() {
+            match wheel.first(geometry) {
                 Some(slot) if slot.starts <= tick => {
                     wheel_hand_out(slot.index);
-                    wheel.take(slot);
+                    wheel.take(geometry, slot);
                 }
                 next => {
                     wheel.advance(tick);
