@@ -238,3 +238,78 @@ impl Tick {
         self.of(time.wrapping_add(u64::from(self.0)).wrapping_sub(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_refused_never_for_a_moment_or_for_good() {
+        let is = |enforce: Enforce| (enforce.is_on(), enforce.is_for_good());
+        assert_eq!(is(Enforce::NEVER), (false, false));
+        assert_eq!(is(Enforce::FOR_A_MOMENT), (true, false));
+        assert_eq!(is(Enforce::FOR_GOOD), (true, true));
+    }
+
+    #[test]
+    fn features_are_those_of_the_configuration() {
+        let none = Config {
+            tick: 1,
+            geometry: Geometry::default(),
+            clock: CLOCK_VIRTUAL,
+            max_stall: 0,
+            max_flows: 1,
+            details: 1,
+            one_way: 1,
+            strict: 1,
+            one_armed: 1,
+            protocols: 1,
+            two_seconds: 1,
+            accounting: 0,
+            rto: Rto::default(),
+            enforce: Enforce::FOR_A_MOMENT,
+            enforce_rate: 1,
+            quota: 1,
+            live: 1,
+            vlans: 0,
+            watched: 1,
+        };
+        assert_eq!(Features::of(&none), Features(0));
+        let rto = Rto {
+            on: 1,
+            ..Rto::default()
+        };
+        let each = [
+            (
+                Config {
+                    accounting: 1,
+                    ..none
+                },
+                Features::ACCOUNTING,
+            ),
+            (Config { rto, ..none }, Features::RTO),
+            (
+                Config {
+                    enforce: Enforce::FOR_GOOD,
+                    ..none
+                },
+                Features::ENFORCE,
+            ),
+            (Config { vlans: 1, ..none }, Features::VLANS),
+        ];
+        for (config, feature) in each {
+            let of = Features::of(&config);
+            assert_eq!(of, feature);
+            assert!(of.has(feature) && !Features(0).has(feature));
+            assert!(!of.has(Features(of.0 | 1 << 8)));
+        }
+        let all = Config {
+            accounting: 1,
+            rto,
+            enforce: Enforce::FOR_GOOD,
+            vlans: 1,
+            ..none
+        };
+        assert_eq!(Features::of(&all), Features(15));
+    }
+}

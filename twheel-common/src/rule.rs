@@ -218,4 +218,30 @@ mod tests {
         }
         assert_eq!(TimeoutName::from_name("syn"), None);
     }
+
+    #[test]
+    fn a_rule_is_gone_or_for_one_way_by_its_flags() {
+        let rule = Rule::default();
+        assert!(!rule.is_gone() && !rule.is_one_way());
+        let one_way = rule.one_way(false).one_way(false);
+        assert!(one_way.is_one_way() && !one_way.is_gone());
+        let gone = Rule {
+            flags: one_way.flags.with(RuleFlags::GONE),
+            ..one_way
+        };
+        assert!(gone.is_one_way() && gone.is_gone());
+        assert!(!rule.flags.with(RuleFlags::GONE).has(RuleFlags::ONE_WAY));
+    }
+
+    #[test]
+    fn the_longest_timeout_is_none_of_what_else_a_rule_has() {
+        let mut rule = Rule {
+            actions: u32::MAX,
+            ..Rule::default()
+        };
+        assert_eq!(rule.timeouts.longest(), 0);
+        rule.timeouts.0[Timeouts::UDP] = 7;
+        rule.timeouts.0[Timeouts::REFUSED] = 5;
+        assert_eq!(rule.timeouts.longest(), 7);
+    }
 }
