@@ -20,7 +20,7 @@
 //! | Where is a packet counted that several interfaces see? | [`point`] |
 //! | What does the data plane tell, and what is it told? | [`event`], [`counter`], [`config`], [`step`], [`probe`] |
 //! | How do the timer schemes of the paper compare? | `schemes` |
-//! | Tools | [`bits`], [`named`] |
+//! | Tools | [`bits`], [`mod@named`] |
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 

@@ -70,7 +70,7 @@ impl Tracked {
         change
     }
 
-    /// A further segment, of this host, when what was seen of the flow so far was [somebody else's](SideWay::is_disproved_by).
+    /// A further segment, of this host, when what was seen of the flow so far was [somebody else's](crate::way::SideWay::is_disproved_by).
     pub fn see_disproved(&mut self, segment: &Segment, view: View) -> Change {
         match self.seen.anew(segment) {
             Some(seen) => {

@@ -22,7 +22,7 @@ use crate::{
 
 /// What there is to say of a flow that has ended.
 pub struct Ended {
-    /// As in [`twheel_common::table::Record`].
+    /// As in [`Details`](twheel_common::record::Details).
     pub created: u32,
     /// The flow's last.
     pub word: Word,

@@ -1,4 +1,5 @@
-//! Every map of the data plane. Sizes that depend on the configuration are set by the loader. Pinned maps outlive the loader and are adopted by the next one.
+//! Every map of the data plane. Sizes that depend on the configuration are set by the loader.
+//! Pinned maps outlive the loader and are adopted by the next one.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},

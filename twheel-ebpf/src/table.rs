@@ -58,7 +58,7 @@ pub fn uncount(flows: u32) {
     }
 }
 
-/// What [`table_enter`] says: there is no room;
+/// What [`enter`] says: there is no room;
 pub const FULL: u64 = 0;
 /// or this and the flow's index, where it was entered;
 const NEW: u64 = 1 << 32;

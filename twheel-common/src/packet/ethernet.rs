@@ -137,9 +137,9 @@ pub(super) fn behind_tags<B: Bytes + ?Sized>(frame: &B, outside: u16) -> Result<
     })
 }
 
-/// Adds a tag (its control information, IEEE 802.1Q) that stands inside of those that there are, as [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans) takes
-/// them. One that names no VLAN counts as none (IEEE 802.1Q, section 9.6:
-/// a priority alone), and so does a third.
+/// Adds a tag (its control information, IEEE 802.1Q) that stands inside of those that there are, as
+/// [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans) takes them. One that names no VLAN counts as none (IEEE 802.1Q,
+/// section 9.6: a priority alone), and so does a third.
 #[inline(always)]
 pub fn with_tag(vlans: u32, tag: u16) -> u32 {
     let vlan = u32::from(tag & 0xfff);
