@@ -19,12 +19,8 @@ use aya::{
 };
 use twheel::{flows::Flows, quota::QuotaReader as Reader, stepper::pin_to};
 use twheel_common::{
-    counter::Counter,
-    event::Reason,
-    flow::FlowKey,
-    packet::parse,
-    share::CALL,
-    state::{State, Timeouts},
+    counter::Counter, event::Reason, flow::FlowKey, packet::parse, quota::CALL, rule::Timeouts,
+    state::State,
 };
 use twheel_tests::{
     lru::Lru,

@@ -4,7 +4,7 @@ use crate::{counter::NO_INTERFACE, table::Hash, wheel::Geometry};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 17;
+pub const LAYOUT: u32 = 18;
 
 /// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
 /// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
@@ -50,18 +50,43 @@ pub struct Config {
     pub accounting: u32,
     /// Whether retransmission timers run, and their bounds.
     pub rto: Rto,
-    /// Bits. 1: packets of flows that have expired can be [refused](crate::enforce) for a moment; 2: for good, too.
-    pub enforce: u32,
+    /// Whether packets of flows that have expired can be refused.
+    pub enforce: Enforce,
     /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,
-    /// 1: sources that hold more than their [share](crate::share) of a full table make room for others.
-    pub share: u32,
+    /// 1: sources that hold more than their [quota](crate::quota) of a full table make room for others.
+    pub quota: u32,
     /// 1: programs that userspace runs are given [live frames](crate::step::Call).
     pub live: u32,
     /// 1: VLAN tags are part of a flow's key.
     pub vlans: u32,
     /// 1: programs look up what [`Watched`] says of their interface. 0: there is one, and nothing to say of it.
     pub watched: u32,
+}
+
+/// For how long packets of flows that have expired can be [refused](crate::enforce); bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enforce(u32);
+
+impl Enforce {
+    /// They never are.
+    pub const NEVER: Self = Self(0);
+    /// For a moment.
+    pub const FOR_A_MOMENT: Self = Self(1);
+    /// For a moment, and for good.
+    pub const FOR_GOOD: Self = Self(3);
+
+    /// Whether they ever are.
+    #[inline(always)]
+    pub fn is_on(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Whether they can be for good.
+    pub fn is_for_good(self) -> bool {
+        self.0 & 2 != 0
+    }
 }
 
 /// What programs are told of an interface.
@@ -150,11 +175,38 @@ pub struct Rto {
     pub unit: u32,
 }
 
-/// Of [`Meta::extras`]: packets of expired flows are answered.
-pub const EXTRA_ENFORCE: u32 = 4;
+/// What pinned maps have room for, or mean by a key, beside what all have; bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u32);
 
-/// Of [`Meta::extras`]: VLAN tags are part of a flow's key.
-pub const EXTRA_VLANS: u32 = 8;
+impl Features {
+    /// Packets and bytes are counted.
+    pub const ACCOUNTING: Self = Self(1);
+    /// There are retransmission timers.
+    pub const RTO: Self = Self(2);
+    /// Packets of expired flows are refused for good.
+    pub const ENFORCE: Self = Self(4);
+    /// VLAN tags are part of a flow's key.
+    pub const VLANS: Self = Self(8);
+
+    /// Those of a configuration.
+    pub fn of(config: &Config) -> Self {
+        let features = [
+            (config.accounting != 0, Self::ACCOUNTING),
+            (config.rto.on != 0, Self::RTO),
+            (config.enforce.is_for_good(), Self::ENFORCE),
+            (config.vlans != 0, Self::VLANS),
+        ];
+        let of = features.into_iter().filter(|(is_on, _)| *is_on);
+        Self(of.fold(0, |bits, (_, feature)| bits | feature.0))
+    }
+
+    /// Whether all of `other` are among these.
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
 
 /// What pinned maps were made for. A loader adopts them only if it means the same.
 #[repr(C)]
@@ -170,8 +222,8 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// 1: packets and bytes are counted; 2: there are retransmission timers; [`EXTRA_ENFORCE`]; [`EXTRA_VLANS`]. Bits.
-    pub extras: u32,
+    /// What they have beside.
+    pub features: Features,
     /// Where the table keeps its flows.
     pub hash: Hash,
 }
@@ -197,5 +249,80 @@ impl Tick {
     #[inline(always)]
     pub fn from(self, time: u64) -> u64 {
         self.of(time.wrapping_add(u64::from(self.0)).wrapping_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_refused_never_for_a_moment_or_for_good() {
+        let is = |enforce: Enforce| (enforce.is_on(), enforce.is_for_good());
+        assert_eq!(is(Enforce::NEVER), (false, false));
+        assert_eq!(is(Enforce::FOR_A_MOMENT), (true, false));
+        assert_eq!(is(Enforce::FOR_GOOD), (true, true));
+    }
+
+    #[test]
+    fn features_are_those_of_the_configuration() {
+        let none = Config {
+            tick: 1,
+            geometry: Geometry::default(),
+            clock: CLOCK_VIRTUAL,
+            max_stall: 0,
+            max_flows: 1,
+            details: 1,
+            one_way: 1,
+            strict: 1,
+            one_armed: 1,
+            protocols: 1,
+            two_seconds: 1,
+            accounting: 0,
+            rto: Rto::default(),
+            enforce: Enforce::FOR_A_MOMENT,
+            enforce_rate: 1,
+            quota: 1,
+            live: 1,
+            vlans: 0,
+            watched: 1,
+        };
+        assert_eq!(Features::of(&none), Features(0));
+        let rto = Rto {
+            on: 1,
+            ..Rto::default()
+        };
+        let each = [
+            (
+                Config {
+                    accounting: 1,
+                    ..none
+                },
+                Features::ACCOUNTING,
+            ),
+            (Config { rto, ..none }, Features::RTO),
+            (
+                Config {
+                    enforce: Enforce::FOR_GOOD,
+                    ..none
+                },
+                Features::ENFORCE,
+            ),
+            (Config { vlans: 1, ..none }, Features::VLANS),
+        ];
+        for (config, feature) in each {
+            let of = Features::of(&config);
+            assert_eq!(of, feature);
+            assert!(of.has(feature) && !Features(0).has(feature));
+            assert!(!of.has(Features(of.0 | 1 << 8)));
+        }
+        let all = Config {
+            accounting: 1,
+            rto,
+            enforce: Enforce::FOR_GOOD,
+            vlans: 1,
+            ..none
+        };
+        assert_eq!(Features::of(&all), Features(15));
     }
 }

@@ -4,8 +4,9 @@
 //! 3.10.7.1).
 
 use crate::{
-    flow::{Direction, FlowKey},
-    packet::{PROTO_TCP, Segment, datagram, tcp},
+    key::{Direction, FlowKey},
+    packet::PROTO_TCP,
+    segment::{Segment, datagram, tcp},
 };
 
 /// Flows that can be told to have expired, where that is asked for.

@@ -1,11 +1,6 @@
 //! What the data plane tells userspace about a flow that ended.
 
-use crate::{
-    flow::{Account, FlowKey},
-    numbers::Positions,
-    point::Point,
-    state::Seen,
-};
+use crate::{flow::Account, key::FlowKey, numbers::Positions, point::Point, seen::Seen};
 
 /// A flow has ended. One to [`BATCH`] of these are a record of the ring buffer `EVENTS`.
 #[repr(C)]
@@ -73,7 +68,7 @@ pub struct RtoExpired {
     pub key: FlowKey,
     /// Clock when that was found, units.
     pub at: u64,
-    /// [`Direction`](crate::flow::Direction) in which that side sends.
+    /// [`Direction`](crate::key::Direction) in which that side sends.
     pub direction: u16,
     /// As in [`Event`].
     pub is_outgoing: u16,

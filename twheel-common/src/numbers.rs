@@ -1,9 +1,9 @@
 //! Sequence numbers: how far the sides of a flow have come, and whether a segment fits that (RFC 9293, RFC 5961).
 
 use crate::{
-    flow::Direction,
-    packet::{Segment, tcp},
-    state::Seen,
+    key::Direction,
+    seen::Seen,
+    segment::{Segment, tcp},
 };
 
 /// The highest sequence number that each side has sent, and the one behind it: what the other expects next. The key's

@@ -6,11 +6,11 @@
 //! before](Sighting::Again), and keep the flow alive.
 
 use crate::{
-    flow::Direction,
+    key::Direction,
     numbers::{self, Positions},
-    packet::{Segment, datagram, tcp},
     policy::Hook,
-    state::Seen,
+    seen::Seen,
+    segment::{Segment, datagram, tcp},
 };
 
 /// An interface, by its place among the counters, and a direction there. 0: none.
@@ -68,23 +68,34 @@ pub enum Sighting {
 /// How long a packet may take from its point to another interface, at most, as a part of two seconds: 62 ms.
 pub const PATIENCE: u32 = 32;
 
-/// What a packet is that is seen `here`, if its sender's packets are counted at `point`, where one was last counted at
-/// `counted` (low bits of the clock). It `may_be_known` unless no other interface can have seen it before: so it is where packets
-/// come by several members of a bond, or by several routes.
+/// A packet that comes by an observation point.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    /// Where it is seen.
+    pub here: Point,
+    /// When, units.
+    pub now: u64,
+    /// Whether another interface can have seen it before: so it is where packets come by several members of a bond, or by
+    /// several routes.
+    pub may_be_known: bool,
+    /// Whether it [`continues`] what its sender has sent.
+    pub continues: bool,
+}
+
+/// What a packet is that comes by here, if its sender's packets are counted at `point`, where one was last counted at `counted`
+/// (low bits of the clock).
 ///
 /// A packet comes by its point before it is seen elsewhere, in the same softirq mostly. So its sender's have moved if none came by
-/// there for as long as `patience`. Or if it `continues` what its sender has sent: it has the next data, and would not if it had
-/// been counted.
+/// there for as long as `patience` (units). Or if it continues what its sender has sent: it has the next data, and would not if it
+/// had been counted.
 #[inline(always)]
-pub fn sighting(
-    point: Point,
-    counted: u16,
-    here: Point,
-    now: u64,
-    patience: u32,
-    may_be_known: bool,
-    continues: bool,
-) -> Sighting {
+pub fn sighting(point: Point, counted: u16, patience: u32, passage: Passage) -> Sighting {
+    let Passage {
+        here,
+        now,
+        may_be_known,
+        continues,
+    } = passage;
     if point == here || point == Point::NONE {
         return Sighting::Here;
     }

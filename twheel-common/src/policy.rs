@@ -37,10 +37,13 @@
 //! of the latter at least. A trie gives only the longest prefix, so that the value of an entry has
 //! the rules of all the shorter prefixes around it as well.
 
-use crate::{bits, flow::VLAN_BITS, state::State};
+use crate::key::VLAN_BITS;
 
-/// Rules that a policy may have. Their numbers are 1 to this; 0 is "no rule".
-pub const MAX_RULES: usize = 255;
+pub use crate::{
+    rule::{TIMEOUTS, TimeoutName},
+    rule_set::{MAX_RULES, Rules},
+};
+
 /// Sets of rules that the ports of a policy may lead to. 255 rules of one range each make
 /// 2 × 255 + 1 of them at most.
 pub const MAX_CLASSES: usize = 512;
@@ -53,83 +56,13 @@ pub const MAX_VLANS: usize = 1024;
 /// The highest VLAN identifier; 4095 is reserved.
 pub const MAX_VLAN: u16 = 4094;
 /// Zones that a policy may name beside zone 0: as many as a table tells apart.
-pub const MAX_ZONES: usize = crate::flow::ZONES - 1;
+pub const MAX_ZONES: usize = crate::key::ZONES - 1;
 /// Entries of the hash of interfaces, VLANs and zones, of one policy.
 pub const MAX_NAMED: usize = MAX_INTERFACES + MAX_VLANS + MAX_ZONES + 1;
 
 /// For each port, by its number: its class, less than [`MAX_CLASSES`]. 128 KiB; one value of an
 /// array map, whose elements would otherwise take eight bytes each.
 pub type PortClasses = [u16; 1 << 16];
-
-/// A set of rules: bit `n % 64` of word `n / 64` is rule `n`. Bit 0 is never set.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Rules([u64; 4]);
-
-impl Rules {
-    /// None.
-    pub const NONE: Self = Self([0; 4]);
-    /// Every rule that there may be, 1 to [`MAX_RULES`].
-    pub const ALL: Self = Self([!1, !0, !0, !0]);
-
-    /// The rules of both.
-    #[inline(always)]
-    pub fn and(self, other: Self) -> Self {
-        let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
-        Self([a & e, b & f, c & g, d & h])
-    }
-
-    /// The rules of either.
-    #[inline(always)]
-    pub fn or(self, other: Self) -> Self {
-        let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
-        Self([a | e, b | f, c | g, d | h])
-    }
-
-    /// Whether there is none.
-    #[inline(always)]
-    pub fn is_empty(self) -> bool {
-        let [a, b, c, d] = self.0;
-        a | b | c | d == 0
-    }
-
-    /// The lowest number, 1 to [`MAX_RULES`]; 0 if the set is empty.
-    #[inline(always)]
-    pub fn first(self) -> u16 {
-        let [a, b, c, d] = self.0;
-        let (base, word) = if a != 0 {
-            (0, a)
-        } else if b != 0 {
-            (64, b)
-        } else if c != 0 {
-            (128, c)
-        } else if d != 0 {
-            (192, d)
-        } else {
-            return 0;
-        };
-        base + bits::lowest(word) as u16
-    }
-
-    /// Adds a rule. Numbers that no rule can have are ignored.
-    pub fn insert(&mut self, rule: u16) {
-        if (1..=MAX_RULES).contains(&usize::from(rule)) {
-            self.0[usize::from(rule >> 6) & 3] |= 1 << (rule & 63);
-        }
-    }
-
-    /// Takes a rule out.
-    pub fn remove(&mut self, rule: u16) {
-        if usize::from(rule) <= MAX_RULES {
-            self.0[usize::from(rule >> 6) & 3] &= !(1 << (rule & 63));
-        }
-    }
-
-    /// Whether the rule of this number is one of them.
-    pub fn contains(self, rule: u16) -> bool {
-        usize::from(rule) <= MAX_RULES && self.0[usize::from(rule >> 6) & 3] >> (rule & 63) & 1 != 0
-    }
-}
 
 /// What an address says as one end of a flow.
 #[repr(C)]
@@ -162,7 +95,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// All of an address as [`FlowKey`](crate::flow::FlowKey) has it: what to look up.
+    /// All of an address as [`FlowKey`](crate::key::FlowKey) has it: what to look up.
     #[inline(always)]
     pub fn host(address: [u64; 2]) -> Self {
         let [a, b, c, d, e, f, g, h] = address[0].to_ne_bytes();
@@ -388,7 +321,7 @@ pub trait Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// The initiator's address, the words of which lie in memory in network byte order, IPv4 mapped
-    /// into IPv6: as in [`FlowKey`](crate::flow::FlowKey).
+    /// into IPv6: as in [`FlowKey`](crate::key::FlowKey).
     pub source: [u64; 2],
     /// The responder's address.
     pub destination: [u64; 2],
@@ -400,9 +333,9 @@ pub struct Tuple {
     pub hook: Hook,
     /// The protocol.
     pub protocol: Protocol,
-    /// The VLANs, as [`FlowKey::packed_vlans`](crate::flow::FlowKey::packed_vlans) has them.
+    /// The VLANs, as [`FlowKey::packed_vlans`](crate::key::FlowKey::packed_vlans) has them.
     pub vlans: u32,
-    /// The zone: in the kernel its place, as in [`FlowKey`](crate::flow::FlowKey); on the host its number.
+    /// The zone: in the kernel its place, as in [`FlowKey`](crate::key::FlowKey); on the host its number.
     pub zone: u32,
 }
 
@@ -473,86 +406,6 @@ pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
     rules.and(either).first()
 }
 
-/// What the timeout of a flow depends on; the discriminant is its place in arrays of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TimeoutName {
-    /// TCP: a SYN has been seen.
-    SynSent = 0,
-    /// TCP: a SYN/ACK has been seen.
-    SynRecv,
-    /// TCP: the handshake is over.
-    Established,
-    /// TCP: one side has sent a FIN.
-    FinWait,
-    /// TCP: and the other has answered with an ACK.
-    CloseWait,
-    /// TCP: both have sent a FIN.
-    LastAck,
-    /// TCP: and an ACK came after that.
-    TimeWait,
-    /// TCP: a RST has been seen.
-    Close,
-    /// TCP that is established as far as one direction tells, and the other was not seen.
-    Unreplied,
-    /// UDP, one direction seen.
-    Udp,
-    /// UDP, both directions seen.
-    UdpStream,
-    /// ICMP.
-    Icmp,
-    /// TCP: one side's retransmissions are not answered, however long the state's own timeout is.
-    Retrans,
-}
-
-/// How many timeouts a rule may set.
-pub const TIMEOUTS: usize = 13;
-
-impl TimeoutName {
-    /// As in a policy file, by discriminant.
-    pub const NAMES: [&'static str; TIMEOUTS] = [
-        State::SynSent.name(),
-        State::SynRecv.name(),
-        State::Established.name(),
-        State::FinWait.name(),
-        State::CloseWait.name(),
-        State::LastAck.name(),
-        State::TimeWait.name(),
-        State::Close.name(),
-        "unreplied",
-        State::Udp.name(),
-        State::UdpStream.name(),
-        State::Icmp.name(),
-        "retrans",
-    ];
-
-    /// All of them, by discriminant.
-    pub const ALL: [Self; TIMEOUTS] = [
-        Self::SynSent,
-        Self::SynRecv,
-        Self::Established,
-        Self::FinWait,
-        Self::CloseWait,
-        Self::LastAck,
-        Self::TimeWait,
-        Self::Close,
-        Self::Unreplied,
-        Self::Udp,
-        Self::UdpStream,
-        Self::Icmp,
-        Self::Retrans,
-    ];
-
-    /// As in a policy file.
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
-    }
-
-    /// The one of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|timeout| timeout.name() == name)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -561,38 +414,6 @@ mod tests {
         let mut set = Rules::NONE;
         rules.iter().for_each(|&rule| set.insert(rule));
         set
-    }
-
-    #[test]
-    fn every_rule_has_a_bit_of_its_own() {
-        for rule in 1..=MAX_RULES as u16 {
-            let one = set(&[rule]);
-            assert_eq!(one.first(), rule);
-            assert!(Rules::ALL.and(one) == one && !one.is_empty());
-            for other in 0..=MAX_RULES as u16 + 1 {
-                assert_eq!(one.contains(other), other == rule, "{rule} {other}");
-                let lower = [rule, other]
-                    .into_iter()
-                    .filter(|&rule| (1..256).contains(&rule));
-                assert_eq!(set(&[rule, other]).first(), lower.min().unwrap());
-            }
-        }
-        let mut all = Rules::NONE;
-        (0..=u16::MAX).for_each(|rule| all.insert(rule));
-        assert_eq!(all, Rules::ALL);
-        (0..=u16::MAX)
-            .filter(|&rule| rule != 200)
-            .for_each(|rule| all.remove(rule));
-        assert_eq!(all, set(&[200]));
-        assert_eq!(Rules::NONE.first(), 0);
-        assert!(Rules::NONE.is_empty());
-    }
-
-    #[test]
-    fn sets_meet_and_join() {
-        let (a, b) = (set(&[1, 64, 128, 255]), set(&[2, 64, 192, 255]));
-        assert_eq!(a.and(b), set(&[64, 255]));
-        assert_eq!(a.or(b), set(&[1, 2, 64, 128, 192, 255]));
     }
 
     #[test]
@@ -610,15 +431,6 @@ mod tests {
         let words = [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()));
         let prefix = Prefix::host(words);
         assert_eq!((prefix.bits, prefix.address), (128, bytes));
-    }
-
-    #[test]
-    fn timeouts_are_found_by_their_names() {
-        for (place, timeout) in TimeoutName::ALL.into_iter().enumerate() {
-            assert_eq!(timeout as usize, place);
-            assert_eq!(TimeoutName::from_name(timeout.name()), Some(timeout));
-        }
-        assert_eq!(TimeoutName::from_name("syn"), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 use crate::{
     event::Pace,
-    packet::{Segment, tcp},
+    segment::{Segment, tcp},
 };
 
 /// What is known of one side's sending. All zeros is "nothing yet".
@@ -76,6 +76,15 @@ pub struct Limits {
     pub min: u32,
     /// `--rto-max`.
     pub max: u32,
+}
+
+/// Those bounds, and the time, microseconds, or what tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing<N> {
+    /// The bounds.
+    pub limits: Limits,
+    /// The time.
+    pub now: N,
 }
 
 /// How much may be acknowledged that did not come by here.
@@ -203,9 +212,9 @@ impl Side {
         rare: &mut Rare,
         highest: u32,
         segment: &Segment,
-        limits: Limits,
-        now: impl Fn() -> u32,
+        timing: Timing<impl Fn() -> u32>,
     ) -> bool {
+        let now = timing.now;
         if segment.end == segment.seq {
             return false;
         }
@@ -216,7 +225,11 @@ impl Side {
         if segment.seq.wrapping_sub(highest) as i32 >= 0 {
             return self.sent_new(rare, highest, segment, now);
         }
-        self.sent_again(rare, highest, segment, limits, now())
+        let timing = Timing {
+            limits: timing.limits,
+            now: now(),
+        };
+        self.sent_again(rare, highest, segment, timing)
     }
 
     #[inline(always)]
@@ -261,8 +274,7 @@ impl Side {
         rare: &mut Rare,
         highest: u32,
         segment: &Segment,
-        limits: Limits,
-        now: u32,
+        Timing { limits, now }: Timing<u32>,
     ) -> bool {
         if segment.end.wrapping_sub(self.una) as i32 <= 0 || self.has(Self::CLOSED) {
             // Acknowledged: a keep-alive, or a probe of a closed window.

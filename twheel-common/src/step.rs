@@ -4,6 +4,20 @@
 //! fills in the budget and runs it with `BPF_PROG_TEST_RUN` on the CPU of the wheel; the program
 //! writes the rest.
 
+/// What a program that userspace runs is given as its "packet".
+///
+/// # Safety
+///
+/// Made of integers alone, so that any bytes are one, and aligned to 8 bytes at most.
+pub unsafe trait Argument {}
+
+// SAFETY: `repr(C)`, of `u32` and `u64`.
+unsafe impl Argument for Step {}
+// SAFETY: as above, and arrays of them.
+unsafe impl Argument for Enter {}
+// SAFETY: as above.
+unsafe impl Argument for Sweep {}
+
 /// Argument and result of one call, in machine byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,9 +130,9 @@ pub const MAX_SWEEP: u32 = 4096;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enter {
-    /// The key's [`addresses`](crate::flow::FlowKey::addresses).
+    /// The key's [`addresses`](crate::key::FlowKey::addresses).
     pub addresses: [u64; 4],
-    /// Its [`ports`](crate::flow::FlowKey::ports).
+    /// Its [`ports`](crate::key::FlowKey::ports).
     pub ports: u64,
     /// What is known of it, [`Seen`](crate::state::Seen).
     pub seen: u32,

@@ -42,154 +42,17 @@
 //! run this same code.
 
 use crate::{
-    bits,
-    flow::{FlowKey, Word},
-    numbers::Positions,
-    point::Point,
-    state::{Seen, SideWay},
-    wheel::Link,
+    bits, flow::Word, key::FlowKey, numbers::Positions, record::DISTANCE, seen::Seen, way::SideWay,
 };
 
-/// Records in which a flow may stand.
-pub const WINDOW: u32 = 64;
-/// Records of a line.
-pub const LINE: u32 = 2;
-
-/// The part of a `tag` that is the key's fingerprint; never 0.
-const FINGERPRINT: u64 = (1 << DISTANCE) - 1;
-const DISTANCE: u32 = 56;
-/// A record is claimed and has no flow yet. (Bit of `tag`.)
-pub const BUSY: u64 = 1 << 62;
-/// Another flow of the same home has the same fingerprint, or had. (Bit of `tag`.)
-pub const TWIN: u64 = 1 << 63;
-
-/// Two records and their home: one cache line.
-///
-/// `positions` belongs to whoever brings a segment: one that is lost is made good by the next. The rest is as the module
-/// says.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Line {
-    /// Of each record 0; or the key's fingerprint, the distance from home, [`BUSY`] and [`TWIN`].
-    pub tags: [u64; LINE as usize],
-    /// Time, generation, and what was seen.
-    pub words: [Word; LINE as usize],
-    /// How far each side has sent.
-    pub positions: [Positions; LINE as usize],
-    /// Where the rest is: the index of its [`Details`].
-    pub details: [u32; LINE as usize],
-    /// Where the flows stand whose home this is.
-    pub hops: u64,
-}
-
-/// What no packet of a known flow needs of it: one cache line. Belongs to the CPU on whose wheel the flow stands, once it
-/// is in the table.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Details {
-    /// The key's addresses.
-    pub addresses: [u64; 4],
-    /// And its ports.
-    pub ports: u32,
-    /// The protocol, the zone, the CPU, the rule, [`TAGGED`] and [`OUTGOING`].
-    pub owner: u32,
-    /// To the next flow of the slot; to the next free details, if these are free.
-    pub next: Link,
-    /// To the flow before this one in its slot, or to the slot itself.
-    pub prev: Link,
-    /// Index of the flow's record.
-    pub record: u32,
-    /// Low 32 bits of the clock at the flow's first packet.
-    pub created: u32,
-    /// See [`Known::doubt`](crate::state::Known::doubt).
-    pub doubt: u32,
-    /// The [`SideWay`] of one of its sides.
-    pub way: u32,
-}
-
-/// What few flows need. By the same index as [`Details`].
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extras {
-    /// To the next flow of the inbox that this one is in. Belongs to whoever has posted the flow.
-    pub inbox: Link,
-    /// [`FlowKey::packed_vlans`]. Belongs to the key; means nothing where [`Details::owner`] is not [`TAGGED`].
-    pub vlans: u32,
-    /// Where packets of the low and of the high side are counted; means nothing where there is one interface.
-    pub points: [Point; 2],
-    /// Low bits of the clock when packets were last counted there, units.
-    pub counted: [u16; 2],
-}
-
-const _: () = assert!(size_of::<Extras>() == 16);
-
-/// What makes the home of a key unpredictable, and the size of the table.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hash {
-    /// Secret, random.
-    pub keys: [u64; 11],
-    /// Lines that are homes; at least [`WINDOW`] / [`LINE`] − 1 more stand behind them.
-    pub homes: u64,
-}
-
-/// Where a flow is looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The first record of its home.
-    pub home: u32,
-    /// Its fingerprint.
-    pub fingerprint: u64,
-}
-
-impl Hash {
-    /// For a table of this capacity: five records for three flows.
-    pub fn new(keys: [u64; 11], max_flows: u32) -> Self {
-        let homes = u64::from(max_flows).max(64);
-        Self { keys, homes }
-    }
-
-    /// Lines of the table.
-    pub const fn lines(&self) -> u64 {
-        self.homes + (WINDOW / LINE) as u64 - 1
-    }
-
-    /// Records of the table.
-    pub const fn records(&self) -> u64 {
-        self.lines() * LINE as u64
-    }
-
-    /// The home of a key, and its fingerprint.
-    ///
-    /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*, 2014):
-    /// whoever does not know the keys cannot build collisions, whatever the addresses and ports. But it
-    /// is linear, and with one secret in fifty it lays consecutive addresses or ports side by side. So
-    /// its upper 32 bits are scrambled by a permutation, which gives none of the first away.
-    #[inline(always)]
-    pub fn place(&self, key: &FlowKey) -> Place {
-        let [k, a, b, c, d, e, f, g, h, i, j] = self.keys;
-        let words = key.addresses();
-        let pair = |x: u64, k: u64, l: u64| {
-            k.wrapping_add(x & 0xffff_ffff)
-                .wrapping_mul(l.wrapping_add(x >> 32))
-        };
-        let sum = k
-            .wrapping_add(pair(words[0], a, b))
-            .wrapping_add(pair(words[1], c, d))
-            .wrapping_add(pair(words[2], e, f))
-            .wrapping_add(pair(words[3], g, h))
-            .wrapping_add(pair(key.ports(), i, j));
-        let mut hash = (sum >> 32) as u32;
-        hash ^= hash >> 15;
-        hash = hash.wrapping_mul(0x2c1b_3c6d);
-        hash ^= hash >> 12;
-        let line = (u64::from(hash).wrapping_mul(self.homes) >> 32) as u32;
-        Place {
-            home: line * LINE,
-            fingerprint: sum >> (64 - DISTANCE) | 1,
-        }
-    }
-}
+pub use crate::{
+    hash::{Hash, Place},
+    record::{
+        BUSY, Details, Extras, LINE, Line, OUTGOING, TAGGED, TWIN, WINDOW, cpu, distance,
+        holds_flow, is_of, key, rule, with_rule, without_rule,
+    },
+    snapshot::{Changed, Reads, Snapshot, read},
+};
 
 /// The memory of a table.
 ///
@@ -385,33 +248,45 @@ pub fn insert<R: Records>(
     let Some(distance) = claim(records, place) else {
         return Inserted::Full;
     };
-    let has_twins = match reserve(records, place, distance, key) {
-        Ok(has_twins) => has_twins,
+    let reserved = match reserve(records, place, distance, key) {
+        Ok(reserved) => reserved,
         Err(inserted) => return inserted,
     };
     match write(records, place, distance, key, begins) {
-        Some(before) => settle(records, place, distance, key, before, has_twins),
+        Some(before) => settle(records, place, reserved, key, before),
         None => Inserted::Full,
     }
+}
+
+/// A record that was claimed for a flow, after the first look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// How far it is behind its home.
+    pub distance: u32,
+    /// Whether there are flows of other keys with the same fingerprint.
+    pub has_twins: bool,
 }
 
 /// The first look, before anybody can see the key in the record that was claimed for it. A bit that another CPU saw before
 /// it set its own may have been that of this record's last flow; it would take this one for the first, and this one it.
 ///
-/// Says whether there are flows of other keys with its fingerprint; or what the insertion comes to.
+/// Or what the insertion comes to, if the flow does not stand there after all.
 #[inline(always)]
 pub fn reserve<R: Records>(
     records: &R,
     place: Place,
     distance: u32,
     key: &FlowKey,
-) -> Result<bool, Inserted<R::At>> {
+) -> Result<Reserved, Inserted<R::At>> {
     let Some(home) = records.at(place.home) else {
         return Err(Inserted::Full);
     };
     let present = look(records, place, records.hops(home), key);
     if present.index == Present::NOBODY {
-        return Ok(present.has_twins);
+        return Ok(Reserved {
+            distance,
+            has_twins: present.has_twins,
+        });
     }
     release(records, place.home + distance);
     Err(exists(records, present.index))
@@ -448,11 +323,14 @@ pub fn write<R: Records>(
 pub fn settle<R: Records>(
     records: &R,
     place: Place,
-    distance: u32,
+    reserved: Reserved,
     key: &FlowKey,
     before: u64,
-    has_twins: bool,
 ) -> Inserted<R::At> {
+    let Reserved {
+        distance,
+        has_twins,
+    } = reserved;
     let index = place.home + distance;
     let present = look(records, place, before, key);
     let Some(at) = records.at(index) else {
@@ -642,172 +520,4 @@ pub fn remove<R: Records>(records: &R, at: R::At, index: u32) {
         records.renounce(home, 1 << distance);
     }
     records.free(at);
-}
-
-/// A record as a reader sees it that writes nothing. All of these are loads.
-pub trait Reads {
-    /// Loads `word`.
-    fn word(&self) -> Word;
-    /// Loads `tag`.
-    fn tag(&self) -> u64;
-    /// Loads the details that the record names, each field whole, and [`Extras`] of the same index; `None` if there are none
-    /// of that index.
-    fn details(&self) -> Option<(Details, Extras)>;
-    /// Whatever was loaded before is older than what is loaded after.
-    fn fence(&self);
-}
-
-/// A flow as it was at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Whose it is.
-    pub key: FlowKey,
-    /// The CPU on whose wheel it stands.
-    pub cpu: u32,
-    /// The rule it has met; 0 for none.
-    pub rule: u16,
-    /// Time, generation, and what was seen.
-    pub word: Word,
-    /// Low 32 bits of the clock at the flow's first packet.
-    pub created: u32,
-    /// Whether the first packet of the flow went out.
-    pub is_outgoing: bool,
-    /// Where packets of its initiator are counted; means nothing where there is one interface.
-    pub point: Point,
-}
-
-/// The record changed while it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Changed;
-
-/// Reads the flow of a record that others write to, if it holds one.
-///
-/// The details change, and `created` with them, only while the word is dead; a further life begins with a new
-/// generation, and is starting until `created` is its own. So what was loaded between two looks at a
-/// word that was alive, of the same generation and not starting, belongs to it.
-pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
-    let word = record.word();
-    record.fence();
-    let tag = record.tag();
-    if !holds_flow(tag) || word.is_dead() {
-        return Ok(None);
-    }
-    record.fence();
-    let details = record.details();
-    record.fence();
-    let after = record.word();
-    if after.generation() != word.generation() || after.is_dead() || word.seen().is_starting() {
-        return Err(Changed);
-    }
-    let (details, extras) = details.ok_or(Changed)?;
-    Ok(Some(Snapshot {
-        key: details.key(extras.vlans),
-        cpu: details.cpu(),
-        rule: details.rule(),
-        word,
-        created: details.created,
-        is_outgoing: details.owner & OUTGOING != 0,
-        point: Point::of_initiator(extras.points, word.seen()),
-    }))
-}
-
-/// How far behind its home a flow stands.
-#[inline(always)]
-pub fn distance(tag: u64) -> u32 {
-    (tag >> DISTANCE) as u32 & (WINDOW - 1)
-}
-
-/// Whether a record holds a live flow.
-#[inline(always)]
-pub fn holds_flow(tag: u64) -> bool {
-    tag & FINGERPRINT != 0 && tag & BUSY == 0
-}
-
-/// The part of [`Details::owner`] that is the key's: protocol and zone.
-const PROTO_ZONE: u32 = 0xff;
-const CPU: u32 = 8;
-const CPUS: u32 = 0xfff;
-const RULE: u32 = 20;
-const RULES: u32 = 0x1ff;
-/// Of [`Details::owner`]: the flow is in a VLAN, which [`Extras::vlans`] has.
-pub const TAGGED: u32 = 1 << 29;
-/// Of [`Details::owner`]: the first packet of the flow went out.
-pub const OUTGOING: u32 = 1 << 30;
-
-impl Details {
-    /// [`owner`](Self::owner) of a flow.
-    #[inline(always)]
-    pub fn owner_of(key: &FlowKey, cpu: u32, rule: u16) -> u32 {
-        let tagged = match key.packed_vlans() {
-            0 => 0,
-            _ => TAGGED,
-        };
-        proto_zone(key) | (cpu & CPUS) << CPU | (u32::from(rule) & RULES) << RULE | tagged
-    }
-
-    /// The CPU on whose wheel a flow stands.
-    #[inline(always)]
-    pub fn cpu(&self) -> u32 {
-        cpu(self.owner)
-    }
-
-    /// The rule that a flow has met; 0 for none.
-    #[inline(always)]
-    pub fn rule(&self) -> u16 {
-        rule(self.owner)
-    }
-
-    /// Whose they are; in these VLANs, if it is in any.
-    #[inline(always)]
-    pub fn key(&self, vlans: u32) -> FlowKey {
-        key(self.addresses, self.ports, self.owner, vlans)
-    }
-}
-
-/// The CPU in [`Details::owner`].
-#[inline(always)]
-pub fn cpu(owner: u32) -> u32 {
-    owner >> CPU & CPUS
-}
-
-/// The rule in it.
-#[inline(always)]
-pub fn rule(owner: u32) -> u16 {
-    (owner >> RULE & RULES) as u16
-}
-
-/// The same flow's, as one of no rule.
-#[inline(always)]
-pub fn without_rule(owner: u32) -> u32 {
-    owner & !(RULES << RULE)
-}
-
-/// The same flow's, as one of this rule.
-#[inline(always)]
-pub fn with_rule(owner: u32, rule: u16) -> u32 {
-    without_rule(owner) | (u32::from(rule) & RULES) << RULE
-}
-
-/// Whether it is of the key's protocol and zone, and in a VLAN if the key is.
-#[inline(always)]
-pub fn is_of(owner: u32, key: &FlowKey) -> bool {
-    owner & (PROTO_ZONE | TAGGED) == Details::owner_of(key, 0, 0)
-}
-
-#[inline(always)]
-fn proto_zone(key: &FlowKey) -> u32 {
-    (key.ports() >> 32) as u32 & PROTO_ZONE
-}
-
-/// The key of a flow, from its details, and from what [`Extras::vlans`] has.
-#[inline(always)]
-pub fn key(addresses: [u64; 4], ports: u32, owner: u32, vlans: u32) -> FlowKey {
-    let key = FlowKey::from_parts(
-        addresses,
-        u64::from(ports) | u64::from(owner & PROTO_ZONE) << 32,
-    );
-    match owner & TAGGED {
-        0 => key,
-        _ => key.in_vlans(vlans),
-    }
 }

@@ -3,7 +3,7 @@
 use twheel_common::{
     flow::Direction,
     packet::{Segment, tcp},
-    point::{Point, Sighting, continues, sighting},
+    point::{Passage, Point, Sighting, continues, sighting},
     policy::Hook,
     state::{Seen, View},
 };
@@ -28,7 +28,13 @@ fn packets_are_counted_where_they_were_first_seen() {
     let see_if = |may_be_known, point, since: i64, is_next| {
         let now = 1_000_000u64;
         let counted = (now as i64 - since) as u16;
-        sighting(point, counted, here, now, PATIENCE, may_be_known, is_next)
+        let passage = Passage {
+            here,
+            now,
+            may_be_known,
+            continues: is_next,
+        };
+        sighting(point, counted, PATIENCE, passage)
     };
     let see = |point, since, is_next| see_if(true, point, since, is_next);
     for since in [0, 1, 250, 251, 100_000] {

@@ -10,7 +10,7 @@ use twheel_common::{
     event::{Event, Reason, RtoExpired},
     flow::FlowKey,
     point::Point,
-    share::source,
+    quota::source,
     state::{Seen, State},
     step::{Answer, Delete, Deleted, Enter, MAX_DELETES, Outcome, Step, Sweep},
 };

@@ -11,7 +11,7 @@ use aya_ebpf::{
 use twheel_common::{
     counter::Counter,
     enforce::{self, Headers, V4, V6},
-    packet::Segment,
+    segment::Segment,
 };
 
 use crate::count::count;

@@ -8,30 +8,21 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::{BATCH, Event, Pace, RtoExpired, Staged},
-    flow::{Account, FlowKey, Word, age, idle},
-    point::Point,
-    state::Seen,
+    flow::{Word, age, idle},
+    key::FlowKey,
+    seen::Seen,
 };
 
 use crate::{
-    clock, config,
+    clock,
     maps::{EVENTS, STAGED},
-    rto,
-    table::{self, At},
+    record::At,
+    timers,
 };
-
-/// Who waits for an event.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
-    /// Userspace drives the step and drains the ring after it.
-    Stepping,
-    /// Userspace sleeps.
-    Asleep,
-}
 
 /// What there is to say of a flow that has ended.
 pub struct Ended {
-    /// As in [`twheel_common::table::Record`].
+    /// As in [`Details`](twheel_common::record::Details).
     pub created: u32,
     /// The flow's last.
     pub word: Word,
@@ -55,18 +46,13 @@ pub fn reserve_rto() -> Option<RingBufEntry<RtoExpired>> {
 }
 
 /// Room for an event of the stepper's, with as many as can come before it in its record: a record costs more than what is
-/// in it. `None` if there is none in the ring for those that are staged. Of the same use as [`reserve`]: no flow ends
-/// without its event, which stays here until it is in the ring.
+/// in it. `None` if as many are staged, which are then to be [flushed](emit_flush). Of the same use as [`reserve`]: no flow
+/// ends without its event, which stays here until it is in the ring.
 #[inline(always)]
 pub fn stage() -> Option<Stage> {
     let staged = STAGED.get_ptr_mut(0)?;
     // SAFETY: the value is this CPU's own, and only the stepper uses it.
-    let mut count = unsafe { (&raw const (*staged).count).read_volatile() };
-    if count >= BATCH as u64 {
-        emit_flush();
-        // SAFETY: as above.
-        count = unsafe { (&raw const (*staged).count).read_volatile() };
-    }
+    let count = unsafe { (&raw const (*staged).count).read_volatile() };
     if count >= BATCH as u64 {
         return None;
     }
@@ -83,8 +69,11 @@ pub fn staged() -> u32 {
     }
 }
 
-/// Puts what is staged into the ring, if there is room for all of it, and counts the flows out. Its reader is not woken: it drives the step, and
-/// drains the ring after it.
+/// A place for an event among those that are staged.
+pub struct Stage(*mut Staged, u64);
+
+/// Puts what is staged into the ring, if there is room for all of it; how many flows' ends that were. Its reader is not woken: it
+/// drives the step, and drains the ring after it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn emit_flush() -> u32 {
@@ -106,62 +95,61 @@ pub extern "C" fn emit_flush() -> u32 {
         );
         if put == 0 {
             (&raw mut (*staged).count).write_volatile(0);
-            table::uncount(count as u32);
+            return count as u32;
         }
     }
     0
 }
 
-/// A place for an event among those that are staged.
-pub struct Stage(*mut Staged, u64);
-
 impl Stage {
-    /// Fills in the end of a flow; `None`: of one that is not in the table.
+    /// The event's place, which is nobody else's.
     #[inline(always)]
-    pub fn submit(self, flow: Option<At>, key: &FlowKey, ended: &Ended, now: u64) {
-        // SAFETY: see `stage`, which has compared the number.
+    pub fn event(&self) -> *mut Event {
+        // SAFETY: `stage` has compared the number.
         unsafe {
-            let events = (&raw mut (*self.0).events).cast::<Event>();
-            fill(events.add(self.1 as usize), flow, key, ended, now);
-            (&raw mut (*self.0).count).write_volatile(self.1 + 1);
+            (&raw mut (*self.0).events)
+                .cast::<Event>()
+                .add(self.1 as usize)
         }
     }
-}
 
-/// Fills in the end of a flow and submits it; `None`: of one that is not in the table.
-#[inline(always)]
-pub fn submit(
-    mut entry: RingBufEntry<Event>,
-    flow: Option<At>,
-    key: &FlowKey,
-    ended: &Ended,
-    now: u64,
-    reader: Reader,
-) {
-    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
-    unsafe { fill(entry.as_mut_ptr(), flow, key, ended, now) };
-    entry.submit(match reader {
-        Reader::Stepping => u64::from(BPF_RB_NO_WAKEUP),
-        Reader::Asleep => 0,
-    });
-}
+    /// The event is there.
+    #[inline(always)]
+    pub fn keep(self) {
+        // SAFETY: see `stage`.
+        unsafe { (&raw mut (*self.0).count).write_volatile(self.1 + 1) };
+    }
 
-/// Where packets of the flow's initiator are counted.
-#[inline(always)]
-pub fn initiator(flow: At, seen: Seen) -> Point {
-    match config!(watched) {
-        0 => Point::NONE,
-        _ => flow.point(seen.initiator()).0,
+    /// Fills in the end of a flow.
+    #[inline(always)]
+    pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
+        // SAFETY: the event is there, aligned, and nobody else's.
+        unsafe {
+            fill_end(self.event(), key, ended, now);
+            fill_flow(self.event(), flow, ended.word.seen());
+        }
+        self.keep();
     }
 }
 
-/// Sets every field.
+/// Fills in the end of a flow and submits it.
+#[inline(always)]
+pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
+    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
+    unsafe {
+        fill_end(entry.as_mut_ptr(), key, ended, now);
+        fill_flow(entry.as_mut_ptr(), flow, ended.word.seen());
+    }
+    entry.submit(0);
+}
+
+/// Sets what is said of the end of a flow. (Its record says the rest.)
 ///
 /// # Safety
 ///
 /// `event` is valid for writes, aligned, and nobody else's.
 #[inline(always)]
-unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended, now: u64) {
+pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
     // SAFETY: the caller's promise.
     unsafe {
         key.store(&raw mut (*event).key);
@@ -172,26 +160,24 @@ unsafe fn fill(event: *mut Event, flow: Option<At>, key: &FlowKey, ended: &Ended
         (&raw mut (*event).reason).write(ended.reason);
         (&raw mut (*event).cpu).write(clock::cpu() as u16);
         (&raw mut (*event).rule).write(ended.rule);
-        let place = &raw mut (*event).point;
-        let is_outgoing = &raw mut (*event).is_outgoing;
-        let (account, pace) = (&raw mut (*event).account, &raw mut (*event).pace);
-        let positions = &raw mut (*event).positions;
-        match flow {
-            Some(flow) => {
-                flow.report_account(account.cast());
-                rto::report(flow.hot(), 0, pace.cast());
-                rto::report(flow.hot(), 1, pace.cast::<Pace>().add(1));
-                positions.write(flow.positions());
-                place.write(initiator(flow, ended.word.seen()));
-                is_outgoing.write(flow.is_outgoing().into());
-            }
-            None => {
-                account.write(Account::default());
-                pace.write([Pace::default(); 2]);
-                positions.write([0; 2]);
-                place.write(Point::NONE);
-                is_outgoing.write(0);
-            }
-        }
+    }
+}
+
+/// Sets what a flow's record says: the rest of the fields.
+///
+/// # Safety
+///
+/// As for [`fill_end`].
+#[inline(always)]
+unsafe fn fill_flow(event: *mut Event, flow: At, seen: Seen) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        flow.report_account((&raw mut (*event).account).cast());
+        let pace = (&raw mut (*event).pace).cast::<Pace>();
+        timers::report(flow.hot(), 0, pace);
+        timers::report(flow.hot(), 1, pace.add(1));
+        (&raw mut (*event).positions).write(flow.positions());
+        (&raw mut (*event).point).write(flow.initiator_point(seen));
+        (&raw mut (*event).is_outgoing).write(flow.is_outgoing().into());
     }
 }

@@ -4,9 +4,9 @@ use aya_ebpf::bindings::BPF_ANY;
 use twheel_common::{
     counter::Counter,
     enforce::{Bucket, Tomb, has_answer},
-    flow::Direction,
-    packet::{Segment, tcp},
+    key::Direction,
     policy::Hook,
+    segment::{Segment, tcp},
 };
 
 use crate::{

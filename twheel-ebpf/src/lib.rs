@@ -2,28 +2,52 @@
 //! `bench` those of the benches, which call the very same code.
 //!
 //! The logic is in `twheel-common`. Here are the maps under it, and what only a program in the
-//! kernel can do.
+//! kernel can do. In the order in which one would read them:
+//!
+//! | question | modules |
+//! |---|---|
+//! | What has the loader set, and where is everything kept? | [`mod@config`], [`maps`] |
+//! | What is this CPU, what time is it, and what does the verifier know? | [`clock`], [`atomic`], [`verifier`] |
+//! | How are a packet's bytes read, and what is counted? | [`frame`], [`extension`], [`count`] |
+//! | Where is a flow's record, and what does it say? | [`record`], [`timers`], [`rule`] |
+//! | How is a flow found, entered and removed? | [`memory`], [`table`] |
+//! | What does a packet do to its flow? | [`touch`], then its `keep`, `change` and `begin` |
+//! | Which rule does a flow meet, and is its packet refused? | [`policy`], [`enforce`], [`answer`] |
+//! | Where are packets counted that several interfaces see? | [`point`] |
+//! | What do retransmission timers say? | [`rto`] |
+//! | When is a flow looked at, and what becomes of it? | [`wheel`]: `lists`, `arm`, `visit`, `end` |
+//! | Who goes if the table is full? | [`wheel::room`], [`quota`] |
+//! | How does another CPU's flow come to be looked at earlier? | [`forward`], [`inbox`], [`wakes`] |
+//! | What is told of flows? | [`emit`] |
+//! | What does userspace run? | [`step`] |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod answer;
 pub mod atomic;
 pub mod clock;
+pub mod config;
 pub mod count;
 pub mod emit;
 pub mod enforce;
 pub mod extension;
+pub mod forward;
 pub mod frame;
 pub mod inbox;
 pub mod maps;
+pub mod memory;
 pub mod point;
 pub mod policy;
+pub mod quota;
+pub mod record;
 pub mod rto;
-pub mod share;
+pub mod rule;
 pub mod step;
 pub mod table;
+pub mod timers;
 pub mod touch;
 pub mod verifier;
+pub mod wakes;
 pub mod wheel;
 
 /// The verifier admits no program that can reach this: there is nothing to unwind to.

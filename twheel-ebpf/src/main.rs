@@ -20,8 +20,8 @@ use twheel_common::{
     },
     point::Point,
     policy::Hook,
-    state::Way,
     step::{Enter, Step, Sweep},
+    way::Way,
 };
 use twheel_ebpf::{
     answer, clock, config,
@@ -29,7 +29,7 @@ use twheel_ebpf::{
     extension::{Context, Long, packed},
     frame::Frame,
     policy::Place,
-    rto, step,
+    step,
     touch::{Touched, touch},
     verifier::{given_mut, in_memory, masked},
 };
@@ -340,16 +340,14 @@ impl Context for Skb {
 
 /// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
-pub fn twheel_step(ctx: XdpContext) -> u32 {
-    let Some(call) = step::argument::<Step>(&ctx) else {
+pub fn twheel_step(mut ctx: XdpContext) -> u32 {
+    let Some(call) = step::argument::<Step>(&mut ctx) else {
         return xdp_action::XDP_ABORTED;
     };
     count_for_none();
     step::step(call);
-    debug!(
-        &ctx,
-        "step: {} visits, {} expired", call.visits, call.expired
-    );
+    let (visits, expired) = (call.visits, call.expired);
+    debug!(&ctx, "step: {} visits, {} expired", visits, expired);
     step::answer(&ctx)
 }
 
@@ -363,8 +361,8 @@ pub fn twheel_delete(ctx: XdpContext) -> u32 {
 
 /// Unattached, likewise: enters a flow of which userspace knows.
 #[xdp]
-pub fn twheel_enter(ctx: XdpContext) -> u32 {
-    let Some(call) = step::argument::<Enter>(&ctx) else {
+pub fn twheel_enter(mut ctx: XdpContext) -> u32 {
+    let Some(call) = step::argument::<Enter>(&mut ctx) else {
         return xdp_action::XDP_ABORTED;
     };
     count_for_none();
@@ -374,8 +372,8 @@ pub fn twheel_enter(ctx: XdpContext) -> u32 {
 
 /// Unattached, likewise: arms flows as timeouts and rules are now.
 #[xdp]
-pub fn twheel_sweep(ctx: XdpContext) -> u32 {
-    let Some(call) = step::argument::<Sweep>(&ctx) else {
+pub fn twheel_sweep(mut ctx: XdpContext) -> u32 {
+    let Some(call) = step::argument::<Sweep>(&mut ctx) else {
         return xdp_action::XDP_ABORTED;
     };
     count_for_none();
@@ -388,7 +386,7 @@ pub fn twheel_sweep(ctx: XdpContext) -> u32 {
 fn wanted() -> Wanted {
     Wanted {
         protocols: Protocols(config!(protocols)),
-        timing: rto::is_on(),
+        timing: config::rto_is_on(),
         vlans: config!(vlans) != 0,
     }
 }

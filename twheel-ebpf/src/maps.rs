@@ -1,78 +1,28 @@
-//! Every map of the data plane, and its configuration. Sizes that depend on the configuration are
-//! set by the loader. Pinned maps outlive the loader and are adopted by the next one.
+//! Every map of the data plane. Sizes that depend on the configuration are set by the loader.
+//! Pinned maps outlive the loader and are adopted by the next one.
 
 use aya_ebpf::{
-    Global,
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Meta, NAME_BYTES, RULES, Rto, SEATS, Watched},
+    config::{Meta, NAME_BYTES, RULES, SEATS, Watched},
     counter::{self, Counters},
     enforce::{Bucket, Tomb},
     event::Staged,
-    flow::{self, Account, FlowKey},
+    flow::Account,
     jiffies,
-    packet::Protocols,
+    key::{self, FlowKey},
     policy::{Active, Ends, Header, MAX_CLASSES, MAX_NAMED, MAX_PREFIXES, PortClasses, Rules},
     pool::Shelf,
+    quota::{MAX_OVER_QUOTA, OverQuota, Victims},
     rto::Timers,
-    share::{Hog, MAX_HOGS, Victims},
-    state::Timeouts,
+    rule::Rule,
     step::Answer,
-    table::{Details, Extras, Hash, Line},
-    wheel::{Geometry, Heads, Wheel},
+    table::{Details, Extras, Line},
+    wheel::{Heads, Wheel},
 };
-
-/// Set by the loader; read-only to the verifier.
-#[unsafe(no_mangle)]
-pub static CONFIG: Global<Config> = Global::new(Config {
-    tick: 25,
-    geometry: Geometry::hierarchical(3, 10),
-    clock: CLOCK_JIFFIES,
-    max_stall: jiffies::MAX_STALL,
-    max_flows: 131_072,
-    details: 131_072,
-    one_way: 0,
-    strict: 0,
-    one_armed: 0,
-    protocols: Protocols::TCP.0,
-    two_seconds: 500,
-    accounting: 0,
-    rto: Rto {
-        on: 0,
-        min: 200_000,
-        max: 120_000_000,
-        max_retrans: 3,
-        unit: 4_000,
-    },
-    enforce: 0,
-    enforce_rate: 10,
-    share: 0,
-    live: 0,
-    vlans: 1,
-    watched: 0,
-});
-
-/// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
-#[macro_export]
-macro_rules! config {
-    ($($field:ident).+) => {
-        // SAFETY: the global's own memory, which nobody writes after it was loaded.
-        unsafe {
-            let config = (&raw const $crate::maps::CONFIG).cast::<twheel_common::config::Config>();
-            (&raw const (*config).$($field).+).read_volatile()
-        }
-    };
-}
-
-/// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
-#[unsafe(no_mangle)]
-pub static HASH: Global<Hash> = Global::new(Hash {
-    keys: [0; 11],
-    homes: 64,
-});
 
 /// The flow table: see `table`. Mappable: its lines then begin where cache lines do, and userspace
 /// reads it without a system call.
@@ -103,9 +53,9 @@ pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
 #[map]
 pub static RTOS: Array<Timers> = Array::pinned(1, BPF_F_MMAPABLE);
 
-/// Timeouts: those of no rule, and those of each rule. Userspace changes them while packets come.
+/// What rules give their flows: that of no rule, and each rule. Userspace changes them while packets come.
 #[map]
-pub static TIMEOUTS: Array<Timeouts> = Array::pinned(RULES as u32, 0);
+pub static TIMEOUTS: Array<Rule> = Array::pinned(RULES as u32, 0);
 
 /// Two policies, of which one counts: a new one is written beside the old and then takes over.
 #[map]
@@ -183,7 +133,7 @@ pub static EVENTS: RingBuf = RingBuf::pinned(1 << 20, 0);
 #[map]
 pub static STAGED: PerCpuArray<Staged> = PerCpuArray::pinned(1, 0);
 
-/// CPUs (`u64`) whose stepper sleeps past a new deadline, and [`CALL`](twheel_common::share::CALL). A ring of its own, so that no amount of
+/// CPUs (`u64`) whose stepper sleeps past a new deadline, and [`CALL`](twheel_common::quota::CALL). A ring of its own, so that no amount of
 /// events keeps a stepper asleep.
 #[map]
 pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
@@ -197,10 +147,10 @@ pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
 #[map]
 pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(1, 0);
 
-/// Sources that hold more than their share of a full table. Not pinned, as all that is known of shares: it is of one
+/// Sources that hold more than their quota of a full table. Not pinned, as all that is known of quotas: it is of one
 /// loader, and soon forgotten.
 #[map]
-pub static HOGS: HashMap<[u64; 2], Hog> = HashMap::with_max_entries(MAX_HOGS, 0);
+pub static HOGS: HashMap<[u64; 2], OverQuota> = HashMap::with_max_entries(MAX_OVER_QUOTA, 0);
 
 /// Flows of theirs on each CPU's wheel.
 #[map]
@@ -239,7 +189,7 @@ pub static LABELS: Array<[u8; 64]> = Array::pinned(counter::FIRST_INTERFACE, 0);
 
 /// The number of each zone, by its place in the keys of flows. Written by the loader, for the next one and for readers.
 #[map]
-pub static ZONES: Array<u32> = Array::pinned(flow::ZONES as u32, 0);
+pub static ZONES: Array<u32> = Array::pinned(key::ZONES as u32, 0);
 
 /// Answers of programs that userspace runs by live frames, by the number of the call; of one entry where it does not.
 /// A caller that dies before it has looked leaves its answer, which is pushed out by later ones.

@@ -2,14 +2,14 @@
 
 use twheel_common::{
     counter::Counter,
-    packet::Segment,
-    point::{PATIENCE, Point, Sighting, continues, sighting},
+    point::{PATIENCE, Passage, Point, Sighting, continues, sighting},
+    segment::Segment,
 };
 
 use crate::{
     config,
     count::count,
-    table::{self, At},
+    record::{self, At},
     verifier::given,
 };
 
@@ -29,7 +29,7 @@ pub extern "C" fn point_see(
     point: u32,
     flags: u32,
 ) -> u64 {
-    let (Some(flow), Some(segment)) = (table::at(index), given(segment)) else {
+    let (Some(flow), Some(segment)) = (record::at(index), given(segment)) else {
         return 0;
     };
     if !flow.has_key(&segment.key) {
@@ -38,19 +38,14 @@ pub extern "C" fn point_see(
     let here = Point(point as u16);
     let (direction, seen) = (segment.direction, flow.word().seen());
     let (counted_at, counted) = flow.point(direction);
-    let is_next = continues(seen, flow.positions(), segment);
-    let patience = config!(two_seconds) / PATIENCE;
-    let may_be_known = flags & MAY_BE_KNOWN != 0;
-    let sighting = sighting(
-        counted_at,
-        counted,
+    let passage = Passage {
         here,
         now,
-        patience,
-        may_be_known,
-        is_next,
-    );
-    if sighting == Sighting::Again {
+        may_be_known: flags & MAY_BE_KNOWN != 0,
+        continues: continues(seen, flow.positions(), segment),
+    };
+    let patience = config!(two_seconds) / PATIENCE;
+    if sighting(counted_at, counted, patience, passage) == Sighting::Again {
         return 1;
     }
     // One that changes nothing may be counted here as well: whoever sees it next is to know. It moves no point.
@@ -74,7 +69,7 @@ pub extern "C" fn point_note(
     if taken == 0 {
         return 0;
     }
-    if let (Some(flow), Some(segment)) = (table::at(index), given(segment)) {
+    if let (Some(flow), Some(segment)) = (record::at(index), given(segment)) {
         note(flow, segment, Point(point as u16), now);
     }
     0

@@ -3,14 +3,15 @@
 use aya_ebpf::maps::lpm_trie::Key;
 use twheel_common::{
     bits,
-    flow::{Direction, FlowKey},
-    packet::Segment,
+    key::{Direction, FlowKey},
     point::Point,
     policy::{
         Dimensions, Ends, Hook, MAX_CLASSES, Named, Prefix, Protocol, Rules, Tables, Tuple,
         first_match,
     },
-    state::{Seen, Way},
+    seen::Seen,
+    segment::Segment,
+    way::Way,
 };
 
 use crate::maps::{ACTIVE, CLASSES, DESTINATIONS, INTERFACES, NUMBERS, POLICIES, PORTS, SOURCES};

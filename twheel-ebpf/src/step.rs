@@ -10,9 +10,10 @@ use aya_ebpf::{
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{FlowKey, Word},
-    packet::Segment,
-    step::{Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
+    flow::Word,
+    key::FlowKey,
+    segment::Segment,
+    step::{Argument, Call, Delete, Enter, MAX_DELETES, MAX_SWEEP, Outcome, Step, Sweep},
     wheel::{Link, NEVER, Slot},
 };
 
@@ -21,20 +22,25 @@ use crate::{
     count::{add, count},
     emit, inbox,
     maps::CALLS,
-    rto, table, touch,
+    record,
+    touch::begin,
     verifier::{bit, given_mut, in_memory},
-    wheel::{self, Handled},
+    wheel::{
+        end,
+        own::{Own, this_cpu},
+        visit::{self, Handled},
+    },
 };
 
 /// The argument of a program that userspace runs as a test: its "packet".
 #[inline(always)]
-pub fn argument<T>(ctx: &XdpContext) -> Option<&'static mut T> {
+pub fn argument<T: Argument>(ctx: &mut XdpContext) -> Option<&mut T> {
     let call = ctx.data();
     if call + size_of::<T>() > ctx.data_end() {
         return None;
     }
-    // SAFETY: the bounds were just checked, nobody else has the test run's buffer, and the kernel
-    // aligns it (a page plus XDP_PACKET_HEADROOM of 256).
+    // SAFETY: the bounds were just checked, any bytes are a `T`, and the kernel aligns the test run's buffer (a page plus
+    // XDP_PACKET_HEADROOM of 256). Nobody else has that, and the context is borrowed for as long as this is used.
     Some(unsafe { &mut *(call as *mut T) })
 }
 
@@ -71,7 +77,11 @@ pub fn step(call: &mut Step) {
         visits: 0,
         rearmed: 0,
         expired: emit::staged(),
-        micros: if rto::is_on() { clock::micros() } else { 0 },
+        micros: if config::rto_is_on() {
+            clock::micros()
+        } else {
+            0
+        },
         round: 0,
     };
     clock::see(now);
@@ -88,7 +98,7 @@ pub fn step(call: &mut Step) {
     add(Counter::Visits, state.visits);
     add(Counter::Rearmed, state.rearmed);
     add(Counter::Expired, state.visits - state.rearmed);
-    emit::emit_flush();
+    end::flush();
     let left = emit::staged();
     if left != 0 && state.outcome != Outcome::RingFull as u32 {
         count(Counter::RingFull);
@@ -115,7 +125,7 @@ struct State {
     expired: u32,
     /// Of the timers, at the beginning of the call.
     micros: u32,
-    /// See [`wheel::step`].
+    /// See [`visit::step`].
     round: u32,
 }
 
@@ -128,17 +138,17 @@ unsafe extern "C" fn visit_one(_number: u64, state: *mut c_void) -> i64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_visit(state: *mut State) -> u64 {
-    let (Some(state), Some(wheel)) = (given_mut(state), wheel::this_cpu()) else {
+    let (Some(state), Some(wheel)) = (given_mut(state), this_cpu()) else {
         return 1;
     };
-    if wheel.inbox != Link::NONE && bit(step_deliver(state.now)) != 0 {
+    if wheel.inbox() != Link::NONE && bit(step_deliver(state.now)) != 0 {
         state.visits += 1;
         state.rearmed += 1;
         // It may have been one of those that are about to be visited.
         state.round = 0;
         return 0;
     }
-    match wheel::step(wheel, state.now, state.tick, state.micros, &mut state.round) {
+    match visit::step(wheel, state.now, state.tick, state.micros, &mut state.round) {
         handled @ (Handled::Rearmed | Handled::Reported) => {
             state.visits += 1;
             state.rearmed += 1;
@@ -169,26 +179,36 @@ extern "C" fn step_visit(state: *mut State) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_come() -> u64 {
-    wheel::this_cpu().is_some_and(inbox::come).into()
+    this_cpu().is_some_and(inbox::come).into()
 }
 
-/// [`inbox::deliver`].
+/// [`deliver`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_deliver(now: u64) -> u64 {
-    wheel::this_cpu()
-        .is_some_and(|wheel| inbox::deliver(wheel, now))
-        .into()
+    this_cpu().is_some_and(|wheel| deliver(wheel, now)).into()
+}
+
+/// Looks at one flow that was taken out of the inbox. Says whether it could.
+#[inline(always)]
+fn deliver(wheel: Own, now: u64) -> bool {
+    match inbox::next(wheel) {
+        Some(flow) => {
+            visit::deliver(flow, now);
+            true
+        }
+        None => false,
+    }
 }
 
 /// Nothing more is due: the stepper sleeps until the next slot has its turn. 0 if there is something to look at after all.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_sleep(state: *mut State) -> u64 {
-    let (Some(state), Some(wheel)) = (given_mut(state), wheel::this_cpu()) else {
+    let (Some(state), Some(wheel)) = (given_mut(state), this_cpu()) else {
         return 1;
     };
-    if wheel.inbox != Link::NONE {
+    if wheel.inbox() != Link::NONE {
         // A poster has not stored the link yet.
         state.next = state.tick + 1;
     }
@@ -239,10 +259,10 @@ struct Deletes {
 unsafe extern "C" fn deliver_one(_number: u64, state: *mut c_void) -> i64 {
     // SAFETY: `delete` passes a `Deletes` that nobody else refers to meanwhile.
     let state = unsafe { &mut *state.cast::<Deletes>() };
-    let Some(wheel) = wheel::this_cpu() else {
+    let Some(wheel) = this_cpu() else {
         return 1;
     };
-    let delivered = inbox::take(wheel) && inbox::deliver(wheel, state.now);
+    let delivered = inbox::take(wheel) && deliver(wheel, state.now);
     (!delivered).into()
 }
 
@@ -263,7 +283,7 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
     } else {
         Reason::Deleted
     };
-    entry.outcome = wheel::delete(entry.index, Word(entry.word), reason, state.now) as u32;
+    entry.outcome = end::delete(entry.index, Word(entry.word), reason, state.now) as u32;
     0
 }
 
@@ -276,7 +296,7 @@ pub fn enter(call: &Enter) {
         ..Segment::NONE
     };
     let segment = in_memory(&segment);
-    touch::touch_enter(segment, now, call.seen, call.rule, call.idle);
+    begin::touch_enter(segment, now, call.seen, call.rule, call.idle);
 }
 
 /// Arms the flows of this CPU's wheel in a range of the table as timeouts and rules are now.
@@ -311,14 +331,14 @@ struct Sweeps {
 unsafe extern "C" fn sweep_one(number: u64, state: *mut c_void) -> i64 {
     // SAFETY: `sweep` passes a `Sweeps` that nobody else refers to meanwhile.
     let state = unsafe { &mut *state.cast::<Sweeps>() };
-    let Some(flow) = table::at(state.from + number as u32) else {
+    let Some(flow) = record::at(state.from + number as u32) else {
         return 1;
     };
     if flow.is_ours() && !flow.word().is_dead() {
         if flow.has_lost_its_rule() {
             flow.clear_rule();
         }
-        wheel::look(flow, state.now);
+        visit::look(flow, state.now);
         state.armed += 1;
     }
     0

@@ -1,5 +1,9 @@
 //! What the kernel's verifier is told, or kept from telling apart. `docs/design.md` says how to keep its budget.
 
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::bpf_loop;
+
 /// The bits of a value that a mask has, be they all there are. The compiler drops a mask where it knows so much (of a
 /// `bool` read from the stack, or of what another function returns); the verifier does not know it.
 #[inline(always)]
@@ -67,4 +71,18 @@ pub fn given<'a, T>(place: *const T) -> Option<&'a T> {
 pub fn given_mut<'a, T>(place: *mut T) -> Option<&'a mut T> {
     // SAFETY: as above, and nobody else reads it.
     unsafe { place.as_mut() }
+}
+
+/// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+#[inline(always)]
+pub fn repeat<F: FnMut(u32) -> bool>(turns: u32, mut turn: F) {
+    unsafe extern "C" fn call<F: FnMut(u32) -> bool>(index: u64, turn: *mut c_void) -> i64 {
+        // SAFETY: `repeat` passes an `F` that nobody else refers to meanwhile.
+        let turn = unsafe { &mut *turn.cast::<F>() };
+        let stop = turn(index as u32).into();
+        bit(stop) as i64
+    }
+    // SAFETY: the callback has the signature that the helper calls, and `turn` outlives the loop.
+    // (`bpf_loop`, so that the verifier goes through a turn once.)
+    unsafe { bpf_loop(turns, call::<F> as *mut c_void, (&raw mut turn).cast(), 0) };
 }

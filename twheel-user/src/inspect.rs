@@ -7,6 +7,7 @@ use twheel_common::{
     config::{Meta, RULES},
     counter::Counters,
     flow::{age, idle},
+    rule::Rule,
     state,
 };
 
@@ -30,7 +31,7 @@ pub struct Reader {
     clock: Clock,
     meta: Meta,
     /// Of each rule; 0 is no rule.
-    timeouts: Vec<state::Timeouts>,
+    rules: Vec<Rule>,
     /// Likewise.
     names: Vec<Option<String>>,
     /// Of each place of an interface; of one that has none, an empty one.
@@ -71,9 +72,9 @@ impl Reader {
         Ok(Self {
             clock: Clock::jiffies()?,
             meta,
-            timeouts: rules
+            rules: rules
                 .clone()
-                .map(|rule| timeouts.timeouts(rule))
+                .map(|rule| timeouts.rule(rule))
                 .collect::<Result<_>>()?,
             names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
             labels: watched::labels(&pins)?,
@@ -199,14 +200,12 @@ impl Reader {
 
     /// Whether one direction is all that is ever seen.
     pub fn is_one_way(&self) -> bool {
-        self.timeouts
-            .first()
-            .is_some_and(state::Timeouts::is_one_way)
+        self.rules.first().is_some_and(Rule::is_one_way)
     }
 
     /// The timeout of a flow, units.
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
-        let timeouts = self.timeouts.get(usize::from(rule));
-        timeouts.map_or(0, |timeouts| timeouts.of(seen))
+        let rule = self.rules.get(usize::from(rule));
+        rule.map_or(0, |rule| rule.timeouts.of(seen))
     }
 }

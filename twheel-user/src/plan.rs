@@ -23,7 +23,8 @@ use twheel_common::{
     config::Config,
     counter::Counters,
     pool::SHELF,
-    state::{self, State},
+    rule::Rule,
+    state::State,
     step::Outcome,
     table::{Details, Extras, Hash, Line},
     wheel::{Geometry, Heads, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
@@ -79,13 +80,8 @@ pub struct Demand {
 
 impl Demand {
     /// So many flows that are busy and established, under this configuration.
-    pub fn of(
-        flows: u32,
-        cpus: usize,
-        (config, timeouts): &(Config, state::Timeouts),
-        clock: Clock,
-    ) -> Self {
-        let established = timeouts.0[State::Established as usize];
+    pub fn of(flows: u32, cpus: usize, (config, rule): &(Config, Rule), clock: Clock) -> Self {
+        let established = rule.timeouts.0[State::Established as usize];
         Self {
             flows: flows.into(),
             ahead: established.div_ceil(config.tick).into(),

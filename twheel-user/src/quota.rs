@@ -21,7 +21,7 @@ use aya::{
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 use twheel_common::{
     flow::{Direction, idle},
-    share::{Hog, LASTS, MAX_HOGS, VICTIMS, Victims, source},
+    quota::{LASTS, MAX_OVER_QUOTA, OverQuota, VICTIMS, Victims, source},
 };
 
 use crate::{
@@ -83,7 +83,7 @@ pub struct Holder {
 /// Reads the table when it is full.
 pub struct QuotaReader {
     flows: Flows,
-    hogs: maps::HashMap<MapData, [u64; 2], Hog>,
+    hogs: maps::HashMap<MapData, [u64; 2], OverQuota>,
     victims: PerCpuArray<MapData, Victims>,
     full: Array<MapData, u64>,
     /// Flows that a source may hold.
@@ -128,7 +128,7 @@ impl QuotaReader {
         // Nobody takes from those who are counted.
         let hogs = self.hogs.iter().collect::<Result<Vec<_>, _>>();
         for (source, hog) in hogs.context("cannot read HOGS")? {
-            let held = Hog { excess: 0, ..hog };
+            let held = OverQuota { excess: 0, ..hog };
             self.hogs
                 .insert(source, held, 0)
                 .context("cannot write HOGS")?;
@@ -215,7 +215,7 @@ impl QuotaReader {
             }
         }
         for (Source(source), count) in counts {
-            let hog = Hog {
+            let hog = OverQuota {
                 excess: (count - self.most) as i64,
                 until: now.saturating_add(self.lasts),
             };
@@ -227,14 +227,14 @@ impl QuotaReader {
     }
 }
 
-/// All sources that are more than one of [`MAX_HOGS`] of what was added are among them (Misra and Gries, 1982): so few are
+/// All sources that are more than one of [`MAX_OVER_QUOTA`] of what was added are among them (Misra and Gries, 1982): so few are
 /// kept, and whenever one more comes, each has one less, and so has the newcomer.
 #[derive(Default)]
 struct Candidates(HashMap<Source, u64>);
 
 impl Candidates {
     fn add(&mut self, source: Source) {
-        if self.0.len() < MAX_HOGS as usize || self.0.contains_key(&source) {
+        if self.0.len() < MAX_OVER_QUOTA as usize || self.0.contains_key(&source) {
             *self.0.entry(source).or_default() += 1;
             return;
         }
@@ -317,7 +317,7 @@ mod tests {
             let source = if is_large { 0 } else { 1 + number };
             candidates.add(Source([0, source]));
         }
-        assert!(candidates.0.len() <= MAX_HOGS as usize);
+        assert!(candidates.0.len() <= MAX_OVER_QUOTA as usize);
         assert!(candidates.0.contains_key(&Source([0, 0])));
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use humantime::format_duration;
 use twheel_common::{
-    config::{CLOCK_JIFFIES, Config, Rto},
+    config::{CLOCK_JIFFIES, Config, Enforce, Rto},
     enforce::MAX_RATE,
     jiffies::MAX_STALL,
     packet::Protocols,
-    state,
+    rule::Rule,
     wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
 };
 
@@ -106,7 +106,7 @@ impl Wanted {
     /// # Errors
     ///
     /// [`Kind::Usage`], with the value and what is allowed.
-    pub fn config(&self, clock: Clock) -> Result<(Config, state::Timeouts)> {
+    pub fn config(&self, clock: Clock) -> Result<(Config, Rule)> {
         let Self {
             tick, max_flows, ..
         } = *self;
@@ -132,11 +132,11 @@ impl Wanted {
             ));
         }
         let rto = self.retransmission(clock)?;
-        let timeouts = self
+        let rule = self
             .timeouts
             .units(clock, tick, longest_timeout(clock), self.one_way)?;
         let tick = clock.units_ceil(tick) as u32;
-        let longest = timeouts.0.into_iter().max().unwrap_or(0);
+        let longest = rule.timeouts.longest();
         let config = Config {
             tick,
             // A deadline may lie anywhere within a tick: one more than the timeout.
@@ -153,16 +153,20 @@ impl Wanted {
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
             rto,
-            enforce: u32::from(self.enforce || self.hold) | u32::from(self.enforce) << 1,
+            enforce: match (self.enforce, self.hold) {
+                (true, _) => Enforce::FOR_GOOD,
+                (false, true) => Enforce::FOR_A_MOMENT,
+                (false, false) => Enforce::NEVER,
+            },
             enforce_rate: self.enforce_rate.min(MAX_RATE),
-            share: self.share.into(),
+            quota: self.share.into(),
             live: 0,
             vlans: self.vlans.into(),
             watched: 0,
             details: 0,
             two_seconds: clock.units_ceil(Duration::from_secs(2)) as u32,
         };
-        Ok((config, timeouts))
+        Ok((config, rule))
     }
 }
 
@@ -299,10 +303,10 @@ mod tests {
 
     #[test]
     fn durations_become_units() {
-        let (config, timeouts) = wanted().config(Clock::virtual_ms()).unwrap();
+        let (config, rule) = wanted().config(Clock::virtual_ms()).unwrap();
         assert_eq!(config.tick, 100);
         assert_eq!(
-            timeouts.0[..8],
+            rule.timeouts.0[..8],
             [
                 120_000,
                 60_000,

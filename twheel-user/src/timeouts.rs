@@ -11,7 +11,8 @@ use anyhow::{Context, Result, anyhow};
 use humantime::format_duration;
 use twheel_common::{
     policy::{TIMEOUTS as COUNT, TimeoutName},
-    state::{self, State},
+    rule::{self, Rule},
+    state::State,
 };
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
     failure::{Failure, Kind},
 };
 
-/// Their names, by the numbers of [`state::Timeouts`].
+/// Their names, by the numbers of [`rule::Timeouts`].
 pub const NAMES: [&str; COUNT] = TimeoutName::NAMES;
 
 /// Where the kernel has conntrack's, in the order of [`NAMES`].
@@ -140,7 +141,7 @@ impl Timeouts {
                 NAMES.join(", ")
             )));
         };
-        self.unreplied |= number == state::Timeouts::UNREPLIED;
+        self.unreplied |= number == rule::Timeouts::UNREPLIED;
         self.of[number] = value;
         Ok(())
     }
@@ -182,8 +183,8 @@ impl Timeouts {
         least: Duration,
         most: Duration,
         one_way: bool,
-    ) -> Result<state::Timeouts> {
-        let mut units = [0; 16];
+    ) -> Result<Rule> {
+        let mut units = [0; rule::Timeouts::COUNT];
         for ((units, timeout), name) in units.iter_mut().zip(self.of).zip(NAMES) {
             if !(least..=most).contains(&timeout) {
                 return Err(usage(format!(
@@ -195,11 +196,14 @@ impl Timeouts {
             }
             *units = clock.timeout(timeout) as u32;
         }
-        let timeouts = state::Timeouts(units);
+        let rule = Rule {
+            timeouts: rule::Timeouts(units),
+            ..Rule::default()
+        };
         Ok(if one_way {
-            timeouts.one_way(self.unreplied)
+            rule.one_way(self.unreplied)
         } else {
-            timeouts
+            rule
         })
     }
 }
@@ -283,6 +287,7 @@ mod tests {
             timeouts
                 .units(Clock::virtual_ms(), second, most, one_way)
                 .unwrap()
+                .timeouts
                 .0
         };
         assert_eq!(units("1h", false)[8], 300_000);

@@ -1,7 +1,7 @@
 //! What programs are told of the interfaces that they are attached to, and whose counters are whose.
 //!
-//! An interface has a *place*: a number below [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that stays its own as long as it is watched, and that
-//! counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
+//! An interface has a *place*: a number below [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that stays its own
+//! as long as it is watched, and that counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
 //! interface of this network namespace is never given to one of another namespace, nor the reverse: flows that still bear the place
 //! would be taken for flows of the wrong namespace.
 

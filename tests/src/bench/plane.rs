@@ -21,7 +21,7 @@ use twheel_common::{
     counter::{Counter, FIRST_INTERFACE},
     event::Reason,
     flow::{Direction, FlowKey},
-    state,
+    rule::Rule,
     step::{Deleted, MAX_DELETES},
     table::Hash,
 };
@@ -85,12 +85,12 @@ pub struct Bench {
 
 impl Bench {
     /// Loads it, and the tables of the kernel's hash beside it with room for as many flows.
-    pub fn load(config: (Config, state::Timeouts), clock: Clock) -> Result<Self> {
+    pub fn load(config: (Config, Rule), clock: Clock) -> Result<Self> {
         Self::load_object(&object("TWHEEL_BENCH_OBJECT")?, config, clock)
     }
 
     /// The same as for a run on several interfaces. That by which packets come is in this zone.
-    pub fn load_several(config: (Config, state::Timeouts), clock: Clock, zone: u8) -> Result<Self> {
+    pub fn load_several(config: (Config, Rule), clock: Clock, zone: u8) -> Result<Self> {
         let object = object("TWHEEL_BENCH_OBJECT")?;
         let plane = load_with_hashes(&object, config, clock, 1)?;
         let interface = Watched {
@@ -103,11 +103,7 @@ impl Bench {
     }
 
     /// The same of another object of the benches.
-    pub fn load_object(
-        object: &[u8],
-        config: (Config, state::Timeouts),
-        clock: Clock,
-    ) -> Result<Self> {
+    pub fn load_object(object: &[u8], config: (Config, Rule), clock: Clock) -> Result<Self> {
         Self::over(load_with_hashes(object, config, clock, 0)?)
     }
 
@@ -281,11 +277,7 @@ pub fn cpu_time() -> Result<Duration> {
 }
 
 /// Configuration and timeouts, with this one for all; else as production has it by default.
-pub fn config(
-    clock: Clock,
-    timeout: Duration,
-    max_flows: u32,
-) -> Result<(Config, state::Timeouts)> {
+pub fn config(clock: Clock, timeout: Duration, max_flows: u32) -> Result<(Config, Rule)> {
     Wanted {
         timeouts: Timeouts::new(timeout, timeout),
         max_flows,
@@ -295,7 +287,7 @@ pub fn config(
 }
 
 /// Loads an object, with this thread on [`CPU`]. Its pins are gone when this returns.
-pub fn load(object: &[u8], config: (Config, state::Timeouts), clock: Clock) -> Result<DataPlane> {
+pub fn load(object: &[u8], config: (Config, Rule), clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
     DataPlane::load_unpinned(&Load::new(object, config, clock), "bench")
 }
@@ -303,7 +295,7 @@ pub fn load(object: &[u8], config: (Config, state::Timeouts), clock: Clock) -> R
 /// The same with the tables of the kernel's hash, and with room for so many interfaces; 0: for one, which is not looked up.
 fn load_with_hashes(
     object: &[u8],
-    config: (Config, state::Timeouts),
+    config: (Config, Rule),
     clock: Clock,
     room: u32,
 ) -> Result<DataPlane> {

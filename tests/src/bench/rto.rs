@@ -30,7 +30,7 @@ use twheel_common::{
     counter::Counter,
     flow::{Direction, FlowKey},
     packet::{Segment, tcp::ACK},
-    rto::{Limits, Rare, Timers},
+    rto::{Limits, Rare, Timers, Timing},
 };
 
 use crate::{
@@ -152,7 +152,11 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     for (index, direction) in &indices {
         timers.with(*index, *direction, |side| {
             let mut rare = Rare::default();
-            side.sent(&mut rare, 1, &said(1, 2, 1), limits, micros);
+            let timing = Timing {
+                limits,
+                now: micros,
+            };
+            side.sent(&mut rare, 1, &said(1, 2, 1), timing);
             side.acknowledged(&rare, 2, &said(0, 0, 2), || micros() + 1_000);
         });
     }

@@ -5,7 +5,8 @@ use twheel_common::{
     event::{Event, Reason},
     flow::{Account, Direction},
     packet::Protocols,
-    state::{State, Timeouts},
+    rule::Timeouts,
+    state::State,
 };
 use twheel_tests::plane::{ACK, FIN, SYN, Setup, frame};
 

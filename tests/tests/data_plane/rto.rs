@@ -1,7 +1,7 @@
 //! Retransmission timers.
 
 use twheel::stepper::pin_to;
-use twheel_common::{counter::Counter, event::Record as Told, flow::Direction, state::Timeouts};
+use twheel_common::{counter::Counter, event::Record as Told, flow::Direction, rule::Timeouts};
 use twheel_tests::plane::{ACK, Plane, SYN, Setup};
 
 use crate::segment;

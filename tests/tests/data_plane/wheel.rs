@@ -7,8 +7,9 @@ use twheel_common::{
     event::Reason,
     flow::Direction,
     packet::parse,
-    state::{Change, State, Tracked},
+    state::{Change, State},
     step::Outcome,
+    tracked::Tracked,
     wheel::Scheme,
 };
 use twheel_tests::plane::{ACK, FIN, RST, SYN, Setup, frame, twins};

@@ -15,7 +15,7 @@ use twheel_common::{
     counter::Counter,
     event::{Event, Reason},
     flow::Direction,
-    share::{CALL, LASTS},
+    quota::{CALL, LASTS},
 };
 use twheel_tests::{
     is_soak,

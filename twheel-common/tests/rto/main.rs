@@ -7,13 +7,20 @@ mod timer;
 use twheel_common::{
     flow::{Direction, FlowKey},
     packet::{Segment, tcp::ACK},
-    rto::{Limits, Rare, Side, Timer},
+    rto::{Limits, Rare, Side, Timer, Timing},
 };
 
 const LIMITS: Limits = Limits {
     min: 200_000,
     max: 120_000_000,
 };
+
+fn timing<N>(now: N) -> Timing<N> {
+    Timing {
+        limits: LIMITS,
+        now,
+    }
+}
 /// Before the clock and the sequence numbers wrap.
 const START: u32 = u32::MAX - 5_000;
 const FIRST: u32 = u32::MAX - 1_500;
@@ -81,7 +88,7 @@ impl Sender {
     fn send(&mut self, segment: Segment) -> bool {
         let now = || self.now;
         let (side, rare) = (&mut self.side, &mut self.rare);
-        let starts = side.sent(rare, self.highest, &segment, LIMITS, now);
+        let starts = side.sent(rare, self.highest, &segment, timing(now));
         if segment.end.wrapping_sub(self.highest) as i32 > 0 {
             self.highest = segment.end;
         }

@@ -5,7 +5,7 @@ use twheel_common::{
     rto::{Rare, Side, Timer},
 };
 
-use crate::{FIRST, LIMITS, START, Sender, ack, data, late, stamped};
+use crate::{FIRST, LIMITS, START, Sender, ack, data, late, stamped, timing};
 
 #[test]
 fn a_retransmission_that_is_due_is_the_expiry() {
@@ -147,8 +147,7 @@ fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
             rare,
             highest,
             &data(position + number * 100, 100),
-            LIMITS,
-            || now,
+            timing(|| now),
         );
         assert_eq!(side.highest(rare, position), position + number * 100 + 100);
     }
@@ -156,7 +155,7 @@ fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
     // What was lost before it came by here is sent again.
     let late = now.wrapping_add(10_000);
     let highest = side.highest(rare, position);
-    side.sent(rare, highest, &data(position, 100), LIMITS, || late);
+    side.sent(rare, highest, &data(position, 100), timing(|| late));
     assert_eq!(side.retransmissions(), 1);
     assert_eq!(side.highest(rare, position + 100), highest);
     // And once the position is there, that counts.

@@ -9,10 +9,11 @@ use twheel_common::{
         datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, FIN, RST, SYN},
     },
+    rule::Timeouts,
     state::{
-        Change, Known, MAX_NAMESPACES, Seen, SideWay, State::*, Timeouts, Tracked, View, Way,
-        elsewhere, is_elsewhere,
+        Change, Known, MAX_NAMESPACES, Seen, SideWay, State::*, View, Way, elsewhere, is_elsewhere,
     },
+    tracked::Tracked,
 };
 
 use crate::{BOTH, WAYS, Wire, established, segment, wire};

@@ -19,8 +19,9 @@ use twheel_common::{
     state::{
         Change, Seen,
         State::{self, *},
-        Tracked, View,
+        View,
     },
+    tracked::Tracked,
 };
 
 /// Both directions are seen.

@@ -4,7 +4,9 @@ use twheel_common::{
     flow::Direction::*,
     numbers::{END_WINDOW, accepts_end, advance},
     packet::tcp::{ACK, FIN, RST, SYN},
-    state::{Change, Seen, State::*, Timeouts, Tracked},
+    rule::Timeouts,
+    state::{Change, Seen, State::*},
+    tracked::Tracked,
 };
 
 use crate::{BOTH, after, segment};

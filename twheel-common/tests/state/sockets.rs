@@ -6,8 +6,8 @@ use twheel_common::{
     state::{
         Change, Known, Seen,
         State::{self, *},
-        Tracked,
     },
+    tracked::Tracked,
 };
 
 use crate::{BOTH, segment};

@@ -7,10 +7,10 @@ use twheel_common::{
         datagram::{ANSWER, QUERY, UDP},
         tcp::{ACK, RST, SYN},
     },
+    rule::{Rule, RuleFlags, Timeouts},
     state::{
         Change, Known, Seen,
         State::{self, *},
-        Timeouts,
     },
 };
 
@@ -28,13 +28,13 @@ fn each_state_has_its_timeout() {
     let reset = [(FromLow, ACK), (FromHigh, ACK), (FromHigh, RST)];
     assert_eq!(of(&reset), Close as u32);
     for state in State::ALL {
-        assert!(Timeouts::number(Seen(state as u32)) < 16);
+        assert!(Timeouts::number(Seen(state as u32)) < Timeouts::COUNT);
     }
 }
 
 #[test]
 fn what_is_not_answered_is_waited_for_no_longer_than_that() {
-    let mut timeouts = Timeouts([50; 16]);
+    let mut timeouts = Timeouts([50; Timeouts::COUNT]);
     let seen = Seen::first(FromLow, ACK, BOTH).unwrap();
     for (retrans, stalled) in [(49, 49), (50, 50), (51, 50)] {
         timeouts.0[Timeouts::RETRANS] = retrans;
@@ -54,9 +54,9 @@ fn where_one_direction_is_seen_nobody_can_be_called_unreplied() {
     };
     assert_eq!(timeouts.one_way(false), expected(Established as u32));
     assert_eq!(timeouts.one_way(true), expected(Timeouts::UNREPLIED as u32));
-    let mut both = timeouts;
-    both.0[Timeouts::REFUSED] = 0;
+    let both = Rule::default();
     assert!(!both.is_one_way() && both.one_way(true).is_one_way());
+    assert!(!both.is_gone() && !both.flags.has(RuleFlags::GONE));
 }
 
 /// A datagram.

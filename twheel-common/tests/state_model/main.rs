@@ -4,6 +4,7 @@
 
 mod model;
 
+use twheel_common::tracked::Tracked;
 use twheel_common::{
     flow::Direction::{self, *},
     numbers::{self, advance},
@@ -14,7 +15,7 @@ use twheel_common::{
     state::{
         Change, Known, Seen,
         State::{self, *},
-        Tracked, View,
+        View,
     },
 };
 

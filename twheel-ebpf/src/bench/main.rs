@@ -18,15 +18,16 @@ mod packets;
 use core::{ffi::c_void, hint::black_box, mem::MaybeUninit};
 
 use aya_ebpf::{
-    bindings::xdp_action,
+    bindings::{BPF_RB_NO_WAKEUP, xdp_action},
     helpers::generated::bpf_loop,
     macros::{map, xdp},
-    maps::{Array, HashMap},
+    maps::{Array, HashMap, ring_buf::RingBufEntry},
     programs::XdpContext,
 };
 use twheel_common::{
-    event::Reason,
-    flow::{FlowKey, Visit, Word, visit},
+    event::{Event, Pace, Reason},
+    flow::{Account, Visit, Word, visit},
+    key::FlowKey,
     packet::{Protocols, Wanted, parse_plain},
     point::Point,
     policy::Hook,
@@ -34,12 +35,12 @@ use twheel_common::{
     step::Step,
 };
 use twheel_ebpf::{
-    atomic, clock,
+    atomic, clock, config,
     count::count_for,
-    emit::{self, Ended, Reader},
+    emit::{self, Ended, Stage},
     frame,
     policy::{self, Place},
-    rto, step, table,
+    rule, step, table,
     touch::{Touched, touch},
     verifier::in_memory,
 };
@@ -201,8 +202,8 @@ pub fn bench_touch(ctx: XdpContext) -> u32 {
 
 /// Production's stepper.
 #[xdp]
-pub fn twheel_step(ctx: XdpContext) -> u32 {
-    answer(&ctx, step::step)
+pub fn twheel_step(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, step::step)
 }
 
 /// Production's, too.
@@ -256,8 +257,8 @@ pub fn bench_listed_touch(ctx: XdpContext) -> u32 {
 /// What a stepper over the kernel's hash cannot do without: a call like production's, which visits flows
 /// of the list that `next` numbers. No counters, no bitmaps, no levels; else what a visit is.
 #[xdp]
-pub fn bench_listed_step(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| {
+pub fn bench_listed_step(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| {
         let mut state = Walk {
             now: clock::now(),
             list: call.next as u32,
@@ -280,14 +281,14 @@ pub fn bench_listed_step(ctx: XdpContext) -> u32 {
 
 /// What an eviction cannot do without: room for an event, which is filled and submitted. `expired` says how many were.
 #[xdp]
-pub fn bench_record(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| repeat(call, record_one as *mut c_void))
+pub fn bench_record(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| repeat(call, record_one as *mut c_void))
 }
 
-/// The same with sixteen events in a record, as the stepper has them. (That counts flows out that were never in.)
+/// The same with sixteen events in a record, as the stepper has them.
 #[xdp]
-pub fn bench_batch(ctx: XdpContext) -> u32 {
-    answer(&ctx, |call| {
+pub fn bench_batch(mut ctx: XdpContext) -> u32 {
+    answer(&mut ctx, |call| {
         repeat(call, stage_one as *mut c_void);
         emit::emit_flush();
     })
@@ -311,7 +312,7 @@ unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
         return 1;
     };
     let (key, ended) = some_end(index);
-    emit::submit(entry, None, &key, &ended, index, Reader::Stepping);
+    submit(entry, &key, &ended, index);
     // SAFETY: `repeat` passes a number that nobody else refers to meanwhile.
     unsafe { *records.cast::<u32>() += 1 };
     0
@@ -319,14 +320,49 @@ unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
 
 /// As [`record_one`].
 unsafe extern "C" fn stage_one(index: u64, records: *mut c_void) -> i64 {
-    let Some(stage) = emit::stage() else {
+    let Some(stage) = emit::stage().or_else(flushed) else {
         return 1;
     };
     let (key, ended) = some_end(index);
-    stage.submit(None, &key, &ended, index);
+    // SAFETY: the event is there, aligned, and nobody else's.
+    unsafe { fill(stage.event(), &key, &ended, index) };
+    stage.keep();
     // SAFETY: as in `record_one`.
     unsafe { *records.cast::<u32>() += 1 };
     0
+}
+
+/// Room for an event, once those that are staged are in the ring.
+#[inline(always)]
+fn flushed() -> Option<Stage> {
+    emit::emit_flush();
+    emit::stage()
+}
+
+/// Submits the end of a flow that is not in the table. Its reader is not woken.
+#[inline(always)]
+fn submit(mut entry: RingBufEntry<Event>, key: &FlowKey, ended: &Ended, now: u64) {
+    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
+    unsafe { fill(entry.as_mut_ptr(), key, ended, now) };
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+}
+
+/// Fills in the end of a flow that is not in the table.
+///
+/// # Safety
+///
+/// `event` is valid for writes, aligned, and nobody else's.
+#[inline(always)]
+unsafe fn fill(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        emit::fill_end(event, key, ended, now);
+        (&raw mut (*event).account).write(Account::default());
+        (&raw mut (*event).pace).write([Pace::default(); 2]);
+        (&raw mut (*event).positions).write([0; 2]);
+        (&raw mut (*event).point).write(Point::NONE);
+        (&raw mut (*event).is_outgoing).write(0);
+    }
 }
 
 /// The end of a flow that never was.
@@ -369,12 +405,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
             load(&raw const (*flow).next),
         )
     };
-    match visit(
-        state.now,
-        word,
-        table::timeout(0, word.seen()),
-        clock::doubt,
-    ) {
+    match visit(state.now, word, rule::timeout(0, word.seen()), clock::doubt) {
         Visit::Rearm(due) => {
             let slot = 1 + (clock::tick().from(due) as u32 & (SLOTS - 1));
             let Some(to) = LISTS.get_ptr_mut(slot) else {
@@ -405,7 +436,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 rule: 0,
                 reason: Reason::of_expiry(word.seen()) as u32,
             };
-            emit::submit(entry, None, &key, &ended, state.now, Reader::Stepping);
+            submit(entry, &key, &ended, state.now);
             // SAFETY: as above.
             unsafe { next.store(list) };
             state.expired += 1;
@@ -430,7 +461,7 @@ unsafe fn load(place: *const FlowKey) -> FlowKey {
 
 /// Steps as the packet says, which takes the answer.
 #[inline(always)]
-fn answer(ctx: &XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
+fn answer(ctx: &mut XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
     let Some(call) = step::argument(ctx) else {
         return xdp_action::XDP_ABORTED;
     };
@@ -452,7 +483,7 @@ fn see(frame: Frame) -> Option<Touched> {
     };
     let wanted = Wanted {
         protocols: Protocols::TCP,
-        timing: rto::is_on(),
+        timing: config::rto_is_on(),
         vlans: true,
     };
     let mut segment = MaybeUninit::uninit();

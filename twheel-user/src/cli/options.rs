@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 use anyhow::Result;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
-use twheel_common::{config::Config, flow::ZONES, packet::Protocols, state};
+use twheel_common::{config::Config, flow::ZONES, packet::Protocols, rule::Rule};
 
 use super::{SchemeName, reap::Reap};
 use crate::{
@@ -215,7 +215,7 @@ impl Options {
         &self,
         clock: Clock,
         interfaces: usize,
-    ) -> Result<((Config, state::Timeouts), reap::Mandate)> {
+    ) -> Result<((Config, Rule), reap::Mandate)> {
         if self.mode.is_some() && matches!(self.hook, Ingress::Tcx | Ingress::Clsact) {
             return Err(Failure::new(
                 Kind::Usage,
@@ -271,7 +271,7 @@ impl Options {
             wanted.strict,
         )?;
         let mut config = wanted.config(clock)?;
-        config.1.0[state::Timeouts::REAP] = self.reap.actions.bits();
+        config.1.actions = self.reap.actions.bits();
         if self.history_size.as_u64() < history::LEAST_BYTES {
             return Err(Failure::new(
                 Kind::Usage,

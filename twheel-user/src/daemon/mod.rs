@@ -36,7 +36,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
 };
-use twheel_common::share::CALL;
+use twheel_common::quota::CALL;
 
 pub use self::setup::Setup;
 use self::{

@@ -4,10 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
 use nix::{net::if_::if_nametoindex, unistd::Gid};
-use twheel_common::{
-    config::Config,
-    state::{Timeouts, Way},
-};
+use twheel_common::{config::Config, rule::Rule, state::Way};
 
 use crate::{
     clock::Clock,
@@ -30,7 +27,7 @@ pub struct Setup {
     /// By what packets are seen.
     pub hooks: Hooks,
     /// The data plane's configuration, with the timeouts of flows of no rule.
-    pub config: (Config, Timeouts),
+    pub config: (Config, Rule),
     /// Its clock.
     pub clock: Clock,
     /// Interfaces that are not there are waited for.
@@ -62,7 +59,7 @@ pub struct Setup {
 impl Setup {
     /// Whether anything is done to expired flows that meet no rule.
     pub(super) fn reaps(&self) -> bool {
-        self.config.1.0[Timeouts::REAP] != 0
+        self.config.1.actions != 0
     }
 
     /// Interfaces for which there is to be room; 0: there is one, of which programs need not be told anything.

@@ -10,7 +10,7 @@ use aya::{
 };
 use aya_obj::{Object, maps::PinningType};
 use twheel_common::{
-    config::{Config, EXTRA_ENFORCE, EXTRA_VLANS, LAYOUT, Meta},
+    config::{Config, Features, LAYOUT, Meta},
     step::Answer,
     table::Hash,
     wheel::Geometry,
@@ -60,14 +60,13 @@ fn other_layout(path: &Path) -> Failure {
 
 /// What maps are made for.
 pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
-    let enforces = (config.enforce >> 1) * EXTRA_ENFORCE;
     Meta {
         layout: LAYOUT,
         tick: config.tick,
         unit_ns: clock.unit().subsec_nanos(),
         geometry: config.geometry,
         max_flows: config.max_flows,
-        extras: config.accounting | config.rto.on << 1 | enforces | (config.vlans * EXTRA_VLANS),
+        features: Features::of(config),
         hash: Hash::new(keys, config.max_flows),
     }
 }
@@ -120,21 +119,21 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
-                match meta.extras & 1 {
-                    0 => "",
-                    _ => " --accounting",
+                match meta.features.has(Features::ACCOUNTING) {
+                    false => "",
+                    true => " --accounting",
                 },
-                match meta.extras & 2 {
-                    0 => "",
-                    _ => " --rto on",
+                match meta.features.has(Features::RTO) {
+                    false => "",
+                    true => " --rto on",
                 },
-                match meta.extras & EXTRA_ENFORCE {
-                    0 => "",
-                    _ => " --i-know-this-drops-traffic",
+                match meta.features.has(Features::ENFORCE) {
+                    false => "",
+                    true => " --i-know-this-drops-traffic",
                 },
-                match meta.extras & EXTRA_VLANS {
-                    0 => " --vlan ignore",
-                    _ => "",
+                match meta.features.has(Features::VLANS) {
+                    false => " --vlan ignore",
+                    true => "",
                 },
             )
         };

@@ -22,7 +22,7 @@ use twheel_common::{
     config::{CLOCK_VIRTUAL, Config, Meta, SEATS, UNRULED},
     counter::Counters,
     enforce::{HELD, MAX_SOURCES, MAX_TOMBS},
-    state::Timeouts,
+    rule::{Rule, Timeouts},
     step::{Delete, Step, Sweep},
 };
 
@@ -61,8 +61,8 @@ pub struct Load<'a> {
     pub object: &'a [u8],
     /// Configuration of the data plane.
     pub config: Config,
-    /// How long flows of no rule may be idle.
-    pub timeouts: Timeouts,
+    /// What flows of no rule are given.
+    pub rule: Rule,
     /// Interfaces for which there is room. 0: there is one, of which there is nothing to say.
     pub room: u32,
     /// Its clock.
@@ -86,11 +86,11 @@ pub const INCOMING: &[&str] = &["twheel_xdp", "twheel_ingress"];
 
 impl<'a> Load<'a> {
     /// As production loads it, with the timeouts that come with the configuration.
-    pub fn new(object: &'a [u8], (config, timeouts): (Config, Timeouts), clock: Clock) -> Self {
+    pub fn new(object: &'a [u8], (config, rule): (Config, Rule), clock: Clock) -> Self {
         Self {
             object,
             config,
-            timeouts,
+            rule,
             room: 0,
             clock,
             ring_bytes: RING_BYTES,
@@ -146,13 +146,13 @@ impl DataPlane {
             _ => wanted.hash.records() as u32,
         };
         // Not a matter of what is adopted, unless it is for good.
-        let tombs = match load.config.enforce & 2 {
-            0 => HELD,
-            _ => MAX_TOMBS,
+        let tombs = match load.config.enforce.is_for_good() {
+            false => HELD,
+            true => MAX_TOMBS,
         };
-        let sources = match load.config.enforce {
-            0 => 1,
-            _ => MAX_SOURCES,
+        let sources = match load.config.enforce.is_on() {
+            false => 1,
+            true => MAX_SOURCES,
         };
         let answers = match load.stepping {
             Stepping::TestRuns => 1,
@@ -205,8 +205,8 @@ impl DataPlane {
             adopted,
         };
         plane.answers = Answers::open(plane.open("CALLS")?)?;
-        plane.set_timeouts(0, &load.timeouts)?;
-        plane.set_timeouts(UNRULED, &load.timeouts)?;
+        plane.set_rule(0, &load.rule)?;
+        plane.set_rule(UNRULED, &load.rule)?;
         if !adopted {
             // Last, so that maps with it are whole.
             let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
@@ -419,15 +419,27 @@ impl DataPlane {
 
     /// Sets how long flows of a rule may be idle; 0 is no rule. Flows follow when they are next visited.
     pub fn set_timeouts(&mut self, rule: u16, timeouts: &Timeouts) -> Result<()> {
-        let mut map = Array::<_, Timeouts>::try_from(self.map_mut("TIMEOUTS")?)?;
-        map.set(rule.into(), *timeouts, 0)
+        let of = Rule {
+            timeouts: *timeouts,
+            ..self.rule(rule)?
+        };
+        self.set_rule(rule, &of)
+    }
+
+    fn set_rule(&mut self, number: u16, rule: &Rule) -> Result<()> {
+        let mut map = Array::<_, Rule>::try_from(self.map_mut("TIMEOUTS")?)?;
+        map.set(number.into(), *rule, 0)
             .context("cannot set timeouts")
+    }
+
+    fn rule(&self, number: u16) -> Result<Rule> {
+        let map = Array::<_, Rule>::try_from(self.map("TIMEOUTS")?)?;
+        map.get(&number.into(), 0).context("cannot read timeouts")
     }
 
     /// How long flows of a rule may be idle.
     pub fn timeouts(&self, rule: u16) -> Result<Timeouts> {
-        let map = Array::<_, Timeouts>::try_from(self.map("TIMEOUTS")?)?;
-        map.get(&rule.into(), 0).context("cannot read timeouts")
+        Ok(self.rule(rule)?.timeouts)
     }
 
     /// Opens a map again, for whoever writes there.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use serde::Serialize;
-use twheel_common::{config::Config, state::Timeouts};
+use twheel_common::{config::Config, rule::Rule};
 
 use crate::{clock::Clock, hooks::Hooks, stepping::Stepping};
 
@@ -49,8 +49,8 @@ pub struct Intended {
     pub waits: bool,
     /// By what it would see packets.
     pub hooks: Hooks,
-    /// Its configuration, with the timeouts of flows of no rule.
-    pub config: (Config, Timeouts),
+    /// Its configuration, with what flows of no rule are given.
+    pub config: (Config, Rule),
     /// Its clock.
     pub clock: Clock,
     /// How wheels are stepped, where that was asked for.

@@ -116,8 +116,8 @@ pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
     Ok(())
 }
 
-/// The name of the history of an interface: that of the instance that holds it, or that was made for it first and is gone; without one, of the
-/// only instance here, or the only one that has left something in `directory`.
+/// The name of the history of an interface: that of the instance that holds it, or that was made for it first and is
+/// gone. Without an interface: that of the only instance here, or of the only one that has left something in `directory`.
 ///
 /// # Errors
 ///
@@ -148,8 +148,8 @@ pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
     }
 }
 
-/// The name of an instance that is gone and was named after an interface; or after a pattern that stands for it, if that is what has
-/// left something in `directory`.
+/// The name of an instance that is gone and was named after an interface; or after a pattern that stands for it, if that is
+/// what has left something in `directory`.
 fn name_left(interface: &str, directory: &Path) -> Result<String> {
     let own = format!("{}-{}", namespace()?, escape(interface));
     if directory.join(&own).exists() {

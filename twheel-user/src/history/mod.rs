@@ -13,8 +13,8 @@
 //! writer that goes on knows which of the events that it finds in the ring the history has: each is in it once, whatever
 //! killed whom.
 //!
-//! The body is an [`Event`](twheel_common::event::Event); or, before the first event of a rule in each segment, the rule's number and name; or how many
-//! events up to there the history has lost since it said so last, and how many the instance has counted by then, with which
+//! The body is an [`Event`](twheel_common::event::Event); or, before the first event of a rule in each segment, the rule's
+//! number and name; or how many events up to there the history has lost since it said so last, and how many the instance has counted by then, with which
 //! each writer and each segment but the first begins, and each writer ends. In machine byte order: a history is read where
 //! it was written.
 //!

@@ -70,8 +70,8 @@ impl Lost {
 }
 
 impl Writer {
-    /// Goes on with an instance's history, or begins one. `bytes`: room for it on disk, at least [`LEAST_BYTES`](super::LEAST_BYTES); `None`: as
-    /// much as it takes, or [`DEFAULT_BYTES`](super::DEFAULT_BYTES).
+    /// Goes on with an instance's history, or begins one. `bytes`: room for it on disk, at least
+    /// [`LEAST_BYTES`](super::LEAST_BYTES); `None`: as much as it takes, or [`DEFAULT_BYTES`](super::DEFAULT_BYTES).
     pub fn start(
         directory: &Directory,
         pins: &Pins,

@@ -19,7 +19,7 @@ use twheel_common::{
     config::Config,
     counter::{Counter, Counters},
     event::{Event, Reason},
-    state::Timeouts,
+    rule::Timeouts,
     wheel::Wheel,
 };
 
@@ -360,7 +360,8 @@ impl Batch<'_> {
         }
         let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
             // A rule that was there a moment ago.
-            self.metrics.timeouts.timeouts(event.rule).ok()
+            let rule = self.metrics.timeouts.rule(event.rule).ok()?;
+            Some(rule.timeouts)
         });
         let timeout = timeouts.as_ref()?.of(event.seen());
         let late = event.idle.saturating_sub(timeout);

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{clsact, interfaces, patterns::Asked};
 
-/// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a filter whose pins somebody has
-/// removed. Works for pins of any version. Returns whether there was anything.
+/// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a
+/// filter whose pins somebody has removed. Works for pins of any version. Returns whether there was anything.
 ///
 /// # Errors
 ///

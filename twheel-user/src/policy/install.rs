@@ -14,11 +14,12 @@ use aya::{
 };
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
-    config::{Config, EXTRA_ENFORCE, EXTRA_VLANS, Meta, NAME_BYTES, RULES, UNRULED},
+    config::{Config, Features, Meta, NAME_BYTES, RULES, UNRULED},
     policy::{
         Active, Ends, Header, MAX_CLASSES, MAX_ZONES, Named, PortClasses, Prefix, Rules, Tables,
     },
-    state::{self, State},
+    rule::{Rule, RuleFlags, Timeouts as Numbers},
+    state::State,
     step::{MAX_SWEEP, Sweep},
     wheel::Scheme,
 };
@@ -62,7 +63,7 @@ fn meta_of(config: &Config) -> Meta {
     Meta {
         tick: config.tick,
         geometry: config.geometry,
-        extras: ((config.enforce >> 1) * EXTRA_ENFORCE) | (config.vlans * EXTRA_VLANS),
+        features: Features::of(config),
         ..Meta::default()
     }
 }
@@ -133,7 +134,7 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
         let mut actions = actions.iter().flat_map(|actions| actions.iter());
         actions.any(Action::enforces)
     });
-    if enforces && meta.extras & EXTRA_ENFORCE == 0 {
+    if enforces && !meta.features.has(Features::ENFORCE) {
         return Err(Failure::new(
             Kind::Usage,
             format!(
@@ -151,7 +152,7 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
 ///
 /// [`Kind::Usage`]: rules ask for VLANs in an instance that does not tell them apart, as `FILE:LINE:COLUMN: …`.
 pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
-    if meta.extras & EXTRA_VLANS != 0 {
+    if meta.features.has(Features::VLANS) {
         return Ok(());
     }
     match policy.rules.iter().find(|rule| rule.vlans.is_some()) {
@@ -173,7 +174,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     let mut active = array::<Active>(open, "ACTIVE")?;
     let set = 1 - active.get(&0, 0)?.set();
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
-    let mut timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
+    let mut timeouts = array::<Rule>(open, "TIMEOUTS")?;
     let base = timeouts.get(&UNRULED.into(), 0)?;
     let unruled = match policy {
         Some((policy, _)) => with(base, &policy.timeouts, policy.reap, clock),
@@ -237,7 +238,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
         let at = usize::from(number);
         if !taken[at] && known[at] != [0; NAME_BYTES] {
             let mut gone = unruled;
-            gone.0[state::Timeouts::GONE] = 1;
+            gone.flags = gone.flags.with(RuleFlags::GONE);
             timeouts.set(u32::from(number), gone, 0)?;
         }
     }
@@ -247,9 +248,9 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
 /// Forgets the names of rules that are gone. For when the table has been swept: no flow bears their numbers.
 pub fn forget(open: Open<'_>) -> Result<()> {
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
-    let timeouts = array::<state::Timeouts>(open, "TIMEOUTS")?;
+    let timeouts = array::<Rule>(open, "TIMEOUTS")?;
     for number in 1..u32::from(UNRULED) {
-        if timeouts.get(&number, 0)?.0[state::Timeouts::GONE] != 0 {
+        if timeouts.get(&number, 0)?.is_gone() {
             names.set(number, [0; NAME_BYTES], 0)?;
         }
     }
@@ -257,7 +258,7 @@ pub fn forget(open: Open<'_>) -> Result<()> {
 }
 
 /// The timeouts of rules, as they are in force.
-pub struct InForce(Array<MapData, state::Timeouts>);
+pub struct InForce(Array<MapData, Rule>);
 
 impl InForce {
     /// Of an instance.
@@ -265,14 +266,14 @@ impl InForce {
         array(open, "TIMEOUTS").map(Self)
     }
 
-    /// Those of a rule by the number that flows bear; flows of a rule that is gone have those of none.
-    pub fn timeouts(&self, number: u16) -> Result<state::Timeouts> {
-        let timeouts = self.0.get(&number.into(), 0);
-        let timeouts = match timeouts.context("cannot read TIMEOUTS")? {
-            gone if gone.0[state::Timeouts::GONE] != 0 => self.0.get(&0, 0)?,
-            timeouts => timeouts,
+    /// What a rule gives, by the number that flows bear; flows of a rule that is gone are treated as those of none.
+    pub fn rule(&self, number: u16) -> Result<Rule> {
+        let rule = self.0.get(&number.into(), 0);
+        let rule = match rule.context("cannot read TIMEOUTS")? {
+            gone if gone.is_gone() => self.0.get(&0, 0)?,
+            rule => rule,
         };
-        Ok(timeouts)
+        Ok(rule)
     }
 }
 
@@ -324,16 +325,11 @@ pub fn sweep(
 }
 
 /// The timeouts of a rule in units, and what is done to its flows: what is given, and what is without it.
-fn with(
-    mut base: state::Timeouts,
-    given: &Timeouts,
-    reap: Option<Actions>,
-    clock: Clock,
-) -> state::Timeouts {
+fn with(mut base: Rule, given: &Timeouts, reap: Option<Actions>, clock: Clock) -> Rule {
     if let Some(actions) = reap {
-        base.0[state::Timeouts::REAP] = actions.bits();
+        base.actions = actions.bits();
     }
-    for (units, given) in base.0.iter_mut().zip(given) {
+    for (units, given) in base.timeouts.0.iter_mut().zip(given) {
         if let Some(given) = given {
             *units = clock.timeout(*given) as u32;
         }
@@ -343,7 +339,7 @@ fn with(
     }
     // What is said of established flows is said of those, too.
     let established = given[State::Established as usize].is_some();
-    base.one_way(given[state::Timeouts::UNREPLIED].is_some() || !established)
+    base.one_way(given[Numbers::UNREPLIED].is_some() || !established)
 }
 
 fn trie(open: Open<'_>, name: &str) -> Result<LpmTrie<MapData, [u32; 5], Ends>> {

@@ -6,24 +6,23 @@ use anyhow::Result;
 use twheel_common::{
     counter::Counter,
     event::{Event, Reason, Record},
-    state::Timeouts,
+    rule::Rule,
 };
 
 use crate::{
     action::Actions, data_plane::LoaderCounters, maps, pins::Pins, policy::install::InForce,
 };
 
-/// The actions of rules.
+/// The actions that the rules of the policy in force ask for.
 pub(super) struct ActionsInForce(pub(super) InForce);
 
 impl ActionsInForce {
     pub(super) fn of_rule(&self, rule: u32) -> Result<Actions> {
-        let timeouts = self.timeouts(rule)?;
-        Ok(Actions::from_bits(timeouts.0[Timeouts::REAP]))
+        Ok(Actions::from_bits(self.rule(rule)?.actions))
     }
 
-    pub(super) fn timeouts(&self, rule: u32) -> Result<Timeouts> {
-        self.0.timeouts(rule as u16)
+    pub(super) fn rule(&self, rule: u32) -> Result<Rule> {
+        self.0.rule(rule as u16)
     }
 
     /// Of these flows those that have expired, and for which anything is to be done.

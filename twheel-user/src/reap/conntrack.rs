@@ -13,7 +13,7 @@ use netlink_packet_netfilter::{
         Protocol, Tuple,
     },
 };
-use twheel_common::state::{State, Timeouts};
+use twheel_common::{rule::Timeouts, state::State};
 
 use crate::{netlink::Netlink, timeouts::Sysctls};
 

@@ -16,7 +16,7 @@ use aya::maps::{HashMap, Map, MapData};
 use netlink_packet_netfilter::conntrack::Protocol;
 use nix::net::if_::if_nametoindex;
 use twheel_common::{
-    config::EXTRA_ENFORCE,
+    config::Features,
     counter::Counter,
     enforce::Tomb,
     event::Event,
@@ -434,7 +434,7 @@ impl Worker {
     fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
         let rule = job.event.rule;
         let clock = self.reader.clock();
-        let timeout = clock.duration(self.asked.timeouts(rule.into())?.of(seen).into());
+        let timeout = clock.duration(self.asked.rule(rule.into())?.timeouts.of(seen).into());
         // Each clock has its own beginning of a unit, and a timeout is a unit longer than asked for.
         if idle + 2 * clock.unit() >= timeout {
             return Ok(false);
@@ -509,7 +509,7 @@ impl Worker {
 
     /// Has the XDP program refuse what comes later.
     fn enforce(&mut self, job: &Job, action: Action) -> Done {
-        if self.reader.meta().extras & EXTRA_ENFORCE == 0 {
+        if !self.reader.meta().features.has(Features::ENFORCE) {
             bail!(
                 "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
             );

@@ -68,13 +68,13 @@ fn vlans_and_zones_have_the_rules_that_name_them_and_those_that_name_none() {
 
 #[test]
 fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
-    use twheel_common::config::{EXTRA_VLANS, Meta};
+    use twheel_common::config::{Features, Meta};
     let policy = parse(&rules(&["dport = 1", "vlan = 0"])).unwrap();
-    let meta = |extras| Meta {
-        extras,
+    let meta = |features| Meta {
+        features: Features(features),
         ..Meta::default()
     };
-    let error = install::check_vlans(&policy, &meta(!EXTRA_VLANS)).unwrap_err();
+    let error = install::check_vlans(&policy, &meta(!Features::VLANS.0)).unwrap_err();
     assert!(
         error
             .to_string()
@@ -82,7 +82,7 @@ fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
         "{error}"
     );
     assert_eq!(exit_code(&error), Kind::Usage as u8);
-    install::check_vlans(&policy, &meta(EXTRA_VLANS)).unwrap();
+    install::check_vlans(&policy, &meta(Features::VLANS.0)).unwrap();
     let policy = parse(&rules(&["dport = 1", "zone = 0"])).unwrap();
     install::check_vlans(&policy, &meta(0)).unwrap();
     // The same before there is a run.

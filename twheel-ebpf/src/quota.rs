@@ -1,32 +1,31 @@
-//! Sources that hold more than their share, as userspace has counted: only looked at where the table is full.
+//! Sources that hold more than their quota, as userspace has counted: only looked at where the table is full.
 //!
 //! A flow is its initiator's. One whose beginning was not seen may be either end's, and is both's: else who has lost
 //! a flow would have it back, as nobody's, with the next packet.
 
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP};
 use twheel_common::{
-    flow::{Direction, FlowKey},
-    packet::Segment,
-    share::{CALL, Hog, VICTIMS as MOST, source},
-    state::Seen,
+    key::{Direction, FlowKey},
+    quota::{CALL, OverQuota, VICTIMS as MOST, source},
+    seen::Seen,
+    segment::Segment,
 };
 
 use crate::{
     atomic, config,
     maps::{FULL, HOGS, VICTIMS, WAKES},
-    table,
-    touch::view,
+    record,
     verifier::given,
 };
 
-/// 1 if the flow that a segment begins is of a source that holds more than its share.
+/// 1 if the flow that a segment begins is of a source that holds more than its quota.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
+pub extern "C" fn quota_is_over(segment: *const Segment, now: u64) -> u64 {
     let Some(segment) = given(segment) else {
         return 0;
     };
-    match Seen::first(segment.direction, segment.flags, view()) {
+    match Seen::first(segment.direction, segment.flags, config::view()) {
         Some(seen) => find(&segment.key, seen, now).is_some().into(),
         None => 0,
     }
@@ -35,27 +34,27 @@ pub extern "C" fn share_is_hog(segment: *const Segment, now: u64) -> u64 {
 /// The same for a flow in the table.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn share_is_of_hog(index: u32, now: u64) -> u64 {
-    match table::at(index) {
+pub extern "C" fn quota_is_flow_over(index: u32, now: u64) -> u64 {
+    match record::at(index) {
         Some(flow) => find(&flow.key(), flow.word().seen(), now).is_some().into(),
         None => 0,
     }
 }
 
-/// The same, and whether the source still has more than its share; it has one less then.
+/// The same, and whether the source still has more than its quota; it has one less then.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn share_may_take(index: u32, now: u64) -> u64 {
-    let Some(flow) = table::at(index) else {
+pub extern "C" fn quota_may_take(index: u32, now: u64) -> u64 {
+    let Some(flow) = record::at(index) else {
         return 0;
     };
-    let Some(hog) = find(&flow.key(), flow.word().seen(), now) else {
+    let Some(over) = find(&flow.key(), flow.word().seen(), now) else {
         return 0;
     };
     // SAFETY: a value that the map gave is valid memory while the program runs, aligned to 8. It may be given to another
     // source meanwhile, which then keeps a flow more or has one less.
     unsafe {
-        let excess = &raw mut (*hog).excess;
+        let excess = &raw mut (*over).excess;
         if excess.read_volatile() <= 0 {
             return 0;
         }
@@ -65,7 +64,7 @@ pub extern "C" fn share_may_take(index: u32, now: u64) -> u64 {
 }
 
 #[inline(always)]
-fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut Hog> {
+fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut OverQuota> {
     let [a, b, c, d] = key.addresses();
     let (initiator, other) = match seen.initiator() {
         Direction::FromLow => ([a, b], [c, d]),
@@ -79,11 +78,11 @@ fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut Hog> {
 }
 
 #[inline(always)]
-fn of(address: [u64; 2], now: u64) -> Option<*mut Hog> {
-    let hog = HOGS.get_ptr_mut(source(address))?;
-    // SAFETY: as in `may_take`.
-    let until = unsafe { (&raw const (*hog).until).read_volatile() };
-    (now < until).then_some(hog)
+fn of(address: [u64; 2], now: u64) -> Option<*mut OverQuota> {
+    let over = HOGS.get_ptr_mut(source(address))?;
+    // SAFETY: as in `quota_may_take`.
+    let until = unsafe { (&raw const (*over).until).read_volatile() };
+    (now < until).then_some(over)
 }
 
 /// The next of this CPU's flows that userspace has named.

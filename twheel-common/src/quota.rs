@@ -1,4 +1,4 @@
-//! Shares of a full table: which sources hold more than theirs, and which of their flows go when others want room.
+//! Quotas of a full table: which sources hold more than theirs, and which of their flows go when others want room.
 //!
 //! Userspace counts and writes, when the packet path has found the table full of established flows; the packet path
 //! reads only then. What it reads is old by as long as the scan took, and is forgotten after [`LASTS`] seconds.
@@ -7,17 +7,17 @@
 pub const CALL: u64 = u64::MAX;
 /// How long what was counted is good for, seconds. The packet path calls again after one, as long as somebody wants room.
 pub const LASTS: u64 = 10;
-/// Sources that can hold too much at once: with a share of 1 % a hundred can, and twice as many where flows count for
+/// Sources that can hold too much at once: with a quota of 1 % a hundred can, and twice as many where flows count for
 /// both their ends.
-pub const MAX_HOGS: u32 = 256;
+pub const MAX_OVER_QUOTA: u32 = 256;
 /// Flows of theirs that each CPU can give up between two scans; a power of two.
 pub const VICTIMS: usize = 2048;
 
-/// A source that holds more than its share.
+/// A source that holds more than its quota.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hog {
-    /// Flows above its share: so many may go. Signed, since CPUs that take the last one at once go below.
+pub struct OverQuota {
+    /// Flows above its quota: so many may go. Signed, since CPUs that take the last one at once go below.
     pub excess: i64,
     /// Clock units: after this it is not known to hold too much.
     pub until: u64,

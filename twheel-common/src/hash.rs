@@ -1,0 +1,74 @@
+//! Where a key is looked for in the table: its home, and its fingerprint.
+
+use crate::{
+    key::FlowKey,
+    record::{DISTANCE, LINE, WINDOW},
+};
+
+/// What makes the home of a key unpredictable, and the size of the table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hash {
+    /// Secret, random.
+    pub keys: [u64; 11],
+    /// Lines that are homes; at least [`WINDOW`] / [`LINE`] − 1 more stand behind them.
+    pub homes: u64,
+}
+
+/// Where a flow is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The first record of its home.
+    pub home: u32,
+    /// Its fingerprint.
+    pub fingerprint: u64,
+}
+
+impl Hash {
+    /// For a table of this capacity: five records for three flows.
+    pub fn new(keys: [u64; 11], max_flows: u32) -> Self {
+        let homes = u64::from(max_flows).max(64);
+        Self { keys, homes }
+    }
+
+    /// Lines of the table.
+    pub const fn lines(&self) -> u64 {
+        self.homes + (WINDOW / LINE) as u64 - 1
+    }
+
+    /// Records of the table.
+    pub const fn records(&self) -> u64 {
+        self.lines() * LINE as u64
+    }
+
+    /// The home of a key, and its fingerprint.
+    ///
+    /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*, 2014):
+    /// whoever does not know the keys cannot build collisions, whatever the addresses and ports. But it
+    /// is linear, and with one secret in fifty it lays consecutive addresses or ports side by side. So
+    /// its upper 32 bits are scrambled by a permutation, which gives none of the first away.
+    #[inline(always)]
+    pub fn place(&self, key: &FlowKey) -> Place {
+        let [k, a, b, c, d, e, f, g, h, i, j] = self.keys;
+        let words = key.addresses();
+        let pair = |x: u64, k: u64, l: u64| {
+            k.wrapping_add(x & 0xffff_ffff)
+                .wrapping_mul(l.wrapping_add(x >> 32))
+        };
+        let sum = k
+            .wrapping_add(pair(words[0], a, b))
+            .wrapping_add(pair(words[1], c, d))
+            .wrapping_add(pair(words[2], e, f))
+            .wrapping_add(pair(words[3], g, h))
+            .wrapping_add(pair(key.ports(), i, j));
+        let mut hash = (sum >> 32) as u32;
+        hash ^= hash >> 15;
+        hash = hash.wrapping_mul(0x2c1b_3c6d);
+        hash ^= hash >> 12;
+        let line = (u64::from(hash).wrapping_mul(self.homes) >> 32) as u32;
+        Place {
+            home: line * LINE,
+            fingerprint: sum >> (64 - DISTANCE) | 1,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! From the bytes of a frame to a TCP segment of a flow.
+//!
+//! The parser is generic over how bytes are read, so that XDP frames, socket buffers and plain slices all go through it.
+
+mod bytes;
+mod ethernet;
+mod ip;
+mod transport;
+mod wanted;
+
+use core::mem::MaybeUninit;
+
+pub use self::{
+    bytes::{Bytes, Extension, Header, Skip, extension},
+    ethernet::{ETH_HEADER, Network, Outside, find_network, has_ethernet, with_tag},
+    ip::{MAX_EXTENSION_HEADERS, PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
+    wanted::{Protocols, Wanted},
+};
+pub use crate::segment::{Segment, datagram, tcp};
+
+use self::{
+    bytes::be16,
+    ethernet::{Behind, behind_tags, is_vlan},
+    ip::{ipv4, ipv6, is_plain_ipv4},
+    transport::transport,
+};
+
+/// Parses an Ethernet frame for its TCP segment.
+#[inline(always)]
+pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
+    let wanted = Wanted {
+        protocols: Protocols::TCP,
+        timing: true,
+        vlans: true,
+    };
+    parse_any(frame, wanted)
+}
+
+/// Parses an Ethernet frame for what is asked of it.
+#[inline(always)]
+pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment, Skip> {
+    let mut segment = MaybeUninit::uninit();
+    parse_into(frame, wanted, Outside::default(), &mut segment)?;
+    // SAFETY: who says `Ok` has written it.
+    Ok(unsafe { segment.assume_init() })
+}
+
+/// The same, and the segment is written where it is wanted: the BPF target would copy it by way of the stack.
+#[inline(always)]
+pub fn parse_into<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    outside: Outside,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    parse_network(frame, wanted, find_network(frame, outside)?, segment)
+}
+
+/// Parses the packet of IP that was found in a frame.
+#[inline(always)]
+pub fn parse_network<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    network: Network,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let vlans = match wanted.vlans {
+        true => network.vlans,
+        false => 0,
+    };
+    match network.version {
+        4 => {
+            let datagram = ipv4::<true, _>(frame, network.at, wanted)?;
+            transport(frame, &datagram.in_vlans(vlans), wanted, segment)
+        }
+        6 => {
+            let datagram = ipv6::<MAX_EXTENSION_HEADERS, _>(frame, network.at, wanted)?;
+            transport(frame, &datagram.in_vlans(vlans), wanted, segment)
+        }
+        _ => Err(Skip::NotIp),
+    }
+}
+
+/// Parses what nearly every frame is: an Ethernet header without tags, an IP header without options or extensions.
+/// Says whether it was that, and has written the segment; else [`parse_into`] says what it is.
+#[inline(always)]
+pub fn parse_plain<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> bool {
+    plain(frame, wanted, segment).is_ok()
+}
+
+#[inline(always)]
+fn plain<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let behind = Behind {
+        at: ETH_HEADER,
+        ether_type: be16(frame, ETH_HEADER - 2)?,
+        vlans: 0,
+    };
+    plain_at(frame, behind, wanted, segment)
+}
+
+/// Whether a frame has a VLAN tag.
+#[inline(always)]
+pub fn is_tagged<B: Bytes + ?Sized>(frame: &B) -> bool {
+    be16(frame, ETH_HEADER - 2).is_ok_and(is_vlan)
+}
+
+/// As [`parse_plain`], of a frame with one VLAN tag or two.
+#[inline(always)]
+pub fn parse_tagged<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> bool {
+    tagged(frame, wanted, segment).is_ok()
+}
+
+#[inline(always)]
+fn tagged<B: Bytes + ?Sized>(
+    frame: &B,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    let mut behind = behind_tags(frame, 0)?;
+    behind.vlans = if wanted.vlans { behind.vlans } else { 0 };
+    plain_at(frame, behind, wanted, segment)
+}
+
+#[inline(always)]
+fn plain_at<B: Bytes + ?Sized>(
+    frame: &B,
+    Behind {
+        at,
+        ether_type,
+        vlans,
+    }: Behind,
+    wanted: Wanted,
+    segment: &mut MaybeUninit<Segment>,
+) -> Result<(), Skip> {
+    match ether_type {
+        0x0800 if is_plain_ipv4(frame, at) => {
+            let datagram = ipv4::<false, _>(frame, at, wanted)?.in_vlans(vlans);
+            transport(frame, &datagram, wanted, segment)
+        }
+        0x86dd => {
+            let datagram = ipv6::<0, _>(frame, at, wanted)?.in_vlans(vlans);
+            transport(frame, &datagram, wanted, segment)
+        }
+        _ => Err(Skip::NotIp),
+    }
+}

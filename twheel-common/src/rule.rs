@@ -1,0 +1,247 @@
+//! What a rule gives the flows that have met it: timeouts, and what is done once they have expired.
+
+use crate::seen::{Seen, State};
+
+/// What the timeout of a flow depends on; the discriminant is its place in arrays of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TimeoutName {
+    /// TCP: a SYN has been seen.
+    SynSent = 0,
+    /// TCP: a SYN/ACK has been seen.
+    SynRecv,
+    /// TCP: the handshake is over.
+    Established,
+    /// TCP: one side has sent a FIN.
+    FinWait,
+    /// TCP: and the other has answered with an ACK.
+    CloseWait,
+    /// TCP: both have sent a FIN.
+    LastAck,
+    /// TCP: and an ACK came after that.
+    TimeWait,
+    /// TCP: a RST has been seen.
+    Close,
+    /// TCP that is established as far as one direction tells, and the other was not seen.
+    Unreplied,
+    /// UDP, one direction seen.
+    Udp,
+    /// UDP, both directions seen.
+    UdpStream,
+    /// ICMP.
+    Icmp,
+    /// TCP: one side's retransmissions are not answered, however long the state's own timeout is.
+    Retrans,
+}
+
+/// How many timeouts a rule may set.
+pub const TIMEOUTS: usize = 13;
+
+impl TimeoutName {
+    /// As in a policy file, by discriminant.
+    pub const NAMES: [&'static str; TIMEOUTS] = [
+        State::SynSent.name(),
+        State::SynRecv.name(),
+        State::Established.name(),
+        State::FinWait.name(),
+        State::CloseWait.name(),
+        State::LastAck.name(),
+        State::TimeWait.name(),
+        State::Close.name(),
+        "unreplied",
+        State::Udp.name(),
+        State::UdpStream.name(),
+        State::Icmp.name(),
+        "retrans",
+    ];
+
+    /// All of them, by discriminant.
+    pub const ALL: [Self; TIMEOUTS] = [
+        Self::SynSent,
+        Self::SynRecv,
+        Self::Established,
+        Self::FinWait,
+        Self::CloseWait,
+        Self::LastAck,
+        Self::TimeWait,
+        Self::Close,
+        Self::Unreplied,
+        Self::Udp,
+        Self::UdpStream,
+        Self::Icmp,
+        Self::Retrans,
+    ];
+
+    /// As in a policy file.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The one of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|timeout| timeout.name() == name)
+    }
+}
+
+/// What a rule gives its flows; the number of none is that of no rule. A value of the map `TIMEOUTS`: 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// How long its flows may be idle.
+    pub timeouts: Timeouts,
+    /// What else there is to say of it.
+    pub flags: RuleFlags,
+    /// What is done once such a flow has expired, in bits that userspace alone knows.
+    pub actions: u32,
+}
+
+const _: () = assert!(size_of::<Rule>() == 64);
+
+impl Rule {
+    /// The same where one direction is all that is seen: see [`Timeouts::one_way`].
+    pub fn one_way(mut self, unreplied: bool) -> Self {
+        self.timeouts = self.timeouts.one_way(unreplied);
+        self.flags = self.flags.with(RuleFlags::ONE_WAY);
+        self
+    }
+
+    /// Whether it is for where one direction is all that is seen.
+    pub fn is_one_way(&self) -> bool {
+        self.flags.has(RuleFlags::ONE_WAY)
+    }
+
+    /// Whether the policy has it no more: its flows are no rule's.
+    pub fn is_gone(&self) -> bool {
+        self.flags.has(RuleFlags::GONE)
+    }
+}
+
+/// Bits of a [`Rule`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleFlags(u32);
+
+impl RuleFlags {
+    /// The policy has the rule no more.
+    pub const GONE: Self = Self(1);
+    /// One direction is all that is seen here.
+    pub const ONE_WAY: Self = Self(2);
+
+    /// Whether all of `other` are among these.
+    #[inline(always)]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These, and `other`.
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and the
+/// constants of this type.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts(pub [u32; Timeouts::COUNT]);
+
+impl Timeouts {
+    /// Established, as far as can be told from one direction.
+    pub const UNREPLIED: usize = 8;
+    /// UDP.
+    pub const UDP: usize = 9;
+    /// UDP in both directions.
+    pub const UDP_STREAM: usize = 10;
+    /// ICMP.
+    pub const ICMP: usize = 11;
+    /// One side's retransmissions are not answered: no timeout of such a flow is longer.
+    pub const RETRANS: usize = 12;
+    /// A RST before anything else came back: conntrack forgets the flow at once.
+    pub const REFUSED: usize = 13;
+    /// How many there are.
+    pub const COUNT: usize = 14;
+
+    /// The number of the timeout of a flow of which this was seen.
+    #[inline(always)]
+    pub fn number(seen: Seen) -> usize {
+        let state = seen.0 & Seen::STATE;
+        if state == State::SynSent2 as u32 {
+            return State::SynSent as usize;
+        }
+        if !seen.is_replied() {
+            if state == State::Established as u32 {
+                return Self::UNREPLIED;
+            }
+            if state == State::Close as u32 && seen.0 & Seen::DOUBT == 0 {
+                return Self::REFUSED;
+            }
+        }
+        state as usize
+    }
+
+    /// The same where one direction is all that is seen: a flow that is established is as good as replied to,
+    /// unless `unreplied` says otherwise, and a RST refuses nothing.
+    pub fn one_way(mut self, unreplied: bool) -> Self {
+        if !unreplied {
+            self.0[Self::UNREPLIED] = self.0[State::Established as usize];
+        }
+        self.0[Self::REFUSED] = self.0[State::Close as usize];
+        self
+    }
+
+    /// The longest of them.
+    pub fn longest(&self) -> u32 {
+        self.0.into_iter().max().unwrap_or(0)
+    }
+
+    /// The timeout of a flow of which this was seen.
+    #[inline(always)]
+    pub fn of(&self, seen: Seen) -> u32 {
+        let timeout = self.0.get(Self::number(seen)).copied().unwrap_or(0);
+        let most = self.0[Self::RETRANS];
+        if seen.is_stalled() && most < timeout {
+            most
+        } else {
+            timeout
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_found_by_their_names() {
+        for (place, timeout) in TimeoutName::ALL.into_iter().enumerate() {
+            assert_eq!(timeout as usize, place);
+            assert_eq!(TimeoutName::from_name(timeout.name()), Some(timeout));
+        }
+        assert_eq!(TimeoutName::from_name("syn"), None);
+    }
+
+    #[test]
+    fn a_rule_is_gone_or_for_one_way_by_its_flags() {
+        let rule = Rule::default();
+        assert!(!rule.is_gone() && !rule.is_one_way());
+        let one_way = rule.one_way(false).one_way(false);
+        assert!(one_way.is_one_way() && !one_way.is_gone());
+        let gone = Rule {
+            flags: one_way.flags.with(RuleFlags::GONE),
+            ..one_way
+        };
+        assert!(gone.is_one_way() && gone.is_gone());
+        assert!(!rule.flags.with(RuleFlags::GONE).has(RuleFlags::ONE_WAY));
+    }
+
+    #[test]
+    fn the_longest_timeout_is_none_of_what_else_a_rule_has() {
+        let mut rule = Rule {
+            actions: u32::MAX,
+            ..Rule::default()
+        };
+        assert_eq!(rule.timeouts.longest(), 0);
+        rule.timeouts.0[Timeouts::UDP] = 7;
+        rule.timeouts.0[Timeouts::REFUSED] = 5;
+        assert_eq!(rule.timeouts.longest(), 7);
+    }
+}

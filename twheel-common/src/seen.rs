@@ -1,0 +1,408 @@
+//! What has been seen of a flow so far, in bits: its state, who began it, which sides have sent.
+
+use crate::{
+    key::Direction,
+    segment::{datagram, tcp},
+};
+
+/// States, with the names of `nf_conntrack`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u16)]
+pub enum State {
+    /// A SYN and nothing else.
+    SynSent = 0,
+    /// A SYN/ACK, not yet answered.
+    SynRecv = 1,
+    /// The handshake is over, or was never seen.
+    Established = 2,
+    /// A FIN from one side.
+    FinWait = 3,
+    /// That FIN was followed by an ACK.
+    CloseWait = 4,
+    /// A FIN from the other side too.
+    LastAck = 5,
+    /// And an ACK.
+    TimeWait = 6,
+    /// A RST.
+    Close = 7,
+    /// A SYN from both sides and nothing else (simultaneous open, RFC 9293 section 3.5).
+    SynSent2 = 8,
+    /// UDP, one way or hardly more.
+    Udp = 9,
+    /// UDP, both ways for a while.
+    UdpStream = 10,
+    /// ICMP or ICMPv6.
+    Icmp = 11,
+}
+
+impl State {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 12] = [
+        Self::SynSent,
+        Self::SynRecv,
+        Self::Established,
+        Self::FinWait,
+        Self::CloseWait,
+        Self::LastAck,
+        Self::TimeWait,
+        Self::Close,
+        Self::SynSent2,
+        Self::Udp,
+        Self::UdpStream,
+        Self::Icmp,
+    ];
+
+    /// conntrack's name, in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SynSent => "syn_sent",
+            Self::SynRecv => "syn_recv",
+            Self::Established => "established",
+            Self::FinWait => "fin_wait",
+            Self::CloseWait => "close_wait",
+            Self::LastAck => "last_ack",
+            Self::TimeWait => "time_wait",
+            Self::Close => "close",
+            Self::SynSent2 => "syn_sent2",
+            Self::Udp => "udp",
+            Self::UdpStream => "udp_stream",
+            Self::Icmp => "icmp",
+        }
+    }
+}
+
+/// The kinds of TCP segments that the state machine tells apart, in the order of its table's rows.
+pub(crate) const SYN: usize = 0;
+pub(crate) const SYN_ACK: usize = 1;
+pub(crate) const FIN: usize = 2;
+pub(crate) const ACK: usize = 3;
+pub(crate) const RST: usize = 4;
+
+/// conntrack's `get_conntrack_index`. A segment without any of these flags is none that
+/// [`tcp::valid`] lets through.
+#[inline(always)]
+pub(crate) fn kind(flags: u8) -> usize {
+    if flags & tcp::RST != 0 {
+        RST
+    } else if flags & tcp::SYN != 0 {
+        if flags & tcp::ACK != 0 { SYN_ACK } else { SYN }
+    } else if flags & tcp::FIN != 0 {
+        FIN
+    } else {
+        ACK
+    }
+}
+
+/// How much can be seen of flows, and is asked of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// One direction is all that is seen here.
+    pub one_way: bool,
+    /// A flow begins with a SYN, or is none.
+    pub strict: bool,
+}
+
+/// What has been seen of a flow: its [`State`], who began it, who was seen, and what else decides on it.
+/// 20 bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen(pub u32);
+
+impl Seen {
+    pub(crate) const STATE: u32 = 15;
+    /// The initiator is the key's high endpoint.
+    pub(crate) const INITIATOR_HIGH: u32 = 1 << 4;
+    /// The key's low endpoint has sent something; the high one's bit is the next.
+    pub(crate) const FROM_LOW: u32 = 1 << 5;
+    pub(crate) const FROM_HIGH: u32 = 1 << 6;
+    pub(crate) const BOTH: u32 = 3 << 5;
+    /// The first segment was none of a handshake.
+    pub(crate) const PICKUP: u32 = 1 << 7;
+    /// How far above the bit of a side that of its FIN is.
+    pub(crate) const FIN: u32 = 3;
+
+    /// How far above the bit of a side the one is that says that its position is not known, though it was seen: a flow
+    /// that was entered for a socket.
+    pub(crate) const UNPLACED: u32 = 6;
+
+    /// One side sends again and again, and nothing comes back.
+    pub(crate) const STALLED: u32 = 1 << 10;
+    /// Its link to an inbox is in use.
+    pub(crate) const POSTED: u32 = 1 << 13;
+    /// A new life of the flow has begun, and when is not yet noted.
+    pub(crate) const STARTING: u32 = 1 << 14;
+
+    /// The flow has ended: nothing can be added to this.
+    pub const DEAD: Self = Self(1 << 15);
+
+    /// In [`State::Close`]: the RST was near its sender's next number, and not at it. In [`State::LastAck`]: the last
+    /// FIN is the high side's. In [`State::SynSent`]: the responder has acknowledged another number. In
+    /// [`State::SynRecv`]: it has sent data.
+    pub(crate) const DOUBT: u32 = 1 << 16;
+    /// A SYN that may begin another life waits for its answer. In [`State::LastAck`]: the first FIN was not acknowledged when
+    /// the second one came.
+    pub(crate) const CANDIDATE: u32 = 1 << 17;
+    /// How far above the bit of a side the one is that says that it has gone on since an end that is in doubt.
+    pub(crate) const GOES_ON: u32 = 13;
+    /// Both have.
+    pub(crate) const BOTH_GO_ON: u32 = Self::BOTH << Self::GOES_ON;
+    /// What of a flow is in doubt: all four of these bits.
+    pub(crate) const DOUBTS: u32 = 15 << 16;
+
+    /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
+    /// or a FIN of a flow that is not known is the end of something, not its beginning.
+    #[inline(always)]
+    pub fn first(direction: Direction, flags: u8, view: View) -> Option<Self> {
+        if flags & datagram::ANY != 0 {
+            return Self::first_datagram(direction, flags);
+        }
+        let (state, pickup, from_initiator) = match kind(flags) {
+            SYN => (State::SynSent, 0, true),
+            _ if view.strict => return None,
+            // A SYN/ACK comes from the responder.
+            SYN_ACK if view.one_way => (State::SynRecv, 0, false),
+            ACK => (State::Established, Self::PICKUP, true),
+            _ => return None,
+        };
+        let from_high = matches!(direction, Direction::FromHigh);
+        let initiator = if from_high == from_initiator {
+            Self::INITIATOR_HIGH
+        } else {
+            0
+        };
+        let seen = Self(state as u32).with(pickup).with(initiator);
+        Some(seen.with(side(direction)))
+    }
+
+    /// Whether a segment with these flags can be the [first](Self::first) of a flow.
+    #[inline(always)]
+    pub fn is_first(flags: u8, view: View) -> bool {
+        if flags & datagram::ANY != 0 {
+            return flags & datagram::ANY != datagram::ANSWER;
+        }
+        match kind(flags) {
+            SYN => true,
+            _ if view.strict => false,
+            SYN_ACK => view.one_way,
+            ACK => true,
+            _ => false,
+        }
+    }
+
+    #[inline(always)]
+    fn first_datagram(direction: Direction, flags: u8) -> Option<Self> {
+        let state = match flags & datagram::ANY {
+            datagram::UDP => State::Udp,
+            datagram::QUERY => State::Icmp,
+            // An answer to nothing.
+            _ => return None,
+        };
+        let initiator = match direction {
+            Direction::FromLow => 0,
+            Direction::FromHigh => Self::INITIATOR_HIGH,
+        };
+        Some(Self(state as u32).with(initiator).with(side(direction)))
+    }
+
+    /// What is known of a flow from a socket in this state, or from conntrack: both sides were there, and `finished` says
+    /// which have sent a FIN. Where they stand is not known.
+    pub fn of_socket(state: State, initiator: Direction, finished: &[Direction]) -> Self {
+        let initiator = match initiator {
+            Direction::FromLow => 0,
+            Direction::FromHigh => Self::INITIATOR_HIGH,
+        };
+        let fins = finished.iter().fold(Self(0), |fins, direction| {
+            fins.with(side(*direction) << Self::FIN)
+        });
+        let unplaced = if state as u32 <= State::SynSent2 as u32 {
+            Self::BOTH << Self::UNPLACED
+        } else {
+            0
+        };
+        Self(state as u32)
+            .with(Self::BOTH)
+            .with(Self::PICKUP)
+            .with(unplaced)
+            .with(initiator)
+            .with(fins.0)
+    }
+
+    /// The bits of sides, and those that say that their positions are not known.
+    #[inline(always)]
+    pub(crate) const fn places(sides: u32) -> u32 {
+        sides | sides << Self::UNPLACED
+    }
+
+    #[inline(always)]
+    pub(crate) fn with(self, bits: u32) -> Self {
+        Self(self.0 | bits)
+    }
+
+    /// Whether a side was seen and it is known how far it has sent.
+    #[inline(always)]
+    pub(crate) fn is_placed(self, direction: Direction) -> bool {
+        let side = side(direction);
+        self.0 & Self::places(side) == side
+    }
+
+    /// Whether a packet with these flags cannot change this, whatever its numbers: nearly every packet.
+    #[inline(always)]
+    pub fn is_kept_by(self, direction: Direction, flags: u8) -> bool {
+        let (side, state) = (side(direction), self.0 & Self::STATE);
+        if flags & datagram::ANY != 0 {
+            // The answer to a first datagram may come after two seconds.
+            let is_settled = state != State::Udp as u32 || !self.is_replied();
+            return is_settled && self.0 & Self::DEAD.with(side).0 == side;
+        }
+        let asked = Self::DEAD.with(Self::STATE).with(Self::places(side));
+        let kept = Self(State::Established as u32).with(side);
+        flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0 && self.0 & asked.0 == kept.0
+    }
+
+    /// Whether each packet by which [this is kept](Self::is_kept_by) says anew how far both sides have come: nothing is
+    /// known of the other one but what this one says.
+    #[inline(always)]
+    pub fn is_told_by(self, direction: Direction, view: View) -> bool {
+        let is_open = self.0 & Self::STATE == State::Established as u32;
+        !view.one_way
+            && is_open
+            && self.is_placed(direction)
+            && !self.is_placed(direction.reverse())
+    }
+
+    #[inline(always)]
+    pub(crate) fn without(self, bits: u32) -> Self {
+        Self(self.0 & !bits)
+    }
+
+    /// The same, but [`is_starting`](Self::is_starting).
+    #[inline(always)]
+    pub fn starting(self) -> Self {
+        self.with(Self::STARTING)
+    }
+
+    /// Whether `created` may still be that of the life before.
+    #[inline(always)]
+    pub fn is_starting(self) -> bool {
+        self.0 & Self::STARTING != 0
+    }
+
+    /// The same, but [`is_posted`](Self::is_posted).
+    #[inline(always)]
+    pub fn posted(self) -> Self {
+        self.with(Self::POSTED)
+    }
+
+    /// The same, but not.
+    #[inline(always)]
+    pub fn delivered(self) -> Self {
+        self.without(Self::POSTED)
+    }
+
+    /// The same, but [`is_stalled`](Self::is_stalled), or not.
+    #[inline(always)]
+    pub fn stalled(self, stalled: bool) -> Self {
+        match stalled {
+            true => self.with(Self::STALLED),
+            false => self.without(Self::STALLED),
+        }
+    }
+
+    /// Whether one side's retransmissions are not answered.
+    #[inline(always)]
+    pub fn is_stalled(self) -> bool {
+        self.0 & Self::STALLED != 0
+    }
+
+    /// TCP past the handshake, and neither over nor reset: retransmissions tell whether anybody is there.
+    #[inline(always)]
+    pub fn is_synchronized(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state >= State::Established as u32 && state <= State::LastAck as u32
+    }
+
+    /// Whether the flow is on its way to the CPU of its wheel, which was told to look at it.
+    #[inline(always)]
+    pub fn is_posted(self) -> bool {
+        self.0 & Self::POSTED != 0
+    }
+
+    /// Past the handshake, and no FIN waits for its acknowledgment.
+    #[inline(always)]
+    pub(crate) fn is_open(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state == State::Established as u32 || state == State::CloseWait as u32
+    }
+
+    /// Reset, or ended from both sides.
+    #[inline(always)]
+    pub fn is_closed(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state >= State::LastAck as u32 && state <= State::Close as u32
+    }
+
+    /// A RST was seen.
+    #[inline(always)]
+    pub fn is_reset(self) -> bool {
+        self.0 & Self::STATE == State::Close as u32
+    }
+
+    /// Whether packets of both directions were seen.
+    #[inline(always)]
+    pub fn is_replied(self) -> bool {
+        self.0 & Self::BOTH == Self::BOTH
+    }
+
+    /// Whether packets of both directions were seen, and it is known how far each side has sent.
+    #[inline(always)]
+    pub fn is_conversation(self) -> bool {
+        self.0 & Self::places(Self::BOTH) == Self::BOTH
+    }
+
+    /// Whether nothing but SYNs were seen.
+    #[inline(always)]
+    pub fn is_opening(self) -> bool {
+        let state = self.0 & Self::STATE;
+        state == State::SynSent as u32 || state == State::SynSent2 as u32
+    }
+
+    /// What a full table keeps: past the handshake and not closed; and seen from both sides, unless one is all
+    /// that anybody sees here (`one_way`).
+    #[inline(always)]
+    pub fn is_established(self, one_way: bool) -> bool {
+        let state = self.0 & Self::STATE;
+        let open = state >= State::Established as u32 && state <= State::CloseWait as u32
+            || state == State::UdpStream as u32;
+        open && (one_way || self.is_replied())
+    }
+
+    /// The state.
+    pub fn state(self) -> State {
+        let state = (self.0 & Self::STATE) as usize;
+        State::ALL.get(state).copied().unwrap_or(State::Close)
+    }
+
+    /// The first segment seen was none of a handshake.
+    pub fn is_pickup(self) -> bool {
+        self.0 & Self::PICKUP != 0
+    }
+
+    /// The direction in which the initiator sends.
+    #[inline(always)]
+    pub fn initiator(self) -> Direction {
+        if self.0 & Self::INITIATOR_HIGH != 0 {
+            Direction::FromHigh
+        } else {
+            Direction::FromLow
+        }
+    }
+}
+
+/// The bit of [`Seen`] for the sender.
+#[inline(always)]
+pub(crate) fn side(direction: Direction) -> u32 {
+    match direction {
+        Direction::FromLow => Seen::FROM_LOW,
+        Direction::FromHigh => Seen::FROM_HIGH,
+    }
+}

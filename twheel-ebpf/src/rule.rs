@@ -1,0 +1,36 @@
+//! What a rule gives its flows: how long they may be idle.
+
+use twheel_common::{
+    rule::{Rule, RuleFlags, Timeouts},
+    seen::Seen,
+};
+
+use crate::{config, maps::TIMEOUTS};
+
+/// How long a flow of this rule may be idle of which this was seen, units.
+#[inline(always)]
+pub fn timeout(rule: u16, seen: Seen) -> u32 {
+    let Some(timeouts) = TIMEOUTS.get_ptr(rule.into()) else {
+        return u32::MAX >> 2;
+    };
+    let number = Timeouts::number(seen) & 15;
+    // SAFETY: a place in a map, of aligned numbers. Volatile, because userspace changes them.
+    let of = |number| unsafe { timeouts.cast::<u32>().add(number).read_volatile() };
+    let timeout = of(number);
+    if config::rto_is_on() && seen.is_stalled() {
+        let most = of(Timeouts::RETRANS);
+        return if most < timeout { most } else { timeout };
+    }
+    timeout
+}
+
+/// Whether the policy has the rule no more.
+#[inline(always)]
+pub fn is_gone(rule: u16) -> bool {
+    let Some(rule) = TIMEOUTS.get_ptr(rule.into()) else {
+        return false;
+    };
+    let rule: *const Rule = rule;
+    // SAFETY: a place in a map. Volatile, because userspace changes it.
+    unsafe { (&raw const (*rule).flags).read_volatile() }.has(RuleFlags::GONE)
+}

@@ -1,0 +1,130 @@
+//! The retransmission timers of a flow's record: where they lie, and when the wheel visits the flow next.
+
+use twheel_common::{
+    event::Pace,
+    rto::{self, Rare, Side},
+};
+
+use crate::{atomic, config, maps::RTOS, record::Hot, verifier::bit};
+
+/// The timers of a record: valid memory while the program runs, where other CPUs write, too.
+#[derive(Clone, Copy)]
+pub struct Timers(*mut rto::Timers);
+
+impl Timers {
+    /// Of this record, where there are any.
+    #[inline(always)]
+    pub fn of(flow: Hot) -> Option<Self> {
+        if !config::rto_is_on() {
+            return None;
+        }
+        RTOS.get_ptr_mut(flow.index()).map(Self)
+    }
+
+    /// The side that sends in this direction.
+    #[inline(always)]
+    pub fn side(self, direction: u64) -> *mut Side {
+        // SAFETY: a value has two.
+        unsafe {
+            (&raw mut (*self.0).sides)
+                .cast::<Side>()
+                .add(bit(direction) as usize)
+        }
+    }
+
+    /// The rest of it.
+    #[inline(always)]
+    pub fn rare(self, direction: u64) -> *mut Rare {
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*self.0).rare)
+                .cast::<Rare>()
+                .add(bit(direction) as usize)
+        }
+    }
+
+    /// Orders what was written before it before what is read after it. Who starts a timer writes it and then looks when
+    /// the flow is visited; who visits writes when that is next and then looks at the timers again: one of the two sees
+    /// the other.
+    #[inline(always)]
+    pub fn fence(self) {
+        // SAFETY: a place in a map, aligned to 4, that is for nothing else.
+        unsafe { atomic::or(&raw mut (*self.0).reserved, 0) };
+    }
+
+    /// When the wheel visits the flow next, low 32 bits of the clock, units.
+    #[inline(always)]
+    pub fn visit(self) -> u32 {
+        // SAFETY: a value of the map.
+        unsafe { (&raw const (*self.0).visit).read_volatile() }
+    }
+}
+
+/// Begins to load the timers of the record of this index, in which a flow is looked for: memory then has them when they
+/// are asked for.
+#[inline(always)]
+pub fn expect(index: u32) {
+    if config::rto_is_on()
+        && let Some(timers) = RTOS.get_ptr(index)
+    {
+        let timers: *const rto::Timers = timers;
+        // SAFETY: a value of the map; what it says is not asked.
+        unsafe { (&raw const (*timers).visit).read_volatile() };
+    }
+}
+
+/// Of a flow that begins: nothing is known.
+#[inline(always)]
+pub fn reset(flow: Hot) {
+    let Some(timers) = Timers::of(flow) else {
+        return;
+    };
+    let words = timers.side(0).cast::<u64>();
+    for word in 0..size_of::<[Side; 2]>() / 8 {
+        // SAFETY: within the value. Volatile, or the compiler makes it a call.
+        unsafe { words.add(word).write_volatile(0) };
+    }
+}
+
+/// When the wheel visits the flow next.
+#[inline(always)]
+pub fn set_visit(flow: Hot, due: u64) {
+    if let Some(timers) = Timers::of(flow) {
+        // SAFETY: a value of the map.
+        unsafe { (&raw mut (*timers.0).visit).write_volatile(due as u32) };
+    }
+}
+
+/// A deadline, or when the wheel meant to visit the flow, whichever comes first: that is no later than a timer expires.
+#[inline(always)]
+pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
+    let Some(timers) = Timers::of(flow) else {
+        return due;
+    };
+    let wait = timers.visit().wrapping_sub(now as u32);
+    if wait as i32 > 0 && now + u64::from(wait) < due {
+        now + u64::from(wait)
+    } else {
+        due
+    }
+}
+
+/// Writes what there is to report of one of a flow's sides.
+///
+/// # Safety
+///
+/// `place` is valid for writes, and nobody else's.
+#[inline(always)]
+pub unsafe fn report(flow: Hot, direction: u64, place: *mut Pace) {
+    let pace = match Timers::of(flow) {
+        // SAFETY: a value of the map; what is torn is an estimate.
+        Some(timers) => unsafe { (*timers.side(direction)).pace(config::limits()) },
+        None => Pace::default(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        (&raw mut (*place).srtt).write_volatile(pace.srtt);
+        (&raw mut (*place).rto).write_volatile(pace.rto);
+        (&raw mut (*place).retransmissions).write_volatile(pace.retransmissions);
+    }
+}

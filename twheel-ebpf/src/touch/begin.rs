@@ -1,0 +1,191 @@
+//! A packet of no flow in the table: enters one, and makes room for it if the table is full.
+
+use twheel_common::{counter::Counter, policy::Hook, seen::Seen, segment::Segment, way::SideWay};
+
+use crate::{
+    clock, config,
+    count::count,
+    enforce,
+    policy::{self, Place},
+    record, table,
+    verifier::given,
+    wheel::{arm, room},
+};
+
+use super::{
+    change,
+    keep::{TAKEN, note, note_point},
+    touched::Touched,
+};
+
+/// For a segment of no known flow: enters one, and makes room for it if the table is full.
+///
+/// The steps are taken one after the other here, and none within another: the verifier adds up what callers and callees
+/// have on the stack.
+#[inline(always)]
+pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched {
+    if !config!(enforce).is_on() && !Seen::is_first(segment.flags, config::view()) {
+        count(Counter::NoFlow);
+        return Touched::NoFlow;
+    }
+    let hook = place.hook as u32;
+    let interface = u64::from(place.way.0) << 32 | u64::from(place.interface);
+    let mut begun = 0;
+    for _ in 0..3 {
+        begun = touch_unknown(segment, now, interface, hook);
+        if Touched::from_raw(begun >> 32) == Touched::Created {
+            let (seen, mut rule) = admitted(begun);
+            if let Hook::Egress = place.hook {
+                rule |= table::OUTGOING_RULE as u32;
+            }
+            let begins = Beginning {
+                seen,
+                rule,
+                way: SideWay::of(place.way, segment.direction),
+                idle: 0,
+            };
+            begun = start(segment, at, now, begins);
+        }
+        let room = match Touched::from_raw(begun >> 32) {
+            Touched::TableFull => room::wheel_find_room(segment, now),
+            Touched::WindowFull => room::wheel_make_room_at(at.home, now),
+            _ => 0,
+        };
+        if room == 0 {
+            break;
+        }
+    }
+    let touched = Touched::from_raw(begun >> 32);
+    match touched {
+        Touched::TableFull => count(Counter::TableFull),
+        Touched::WindowFull => count(Counter::WindowFull),
+        Touched::Created => {
+            if let Some(flow) = record::hot(begun as u32) {
+                note_point(flow, segment, now, place, TAKEN);
+                let before = flow.positions();
+                note(flow, segment, before, now);
+            }
+        }
+        // Another CPU has entered it meanwhile.
+        Touched::Known => {
+            if let Some(flow) = record::hot(begun as u32) {
+                let before = flow.positions();
+                // Another CPU has just entered it.
+                let changed = change::touch_change(flow.index(), segment, now, place.way.0);
+                note_point(flow, segment, now, place, changed);
+                note(flow, segment, before, now);
+            }
+            count(Counter::Touched);
+        }
+        _ => {}
+    }
+    touched
+}
+
+/// A segment of no flow in the table, that was seen on this interface, and by which way it came in the high half.
+/// [`Touched`] in the high half. If that is [`Touched::Created`], the flow is counted in, and what it begins with is in the low
+/// half: [`admitted`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_unknown(
+    segment: *const Segment,
+    now: u64,
+    interface_way: u64,
+    hook: u32,
+) -> u64 {
+    let Some(segment) = given(segment) else {
+        return (Touched::NoFlow as u64) << 32;
+    };
+    if config!(enforce).is_on() {
+        match enforce::enforce_of_none(segment, now, hook) {
+            enforce::PASS => {}
+            enforce::ANSWER => return (Touched::Answered as u64) << 32,
+            _ => return (Touched::Refused as u64) << 32,
+        }
+    }
+    let Some(seen) = Seen::first(segment.direction, segment.flags, config::view()) else {
+        count(Counter::NoFlow);
+        return (Touched::NoFlow as u64) << 32;
+    };
+    if !table::has_room() {
+        return (Touched::TableFull as u64) << 32;
+    }
+    let rule = policy::policy_rule(segment, seen.0, interface_way as u32, hook);
+    (Touched::Created as u64) << 32 | u64::from(rule & 0x1ff) << 20 | u64::from(seen.0 & 0xfffff)
+}
+
+/// What the flow begins with that [`touch_unknown`] has counted in: what was seen, and the rule.
+#[inline(always)]
+fn admitted(unknown: u64) -> (Seen, u32) {
+    let low = unknown as u32;
+    (Seen(low & 0xfffff), low >> 20 & 0x1ff)
+}
+
+/// What a flow begins with.
+#[derive(Clone, Copy)]
+struct Beginning {
+    /// What was seen of it.
+    seen: Seen,
+    /// The rule that it has met, perhaps with [`table::OUTGOING_RULE`].
+    rule: u32,
+    /// By which way one of its sides sends.
+    way: SideWay,
+    /// For how long it has been idle, units.
+    idle: u32,
+}
+
+/// Enters a flow that was counted in, and starts its timer. As [`touch_unknown`] says.
+#[inline(always)]
+fn start(segment: &Segment, place: table::Place, now: u64, begins: Beginning) -> u64 {
+    let since = now - u64::from(begins.idle);
+    let rule_way = u64::from(begins.way.0) << 32 | u64::from(begins.rule);
+    clock::see(now);
+    let entered = table::enter(segment, place, since, begins.seen, rule_way);
+    touch_started(entered, now, since)
+}
+
+/// Starts the timer of a flow that [`table::enter`] has entered, or counts it out if it has not. As [`touch_unknown`] says,
+/// with the index of the flow in the low half.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
+    let Some(flow) = table::entered(entered) else {
+        table::uncount(1);
+        return (Touched::WindowFull as u64) << 32;
+    };
+    if !table::is_new(entered) {
+        table::uncount(1);
+        return (Touched::Known as u64) << 32 | u64::from(flow.index());
+    }
+    let timeout = flow.timeout(flow.word().seen());
+    arm::wheel_start(flow.index(), now, since + u64::from(timeout));
+    count(Counter::Created);
+    (Touched::Created as u64) << 32 | u64::from(flow.index())
+}
+
+/// Enters a flow that no packet has begun, of which this is known, and which has been idle for so long (units). The
+/// segment has its key alone. [`Touched`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn touch_enter(
+    segment: *const Segment,
+    now: u64,
+    seen: u32,
+    rule: u32,
+    idle: u32,
+) -> u64 {
+    let Some(segment) = given(segment) else {
+        return Touched::NoFlow as u64;
+    };
+    if !table::has_room() {
+        return Touched::TableFull as u64;
+    }
+    let place = table::place(&segment.key);
+    let begins = Beginning {
+        seen: Seen(seen),
+        rule: rule & 0x1ff,
+        way: SideWay::ANY,
+        idle,
+    };
+    start(segment, place, now, begins) >> 32
+}

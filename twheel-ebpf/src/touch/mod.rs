@@ -1,0 +1,105 @@
+//! Touch: what every packet does to its flow.
+//!
+//! A store of the time, if it has changed, and nothing else: no lock, no list, no timer moved. What
+//! the packet changed of the flow's deadline is found out when the wheel next visits the flow.
+
+pub mod begin;
+pub mod change;
+pub mod keep;
+pub mod touched;
+
+use twheel_common::{
+    counter::Counter,
+    flow::Word,
+    segment::{Segment, tcp},
+};
+
+use crate::{
+    clock, config,
+    count::{count, count_at},
+    point,
+    policy::Place,
+    record::Hot,
+    table, timers,
+    verifier::bit,
+};
+
+use self::{
+    begin::begin,
+    change::{touch_change, touch_rule},
+    keep::{keep, note, note_point},
+};
+
+pub use self::touched::Touched;
+
+/// Touches the flow of a segment, or begins one. What a packet of a known flow needs is inlined; all else is in
+/// functions that the verifier goes through once.
+#[inline(always)]
+pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
+    let at = table::place(&segment.key);
+    table::expect_account(at);
+    timers::expect(at.home);
+    if segment.flags & tcp::SYN != 0 {
+        table::expect_details();
+    }
+    if let Some(flow) = table::find(at, &segment.key) {
+        let before = flow.positions();
+        let word = flow.word();
+        if config!(watched) != 0 && is_seen_again(flow, word, segment, now, place) {
+            count(Counter::SeenAgain);
+            return Touched::Known;
+        }
+        if update(flow, word, segment, now, place) {
+            note(flow, segment, before, now);
+            let counter = match place.is_forwarded {
+                false => Counter::Touched,
+                true => Counter::SeenAgain,
+            };
+            match config!(watched) {
+                0 => count(counter),
+                _ => count_at(place.point.place(), counter),
+            }
+            return Touched::Known;
+        }
+    }
+    begin(segment, at, now, place)
+}
+
+/// Whether the packet was counted elsewhere on its way: then it does no more than to keep the flow alive. Asked where it makes
+/// a difference: of packets that may change a state, and where packets are counted.
+#[inline(always)]
+fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
+    let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
+    let is_counted = config!(accounting) != 0 || config::rto_is_on();
+    if is_kept && !is_counted {
+        return false;
+    }
+    let mut flags = 0;
+    if is_kept {
+        flags |= point::NOTES;
+    }
+    if place.may_be_known {
+        flags |= point::MAY_BE_KNOWN;
+    }
+    if point::point_see(flow.index(), segment, now, place.point.0.into(), flags) == 0 {
+        return false;
+    }
+    if word.is_older_than(now) {
+        flow.touch(now);
+        clock::see(now);
+    }
+    true
+}
+
+/// Notes what a packet says of a flow that is there. Says whether it is the packet's.
+#[inline(always)]
+fn update(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
+    if !word.seen().is_kept_by(segment.direction, segment.flags) {
+        let changed = touch_change(flow.index(), segment, now, place.way.0);
+        note_point(flow, segment, now, place, changed);
+        let (hook, interface) = (place.hook as u64, place.interface.into());
+        return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
+    }
+    keep(flow, word, segment, now, place.way);
+    true
+}

@@ -1,0 +1,281 @@
+//! Visits: the wheel looks at one flow whose slot has come round, and arms it again or ends it.
+
+use twheel_common::{
+    bits::lowest,
+    counter::Counter,
+    event::Reason,
+    flow::{MAX_AGE, Visit, age, visit},
+    wheel::{LISTS, Link, Slot},
+};
+
+use crate::{
+    clock, config,
+    count::count,
+    quota,
+    record::{self, At},
+    rto, timers,
+};
+
+use super::{
+    arm::{wake_for, wheel_hasten},
+    end::{End, end, wheel_expire},
+    lists::{Lists, pending, push, unlink},
+    own::Own,
+};
+
+/// What this CPU's wheel did with the flow at the head of the earliest slot.
+pub enum Handled {
+    /// Armed again.
+    Rearmed,
+    /// The same, with an event of a retransmission timer's.
+    Reported,
+    /// Removed, with its event.
+    Removed,
+    /// Left in place: the ring is full.
+    RingFull,
+    /// No flow is due by the tick asked for; the next slot's turn, if there is one.
+    Nothing(Option<Slot>),
+}
+
+/// Looks at a flow that was taken out of this CPU's inbox.
+#[inline(always)]
+pub fn deliver(flow: At, now: u64) {
+    flow.delivered();
+    // After that: whoever changes the flow from here on posts it again.
+    look(flow, now);
+}
+
+/// Moves a flow of this CPU's wheel to the slot of the deadline that it has by now.
+#[inline(always)]
+pub fn look(flow: At, now: u64) {
+    wheel_look(flow.index(), now);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
+    let Some(flow) = record::at(index) else {
+        return 0;
+    };
+    let word = flow.word();
+    match visit(now, word, flow.timeout(word.seen()), clock::doubt) {
+        Visit::Rearm(due) => {
+            let due = first_of(flow, now, due);
+            wheel_hasten(index, due);
+            if config::rto_is_on() {
+                settle(flow, now, due);
+            }
+        }
+        Visit::Expire => {
+            wheel_hasten(index, now);
+        }
+    }
+    0
+}
+
+/// The flow's deadline, or that of a retransmission timer of its that expires before.
+#[inline(always)]
+fn first_of(flow: At, now: u64, due: u64) -> u64 {
+    if config::rto_is_on() {
+        let expires = rto::rto_next(flow.index(), now);
+        if expires < due {
+            return expires;
+        }
+    }
+    due
+}
+
+/// Makes good a timer that another CPU has started while the flow was armed for `due`.
+#[inline(always)]
+fn settle(flow: At, now: u64, due: u64) {
+    let expires = rto::started_meanwhile(flow.hot(), now);
+    // Rounding alone is no reason.
+    if expires < due.saturating_sub(2) {
+        wheel_hasten(flow.index(), expires);
+    }
+}
+
+/// Visits one flow on behalf of the stepper: one that has been handed out, or else one of the next slot whose turn is
+/// not after `tick`. `round` says in which lists there are flows that this call has gathered and not yet visited.
+#[inline(always)]
+pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
+    let geometry = config::geometry();
+    let Some(waiting) = Lists::of(pending()) else {
+        return Handled::Nothing(None);
+    };
+    if *round == 0 {
+        if waiting.are_empty() {
+            match wheel.first(geometry) {
+                Some(slot) if slot.starts <= tick => {
+                    wheel_hand_out(slot.index);
+                    wheel.take(geometry, slot);
+                }
+                next => {
+                    wheel.advance(tick);
+                    return Handled::Nothing(next);
+                }
+            }
+        }
+        *round = wheel_gather();
+    }
+    let list = lowest(u64::from(*round));
+    *round &= round.wrapping_sub(1);
+    // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
+    // schemes report it at the same tick.
+    let due = tick.wrapping_mul(u64::from(config!(tick)));
+    handle(wheel, waiting.get(list), now, due, For::Stepper { micros })
+}
+
+/// Hands out whole lists at once: flows armed again may come back to the same slot.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_hand_out(slot: u32) -> u32 {
+    let (Some(from), Some(to)) = (Lists::of(slot), Lists::of(pending())) else {
+        return 0;
+    };
+    for list in 0..LISTS as u32 {
+        let first = from.get(list);
+        from.set(list, Link::NONE);
+        to.set(list, first);
+        if let Some(flow) = first.as_flow().and_then(record::of) {
+            flow.set_prev(Link::list(pending(), list));
+        }
+    }
+    0
+}
+
+/// Loads what the visits of the first flow of each list read, and what they change of the flow behind it, so that the
+/// processor waits for all of it at once. Says in which lists there are flows.
+///
+/// In a loop that does nothing else: before each atomic operation of a visit it would wait for what was asked for. The
+/// flow at the front was behind another one the last time.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn wheel_gather() -> u32 {
+    let Some(waiting) = Lists::of(pending()) else {
+        return 0;
+    };
+    let mut round = 0;
+    for list in 0..LISTS as u32 {
+        if let Some(flow) = waiting.get(list).as_flow().and_then(record::of) {
+            round |= 1 << list;
+            flow.fetch();
+        }
+    }
+    round
+}
+
+/// What a visit is for.
+#[derive(Clone, Copy)]
+pub enum For {
+    /// The stepper's turn, which began at so many microseconds.
+    Stepper {
+        /// Of the retransmission timers' clock.
+        micros: u32,
+    },
+    /// A packet wants room.
+    Room {
+        /// It cannot go on to another flow.
+        last: bool,
+        /// It is of a source that holds more than its quota, and takes room from such alone.
+        over_quota: bool,
+    },
+}
+
+/// Visits the flow at the head of a list. What is due is what was `decided` on, units.
+#[inline(always)]
+pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> Handled {
+    let for_room = !matches!(purpose, For::Stepper { .. });
+    let Some(flow) = first.as_flow().and_then(record::of) else {
+        return Handled::Nothing(None);
+    };
+    let index = flow.index();
+    let word = flow.word();
+    if word.is_dead() || !flow.is_ours() {
+        // Only this CPU ends the flows of its wheel, and it unlinks them.
+        count(Counter::Orphans);
+        unlink(wheel, flow);
+        return Handled::Rearmed;
+    }
+    let (mut reported, mut expires) = (false, rto::IDLE);
+    if config::rto_is_on()
+        && let For::Stepper { micros } = purpose
+    {
+        let said = rto::rto_visit(index, now, micros);
+        if said == rto::RING_FULL {
+            return Handled::RingFull;
+        }
+        if said & rto::STALLS != 0 {
+            rto::rto_stall(index);
+        }
+        reported = said & rto::REPORTED != 0;
+        expires = said & rto::IDLE;
+    }
+    // Stalled by now, it may be.
+    let word = flow.word();
+    let (reason, counter) = match visit(decided, word, flow.timeout(word.seen()), clock::doubt) {
+        Visit::Rearm(due)
+            if let For::Room { last, over_quota } = purpose
+                && !word.seen().is_established(config!(one_way) != 0)
+                && (last || wheel.reaches(clock::tick().from(due)))
+                && (!over_quota || quota::quota_is_flow_over(index, now) != 0) =>
+        {
+            (Reason::Evicted, Counter::Evicted)
+        }
+        Visit::Rearm(due) => {
+            let due = if expires < due { expires } else { due };
+            rearm(wheel, flow, now, due, for_room);
+            if config::rto_is_on() && !for_room && due > now + rto::soon() {
+                settle(flow, now, due);
+            }
+            return if reported {
+                Handled::Reported
+            } else {
+                Handled::Rearmed
+            };
+        }
+        Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
+    };
+    let end = if for_room {
+        end(flow, word, reason, now)
+    } else {
+        End::from_raw(wheel_expire(index, word.0, reason as u32, now))
+    };
+    match end {
+        End::Done => {
+            // The stepper counts when it is through.
+            if for_room {
+                count(counter);
+            }
+            Handled::Removed
+        }
+        End::Alive => {
+            // Decided anew at the next tick, and not in this step: it may be late, and what keeps the flow
+            // alive may last.
+            rearm(wheel, flow, now, now + 1, for_room);
+            Handled::Rearmed
+        }
+        End::RingFull => Handled::RingFull,
+    }
+}
+
+/// Moves a flow to the slot of the time at which it is due.
+#[inline(always)]
+fn rearm(wheel: Own, flow: At, now: u64, due: u64, for_room: bool) {
+    if age(now, flow.created()) > MAX_AGE {
+        flow.set_created((now as u32).wrapping_sub(MAX_AGE));
+    }
+    unlink(wheel, flow);
+    let due = if for_room {
+        timers::no_later(flow.hot(), now, due)
+    } else {
+        due
+    };
+    let slot = wheel.again(clock::tick().from(due));
+    push(wheel, flow, slot);
+    timers::set_visit(flow.hot(), due);
+    if for_room {
+        // The stepper may sleep past the new slot: timeouts may have become shorter.
+        wake_for(wheel, slot);
+    }
+}
