@@ -46,10 +46,10 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let linear = ctx.data_end() - ctx.data();
     let frame = Frame::new(ctx.data(), ctx.data_end(), linear);
     let mut segment = MaybeUninit::uninit();
-    if watched.has(Watched::IS_IP)
-        || !parse_plain(&frame, wanted(), &mut segment)
-            && !(is_tagged(&frame) && xdp_parse_tagged(ctx.ctx, segment.as_mut_ptr()) == PARSED)
-    {
+    let is_plain = !watched.has(Watched::IS_IP)
+        && (parse_plain(&frame, wanted(), &mut segment)
+            || is_tagged(&frame) && xdp_parse_tagged(ctx.ctx, segment.as_mut_ptr()) == PARSED);
+    if !is_plain {
         segment.write(Segment::NONE);
         let network = xdp_network(ctx.ctx, watched.flags.into());
         if xdp_parse(ctx.ctx, segment.as_mut_ptr(), network) != PARSED {

@@ -109,8 +109,10 @@ fn unnamed(root: &str) -> Vec<&str> {
     });
     declared
         .filter(|name| {
+            // `mod@` where a macro has the same name.
             let known = ["", ".rs", "/"].map(|end| format!("`{name}{end}`"));
-            !known.iter().any(|it| index.contains(it))
+            let known = known.into_iter().chain([format!("`mod@{name}`")]);
+            !known.into_iter().any(|it| index.contains(&it))
         })
         .collect()
 }
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_module_that_no_index_names_is_found() {
-        let root = "//! | [`a`], `b.rs` |\n//! | `c/` |\n\nmod a;\npub mod b;\nmod c;\npub mod d;\nmod tests {\n";
+        let root = "//! | [`a`], `b.rs` |\n//! | `c/`, [`mod@e`] |\n\nmod a;\npub mod b;\nmod c;\npub mod d;\nmod e;\nmod tests {\n";
         assert_eq!(unnamed(root), ["d"]);
     }
 }
