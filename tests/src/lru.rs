@@ -1,4 +1,4 @@
-//! What others do, for comparison: flows in the kernel's LRU hash, `twheel-ebpf/src/bench/lru.rs`.
+//! What others do, for comparison: flows in the kernel's LRU hash, `twheel-ebpf/src/bench/trackers.rs`.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Which rule a flow meets, one dimension after the other. (Policy files are `tests/policy.rs` of twheel-user.)
+//! Which rule a flow meets, one dimension after the other. (Policy files: `src/policy/tests/` of twheel-user.)
 #![allow(missing_docs)]
 
 use std::cell::RefCell;

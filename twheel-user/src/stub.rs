@@ -1,4 +1,4 @@
-//! ProgramSource for interfaces of another network namespace.
+//! Programs for interfaces of another network namespace.
 //!
 //! A program is told the index of its interface, and each network namespace counts its own from 1. So an interface of another
 //! namespace has a program of a few instructions, which leaves on its CPU what is to be added to the index

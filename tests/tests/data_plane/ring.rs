@@ -61,7 +61,7 @@ fn a_million_flows_due_at_once_are_all_reported() {
         bytes[26..30].copy_from_slice(&(0x0a00_0000 + client).to_be_bytes());
         plane.receive(&bytes);
     }
-    // At this load a window may be full: docs/design.md, 3 in 10^7. Then a half-open flow of it goes, and is reported.
+    // A window may be full even so: docs/design.md, "Load". Then a half-open flow of it goes, and is reported.
     let refused = plane.count(Counter::WindowFull);
     let evicted = plane.count(Counter::Evicted);
     assert!(
