@@ -25,7 +25,7 @@ pub struct Place {
 }
 
 impl Hash {
-    /// For a table of this capacity: five records for three flows.
+    /// For a table of this capacity: two records for each flow.
     pub fn new(keys: [u64; 11], max_flows: u32) -> Self {
         let homes = u64::from(max_flows).max(64);
         Self { keys, homes }

@@ -45,7 +45,7 @@ pub static DEPOT: Array<u64> = Array::pinned(2, 0);
 #[map]
 pub static SHELF: PerCpuArray<Shelf> = PerCpuArray::pinned(1, 0);
 
-/// What was sent, by the same index as details; of one value where that is not counted.
+/// What was sent, by the index of the flow's record; of one value where that is not counted.
 #[map]
 pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
 
