@@ -26,8 +26,9 @@ pub enum Rule {
     LaterFragment,
     /// The first fragment has the ports, so it is parsed.
     FirstFragment,
-    /// IPv6's fragment header ends the word of the offset with two reserved bits and the flag (RFC 8200, section 4.5);
-    /// etherparse 0.18 has the flag and the reserved bits first in its second byte.
+    /// IPv6's fragment header ends the word of the offset with two reserved bits and the flag (RFC
+    /// 8200, section 4.5); etherparse 0.18 expects the flag and the reserved bits first in the
+    /// second byte.
     FragmentBits,
     /// Hop-by-hop options are skipped wherever they are.
     HopByHop,

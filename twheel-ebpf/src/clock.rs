@@ -32,7 +32,8 @@ pub fn see(now: u64) {
     let Some(word) = JIFFIES.get_ptr_mut(jiffies::place(now as u32)) else {
         return;
     };
-    // SAFETY: an array's value is valid memory while the program runs; volatile, because other CPUs store there too.
+    // SAFETY: an array's value is valid memory while the program runs; volatile, because other CPUs
+    // store there too.
     unsafe {
         if let Some(seen) = jiffies::see(word.read_volatile(), now as u32) {
             word.write_volatile(seen);

@@ -510,7 +510,8 @@ macro_rules! field {
         $(#[doc = $get])+
         #[inline(always)]
         pub fn $name(self) -> $type {
-            // SAFETY: details are valid memory while the program runs. Volatile, because other CPUs store there too.
+            // SAFETY: details are valid memory while the program runs. Volatile, because other CPUs
+            // store there too.
             unsafe { (&raw const (*self.details).$name).read_volatile() }
         }
 

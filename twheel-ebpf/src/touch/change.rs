@@ -154,7 +154,7 @@ pub extern "C" fn touch_learn(index: u32, segment: *const Segment, attempt: *con
     }
 }
 
-/// When the wheel must visit a flow whose timeout has become shorter; 0 if it has not.
+/// When the wheel must visit a flow whose timeout has become shorter; 0 if its timeout has not.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_due(index: u32, before: u64, after: u64, now: u64) -> u64 {
