@@ -61,9 +61,9 @@ pub const STARTED: u64 = 1;
 pub const GOES_ON: u64 = 1 << 63;
 
 /// Handles a packet of the flow. `before`: the next sequence numbers of both sides before the
-/// packet, the low side's in the low half. Returns 0; or [`STARTED`] if a timer has started; or, if
-/// the wheel would visit the flow too late for that timer, the time at which the flow must be
-/// [visited](crate::forward).
+/// packet, the low side's in the low half. Returns 0; or [`STARTED`] if a timer has started or
+/// expired; or, if the wheel would visit the flow too late for that timer, the time at which the
+/// flow must be [visited](crate::forward). [`GOES_ON`] may stand beside each.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now: u64) -> u64 {

@@ -265,7 +265,8 @@ impl Part {
     }
 }
 
-/// The parts of a binary: first those with named tests, then the rest.
+/// The parts of a binary: first those with named tests, which may have the least beside them, then
+/// the rest.
 fn parts(binary: &str) -> Vec<Part> {
     let of_it = || COMPANY.iter().filter(|(name, ..)| *name == binary);
     let (named, rest): (Vec<_>, Vec<_>) = of_it().partition(|(_, names, _)| !names.is_empty());
