@@ -1,4 +1,4 @@
-//! The host's parser beside etherparse, on whatever libFuzzer comes up with: `cargo xtask fuzz`.
+//! Compares the host's parser with etherparse, on libFuzzer's inputs: `cargo xtask fuzz`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

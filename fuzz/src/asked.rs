@@ -1,4 +1,4 @@
-//! etherparse is asked: its answer in the terms of twheel.
+//! Asks etherparse, and translates its answer into twheel's terms.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use twheel_common::packet::{MAX_EXTENSION_HEADERS, Protocols, Segment, Skip, Wan
 
 use crate::rules::{Rule, Rules};
 
-/// A segment in the terms of both.
+/// A segment, as both parsers describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
     proto: u8,
@@ -49,22 +49,22 @@ pub enum Next {
     Again(Patch),
 }
 
-/// What etherparse stops at is taken out.
+/// A change to a frame that removes what etherparse stops at.
 pub enum Patch {
-    /// So long, with zeros.
+    /// Pad with zeros to this length.
     Pad(usize),
-    /// A byte.
+    /// Set a byte.
     Set(usize, u8),
-    /// Several of them.
+    /// Set several bytes.
     SetAll(Vec<(usize, u8)>),
-    /// Two bytes.
+    /// Clear two bytes.
     Clear(usize),
 }
 
 impl Patch {
     pub fn apply(self, frame: &mut Vec<u8>) {
         match self {
-            // Each leaves less to stop at.
+            // Each change leaves less to stop at, so the changes come to an end.
             Self::Pad(length) => {
                 assert!(length > frame.len());
                 frame.resize(length, 0);
@@ -87,24 +87,24 @@ impl Patch {
     }
 }
 
-/// A frame of which etherparse is asked.
+/// A frame that etherparse is asked about.
 pub struct Asked {
-    /// Its length as it came.
+    /// Its length before any change.
     pub whole: usize,
     pub wanted: Wanted,
-    /// The VLANs it is in, as far as they are wanted.
+    /// The VLANs that it is in, as far as they are wanted.
     pub vlans: [u16; 2],
-    /// It is a fragment that is followed by others.
+    /// It is a fragment, and more fragments follow.
     pub more: bool,
-    /// Its payload is shorter than its extension headers, or than its authentication header.
+    /// Its payload is shorter than its extension headers or its authentication header.
     pub too_short: bool,
     pub rules: Rules,
 }
 
-/// Bytes of an Ethernet header, and of a tag.
+/// The length of an Ethernet header, and of a tag.
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
-/// IPv6 destination options: what other extension headers of the same form are taken for.
+/// IPv6 destination options, which other extension headers of the same form are changed into.
 const OPTIONS: u8 = 60;
 
 impl Asked {
@@ -125,7 +125,7 @@ impl Asked {
         let Some(LinkSlice::Ethernet2(ethernet)) = &packet.link else {
             unreachable!("it was asked for Ethernet");
         };
-        // Each EtherType but the last is a tag's.
+        // Each EtherType but the last is that of a tag.
         let mut kind = ethernet.ether_type();
         let mut tags = 0;
         self.vlans = [0; 2];
@@ -148,7 +148,7 @@ impl Asked {
             };
             kind = tag.ether_type();
             tags += 1;
-            // 0 is none, a tag of priority alone: the place stays free.
+            // 0 is no VLAN, but a priority tag: it takes no place.
             let vlan = tag.vlan_identifier().value();
             if self.wanted.vlans
                 && let Some(place) = self.vlans.iter_mut().find(|vlan| **vlan == 0)
@@ -158,7 +158,7 @@ impl Asked {
         }
     }
 
-    /// An IP header, at least so long, is at `at`.
+    /// At `at` is an IP header of at least this length.
     fn ip(&mut self, frame: &[u8], packet: &LaxSlicedPacket, at: usize, least: usize) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + least {
@@ -178,7 +178,7 @@ impl Asked {
         }
     }
 
-    /// Whether it is of a protocol that is wanted, in one version of IP or the other.
+    /// Whether the protocol is wanted, in either version of IP.
     fn is_wanted(&self, proto: IpNumber) -> bool {
         let of = match proto {
             ip_number::TCP => Protocols::TCP,
@@ -231,7 +231,7 @@ impl Asked {
         };
         if header.more_fragments() {
             self.more = true;
-            // The fragment word's other bits but the offset, which is 0.
+            // The other bits of the fragment word; the offset is 0.
             return self.again(Rule::FirstFragment, Patch::Clear(at + 6));
         }
         self.transport(
@@ -251,7 +251,8 @@ impl Asked {
         )
     }
 
-    /// An authentication header in IPv4 that etherparse has stopped at: the IP header, and where it is.
+    /// An authentication header in IPv4 that etherparse stopped at. `ip`: where the IP header is;
+    /// `at`: where the authentication header is.
     fn authentication(
         &mut self,
         frame: &[u8],
@@ -268,7 +269,7 @@ impl Asked {
         }
         if frame[at + 1] == 0 {
             let (first, next) = (frame[ip], frame[at]);
-            // Another behind it is not walked over, as etherparse would do now.
+            // A second one behind it is not skipped, as etherparse would do after the change.
             if next == ip_number::AUTH.0 {
                 return self.refuse(Rule::ShortAuthentication, Skip::NotTracked);
             }
@@ -276,7 +277,7 @@ impl Asked {
                 // Its 8 bytes become options.
                 vec![(ip, first + 2), (ip + 9, next)]
             } else {
-                // The last 4 bytes of options become its first.
+                // The last 4 bytes of the options become its first bytes.
                 vec![(ip, first - 1), (at - 4, next), (at - 3, 1)]
             };
             return self.again(Rule::ShortAuthentication, Patch::SetAll(patch));
@@ -286,7 +287,7 @@ impl Asked {
                 self.again(Rule::Cut, Patch::Pad(at + error.required_len))
             }
             Some(SliceError::Len(_)) => {
-                // It is let out of the total length, to see what comes.
+                // The total length is cleared, to see what etherparse finds behind.
                 self.too_short = true;
                 self.again(Rule::TotalLength, Patch::Clear(ip + 2))
             }
@@ -301,12 +302,13 @@ impl Asked {
         ip: &LaxIpv6Slice,
         at: usize,
     ) -> Next {
-        // Where it is said what the header is that etherparse has come to.
+        // Where the number of the extension header stands that etherparse has reached.
         let mut link = at + 6;
         let mut behind = at + 40;
         let mut kind = ip.header().next_header();
         let mut count = 0;
-        // One by one: etherparse 0.18's own iterator reads beyond the end of a chain that was cut.
+        // One by one: the iterator of etherparse 0.18 reads beyond the end of a chain that was cut
+        // off.
         let mut rest = ip.extensions().slice();
         while !rest.is_empty() {
             let whole = "it is one that etherparse has walked over";
@@ -396,7 +398,8 @@ impl Asked {
         )
     }
 
-    /// An extension header that etherparse has stopped at: the IP header, where it is announced, and where it is.
+    /// An extension header that etherparse stopped at. `ip`: where the IP header is; `link`: where
+    /// the extension header's number stands; `at`: where the extension header is.
     fn extension(
         &mut self,
         frame: &[u8],
@@ -422,7 +425,7 @@ impl Asked {
                 self.again(Rule::Cut, Patch::Pad(at + error.required_len))
             }
             Some(SliceError::Len(_)) => {
-                // It is let out of its payload, to see what comes.
+                // The payload length is cleared, to see what etherparse finds behind.
                 self.too_short = true;
                 self.again(Rule::PayloadLength, Patch::Clear(ip + 4))
             }
@@ -445,7 +448,8 @@ impl Asked {
                 (SliceError::Len(error), Layer::Icmpv4) if error.required_len == 20 => {
                     self.again(Rule::TimestampLength, Patch::Set(network.at + 1, 1))
                 }
-                // What it wanted is not there; or it is, and the headers' lengths say it is not the packet's.
+                // The bytes that etherparse needed are not in the frame; or they are, but by the
+                // headers' lengths they do not belong to the packet.
                 (SliceError::Len(error), _) if network.at + error.required_len > self.whole => {
                     Next::Answer(Err(Skip::Truncated))
                 }
@@ -477,7 +481,7 @@ impl Asked {
                     Icmpv6Type::EchoRequest(_) => datagram::QUERY,
                     Icmpv6Type::EchoReply(_) => datagram::ANSWER,
                     _ => match icmp.type_u8() {
-                        // With a code, which means nothing.
+                        // With a code, which has no meaning.
                         128 => datagram::QUERY,
                         129 => datagram::ANSWER,
                         _ => return self.refuse(Rule::NoQuery, Skip::NotTracked),
@@ -499,7 +503,7 @@ impl Asked {
             tcp.urg(),
         ];
         let [fin, syn, rst, _, ack, urg] = flags;
-        // RFC 9293 has no other but for tests, and conntrack takes no other.
+        // RFC 9293 has no other combinations except for tests, and conntrack accepts no others.
         let sent = match (fin, syn, rst, ack) {
             (false, true, false, true) | (false, false, true, _) => !urg,
             (false, true, false, false) | (_, false, false, true) => true,
@@ -533,7 +537,7 @@ impl Asked {
                 Some(TcpOptionElement::Noop),
                 Some(TcpOptionElement::Timestamp(value, echo)),
             ) = (next(), next(), next())
-                // Not where it was cut.
+                // Not if the option was cut off.
                 && network.at + 32 <= self.whole
             {
                 said.stamp = [value, echo];
@@ -543,15 +547,15 @@ impl Asked {
     }
 }
 
-/// What the headers up to the transport's say.
+/// What the headers in front of the transport header say.
 struct Network {
     vlans: [u16; 2],
     source: IpAddr,
     destination: IpAddr,
     proto: IpNumber,
-    /// Where the transport's is.
+    /// Where the transport header is.
     at: usize,
-    /// From there to the end, if that is said.
+    /// From there to the end of the packet, if the headers say so.
     room: Option<usize>,
     bytes: usize,
 }

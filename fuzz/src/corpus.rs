@@ -1,6 +1,7 @@
-//! The corpus: what the fuzzer starts from. It has found these itself; `cargo xtask fuzz --keep` adds to them.
+//! The corpus, which the fuzzer starts from. The fuzzer has found these inputs itself; `cargo xtask
+//! fuzz --keep` adds to them.
 
-/// The inputs, one a line, in hexadecimal, as the fuzzer has minimised them.
+/// The inputs, minimised by the fuzzer, one a line in hexadecimal.
 const KEPT: &str = include_str!("../corpus.hex");
 
 /// The inputs.

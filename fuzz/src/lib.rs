@@ -1,9 +1,9 @@
-//! Hostile packets: what makes them, and what another library says of each.
+//! Hostile packets: a generator for them, and the answer of another library about each.
 //!
 //! | question | modules |
 //! |---|---|
-//! | Which packets? | [`make`], [`corpus`] |
-//! | What does etherparse say of one, and may twheel say something else? | [`opinion`], [`rules`], `asked` |
+//! | Which packets are tried? | [`make`], [`corpus`] |
+//! | How does etherparse answer, and where may twheel answer differently? | [`opinion`], [`rules`], `asked` |
 
 mod asked;
 pub mod corpus;
@@ -13,7 +13,7 @@ pub mod rules;
 
 use twheel_common::packet::{Protocols, Wanted};
 
-/// Takes an input apart: what is asked, and of which frame.
+/// Splits an input into what is wanted of the parser, and the frame to parse.
 pub fn input(bytes: &[u8]) -> Option<(Wanted, &[u8])> {
     let (&first, frame) = bytes.split_first()?;
     let wanted = Wanted {

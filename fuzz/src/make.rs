@@ -1,10 +1,10 @@
-//! Packets as nobody sends them: put together of parts that are each in order, or not, and then damaged.
+//! Makes packets that no sender sends: of parts that are each valid or not, and then damaged.
 
-/// xorshift64*: the packets are the same each time.
+/// xorshift64*: the packets are the same in each run.
 pub struct Random(pub u64);
 
 impl Random {
-    /// Less than `bound`.
+    /// A number less than `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -12,12 +12,12 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as usize % bound
     }
 
-    /// Once in so many times.
+    /// True once in so many times, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of them.
+    /// One of these values.
     pub fn one_of<T: Copy>(&mut self, some: &[T]) -> T {
         some[self.below(some.len())]
     }
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// EtherTypes of tags, once the old one and MACsec among them.
+/// EtherTypes of tags, among them, once each, the old one and MACsec.
 const TAGS: [[u8; 2]; 12] = [
     [0x81, 0],
     [0x81, 0],
@@ -42,16 +42,16 @@ const TAGS: [[u8; 2]; 12] = [
     [0x91, 0],
     [0x88, 0xe5],
 ];
-/// Extension headers, those of other forms and those that are none among them.
+/// Extension headers, among them some of other forms, and some numbers that are none.
 const EXTENSIONS: [u8; 14] = [0, 43, 44, 44, 51, 60, 135, 139, 140, 253, 254, 50, 59, 4];
-/// Flags that stacks send, and some more.
+/// Flags that stacks send, and a few others.
 const FLAGS: [u8; 12] = [
     0x02, 0x12, 0x10, 0x10, 0x18, 0x11, 0x04, 0x14, 0x22, 0x31, 0xc2, 0x03,
 ];
-/// Where parsers err.
+/// Values at which parsers tend to fail.
 const EDGES: [u8; 12] = [0, 1, 2, 3, 4, 5, 6, 17, 0x1f, 0x7f, 0xfe, 0xff];
 
-/// A packet put together at random, and damaged in places. Addresses are few, so that flows meet.
+/// A random packet, damaged in places. Addresses are few, so that packets share flows.
 pub fn packet(random: &mut Random, frame: &mut Vec<u8>) {
     frame.clear();
     if random.once_in(50) {
@@ -65,7 +65,7 @@ pub fn packet(random: &mut Random, frame: &mut Vec<u8>) {
     }
 }
 
-/// A packet whose lengths fit, whatever is in it.
+/// A packet whose lengths are consistent, whatever its content.
 fn build(random: &mut Random, frame: &mut Vec<u8>) {
     frame.extend([2; 6]);
     frame.extend([4; 6]);
@@ -73,7 +73,7 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
         for _ in 0..1 + random.below(3) {
             let tag = random.one_of(&TAGS);
             frame.extend(tag);
-            // No VLAN, some that meet, or any.
+            // No VLAN, one of a few, or any.
             let any = [random.byte(), random.byte()];
             let few = random.one_of(&[Some(0), Some(0), Some(1), Some(2), None]);
             let [high, _] = any;
@@ -105,7 +105,7 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
     } else {
         frame[ip + 2..ip + 4].copy_from_slice(&(length as u16).to_be_bytes());
     }
-    // Ethernet's padding.
+    // Padding, as Ethernet adds.
     if random.once_in(4) {
         frame.resize(frame.len() + random.below(20), 0);
     }
@@ -144,7 +144,7 @@ fn ipv6(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     frame.extend([0x60, 0, 0, 0, 0, 0, 0, 64]);
     let mut link = frame.len() - 2;
     for _ in 0..2 {
-        // Of its own kind, or a mapped one.
+        // An IPv6 address, or an IPv4 address mapped into one.
         let prefix = random.one_of(&[
             [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff],
@@ -155,7 +155,7 @@ fn ipv6(random: &mut Random, frame: &mut Vec<u8>, proto: u8) {
     if random.once_in(2) {
         let headers = random.one_of(&[1, 1, 2, 2, 3, 4, 7, 8, 9, 10]);
         for _ in 0..headers {
-            // Often one after which it goes on.
+            // Mostly a header after which others may follow.
             let kinds = if random.once_in(8) { 14 } else { 11 };
             let kind = random.one_of(&EXTENSIONS[..kinds]);
             frame[link] = kind;
@@ -244,14 +244,14 @@ fn icmp_query(random: &mut Random, frame: &mut Vec<u8>, v6: bool) {
     frame.resize(frame.len() + data, 7);
 }
 
-/// One thing is done to it that no sender does.
+/// Damages a frame in one way in which no sender would.
 pub fn damage(random: &mut Random, frame: &mut Vec<u8>) {
     if frame.is_empty() {
         return frame.push(random.byte());
     }
     let length = frame.len();
     let at = random.below(length);
-    // Headers rather than data, rather than addresses of Ethernet.
+    // Rather in headers than in data, and rather there than in Ethernet addresses.
     let early = random.below(length.min(80));
     match random.below(10) {
         0 => frame.truncate(at),

@@ -1,9 +1,11 @@
-//! What etherparse says of a frame, and the rules by which twheel says something else.
+//! Compares etherparse's answer about a frame with twheel's, with the rules by which twheel may
+//! answer differently.
 //!
-//! etherparse is asked for the whole frame at once, leniently ([`etherparse::LaxSlicedPacket`]). Where twheel goes on and
-//! etherparse stops, a rule takes out of the frame what it stops at, and it is asked again; where twheel
-//! refuses what etherparse takes, a rule says so, from what etherparse has found. No rule sees twheel's answer, so a
-//! frame to which none applies has one answer, and one to which some apply has one, too: any other is a disagreement.
+//! etherparse parses the whole frame at once, leniently ([`etherparse::LaxSlicedPacket`]). Where
+//! twheel goes on and etherparse stops, a rule removes from the frame what etherparse stopped at,
+//! and etherparse is asked again. Where twheel refuses what etherparse accepts, a rule says so, by
+//! what etherparse has found. No rule knows twheel's answer. So each frame has exactly one expected
+//! answer, whether rules apply to it or not, and any other answer is a disagreement.
 
 use std::fmt;
 
@@ -33,7 +35,7 @@ impl fmt::Display for Disagreement {
     }
 }
 
-/// Asks both; the rules by which they agree.
+/// Asks both. Returns the rules by which they agree.
 pub fn compare(frame: &[u8], wanted: Wanted) -> Result<Rules, Box<Disagreement>> {
     let ours = parse_any(frame, wanted).map(Said::from);
     let (theirs, rules) = second_opinion(frame, wanted);
@@ -49,7 +51,7 @@ pub fn compare(frame: &[u8], wanted: Wanted) -> Result<Rules, Box<Disagreement>>
     }))
 }
 
-/// etherparse's answer in twheel's terms, and by which rules.
+/// etherparse's answer in twheel's terms, and the rules that were applied.
 fn second_opinion(frame: &[u8], wanted: Wanted) -> (Result<Said, Skip>, Rules) {
     let mut asked = Asked {
         whole: frame.len(),

@@ -1,48 +1,50 @@
-//! By which rules twheel says something else than etherparse.
+//! The rules by which twheel answers differently from etherparse.
 
-/// Why twheel does not say what etherparse says.
+/// A reason why twheel answers differently from etherparse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Two tags are looked behind, not three.
+    /// twheel skips two tags, not three.
     MoreTags,
-    /// 0x9100, the tag of switches before 802.1ad, is none.
+    /// 0x9100, the tag of switches before 802.1ad, is not a tag to twheel.
     OldTag,
-    /// MACsec is not looked behind.
+    /// twheel does not look behind MACsec.
     Macsec,
-    /// The EtherType says which version of IP it is, and the header must agree.
+    /// The EtherType says which version of IP follows, and the header must agree.
     Version,
-    /// A header of which there is but a part is truncated, whatever is in that part.
+    /// An incomplete header is truncated, whatever its bytes are.
     PartOfHeader,
-    /// The rest of a header of IP, of an extension or of TCP's options that was cut off is not needed.
+    /// The rest of a header that was cut off is not needed, for IP, extension headers and TCP
+    /// options.
     Cut,
-    /// The total length is less than that of the headers: its own, and an authentication header's.
+    /// The total length is less than that of the IP header and its authentication header.
     TotalLength,
-    /// The payload's length is less than that of its extension headers.
+    /// The payload length is less than that of the extension headers.
     PayloadLength,
-    /// No length: segmentation is still to come, or it is a jumbogram.
+    /// There is no length: the packet is yet to be segmented, or is a jumbogram.
     NoLength,
-    /// A later fragment is one as soon as that is said, whatever is behind.
+    /// A later fragment counts as one as soon as its offset says so, whatever follows.
     LaterFragment,
-    /// The first fragment has the ports.
+    /// The first fragment has the ports, so it is parsed.
     FirstFragment,
-    /// IPv6's fragment header ends the word of the offset with two reserved bits and the flag (RFC 8200, section 4.5);
-    /// etherparse 0.18 has the flag and the reserved bits first in its second byte.
+    /// IPv6's fragment header ends the word of the offset with two reserved bits and the flag (RFC
+    /// 8200, section 4.5); etherparse 0.18 expects the flag and the reserved bits first in the
+    /// second byte.
     FragmentBits,
-    /// Hop-by-hop options are walked over wherever they stand.
+    /// Hop-by-hop options are skipped wherever they are.
     HopByHop,
-    /// Mobility, HIP, shim6 and the two for experiments are walked over.
+    /// Mobility, HIP, shim6 and the two experimental headers are skipped.
     OtherExtension,
-    /// An authentication header of 8 bytes is walked over as the kernel does.
+    /// An authentication header of 8 bytes is skipped, as the kernel does.
     ShortAuthentication,
     /// Nine extension headers are too many.
     TooManyExtensions,
     /// ICMPv6 in IPv4 is not tracked, nor is ICMP in IPv6.
     OtherIcmp,
-    /// Of ICMP, queries and answers are tracked.
+    /// Of ICMP, only queries and answers are tracked.
     NoQuery,
     /// The length of an ICMP timestamp is not checked.
     TimestampLength,
-    /// A UDP length that does not fit.
+    /// The UDP length does not fit.
     UdpLength,
     /// TCP flags that no stack sends together.
     BadFlags,
@@ -75,7 +77,7 @@ impl Rule {
     ];
 }
 
-/// The rules that a frame has met: bits.
+/// The rules that were applied to a frame, as bits.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rules(u32);
 
@@ -84,12 +86,12 @@ impl Rules {
         self.0 |= 1 << rule as u32;
     }
 
-    /// None: the two agree outright.
+    /// Whether no rule was applied: the two agree without any.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them.
+    /// Iterates over them.
     pub fn iter(self) -> impl Iterator<Item = Rule> {
         Rule::ALL
             .into_iter()

@@ -1,5 +1,5 @@
-//! The host's parser beside etherparse, on packets that nobody sends. What libFuzzer does with coverage
-//! (`cargo xtask fuzz`), this does with many packets put together at random, the same each time.
+//! Compares the host's parser with etherparse, on many packets made at random, the same in each
+//! run. `cargo xtask fuzz` does the same with libFuzzer, which is guided by coverage.
 #![allow(missing_docs)]
 
 use std::{collections::BTreeMap, env};
@@ -12,7 +12,7 @@ use twheel_fuzz::{
     rules::{Rule, Rules},
 };
 
-/// Which rules were met, how often; and how many frames met none.
+/// How often each rule was applied, and how many frames needed none.
 #[derive(Default)]
 struct Tally {
     executions: u64,
@@ -47,7 +47,7 @@ fn no_disagreement_with_etherparse_is_unexplained() {
     let mut frame = Vec::new();
     while tally.executions < executions {
         let wanted = Wanted {
-            // All, three times of four.
+            // All protocols, three times out of four.
             protocols: Protocols([7, 7, 7, random.below(8) as u32][random.below(4)]),
             timing: !random.once_in(4),
             vlans: !random.once_in(4),

@@ -1,4 +1,4 @@
-//! Turns a packet of a flow that has expired into its answer.
+//! Turns a packet of an expired flow into its answer.
 
 use core::ffi::c_void;
 
@@ -17,7 +17,8 @@ use twheel_common::{
 use crate::count::count;
 use crate::verifier::given;
 
-/// Answers a segment with a RST, in its own packet, or drops it where that cannot be: the program's verdict.
+/// Answers a segment with a RST, in the segment's own packet; drops the packet if that fails.
+/// Returns the program's verdict.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn answer_reset(ctx: *mut xdp_md, segment: *const Segment) -> u64 {
@@ -33,13 +34,14 @@ pub extern "C" fn answer_reset(ctx: *mut xdp_md, segment: *const Segment) -> u64
     xdp_action::XDP_TX.into()
 }
 
-/// Says whether the packet is the answer by now. One of which only a part could be written is dropped.
+/// Returns whether the packet is now the answer. The caller drops a packet that was only partly
+/// rewritten.
 #[inline(always)]
 fn rewrite(ctx: *mut xdp_md, segment: &Segment) -> bool {
     let mut headers: Headers = [0; V6 / 2];
     let place = (&raw mut headers).cast::<c_void>();
-    // By the helpers, so that nothing here is said of where the packet lies: its parts and its alignment are the
-    // kernel's affair. Answers are few.
+    // Through helpers, so that this code need not know how the packet lies in memory, in which
+    // fragments and how aligned. Answers are few.
     // SAFETY: the context of the program, and `headers` is longer than what is read.
     if unsafe { bpf_xdp_load_bytes(ctx, 0, place, V4 as u32) } != 0 {
         return false;

@@ -1,12 +1,12 @@
-//! Atomic access. `core` has none on this target, whose instruction set got it with v3. Every one of
-//! these is fully ordered on every architecture: the kernel asks that of those that give back what
-//! the place held (`Documentation/bpf/standardization`, atomic operations; a compare-and-swap that fails
-//! orders nothing).
+//! Atomic operations. `core` has none on this target, whose instruction set got them with v3. All
+//! of these are fully ordered on every architecture: the kernel requires that of operations that
+//! return what the memory held (`Documentation/bpf/standardization`, atomic operations; a
+//! compare-and-swap that fails orders nothing).
 
 macro_rules! atomic {
     ($(#[doc = $doc:literal])+ $name:ident, $type:ty, $instruction:literal, $host:ident) => {
         $(#[doc = $doc])+
-        /// Returns what it held.
+        /// Returns the value before.
         ///
         /// # Safety
         ///
@@ -58,7 +58,7 @@ atomic!(
     or, u32, "w0 = atomic_fetch_or((u32 *)({place} + 0), w0)", fetch_or
 );
 atomic!(
-    /// Clears the bits that a value has not.
+    /// Clears the bits that are not set in a value.
     and, u32, "w0 = atomic_fetch_and((u32 *)({place} + 0), w0)", fetch_and
 );
 atomic!(
@@ -66,11 +66,11 @@ atomic!(
     or_64, u64, "r0 = atomic_fetch_or((u64 *)({place} + 0), r0)", fetch_or
 );
 atomic!(
-    /// Clears the bits that a value has not.
+    /// Clears the bits that are not set in a value.
     and_64, u64, "r0 = atomic_fetch_and((u64 *)({place} + 0), r0)", fetch_and
 );
 
-/// Stores `new` at `place` if it holds `old`; returns what it held.
+/// Stores `new` at `place` if it holds `old`; returns the value before.
 ///
 /// # Safety
 ///

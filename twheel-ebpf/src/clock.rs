@@ -1,4 +1,4 @@
-//! When and where this runs: `now`, read once for each packet and each step, and the CPU.
+//! The time and the CPU: `now`, read once for each packet and each step, and the CPU's number.
 
 use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_jiffies64};
 use twheel_common::{
@@ -11,17 +11,19 @@ use crate::{
     maps::{CLOCK, JIFFIES},
 };
 
-/// The clock that the configuration names, in its units. The verifier drops the other one.
+/// The time of the configured clock, in its units. The verifier drops the other clock.
 #[inline(always)]
 pub fn now() -> u64 {
     if config!(clock) == CLOCK_VIRTUAL {
         return CLOCK.get(0).copied().unwrap_or(0);
     }
-    // SAFETY: the helper takes no argument and is there since 5.5; the loader asks for more.
+    // SAFETY: the helper takes no argument and exists since 5.5; the running twheel requires a
+    // later kernel.
     unsafe { bpf_jiffies64() }
 }
 
-/// Notes that the clock had this value. CPUs may undo each other's bits: then there is a doubt more.
+/// Notes that the clock had this value. CPUs may undo each other's bits: then one more stamp is in
+/// doubt.
 #[inline(always)]
 pub fn see(now: u64) {
     if config!(max_stall) == 0 {
@@ -30,7 +32,8 @@ pub fn see(now: u64) {
     let Some(word) = JIFFIES.get_ptr_mut(jiffies::place(now as u32)) else {
         return;
     };
-    // SAFETY: an array's value is valid memory while the program runs; volatile, because other CPUs store there too.
+    // SAFETY: an array's value is valid memory while the program runs; volatile, because other CPUs
+    // store there too.
     unsafe {
         if let Some(seen) = jiffies::see(word.read_volatile(), now as u32) {
             word.write_volatile(seen);
@@ -38,7 +41,7 @@ pub fn see(now: u64) {
     }
 }
 
-/// By how many units a packet may have come later than this stamp says.
+/// By how many units the packet of this stamp may have been later than the stamp says.
 #[inline(always)]
 pub fn doubt(stamp: u32) -> u32 {
     let next = stamp.wrapping_add(1);
@@ -52,7 +55,7 @@ pub fn doubt(stamp: u32) -> u32 {
     }
 }
 
-/// Microseconds, of which 32 bits count: finer than [`now`], and dearer.
+/// The time in microseconds, its low 32 bits: finer than [`now`], and more expensive.
 #[inline(always)]
 pub fn micros() -> u32 {
     if config!(clock) == CLOCK_VIRTUAL {
@@ -70,7 +73,7 @@ pub fn cpu() -> u32 {
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// What a tick is.
+/// The configured tick.
 #[inline(always)]
 pub fn tick() -> Tick {
     Tick(config!(tick))

@@ -1,4 +1,5 @@
-//! What the loader has set before the programs were loaded: the verifier knows it, and drops what it rules out.
+//! What the running twheel configured before it loaded the programs. The verifier knows these
+//! values, and drops the code that they rule out.
 
 use aya_ebpf::Global;
 use twheel_common::{
@@ -11,7 +12,7 @@ use twheel_common::{
     wheel::Geometry,
 };
 
-/// Set by the loader; read-only to the verifier.
+/// Set before the programs are loaded; read-only to the verifier.
 #[unsafe(no_mangle)]
 pub static CONFIG: Global<Config> = Global::new(Config {
     tick: 25,
@@ -41,11 +42,11 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     watched: 0,
 });
 
-/// One field of [`CONFIG`], where packets come by: `CONFIG.load()` is a load of each field.
+/// One field of [`CONFIG`], for the packet path: `CONFIG.load()` would load every field.
 #[macro_export]
 macro_rules! config {
     ($($field:ident).+) => {
-        // SAFETY: the global's own memory, which nobody writes after it was loaded.
+        // SAFETY: the global's own memory, which is not written after the programs were loaded.
         unsafe {
             let config = (&raw const $crate::config::CONFIG).cast::<twheel_common::config::Config>();
             (&raw const (*config).$($field).+).read_volatile()
@@ -53,14 +54,14 @@ macro_rules! config {
     };
 }
 
-/// Set by the loader, like [`CONFIG`]; apart from it, because every packet reads all of this.
+/// Set like [`CONFIG`]; apart from it, because every packet reads all of this.
 #[unsafe(no_mangle)]
 pub static HASH: Global<Hash> = Global::new(Hash {
     keys: [0; 11],
     homes: 64,
 });
 
-/// How much is seen of flows, and asked of them.
+/// How much of a flow can be seen, and what is required of it.
 #[inline(always)]
 pub fn view() -> View {
     View {
@@ -85,7 +86,7 @@ pub fn rto_is_on() -> bool {
     config!(rto.on) != 0
 }
 
-/// Their bounds.
+/// The bounds of retransmission timers.
 #[inline(always)]
 pub fn limits() -> Limits {
     Limits {

@@ -11,9 +11,10 @@ use crate::{
     maps::{COUNTERS, PLACE, SEATED, WATCHED},
 };
 
-/// What is known of the interface that has this index in its network namespace, and what is added to the indexes of that. What is
-/// counted on this CPU from here on is the interface's own. `None`: nothing is known of the interface, which is just being let go of.
-/// Its packet is counted, and passes: nobody knows its zone.
+/// The description of the interface that has this index in its network namespace, and the number
+/// that is added to that namespace's indexes. From here on, this CPU counts for that interface.
+/// `None`: the interface is unknown, because it is just being detached. Its packet is counted, and
+/// passes, since its zone is unknown.
 #[inline(always)]
 pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     if config!(watched) == 0 {
@@ -33,7 +34,7 @@ pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     Some((watched, namespace))
 }
 
-/// What is counted on this CPU from here on is of no interface.
+/// From here on, this CPU counts for no interface.
 #[inline(always)]
 pub fn count_for_none() {
     if config!(watched) != 0 {
@@ -41,13 +42,13 @@ pub fn count_for_none() {
     }
 }
 
-/// Whether packets are seen that come in by an interface, there or by one that it lies on.
+/// Whether packets that come in by an interface are seen, there or at an interface that it lies on.
 #[inline(always)]
 pub fn is_watched(interface: u32) -> bool {
     config!(watched) != 0 && interface != 0 && count_is_watched(interface) != 0
 }
 
-/// [`is_watched`].
+/// Calls [`is_watched`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_is_watched(interface: u32) -> u32 {
@@ -57,7 +58,7 @@ extern "C" fn count_is_watched(interface: u32) -> u32 {
 #[inline(always)]
 fn of(interface: u32) -> Option<Watched> {
     if let Some(seated) = SEATED.get_ptr(seat(interface)) {
-        // SAFETY: the loader writes an entry, of eight bytes and as aligned, by one store.
+        // SAFETY: the running twheel writes an entry, eight aligned bytes, with one store.
         let seated = unsafe { seated.read_volatile() };
         if seated as u32 == interface {
             return Some(Watched::from_packed((seated >> 32) as u32));
@@ -69,26 +70,27 @@ fn of(interface: u32) -> Option<Watched> {
     }
 }
 
-/// [`Watched::packed`] of an interface whose seat is another's, or [`NOT_WATCHED`].
+/// [`Watched::packed`] of an interface whose seat another interface has, or [`NOT_WATCHED`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_unseated(interface: u32) -> u64 {
-    // SAFETY: the loader writes an entry as a whole; one that is replaced meanwhile is read as one or the other, or as a mix
-    // of two descriptions of the same interface.
+    // SAFETY: the running twheel writes an entry as a whole. A reader of one that is just being
+    // replaced gets the old, the new, or a mix of two descriptions of the same interface.
     match unsafe { WATCHED.get(interface) } {
         Some(watched) => watched.packed().into(),
         None => NOT_WATCHED,
     }
 }
 
-/// More than [`Watched::packed`] has bits.
+/// More than the bits of [`Watched::packed`].
 const NOT_WATCHED: u64 = 1 << 32;
 
 #[inline(always)]
 fn set_place(place: u32) {
     if let Some(current) = PLACE.get_ptr_mut(0) {
-        // SAFETY: the value is this CPU's own, and no other program of this CPU can run in between (bottom halves are
-        // off): this is the only reference to it, and it stays until this program ends.
+        // SAFETY: the value is this CPU's own, and no other program of this CPU can run meanwhile
+        // (bottom halves are off): this is the only reference to it, and the value stays until this
+        // program ends.
         unsafe { (*current)[0] = place }
     }
 }
@@ -106,13 +108,13 @@ pub fn add(counter: Counter, number: u32) {
         return add_apart(counter, number);
     }
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {
-        // SAFETY: the value is this CPU's own and no other program of this CPU can run in between
+        // SAFETY: the value is this CPU's own and no other program of this CPU can run meanwhile
         // (bottom halves are off), so this is the only reference to it.
         unsafe { (*counters).0[counter as usize] += u64::from(number) }
     }
 }
 
-/// The same of the interface that has this place, and inlined: for packets of known flows.
+/// Adds one to a counter of the interface at this place. Inlined, for packets of known flows.
 #[inline(always)]
 pub fn count_at(place: u32, counter: Counter) {
     if let Some(counters) = COUNTERS.get_ptr_mut(place) {
@@ -121,7 +123,7 @@ pub fn count_at(place: u32, counter: Counter) {
     }
 }
 
-/// Where there are several interfaces.
+/// As [`add`], if there are several interfaces.
 #[inline(never)]
 fn add_apart(counter: Counter, number: u32) {
     let Some(place) = PLACE.get_ptr(0) else {
@@ -134,7 +136,7 @@ fn add_apart(counter: Counter, number: u32) {
     }
 }
 
-/// Counts a packet that is not a segment of a TCP flow.
+/// Counts a packet that is not a segment of any flow.
 #[inline(always)]
 pub fn count_skip(skip: Skip) {
     count(match skip {

@@ -20,34 +20,35 @@ use crate::{
     timers,
 };
 
-/// What there is to say of a flow that has ended.
+/// What is reported of a flow that has ended, besides its record.
 pub struct Ended {
     /// As in [`Details`](twheel_common::record::Details).
     pub created: u32,
-    /// The flow's last.
+    /// The flow's last word.
     pub word: Word,
-    /// The rule it has met.
+    /// The flow's rule.
     pub rule: u16,
-    /// Why it has ended: [`Reason`](twheel_common::event::Reason).
+    /// The [`Reason`](twheel_common::event::Reason) of its end.
     pub reason: u32,
 }
 
-/// Room for an event. Taken before the flow is, so that no flow ends without one; given back by
-/// `submit` or `discard`, which the verifier sees to.
+/// Reserves an event. Callers do so before they end the flow, so that no flow ends without its
+/// event. `submit` or `discard` gives it up; the verifier checks that.
 #[inline(always)]
 pub fn reserve() -> Option<RingBufEntry<Event>> {
     EVENTS.reserve::<Event>(0)
 }
 
-/// The same for the expiry of a retransmission timer.
+/// As [`reserve`], for an expired retransmission timer.
 #[inline(always)]
 pub fn reserve_rto() -> Option<RingBufEntry<RtoExpired>> {
     EVENTS.reserve::<RtoExpired>(0)
 }
 
-/// Room for an event of the stepper's, with as many as can come before it in its record: a record costs more than what is
-/// in it. `None` if as many are staged, which are then to be [flushed](emit_flush). Of the same use as [`reserve`]: no flow
-/// ends without its event, which stays here until it is in the ring.
+/// Reserves an event for the stepper, whose events share one record of the ring: a record costs
+/// more than its content. `None` if [`BATCH`] events are staged, which must first be
+/// [flushed](emit_flush). As with [`reserve`], no flow ends without its event, which stays staged
+/// until it is in the ring.
 #[inline(always)]
 pub fn stage() -> Option<Stage> {
     let staged = STAGED.get_ptr_mut(0)?;
@@ -69,11 +70,12 @@ pub fn staged() -> u32 {
     }
 }
 
-/// A place for an event among those that are staged.
+/// A reserved event among those that are staged.
 pub struct Stage(*mut Staged, u64);
 
-/// Puts what is staged into the ring, if there is room for all of it; how many flows' ends that were. Its reader is not woken: it
-/// drives the step, and drains the ring after it.
+/// Puts all staged events into the ring, if it has room for all of them. Returns how many flows
+/// have so been reported as ended. The ring's reader is not woken: it drives the step, and drains
+/// the ring after it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn emit_flush() -> u32 {
@@ -85,7 +87,7 @@ pub extern "C" fn emit_flush() -> u32 {
     if count == 0 || count > BATCH as u64 {
         return 0;
     }
-    // SAFETY: the first of the events, of which so many are there; see `stage`.
+    // SAFETY: the first of the events, of which `count` are filled in; see `stage`.
     unsafe {
         let put = bpf_ringbuf_output(
             (&raw const EVENTS).cast_mut().cast::<c_void>(),
@@ -102,10 +104,10 @@ pub extern "C" fn emit_flush() -> u32 {
 }
 
 impl Stage {
-    /// The event's place, which is nobody else's.
+    /// The event's memory, which no other code accesses.
     #[inline(always)]
     pub fn event(&self) -> *mut Event {
-        // SAFETY: `stage` has compared the number.
+        // SAFETY: `stage` has compared the number with `BATCH`.
         unsafe {
             (&raw mut (*self.0).events)
                 .cast::<Event>()
@@ -113,7 +115,7 @@ impl Stage {
         }
     }
 
-    /// The event is there.
+    /// Counts the event as staged, once it is filled in.
     #[inline(always)]
     pub fn keep(self) {
         // SAFETY: see `stage`.
@@ -123,7 +125,7 @@ impl Stage {
     /// Fills in the end of a flow.
     #[inline(always)]
     pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
-        // SAFETY: the event is there, aligned, and nobody else's.
+        // SAFETY: the event is valid memory, aligned, and no other code accesses it.
         unsafe {
             fill_end(self.event(), key, ended, now);
             fill_flow(self.event(), flow, ended.word.seen());
@@ -135,7 +137,7 @@ impl Stage {
 /// Fills in the end of a flow and submits it.
 #[inline(always)]
 pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
-    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
+    // SAFETY: the ring gave room for an `Event`, aligned to 8, to this code alone.
     unsafe {
         fill_end(entry.as_mut_ptr(), key, ended, now);
         fill_flow(entry.as_mut_ptr(), flow, ended.word.seen());
@@ -143,11 +145,11 @@ pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &E
     entry.submit(0);
 }
 
-/// Sets what is said of the end of a flow. (Its record says the rest.)
+/// Sets the fields that describe the end of a flow. ([`fill_flow`] sets the rest.)
 ///
 /// # Safety
 ///
-/// `event` is valid for writes, aligned, and nobody else's.
+/// `event` is valid for writes, aligned, and no other code accesses it.
 #[inline(always)]
 pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
     // SAFETY: the caller's promise.
@@ -163,7 +165,7 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
     }
 }
 
-/// Sets what a flow's record says: the rest of the fields.
+/// Sets the fields that come from the flow's record: the rest.
 ///
 /// # Safety
 ///

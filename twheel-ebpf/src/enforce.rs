@@ -1,4 +1,5 @@
-//! Packets of flows that have expired: what userspace has said of them, and whether their source is still answered.
+//! Packets of expired flows: what their tombstone demands, and whether their source may have
+//! another answer.
 
 use aya_ebpf::bindings::BPF_ANY;
 use twheel_common::{
@@ -16,14 +17,14 @@ use crate::{
     verifier::given,
 };
 
-/// What becomes of a packet, as one number, since the programs' functions return no more: it passes;
+/// What becomes of a packet, as one number, since global functions return nothing else: it passes.
 pub const PASS: u64 = 0;
-/// it is dropped;
+/// What becomes of a packet: it is dropped.
 pub const DROP: u64 = 1;
-/// it is answered.
+/// What becomes of a packet: it is answered.
 pub const ANSWER: u64 = 2;
 
-/// What becomes of a packet of no flow in the table. One that goes out always passes.
+/// What becomes of a packet of no flow in the table. An outgoing one always passes.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) -> u64 {
@@ -32,8 +33,9 @@ pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) 
     };
     if segment.flags & tcp::SYN != 0 {
         if segment.flags & tcp::ACK == 0 {
-            // A connection of the same name, whoever begins it. That nothing was there is no failure. (Of the key itself:
-            // older kernels take none from a caller's memory.)
+            // A new connection with the same key, whoever begins it: its tombstone is removed. That
+            // there was none is no failure. (The key is copied, not borrowed from the segment: older
+            // kernels accept no key from a caller's memory.)
             let _ = EXPIRED.remove(segment.key);
         }
         return PASS;
@@ -44,14 +46,14 @@ pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) 
     }
 }
 
-/// What becomes of a packet that begins nothing and comes in.
+/// What becomes of an incoming packet that begins no flow.
 #[inline(always)]
 fn judge(segment: &Segment, now: u64) -> u64 {
     let Some(tomb) = EXPIRED.get_ptr(segment.key) else {
         return PASS;
     };
-    // SAFETY: a value that the map gave is valid memory while the program runs. It may be given to another key
-    // meanwhile, whose verdict is then this packet's.
+    // SAFETY: a value that the map gave is valid memory while the program runs. The map may give it
+    // to another key meanwhile, whose verdict then applies to this packet.
     let verdict = unsafe { (&raw const (*tomb).verdict).read_volatile() };
     if verdict != Tomb::DROP && verdict != Tomb::RESET {
         return PASS;
@@ -67,7 +69,7 @@ fn judge(segment: &Segment, now: u64) -> u64 {
     ANSWER
 }
 
-/// Whether the segment's source may have another answer; it has it then.
+/// Takes one answer from what the segment's source may have. Returns whether there was one.
 #[inline(always)]
 fn takes_answer(segment: &Segment, now: u64) -> bool {
     let [a, b, c, d] = segment.key.addresses();
@@ -78,7 +80,7 @@ fn takes_answer(segment: &Segment, now: u64) -> bool {
     let (rate, second) = (config!(enforce_rate), config!(two_seconds) / 2);
     let bucket = ANSWERS.get_ptr_mut(source);
     let before = match bucket {
-        // SAFETY: as above, and it is one word.
+        // SAFETY: as above, and the value is one word.
         Some(bucket) => unsafe { bucket.read_volatile() },
         None => Bucket::default(),
     };
@@ -91,7 +93,7 @@ fn takes_answer(segment: &Segment, now: u64) -> bool {
             unsafe { bucket.write_volatile(after) };
             true
         }
-        // Whose answers cannot be counted has none.
+        // A source whose answers cannot be counted gets none.
         None => ANSWERS.insert(source, after, BPF_ANY.into()).is_ok(),
     }
 }

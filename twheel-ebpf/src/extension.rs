@@ -1,5 +1,5 @@
-//! Extension headers of IPv6: read by a function that the verifier goes through once, and not for each of their
-//! combinations.
+//! Extension headers of IPv6: read by a function that the verifier checks once, rather than once
+//! for each combination of headers.
 
 use twheel_common::packet::{self, Bytes, Extension, Skip};
 
@@ -13,15 +13,15 @@ pub struct Long<C: Context>(pub Frame, pub *mut C::Of);
 
 /// A program's context that gives access to a packet.
 pub trait Context {
-    /// What the kernel calls it.
+    /// The kernel's type of the context.
     type Of;
 
-    /// [`packed`] extension header of its packet.
+    /// Reads the extension header at this position of the packet: [`packed`].
     fn extension(context: *mut Self::Of, header: u8, at: usize) -> u64;
 }
 
-/// An extension header as one number: 2^63 and why there is none, or from the lowest bit 8 of the next header's number, 1 of
-/// `more`, and where the next one begins.
+/// An extension header as one number: 2^63 and the reason why there is none; or, from the lowest
+/// bit, 8 bits of the next header's number, 1 bit of `more`, and where the next header begins.
 #[inline(always)]
 pub fn packed(frame: &Frame, header: u8, at: usize) -> u64 {
     match packet::extension(frame, header, at) {

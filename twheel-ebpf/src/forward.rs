@@ -1,4 +1,4 @@
-//! A flow whose deadline has come forward is looked at earlier than the wheel means to.
+//! A flow whose timeout has become shorter is visited earlier than the wheel would.
 
 use twheel_common::{counter::Counter, seen::Seen, segment::Segment};
 
@@ -11,9 +11,9 @@ use crate::{
     wheel::arm::wheel_hasten,
 };
 
-/// Has a flow looked at when it is `due` (units): a flow of this CPU's wheel is moved there, and one of another CPU's is
-/// posted to that CPU. `queue` makes it one that is to be posted, and gives its state bits before and after that. Says
-/// whether the flow will be looked at.
+/// Makes the wheel visit a flow when it is `due` (units): a flow of this CPU's wheel is moved
+/// there, and a flow of another CPU's wheel is posted to that CPU. `queue` marks the flow as
+/// posted, and returns its state bits before and after. Returns whether the flow will be visited.
 #[inline(always)]
 fn bring_forward(flow: At, due: u64, queue: impl FnOnce() -> Option<(Seen, Seen)>) -> bool {
     if flow.is_ours() {
@@ -26,8 +26,9 @@ fn bring_forward(flow: At, due: u64, queue: impl FnOnce() -> Option<(Seen, Seen)
     }
 }
 
-/// Has a flow looked at when its deadline is `due`, which a change of its state has brought forward; 0: it has not.
-/// `before` and `after` are the state bits around that change, which has made it one to be posted if it is another CPU's.
+/// Makes the wheel visit a flow when its deadline is `due`, which a change of its state has brought
+/// forward; 0: it has not. `before` and `after` are the state bits around that change, which has
+/// marked the flow as posted if it is on another CPU's wheel.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn forward_deadline(index: u32, before: u32, after: u32, due: u64) -> u64 {
@@ -40,7 +41,7 @@ pub extern "C" fn forward_deadline(index: u32, before: u32, after: u32, due: u64
     0
 }
 
-/// Has a flow looked at when a retransmission timer of its expires, which a packet has started.
+/// Makes the wheel visit a flow when a retransmission timer expires that a packet has started.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn forward_timer(index: u32, segment: *const Segment, due: u64) -> u64 {
@@ -50,18 +51,19 @@ pub extern "C" fn forward_timer(index: u32, segment: *const Segment, due: u64) -
     if bring_forward(flow, due, || {
         table::mark(flow.hot(), &segment.key, Seen::posted)
     }) {
-        // So that the next packet does not do it again.
+        // So that the next packet does not move it again.
         timers::set_visit(flow.hot(), due);
     } else {
-        // A flow that is just being entered is not posted: the next timer that starts tries again.
+        // A flow that is just being entered cannot be posted: the next timer that starts tries
+        // again.
         count(Counter::Raced);
     }
     0
 }
 
-/// Posts a flow to the CPU on whose wheel it stands. 1 if it is.
+/// Posts a flow to the CPU on whose wheel it stands. 1 if the flow is posted now.
 ///
-/// (A function of its own: the verifier adds up what callers and callees have on the stack.)
+/// (A function of its own: the verifier adds up the stacks of callers and callees.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn forward_post(index: u32, before: u32, after: u32, due: u64) -> u64 {

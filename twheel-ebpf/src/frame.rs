@@ -2,7 +2,7 @@
 
 use twheel_common::packet::{Bytes, Header};
 
-/// The directly accessible bytes of a packet.
+/// The bytes of a packet that can be accessed directly.
 #[derive(Clone, Copy)]
 pub struct Frame {
     data: usize,
@@ -10,12 +10,13 @@ pub struct Frame {
     whole: usize,
 }
 
-/// No header chain is longer than this: bounds an offset for the verifier, which refuses a packet
-/// pointer whose variable part may be large.
+/// No header chain is longer than this. It bounds an offset for the verifier, which refuses a
+/// packet pointer whose variable part may be large.
 const MAX_OFFSET: usize = 0x3fff;
 
 impl Frame {
-    /// From the context's `data` and `data_end`, and how long the packet is, parts out of reach included.
+    /// From the context's `data` and `data_end`, and the length of the whole packet, with the parts
+    /// that cannot be accessed.
     #[inline(always)]
     pub fn new(data: usize, end: usize, whole: usize) -> Self {
         Self { data, end, whole }
@@ -40,21 +41,21 @@ impl Bytes for Frame {
     }
 }
 
-/// A place in a packet behind which so many bytes as were asked for can be read.
+/// A position in a packet behind which as many bytes as were asked for can be read.
 #[derive(Clone, Copy)]
 pub struct At(usize);
 
 /// A load of one instruction. The compiler may not assume that fields of a packet are aligned, and
-/// would read them byte by byte; the kernel takes such loads on every architecture that has
-/// efficient ones, x86-64 and arm64 among them.
+/// would read them byte by byte. The kernel accepts unaligned loads on every architecture on which
+/// they are efficient, such as x86-64 and arm64.
 macro_rules! load {
     ($at:expr, $type:ty, $instruction:literal) => {{
         let at = $at;
         #[cfg(target_arch = "bpf")]
         {
             let value: u64;
-            // SAFETY: reads packet memory that `Frame::header` has found to be there; the verifier
-            // checks as much.
+            // SAFETY: reads packet memory that `Frame::header` has checked; the verifier checks it
+            // as well.
             unsafe {
                 core::arch::asm!(
                     concat!("{value} = *(", $instruction, " *)({at} + 0)"),

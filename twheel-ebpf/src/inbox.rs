@@ -1,5 +1,6 @@
-//! The inbox of a CPU: flows of its wheel that packets on other CPUs want looked at, because their deadline has come
-//! forward. The protocol, and why nobody is missed, is in `twheel_common::inbox`.
+//! The inbox of a CPU: flows of its wheel that it must look at soon, because packets on other CPUs
+//! have shortened their timeouts. The protocol, and why no flow is missed, is in
+//! `twheel_common::inbox`.
 
 use twheel_common::{
     counter::Counter,
@@ -15,7 +16,7 @@ use crate::{
     wheel::own::Own,
 };
 
-/// Posts a flow to the CPU of its wheel, which is to look at it before `due` (units).
+/// Posts a flow to the CPU of its wheel, which must look at it before `due` (units).
 #[inline(always)]
 pub fn post(flow: At, due: u64) {
     if let Some(inbox) = Driver::other(flow.cpu()) {
@@ -24,7 +25,7 @@ pub fn post(flow: At, due: u64) {
     }
 }
 
-/// Has a flow that is posted looked at before `due` (units).
+/// Makes the CPU of a posted flow look at it before `due` (units).
 #[inline(always)]
 pub fn hurry(flow: At, due: u64) {
     if let Some(inbox) = Driver::other(flow.cpu()) {
@@ -32,8 +33,8 @@ pub fn hurry(flow: At, due: u64) {
     }
 }
 
-/// The stepper has come: takes what is in this CPU's inbox, unless what was taken before has not been looked at. Says
-/// whether there is something to look at.
+/// The stepper begins a call: takes the flows out of this CPU's inbox, unless flows taken before
+/// are still to be looked at. Returns whether there is a flow to look at.
 #[inline(always)]
 pub fn come(wheel: Own) -> bool {
     let left = wheel.inbox();
@@ -47,7 +48,7 @@ pub fn come(wheel: Own) -> bool {
     wheel.inbox() != Link::NONE
 }
 
-/// The same, for others than the stepper.
+/// As [`come`], for callers other than the stepper.
 #[inline(always)]
 pub fn take(wheel: Own) -> bool {
     if wheel.inbox() == Link::NONE
@@ -58,11 +59,13 @@ pub fn take(wheel: Own) -> bool {
     wheel.inbox() != Link::NONE
 }
 
-/// The stepper means to come back at `tick`, unless there is something in the inbox to look at.
+/// The stepper will sleep until `tick`, unless there is a flow in the inbox. Returns whether there
+/// is.
 #[inline(always)]
 pub fn sleep(wheel: Own, tick: u64) -> bool {
     if wheel.inbox() != Link::NONE {
-        // The poster has not stored the link yet. That takes it nanoseconds, unless a hypervisor stops its CPU.
+        // The posting CPU has not stored the next pointer yet. That takes it nanoseconds, unless a
+        // hypervisor stops its CPU.
         wheel.set_wake(tick);
         return false;
     }
@@ -72,7 +75,8 @@ pub fn sleep(wheel: Own, tick: u64) -> bool {
     wheel.inbox() != Link::NONE
 }
 
-/// The next of the flows that were taken. `None`: there is none, or whoever has posted it has not stored yet what follows.
+/// The next of the flows that were taken. `None` if there is none, or if the CPU that posted it has
+/// not stored its next pointer yet.
 #[inline(always)]
 pub fn next(wheel: Own) -> Option<At> {
     let Some(flow) = wheel.inbox().as_flow().and_then(record::of) else {

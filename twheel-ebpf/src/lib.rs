@@ -1,24 +1,24 @@
-//! The data plane of twheel, as modules; `main.rs` has the entry points that production loads,
-//! `bench` those of the benches, which call the very same code.
+//! The data plane of twheel, as modules. `main.rs` has the entry points that production loads,
+//! `bench` those of the benches, which call the same code.
 //!
-//! The logic is in `twheel-common`. Here are the maps under it, and what only a program in the
-//! kernel can do. In the order in which one would read them:
+//! The logic is in `twheel-common`. This crate adds the maps that hold its data, and what only a
+//! program in the kernel can do. A reading order:
 //!
 //! | question | modules |
 //! |---|---|
-//! | What has the loader set, and where is everything kept? | [`mod@config`], [`maps`] |
-//! | What is this CPU, what time is it, and what does the verifier know? | [`clock`], [`atomic`], [`verifier`] |
+//! | What has the running twheel configured, and where is everything kept? | [`mod@config`], [`maps`] |
+//! | Which CPU is this, what time is it, and what does the verifier know? | [`clock`], [`atomic`], [`verifier`] |
 //! | How are a packet's bytes read, and what is counted? | [`frame`], [`extension`], [`count`] |
 //! | Where is a flow's record, and what does it say? | [`record`], [`timers`], [`rule`] |
 //! | How is a flow found, entered and removed? | [`memory`], [`table`] |
 //! | What does a packet do to its flow? | [`touch`], then its `keep`, `change` and `begin` |
-//! | Which rule does a flow meet, and is its packet refused? | [`policy`], [`enforce`], [`answer`] |
-//! | Where are packets counted that several interfaces see? | [`point`] |
-//! | What do retransmission timers say? | [`rto`] |
-//! | When is a flow looked at, and what becomes of it? | [`wheel`]: `lists`, `arm`, `visit`, `end` |
-//! | Who goes if the table is full? | [`wheel::room`], [`quota`] |
-//! | How does another CPU's flow come to be looked at earlier? | [`forward`], [`inbox`], [`wakes`] |
-//! | What is told of flows? | [`emit`] |
+//! | Which rule matches a flow, and is its packet refused? | [`policy`], [`enforce`], [`answer`] |
+//! | Where are packets counted that pass several interfaces? | [`point`] |
+//! | How do retransmission timers work? | [`rto`] |
+//! | When does the wheel visit a flow, and what becomes of the flow? | [`wheel`]: `lists`, `arm`, `visit`, `end` |
+//! | Which flow is evicted if the table is full? | [`wheel::room`], [`quota`] |
+//! | How does a CPU make another CPU visit a flow earlier? | [`forward`], [`inbox`], [`wakes`] |
+//! | Which events are reported to userspace? | [`emit`] |
 //! | What does userspace run? | [`step`] |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -50,7 +50,7 @@ pub mod verifier;
 pub mod wakes;
 pub mod wheel;
 
-/// The verifier admits no program that can reach this: there is nothing to unwind to.
+/// The verifier admits no program that can reach this, so there is nothing to unwind to.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {

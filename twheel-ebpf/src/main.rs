@@ -34,8 +34,8 @@ use twheel_ebpf::{
     verifier::{given_mut, in_memory, masked},
 };
 
-/// Ingress: touches the flow of every packet. Whatever it finds, the packet passes; unless it is of a flow that has
-/// expired, and somebody has asked for such to be refused.
+/// Ingress: touches the flow of every packet. The packet always passes, unless it belongs to an
+/// expired flow whose later packets a rule refuses.
 #[xdp(frags)]
 pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let index = ctx.ingress_ifindex() as u32;
@@ -78,8 +78,8 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Ingress where XDP is not to be had: the same, behind GRO. Leaves the verdict to whoever comes next (`TCX_NEXT` has the same
-/// value); unless the packet is to be refused, as above.
+/// Ingress where XDP is not available: the same, behind GRO. Leaves the verdict to the next program
+/// (`TCX_NEXT` has the same value), unless the packet is refused, as above.
 #[classifier]
 pub fn twheel_ingress(ctx: TcContext) -> i32 {
     match touch_skb(&ctx, Hook::Ingress) {
@@ -88,14 +88,14 @@ pub fn twheel_ingress(ctx: TcContext) -> i32 {
     }
 }
 
-/// Egress: the same for what this host sends or forwards. It never has a verdict.
+/// Egress: the same for what this host sends or forwards. It never returns a verdict.
 #[classifier]
 pub fn twheel_egress(ctx: TcContext) -> i32 {
     touch_skb(&ctx, Hook::Egress);
     TC_ACT_UNSPEC
 }
 
-/// Touches the flow of a socket buffer. `None` if it is of none.
+/// Touches the flow of a socket buffer. `None` if the packet belongs to no flow.
 #[inline(always)]
 fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     // SAFETY: the context of this program, which the kernel fills in; likewise below.
@@ -118,8 +118,9 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
         let network = skb_network(ctx.skb.skb, flags.into());
         let mut parsed = skb_parse(ctx.skb.skb, segment.as_mut_ptr(), network, 0);
         if parsed == TRUNCATED {
-            // Only the linear part of a socket buffer can be read in place. Senders keep headers there; where they do
-            // not, they are brought there. That costs a copy, so only if it is needed. A failure leaves the packet as it was.
+            // Only the linear part of a socket buffer can be read in place. Senders keep headers
+            // there; where they do not, the headers are pulled there. That copies, so it is done
+            // only if needed. A failure leaves the packet as it was.
             if ctx.len() as usize > ctx.data_end() - ctx.data() {
                 let _ = ctx.pull_data(ctx.len().min(HEADERS));
             }
@@ -162,7 +163,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     Some(touched)
 }
 
-/// The segment is of the VLAN whose tag the kernel has taken out of the frame, if it has (0: none).
+/// Puts the segment into the VLAN whose tag the kernel has taken out of the frame (0: none).
 #[inline(always)]
 fn enter_vlan(segment: &mut Segment, tag: u16) {
     if tag != 0 && wanted().vlans {
@@ -170,7 +171,7 @@ fn enter_vlan(segment: &mut Segment, tag: u16) {
     }
 }
 
-/// The segment is of the interface's zone.
+/// Puts the segment into the interface's zone.
 #[inline(always)]
 fn enter_zone(segment: &mut Segment, watched: Watched) {
     if watched.zone != 0 {
@@ -178,14 +179,16 @@ fn enter_zone(segment: &mut Segment, watched: Watched) {
     }
 }
 
-/// What became of a frame with tags, options or extension headers, or one that is to be skipped: it is parsed;
+/// Result of parsing a frame that is not plain: it was parsed.
 const PARSED: u64 = 0;
-/// it is of no flow, and was counted;
+/// Result of parsing: the frame belongs to no flow, and was counted.
 const SKIPPED: u64 = 1;
-/// it may be of one, if its headers can be brought to where they can be read.
+/// Result of parsing: the frame may belong to a flow, if its headers can be pulled to where they
+/// can be read.
 const TRUNCATED: u64 = 2;
 
-/// A frame with tags, and else plain: [`PARSED`], or it is not that.
+/// Parses a frame that is plain except for its tags. [`PARSED`], or another value if it is not such
+/// a frame.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn xdp_parse_tagged(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
@@ -198,7 +201,7 @@ extern "C" fn xdp_parse_tagged(ctx: *mut xdp_md, segment: *mut Segment) -> u64 {
     }
 }
 
-/// Finds the packet of IP in a frame that came by an interface with these flags: [`found`].
+/// Finds the IP packet in a frame that arrived on an interface with these flags. Returns [`found`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn xdp_network(ctx: *mut xdp_md, flags: u32) -> u64 {
@@ -216,7 +219,7 @@ fn begins_with_ip<B: Bytes>(frame: &B, flags: u32) -> bool {
     has(Watched::IS_IP) && !(has(Watched::IS_DECRYPTED) && has_ethernet(frame))
 }
 
-/// A packet of IP as one number, or why there is none and [`NONE`].
+/// The position of an IP packet as one number; or the reason why there is none, with [`NONE`].
 #[inline(always)]
 fn found(network: Result<Network, Skip>) -> u64 {
     match network {
@@ -225,10 +228,10 @@ fn found(network: Result<Network, Skip>) -> u64 {
     }
 }
 
-/// See [`found`].
+/// In the number that [`found`] returns: there is no IP packet; the low bits say why.
 const NONE: u64 = 1 << 63;
 
-/// Parses a frame that [`parse_plain`] does not, where [`found`] says.
+/// Parses a frame that [`parse_plain`] does not parse, from the position that [`found`] returned.
 #[inline(always)]
 fn parse_found<B: Bytes>(
     frame: &B,
@@ -241,7 +244,7 @@ fn parse_found<B: Bytes>(
     parse_network(frame, wanted(), Network::from_packed(found), segment)
 }
 
-/// [`parse_found`]. What became of the frame.
+/// Calls [`parse_found`]. Returns what became of the frame.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn xdp_parse(ctx: *mut xdp_md, segment: *mut Segment, found: u64) -> u64 {
@@ -260,18 +263,19 @@ fn of_xdp(ctx: *mut xdp_md) -> Frame {
     Frame::new(ctx.data(), ctx.data_end(), ctx.data_end() - ctx.data())
 }
 
-/// [`packed`].
+/// Calls [`packed`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
     packed(&of_xdp(ctx), header as u8, at as usize)
 }
 
-/// As [`xdp_network`], of a socket buffer.
+/// As [`xdp_network`], for a socket buffer.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn skb_network(skb: *mut __sk_buff, flags: u32) -> u64 {
-    // SAFETY: the context of the program, which the kernel fills in. A tag is there if `vlan_present`.
+    // SAFETY: the context of the program, which the kernel fills in. There is a tag if
+    // `vlan_present`.
     let tag = unsafe {
         match (*skb).vlan_present {
             0 => 0,
@@ -286,7 +290,7 @@ extern "C" fn skb_network(skb: *mut __sk_buff, flags: u32) -> u64 {
     found(find_network(&frame, outside))
 }
 
-/// As [`xdp_parse`]; `last`: whatever cannot be read is out of reach.
+/// As [`xdp_parse`]. With `last`, headers that cannot be read are out of reach for good.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn skb_parse(skb: *mut __sk_buff, segment: *mut Segment, found: u64, last: u32) -> u64 {
@@ -306,17 +310,17 @@ fn of_skb(skb: *mut __sk_buff) -> Frame {
     Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize)
 }
 
-/// [`packed`].
+/// Calls [`packed`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn skb_extension(skb: *mut __sk_buff, header: u32, at: u64) -> u64 {
     packed(&of_skb(skb), header as u8, at as usize)
 }
 
-/// Ethernet with two tags, IPv6 and TCP, and room for some options.
+/// Ethernet with two tags, IPv6 and TCP, and some bytes of options.
 const HEADERS: u32 = 128;
 
-/// The parser's ways to the two functions that read extension headers.
+/// Give the parser access to the two functions that read extension headers.
 struct Xdp;
 struct Skb;
 
@@ -338,7 +342,7 @@ impl Context for Skb {
     }
 }
 
-/// Unattached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
+/// Not attached: one call of the stepper, through `BPF_PROG_TEST_RUN` on the wheel's CPU.
 #[xdp]
 pub fn twheel_step(mut ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Step>(&mut ctx) else {
@@ -351,7 +355,7 @@ pub fn twheel_step(mut ctx: XdpContext) -> u32 {
     step::answer(&ctx)
 }
 
-/// Unattached, like the stepper and run where it is: deletes flows.
+/// Not attached; run as the stepper is: deletes flows.
 #[xdp]
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
     count_for_none();
@@ -359,7 +363,7 @@ pub fn twheel_delete(ctx: XdpContext) -> u32 {
     step::answer(&ctx)
 }
 
-/// Unattached, likewise: enters a flow of which userspace knows.
+/// Not attached; run as the stepper is: enters a flow that userspace knows.
 #[xdp]
 pub fn twheel_enter(mut ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Enter>(&mut ctx) else {
@@ -370,7 +374,7 @@ pub fn twheel_enter(mut ctx: XdpContext) -> u32 {
     step::answer(&ctx)
 }
 
-/// Unattached, likewise: arms flows as timeouts and rules are now.
+/// Not attached; run as the stepper is: arms flows by the present timeouts and rules.
 #[xdp]
 pub fn twheel_sweep(mut ctx: XdpContext) -> u32 {
     let Some(call) = step::argument::<Sweep>(&mut ctx) else {
@@ -381,7 +385,7 @@ pub fn twheel_sweep(mut ctx: XdpContext) -> u32 {
     step::answer(&ctx)
 }
 
-/// What is wanted is the configuration's; the verifier drops the parsers of the rest.
+/// What the configuration asks the parser for. The verifier drops the parsers of the rest.
 #[inline(always)]
 fn wanted() -> Wanted {
     Wanted {
@@ -402,7 +406,7 @@ fn tell<C: EbpfContext>(ctx: &C, touched: Touched) {
     }
 }
 
-/// Counts a frame of no flow.
+/// Counts a frame that belongs to no flow.
 #[inline(always)]
 fn skip<C: EbpfContext>(ctx: &C, skip: Skip) -> u64 {
     count_skip(skip);
@@ -413,7 +417,8 @@ fn skip<C: EbpfContext>(ctx: &C, skip: Skip) -> u64 {
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
 
-/// The kernel's helpers of the packet path are for programs under the GPL or compatible with it.
+/// The kernel allows the packet path's helpers only to programs under the GPL or a compatible
+/// licence.
 #[cfg(target_arch = "bpf")]
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]

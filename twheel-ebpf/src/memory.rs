@@ -226,7 +226,7 @@ impl Pool for Table {
     }
 }
 
-/// 1 if the details are of this key. Packets of a known flow ask this of twins alone.
+/// 1 if the details have this key. Packets of a known flow check this only for twins.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_has_key(details: u32, key: *const FlowKey) -> u64 {
@@ -239,7 +239,7 @@ extern "C" fn table_has_key(details: u32, key: *const FlowKey) -> u64 {
 /// No record, or no details.
 pub const NOBODY: u32 = Present::NOBODY;
 
-/// [`table::present`]: the record, or [`NOBODY`]; 1 in the high half if there are twins.
+/// [`table::present`]: the record, or [`NOBODY`]; with 1 in the high half if there are twins.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_present(home: u32, fingerprint: u64, hops: u64, key: *const FlowKey) -> u64 {
@@ -251,7 +251,7 @@ extern "C" fn table_present(home: u32, fingerprint: u64, hops: u64, key: *const 
     u64::from(present.has_twins) << 32 | u64::from(present.index)
 }
 
-/// Writes what the extras have of a new flow, where that is read.
+/// Writes the extras of a new flow, if anything reads them.
 #[inline(always)]
 fn fill_extras(details: u32, key: &FlowKey) {
     let is_tagged = config!(vlans) != 0 && key.packed_vlans() != 0;

@@ -1,4 +1,5 @@
-//! Where a flow's packets are counted: `twheel_common::point` over maps. Only where there are several interfaces.
+//! Where a flow's packets are counted: `twheel_common::point` on the maps. Used only if there are
+//! several interfaces.
 
 use twheel_common::{
     counter::Counter,
@@ -13,13 +14,13 @@ use crate::{
     verifier::given,
 };
 
-/// The packet is to be noted at once, if it was not counted elsewhere.
+/// Flag: the packet is to be noted at once, if it was not counted elsewhere.
 pub const NOTES: u32 = 1;
-/// It may have been counted elsewhere.
+/// Flag: the packet may have been counted elsewhere.
 pub const MAY_BE_KNOWN: u32 = 2;
 
-/// 1 if the packet was counted elsewhere on its way. If not, and it is to be noted at once, its sender's packets are counted
-/// at this point from now on. `flags`: [`NOTES`], [`MAY_BE_KNOWN`].
+/// 1 if the packet was counted elsewhere on its way. If it was not, and is to be noted at once, its
+/// sender's packets are counted at this point from now on. `flags`: [`NOTES`], [`MAY_BE_KNOWN`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn point_see(
@@ -48,7 +49,8 @@ pub extern "C" fn point_see(
     if sighting(counted_at, counted, patience, passage) == Sighting::Again {
         return 1;
     }
-    // One that changes nothing may be counted here as well: whoever sees it next is to know. It moves no point.
+    // If the sender's packets are counted here already, a packet that may change the flow is noted
+    // at once too, so that the next point that sees it knows. That moves no point.
     let may_note = flags & NOTES != 0 || counted_at == here;
     if may_note && (counted_at != here || counted != now as u16) {
         note(flow, segment, here, now);
@@ -56,7 +58,7 @@ pub extern "C" fn point_see(
     0
 }
 
-/// Notes that the sender's packets are counted at this point, if one was taken for its flow's.
+/// Notes that the sender's packets are counted at this point, if the flow has accepted one.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn point_note(

@@ -1,4 +1,4 @@
-//! Which rule a new flow meets: `twheel_common::policy` over maps.
+//! Which rule matches a new flow: `twheel_common::policy` on the maps.
 
 use aya_ebpf::maps::lpm_trie::Key;
 use twheel_common::{
@@ -22,19 +22,19 @@ use crate::verifier::given;
 pub struct Place {
     /// Index of the interface.
     pub interface: u32,
-    /// Which way it went.
+    /// At which hook.
     pub hook: Hook,
-    /// By which way it came.
+    /// The way by which it came.
     pub way: Way,
-    /// Where it was seen, as flows note it; none where there is one interface.
+    /// The observation point, as flows store it; none if there is one interface.
     pub point: Point,
-    /// Whether an interface has seen it before, as it came in.
+    /// Whether another interface saw it before, when it came in.
     pub is_forwarded: bool,
-    /// Whether one may have seen it before.
+    /// Whether another interface may have seen it before.
     pub may_be_known: bool,
 }
 
-/// The number of the rule that a new flow meets, by its first packet; 0 if none.
+/// The number of the rule that matches a new flow, by its first packet; 0 if none does.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn policy_rule(
@@ -71,7 +71,8 @@ fn rule(key: &FlowKey, seen: Seen, interface: u32, hook: Hook) -> u32 {
     let tuple = Tuple {
         source,
         destination,
-        // The bytes of a key's ports are those of the packet, whatever this machine's order.
+        // The bytes of a key's ports are in the packet's order, whatever this machine's byte order
+        // is.
         port: u16::from_ne_bytes((port as u16).to_le_bytes()),
         interface,
         hook,
@@ -102,7 +103,7 @@ impl Policy {
     }
 }
 
-/// As they lie in memory.
+/// The words in the order in which they lie in memory.
 #[inline(always)]
 fn words([high, low]: [u64; 2]) -> [u32; 4] {
     let halves = |word: u64| {
@@ -154,7 +155,7 @@ impl Tables for Policy {
 
     #[inline(always)]
     fn named(&self, named: Named, number: u32) -> Rules {
-        // SAFETY: entries of the policy that counts are not written.
+        // SAFETY: entries of the active policy are not written.
         match unsafe { INTERFACES.get(named.key(self.set, number)) } {
             Some(rules) => *rules,
             None => match POLICIES.get(self.set) {

@@ -1,7 +1,8 @@
-//! Sources that hold more than their quota, as userspace has counted: only looked at where the table is full.
+//! Over-quota sources, as userspace has counted them. Consulted only if the table is full.
 //!
-//! A flow is its initiator's. One whose beginning was not seen may be either end's, and is both's: else who has lost
-//! a flow would have it back, as nobody's, with the next packet.
+//! A flow belongs to its initiator. A flow that was picked up may have been begun by either end, so
+//! it belongs to both: otherwise a source that lost a flow would get it back with the next packet,
+//! as a flow that belongs to no source.
 
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP};
 use twheel_common::{
@@ -18,7 +19,7 @@ use crate::{
     verifier::given,
 };
 
-/// 1 if the flow that a segment begins is of a source that holds more than its quota.
+/// 1 if the source of the flow that a segment begins is over quota.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn quota_is_over(segment: *const Segment, now: u64) -> u64 {
@@ -31,7 +32,7 @@ pub extern "C" fn quota_is_over(segment: *const Segment, now: u64) -> u64 {
     }
 }
 
-/// The same for a flow in the table.
+/// 1 if the source of this flow in the table is over quota.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn quota_is_flow_over(index: u32, now: u64) -> u64 {
@@ -41,7 +42,8 @@ pub extern "C" fn quota_is_flow_over(index: u32, now: u64) -> u64 {
     }
 }
 
-/// The same, and whether the source still has more than its quota; it has one less then.
+/// 1 if the source of this flow is over quota and still has excess flows, of which it then has one
+/// less.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn quota_may_take(index: u32, now: u64) -> u64 {
@@ -51,8 +53,9 @@ pub extern "C" fn quota_may_take(index: u32, now: u64) -> u64 {
     let Some(over) = find(&flow.key(), flow.word().seen(), now) else {
         return 0;
     };
-    // SAFETY: a value that the map gave is valid memory while the program runs, aligned to 8. It may be given to another
-    // source meanwhile, which then keeps a flow more or has one less.
+    // SAFETY: a value that the map gave is valid memory while the program runs, aligned to 8. The
+    // map may give it to another source meanwhile, which then keeps a flow too many or loses one
+    // too many.
     unsafe {
         let excess = &raw mut (*over).excess;
         if excess.read_volatile() <= 0 {
@@ -85,12 +88,12 @@ fn of(address: [u64; 2], now: u64) -> Option<*mut OverQuota> {
     (now < until).then_some(over)
 }
 
-/// The next of this CPU's flows that userspace has named.
+/// The next of this CPU's flows that userspace has named for eviction.
 #[inline(always)]
 pub fn next_victim() -> Option<u32> {
     let victims = VICTIMS.get_ptr_mut(0)?;
-    // SAFETY: the value is this CPU's own, and the place within its array. Userspace may write a new list at the same time:
-    // what is then read of either is looked at before it is believed.
+    // SAFETY: the value is this CPU's own, and the place is within its array. Userspace may write a
+    // new list at the same time; the caller checks each flow that it reads from either list.
     unsafe {
         let next = (&raw const (*victims).next).read_volatile();
         if next >= (&raw const (*victims).count).read_volatile() {
@@ -102,22 +105,23 @@ pub fn next_victim() -> Option<u32> {
     }
 }
 
-/// Bytes that the loader has not read, at most, for it to be told that the table is full.
+/// The most unread bytes in the ring with which the running twheel is still told that the table is
+/// full.
 const UNREAD: u64 = 128;
 
-/// Tells userspace that the table is full of flows that nobody gives up: once a second.
+/// Tells userspace, once a second, that the table is full and no flow can be evicted.
 #[inline(always)]
 pub fn tell(now: u64) {
     let Some(told) = FULL.get_ptr_mut(0) else {
         return;
     };
     let second = i64::from(config!(two_seconds) / 2);
-    // SAFETY: a place in a map, aligned to 8. Two CPUs at once tell it twice.
+    // SAFETY: a place in a map, aligned to 8. Two CPUs that get here at once tell userspace twice.
     let before = unsafe { told.read_volatile() };
     if (now.wrapping_sub(before) as i64) < second {
         return;
     }
-    // The rest of the ring is for calls of steppers.
+    // The rest of the ring is reserved for waking steppers.
     if WAKES.query(u64::from(BPF_RB_AVAIL_DATA)) > UNREAD {
         return;
     }

@@ -1,8 +1,10 @@
-//! Handles to the records of flows: where they lie in the maps, and loads and stores of what they have.
+//! Handles to the records of flows: where records lie in the maps, and loads and stores of their
+//! fields.
 //!
-//! A handle stays valid memory for as long as the program runs, but once the flow is removed the record may be given to
-//! another flow at once. Hence the rules of `twheel_common::table`: a late stamp makes a stranger at most younger, and
-//! everything else that CPUs share changes by compare-and-swap against a generation that no stranger has.
+//! A handle stays valid memory for as long as the program runs, but once the flow is removed, the
+//! record may be given to another flow at once. Hence the rules of `twheel_common::table`: a late
+//! stamp makes another flow at most younger, and everything else that CPUs share changes by
+//! compare-and-swap against a generation that no other flow has.
 
 use twheel_common::{
     flow::Word,
@@ -25,7 +27,7 @@ use crate::{
 /// Which half of a word in memory is the low one.
 const LOW: usize = if cfg!(target_endian = "big") { 1 } else { 0 };
 
-/// A record of the table: its line, and its index. What a packet of a known flow needs.
+/// A record of the table: its line, and its index. This is all that a packet of a known flow needs.
 #[derive(Clone, Copy)]
 pub struct Hot(*mut Line, u32);
 
@@ -45,13 +47,13 @@ impl core::ops::Deref for At {
     }
 }
 
-/// The record of an index, whatever it holds.
+/// The record of this index, whatever it holds.
 #[inline(always)]
 pub fn hot(index: u32) -> Option<Hot> {
     FLOWS.get_ptr_mut(index / LINE).map(|line| Hot(line, index))
 }
 
-/// The same, and the details that it names.
+/// The record of this index, and the details that it names.
 #[inline(always)]
 pub fn at(index: u32) -> Option<At> {
     let hot = hot(index)?;
@@ -59,7 +61,7 @@ pub fn at(index: u32) -> Option<At> {
     Some(At { hot, details })
 }
 
-/// The flow of these details.
+/// The flow that has these details.
 #[inline(always)]
 pub fn of(number: u32) -> Option<At> {
     let details = DETAILS.get_ptr_mut(number)?;
@@ -71,7 +73,7 @@ pub fn of(number: u32) -> Option<At> {
     })
 }
 
-/// What follows these details in their slot, or among the free ones.
+/// The next pointer of these details, in their slot or among the free details.
 #[inline(always)]
 pub(crate) fn next_of(number: u32) -> Link {
     match DETAILS.get_ptr(number) {
@@ -81,7 +83,7 @@ pub(crate) fn next_of(number: u32) -> Link {
     }
 }
 
-/// Whether the details of this index are of a key.
+/// Whether the details of this index have this key.
 #[inline(always)]
 pub(crate) fn has_key(number: u32, key: &FlowKey) -> bool {
     let [a, b, c, d] = key.addresses();
@@ -104,21 +106,21 @@ pub(crate) fn has_key(number: u32, key: &FlowKey) -> bool {
 }
 
 impl Hot {
-    /// Time, generation, and what was seen.
+    /// Time, generation and state bits.
     #[inline(always)]
     pub fn word(self) -> Word {
         // SAFETY: as in `touch`.
         Word(unsafe { self.word_place().read_volatile() })
     }
 
-    /// Which flow it holds, if any: [`table`] has what its bits are.
+    /// Which flow the record holds, if any: [`table`] describes the bits.
     #[inline(always)]
     pub fn tag(self) -> u64 {
         // SAFETY: as in `touch`.
         unsafe { self.tag_place().read_volatile() }
     }
 
-    /// Where the flows stand whose home the record's line is.
+    /// Bitmap of the records that hold flows whose home is the record's line.
     #[inline(always)]
     pub fn hops(self) -> u64 {
         // SAFETY: as in `touch`.
@@ -128,8 +130,9 @@ impl Hot {
     /// Notes a packet at `now`, which is younger than the stamp that was read.
     #[inline(always)]
     pub fn touch(self, now: u64) {
-        // SAFETY: a record is valid memory while the program runs; see the module for what it means if the
-        // flow is removed meanwhile. Volatile, because other CPUs store there too.
+        // SAFETY: a record is valid memory while the program runs; the module's documentation says
+        // what happens if the flow is removed meanwhile. Volatile, because other CPUs store there
+        // too.
         unsafe {
             self.word_place()
                 .cast::<u32>()
@@ -138,14 +141,14 @@ impl Hot {
         };
     }
 
-    /// Ends that the flow is [starting](Seen::is_starting), now that `created` is right.
+    /// Clears [starting](Seen::is_starting), now that `created` is right.
     #[inline(always)]
     pub fn started(self) {
         // SAFETY: as above.
         unsafe { atomic::and(self.word_place().cast::<u32>().add(1 - LOW), Word::STARTED) };
     }
 
-    /// Ends that the flow is [posted](Seen::is_posted): it has been taken out of the inbox.
+    /// Clears [posted](Seen::is_posted): the flow has been taken out of the inbox.
     #[inline(always)]
     pub fn delivered(self) {
         // SAFETY: as above.
@@ -157,13 +160,13 @@ impl Hot {
         };
     }
 
-    /// Where the record stands.
+    /// The index of the record.
     #[inline(always)]
     pub fn index(self) -> u32 {
         self.1
     }
 
-    /// How far each side has sent.
+    /// The next sequence number of each side.
     #[inline(always)]
     pub fn positions(self) -> Positions {
         // SAFETY: as in `touch`.
@@ -173,7 +176,7 @@ impl Hot {
         }
     }
 
-    /// Notes how far one side has sent.
+    /// Notes the next sequence number of one side.
     #[inline(always)]
     pub fn set_position(self, direction: Direction, position: u32) {
         // SAFETY: as in `touch`.
@@ -186,14 +189,15 @@ impl Hot {
         }
     }
 
-    /// Notes how far both have.
+    /// Notes the next sequence numbers of both sides.
     #[inline(always)]
     pub fn set_positions(self, [low, high]: Positions) {
         self.set_position(Direction::FromLow, low);
         self.set_position(Direction::FromHigh, high);
     }
 
-    /// Counts a packet, if packets are counted. (One that comes while the flow ends may be its successor's.)
+    /// Counts a packet, if packets are counted. (One that comes while the flow ends may be counted
+    /// for the next flow in the record.)
     #[inline(always)]
     pub fn count(self, direction: Direction, packets: u16, bytes: u32) {
         let Some(account) = account_place(self.index()) else {
@@ -221,7 +225,7 @@ impl Hot {
 
     #[inline(always)]
     pub(crate) fn tag_place(self) -> *mut u64 {
-        // SAFETY: a line has as many of each.
+        // SAFETY: a line has as many of each field.
         unsafe { (&raw mut (*self.0).tags).cast::<u64>().add(self.slot()) }
     }
 
@@ -253,14 +257,14 @@ impl Hot {
         unsafe { &raw mut (*self.0).hops }
     }
 
-    /// The record that is so many behind this one, which is the first of its line. (0 or 1.)
+    /// The record that lies so many (0 or 1) behind this one, which is the first of its line.
     #[inline(always)]
     pub(crate) fn beside(self, distance: u32) -> Self {
         Self(self.0, self.1 | distance)
     }
 }
 
-/// [`Extras::vlans`], which means something where the owner is [`TAGGED`].
+/// [`Extras::vlans`], which is meaningful if the owner is [`TAGGED`].
 #[inline(always)]
 fn vlans(details: u32) -> u32 {
     match EXTRAS.get_ptr(details) {
@@ -270,7 +274,7 @@ fn vlans(details: u32) -> u32 {
     }
 }
 
-/// Packets and bytes of the low side, and of the high one.
+/// The account of a record: packets and bytes of the low side, then of the high one.
 #[inline(always)]
 pub(crate) fn account_place(index: u32) -> Option<*mut u64> {
     if config!(accounting) == 0 {
@@ -280,13 +284,13 @@ pub(crate) fn account_place(index: u32) -> Option<*mut u64> {
 }
 
 impl At {
-    /// A record that names these details.
+    /// A record, and the details that it names.
     #[inline(always)]
     pub(crate) fn new(hot: Hot, details: *mut Details) -> Self {
         Self { hot, details }
     }
 
-    /// Without the details.
+    /// The record without the details.
     #[inline(always)]
     pub fn hot(self) -> Hot {
         self.hot
@@ -298,31 +302,32 @@ impl At {
         self.hot.details()
     }
 
-    /// Whether the flow is of this key.
+    /// Whether the flow has this key.
     #[inline(always)]
     pub fn has_key(self, key: &FlowKey) -> bool {
         has_key(self.number(), key)
     }
 
-    /// How long the flow may be idle, units.
+    /// How long the flow may be idle, in units.
     #[inline(always)]
     pub fn timeout(self, seen: Seen) -> u32 {
         rule::timeout(self.rule(), seen)
     }
 
-    /// The rule that the flow has met.
+    /// The flow's rule.
     #[inline(always)]
     pub fn rule(self) -> u16 {
         table::rule(self.owner())
     }
 
-    /// Whether the rule is one that the policy has no more.
+    /// Whether the policy no longer has the flow's rule.
     #[inline(always)]
     pub fn has_lost_its_rule(self) -> bool {
         rule::is_gone(self.rule())
     }
 
-    /// Makes the flow one of another rule, and of this first packet, if the details are still of one with its ports.
+    /// Gives the flow another rule, and whether its first packet was `outgoing`, if the details
+    /// still belong to a flow with its ports.
     #[inline(always)]
     pub fn begin_anew(self, rule: u16, outgoing: u32) {
         // SAFETY: as in `touch`; `ports` and `owner` are one aligned word.
@@ -336,7 +341,7 @@ impl At {
         }
     }
 
-    /// Makes the flow one of no rule. For the CPU on whose wheel it stands.
+    /// Takes the flow's rule away. Only for the CPU on whose wheel the flow stands.
     #[inline(always)]
     pub fn clear_rule(self) {
         // SAFETY: as in `touch`.
@@ -357,11 +362,11 @@ impl At {
         unsafe { (&raw const (*self.details).owner).read_volatile() }
     }
 
-    /// Writes what was counted: packets and bytes of the low side, and of the high one.
+    /// Writes what was counted: packets and bytes of the low side, then of the high one.
     ///
     /// # Safety
     ///
-    /// `place` is valid for four writes, and nobody else's.
+    /// `place` is valid for four writes, and no other code accesses it.
     #[inline(always)]
     pub unsafe fn report_account(self, place: *mut u64) {
         let account = account_place(self.index());
@@ -377,7 +382,7 @@ impl At {
         }
     }
 
-    /// Begins to count anew.
+    /// Clears what was counted.
     #[inline(always)]
     pub fn clear_account(self) {
         if let Some(account) = account_place(self.index()) {
@@ -410,7 +415,7 @@ impl At {
         self.owner() & OUTGOING != 0
     }
 
-    /// Where packets of a side are counted, and low bits of the clock when one was.
+    /// The observation point of a side's packets, and low bits of the time when one was counted.
     #[inline(always)]
     pub fn point(self, direction: Direction) -> (Point, u16) {
         let Some(extras) = EXTRAS.get_ptr(self.number()) else {
@@ -425,7 +430,7 @@ impl At {
         }
     }
 
-    /// Notes that a packet of a side is counted there.
+    /// Notes that a packet of a side is counted at this observation point.
     #[inline(always)]
     pub fn set_point(self, direction: Direction, point: Point, now: u64) {
         let Some(extras) = EXTRAS.get_ptr_mut(self.number()) else {
@@ -450,9 +455,10 @@ impl At {
         table::holds_flow(self.tag()) && self.cpu() == clock::cpu() & 0xfff
     }
 
-    /// Loads what the visits of a flow that stands first in a list, and of those behind it, wait for: of this one its home,
-    /// of the next its record, of the one behind that its details. Each says where that of the next turn is, so nothing here
-    /// waits for anything else that is loaded here.
+    /// Loads what the timer visits of the flow at the head of a list, and of the flows behind it,
+    /// will wait for: the home of this flow, the record of the next flow, and the details of the
+    /// flow behind that. Each of these says where the next visit's load is, so no load here waits
+    /// for another.
     #[inline(always)]
     pub fn fetch(self) {
         let distance = table::distance(self.tag());
@@ -467,7 +473,7 @@ impl At {
         }
     }
 
-    /// What follows in the inbox.
+    /// The next pointer in the inbox.
     #[inline(always)]
     pub fn inbox(self) -> Link {
         match EXTRAS.get_ptr(self.number()) {
@@ -477,7 +483,7 @@ impl At {
         }
     }
 
-    /// Sets [`inbox`](Self::inbox). For whoever has posted the flow.
+    /// Sets [`inbox`](Self::inbox). Only for the CPU that has posted the flow.
     #[inline(always)]
     pub fn set_inbox(self, link: Link) {
         let Some(extras) = EXTRAS.get_ptr_mut(self.number()) else {
@@ -488,7 +494,7 @@ impl At {
         unsafe { (&raw mut (*extras).inbox).write_volatile(link) }
     }
 
-    /// Where packets of the flow's initiator are counted, if this was seen of it.
+    /// The observation point of the initiator's packets, if there is one.
     #[inline(always)]
     pub fn initiator_point(self, seen: Seen) -> Point {
         match config!(watched) {
@@ -498,13 +504,14 @@ impl At {
     }
 }
 
-/// Loads and stores of one of the details.
+/// Generates the load and the store of one field of the details.
 macro_rules! field {
     ($(#[doc = $get:literal])+ $name:ident, $(#[doc = $set:literal])+ $set_name:ident, $type:ty) => {
         $(#[doc = $get])+
         #[inline(always)]
         pub fn $name(self) -> $type {
-            // SAFETY: details are valid memory while the program runs. Volatile, because other CPUs store there too.
+            // SAFETY: details are valid memory while the program runs. Volatile, because other CPUs
+            // store there too.
             unsafe { (&raw const (*self.details).$name).read_volatile() }
         }
 
@@ -533,21 +540,22 @@ impl At {
         u32
     );
     field!(
-        /// What follows in the slot. For the CPU on whose wheel the flow stands, as all links are.
+        /// The next pointer in the slot. Only for the CPU on whose wheel the flow stands, as for
+        /// all next pointers of the wheel.
         next,
         /// Sets [`next`](Self::next).
         set_next,
         Link
     );
     field!(
-        /// What comes before in the slot.
+        /// The pointer to what comes before in the slot.
         prev,
         /// Sets [`prev`](Self::prev).
         set_prev,
         Link
     );
 
-    /// By which way one of its sides sends.
+    /// The way by which one of the sides sends.
     #[inline(always)]
     pub fn way(self) -> SideWay {
         // SAFETY: as in `touch`.

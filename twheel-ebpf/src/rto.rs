@@ -1,5 +1,6 @@
-//! What packets and visits say of retransmission timers: `twheel_common::rto` over a map. When a flow is to be visited
-//! for one of its timers is given back; nothing is done here about that.
+//! Retransmission timers, updated by packets and visits: `twheel_common::rto` on a map. The
+//! functions return when a flow must be visited for one of its timers; they do not move the flow on
+//! the wheel themselves.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use twheel_common::{
@@ -21,28 +22,29 @@ use crate::{
     verifier::{bit, given},
 };
 
-/// One of two.
+/// The number of one side.
 #[inline(always)]
 fn of([low, high]: Positions, direction: u64) -> u32 {
     let both = u64::from(low) | u64::from(high) << 32;
     (both >> (32 * bit(direction))) as u32
 }
 
-/// A time from now on (microseconds), in units, rounded up; one more, since the present one is nearly over, or
-/// just begun.
+/// A time span from now on (microseconds) in units, rounded up; one unit more, because the present
+/// one may be nearly over or just begun.
 #[inline(always)]
 fn units(micros: u32) -> u64 {
     let unit = config!(rto.unit);
     u64::from(micros.checked_div(unit).unwrap_or(micros)) + 2
 }
 
-/// No longer than this is a timer overlooked, units: two of the shortest.
+/// The longest time that a started timer may be overlooked, in units: two of the shortest timers.
 #[inline(always)]
 pub fn soon() -> u64 {
     units(config!(rto.min)) * 2
 }
 
-/// When a timer expires that was started while the flow was armed for later; [`IDLE`] if none was.
+/// When a timer expires that was started while the flow was armed for a later time; [`IDLE`] if
+/// none was.
 #[inline(always)]
 pub fn started_meanwhile(flow: Hot, now: u64) -> u64 {
     let Some(timers) = Timers::of(flow) else {
@@ -52,14 +54,16 @@ pub fn started_meanwhile(flow: Hot, now: u64) -> u64 {
     rto_next(flow.index(), now)
 }
 
-/// What [`rto_see`] says where a timer has started, and the flow is visited in time.
+/// Result of [`rto_see`]: a timer has started, and the flow is visited in time for it.
 pub const STARTED: u64 = 1;
 
-/// Beside that: the flow was stalled, and [goes on](rto_go_on).
+/// Flag beside the result of [`rto_see`]: the flow was stalled, and [goes on](rto_go_on).
 pub const GOES_ON: u64 = 1 << 63;
 
-/// A packet of the flow; `before` is how far its sides had come, the low one in the low half. 0; or [`STARTED`] where a
-/// timer has started or expired; or when the flow is to be [visited](crate::forward) for that, where the wheel means to later.
+/// Handles a packet of the flow. `before`: the next sequence numbers of both sides before the
+/// packet, the low side's in the low half. Returns 0; or [`STARTED`] if a timer has started or
+/// expired; or, if the wheel would visit the flow too late for that timer, the time at which the
+/// flow must be [visited](crate::forward). [`GOES_ON`] may stand beside each.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now: u64) -> u64 {
@@ -71,7 +75,8 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     };
     let before = [before as u32, (before >> 32) as u32];
     let direction = bit(segment.direction as u64);
-    // SAFETY: values of the map, and no two the same. Other CPUs write there: see the module in `twheel-common`.
+    // SAFETY: values of the map, and no two the same. Other CPUs write there: see the module in
+    // `twheel-common`.
     let (sender, rest, other, others) = unsafe {
         (
             &mut *timers.side(direction),
@@ -94,7 +99,7 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
         return 0;
     }
     let word = flow.word();
-    // Somebody is there.
+    // An acknowledgment shows that the other side is there.
     let goes_on = if advanced && word.seen().is_stalled() {
         GOES_ON
     } else {
@@ -117,7 +122,7 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     goes_on
 }
 
-/// Notes that a flow is not stalled any more.
+/// Notes that a flow is no longer stalled.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_go_on(index: u32, segment: *const Segment) -> u64 {
@@ -127,13 +132,13 @@ pub extern "C" fn rto_go_on(index: u32, segment: *const Segment) -> u64 {
     0
 }
 
-/// Whether the timers of a flow say anything: both sides are seen, and past the handshake.
+/// Whether the flow's timers are meaningful: both sides were seen, and the handshake is complete.
 #[inline(always)]
 fn has_timers(word: Word) -> bool {
     word.seen().is_synchronized() && word.seen().is_replied()
 }
 
-/// The timers of a flow that has any, and how far its sides have come.
+/// The timers of a flow that has any, and its sides' next sequence numbers.
 #[inline(always)]
 fn running(index: u32) -> Option<(Timers, Positions)> {
     if !config::rto_is_on() {
@@ -169,17 +174,20 @@ pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
     due
 }
 
-/// No timer runs.
+/// Time of the next expiry: no timer runs.
 pub const IDLE: u64 = STALLS - 1;
-/// Beside when the next timer expires: one has.
+/// Flag beside the time of the next expiry: a timer has expired.
 pub const REPORTED: u64 = 1 << 63;
-/// And so many in a row that the flow is to be noted as stalled.
+/// Flag beside the time of the next expiry: so many timers in a row have expired that the flow is
+/// to be noted as stalled.
 pub const STALLS: u64 = 1 << 62;
-/// What [`rto_visit`] says if there is no room in the ring.
+/// Result of [`rto_visit`]: the ring has no room.
 pub const RING_FULL: u64 = u64::MAX - 1;
 
-/// Looks at the timers of a flow: reports those that have expired, and starts them anew. Says when the next expires
-/// (units), or [`IDLE`], with [`REPORTED`] if one has, and [`STALLS`] if so many have; or [`RING_FULL`]. For the stepper alone.
+/// Checks the timers of a flow: reports those that have expired, and starts them anew. Returns when
+/// the next one expires (units), or [`IDLE`]; with [`REPORTED`] if one has expired, and [`STALLS`]
+/// if enough have expired in a row. Returns [`RING_FULL`] if an expiry could not be reported. Only
+/// for the stepper.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
@@ -232,14 +240,14 @@ pub extern "C" fn rto_stall(index: u32) -> u64 {
     0
 }
 
-/// Says whether there was room for it.
+/// Reports an expired timer. Returns whether the ring had room for it.
 #[inline(always)]
 fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) -> bool {
     let Some(mut entry) = emit::reserve_rto() else {
         return false;
     };
     let event = entry.as_mut_ptr();
-    // SAFETY: the ring gave room for it, to nobody else; every field is set.
+    // SAFETY: the ring gave this memory to this code alone; every field is set.
     unsafe {
         flow.key().store(&raw mut (*event).key);
         (&raw mut (*event).at).write(now);

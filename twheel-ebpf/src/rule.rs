@@ -1,4 +1,4 @@
-//! What a rule gives its flows: how long they may be idle.
+//! A rule's timeouts: how long its flows may be idle.
 
 use twheel_common::{
     rule::{Rule, RuleFlags, Timeouts},
@@ -7,7 +7,7 @@ use twheel_common::{
 
 use crate::{config, maps::TIMEOUTS};
 
-/// How long a flow of this rule may be idle of which this was seen, units.
+/// How long a flow with this rule and these state bits may be idle, in units.
 #[inline(always)]
 pub fn timeout(rule: u16, seen: Seen) -> u32 {
     let Some(timeouts) = TIMEOUTS.get_ptr(rule.into()) else {
@@ -24,7 +24,7 @@ pub fn timeout(rule: u16, seen: Seen) -> u32 {
     timeout
 }
 
-/// Whether the policy has the rule no more.
+/// Whether the policy no longer has the rule.
 #[inline(always)]
 pub fn is_gone(rule: u16) -> bool {
     let Some(rule) = TIMEOUTS.get_ptr(rule.into()) else {

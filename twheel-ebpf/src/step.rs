@@ -1,4 +1,4 @@
-//! One call of the stepper: a batch of visits to the flows of this CPU's wheel that are due.
+//! One call of the stepper: a batch of timer visits to the flows of this CPU's wheel that are due.
 
 use core::ffi::c_void;
 
@@ -39,21 +39,23 @@ pub fn argument<T: Argument>(ctx: &mut XdpContext) -> Option<&mut T> {
     if call + size_of::<T>() > ctx.data_end() {
         return None;
     }
-    // SAFETY: the bounds were just checked, any bytes are a `T`, and the kernel aligns the test run's buffer (a page plus
-    // XDP_PACKET_HEADROOM of 256). Nobody else has that, and the context is borrowed for as long as this is used.
+    // SAFETY: the bounds were just checked, any bytes are a valid `T`, and the kernel aligns the
+    // test run's buffer (a page plus XDP_PACKET_HEADROOM of 256). No other code accesses the
+    // buffer, and the context is borrowed for as long as this reference is used.
     Some(unsafe { &mut *(call as *mut T) })
 }
 
-/// Gives the answer of a program that userspace runs back: its "packet", as it is now. The program's verdict.
+/// Returns the answer of a program that userspace runs: its "packet", as it is now. The result is
+/// the program's verdict.
 #[inline(always)]
 pub fn answer(ctx: &XdpContext) -> u32 {
     if config!(live) == 0 {
-        // The kernel copies it back.
+        // The kernel copies the packet back to the caller.
         return xdp_action::XDP_PASS;
     }
     let call = ctx.data() as *const Call;
     if ctx.data() + size_of::<Call>() <= ctx.data_end() {
-        // SAFETY: the bounds were just checked, and nobody else has the frame.
+        // SAFETY: the bounds were just checked, and no other code accesses the frame.
         unsafe {
             let number = (&raw const (*call).number).read();
             // If the map is full, the caller finds no answer and reports that.
@@ -61,7 +63,7 @@ pub fn answer(ctx: &XdpContext) -> u32 {
             let _ = CALLS.insert(number, argument, BPF_ANY.into());
         }
     }
-    // A live frame that passes would be received.
+    // A live frame that passed would be received by the stack.
     xdp_action::XDP_DROP
 }
 
@@ -123,9 +125,9 @@ struct State {
     visits: u32,
     rearmed: u32,
     expired: u32,
-    /// Of the timers, at the beginning of the call.
+    /// On the retransmission timers' clock, when the call began.
     micros: u32,
-    /// See [`visit::step`].
+    /// As in [`visit::step`].
     round: u32,
 }
 
@@ -134,7 +136,8 @@ unsafe extern "C" fn visit_one(_number: u64, state: *mut c_void) -> i64 {
     bit(step_visit(state.cast())) as i64
 }
 
-/// One visit, verified once: some kernels (6.19) tell the turns of a loop apart by what its state has got to. 0 to go on.
+/// One timer visit, verified once: otherwise some kernels (6.19) verify each turn of a loop anew,
+/// because its state differs. Returns 0 to go on.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_visit(state: *mut State) -> u64 {
@@ -144,7 +147,7 @@ extern "C" fn step_visit(state: *mut State) -> u64 {
     if wheel.inbox() != Link::NONE && bit(step_deliver(state.now)) != 0 {
         state.visits += 1;
         state.rearmed += 1;
-        // It may have been one of those that are about to be visited.
+        // The flow may be one of those that were gathered for the next visits.
         state.round = 0;
         return 0;
     }
@@ -175,21 +178,21 @@ extern "C" fn step_visit(state: *mut State) -> u64 {
     }
 }
 
-/// [`inbox::come`].
+/// Calls [`inbox::come`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_come() -> u64 {
     this_cpu().is_some_and(inbox::come).into()
 }
 
-/// [`deliver`].
+/// Calls [`deliver`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_deliver(now: u64) -> u64 {
     this_cpu().is_some_and(|wheel| deliver(wheel, now)).into()
 }
 
-/// Looks at one flow that was taken out of the inbox. Says whether it could.
+/// Looks at one flow that was taken out of the inbox. Returns whether there was one.
 #[inline(always)]
 fn deliver(wheel: Own, now: u64) -> bool {
     match inbox::next(wheel) {
@@ -201,7 +204,8 @@ fn deliver(wheel: Own, now: u64) -> bool {
     }
 }
 
-/// Nothing more is due: the stepper sleeps until the next slot has its turn. 0 if there is something to look at after all.
+/// No more flows are due: the stepper sleeps until the next slot that holds flows. 0 if there is a
+/// flow to look at after all.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn step_sleep(state: *mut State) -> u64 {
@@ -209,22 +213,22 @@ extern "C" fn step_sleep(state: *mut State) -> u64 {
         return 1;
     };
     if wheel.inbox() != Link::NONE {
-        // A poster has not stored the link yet.
+        // A posting CPU has not stored the next pointer yet.
         state.next = state.tick + 1;
     }
-    // From here on whoever posts a flow that is due earlier calls.
+    // From here on, a CPU that posts a flow that is due earlier wakes the stepper.
     if inbox::sleep(wheel, state.next) {
-        // Posted before `wake` was visible.
+        // A flow was posted before `wake` was visible.
         return 0;
     }
     state.outcome = Outcome::Done as u32;
     1
 }
 
-/// Flows taken out of the inbox, at most, in a call that deletes.
+/// Most flows taken out of the inbox in a call that deletes.
 const MAX_DELIVERIES: u32 = 1024;
 
-/// Deletes the flows of a packet of [`Delete`]s.
+/// Deletes the flows that are listed in the packet, as [`Delete`]s.
 #[inline(always)]
 pub fn delete(ctx: &XdpContext) {
     let mut state = Deletes {
@@ -233,7 +237,7 @@ pub fn delete(ctx: &XdpContext) {
     };
     // SAFETY: the callbacks have the signature that the helper calls, and `state` outlives the loops.
     unsafe {
-        // A flow that stands in the inbox does not end.
+        // A flow that is in the inbox cannot end, so the inbox is emptied first.
         bpf_loop(
             MAX_DELIVERIES,
             deliver_one as *mut c_void,
@@ -257,7 +261,7 @@ struct Deletes {
 
 /// Returns 0 to be called again, 1 to end the loop.
 unsafe extern "C" fn deliver_one(_number: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `delete` passes a `Deletes` that nobody else refers to meanwhile.
+    // SAFETY: `delete` passes a `Deletes` to which there is no other reference meanwhile.
     let state = unsafe { &mut *state.cast::<Deletes>() };
     let Some(wheel) = this_cpu() else {
         return 1;
@@ -268,15 +272,15 @@ unsafe extern "C" fn deliver_one(_number: u64, state: *mut c_void) -> i64 {
 
 /// Returns 0 to be called again, 1 to end the loop.
 unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `delete` passes a `Deletes` that nobody else refers to meanwhile.
+    // SAFETY: `delete` passes a `Deletes` to which there is no other reference meanwhile.
     let state = unsafe { &mut *state.cast::<Deletes>() };
     let ctx = XdpContext::new(state.ctx);
     let place = ctx.data() + (number as usize & (MAX_DELETES - 1)) * size_of::<Delete>();
     if place + size_of::<Delete>() > ctx.data_end() {
         return 1;
     }
-    // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and nobody else
-    // has it.
+    // SAFETY: the bounds were just checked, the kernel aligns the buffer of a test run, and no
+    // other code accesses it.
     let entry = unsafe { &mut *(place as *mut Delete) };
     let reason = if entry.outcome == Reason::Flushed as u32 {
         Reason::Flushed
@@ -287,7 +291,7 @@ unsafe extern "C" fn delete_one(number: u64, state: *mut c_void) -> i64 {
     0
 }
 
-/// Enters a flow, which then stands on this CPU's wheel.
+/// Enters a flow, on this CPU's wheel.
 #[inline(always)]
 pub fn enter(call: &Enter) {
     let now = clock::now();
@@ -299,7 +303,7 @@ pub fn enter(call: &Enter) {
     begin::touch_enter(segment, now, call.seen, call.rule, call.idle);
 }
 
-/// Arms the flows of this CPU's wheel in a range of the table as timeouts and rules are now.
+/// Arms the flows of this CPU's wheel in a range of the table by the present timeouts and rules.
 #[inline(always)]
 pub fn sweep(call: &mut Sweep) {
     let mut state = Sweeps {
@@ -329,7 +333,7 @@ struct Sweeps {
 
 /// Returns 0 to be called again, 1 to end the loop.
 unsafe extern "C" fn sweep_one(number: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `sweep` passes a `Sweeps` that nobody else refers to meanwhile.
+    // SAFETY: `sweep` passes a `Sweeps` to which there is no other reference meanwhile.
     let state = unsafe { &mut *state.cast::<Sweeps>() };
     let Some(flow) = record::at(state.from + number as u32) else {
         return 1;

@@ -1,4 +1,5 @@
-//! The flow table: finds, enters and removes flows, by the protocol of `twheel_common::table` over the maps.
+//! The flow table: finds, enters and removes flows, by the protocol of `twheel_common::table` on
+//! the maps.
 
 use twheel_common::{
     flow::Word,
@@ -28,13 +29,13 @@ pub fn place(key: &FlowKey) -> Place {
     HASH.load().place(key)
 }
 
-/// The flow of a key.
+/// The flow with this key.
 #[inline(always)]
 pub fn find(place: Place, key: &FlowKey) -> Option<Hot> {
     table::find(&Table, place, key)
 }
 
-/// Counts a flow in, if there is room for it; [`uncount`] gives the room back.
+/// Counts a flow in, if the table has capacity for it; [`uncount`] takes it back.
 #[inline(always)]
 pub fn has_room() -> bool {
     let Some(tracked) = TRACKED.get_ptr_mut(0) else {
@@ -58,20 +59,22 @@ pub fn uncount(flows: u32) {
     }
 }
 
-/// What [`enter`] says: there is no room;
+/// Result of [`enter`]: the table has no capacity.
 pub const FULL: u64 = 0;
-/// or this and the flow's index, where it was entered;
+/// Result of [`enter`], with the flow's index: the flow was entered.
 const NEW: u64 = 1 << 32;
-/// or this and the flow's index, if another CPU has entered it meanwhile.
+/// Result of [`enter`], with the flow's index: another CPU has entered the flow meanwhile.
 const EXISTS: u64 = 2 << 32;
 
-/// Beside the rule of a flow that is entered: its first packet went out.
+/// Flag beside the rule of a flow that is entered: its first packet went out.
 pub const OUTGOING_RULE: u64 = 1 << 16;
 
-/// Enters the flow of its first segment that was counted in, for this CPU's wheel: [`FULL`], or what [`is_new`] and [`entered`]
-/// understand. The rule, perhaps with [`OUTGOING_RULE`], and in the high half the way of one side.
+/// Enters a flow that was counted in, by its first segment, for this CPU's wheel. `rule_way`: the
+/// rule, perhaps with [`OUTGOING_RULE`], and in the high half the way of one side. Returns
+/// [`FULL`], or a number for [`is_new`] and [`entered`].
 ///
-/// (The steps are functions one beside the other: the verifier adds up what callers and callees have on the stack.)
+/// (The steps are functions called one after the other: the verifier adds up the stacks of callers
+/// and callees.)
 #[inline(always)]
 pub fn enter(segment: &Segment, place: Place, now: u64, seen: Seen, rule_way: u64) -> u64 {
     let reserved = table_reserve(&segment.key, place.home, place.fingerprint);
@@ -90,13 +93,14 @@ pub fn enter(segment: &Segment, place: Place, now: u64, seen: Seen, rule_way: u6
     )
 }
 
-/// Of [`table_reserve`]: a record is reserved, and details; the index of those is in the low half, in the high one from its
-/// lowest bit how far the record is behind its home (6 bits), and [`TWINS`].
+/// Result of [`table_reserve`]: a record and details are reserved. The low half is the index of the
+/// details. The high half has, from its lowest bit, how far the record is behind its home (6 bits),
+/// and [`TWINS`].
 const RESERVED: u64 = 1 << 63;
-/// There are flows of other keys with the same fingerprint.
+/// Flag beside [`RESERVED`]: there are flows of other keys with the same fingerprint.
 const TWINS: u64 = 1 << 62;
 
-/// [`table::claim`] and [`table::reserve`], and details.
+/// [`table::claim`], [`table::reserve`], and taking details.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_reserve(key: *const FlowKey, home: u32, fingerprint: u64) -> u64 {
@@ -122,7 +126,8 @@ extern "C" fn table_reserve(key: *const FlowKey, home: u32, fingerprint: u64) ->
     RESERVED | twins | u64::from(distance) << 32 | u64::from(details)
 }
 
-/// [`table::write`]: what was announced before. What was seen, and the record's index in the high half.
+/// [`table::write`], for what was reserved. `seen_index`: the state bits, and the record's index in
+/// the high half.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_write(
@@ -156,7 +161,7 @@ extern "C" fn table_write(
     table::write(&Table, place, distance, &segment.key, &begins).unwrap_or(0)
 }
 
-/// [`table::settle`], with what was announced before; gives the details back if they are not needed.
+/// [`table::settle`], for what was reserved; gives the details back if they are not needed.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_settle(
@@ -183,7 +188,7 @@ extern "C" fn table_settle(
     entered
 }
 
-/// Claims a record for a flow; how far behind its home, or [`WINDOW`].
+/// Claims a record for a flow. Returns how far it is behind its home, or [`WINDOW`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_claim(home: u32, fingerprint: u64) -> u64 {
@@ -191,23 +196,24 @@ extern "C" fn table_claim(home: u32, fingerprint: u64) -> u64 {
     table::claim(&Table, place).unwrap_or(WINDOW).into()
 }
 
-/// Takes free details for a flow of this CPU; their index, or [`NOBODY`].
+/// Takes free details for a flow of this CPU. Returns their index, or [`NOBODY`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_take() -> u64 {
     let Some(shelf) = SHELF.get_ptr_mut(0) else {
         return NOBODY.into();
     };
-    // SAFETY: this CPU's, with bottom halves off.
+    // SAFETY: the shelf is this CPU's own, with bottom halves off.
     let taken = pool::take(&Table, unsafe { &mut *shelf });
     taken.unwrap_or(NOBODY).into()
 }
 
-/// Begins to load the details that the next flow takes: memory then has them when it comes.
+/// Begins to load the details that the next flow will take, so that they are in the cache when it
+/// comes.
 #[inline(always)]
 pub fn expect_details() {
     if let Some(shelf) = SHELF.get_ptr_mut(0) {
-        // SAFETY: this CPU's, with bottom halves off.
+        // SAFETY: the shelf is this CPU's own, with bottom halves off.
         Pool::next(&Table, pool::next(unsafe { &*shelf }));
     }
 }
@@ -218,7 +224,7 @@ pub fn give(details: u32) {
     table_give(details);
 }
 
-/// [`give`].
+/// Calls [`pool::give`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn table_give(details: u32) -> u64 {
@@ -229,13 +235,13 @@ extern "C" fn table_give(details: u32) -> u64 {
     0
 }
 
-/// Whether a flow was entered that was not there.
+/// Whether [`enter`] has entered a new flow.
 #[inline(always)]
 pub fn is_new(entered: u64) -> bool {
     entered != FULL && entered < EXISTS
 }
 
-/// The flow that was entered, or that was there.
+/// The flow that [`enter`] has entered or found.
 #[inline(always)]
 pub fn entered(entered: u64) -> Option<At> {
     match entered {
@@ -244,25 +250,25 @@ pub fn entered(entered: u64) -> Option<At> {
     }
 }
 
-/// Begins to load the account of the flow that stands at home there, which most flows do: memory then has it when it is
-/// asked for.
+/// Begins to load the account of the flow whose record is at its home, as most are, so that the
+/// account is in the cache when it is needed.
 #[inline(always)]
 pub fn expect_account(place: Place) {
     if let Some(account) = record::account_place(place.home) {
-        // SAFETY: within the value, aligned to 8; what it says is not asked.
+        // SAFETY: within the value, aligned to 8; the value read is not used.
         unsafe { account.read_volatile() };
     }
 }
 
-/// Swaps the word of the flow of a key; `Err` if it is not `old`, and `None` if the record is
-/// another flow's.
+/// Exchanges the word of the flow with this key. `Err` if the word is not `old`, and `None` if the
+/// record holds another flow.
 #[inline(always)]
 pub fn change(flow: Hot, key: &FlowKey, old: Word, new: Word) -> Option<Result<Word, Word>> {
     table::change(&Table, flow, key, old, new)
 }
 
-/// Changes what was seen of a flow, whatever stamps come at the same time. What it was and what it is, if that could be
-/// done.
+/// Changes the state bits of a flow, whatever stamps other CPUs store at the same time. Returns the
+/// bits before and after, if the change could be made.
 #[inline(always)]
 pub fn mark(flow: Hot, key: &FlowKey, mark: impl Fn(Seen) -> Seen) -> Option<(Seen, Seen)> {
     let mut marked = None;
@@ -284,20 +290,21 @@ pub fn mark(flow: Hot, key: &FlowKey, mark: impl Fn(Seen) -> Seen) -> Option<(Se
     marked
 }
 
-/// Ends a flow, if it is as it was when this was decided on. Only for the CPU on whose wheel it
+/// Ends a flow, if it is as it was when this was decided. Only for the CPU on whose wheel it
 /// stands, which must then [`remove`] it.
 #[inline(always)]
 pub fn kill(flow: At, decided_on: Word) -> bool {
     table::kill(&Table, flow.hot(), decided_on)
 }
 
-/// Frees the record of a flow that this CPU has killed, and that is yet to be [counted out](uncount).
+/// Frees the record of a flow that this CPU has killed. The caller must still [count it
+/// out](uncount).
 #[inline(always)]
 pub fn remove(flow: At) {
     give(free(flow));
 }
 
-/// The same; its details are yet to be [given](give) back.
+/// As [`remove`], but the caller must still [give](give) its details back: their index is returned.
 #[inline(always)]
 pub fn free(flow: At) -> u32 {
     let number = flow.number();

@@ -1,4 +1,5 @@
-//! The retransmission timers of a flow's record: where they lie, and when the wheel visits the flow next.
+//! The retransmission timers of a flow's record: where they lie, and when the wheel next visits the
+//! flow.
 
 use twheel_common::{
     event::Pace,
@@ -7,12 +8,12 @@ use twheel_common::{
 
 use crate::{atomic, config, maps::RTOS, record::Hot, verifier::bit};
 
-/// The timers of a record: valid memory while the program runs, where other CPUs write, too.
+/// The timers of a record: valid memory while the program runs, to which other CPUs write, too.
 #[derive(Clone, Copy)]
 pub struct Timers(*mut rto::Timers);
 
 impl Timers {
-    /// Of this record, where there are any.
+    /// The timers of this record, if there are any.
     #[inline(always)]
     pub fn of(flow: Hot) -> Option<Self> {
         if !config::rto_is_on() {
@@ -21,7 +22,7 @@ impl Timers {
         RTOS.get_ptr_mut(flow.index()).map(Self)
     }
 
-    /// The side that sends in this direction.
+    /// The timer of the side that sends in this direction.
     #[inline(always)]
     pub fn side(self, direction: u64) -> *mut Side {
         // SAFETY: a value has two.
@@ -32,7 +33,7 @@ impl Timers {
         }
     }
 
-    /// The rest of it.
+    /// The rest of that side's data.
     #[inline(always)]
     pub fn rare(self, direction: u64) -> *mut Rare {
         // SAFETY: as above.
@@ -43,16 +44,17 @@ impl Timers {
         }
     }
 
-    /// Orders what was written before it before what is read after it. Who starts a timer writes it and then looks when
-    /// the flow is visited; who visits writes when that is next and then looks at the timers again: one of the two sees
-    /// the other.
+    /// Orders what was written before it before what is read after it. A CPU that starts a timer
+    /// writes the timer, and then reads when the flow will be visited. A CPU that visits the flow
+    /// writes when it will visit it next, and then reads the timers again. So at least one of the
+    /// two sees what the other wrote.
     #[inline(always)]
     pub fn fence(self) {
         // SAFETY: a place in a map, aligned to 4, that is for nothing else.
         unsafe { atomic::or(&raw mut (*self.0).reserved, 0) };
     }
 
-    /// When the wheel visits the flow next, low 32 bits of the clock, units.
+    /// When the wheel next visits the flow: low 32 bits of the clock, in units.
     #[inline(always)]
     pub fn visit(self) -> u32 {
         // SAFETY: a value of the map.
@@ -60,20 +62,20 @@ impl Timers {
     }
 }
 
-/// Begins to load the timers of the record of this index, in which a flow is looked for: memory then has them when they
-/// are asked for.
+/// Begins to load the timers of the record of this index, near which a flow is being looked up, so
+/// that they are in the cache when they are needed.
 #[inline(always)]
 pub fn expect(index: u32) {
     if config::rto_is_on()
         && let Some(timers) = RTOS.get_ptr(index)
     {
         let timers: *const rto::Timers = timers;
-        // SAFETY: a value of the map; what it says is not asked.
+        // SAFETY: a value of the map; the value read is not used.
         unsafe { (&raw const (*timers).visit).read_volatile() };
     }
 }
 
-/// Of a flow that begins: nothing is known.
+/// Clears the timers of a flow that begins.
 #[inline(always)]
 pub fn reset(flow: Hot) {
     let Some(timers) = Timers::of(flow) else {
@@ -86,7 +88,7 @@ pub fn reset(flow: Hot) {
     }
 }
 
-/// When the wheel visits the flow next.
+/// Stores when the wheel next visits the flow.
 #[inline(always)]
 pub fn set_visit(flow: Hot, due: u64) {
     if let Some(timers) = Timers::of(flow) {
@@ -95,7 +97,8 @@ pub fn set_visit(flow: Hot, due: u64) {
     }
 }
 
-/// A deadline, or when the wheel meant to visit the flow, whichever comes first: that is no later than a timer expires.
+/// A deadline, or the time at which the wheel would have visited the flow, whichever comes first:
+/// no timer expires before that.
 #[inline(always)]
 pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
     let Some(timers) = Timers::of(flow) else {
@@ -109,15 +112,15 @@ pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
     }
 }
 
-/// Writes what there is to report of one of a flow's sides.
+/// Writes what is reported of one of a flow's sides.
 ///
 /// # Safety
 ///
-/// `place` is valid for writes, and nobody else's.
+/// `place` is valid for writes, and no other code accesses it.
 #[inline(always)]
 pub unsafe fn report(flow: Hot, direction: u64, place: *mut Pace) {
     let pace = match Timers::of(flow) {
-        // SAFETY: a value of the map; what is torn is an estimate.
+        // SAFETY: a value of the map; a torn read is an estimate that is off.
         Some(timers) => unsafe { (*timers.side(direction)).pace(config::limits()) },
         None => Pace::default(),
     };

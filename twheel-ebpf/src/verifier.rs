@@ -1,11 +1,13 @@
-//! What the kernel's verifier is told, or kept from telling apart. `docs/design.md` says how to keep its budget.
+//! Functions that tell the kernel's verifier what it cannot infer, or keep it from exploring cases
+//! one by one. `docs/design.md` says how to stay within its budget.
 
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_loop;
 
-/// The bits of a value that a mask has, be they all there are. The compiler drops a mask where it knows so much (of a
-/// `bool` read from the stack, or of what another function returns); the verifier does not know it.
+/// The bits of a value that are in a mask, even if the value can have no others. The compiler drops
+/// a mask if it knows that (of a `bool` read from the stack, or of what another function returns);
+/// the verifier does not know it.
 #[inline(always)]
 pub fn masked<const MASK: u64>(value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
@@ -28,14 +30,15 @@ pub fn masked<const MASK: u64>(value: u64) -> u64 {
     }
 }
 
-/// The same value, which is 0 or 1.
+/// The same value, which is 0 or 1, masked.
 #[inline(always)]
 pub fn bit(value: u64) -> u64 {
     masked::<1>(value)
 }
 
-/// The same value, of which the compiler takes every part from memory from here on. Without, it keeps a second copy on
-/// the stack, of which the programs have 512 bytes with all that they call.
+/// The same value, of which the compiler reads every part from memory from here on. Otherwise it
+/// keeps a second copy on the stack, of which a program with all functions that it calls has 512
+/// bytes.
 #[inline(always)]
 pub fn in_memory<T>(value: &T) -> &T {
     #[cfg(target_arch = "bpf")]
@@ -50,8 +53,9 @@ pub fn in_memory<T>(value: &T) -> &T {
     value
 }
 
-/// What a caller has handed over to a function that the verifier goes through by itself: null, or memory that is valid
-/// while the function runs and that nobody else writes, as the verifier sees to at each call.
+/// The argument of a global function, which the verifier checks by itself: null, or memory that is
+/// valid while the function runs and that nothing else writes. The verifier checks that at each
+/// call.
 #[inline(always)]
 #[allow(
     clippy::not_unsafe_ptr_arg_deref,
@@ -62,22 +66,22 @@ pub fn given<'a, T>(place: *const T) -> Option<&'a T> {
     unsafe { place.as_ref() }
 }
 
-/// The same of what the function writes to.
+/// As [`given`], for an argument that the function writes to.
 #[inline(always)]
 #[allow(
     clippy::not_unsafe_ptr_arg_deref,
     reason = "the verifier checks every caller"
 )]
 pub fn given_mut<'a, T>(place: *mut T) -> Option<&'a mut T> {
-    // SAFETY: as above, and nobody else reads it.
+    // SAFETY: as above, and nothing else reads it.
     unsafe { place.as_mut() }
 }
 
-/// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+/// Calls `turn` with 0, 1, … until it returns `true`, at most `turns` times.
 #[inline(always)]
 pub fn repeat<F: FnMut(u32) -> bool>(turns: u32, mut turn: F) {
     unsafe extern "C" fn call<F: FnMut(u32) -> bool>(index: u64, turn: *mut c_void) -> i64 {
-        // SAFETY: `repeat` passes an `F` that nobody else refers to meanwhile.
+        // SAFETY: `repeat` passes an `F` to which there is no other reference meanwhile.
         let turn = unsafe { &mut *turn.cast::<F>() };
         let stop = turn(index as u32).into();
         bit(stop) as i64

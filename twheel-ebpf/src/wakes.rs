@@ -1,4 +1,5 @@
-//! The stepper of a CPU, as its own packets and those of other CPUs call it: `twheel_common::inbox` over maps.
+//! Wakes a CPU's stepper, for packets of that CPU and of others: `twheel_common::inbox` on the
+//! maps.
 
 use core::ffi::c_void;
 
@@ -17,7 +18,7 @@ use crate::{
     wheel::own::Own,
 };
 
-/// The stepper of a CPU: the inbox of its wheel, and when it means to come back.
+/// The stepper of a CPU: the inbox of its wheel, and when it will come back.
 pub struct Driver {
     cpu: u32,
     inbox: *mut maps::Inbox,
@@ -25,11 +26,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Of another CPU.
+    /// The stepper of another CPU.
     #[inline(always)]
     pub fn other(cpu: u32) -> Option<Self> {
         let zero = 0u32;
-        // SAFETY: the map is per CPU, the key is its only one, and the helper gives null for a CPU that is not.
+        // SAFETY: the map is per CPU, the key is its only one, and the helper returns null for a
+        // CPU that does not exist.
         let wheel = unsafe {
             bpf_map_lookup_percpu_elem(
                 (&raw const WHEEL).cast_mut().cast::<c_void>(),
@@ -45,7 +47,7 @@ impl Driver {
         Some(Self { cpu, inbox, wheel })
     }
 
-    /// Of this CPU, whose wheel this is.
+    /// This CPU's stepper; `wheel` is this CPU's wheel.
     #[inline(always)]
     pub fn own(wheel: Own) -> Option<Self> {
         let cpu = clock::cpu();
@@ -74,13 +76,14 @@ impl Inbox for Driver {
 
     #[inline(always)]
     fn wake(&self) -> u64 {
-        // SAFETY: a place in a map, aligned to 8. Its owner stores there too: what is read may be a moment old.
+        // SAFETY: a place in a map, aligned to 8. Its owner stores there too, so the value read may
+        // be a moment old.
         unsafe { (&raw const (*self.wheel).wake).read_volatile() }
     }
 
     #[inline(always)]
     fn set_wake(&self, tick: u64) {
-        // SAFETY: as above; only that CPU comes here.
+        // SAFETY: as above; only that CPU stores here.
         unsafe { (&raw mut (*self.wheel).wake).write_volatile(tick) };
     }
 
@@ -103,7 +106,7 @@ impl Inbox for Driver {
     }
 }
 
-/// Calls this CPU's stepper. Whether it will come.
+/// Wakes this CPU's stepper. Returns whether it will come.
 #[inline(always)]
 pub fn call(wheel: Own) -> bool {
     Driver::own(wheel).is_some_and(|inbox| inbox::call(&inbox))

@@ -11,7 +11,8 @@ use crate::{
 
 /// Runs one benchmark, or all.
 pub fn bench(args: &[String]) -> Result<()> {
-    // Help, and a bench on the host alone, need neither packages nor root nor a BPF object of these sources.
+    // Help, and a bench on the host alone, need no packages, no root, and no BPF object built from
+    // these sources.
     let is_simple = |arg: &String| ["schemes", "help", "--help", "-h"].contains(&arg.as_str());
     if args.iter().any(is_simple) {
         say!("Building the bench; this usually takes 90 s the first time.");

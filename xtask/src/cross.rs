@@ -1,7 +1,7 @@
 //! `cargo xtask build`: the program, for this machine or for another architecture.
 //!
-//! The standard library of the other architecture is built along with it, from the sources that come with a nightly of
-//! rustup's or with Debian's rustc: so no server of rustup's is needed.
+//! Builds the standard library of the other architecture as well, from the sources that come with a
+//! rustup nightly or with Debian's rustc: so no server of rustup's is needed.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,7 +27,7 @@ pub enum Target {
     Aarch64,
 }
 
-/// Builds twheel and says where it is.
+/// Builds twheel and prints its path.
 pub fn build(target: Target) -> Result<()> {
     let twheel = match target {
         Target::Native => run::build(None)?.twheel,
@@ -44,13 +44,13 @@ pub fn build(target: Target) -> Result<()> {
 pub struct Cross {
     triple: &'static str,
     linker: &'static str,
-    /// `CARGO_TARGET_<TRIPLE>_LINKER`, which names the linker.
+    /// `CARGO_TARGET_<TRIPLE>_LINKER`, the variable that names the linker.
     variable: &'static str,
     toolchain: toolchain::WithSources,
 }
 
 impl Cross {
-    /// That of 64-bit ARM.
+    /// The compiler for 64-bit ARM.
     pub fn aarch64() -> Result<Self> {
         setup::aarch64()?;
         Ok(Self {
@@ -61,7 +61,7 @@ impl Cross {
         })
     }
 
-    /// Apart from the host's, whose compiler is another one.
+    /// The target directory, apart from the host's, which another compiler writes.
     fn dir(&self) -> PathBuf {
         sh::target("cross")
     }
@@ -88,7 +88,7 @@ impl Cross {
         Ok(self.dir().join(self.triple).join("release/twheel"))
     }
 
-    /// Builds binaries of the tests.
+    /// Builds test binaries.
     pub fn tests(
         &self,
         object: &Path,
@@ -104,7 +104,7 @@ impl Cross {
     }
 }
 
-/// Lets a `cargo test` build binaries of twheel-tests, and returns where they are.
+/// Runs a `cargo test` that builds binaries of twheel-tests, and returns their paths.
 pub fn test_binaries(
     mut cargo: Command,
     names: &[&'static str],

@@ -1,8 +1,9 @@
-//! Builds the eBPF objects, and keeps the committed ones true.
+//! Builds the eBPF objects, and checks the committed ones.
 //!
 //! `twheel-ebpf/prebuilt` holds the objects, so that `cargo build` works without a compiler for the
-//! BPF target, and a manifest that says what made them. The same sources give the same bytes
-//! wherever they are built, so `--check` can build them again and compare.
+//! BPF target, and a manifest that says which compiler and which sources made them. The same
+//! sources give the same bytes wherever they are built, so `--check` can build them again and
+//! compare.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,29 +26,29 @@ const TARGET: &str = "bpfel-unknown-none";
 const NAMES: [&str; 4] = ["twheel", "bench", "peers", "probe"];
 const UPDATE: &str = "run `cargo xtask build-ebpf --update` and commit the result";
 
-/// Flags for rustc, next to those that keep paths out of the objects.
+/// Flags for rustc, besides those that keep paths out of the objects.
 const RUSTFLAGS: [&str; 5] = [
-    // BTF: the kernel wants to know the callback of `bpf_loop` by its type, and the verifier's log
-    // quotes the source.
+    // BTF: the kernel needs the type of `bpf_loop`'s callback, and the verifier's log quotes the
+    // source.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
-    // Atomics with a used result (fetch-add, compare-and-swap) need v3.
+    // Atomics whose result is used (fetch-add, compare-and-swap) need v3.
     "-Ctarget-cpu=v3",
-    // Nobody reads where a BPF program panicked, and line numbers would make every edit of a
-    // comment another object.
+    // No one can read where a BPF program panicked, and with line numbers every edit of a comment
+    // would change the object.
     "-Zlocation-detail=none",
-    // aya's bindings follow the registers of the host. No program here looks at registers, and the
-    // objects are to be the same on any host.
+    // aya's bindings follow the registers of the host. No program here uses registers, and the
+    // objects must be the same on every host.
     "--cfg=bpf_target_arch=\"x86_64\"",
 ];
 
-/// The objects to load: absolute paths.
+/// The absolute paths of the objects to load.
 pub struct Objects {
     /// The data plane.
     pub twheel: PathBuf,
     /// The programs that only benchmarks load.
     pub bench: PathBuf,
-    /// And what they compare with.
+    /// The programs that the benchmarks compare twheel with.
     pub peers: PathBuf,
     /// The programs that ask the kernel how it runs programs.
     pub probe: PathBuf,
@@ -88,13 +89,13 @@ struct Manifest {
     sources: Sources,
 }
 
-/// What goes into the objects.
+/// What the objects are made from.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct Sources {
-    /// Over the files, the crates they depend on, the release profile and the flags.
+    /// Of the files, the crates they depend on, the release profile and the flags.
     sha256: String,
-    /// Relative to the workspace. A new file is not missed: it takes an edit in one of these to
-    /// make it part of the crate.
+    /// Relative to the workspace. A new file is not missed: it becomes part of the crate only
+    /// through an edit of one of these.
     files: BTreeSet<String>,
 }
 
@@ -106,17 +107,18 @@ pub fn build() -> Result<()> {
     Ok(())
 }
 
-/// Builds the objects, or falls back on the prebuilt ones where that is impossible.
+/// Builds the objects; returns the prebuilt ones if that is not possible.
 pub fn objects() -> Result<Objects> {
     let manifest = Manifest::read().ok();
     match toolchain::find(manifest.as_ref().map(|manifest| &manifest.compiler), false) {
-        // It may be a change of the sources that does not build: then the prebuilt objects are not from these.
+        // A change of the sources may not build: then the prebuilt objects are not from these
+        // sources.
         Ok(toolchain) => compile(&toolchain).or_else(|why| fall_back(manifest, why)),
         Err(why) => fall_back(manifest, why),
     }
 }
 
-/// The prebuilt objects, if they are what their manifest says, and from these sources.
+/// The prebuilt objects, if they match their manifest, and the manifest matches these sources.
 fn fall_back(manifest: Option<Manifest>, why: Error) -> Result<Objects> {
     let verified = match manifest {
         Some(manifest) => manifest.verify(),
@@ -190,7 +192,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Compiles anew, as cargo does not notice another linker.
+/// Compiles everything again, because cargo does not notice another linker.
 fn recompile(toolchain: &Toolchain) -> Result<Objects> {
     sh::run(&mut cargo(toolchain, "clean --quiet -p twheel-ebpf"))?;
     compile(toolchain)
@@ -213,8 +215,8 @@ fn compile(toolchain: &Toolchain) -> Result<Objects> {
     Ok(Objects::at(|name| release.join(name)))
 }
 
-/// The toolchain's cargo, for the BPF target and its own target directory: the host crates need not
-/// wait for its lock, nor rebuild for its flags.
+/// The toolchain's cargo, for the BPF target, with a target directory of its own: the host crates
+/// need not wait for its lock, nor be rebuilt because of its flags.
 fn cargo(toolchain: &Toolchain, args: &str) -> Command {
     let mut cargo = toolchain.cargo();
     cargo.args(args.split(' '));
@@ -223,14 +225,14 @@ fn cargo(toolchain: &Toolchain, args: &str) -> Command {
     cargo
 }
 
-/// The directories of this machine that source files lie in, and what objects call them.
+/// The directories of this machine that source files are in, and their names in the objects.
 fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
     let cargo_home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(env::home_dir()?.join(".cargo")))
         .context("there is no home directory")?;
     let rust = toolchain.sysroot.join("lib/rustlib/src/rust");
-    // Debian's sources are behind a symbolic link.
+    // Debian has core's sources behind a symbolic link.
     let real = fs::canonicalize(&rust).context("core's sources are gone")?;
     let paths = [
         (sh::workspace(), "/twheel"),
@@ -241,8 +243,8 @@ fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
     let mut paths: Vec<_> = paths
         .map(|(path, name)| (path.display().to_string(), name))
         .into();
-    // The directory of a registry is named after its host, and there are mirrors. Of prefixes that
-    // match, rustc takes the last.
+    // The directory of a registry is named after its host, and there are mirrors. If several
+    // prefixes match, rustc takes the last.
     if let Ok(registries) = fs::read_dir(cargo_home.join("registry/src")) {
         for registry in registries.flatten() {
             paths.push((registry.path().display().to_string(), "/crates"));
@@ -251,13 +253,13 @@ fn machine_paths(toolchain: &Toolchain) -> Result<Vec<(String, &'static str)>> {
     Ok(paths)
 }
 
-/// The files of the workspace that went into the objects, as cargo noted them beside each, and the
-/// manifests of their crates.
+/// The files of the workspace that went into the objects, from the dependency files that cargo
+/// writes beside each, and the manifests of their crates.
 fn source_files(objects: &Objects) -> Result<BTreeSet<String>> {
     let mut files = BTreeSet::new();
     for (_, object) in objects.each() {
         let dep_info = read_text(&object.with_extension("d"))?;
-        // make's syntax: `object: source source`, spaces in a path escaped.
+        // Make's syntax: `object: source source`, with spaces in paths escaped.
         let (_, sources) = dep_info
             .split_once(": ")
             .context("no sources in dep-info")?;
@@ -282,7 +284,8 @@ impl Sources {
             parts.push(file.clone());
             parts.push(read_text(&sh::workspace().join(file))?);
         }
-        // Of Cargo.lock only what these crates use: a host crate may change without a rebuild here.
+        // Of Cargo.lock only the part that these crates use, so that a host crate may change
+        // without a rebuild here.
         let args = "tree --locked -p twheel-ebpf -e normal --prefix none --format {p} --target";
         let tree = sh::output(sh::cargo().args(args.split(' ')).arg(TARGET))?;
         // `name version`, then perhaps a path or a mark.
@@ -298,7 +301,7 @@ impl Sources {
         let mut hash = Sha256::new();
         for part in parts {
             hash.update(part);
-            // Ends the part: text has no such byte.
+            // Separates the parts: text has no such byte.
             hash.update([0]);
         }
         let sha256 = hex(hash.finalize());
@@ -307,7 +310,7 @@ impl Sources {
 }
 
 impl Manifest {
-    /// Fails unless the prebuilt objects are these, and from the sources as they are now.
+    /// Fails unless the files match this manifest, and the manifest matches the present sources.
     fn verify(&self) -> Result<()> {
         self.verify_objects()?;
         if Sources::new(self.sources.files.clone())? != self.sources {
@@ -316,7 +319,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Fails unless the prebuilt objects are these.
+    /// Fails unless the files match this manifest.
     fn verify_objects(&self) -> Result<()> {
         for (name, path) in Objects::prebuilt().each() {
             if self.objects.get(name) != Some(&hex(Sha256::digest(read(path)?))) {
@@ -360,7 +363,8 @@ mod tests {
 
     use super::{Manifest, fall_back};
 
-    /// `cargo test` alone runs the prebuilt objects; `cargo xtask test` names those that it has built.
+    /// `cargo test` alone uses the prebuilt objects; `cargo xtask test` names those that it has
+    /// built.
     #[test]
     fn tests_run_no_prebuilt_object_of_other_sources() {
         if env::var_os("TWHEEL_BPF_OBJECT").is_none() {

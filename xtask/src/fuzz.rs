@@ -1,6 +1,7 @@
 //! `cargo xtask fuzz`.
 //!
-//! `fuzz/corpus.hex` is the corpus, an input a line: what libFuzzer wants is a directory with a file for each.
+//! `fuzz/corpus.hex` is the corpus, one input a line. libFuzzer needs a directory with a file for
+//! each input, which is made from it.
 
 use std::{
     collections::BTreeSet,
@@ -16,11 +17,12 @@ use crate::{
     sh::{self, say},
 };
 
-/// The target.
+/// The fuzz target.
 const TARGET: &str = "packet";
-/// Seconds, unless another option says otherwise; longer inputs find nothing that these do not.
+/// Options unless others are given: seconds, and the length of inputs; longer inputs find no more.
 const DEFAULTS: [&str; 2] = ["-max_total_time=60", "-max_len=300"];
-/// What the compiler counts: edges that were taken, and what values were compared with. Stable has these.
+/// Coverage that the compiler counts: edges that were taken, and values that were compared. Stable
+/// supports these.
 const COVERAGE: [&str; 7] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -30,7 +32,7 @@ const COVERAGE: [&str; 7] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "-Ccodegen-units=1",
 ];
-/// What a nightly checks besides: every access to memory.
+/// A nightly also checks every memory access.
 const ADDRESSES: &str = "-Zsanitizer=address";
 
 /// The built target, and the corpus in files.
@@ -39,7 +41,8 @@ pub struct Fuzzer {
     corpus: PathBuf,
 }
 
-/// Builds the target and runs it, from the corpus that is kept; if `keep`, what it has found is added to that.
+/// Builds the target and runs it from the stored corpus; if `keep`, adds what was found to the
+/// corpus.
 pub fn fuzz(keep: bool, args: &[String]) -> Result<()> {
     let fuzzer = Fuzzer::build()?;
     sh::run(fuzzer.command().args(args))?;
@@ -50,9 +53,9 @@ pub fn fuzz(keep: bool, args: &[String]) -> Result<()> {
 }
 
 impl Fuzzer {
-    /// Builds the target, and spreads the corpus that is kept.
+    /// Builds the target, and writes the stored corpus into files.
     pub fn build() -> Result<Self> {
-        // libFuzzer is C++, and built from its sources.
+        // libFuzzer is C++, and is built from its sources.
         if ["c++", "g++", "clang++"]
             .iter()
             .all(|it| sh::which(it).is_empty())
@@ -69,14 +72,14 @@ impl Fuzzer {
         let mut cargo = sh::cargo();
         if let Some(nightly) = &nightly {
             flags.push(ADDRESSES);
-            // As `cargo +nightly` would.
+            // As `cargo +nightly` does.
             cargo = Command::new("cargo");
             cargo.current_dir(sh::workspace());
             cargo.env_remove("CARGO").env_remove("RUSTC");
             cargo.env("RUSTUP_TOOLCHAIN", nightly);
         }
         let directory = sh::target("fuzz");
-        // With --target the flags are not those of build scripts.
+        // With --target, the flags do not apply to build scripts.
         cargo
             .args(["build", "--quiet", "--locked", "--release", "-p"])
             .args(["twheel-fuzz", "--features", "libfuzzer", "--bin", TARGET])
@@ -104,13 +107,13 @@ impl Fuzzer {
     /// The command that fuzzes, for a minute unless another option says otherwise.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.target);
-        // What fails is left here.
+        // libFuzzer writes failing inputs into the current directory.
         command.current_dir(sh::target("fuzz"));
         command.arg(&self.corpus).args(DEFAULTS);
         command
     }
 
-    /// Minimises the corpus, with what was found, into `fuzz/corpus.hex`.
+    /// Minimises the corpus, with the inputs that were found, into `fuzz/corpus.hex`.
     fn keep(&self) -> Result<()> {
         let least = empty("fuzz/least")?;
         sh::run(
@@ -131,12 +134,12 @@ impl Fuzzer {
     }
 }
 
-/// The corpus that is kept.
+/// The stored corpus.
 fn corpus() -> PathBuf {
     sh::workspace().join("fuzz/corpus.hex")
 }
 
-/// A directory below cargo's target directory, without what was in it.
+/// An emptied directory below cargo's target directory.
 fn empty(path: &str) -> Result<PathBuf> {
     let directory = sh::target(path);
     let _ = fs::remove_dir_all(&directory);
@@ -145,7 +148,7 @@ fn empty(path: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// What the compiler calls this machine.
+/// The compiler's name for this machine.
 fn host() -> Result<String> {
     let version = sh::output(
         Command::new("rustc")
@@ -156,7 +159,7 @@ fn host() -> Result<String> {
     Ok(host.context("rustc does not name its host")?.to_owned())
 }
 
-/// A nightly of rustup's that has the address sanitizer, if there is one.
+/// A rustup nightly that has the address sanitizer, if there is one.
 fn nightly() -> Option<String> {
     let rustup = |args: &[&str]| {
         let output = Command::new("rustup").args(args).output().ok()?;

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::sh::{self, say};
 
-/// Lines that a source file has at most.
+/// Most lines in a source file.
 const MOST_LINES: usize = 600;
-/// Files that may have more: tables of data, and of what.
+/// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
 /// Checks formatting, lints and documentation; all warnings count.
@@ -27,15 +27,16 @@ pub fn lint() -> Result<()> {
     };
     sources()?;
     cargo("fmt --all --check")?;
-    // With clippy.toml, which bounds the parameters of a function.
+    // Uses clippy.toml, which limits the parameters of a function.
     cargo("clippy --quiet --workspace --exclude twheel-ebpf --all-targets -- -Dwarnings")?;
-    // Apart from the host crates, with which it would share features. For the host, since the
-    // compiler for the BPF target may well come without clippy; the code is the same.
+    // Apart from the host crates, with which it would share features. For the host target, since
+    // the compiler for the BPF target may lack clippy; the code is the same.
     cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
     cargo("doc --quiet --workspace --exclude twheel-ebpf --no-deps")
 }
 
-/// Fails where a source file is too long, or the root of a crate does not name all modules in its documentation.
+/// Fails if a source file is too long, or if the documentation of a crate's root does not name all
+/// its modules.
 fn sources() -> Result<()> {
     let mut files = Vec::new();
     find(sh::workspace(), &mut files)?;
@@ -69,7 +70,7 @@ fn sources() -> Result<()> {
     Ok(())
 }
 
-/// Source files below a directory, but for what is built and what is hidden.
+/// Finds source files below a directory, except in built and hidden directories.
 fn find(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
@@ -97,7 +98,8 @@ fn is_root(file: &Path) -> bool {
     }
 }
 
-/// Modules that a root has and its documentation does not name: as `name`, or as a file or directory.
+/// The modules that a root declares and its documentation does not name, as `name`, or as a file or
+/// directory.
 fn unnamed(root: &str) -> Vec<&str> {
     let index: String = root
         .lines()
@@ -109,7 +111,7 @@ fn unnamed(root: &str) -> Vec<&str> {
     });
     declared
         .filter(|name| {
-            // `mod@` where a macro has the same name.
+            // `mod@` if a macro has the same name.
             let known = ["", ".rs", "/"].map(|end| format!("`{name}{end}`"));
             let known = known.into_iter().chain([format!("`mod@{name}`")]);
             !known.into_iter().any(|it| index.contains(&it))

@@ -1,7 +1,7 @@
 //! `cargo xtask`: builds, runs, tests and benches twheel.
 //!
 //! The host crates build with plain `cargo build` on stable, around the eBPF objects in
-//! `twheel-ebpf/prebuilt`. What needs more than that (the BPF target, root, a lab) is here.
+//! `twheel-ebpf/prebuilt`. This crate does what needs more than that: the BPF target, root, a lab.
 //!
 //! | question | modules |
 //! |---|---|

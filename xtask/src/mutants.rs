@@ -1,7 +1,8 @@
-//! `cargo xtask mutants`: breaks `twheel-common` in one place at a time, and asks its tests whether they notice.
+//! `cargo xtask mutants`: changes `twheel-common` in one place at a time, and checks that its tests
+//! notice.
 //!
-//! cargo-mutants breaks a copy of the tree, in `target/mutants`. `twheel-common/mutants.toml` lists the mutants that
-//! change nothing, by file and name, with the reason.
+//! cargo-mutants changes a copy of the tree, in `target/mutants`. `twheel-common/mutants.toml`
+//! lists the mutants that do not change behaviour, by file and name, with the reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,24 +19,25 @@ use crate::{
     toolchain,
 };
 
-/// The one version of cargo-mutants that is used.
+/// The version of cargo-mutants that is used.
 const CARGO_MUTANTS: &str = "27.1.0";
-/// The mutants that change nothing.
+/// The list of mutants that do not change behaviour.
 const LIST: &str = "twheel-common/mutants.toml";
-/// Where the files are.
+/// The directory of the files.
 const SOURCES: &str = "twheel-common/src";
-/// Of the viable mutants, so many in a hundred are caught.
+/// At least this percentage of the viable mutants must be caught.
 const LEAST: usize = 95;
-/// Mutants in a sample: two minutes on one core, most of which build what the tests depend on.
+/// Mutants in a sample: two minutes on one core, most of it to build what the tests depend on.
 const SAMPLE: usize = 24;
-/// A mutant whose tests take longer than this, in seconds, does not end.
+/// If the tests of a mutant take longer than this, in seconds, they count as not ending.
 const TIMEOUT: &str = "60";
 
-/// The tests inside the sources.
+/// The tests within the sources.
 const INSIDE: &str = "lib";
 
-/// The files of twheel-common, and the tests that their mutants meet. None of these takes more than a few seconds: what
-/// only models under loom would catch stands in [`LIST`].
+/// The files of twheel-common, and the tests that are run against their mutants. None of these
+/// tests takes more than a few seconds; mutants that only models under loom would catch are in
+/// [`LIST`].
 const FILES: [(&str, &[&str]); 36] = [
     ("bits", &["small"]),
     ("config", &[INSIDE, "small"]),
@@ -75,14 +77,14 @@ const FILES: [(&str, &[&str]); 36] = [
     ("wheel", &["wheel"]),
 ];
 
-/// Tests that are left out: millions of operations, for which each mutant would wait.
+/// Tests that are left out: they do millions of operations, and would run for each mutant.
 const SLOW: [&str; 3] = [
     "few_are_refused_at_capacity",
     "structured_keys_are_no_worse_than_random_ones",
     "sets_are_of_different_keys",
 ];
 
-/// A mutant, as cargo-mutants has it.
+/// A mutant, as cargo-mutants describes it.
 #[derive(Clone, Deserialize)]
 struct Mutant {
     /// With file, line and column.
@@ -107,10 +109,10 @@ enum Scenario {
     Mutant(Mutant),
 }
 
-/// The list: by file, by name, why it changes nothing.
+/// The list: by file and name, why the mutant does not change behaviour.
 type List = BTreeMap<String, BTreeMap<String, String>>;
 
-/// A file's mutants that have met the tests, by name.
+/// The mutants of a file that were tested, by name.
 #[derive(Default)]
 struct Met {
     caught: BTreeSet<String>,
@@ -118,7 +120,8 @@ struct Met {
     unviable: BTreeSet<String>,
 }
 
-/// Runs cargo-mutants over these files, all of them if none is given; if `sample`, over a few mutants that the commit chooses.
+/// Runs cargo-mutants on these files, or on all of them if none is given; if `sample`, on a few
+/// mutants that the commit's hash chooses.
 pub fn mutants(files: &[String], sample: bool) -> Result<()> {
     let chosen = chosen(files)?;
     let listed = fs::read_to_string(sh::workspace().join(LIST));
@@ -152,7 +155,8 @@ pub fn mutants(files: &[String], sample: bool) -> Result<()> {
         viable += met.caught.len() + met.lived.len();
     }
     println!("{caught} of {viable} viable mutants were caught");
-    // A few of a file that has most of those that change nothing say little.
+    // For a few files the rate means little: one of them may have most of the mutants that change
+    // nothing.
     if files.is_empty() && !sample && caught * 100 < viable * LEAST {
         wrong.push(format!("fewer than {LEAST} % were caught"));
     }
@@ -167,7 +171,7 @@ pub fn mutants(files: &[String], sample: bool) -> Result<()> {
     Ok(())
 }
 
-/// The files of that name, with or without `.rs`.
+/// The files of these names, with or without `.rs`.
 fn chosen(names: &[String]) -> Result<Vec<String>> {
     let known = |name: &str| FILES.iter().any(|(file, _)| *file == name);
     let directory = sh::workspace().join(SOURCES);
@@ -193,7 +197,7 @@ fn chosen(names: &[String]) -> Result<Vec<String>> {
         .collect()
 }
 
-/// cargo-mutants, and the tree that it breaks.
+/// cargo-mutants, and the copy of the tree that it changes.
 struct Tool {
     program: PathBuf,
     tree: PathBuf,
@@ -209,7 +213,7 @@ impl Tool {
         command
     }
 
-    /// The mutants of these files: by file, by name without the line.
+    /// The mutants of these files: by file, and by name without the line.
     fn list(&self, files: &[String]) -> Result<BTreeMap<String, BTreeMap<String, Mutant>>> {
         let mut command = self.command();
         command.args(["--list", "--json"]);
@@ -227,7 +231,7 @@ impl Tool {
         Ok(found)
     }
 
-    /// Lets these meet the tests.
+    /// Tests these mutants.
     fn run(
         &self,
         file: &str,
@@ -254,7 +258,7 @@ impl Tool {
         command.args(["--", "--"]);
         command.args(SLOW.iter().flat_map(|test| ["--skip", test]));
         let status = command.status().context("cannot run cargo-mutants")?;
-        // 2 and 3: some have lived, or did not end.
+        // Codes 2 and 3: some mutants survived, or their tests did not end.
         if !matches!(status.code(), Some(0 | 2 | 3)) {
             bail!("cargo-mutants failed ({status}): do the tests of {file} pass?");
         }
@@ -269,7 +273,7 @@ impl Tool {
                 .iter()
                 .find(|(_, listed)| listed.name == mutant.name);
             let Some((name, _)) = name else {
-                // cargo-mutants tries some that the expressions do not match.
+                // cargo-mutants also tries some mutants that the expressions do not match.
                 ensure!(sample, "{} was not listed", mutant.name);
                 continue;
             };
@@ -291,7 +295,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Mutants by what they are called without file, line and column; several of one name by their order, too.
+/// Mutants by their names without file, line and column; of several with the same name, also by
+/// their order.
 fn named<'a>(mutants: impl Iterator<Item = &'a Mutant>) -> BTreeMap<String, Mutant> {
     let mut same: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
     for mutant in mutants {
@@ -312,7 +317,7 @@ fn named<'a>(mutants: impl Iterator<Item = &'a Mutant>) -> BTreeMap<String, Muta
     names
 }
 
-/// What the list has, and the files do not: of all files, or of those that were asked for.
+/// Entries of the list that match no mutant: in all files, or only in those that were asked for.
 fn gone(
     all: &BTreeMap<String, BTreeMap<String, Mutant>>,
     listed: &List,
@@ -335,7 +340,7 @@ fn gone(
     gone
 }
 
-/// What the list says wrongly of those that have met the tests.
+/// Errors in the list, as the mutants that were tested show.
 fn judge(file: &str, met: &Met, listed: &BTreeMap<String, String>) -> Vec<String> {
     let lived = met.lived.iter().filter(|name| !listed.contains_key(*name));
     let lived = lived.map(|name| {
@@ -356,7 +361,7 @@ fn line(file: &str, met: &Met) -> String {
     format!("{file:<11} {caught:4} caught, {lived:3} lived, {unviable:3} unviable  {share:5.1} %")
 }
 
-/// The part of all mutants that a commit chooses: neighbours, whose tests are the same.
+/// The sample of all mutants that a commit chooses: neighbours, which have the same tests.
 fn sampled(
     all: BTreeMap<String, BTreeMap<String, Mutant>>,
     commit: &str,
@@ -381,11 +386,11 @@ fn commit() -> Result<String> {
     sh::output(git.current_dir(sh::workspace()).args(["rev-parse", "HEAD"]))
 }
 
-/// A name as a regular expression that nothing else matches.
+/// A name as a regular expression that matches nothing else.
 fn escaped(name: &str) -> String {
     let mut escaped = String::new();
     for letter in name.chars() {
-        // No others: `\<` and `\>` are the bounds of words.
+        // Escapes no other characters: `\<` and `\>` are word boundaries.
         if r"\.+*?()|[]{}^$#&-~".contains(letter) {
             escaped.push('\\');
         }
@@ -409,7 +414,7 @@ fn copy() -> Result<PathBuf> {
     ]);
     for file in sh::output(&mut git)?.split_terminator('\0') {
         let from = sh::workspace().join(file);
-        // One that was deleted, and is still in the index.
+        // The file was deleted, but is still in the index.
         if !from.exists() {
             continue;
         }
@@ -421,7 +426,7 @@ fn copy() -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// cargo-mutants, built here if need be: of this version, since another one has other mutants.
+/// cargo-mutants, of this version, because others have other mutants; built here if needed.
 fn cargo_mutants() -> Result<PathBuf> {
     let tools = toolchain::cache()?.join("tools");
     let cached = tools.join("bin/cargo-mutants");

@@ -1,4 +1,4 @@
-//! `cargo xtask run`, and what the other commands that run twheel share.
+//! `cargo xtask run`, and functions for the other commands that run twheel.
 
 use std::{ffi::OsStr, path::PathBuf, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     sh::{self, say},
 };
 
-/// The built programs, and where the programs of the tests find them.
+/// The built programs and objects.
 pub struct Built {
     /// The command `twheel`.
     pub twheel: PathBuf,
@@ -19,7 +19,7 @@ pub struct Built {
 }
 
 impl Built {
-    /// The environment by which labs, tests and benchmarks find them.
+    /// The environment variables by which labs, tests and benchmarks find them.
     pub fn env(&self) -> [(&str, &OsStr); 5] {
         [
             ("TWHEEL_BIN", self.twheel.as_os_str()),
@@ -31,7 +31,7 @@ impl Built {
     }
 }
 
-/// Builds twheel around a fresh eBPF object, and a binary of the tests if one is named.
+/// Builds twheel around a fresh eBPF object, and one test binary if its name is given.
 pub fn build(tests_bin: Option<&str>) -> Result<Built> {
     let built = Built {
         objects: ebpf::objects()?,
@@ -59,7 +59,7 @@ pub fn run(args: &[String]) -> Result<()> {
     if has("--help") || has("-h") {
         return sh::exec(Command::new(build(None)?.twheel).arg("run").args(args));
     }
-    // Before minutes of building.
+    // Fail before the build, which takes minutes.
     sh::require_root()?;
     if has("--iface") || args.iter().any(|arg| arg.starts_with("--iface=")) {
         setup::bpffs()?;

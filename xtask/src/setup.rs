@@ -1,4 +1,4 @@
-//! What a machine needs before anything can run.
+//! Installs what each command needs on a machine.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::{
     sh::{self, say},
 };
 
-/// Does the whole set-up: `cargo xtask setup`.
+/// Installs everything: `cargo xtask setup`.
 pub fn setup() -> Result<()> {
     ebpf::objects()?;
     tests()?;
@@ -17,9 +17,9 @@ pub fn setup() -> Result<()> {
     Ok(())
 }
 
-/// What the tests need: what the lab does; `nft`, for the kernel's own connection tracking beside ours; and
-/// what says what is in captures; a terminal to drive; a browser, for the page; what says what a unit allows, and which
-/// system calls there are; and the benches.
+/// Installs what the tests need: what the lab needs; `nft`, to compare with the kernel's own
+/// connection tracking; programs that read packet captures, tell what a systemd unit may do, and
+/// list system calls; a terminal to drive; a browser, for the web page; and what the benches need.
 pub fn tests() -> Result<()> {
     benches()?;
     need(&[
@@ -31,7 +31,8 @@ pub fn tests() -> Result<()> {
     ])
 }
 
-/// What the benches need: what the lab does, and the peers that are no programs of our own.
+/// Installs what the benches need: what the lab needs, and the other trackers that are not our own
+/// programs.
 pub fn benches() -> Result<()> {
     lab()?;
     need(&[
@@ -42,7 +43,7 @@ pub fn benches() -> Result<()> {
     ])
 }
 
-/// What is copied into machines that boot other kernels.
+/// Installs the programs that are copied into virtual machines with other kernels.
 pub fn vm() -> Result<()> {
     need(&[
         ("busybox", "busybox-static", "5 s"),
@@ -57,7 +58,7 @@ pub fn vm() -> Result<()> {
     ])
 }
 
-/// What links programs for 64-bit ARM.
+/// Installs the linker for 64-bit ARM.
 pub fn aarch64() -> Result<()> {
     need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;
     if !Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists() {
@@ -66,14 +67,15 @@ pub fn aarch64() -> Result<()> {
     Ok(())
 }
 
-/// What the lab needs: root, `ip` and a bpffs.
+/// Provides what the lab needs: root, `ip` and a bpffs.
 pub fn lab() -> Result<()> {
     sh::require_root()?;
     need(&[("ip", "iproute2", "10 s")])?;
     bpffs()
 }
 
-/// Installs what is missing: programs, the packages that bring them, and how long that usually takes.
+/// Installs missing programs. Each entry has the program, its packages, and how long they usually
+/// take to install.
 fn need(programs: &[(&str, &str, &str)]) -> Result<()> {
     for (program, package, usually) in programs {
         // A user's PATH may lack sbin, where some distributions keep programs.
@@ -84,7 +86,7 @@ fn need(programs: &[(&str, &str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that a bpffs is mounted: programs and links are pinned there.
+/// Mounts a bpffs if there is none: programs and BPF links are pinned there.
 pub fn bpffs() -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
     if !mounts.contains(" /sys/fs/bpf bpf ") {

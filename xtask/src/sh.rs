@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Runs other programs.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Tells the user what is going on: on stderr, as stdout belongs to the program that is run.
+/// Tells the user what happens, on stderr: stdout belongs to the program that is run.
 macro_rules! say {
     ($($arg:tt)*) => { eprintln!("xtask: {}", format_args!($($arg)*)) };
 }
@@ -25,20 +25,20 @@ pub fn workspace() -> &'static Path {
 
 /// A path below cargo's target directory.
 pub fn target(path: &str) -> PathBuf {
-    // Relative to the workspace like cargo's default, whatever the current directory is.
+    // Relative to the workspace, as cargo's default is, not to the current directory.
     workspace()
         .join(env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()))
         .join(path)
 }
 
-/// The cargo that runs this xtask, for the host crates.
+/// The cargo that runs this xtask, to build the host crates.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.current_dir(workspace());
     cargo
 }
 
-/// Runs a command to its end; its failure is an error.
+/// Runs a command to its end. Fails if the command does.
 pub fn run(command: &mut Command) -> Result<()> {
     let name = name(command);
     let status = command
@@ -50,7 +50,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end and returns what it wrote to stdout.
+/// Runs a command to its end and returns its stdout.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = name(command);
     let output = command
@@ -63,13 +63,13 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{name} wrote something not UTF-8"))
 }
 
-/// Becomes the command: signals and the exit code need no forwarding.
+/// Replaces this process with the command, so that signals and the exit code need no forwarding.
 pub fn exec(command: &mut Command) -> Result<()> {
     let name = name(command);
     Err(command.exec()).with_context(|| format!("cannot run {name}"))
 }
 
-/// What an error calls a command: the program, and the first arguments up to an option.
+/// A command's name in error messages: the program, and its first arguments up to an option.
 pub fn name(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name();
     let args = command.get_args();
@@ -81,7 +81,7 @@ pub fn name(command: &Command) -> String {
         .join(" ")
 }
 
-/// Where a program is, by `PATH`. There may be several.
+/// Where `PATH` finds a program. There may be several.
 pub fn which(program: &str) -> Vec<PathBuf> {
     env::split_paths(&env::var_os("PATH").unwrap_or_default())
         .map(|dir| dir.join(program))
@@ -89,17 +89,17 @@ pub fn which(program: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether this process is root's.
+/// Whether this process runs as root.
 pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Whether this is a run of continuous integration, in which nothing that was to be checked may go unchecked.
+/// Whether this is a run of continuous integration, which must not leave a check out.
 pub fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
 }
 
-/// Fails in one sentence when nothing can be run as root.
+/// Fails, with one sentence, if nothing can be run as root.
 pub fn require_root() -> Result<()> {
     if is_root() {
         return Ok(());
@@ -118,7 +118,7 @@ pub fn require_root() -> Result<()> {
     Ok(())
 }
 
-/// A command that runs as root, with sudo where needed.
+/// A command that runs as root, through sudo if needed.
 pub fn as_root<'a>(
     program: impl AsRef<OsStr>,
     env: impl IntoIterator<Item = (&'a str, &'a OsStr)>,
@@ -130,7 +130,7 @@ pub fn as_root<'a>(
         return Ok(command);
     }
     let mut command = Command::new("sudo");
-    // sudo drops the environment, but not that of a program it starts.
+    // sudo drops the environment of its command, but `env` sets it again.
     command.arg("env");
     for (key, value) in env {
         let mut pair = std::ffi::OsString::from(key);

@@ -1,12 +1,12 @@
-//! Finds what builds the BPF target: a rustc with core's sources, and a bpf-linker.
+//! Finds a toolchain that can build the BPF target: a rustc with core's sources, and a bpf-linker.
 //!
-//! The target is tier 3, so core is built along with it, which stable refuses. In order:
+//! The target is tier 3, so core is built as well, which stable refuses. The candidates, in order:
 //!
-//! 1. a nightly of rustup's that has `rust-src`;
+//! 1. a rustup nightly that has `rust-src`;
 //! 2. Debian's `rustc-web`, `cargo-web` and `rust-web-src`, told to act as a nightly for this build
 //!    alone: apt reaches it where rustup's servers are out of reach.
 //!
-//! rustc hands LLVM bitcode to bpf-linker, whose LLVM must therefore be of the same major version.
+//! rustc hands LLVM bitcode to bpf-linker, so bpf-linker's LLVM must have the same major version.
 
 use std::{
     env, fs,
@@ -23,16 +23,16 @@ use crate::{
     sh::{self, say},
 };
 
-/// The one version of bpf-linker that is used.
+/// The version of bpf-linker that is used.
 const BPF_LINKER: &str = "0.13.0";
-/// The LLVM versions it can be built against.
+/// The LLVM versions that it can be built against.
 const LINKER_LLVMS: [&str; 3] = ["21", "22", "23"];
 /// The sysroot of the distribution's rustc.
 const SYSTEM: &str = "/usr";
-/// The packages that bring it on Debian.
+/// The Debian packages that install it.
 const DEBIAN: [&str; 4] = ["rustc-web", "cargo-web", "rust-web-src", "libllvm22"];
 
-/// What decides the bytes of an object, next to the sources and the flags.
+/// What determines the bytes of an object, besides the sources and the flags.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compiler {
     /// The release of rustc.
@@ -53,12 +53,12 @@ pub struct Toolchain {
     pub sysroot: PathBuf,
     /// The directory of bpf-linker.
     pub linker_dir: PathBuf,
-    /// What it is.
+    /// The versions of its parts.
     pub compiler: Compiler,
 }
 
 impl Toolchain {
-    /// The cargo of this toolchain, set to build with it.
+    /// This toolchain's cargo, set up to build with it.
     pub fn cargo(&self) -> Command {
         let mut cargo = cargo(&self.sysroot, &self.compiler.rustc);
         let path = env::var_os("PATH").unwrap_or_default();
@@ -70,11 +70,12 @@ impl Toolchain {
     }
 }
 
-/// The cargo of a sysroot, set to build with the rustc beside it, of this release, as a nightly.
+/// A sysroot's cargo, set up to build with the rustc of the same sysroot, of this release, as a
+/// nightly.
 fn cargo(sysroot: &Path, release: &str) -> Command {
     let mut cargo = Command::new(sysroot.join("bin/cargo"));
     cargo.current_dir(sh::workspace());
-    // The caller's settings are meant for the host; they must not change the bytes.
+    // The caller's settings are meant for the host, and must not change the bytes.
     for (key, _) in env::vars_os() {
         if key.as_encoded_bytes().starts_with(b"CARGO_PROFILE_") {
             cargo.env_remove(key);
@@ -90,17 +91,17 @@ fn cargo(sysroot: &Path, release: &str) -> Command {
     cargo
 }
 
-/// A compiler that comes with the sources of the standard library, and builds it for other architectures.
+/// A compiler with the sources of the standard library, which builds it for other architectures.
 pub struct WithSources(Rustc);
 
 impl WithSources {
-    /// Its cargo, set to build with it.
+    /// This compiler's cargo, set up to build with it.
     pub fn cargo(&self) -> Command {
         cargo(&self.0.sysroot, &self.0.release)
     }
 }
 
-/// Finds such a compiler: a nightly of rustup's, or Debian's, which is installed where it is missing.
+/// Finds such a compiler: a rustup nightly, or Debian's, which is installed if it is missing.
 pub fn with_sources() -> Result<WithSources> {
     let mut found = rustups().into_iter().filter_map(Rustc::at);
     if let Some(rustc) = found.next().or_else(|| Rustc::at(SYSTEM.into())) {
@@ -111,8 +112,8 @@ pub fn with_sources() -> Result<WithSources> {
     Ok(WithSources(rustc))
 }
 
-/// Finds a toolchain, or says why there is none. One with the recorded rustc goes first; if
-/// `exact`, it and its linker must be the recorded ones.
+/// Finds a toolchain, or says why there is none. One with the recorded rustc is preferred; if
+/// `exact`, rustc and linker must be the recorded ones.
 pub fn find(recorded: Option<&Compiler>, exact: bool) -> Result<Toolchain> {
     let same = |rustc: &Rustc| {
         recorded.is_some_and(|r| {
@@ -157,7 +158,7 @@ struct Rustc {
 }
 
 impl Rustc {
-    /// The one in `sysroot`, if it is there and has the sources.
+    /// The rustc in `sysroot`, if it exists and has the sources.
     fn at(sysroot: PathBuf) -> Option<Self> {
         let core = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
         if !core.exists() {
@@ -206,7 +207,7 @@ fn rustups() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where what takes long to get is kept, for all clones.
+/// The cache directory for what takes long to build, shared by all clones.
 pub fn cache() -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -215,8 +216,8 @@ pub fn cache() -> Result<PathBuf> {
     Ok(cache.join("twheel"))
 }
 
-/// The directory and the LLVM version of a bpf-linker for an LLVM major version, and for `exactly`
-/// a version if one is given; built here if need be.
+/// The directory and the LLVM version of a bpf-linker for this LLVM major version, and exactly of
+/// version `exactly` if one is given; built here if needed.
 fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> {
     let tools = cache()?.join("tools");
     let cached = tools.join("bin/bpf-linker");
@@ -228,7 +229,7 @@ fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> 
             return Ok((dir.to_owned(), llvm));
         }
     }
-    // It follows the system's libLLVM, so that building it once more changes nothing.
+    // It is linked to the system's libLLVM, so another build would change nothing.
     if linker_llvm(&cached).is_none_or(|llvm| major(&llvm) != llvm_major) {
         install_linker(&tools, llvm_major)?;
     }
@@ -239,7 +240,7 @@ fn linker(llvm_major: &str, exactly: Option<&str>) -> Result<(PathBuf, String)> 
     Ok((tools.join("bin"), llvm))
 }
 
-/// The LLVM of a bpf-linker; `None` if it is of another version or does not start.
+/// The LLVM version of a bpf-linker; `None` if the linker has another version or does not start.
 fn linker_llvm(linker: &Path) -> Option<String> {
     let ask = |args: &[&str]| {
         let mut linker = Command::new(linker);
@@ -249,7 +250,7 @@ fn linker_llvm(linker: &Path) -> Option<String> {
     if ask(&["--version"])?.trim() != format!("bpf-linker {BPF_LINKER}") {
         return None;
     }
-    // bpf-linker does not tell, but passes the question on.
+    // bpf-linker has no option for that, but passes this one to LLVM.
     let answer = ask(&["--llvm-args=--version", "--output=/dev/null", "/dev/null"])?;
     let (_, version) = answer.split_once("LLVM version ")?;
     version.split_whitespace().next().map(str::to_owned)
@@ -267,7 +268,7 @@ fn install_linker(tools: &Path, major: &str) -> Result<()> {
             libllvm(major).with_context(|| format!("there is no libLLVM {major}"))?
         }
     };
-    // The build looks for the name that only the -dev package has; that one is large.
+    // The build looks for the name that only the -dev package has; that package is large.
     let prefix = tools.join("llvm");
     let link = prefix.join("lib/libLLVM.so");
     fs::create_dir_all(prefix.join("lib")).context("cannot create a directory for bpf-linker")?;

@@ -1,13 +1,14 @@
-//! Entry points of the benches: one test run is a loop over packets of many flows, around the very
-//! same inlined code as production has, or around what a table in the kernel's hash cannot do without.
+//! Entry points of the benches. One test run is a loop over packets of many flows, around the same
+//! inlined code as production runs, or around the least that a table in the kernel's hash map must
+//! do.
 //!
-//! `ORDER` says which flows the packets are of. The "packet" of the run is a TCP segment, into which
-//! each turn writes the next flow's source address and port before it does what the program is named
-//! for. What the programs share (the loop and the writing) is all that `bench_empty` does.
+//! `ORDER` names the flows of the packets. The "packet" of the run is a TCP segment, into which
+//! each turn writes the next flow's source address and port before it does what the program is
+//! named for. What the programs share (the loop and the writing) is all that `bench_empty` does.
 //!
-//! They return `XDP_PASS`, or `XDP_ABORTED` where a packet was not what the bench says it is: a
-//! figure of a program that found no flow would be worth nothing. `bench_touch` counts, as production
-//! does; whoever runs it looks at the counters.
+//! They return `XDP_PASS`, or `XDP_ABORTED` if a packet did not take the path that the bench is to
+//! measure: the figure of a program that found no flow would be worthless. `bench_touch` counts, as
+//! production does; its caller checks the counters.
 // The macros of aya generate public functions without documentation.
 #![allow(missing_docs)]
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
@@ -50,24 +51,25 @@ use crate::{
     packets::{parsed, run},
 };
 
-/// What every tracker in eBPF keeps its flows in: the kernel's hash, preallocated. The value makes an
-/// element two cache lines, and what a packet reads is then in the line of the key's end. The
-/// fastest: a value of 8 bytes makes elements that straddle lines, one of 104 makes three of them.
+/// Where every tracker in eBPF keeps its flows: the kernel's hash map, preallocated. This size of
+/// the value makes an element two cache lines, and what a packet reads is then in the line of the
+/// key's end. It is the fastest: with a value of 8 bytes elements straddle lines, and with one of
+/// 104 bytes an element has three lines.
 #[map]
 pub static FLOOR: HashMap<FlowKey, [u64; 5]> = HashMap::with_max_entries(1, 0);
 
-/// The flows of a wheel over the kernel's hash: keys are its links.
+/// The flows of a wheel on the kernel's hash map: its next pointers are keys.
 #[map]
 pub static LISTED: HashMap<FlowKey, Listed> = HashMap::with_max_entries(1 << 20, 0);
 
-/// The lists: first that of the flows to visit, then one for each slot.
+/// The lists: the first holds the flows to visit, the others are one for each slot.
 #[map]
 pub static LISTS: Array<FlowKey> = Array::with_max_entries(1 + SLOTS, 0);
 
-/// Slots of that wheel, a power of two. It has but one level, and no bitmap.
+/// Slots of that wheel, a power of two. It has only one level, and no bitmap.
 const SLOTS: u32 = 512;
 
-/// What a table in the kernel's hash keeps of a flow: an element of three cache lines.
+/// What a table in the kernel's hash map keeps of a flow: an element of three cache lines.
 #[repr(C)]
 pub struct Listed {
     word: Word,
@@ -79,18 +81,18 @@ pub struct Listed {
 
 const BPF_NOEXIST: u64 = 1;
 
-/// The loop alone.
+/// Only the loop.
 #[xdp]
 pub fn bench_empty(ctx: XdpContext) -> u32 {
     run(&ctx, |_, _| true)
 }
 
-/// And the parser.
+/// The loop and the parser.
 #[xdp]
 pub fn bench_parse(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
         Some(segment) => {
-            // In memory, as a lookup needs it; else the compiler drops the parser.
+            // In memory, as a lookup needs it; otherwise the compiler drops the parser.
             black_box(&segment.key);
             true
         }
@@ -98,7 +100,7 @@ pub fn bench_parse(ctx: XdpContext) -> u32 {
     })
 }
 
-/// And what no table of flows can do without: one lookup, one store.
+/// The loop, the parser, and the least that any table of flows does: one lookup, one store.
 #[xdp]
 pub fn bench_floor(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, now| {
@@ -113,7 +115,7 @@ pub fn bench_floor(ctx: XdpContext) -> u32 {
     })
 }
 
-/// The parser, and the lookup alone.
+/// The parser, and only the lookup.
 #[xdp]
 pub fn bench_lookup(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -122,7 +124,8 @@ pub fn bench_lookup(ctx: XdpContext) -> u32 {
     })
 }
 
-/// The parser, and the flow of the packet in twheel's table: what a touch does before it knows the flow.
+/// The parser, and the lookup of the packet's flow in twheel's table: what a touch does before it
+/// has the flow.
 #[xdp]
 pub fn bench_find(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -137,7 +140,7 @@ pub fn bench_find(ctx: XdpContext) -> u32 {
     })
 }
 
-/// What no table can do without for a packet of no flow that begins none: one lookup.
+/// The least that any table does for a packet that has no flow and begins none: one lookup.
 #[xdp]
 pub fn bench_floor_absent(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -146,7 +149,7 @@ pub fn bench_floor_absent(ctx: XdpContext) -> u32 {
     })
 }
 
-/// And for the first packet of a flow: one insertion.
+/// The least that any table does for the first packet of a flow: one insertion.
 #[xdp]
 pub fn bench_floor_insert(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -155,7 +158,7 @@ pub fn bench_floor_insert(ctx: XdpContext) -> u32 {
     })
 }
 
-/// Of what production does with a new flow: the policy's part alone.
+/// Of what production does with a new flow, only the policy's part.
 #[xdp]
 pub fn bench_rule(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -168,7 +171,8 @@ pub fn bench_rule(ctx: XdpContext) -> u32 {
     })
 }
 
-/// And the table's alone: look, count in, enter. The flow is under no rule, and on no wheel: nobody can end it.
+/// Of what production does with a new flow, only the table's part: look up, count in, enter. The
+/// flow has no rule and is on no wheel, so it cannot end.
 #[xdp]
 pub fn bench_enter(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| {
@@ -185,7 +189,7 @@ pub fn bench_enter(ctx: XdpContext) -> u32 {
     })
 }
 
-/// Takes flows out of the floor's table.
+/// Deletes flows from the floor's table.
 #[xdp]
 pub fn bench_floor_delete(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| match parsed(frame) {
@@ -194,26 +198,26 @@ pub fn bench_floor_delete(ctx: XdpContext) -> u32 {
     })
 }
 
-/// What production does with a packet, be it of a flow that is there, of a new one, or of none.
+/// What production does with a packet, whether its flow is known, is new, or there is none.
 #[xdp]
 pub fn bench_touch(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| see(frame).is_some())
 }
 
-/// Production's stepper.
+/// The stepper of production.
 #[xdp]
 pub fn twheel_step(mut ctx: XdpContext) -> u32 {
     answer(&mut ctx, step::step)
 }
 
-/// Production's, too.
+/// The deletion of production.
 #[xdp]
 pub fn twheel_delete(ctx: XdpContext) -> u32 {
     step::delete(&ctx);
     xdp_action::XDP_PASS
 }
 
-/// Enters flows into the list of those to visit.
+/// Enters flows into the list of flows to visit.
 #[xdp]
 pub fn bench_listed_insert(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, _| {
@@ -254,8 +258,9 @@ pub fn bench_listed_touch(ctx: XdpContext) -> u32 {
     })
 }
 
-/// What a stepper over the kernel's hash cannot do without: a call like production's, which visits flows
-/// of the list that `next` numbers. No counters, no bitmaps, no levels; else what a visit is.
+/// The least that a stepper on the kernel's hash map does: a call like production's, which visits
+/// the flows of the list that `next` numbers. No counters, no bitmaps, no levels; otherwise it does
+/// what a timer visit does.
 #[xdp]
 pub fn bench_listed_step(mut ctx: XdpContext) -> u32 {
     answer(&mut ctx, |call| {
@@ -279,13 +284,14 @@ pub fn bench_listed_step(mut ctx: XdpContext) -> u32 {
     })
 }
 
-/// What an eviction cannot do without: room for an event, which is filled and submitted. `expired` says how many were.
+/// The least that an eviction does: reserve an event, fill it in and submit it. `expired` returns
+/// how many.
 #[xdp]
 pub fn bench_record(mut ctx: XdpContext) -> u32 {
     answer(&mut ctx, |call| repeat(call, record_one as *mut c_void))
 }
 
-/// The same with sixteen events in a record, as the stepper has them.
+/// The same with sixteen events in a record, as the stepper stages them.
 #[xdp]
 pub fn bench_batch(mut ctx: XdpContext) -> u32 {
     answer(&mut ctx, |call| {
@@ -313,7 +319,7 @@ unsafe extern "C" fn record_one(index: u64, records: *mut c_void) -> i64 {
     };
     let (key, ended) = some_end(index);
     submit(entry, &key, &ended, index);
-    // SAFETY: `repeat` passes a number that nobody else refers to meanwhile.
+    // SAFETY: `repeat` passes a number to which there is no other reference meanwhile.
     unsafe { *records.cast::<u32>() += 1 };
     0
 }
@@ -324,7 +330,7 @@ unsafe extern "C" fn stage_one(index: u64, records: *mut c_void) -> i64 {
         return 1;
     };
     let (key, ended) = some_end(index);
-    // SAFETY: the event is there, aligned, and nobody else's.
+    // SAFETY: the event is valid memory, aligned, and no other code accesses it.
     unsafe { fill(stage.event(), &key, &ended, index) };
     stage.keep();
     // SAFETY: as in `record_one`.
@@ -332,17 +338,17 @@ unsafe extern "C" fn stage_one(index: u64, records: *mut c_void) -> i64 {
     0
 }
 
-/// Room for an event, once those that are staged are in the ring.
+/// Reserves an event, after putting the staged events into the ring.
 #[inline(always)]
 fn flushed() -> Option<Stage> {
     emit::emit_flush();
     emit::stage()
 }
 
-/// Submits the end of a flow that is not in the table. Its reader is not woken.
+/// Submits the end of a flow that is not in the table. The ring's reader is not woken.
 #[inline(always)]
 fn submit(mut entry: RingBufEntry<Event>, key: &FlowKey, ended: &Ended, now: u64) {
-    // SAFETY: the ring gave room for an `Event`, aligned to 8, to nobody else.
+    // SAFETY: the ring gave room for an `Event`, aligned to 8, to this code alone.
     unsafe { fill(entry.as_mut_ptr(), key, ended, now) };
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
 }
@@ -351,7 +357,7 @@ fn submit(mut entry: RingBufEntry<Event>, key: &FlowKey, ended: &Ended, now: u64
 ///
 /// # Safety
 ///
-/// `event` is valid for writes, aligned, and nobody else's.
+/// `event` is valid for writes, aligned, and no other code accesses it.
 #[inline(always)]
 unsafe fn fill(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
     // SAFETY: the caller's promise.
@@ -365,7 +371,7 @@ unsafe fn fill(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
     }
 }
 
-/// The end of a flow that never was.
+/// The end of a flow that never existed.
 #[inline(always)]
 fn some_end(number: u64) -> (FlowKey, Ended) {
     let ended = Ended {
@@ -387,7 +393,7 @@ struct Walk {
 
 /// Returns 0 to be called again, 1 to end the loop.
 unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
-    // SAFETY: `bench_listed_step` passes a `Walk` that nobody else refers to meanwhile.
+    // SAFETY: `bench_listed_step` passes a `Walk` to which there is no other reference meanwhile.
     let state = unsafe { &mut *state.cast::<Walk>() };
     let Some(list) = LISTS.get_ptr_mut(state.list) else {
         return 1;
@@ -459,7 +465,7 @@ unsafe fn load(place: *const FlowKey) -> FlowKey {
     FlowKey::from_parts([word(0), word(1), word(2), word(3)], word(4))
 }
 
-/// Steps as the packet says, which takes the answer.
+/// Steps as the packet says, and writes the answer into it.
 #[inline(always)]
 fn answer(ctx: &mut XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
     let Some(call) = step::argument(ctx) else {
@@ -469,7 +475,8 @@ fn answer(ctx: &mut XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// What `twheel_xdp` does with a packet, without its diagnostics, which the verifier drops when they are off.
+/// What `twheel_xdp` does with a packet, without its log messages, whose code the verifier drops if
+/// they are off.
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
     let (watched, _) = count_for(1)?;

@@ -16,28 +16,28 @@ use twheel_common::packet::{Protocols, Segment, Wanted, parse_plain};
 
 use crate::frame::Frame;
 
-/// The number of packets, and the flows that they are of: the address of each one's own end, as it stands in a packet; the
-/// low half is the port, too. By CPU.
+/// For each CPU, the number of packets and the flows that they belong to: for each packet the
+/// address of its flow's own end, in network byte order; its low half is also the port.
 #[map]
 pub static ORDER: Array<[u32; 1 + PACKETS]> = Array::with_max_entries(CPUS, 0);
 
 /// CPUs on which packets can be run at once, a power of two.
 const CPUS: u32 = 4;
 
-/// Packets of a run at most, a power of two. `tests/src/bench/plane.rs` has the same.
+/// Most packets in a run, a power of two. `tests/src/bench/plane.rs` has the same number.
 const PACKETS: usize = 1 << 13;
 
 /// Ethernet, IPv4 and TCP without options.
 pub const SEGMENT: usize = 54;
-/// The last byte of the sender's Ethernet address: whether the flow's own end has sent the packet, or the one that all flows
-/// have in common.
+/// The last byte of the sender's Ethernet address. It says whether the flow's own end has sent the
+/// packet, or the end that all flows have in common.
 const SENDER: usize = 11;
 const COMMON_END: u8 = 2;
-/// Of each, where its address and port are.
+/// Where the address and port of each sender are.
 const ADDRESSES: [usize; 2] = [26, 30];
 const PORTS: [usize; 2] = [34, 36];
 
-/// This CPU's.
+/// The order for this CPU.
 #[inline(always)]
 fn order() -> Option<&'static [u32; 1 + PACKETS]> {
     // SAFETY: the helper takes no argument.
@@ -49,17 +49,18 @@ fn order() -> Option<&'static [u32; 1 + PACKETS]> {
 #[repr(C)]
 struct State<F> {
     ctx: *mut xdp_md,
-    /// When the run began: whoever is compared is not to pay for a clock.
+    /// When the run began: read once, so that the programs to compare do not pay for reading a
+    /// clock.
     now: u64,
     verdict: u32,
     packet: F,
 }
 
-/// Does `packet` with a packet of each flow that [`ORDER`] names, until it says `false`.
+/// Calls `packet` with a packet of each flow that [`ORDER`] names, until it returns `false`.
 #[inline(always)]
 pub fn run<F: Fn(Frame, u64) -> bool>(ctx: &XdpContext, packet: F) -> u32 {
     unsafe extern "C" fn turn<F: Fn(Frame, u64) -> bool>(number: u64, state: *mut c_void) -> i64 {
-        // SAFETY: `run` passes a `State` that nobody else refers to meanwhile.
+        // SAFETY: `run` passes a `State` to which there is no other reference meanwhile.
         let state = unsafe { &mut *state.cast::<State<F>>() };
         match next(state.ctx, number) {
             Some(frame) if (state.packet)(frame, state.now) => 0,
@@ -103,7 +104,7 @@ pub fn parsed(frame: Frame) -> Option<Segment> {
     parse_plain(&frame, wanted, &mut segment).then(|| unsafe { segment.assume_init() })
 }
 
-/// Makes the packet one of the next flow, from its end or to it.
+/// Makes the packet one of the next flow, sent from its own end or to it.
 #[inline(always)]
 fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
     let ctx = XdpContext::new(ctx);
@@ -125,16 +126,16 @@ fn next(ctx: *mut xdp_md, number: u64) -> Option<Frame> {
     Some(Frame::new(data, end, SEGMENT))
 }
 
-/// Stores of one instruction, for the reason that the loads of `frame.rs` have.
+/// Stores of one instruction, for the reason given at the loads in `frame.rs`.
 macro_rules! store {
     ($name:ident, $type:ty, $instruction:literal) => {
         /// # Safety
         ///
-        /// `at` points to as many bytes of a packet that nobody else refers to.
+        /// `at` points to as many bytes of a packet, to which there is no other reference.
         #[inline(always)]
         pub unsafe fn $name(at: usize, value: u64) {
             #[cfg(target_arch = "bpf")]
-            // SAFETY: the caller's promise; the verifier checks as much.
+            // SAFETY: the caller's promise; the verifier checks it as well.
             unsafe {
                 core::arch::asm!(
                     concat!("*(", $instruction, " *)({at} + 0) = {value}"),

@@ -1,4 +1,5 @@
-//! Ends of a forwarding path: a source of frames of many flows, whose program makes live frames of test runs, and a sink.
+//! The ends of a forwarding path: a source, whose program turns live frames of test runs into
+//! frames of many flows, and a sink.
 
 use core::ffi::c_void;
 
@@ -12,36 +13,39 @@ use aya_ebpf::{
 
 use crate::packets::{SEGMENT, store_u16, store_u32};
 
-/// What the frames of a run are. `tests/src/bench/path.rs` has the same.
+/// Describes the frames of a run. `tests/src/bench/path.rs` has the same struct.
 #[repr(C)]
 pub struct Frames {
-    /// The interface by which they leave.
+    /// The interface through which they are sent.
     interface: u32,
-    /// How many have been made.
+    /// How many frames were made.
     made: u32,
     /// Number of the first flow.
     first: u32,
-    /// There are two to the power of so many flows, and all of them come by in some order; 0: one after the other, all new.
+    /// 2 to the power of this is the number of flows, which appear in a fixed scattered order; 0:
+    /// each frame begins a new flow.
     bits: u32,
-    /// Whether they go back to the flow's source.
+    /// Whether the frames go back to the flow's source.
     back: u32,
-    /// Sum of the IPv4 header's words as they stand in memory, without what differs between flows.
+    /// Sum of the IPv4 header's words as they lie in memory, without those that differ between
+    /// flows.
     ip_sum: u32,
-    /// And of the TCP header's and the pseudo header's.
+    /// Sum of the words of the TCP header and the pseudo header.
     tcp_sum: u32,
-    /// The rest of a cache line.
+    /// Fills the cache line.
     reserved: [u32; 9],
 }
 
-/// One run at a time.
+/// The frames of the present run; there is one run at a time.
 #[map]
 pub static FRAMES: Array<Frames> = Array::with_max_entries(1, 0);
 
-/// Frames that have come to their end.
+/// Frames that reached the end of the path.
 #[map]
 pub static SUNK: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
-/// To 02:00:00:00:00:02; pages are used again, and forwarding has written its own.
+/// To 02:00:00:00:00:02. The pages of frames are reused, and forwarding has overwritten the
+/// address.
 const DESTINATION: usize = 0;
 /// TTL, protocol and checksum.
 const TTL: usize = 22;
@@ -49,7 +53,7 @@ const IP_ADDRESSES: [usize; 2] = [26, 30];
 const PORTS: [usize; 2] = [34, 36];
 const TCP_CHECKSUM: usize = 50;
 
-/// A bijection of the numbers of so many bits, two at least: as good as random.
+/// A bijection of the numbers of this many bits (two at least) that looks random.
 #[inline(always)]
 fn scatter(number: u32, bits: u32) -> u32 {
     let mask = u32::MAX >> ((32 - bits) & 31);
@@ -70,7 +74,7 @@ fn checksum(sum: u32) -> u64 {
     u64::from(!(sum + (sum >> 16)) & 0xffff)
 }
 
-/// Makes a frame one of the next flow, and sends it off.
+/// Turns a frame into one of the next flow, and sends it.
 #[xdp]
 pub fn peer_source(ctx: XdpContext) -> u32 {
     let (data, end) = (ctx.data(), ctx.data_end());
@@ -88,7 +92,7 @@ pub fn peer_source(ctx: XdpContext) -> u32 {
         0 => made,
         bits => scatter(made, bits),
     };
-    // 10.0.0.0/8, as it stands in a packet, and a port from 1024 up.
+    // 10.0.0.0/8, in network byte order, and a port from 1024 up.
     let flow = scatter(frames.first.wrapping_add(number), 24);
     let address = flow << 8 | 10;
     let port = flow & 0xffff | 0x04;
@@ -111,19 +115,20 @@ pub fn peer_source(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Passes, as the least program does.
+/// Passes each frame: the least that a program can do.
 #[xdp]
 pub fn peer_pass(_: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// The end of the path. (Not by aya's macro: its argument's type refers to two of the kernel's that are not described, and
-/// LLVM writes such in one order or the other, so the same sources would not give the same object.)
+/// The end of the path. (Not declared by aya's macro: its argument's type refers to two kernel
+/// types that are not described, which LLVM writes in varying order, so the same sources would not
+/// give the same object.)
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "classifier")]
 pub extern "C" fn peer_sink(_packet: *mut c_void) -> i32 {
     if let Some(sunk) = SUNK.get_ptr_mut(0) {
-        // SAFETY: this CPU's.
+        // SAFETY: the value is this CPU's own.
         unsafe { *sunk += 1 };
     }
     TC_ACT_SHOT

@@ -1,12 +1,13 @@
-//! What others do, each in a program of its own, over the same packets as `bench` has: `ORDER` says which flows
-//! they are of, and a figure of a program that did not do what it is to do is worth nothing, so they return
-//! `XDP_PASS`, or `XDP_ABORTED` where a packet was not what the bench says it is.
+//! Other ways to track flows, each in a program of its own, with the same packets as `bench`:
+//! `ORDER` names their flows. The figure of a program that did not do its work would be worthless,
+//! so they return `XDP_PASS`, or `XDP_ABORTED` if a packet did not take the path that the bench is
+//! to measure.
 // The macros of aya generate public functions without documentation.
 #![allow(missing_docs)]
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
-// Not by way of the library: its maps would come with it.
+// Not through the library, whose maps would come with it.
 #[path = "../frame.rs"]
 mod frame;
 mod packets;

@@ -1,4 +1,5 @@
-//! Who looks at every flow to find those that are idle: one pass over the LRU hash, in the kernel.
+//! A tracker that looks at every flow to find the idle ones: one pass over the LRU hash map, in the
+//! kernel.
 
 use core::ffi::c_void;
 
@@ -16,17 +17,17 @@ use crate::trackers::LRU;
 /// A pass.
 #[repr(C)]
 pub struct Pass {
-    /// Jiffies without a packet after which a flow goes; set by userspace.
+    /// Idle flows are deleted after so many jiffies without a packet; set by userspace.
     timeout: u64,
-    /// When it began; the rest is written by the program.
+    /// When the pass began. The program writes this field and those below.
     now: u64,
-    /// Flows looked at.
+    /// Flows inspected.
     met: u64,
     /// Flows deleted.
     deleted: u64,
 }
 
-/// What the next pass is asked, and what the last came to.
+/// The parameters of the next pass, and the results of the last one.
 #[map]
 static PASS: Array<Pass> = Array::with_max_entries(1, 0);
 
@@ -36,7 +37,7 @@ pub fn peer_sweep(_ctx: XdpContext) -> u32 {
     let Some(place) = PASS.get_ptr_mut(0) else {
         return xdp_action::XDP_ABORTED;
     };
-    // SAFETY: the helper takes no argument; a place in a map, of which one program at a time is run.
+    // SAFETY: the helper takes no argument; a place in a map, and one such program runs at a time.
     let mut pass = unsafe {
         Pass {
             timeout: (*place).timeout,
@@ -65,8 +66,8 @@ unsafe extern "C" fn look(
     flow: *mut u64,
     pass: *mut c_void,
 ) -> i64 {
-    // SAFETY: `peer_sweep` passes a `Pass` that nobody else refers to meanwhile; key and flow are valid
-    // memory while the program runs.
+    // SAFETY: `peer_sweep` passes a `Pass` to which there is no other reference meanwhile; key and
+    // flow are valid memory while the program runs.
     unsafe {
         let pass = &mut *pass.cast::<Pass>();
         pass.met += 1;

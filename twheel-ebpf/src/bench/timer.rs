@@ -1,4 +1,4 @@
-//! One timer of the kernel for each flow, which every packet moves.
+//! A kernel timer (`bpf_timer`) for each flow, which every packet moves.
 
 use core::ffi::c_void;
 
@@ -14,7 +14,7 @@ use twheel_common::flow::FlowKey;
 
 use crate::packets::{parsed, run};
 
-/// A flow: an entry as long as one of `FLOOR`.
+/// A flow: an entry of the same size as one of `FLOOR`.
 #[repr(C)]
 pub struct Timed {
     timer: bpf_timer,
@@ -31,15 +31,15 @@ static TIMED: HashMap<FlowKey, Timed, 1> = HashMap::new();
 pub struct Timers {
     /// How long a flow may be idle, nanoseconds; set by userspace.
     timeout: u64,
-    /// Those made.
+    /// Timers that were made.
     made: u64,
-    /// Those that could not be.
+    /// Timers that could not be made.
     failed: u64,
-    /// Why not, the last of them.
+    /// The error of the last of those.
     errno: i64,
 }
 
-/// The bench runs packets on one CPU.
+/// The bench runs packets on one CPU, so one value is enough.
 #[map]
 static TIMERS: Array<Timers> = Array::with_max_entries(1, 0);
 
@@ -50,8 +50,8 @@ static FIRED: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 const BPF_NOEXIST: u64 = 1;
 const CLOCK_MONOTONIC: u64 = 1;
 
-/// A packet: look up, store the time and move the timer; or enter the flow and make its timer. One that cannot be
-/// made is counted, and tried again with the next packet.
+/// Handles a packet: looks up its flow, stores the time and moves the timer; or enters the flow and
+/// makes its timer. A timer that cannot be made is counted, and tried again with the next packet.
 #[xdp]
 pub fn peer_timer(ctx: XdpContext) -> u32 {
     run(&ctx, |frame, now| {
@@ -103,9 +103,9 @@ pub fn peer_timer(ctx: XdpContext) -> u32 {
     })
 }
 
-/// A flow is idle.
+/// The timer of an idle flow fires.
 unsafe extern "C" fn fire(_map: *mut c_void, key: *const FlowKey, _flow: *mut Timed) -> i64 {
-    // SAFETY: key and place are valid memory while this runs, the place this CPU's own.
+    // SAFETY: key and place are valid memory while this runs, and the place is this CPU's own.
     unsafe {
         let _ = TIMED.remove(*key);
         if let Some(fired) = FIRED.get_ptr_mut(0) {

@@ -1,4 +1,4 @@
-//! Trackers in eBPF, each in another table of the kernel's.
+//! Trackers in eBPF, each with another kind of kernel map.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -10,19 +10,23 @@ use twheel_common::{flow::FlowKey, packet::Segment};
 
 use crate::packets::{parsed, run};
 
-/// The usual: when each flow was last seen, and what such trackers keep beside it. As long as an entry of `FLOOR`.
+/// The usual tracker: when each flow was last seen, and what such trackers store beside it. Entries
+/// are as long as those of `FLOOR`.
 #[map]
 pub static LRU: LruHashMap<FlowKey, [u64; 5]> = LruHashMap::with_max_entries(1, 0);
 
-/// What IPv4 and TCP alone can do with at least: two addresses, two ports, and when the flow was last seen.
+/// The least that a tracker of IPv4 and TCP alone needs: two addresses, two ports, and when the
+/// flow was last seen.
 #[map]
 pub static SMALL: HashMap<[u32; 3], u64> = HashMap::with_max_entries(1, 0);
 
-/// As `LRU`. `tests/src/bench/peers.rs` puts the kernel's resizable hash in its place, for which aya has no type.
+/// As `LRU`. `tests/src/bench/peers.rs` replaces it with the kernel's resizable hash map, for which
+/// aya has no type.
 #[map]
 pub static RESIZABLE: HashMap<FlowKey, [u64; 5]> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
-/// Insertions, so that whoever measures known flows sees that they were: an LRU hash evicts as it likes.
+/// Insertions. They show whether the packets of a measurement were of known flows: an LRU hash map
+/// evicts as it likes.
 #[map]
 static INSERTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
@@ -49,16 +53,17 @@ fn words(now: u64) -> [u64; 5] {
     [now, 0, 0, 0, 0]
 }
 
-/// A value of one.
+/// A value of one word.
 #[inline(always)]
 fn word(now: u64) -> u64 {
     now
 }
 
-/// A program by which each packet looks its flow up and stores the time, or inserts it; and one that takes flows out.
+/// Defines a program in which each packet looks up its flow and stores the time, or inserts the
+/// flow; and a program that deletes flows.
 macro_rules! tracker {
     ($table:ident, $program:ident, $delete:ident, $key:ident, $value:ident) => {
-        /// A packet.
+        /// Handles a packet.
         #[xdp]
         pub fn $program(ctx: XdpContext) -> u32 {
             run(&ctx, |frame, now| {
@@ -83,7 +88,7 @@ macro_rules! tracker {
             })
         }
 
-        /// Takes flows out.
+        /// Deletes flows.
         #[xdp]
         pub fn $delete(ctx: XdpContext) -> u32 {
             run(&ctx, |frame, _| match parsed(frame) {

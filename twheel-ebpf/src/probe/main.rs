@@ -1,5 +1,5 @@
-//! Programs that ask the kernel how it runs programs: whether anything that packets bring can run on a CPU while a test
-//! run is under way there. `twheel::stepping` runs them.
+//! Programs that find out how the kernel runs programs: whether code that packets trigger can run
+//! on a CPU during a test run there. `twheel::stepping` runs them.
 #![allow(missing_docs)]
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
@@ -41,11 +41,11 @@ pub fn probe_hold(_ctx: XdpContext) -> u32 {
     xdp_action::XDP_DROP
 }
 
-/// Comes to the same CPU meanwhile, and says whether it could.
+/// Runs on the same CPU meanwhile, and records whether it could.
 #[xdp]
 pub fn probe_enter(_ctx: XdpContext) -> u32 {
     if let Some(probe) = PROBE.get_ptr_mut(0) {
-        // SAFETY: a place in a map, aligned to 8; others write there, too.
+        // SAFETY: a place in a map, aligned to 8; other programs write there, too.
         unsafe {
             let inside = (&raw const (*probe).inside).read_volatile();
             (&raw mut (*probe).met).write_volatile(inside);
@@ -55,7 +55,7 @@ pub fn probe_enter(_ctx: XdpContext) -> u32 {
     xdp_action::XDP_DROP
 }
 
-/// Holds this CPU while a timer expires there, whose function runs as a bottom half.
+/// Holds this CPU while a timer expires there, whose callback runs as a bottom half.
 #[xdp]
 pub fn probe_timer(_ctx: XdpContext) -> u32 {
     if let Some(timed) = TIMED.get_ptr_mut(0) {
@@ -107,7 +107,7 @@ unsafe extern "C" fn turn(_number: u64, until: *mut c_void) -> i64 {
     let Some(probe) = PROBE.get_ptr(0) else {
         return 1;
     };
-    // SAFETY: as above, and `hold` passes a `u64` that nobody else refers to meanwhile.
+    // SAFETY: as above, and `hold` passes a `u64` to which there is no other reference meanwhile.
     unsafe {
         let leave = (&raw const (*probe).leave).read_volatile() != 0;
         (leave || bpf_ktime_get_ns() >= *until.cast::<u64>()).into()

@@ -1,4 +1,4 @@
-//! A packet of no flow in the table: enters one, and makes room for it if the table is full.
+//! A packet of no known flow: enters its flow, and evicts another if the table is full.
 
 use twheel_common::{counter::Counter, policy::Hook, seen::Seen, segment::Segment, way::SideWay};
 
@@ -18,10 +18,10 @@ use super::{
     touched::Touched,
 };
 
-/// For a segment of no known flow: enters one, and makes room for it if the table is full.
+/// Handles a segment of no known flow: enters its flow, and evicts another if the table is full.
 ///
-/// The steps are taken one after the other here, and none within another: the verifier adds up what callers and callees
-/// have on the stack.
+/// The steps are called one after the other from here, and none from within another: the verifier
+/// adds up the stacks of callers and callees.
 #[inline(always)]
 pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched {
     if !config!(enforce).is_on() && !Seen::is_first(segment.flags, config::view()) {
@@ -66,11 +66,11 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Tou
                 note(flow, segment, before, now);
             }
         }
-        // Another CPU has entered it meanwhile.
+        // Another CPU has entered the flow meanwhile.
         Touched::Known => {
             if let Some(flow) = record::hot(begun as u32) {
                 let before = flow.positions();
-                // Another CPU has just entered it.
+                // Another CPU has just entered it, so the segment is a later packet of the flow.
                 let changed = change::touch_change(flow.index(), segment, now, place.way.0);
                 note_point(flow, segment, now, place, changed);
                 note(flow, segment, before, now);
@@ -82,9 +82,10 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Tou
     touched
 }
 
-/// A segment of no flow in the table, that was seen on this interface, and by which way it came in the high half.
-/// [`Touched`] in the high half. If that is [`Touched::Created`], the flow is counted in, and what it begins with is in the low
-/// half: [`admitted`].
+/// Decides on a segment of no flow in the table. `interface_way`: the interface that it was seen
+/// on, and in the high half the way by which it came. Returns [`Touched`] in the high half. If that
+/// is [`Touched::Created`], the flow is counted in, and the low half holds its initial state and
+/// rule: [`admitted`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_unknown(
@@ -114,7 +115,7 @@ pub extern "C" fn touch_unknown(
     (Touched::Created as u64) << 32 | u64::from(rule & 0x1ff) << 20 | u64::from(seen.0 & 0xfffff)
 }
 
-/// What the flow begins with that [`touch_unknown`] has counted in: what was seen, and the rule.
+/// The state bits and the rule of the flow that [`touch_unknown`] has counted in.
 #[inline(always)]
 fn admitted(unknown: u64) -> (Seen, u32) {
     let low = unknown as u32;
@@ -124,17 +125,17 @@ fn admitted(unknown: u64) -> (Seen, u32) {
 /// What a flow begins with.
 #[derive(Clone, Copy)]
 struct Beginning {
-    /// What was seen of it.
+    /// Its state bits.
     seen: Seen,
-    /// The rule that it has met, perhaps with [`table::OUTGOING_RULE`].
+    /// The rule that matches it, perhaps with [`table::OUTGOING_RULE`].
     rule: u32,
-    /// By which way one of its sides sends.
+    /// The way by which one of its sides sends.
     way: SideWay,
-    /// For how long it has been idle, units.
+    /// For how long it has been idle, in units.
     idle: u32,
 }
 
-/// Enters a flow that was counted in, and starts its timer. As [`touch_unknown`] says.
+/// Enters a flow that was counted in, and starts its timer. Returns what [`touch_started`] does.
 #[inline(always)]
 fn start(segment: &Segment, place: table::Place, now: u64, begins: Beginning) -> u64 {
     let since = now - u64::from(begins.idle);
@@ -144,8 +145,8 @@ fn start(segment: &Segment, place: table::Place, now: u64, begins: Beginning) ->
     touch_started(entered, now, since)
 }
 
-/// Starts the timer of a flow that [`table::enter`] has entered, or counts it out if it has not. As [`touch_unknown`] says,
-/// with the index of the flow in the low half.
+/// Starts the timer of a flow that [`table::enter`] has entered; if it has not, counts the flow
+/// out. Returns [`Touched`] in the high half, and the index of the flow in the low half.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
@@ -163,8 +164,8 @@ pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
     (Touched::Created as u64) << 32 | u64::from(flow.index())
 }
 
-/// Enters a flow that no packet has begun, of which this is known, and which has been idle for so long (units). The
-/// segment has its key alone. [`Touched`].
+/// Enters a flow that userspace knows and no packet has begun, with these state bits and this rule,
+/// idle for so long (units). Of the segment only the key is used. Returns [`Touched`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_enter(

@@ -23,8 +23,8 @@ use crate::{
 
 use super::keep::{TAKEN, follow, keep, learn};
 
-/// A segment that may change the flow's state. Rare: a handful in a connection's life.
-/// [`STRANGER`], [`NEW_RULE`] or 0, and [`TAKEN`].
+/// Handles a segment that may change the flow's state. Rare: a handful in a connection's life.
+/// Returns [`STRANGER`], [`NEW_RULE`] or 0, and [`TAKEN`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, way: u32) -> u64 {
@@ -34,8 +34,8 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
     if !flow.has_key(&segment.key) {
         return STRANGER;
     }
-    // Another CPU may change the flow at the same time, but states lead forward, and the
-    // stamp changes once a unit of the clock.
+    // Another CPU may change the flow at the same time; but states only lead forward, and the stamp
+    // changes once a unit of the clock. So few attempts are needed.
     let mut attempt = Attempt {
         life: flow.word().generation(),
         ways: touch_ways(index, segment, way) as u8,
@@ -58,9 +58,11 @@ pub extern "C" fn touch_change(index: u32, segment: *const Segment, now: u64, wa
     }
 }
 
-/// Chooses the rule of a flow if [`touch_change`] has said that it has a [`NEW_RULE`], by its first segment, as that was
-/// seen on this interface. If it gives less time than the one before, that tells when the wheel next visits the flow. 1 if
-/// the flow is another's. (So the caller has one path, which the verifier goes through once.)
+/// If [`touch_change`] has returned [`NEW_RULE`], chooses the flow's rule by its first segment and
+/// the interface that saw it. If the new rule's timeout is shorter than the old one's, that takes
+/// effect at the flow's next timer visit. Returns 1 if the record holds another flow. (It takes the
+/// result of [`touch_change`] so that the caller has one path, which the verifier goes through
+/// once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_rule(
@@ -84,7 +86,7 @@ pub extern "C" fn touch_rule(
     0
 }
 
-/// What follows from an attempt.
+/// Does what follows from the outcome of the attempts.
 #[inline(always)]
 fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: u64) -> u64 {
     let (before, after) = (Word(attempt.before), Word(attempt.after));
@@ -127,8 +129,9 @@ fn attempted(flow: At, segment: &Segment, outcome: u64, attempt: &Attempt, now: 
     TAKEN | touch_learn(flow.index(), segment, attempt)
 }
 
-/// Notes by which way the sender's packets come, if that is not known, or if the segment says what is true of the flow. (Else
-/// both a SYN and its answer came by the ways of their sides.) As [`touch_change`].
+/// Notes the way by which the sender's packets come, if it is not known, or if the segment
+/// determines what is true of the flow. (Otherwise both a SYN and its answer came by the ways of
+/// their sides.) Returns [`NEW_RULE`] or 0, as [`touch_change`] does.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_learn(index: u32, segment: *const Segment, attempt: *const Attempt) -> u64 {
@@ -151,7 +154,7 @@ pub extern "C" fn touch_learn(index: u32, segment: *const Segment, attempt: *con
     }
 }
 
-/// When a flow is to be looked at whose timeout has become shorter; 0: its timeout has not.
+/// When the wheel must visit a flow whose timeout has become shorter; 0 if its timeout has not.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_due(index: u32, before: u64, after: u64, now: u64) -> u64 {
@@ -165,57 +168,61 @@ pub extern "C" fn touch_due(index: u32, before: u64, after: u64, now: u64) -> u6
     now + u64::from(flow.timeout(after.seen()))
 }
 
-/// Of [`touch_change`]: the flow is another's;
+/// Result of [`touch_change`]: the record holds another flow.
 const STRANGER: u64 = 1;
-/// a flow of this host begins, and what seemed to be it was somebody else's: it has not met its rule;
+/// Result of [`touch_change`]: a flow of this host begins, and what seemed to be it was another
+/// host's. Its rule is yet to be chosen.
 const NEW_RULE: u64 = 2;
 
-/// Attempts to change a flow, at most.
+/// Most attempts to change a flow.
 const ATTEMPTS: u32 = 12;
 
-/// Result of an attempt to change a flow: another CPU has changed it meanwhile;
+/// Result of an attempt to change a flow: another CPU has changed it meanwhile.
 const AGAIN: u64 = 0;
-/// the record holds another life or another flow by now, and the segment is of the old one;
+/// Result of an attempt: the record now holds another generation or another flow, and the segment
+/// belongs to the old one.
 const RACED: u64 = 1;
-/// the segment changes nothing;
+/// Result of an attempt: the segment changes nothing.
 const NOTHING: u64 = 2;
-/// the segment does not fit the flow, and is ignored;
+/// Result of an attempt: the segment does not fit the flow, and is ignored.
 const IGNORED: u64 = 3;
-/// the segment claims to be an answer, and came by the way of what it answers;
+/// Result of an attempt: the segment claims to be an answer, but came by the way of what it
+/// answers.
 const SAME_WAY: u64 = 5;
-/// the flow is changed.
+/// Result of an attempt: the flow is changed.
 const CHANGED: u64 = 4;
 
-/// An attempt, and what came of it.
+/// An attempt to change a flow, and its result.
 #[repr(C)]
 #[derive(Default)]
 pub struct Attempt {
-    /// The word that the flow had,
+    /// The flow's word before.
     before: u64,
-    /// and the one that it has.
+    /// The flow's word after.
     after: u64,
-    /// The generation of the life that the segment is of.
+    /// The generation that the segment belongs to.
     life: u16,
-    /// What the way of the segment says: [`OWN`], [`LOCAL`], [`DISPROVED`].
+    /// What the way of the segment implies: [`OWN`], [`LOCAL`], [`DISPROVED`].
     ways: u8,
     /// 1: `number` is in doubt now.
     is_doubt: u8,
-    /// 1: the other side has come as far as the segment acknowledges; 2: and its sender as far as the segment says.
+    /// 1: the segment's acknowledgment is the other side's next sequence number. 2: both sides'
+    /// next sequence numbers are as the segment says.
     is_answer: u8,
     reserved: [u8; 3],
     number: u32,
-    /// By which [`Way`] the segment came.
+    /// The [`Way`] by which the segment came.
     way: u32,
 }
 
-/// By this way the segment's sender may send;
+/// The segment's sender may send by this way.
 const OWN: u8 = 1;
-/// this host made it;
+/// This host made the segment.
 const LOCAL: u8 = 2;
-/// and what was seen of its sender before was somebody else's.
+/// What was seen of the sender before came from another host.
 const DISPROVED: u8 = 4;
 
-/// What the way by which a segment came says of it.
+/// What the way by which a segment came implies.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_ways(index: u32, segment: *const Segment, way: u32) -> u64 {
@@ -229,7 +236,8 @@ pub extern "C" fn touch_ways(index: u32, segment: *const Segment, way: u32) -> u
     u64::from(is_own) | u64::from(way.is_local()) << 1 | u64::from(is_disproved) << 2
 }
 
-/// Changes a flow as a segment says, if it is still in this life and nobody else changes it at the same time.
+/// Changes a flow as a segment demands, if the flow is still in this generation and no other CPU
+/// changes it at the same time.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_attempt(
@@ -261,7 +269,7 @@ pub extern "C" fn touch_attempt(
         Change::Ignored => return IGNORED,
         Change::SameWay => return SAME_WAY,
         Change::Ended => return RACED,
-        // The CPU that began the last life has not stored its beginning yet.
+        // The CPU that began the last generation has not stored its beginning yet.
         Change::NewGeneration(_) if word.seen().is_starting() => return RACED,
         Change::AddIfItLasts(_) if !lasts(flow, now) => return NOTHING,
         Change::Add(seen) | Change::AddIfItLasts(seen) => word.with(now, seen),
@@ -276,7 +284,7 @@ pub extern "C" fn touch_attempt(
         Change::Doubt(seen, number, answers) => {
             (attempt.is_doubt, attempt.number) = (1, number);
             attempt.is_answer = answers.into();
-            // A SYN that nobody has answered keeps nothing alive.
+            // A SYN without an answer does not keep a flow alive.
             match segment.flags & tcp::SYN {
                 0 => word.with(now, seen),
                 _ => word.with_seen(seen),
@@ -289,7 +297,8 @@ pub extern "C" fn touch_attempt(
     exchange(flow, segment, changed, now, attempt)
 }
 
-/// Begins the flow anew if what was seen of it so far is [`DISPROVED`], as [`touch_attempt`]; else takes that back.
+/// Begins the flow anew if what was seen of it so far is [`DISPROVED`], with the results of
+/// [`touch_attempt`]; otherwise clears that flag.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_anew(
@@ -313,7 +322,7 @@ pub extern "C" fn touch_anew(
         attempt.ways &= !DISPROVED;
         return AGAIN;
     };
-    // The CPU that began the last life has not stored its beginning yet.
+    // The CPU that began the last generation has not stored its beginning yet.
     if word.seen().is_starting() {
         return RACED;
     }
@@ -321,12 +330,12 @@ pub extern "C" fn touch_anew(
     exchange(flow, segment, changed, now, attempt)
 }
 
-/// Changes a flow's word, if it is still as it was before the attempt.
+/// Changes a flow's word, if it is still what it was before the attempt.
 #[inline(always)]
 fn exchange(flow: At, segment: &Segment, changed: Word, now: u64, attempt: &mut Attempt) -> u64 {
     let word = Word(attempt.before);
-    // A deadline that moves to a later time is found out at the next visit. One that comes forward is
-    // not to wait for that.
+    // A deadline that moves to a later time is found out at the next timer visit. An earlier one
+    // must not wait for that.
     let changed = if flow.is_ours() || !comes_forward(flow, word, changed) {
         changed
     } else {
@@ -354,8 +363,8 @@ fn comes_forward(flow: At, old: Word, new: Word) -> bool {
     flow.timeout(new.seen()) < flow.timeout(old.seen())
 }
 
-/// Ends the old life of a key; `word` was its last. Only the CPU whose exchange has begun the new one
-/// comes here.
+/// Ends the old generation of a key; `word` was its last. Only the CPU whose exchange began the new
+/// generation gets here.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64, now: u64) -> u64 {

@@ -1,4 +1,5 @@
-//! What a packet does to its flow where it changes no state: the time, how far its sides have come, counts and timers.
+//! What a packet that changes no state does to its flow: it stores the time and next sequence
+//! numbers, counts, and feeds the retransmission timers.
 
 use twheel_common::{
     counter::Counter,
@@ -19,15 +20,15 @@ use crate::{
     verifier::given,
 };
 
-/// Counts a packet of a flow, and looks at the flow's retransmission timers, of which `before` is how far its sides had
-/// come.
+/// Counts a packet of a flow, and updates the flow's retransmission timers. `before`: the next
+/// sequence numbers before this packet.
 #[inline(always)]
 pub fn note(flow: Hot, segment: &Segment, before: Positions, now: u64) {
     time(flow, segment, before, now);
     flow.count(segment.direction, segment.packets, segment.bytes);
 }
 
-/// The packet's part in the flow's retransmission timers.
+/// Updates the flow's retransmission timers.
 #[inline(always)]
 fn time(flow: Hot, segment: &Segment, [low, high]: Positions, now: u64) {
     if config::rto_is_on() && segment.flags & datagram::ANY == 0 {
@@ -46,11 +47,11 @@ fn time(flow: Hot, segment: &Segment, [low, high]: Positions, now: u64) {
     }
 }
 
-/// Of what changes a flow, beside what else is said: the flow has taken the segment for its own.
+/// Beside the results of a change: the packet belongs to the flow, which has accepted it.
 pub const TAKEN: u64 = 4;
 
-/// Notes where a packet was seen, if its flow has [`TAKEN`] it. (Not within [`touch_change`]: the verifier adds up what callers
-/// and callees have on the stack.)
+/// Notes where a packet was seen, if its flow has [`TAKEN`] it. (Not called within
+/// [`touch_change`]: the verifier adds up the stacks of callers and callees.)
 #[inline(always)]
 pub fn note_point(flow: Hot, segment: &Segment, now: u64, place: Place, changed: u64) {
     if config!(watched) != 0 {
@@ -59,11 +60,11 @@ pub fn note_point(flow: Hot, segment: &Segment, now: u64, place: Place, changed:
     }
 }
 
-/// A packet that says nothing new, and keeps the flow alive.
+/// A packet that changes no state, and keeps the flow alive.
 #[inline(always)]
 pub fn keep(flow: Hot, word: Word, segment: &Segment, now: u64, way: Way) {
     if word.is_older_than(now) {
-        // So a flow that has a packet in every unit of the clock is written once a unit.
+        // So a flow with a packet in every unit of the clock is written once a unit.
         flow.touch(now);
         clock::see(now);
     }
@@ -78,7 +79,8 @@ pub fn keep(flow: Hot, word: Word, segment: &Segment, now: u64, way: Way) {
     }
 }
 
-/// Notes what a side says that alone says where both sides are.
+/// Takes the next sequence numbers of both sides from a packet of a side that alone determines
+/// both.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u64 {
@@ -91,7 +93,7 @@ pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u
     0
 }
 
-/// Notes by which way a side's packets come.
+/// Notes the way by which a side's packets come.
 #[inline(always)]
 pub fn learn(flow: At, segment: &Segment, way: Way) {
     let way = SideWay::of(way, segment.direction);
@@ -100,7 +102,7 @@ pub fn learn(flow: At, segment: &Segment, way: Way) {
     }
 }
 
-/// Notes how far the sender has come, and the other side by what the sender has of it.
+/// Notes the sender's next sequence number, and the other side's as the sender acknowledges it.
 #[inline(always)]
 pub fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
     let positions = flow.positions();
@@ -112,7 +114,8 @@ pub fn follow(flow: Hot, seen: Seen, segment: &Segment, way: Way) {
     }
 }
 
-/// A segment behind a gap, or one that acknowledges what has not come by here. Rare, but where packets are lost.
+/// A segment behind a gap, or one that acknowledges data that was not seen here. Rare, except where
+/// packets are lost.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn touch_apart(index: u32, segment: *const Segment, way: u32) -> u64 {

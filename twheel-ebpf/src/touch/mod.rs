@@ -1,7 +1,8 @@
 //! Touch: what every packet does to its flow.
 //!
-//! A store of the time, if it has changed, and nothing else: no lock, no list, no timer moved. What
-//! the packet changed of the flow's deadline is found out when the wheel next visits the flow.
+//! A packet stores the time, if it has changed, and does nothing else: it takes no lock, walks no
+//! list and moves no timer. What the packet changed of the flow's deadline is found out at the
+//! flow's next timer visit.
 
 pub mod begin;
 pub mod change;
@@ -32,8 +33,8 @@ use self::{
 
 pub use self::touched::Touched;
 
-/// Touches the flow of a segment, or begins one. What a packet of a known flow needs is inlined; all else is in
-/// functions that the verifier goes through once.
+/// Touches the flow of a segment, or begins one. What a packet of a known flow needs is inlined;
+/// the rest is in global functions, which the verifier checks once.
 #[inline(always)]
 pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     let at = table::place(&segment.key);
@@ -65,8 +66,9 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     begin(segment, at, now, place)
 }
 
-/// Whether the packet was counted elsewhere on its way: then it does no more than to keep the flow alive. Asked where it makes
-/// a difference: of packets that may change a state, and where packets are counted.
+/// Whether the packet was counted before, at another interface on its way. Then it only keeps the
+/// flow alive. Checked only where it makes a difference: for packets that may change a state, and
+/// where packets are counted.
 #[inline(always)]
 fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
     let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
@@ -91,7 +93,7 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Plac
     true
 }
 
-/// Notes what a packet says of a flow that is there. Says whether it is the packet's.
+/// Notes what a packet says of the flow in its record. Returns whether the flow is the packet's.
 #[inline(always)]
 fn update(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
     if !word.seen().is_kept_by(segment.direction, segment.flags) {

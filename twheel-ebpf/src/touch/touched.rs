@@ -4,19 +4,19 @@
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touched {
-    /// Of a flow in the table.
+    /// It belongs to a flow in the table.
     Known = 0,
     /// It began a flow.
     Created = 1,
-    /// Of no flow, and no reason to begin one.
+    /// It belongs to no flow, and does not begin one.
     NoFlow = 2,
     /// It would have begun a flow, but the table is full.
     TableFull = 3,
-    /// The same, but all records near the flow's place are taken.
+    /// As [`TableFull`](Self::TableFull), but only the window of the flow's home is full.
     WindowFull = 6,
-    /// Of a flow that has expired, and is to be dropped.
+    /// It belongs to an expired flow, and is to be dropped.
     Refused = 4,
-    /// The same, and is to be answered.
+    /// As [`Refused`](Self::Refused), and it is to be answered.
     Answered = 5,
 }
 

@@ -1,4 +1,5 @@
-//! Puts a flow into the slot of its deadline, on this CPU's wheel, and calls the stepper if it means to sleep past that.
+//! Puts a flow into the slot of its deadline, on this CPU's wheel, and wakes the stepper if it
+//! would sleep past that.
 
 use twheel_common::wheel::Slot;
 
@@ -24,7 +25,8 @@ pub extern "C" fn wheel_start(index: u32, now: u64, due: u64) -> u64 {
     0
 }
 
-/// Moves a flow of this CPU's wheel to an earlier slot, or wherever its deadline has got to.
+/// Moves a flow of this CPU's wheel to the slot in which it is now due, which may be an earlier
+/// one.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_hasten(index: u32, due: u64) -> u64 {
@@ -35,7 +37,7 @@ pub extern "C" fn wheel_hasten(index: u32, due: u64) -> u64 {
     0
 }
 
-/// Puts a flow into the slot of its deadline, and calls the stepper if it means to sleep past that.
+/// Puts a flow into the slot of its deadline, and wakes the stepper if it would sleep past that.
 #[inline(always)]
 fn place(wheel: Own, flow: At, due: u64) {
     let slot = wheel.slot(clock::tick().from(due));
@@ -44,13 +46,13 @@ fn place(wheel: Own, flow: At, due: u64) {
     wake_for(wheel, slot);
 }
 
-/// Calls this CPU's stepper if it means to sleep past the slot's turn.
+/// Wakes this CPU's stepper if it would sleep past the slot's time.
 #[inline(always)]
 pub fn wake_for(wheel: Own, slot: Slot) {
     if slot.starts >= wheel.wake() {
         return;
     }
-    // Were the ring full, `wake` would stay as it was: the next new flow calls.
+    // If the ring is full, `wake` stays as it was, and the next new flow calls again.
     if wakes::call(wheel) {
         wheel.set_wake(slot.starts);
     }

@@ -1,4 +1,5 @@
-//! Ends flows of this CPU's wheel: out of their slots, out of the table, and their ends told.
+//! Ends flows of this CPU's wheel: takes them out of their slots and out of the table, and reports
+//! their ends.
 
 use twheel_common::{counter::Counter, event::Reason, flow::Word, step::Deleted};
 
@@ -41,14 +42,14 @@ pub fn delete(index: u32, word: Word, reason: Reason, now: u64) -> Deleted {
     }
 }
 
-/// How an attempt to end a flow went.
+/// Result of an attempt to end a flow.
 #[repr(u64)]
 pub enum End {
-    /// It has ended.
+    /// The flow has ended.
     Done = 0,
     /// A packet came meanwhile.
     Alive = 1,
-    /// There is no room for its event.
+    /// The ring has no room for its event.
     RingFull = 2,
 }
 
@@ -64,10 +65,11 @@ impl End {
     }
 }
 
-/// Ends a flow for the stepper, whose events are [staged](emit::stage), if it is as it was when that was decided on: `word`.
+/// Ends a flow for the stepper, whose events are [staged](emit::stage), if the flow's word is still
+/// `word`, on which this was decided. Returns [`End`].
 ///
-/// The swap decides against all other CPUs: a packet that came before it has changed the word, and the
-/// flow lives; one that comes after finds a flow that has ended. [`End`].
+/// The compare-and-swap decides against all other CPUs: a packet that came before it has changed
+/// the word, and the flow lives; one that comes after it finds a flow that has ended.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> u64 {
@@ -86,7 +88,7 @@ pub extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> 
     End::Done as u64
 }
 
-/// Room for an event, once those that are staged are in the ring.
+/// Reserves an event, after putting the staged events into the ring.
 #[inline(always)]
 fn flushed() -> Option<Stage> {
     flush();
@@ -102,8 +104,9 @@ pub fn flush() {
     }
 }
 
-/// The same for all others. With [`End::Done`] comes the index of the details in the high half, which the caller gives back:
-/// the verifier adds up what callers and callees have on the stack.
+/// As [`wheel_expire`], for all callers but the stepper. With [`End::Done`] comes the index of the
+/// details in the high half, and the caller gives them back: the verifier adds up the stacks of
+/// callers and callees.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64) -> u64 {
@@ -122,7 +125,7 @@ extern "C" fn wheel_end(index: u32, word: u64, reason: u32, now: u64) -> u64 {
     taken_out(wheel, flow)
 }
 
-/// The same without an event, which is lost, and counted.
+/// As [`wheel_end`], but the event is lost, and counted as lost.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_end_untold(index: u32, word: u64) -> u64 {
@@ -155,7 +158,7 @@ fn ended(flow: At, word: Word, reason: u32) -> Ended {
     }
 }
 
-/// Ends a flow for a packet, which cannot wait for room in the ring.
+/// Ends a flow for a packet, which cannot wait until the ring has room.
 #[inline(always)]
 pub fn end(flow: At, word: Word, reason: Reason, now: u64) -> End {
     let mut ended = wheel_end(flow.index(), word.0, reason as u32, now);
@@ -165,7 +168,7 @@ pub fn end(flow: At, word: Word, reason: Reason, now: u64) -> End {
     given_back(ended)
 }
 
-/// What a flow's end came to, once its details are given back.
+/// The result of ending a flow; gives its details back.
 #[inline(always)]
 fn given_back(ended: u64) -> End {
     let end = End::from_raw(ended & LOW);

@@ -1,4 +1,5 @@
-//! The lists of flows under the wheel's arithmetic: one for each slot and part of the details' indexes.
+//! The lists of flows in the wheel's slots. A slot has several lists; the index of a flow's details
+//! says which one the flow is in.
 
 use twheel_common::wheel::{Heads, LISTS, Link, Slot};
 
@@ -10,12 +11,12 @@ use crate::{
 
 use super::own::Own;
 
-/// The heads of a slot's lists. Belong to this CPU, as its wheel does.
+/// The heads of a slot's lists. They belong to this CPU, as its wheel does.
 #[derive(Clone, Copy)]
 pub struct Lists(*mut Heads);
 
 impl Lists {
-    /// Of the slot of this index.
+    /// The lists of the slot of this index.
     #[inline(always)]
     pub fn of(slot: u32) -> Option<Self> {
         SLOTS.get_ptr_mut(slot).map(Self)
@@ -34,14 +35,14 @@ impl Lists {
         unsafe { self.place(list).read_volatile() }
     }
 
-    /// Sets that.
+    /// Sets the first flow of a list.
     #[inline(always)]
     pub fn set(self, list: u32, link: Link) {
-        // SAFETY: as above; no references are made of it.
+        // SAFETY: as above; no references to it are made.
         unsafe { self.place(list).write_volatile(link) }
     }
 
-    /// The first flow of the first list from this one on that is not empty.
+    /// The first flow of the first list that is not empty, counted from this one on.
     #[inline(always)]
     pub fn first(self, from: u32) -> Link {
         let mut first = Link::NONE;
@@ -52,20 +53,20 @@ impl Lists {
         first
     }
 
-    /// Whether there is no flow in any of them.
+    /// Whether all lists are empty.
     #[inline(always)]
     pub fn are_empty(self) -> bool {
         (0..LISTS as u32).fold(0, |any, list| any | self.get(list).raw()) == 0
     }
 }
 
-/// The list of a flow in whichever slot it stands.
+/// The list of a flow, in whichever slot it stands.
 #[inline(always)]
 fn list_of(flow: At) -> u32 {
     flow.number() & (LISTS as u32 - 1)
 }
 
-/// The slot of flows that were handed out and await their visit.
+/// The slot of flows that were handed out and await their timer visit.
 #[inline(always)]
 pub fn pending() -> u32 {
     config::geometry().slots()

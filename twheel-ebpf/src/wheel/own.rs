@@ -1,4 +1,5 @@
-//! This CPU's wheel: how far it has turned, which of its slots hold flows, and when its stepper comes back.
+//! This CPU's wheel: where its hand is, which of its slots hold flows, and when its stepper comes
+//! back.
 
 use twheel_common::wheel::{Geometry, Link, Slot, Wheel};
 
@@ -15,15 +16,16 @@ pub fn this_cpu() -> Option<Own> {
 }
 
 impl Own {
-    /// Does something with the wheel.
+    /// Calls a function with the wheel.
     #[inline(always)]
     fn with<R>(self, what: impl FnOnce(&mut Wheel) -> R) -> R {
-        // SAFETY: the value is this CPU's own, and nothing else of this CPU runs in between (bottom halves are off). The
-        // reference ends with `what`, which is arithmetic and makes no other. Other CPUs load `wake`, and nothing else.
+        // SAFETY: the value is this CPU's own, and nothing else runs on this CPU meanwhile (bottom
+        // halves are off). The reference ends with `what`, which is arithmetic and makes no other
+        // reference. Other CPUs load `wake`, and nothing else.
         what(unsafe { &mut *self.0 })
     }
 
-    /// For whoever needs its place in memory.
+    /// The wheel's address.
     #[inline(always)]
     pub fn as_ptr(self) -> *mut Wheel {
         self.0
@@ -35,13 +37,13 @@ impl Own {
         self.with(|wheel| wheel.slot(config::geometry(), tick))
     }
 
-    /// The same of a flow that has just been handed out.
+    /// The slot of a flow that is due at a tick, if the flow has just been handed out.
     #[inline(always)]
     pub fn again(self, tick: u64) -> Slot {
         self.with(|wheel| wheel.again(config::geometry(), tick))
     }
 
-    /// Whether a flow that is due at a tick has its own slot ahead.
+    /// Whether a flow that is due at a tick has a slot of its own ahead.
     #[inline(always)]
     pub fn reaches(self, tick: u64) -> bool {
         self.with(|wheel| wheel.reaches(config::geometry(), tick))
@@ -59,13 +61,13 @@ impl Own {
         self.with(|wheel| wheel.occupy(config::geometry(), slot));
     }
 
-    /// Notes that it is empty.
+    /// Notes that a slot is empty.
     #[inline(always)]
     pub fn vacate(self, slot: u32) {
         self.with(|wheel| wheel.vacate(config::geometry(), slot));
     }
 
-    /// Empties the slot whose turn it is. The caller takes the flows.
+    /// Empties the slot that has come round. The caller takes its flows.
     #[inline(always)]
     pub fn take(self, geometry: Geometry, slot: Slot) {
         self.with(|wheel| wheel.take(geometry, slot));
@@ -83,7 +85,7 @@ impl Own {
         self.with(|wheel| wheel.catch_up(tick));
     }
 
-    /// The list, of whatever slot, that a flow was put into last.
+    /// The list, in any slot, that a flow was put into last.
     #[inline(always)]
     pub fn latest(self) -> u32 {
         self.with(|wheel| wheel.latest)
@@ -95,7 +97,7 @@ impl Own {
         self.with(|wheel| wheel.latest = list);
     }
 
-    /// The tick at which the stepper means to come back.
+    /// The tick at which the stepper will come back.
     #[inline(always)]
     pub fn wake(self) -> u64 {
         self.with(|wheel| wheel.wake)
@@ -107,7 +109,7 @@ impl Own {
         self.with(|wheel| wheel.wake = tick);
     }
 
-    /// The flows that were taken out of the inbox and have not been looked at.
+    /// The flows that were taken out of the inbox and not yet looked at.
     #[inline(always)]
     pub fn inbox(self) -> Link {
         self.with(|wheel| wheel.inbox)

@@ -1,4 +1,5 @@
-//! Makes room for a new flow in a full table, or in the window of its home: which flow of this CPU's wheel goes.
+//! Makes room for a new flow in a full table, or in the full window of its home: chooses a flow of
+//! this CPU's wheel to evict.
 
 use twheel_common::{
     counter::Counter,
@@ -23,11 +24,12 @@ use super::{
     visit::{For, Handled, handle},
 };
 
-/// Flows looked at, at most, to make room for a new one.
+/// Most flows inspected to make room for a new one.
 const LOOKS: u32 = 8;
 
-/// Removes one flow of this CPU that can go, if one of the first [`LOOKS`] can; else one of a source that holds more
-/// than its quota, if that of the segment does not. 1 if there is room now.
+/// Removes a flow of this CPU: one of the first [`LOOKS`] flows, if one of them may be evicted;
+/// else, unless the segment's source is over quota itself, a flow of an over-quota source. 1 if
+/// there is room now.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_find_room(segment: *const Segment, now: u64) -> u64 {
@@ -38,7 +40,7 @@ pub extern "C" fn wheel_find_room(segment: *const Segment, now: u64) -> u64 {
     let over_quota = has_quota && quota::quota_is_over(segment, now) != 0;
     for number in 0..LOOKS {
         let last = number + 1 == LOOKS;
-        // Each looks at another list, first that of the latest flow.
+        // Each look inspects another list, beginning with the list of the latest flow.
         let list = wheel.latest().wrapping_add(number);
         match wheel_make_room(list, last.into(), over_quota.into(), now) {
             KEPT => {}
@@ -53,12 +55,12 @@ pub extern "C" fn wheel_find_room(segment: *const Segment, now: u64) -> u64 {
     wheel_take_from_over_quota(now)
 }
 
-/// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so one of those
-/// that have been handed out or of the next slot, the first of a list. A flow that is not established goes, unless it has
-/// whole rounds left and this is not the `last` try. For a source that holds more than its quota (`over_quota`) only one
-/// of such a source goes.
+/// Visits one flow to make room for another: the one nearest its deadline, as far as slots tell, so
+/// the first of a list of the flows that have been handed out, or of the next slot. A flow that is
+/// not established is evicted, unless it has whole rounds left and this is not the `last` try. For
+/// an over-quota source (`over_quota`) only a flow of an over-quota source is evicted.
 ///
-/// [`KEPT`], [`REMOVED`] or [`NOTHING`].
+/// Returns [`KEPT`], [`REMOVED`] or [`NOTHING`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u64) -> u64 {
@@ -88,15 +90,15 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u6
     }
 }
 
-/// What became of a flow that was looked at for its room: it stays, and another may go;
+/// Result of visiting a flow to make room: it stays, and another may be tried.
 pub const KEPT: u64 = 0;
-/// it is gone;
+/// Result of visiting a flow to make room: it was removed.
 pub const REMOVED: u64 = 1;
-/// there was none.
+/// Result of visiting a flow to make room: there was none, or the ring is full.
 pub const NOTHING: u64 = 2;
 
-/// Makes room for a flow of a home whose window is full: of the flows there that stand on this CPU's wheel
-/// and are due or not established, the one nearest its deadline goes. 1 if one went.
+/// Makes room for a flow of a home whose window is full: of the flows in it that stand on this
+/// CPU's wheel and are due or not established, ends the one nearest its deadline. 1 if one ended.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_make_room_at(home: u32, now: u64) -> u64 {
@@ -107,7 +109,8 @@ pub extern "C" fn wheel_make_room_at(home: u32, now: u64) -> u64 {
 /// No record.
 const NONE: u64 = u64::MAX;
 
-/// The record of that flow, or [`NONE`]. (Two functions, for the stack.)
+/// The record of the flow nearest its deadline, or [`NONE`]. (A function apart from [`end_at`], for
+/// the stack.)
 #[inline(always)]
 fn nearest_at(home: u32, now: u64) -> u64 {
     let (mut nearest, mut left) = (NONE, NONE);
@@ -123,9 +126,11 @@ fn nearest_at(home: u32, now: u64) -> u64 {
     nearest
 }
 
-/// Units until a flow of this CPU's wheel is due, if it can go: it is due or not established. Else [`NONE`].
+/// Units until a flow of this CPU's wheel is due, if it may be ended: if it is due or not
+/// established. Else [`NONE`].
 ///
-/// A function that the verifier goes through by itself: some kernels (6.19, 7.0) fail on it within a loop.
+/// A function that the verifier checks by itself: some kernels (6.19, 7.0) fail to verify it within
+/// a loop.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_wait_of(index: u32, now: u64) -> u64 {
@@ -147,7 +152,7 @@ extern "C" fn wheel_wait_of(index: u32, now: u64) -> u64 {
     }
 }
 
-/// Ends a flow of this CPU's wheel that can go. Says whether it went.
+/// Ends a flow of this CPU's wheel, as expired or evicted. Returns whether it ended.
 #[inline(always)]
 fn end_at(index: u32, now: u64) -> bool {
     let Some(flow) = record::at(index) else {
@@ -165,8 +170,8 @@ fn end_at(index: u32, now: u64) -> bool {
     gone
 }
 
-/// Makes room for a flow of a source that holds no more than its quota: of those that userspace has named, the first
-/// goes that is still of a source that holds more. 1 if one went.
+/// Makes room for a flow of a source that is not over quota: evicts the first of the flows named by
+/// userspace whose source is still over quota. 1 if one ended.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
@@ -179,7 +184,8 @@ pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
             return true;
         };
         let word = flow.word();
-        // One that is on its way to this CPU does not end before it is there, which may take a while.
+        // A flow that is queued for this CPU does not end before it has been taken out of the
+        // inbox, which may take a while.
         let can_end = !word.is_dead() && !word.seen().is_posted();
         if can_end && flow.is_ours() && quota::quota_may_take(index, now) != 0 {
             victim = Some(index);
@@ -197,5 +203,5 @@ pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
     gone.into()
 }
 
-/// Flows looked at, at most, of those that userspace has named: others may stand in their places by now.
+/// Most flows named by userspace that are inspected: their records may hold other flows by now.
 const TRIES: u32 = 32;

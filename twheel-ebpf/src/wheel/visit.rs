@@ -1,4 +1,4 @@
-//! Visits: the wheel looks at one flow whose slot has come round, and arms it again or ends it.
+//! Timer visits: the wheel looks at one flow whose slot has come round, and re-arms or ends it.
 
 use twheel_common::{
     bits::lowest,
@@ -25,15 +25,15 @@ use super::{
 
 /// What this CPU's wheel did with the flow at the head of the earliest slot.
 pub enum Handled {
-    /// Armed again.
+    /// Re-armed.
     Rearmed,
-    /// The same, with an event of a retransmission timer's.
+    /// Re-armed, and an expired retransmission timer was reported.
     Reported,
-    /// Removed, with its event.
+    /// Removed, and its end reported.
     Removed,
     /// Left in place: the ring is full.
     RingFull,
-    /// No flow is due by the tick asked for; the next slot's turn, if there is one.
+    /// No flow is due by the tick asked for. The next slot that holds flows, if there is one.
     Nothing(Option<Slot>),
 }
 
@@ -41,11 +41,11 @@ pub enum Handled {
 #[inline(always)]
 pub fn deliver(flow: At, now: u64) {
     flow.delivered();
-    // After that: whoever changes the flow from here on posts it again.
+    // After that: a CPU that changes the flow from here on posts it again.
     look(flow, now);
 }
 
-/// Moves a flow of this CPU's wheel to the slot of the deadline that it has by now.
+/// Moves a flow of this CPU's wheel to the slot of its present deadline.
 #[inline(always)]
 pub fn look(flow: At, now: u64) {
     wheel_look(flow.index(), now);
@@ -73,7 +73,7 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
     0
 }
 
-/// The flow's deadline, or that of a retransmission timer of its that expires before.
+/// The flow's deadline, or the expiry of one of its retransmission timers if that comes first.
 #[inline(always)]
 fn first_of(flow: At, now: u64, due: u64) -> u64 {
     if config::rto_is_on() {
@@ -85,18 +85,19 @@ fn first_of(flow: At, now: u64, due: u64) -> u64 {
     due
 }
 
-/// Makes good a timer that another CPU has started while the flow was armed for `due`.
+/// Moves the flow earlier if another CPU has started a timer while the flow was armed for `due`.
 #[inline(always)]
 fn settle(flow: At, now: u64, due: u64) {
     let expires = rto::started_meanwhile(flow.hot(), now);
-    // Rounding alone is no reason.
+    // A difference that comes from rounding alone does not count.
     if expires < due.saturating_sub(2) {
         wheel_hasten(flow.index(), expires);
     }
 }
 
-/// Visits one flow on behalf of the stepper: one that has been handed out, or else one of the next slot whose turn is
-/// not after `tick`. `round` says in which lists there are flows that this call has gathered and not yet visited.
+/// Visits one flow for the stepper: one that has been handed out, or else one of the next slot that
+/// comes round no later than `tick`. `round`: the lists with flows that this call has gathered and
+/// not yet visited.
 #[inline(always)]
 pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
     let geometry = config::geometry();
@@ -120,13 +121,13 @@ pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Ha
     }
     let list = lowest(u64::from(*round));
     *round &= round.wrapping_sub(1);
-    // A flow is due at the first tick that does not lie before its deadline, whatever brings the visit: so all
-    // schemes report it at the same tick.
+    // A flow is due at the first tick that does not lie before its deadline, whatever caused the
+    // visit. So all schemes report it at the same tick.
     let due = tick.wrapping_mul(u64::from(config!(tick)));
     handle(wheel, waiting.get(list), now, due, For::Stepper { micros })
 }
 
-/// Hands out whole lists at once: flows armed again may come back to the same slot.
+/// Hands out whole lists at once, because re-armed flows may return to the same slot.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_hand_out(slot: u32) -> u32 {
@@ -144,11 +145,12 @@ extern "C" fn wheel_hand_out(slot: u32) -> u32 {
     0
 }
 
-/// Loads what the visits of the first flow of each list read, and what they change of the flow behind it, so that the
-/// processor waits for all of it at once. Says in which lists there are flows.
+/// Loads what the timer visits of the first flow of each list read, and what they change of the
+/// flow behind it, so that the processor waits for all of it at once. Returns the lists that hold
+/// flows.
 ///
-/// In a loop that does nothing else: before each atomic operation of a visit it would wait for what was asked for. The
-/// flow at the front was behind another one the last time.
+/// A loop that does nothing else: in a visit, the processor would wait for these loads before each
+/// atomic operation. The flow now at the front was behind another one in the last round.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_gather() -> u32 {
@@ -165,24 +167,24 @@ extern "C" fn wheel_gather() -> u32 {
     round
 }
 
-/// What a visit is for.
+/// What a timer visit is for.
 #[derive(Clone, Copy)]
 pub enum For {
-    /// The stepper's turn, which began at so many microseconds.
+    /// The stepper's call, with the time at which it began, in microseconds.
     Stepper {
-        /// Of the retransmission timers' clock.
+        /// On the retransmission timers' clock.
         micros: u32,
     },
-    /// A packet wants room.
+    /// A packet needs room for its flow.
     Room {
-        /// It cannot go on to another flow.
+        /// No other flow will be tried after this one.
         last: bool,
-        /// It is of a source that holds more than its quota, and takes room from such alone.
+        /// The packet's source is over quota, so it may only evict a flow of an over-quota source.
         over_quota: bool,
     },
 }
 
-/// Visits the flow at the head of a list. What is due is what was `decided` on, units.
+/// Visits the flow at the head of a list. `decided`: the time by which it counts as due, in units.
 #[inline(always)]
 pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> Handled {
     let for_room = !matches!(purpose, For::Stepper { .. });
@@ -192,7 +194,8 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
     let index = flow.index();
     let word = flow.word();
     if word.is_dead() || !flow.is_ours() {
-        // Only this CPU ends the flows of its wheel, and it unlinks them.
+        // Only this CPU ends the flows of its wheel, and it unlinks them; so this should not
+        // happen.
         count(Counter::Orphans);
         unlink(wheel, flow);
         return Handled::Rearmed;
@@ -211,7 +214,7 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
         reported = said & rto::REPORTED != 0;
         expires = said & rto::IDLE;
     }
-    // Stalled by now, it may be.
+    // The flow may be stalled by now.
     let word = flow.word();
     let (reason, counter) = match visit(decided, word, flow.timeout(word.seen()), clock::doubt) {
         Visit::Rearm(due)
@@ -243,15 +246,15 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
     };
     match end {
         End::Done => {
-            // The stepper counts when it is through.
+            // The stepper counts at the end of its call.
             if for_room {
                 count(counter);
             }
             Handled::Removed
         }
         End::Alive => {
-            // Decided anew at the next tick, and not in this step: it may be late, and what keeps the flow
-            // alive may last.
+            // Decided anew at the next tick, and not in this step: the step may be late, and what
+            // keeps the flow alive may last.
             rearm(wheel, flow, now, now + 1, for_room);
             Handled::Rearmed
         }

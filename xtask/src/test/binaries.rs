@@ -1,4 +1,4 @@
-//! The test binaries: cargo builds them and names them, and each becomes a job.
+//! The test binaries: cargo builds and names them, and each becomes a job.
 
 use std::{
     collections::BTreeSet,
@@ -14,17 +14,18 @@ use crate::sh;
 /// The directory of the package whose tests need root.
 const ROOT: &str = "tests";
 
-/// A program that tests run, built along with them.
+/// A program that tests run, built with them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Program {
     /// Its name.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub executable: PathBuf,
 }
 
 impl Program {
-    /// Reads one of cargo's messages (`--message-format=json`). `None` if it is about something else.
+    /// Reads one of cargo's messages (`--message-format=json`). `None` if it concerns something
+    /// else.
     fn read(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
         let is_program = message["profile"]["test"] == Value::Bool(false)
@@ -40,16 +41,18 @@ impl Program {
 /// A test binary.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Binary {
-    /// The directory of its package and its own name, or `lib`: `tests/concurrency`. No other has it.
+    /// The directory of its package and its own name, or `lib`, such as `tests/concurrency`. It is
+    /// unique.
     pub name: String,
-    /// Where its package is: its current directory, as under `cargo test`.
+    /// The directory of its package, which is its current directory, as with `cargo test`.
     pub package: PathBuf,
-    /// Where it is.
+    /// Its path.
     pub executable: PathBuf,
 }
 
 impl Binary {
-    /// Reads one of cargo's messages (`--message-format=json`). `None` if it is about something else.
+    /// Reads one of cargo's messages (`--message-format=json`). `None` if it concerns something
+    /// else.
     fn read(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -97,7 +100,7 @@ pub struct Compiled {
     pub programs: Vec<Program>,
 }
 
-/// Has cargo build the test binaries that it is told to, and names them.
+/// Lets cargo build the test binaries that the command asks for, and returns them.
 pub fn build(cargo: &mut Command) -> Result<Compiled> {
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo

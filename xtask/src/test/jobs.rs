@@ -1,4 +1,4 @@
-//! Runs commands, some side by side and some alone, and keeps the output of each together.
+//! Runs commands, some in parallel and some alone, and keeps the output of each together.
 
 use std::{
     collections::VecDeque,
@@ -16,18 +16,19 @@ use twheel_holdup::Watch;
 /// What may run beside a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
-    /// Anything that bears it, too: two jobs for each CPU, as most of them wait most of the time.
+    /// Any other job of this kind: two jobs for each CPU, as most jobs mostly wait.
     Any,
     /// Jobs of this kind: one for each CPU.
     Quiet,
     /// Nothing.
     None,
-    /// Nothing, and it measures time. Tests that fail while the host holds the CPUs up run again.
+    /// Nothing, because it measures time. Tests that fail while the host holds the CPUs up run
+    /// again.
     Timed,
 }
 
 impl Company {
-    /// All, in the order in which their jobs run.
+    /// All kinds, in the order in which their jobs run.
     const ALL: [Self; 4] = [Self::Any, Self::Quiet, Self::None, Self::Timed];
 
     /// How many jobs run at a time.
@@ -39,7 +40,7 @@ impl Company {
         }
     }
 
-    /// Behind the name of a binary, for those of its tests that bear only this.
+    /// The suffix of a binary's name, for the part of its tests that has this company.
     pub fn suffix(self) -> &'static str {
         match self {
             Self::Any => ", any",
@@ -50,7 +51,7 @@ impl Company {
     }
 }
 
-/// A command, and how it is to run.
+/// A command, and how to run it.
 pub struct Job {
     /// Its name.
     pub name: String,
@@ -58,58 +59,60 @@ pub struct Job {
     pub command: Command,
     /// What may run beside it.
     pub company: Company,
-    /// What shows that it has done its work.
+    /// What proves that it has done its work.
     pub proof: Proof,
     /// Whether its tests can be left out by their names: it has `--exact`.
     pub is_exact: bool,
 }
 
-/// Finds out whether an output is that of work that was done.
+/// Checks whether an output proves that the work was done.
 pub type Check = Box<dyn Fn(&str) -> Result<()> + Send>;
 
-/// What shows that a job has done its work, beside its status.
+/// What proves that a job has done its work, besides its exit status.
 pub enum Proof {
-    /// The lines that libtest ends with.
+    /// The lines at the end of libtest's output.
     Tests,
-    /// It counts as one test, which passes if this finds nothing wrong with its output, errors last.
+    /// The job counts as one test, which passes if this function accepts its output, in which
+    /// errors come last.
     Output(Check),
 }
 
-/// A job that has come to its end.
+/// A finished job.
 pub struct Ended {
     /// The job's name.
     pub name: String,
     /// How long it took.
     pub took: Duration,
-    /// How it ended; an error says why it did not begin.
+    /// How it ended; an error says why it did not start.
     pub status: Result<ExitStatus>,
     /// What it wrote to stdout.
     pub stdout: String,
     /// What it wrote to stderr.
     pub stderr: String,
-    /// Of a job whose output counts as one test.
+    /// The result of the check, for a job whose output counts as one test.
     pub proven: Option<Result<()>>,
     /// Earlier attempts that failed.
     pub disturbed: Vec<Disturbed>,
 }
 
-/// An attempt that failed while the host held CPUs up. What passed in it, and is exact, was not run again.
+/// An attempt that failed while the host held CPUs up. Its passed tests were not run again, if the
+/// job is exact.
 pub struct Disturbed {
-    /// For how long, at most.
+    /// The longest time that a CPU was held up.
     pub held_up: Duration,
     /// What the job wrote to stdout.
     pub stdout: String,
-    /// How many of its tests passed, and were left out then.
+    /// How many of its tests passed, and so were left out of the next attempt.
     pub passed: usize,
 }
 
-/// [`Company::Timed`]: a job is run again if a CPU was held up for longer.
+/// A job with [`Company::Timed`] is run again if a CPU was held up for longer than this.
 const HELD_UP: Duration = Duration::from_millis(20);
-/// Times that it is run again, at most.
+/// Most times that a job is run again.
 const AGAIN: usize = 8;
-/// What is run again waits for this long without a hold-up,
+/// Before a job is run again, no CPU may have been held up for this long.
 const CALM: Duration = Duration::from_secs(1);
-/// but looks for it no more often than this.
+/// Most times that this is checked for.
 const LOOKS: usize = 30;
 
 impl Ended {
@@ -119,8 +122,8 @@ impl Ended {
     }
 }
 
-/// Runs jobs, one kind of company after the other, else in this order. Each that has ended is handed over at once. What
-/// they write is kept in files below `directory`.
+/// Runs jobs, one kind of company after the other, and otherwise in this order. Passes on each job
+/// as soon as it has ended. The jobs' output is kept in files below `directory`.
 pub fn run(mut jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl FnMut(Ended)) {
     for company in Company::ALL {
         let (these, others) = jobs.into_iter().partition(|job| job.company == company);
@@ -133,7 +136,7 @@ pub fn run(mut jobs: Vec<Job>, cpus: usize, directory: &Path, mut ended: impl Fn
                 let (jobs, sender) = (&jobs, sender.clone());
                 scope.spawn(move || {
                     while let Some(job) = next(jobs) {
-                        // Fails only if the receiver is gone, and nobody listens any more.
+                        // Fails only if the receiver is gone, and then no thread needs the result.
                         let _ = sender.send(run_one(job, directory));
                     }
                 });
@@ -152,7 +155,8 @@ fn next(jobs: &Mutex<VecDeque<Job>>) -> Option<Job> {
 
 fn run_one(mut job: Job, directory: &Path) -> Ended {
     let begun = Instant::now();
-    // Files, not pipes: a process that a test leaves behind would hold a pipe open, and the end would never come.
+    // Files, not pipes: a process that a test leaves behind would hold a pipe open, and its end
+    // would never come.
     let file = |end| directory.join(format!("{}.{end}", job.name.replace('/', "-")));
     let (out, err) = (file("out"), file("err"));
     let mut disturbed = Vec::new();
@@ -195,7 +199,7 @@ fn run_one(mut job: Job, directory: &Path) -> Ended {
     }
 }
 
-/// The tests that have passed, by libtest's output. Those that print something of their own are not among them.
+/// The tests that have passed, by libtest's output, except those that print something of their own.
 fn passed(stdout: &str) -> Vec<String> {
     let names = stdout
         .lines()
@@ -203,7 +207,7 @@ fn passed(stdout: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Waits until the host holds no CPU up.
+/// Waits until the host no longer holds a CPU up.
 fn wait_for_calm() {
     for _ in 0..LOOKS {
         let watch = Watch::start();
@@ -225,7 +229,7 @@ fn wait_for(command: &mut Command, out: &PathBuf, err: &PathBuf) -> Result<ExitS
     Ok(command.status()?)
 }
 
-/// What stands in a file, as far as it can be read.
+/// The content of a file, as far as it can be read.
 fn read(path: &PathBuf) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -239,7 +243,7 @@ mod tests {
 
     use super::{Company, Ended, Job, Proof, passed, run};
 
-    /// A job of a shell's.
+    /// A job that runs a shell script.
     fn job(name: &str, company: Company, script: &str) -> Job {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
@@ -278,7 +282,7 @@ mod tests {
     #[test]
     fn what_runs_alone_runs_alone() {
         let directory = env::temp_dir().join(format!("twheel-alone-{}", std::process::id()));
-        // Fails where another has the directory.
+        // Fails if another job has the directory.
         let exclusive = format!(
             "mkdir {0} && sleep 0.05 && rmdir {0}",
             directory.to_str().unwrap()
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_bears_company_runs_side_by_side() {
-        // Each waits for the other's file: one after the other, neither would end well.
+        // Each waits for the other's file: if they ran one after the other, neither would succeed.
         let file = |n| env::temp_dir().join(format!("twheel-both-{}-{n}", std::process::id()));
         let script = |mine, other| {
             format!(

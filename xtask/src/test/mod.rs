@@ -25,15 +25,17 @@ use crate::{
     sh::{self, say},
 };
 
-/// The packages of the host.
+/// The packages that are built for the host.
 const HOST: &str = "--workspace --exclude twheel-ebpf";
 
-/// What may run beside tests that measure time or the machine, or change it, and why: those of a binary that are named, or
-/// where none is, all that are not named elsewhere. All others wait for what is to happen for as long as a minute, or have
-/// virtual time; they keep to namespaces, pins and files of their own, and run beside one another. A test is named by its
-/// module and its function.
+/// What may run beside tests that measure time, measure the machine or change it, and why. An entry
+/// applies to the named tests of a binary; or, if it names none, to all tests that no other entry
+/// names. All other tests wait for up to a minute for what they expect, or have virtual time; they
+/// keep to namespaces, pins and files of their own, and run beside one another. A test is named by
+/// its module and its function.
 const COMPANY: [(&str, &[&str], Company); 18] = [
-    // Whether a reaper is within 50 ms of a packet that comes back; 100,000 flows within half a second; a rate.
+    // Whether a reaper acts within 50 ms of a packet that comes back; 100,000 flows within half a
+    // second; a rate.
     (
         "tests/reap",
         &[
@@ -58,9 +60,9 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
         &["reset::a_stepper_that_sleeps_is_called_in_time"],
         Company::Timed,
     ),
-    // Both CPUs must be at the same flows at the same time: a million changes of states.
+    // Both CPUs must work on the same flows at the same time: a million state changes.
     ("tests/concurrency", &[], Company::None),
-    // A flood from both CPUs, of which no packet may be lost on the way.
+    // A flood from both CPUs, of which no packet may be lost before twheel sees it.
     ("tests/faults_flood", &[], Company::None),
     // A scrape within 50 ms; each flow within 250 ms; no wake-up.
     (
@@ -73,15 +75,15 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
         ],
         Company::Timed,
     ),
-    // `top` has its share of a CPU for as long as nobody else wants it.
+    // The share of a CPU that `top` uses, which other work would change.
     (
         "tests/top",
         &["a_million_flows_cost_little_to_watch"],
         Company::Timed,
     ),
-    // Milliseconds of timers; and it traces the retransmissions of the whole machine.
+    // Timers of milliseconds; and it traces the retransmissions of the whole machine.
     ("tests/rto", &[], Company::Timed),
-    // Ends are compared with conntrack's to a few hundredths of a second.
+    // Ends of flows are compared with conntrack's, to a few hundredths of a second.
     ("tests/conntrack", &[], Company::Timed),
     // Lateness to 100 ms; wake-ups.
     (
@@ -92,12 +94,12 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
         ],
         Company::Timed,
     ),
-    // These allow 100 ms and more for scheduling, and sleep most of the time.
+    // These allow 100 ms and more for scheduling, and mostly sleep.
     ("tests/namespaces", &[], Company::Quiet),
     ("tests/adversary", &[], Company::Quiet),
-    // It sleeps most of the time, and compares states within a second.
+    // It mostly sleeps, and compares states within a second.
     ("tests/interfaces", &[], Company::Quiet),
-    // It allows 100 ms and what the machine is held up.
+    // It allows 100 ms and the time that the machine is held up.
     ("tests/patterns", &[], Company::Quiet),
     ("tests/faults_crash", &[], Company::Quiet),
     // It holds threads for seconds.
@@ -105,7 +107,8 @@ const COMPANY: [(&str, &[&str], Company); 18] = [
     ("tests/top", &[], Company::Quiet),
 ];
 
-/// The test binaries that take the longest, which begin first, so that no other waits for them in the end.
+/// The test binaries that take longest. They begin first, so that the others do not wait for them
+/// at the end.
 const LONG: [&str; 6] = [
     "fuzzer",
     "tests/faults_crash",
@@ -115,8 +118,8 @@ const LONG: [&str; 6] = [
     "tests/faults_flows",
 ];
 
-/// Reads the line that ends the output of a test binary, if it is one:
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; …`.
+/// Reads the last line of a test binary's output, if it is one: `test result: ok. 3 passed; 0
+/// failed; 1 ignored; 0 measured; 2 filtered out; …`.
 fn parse(line: &str) -> Option<[usize; 3]> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let count = |what| {
@@ -126,22 +129,23 @@ fn parse(line: &str) -> Option<[usize; 3]> {
     Some([count("passed")?, count("failed")?, count("ignored")?])
 }
 
-/// Tests of faults: the parser beside another; the test binaries of these names, and the two CPUs at the flow table.
+/// Tests of faults: the parser beside another one; the test binaries of these names, and two CPUs
+/// at one flow table.
 const FAULTS: [&str; 2] = [
     "--package twheel-fuzz",
     "--package twheel-tests --test faults_* --test concurrency",
 ];
-/// libFuzzer's share of a soak: executions, however long they take.
+/// libFuzzer's part of a soak: so many executions, however long they take.
 const SOAK: [&str; 2] = ["-runs=10000000", "-max_total_time=0"];
 
-/// Which tests, and how long.
+/// Which tests to run, and for how long.
 #[derive(Clone, Copy)]
 pub struct Which {
-    /// In release mode, and those that are ignored else.
+    /// In release mode, and with the tests that are otherwise ignored.
     pub exhaustive: bool,
-    /// Only those of faults.
+    /// Only the fault tests.
     pub faults: bool,
-    /// Only those, and longer.
+    /// Only the fault tests, and for longer.
     pub soak: bool,
 }
 
@@ -151,7 +155,7 @@ impl Which {
         !self.exhaustive && !self.faults && !self.soak
     }
 
-    /// What cargo is to build for it, one command each.
+    /// What cargo must build for it, one command each.
     fn packages(self) -> &'static [&'static str] {
         if self.faults || self.soak {
             &FAULTS
@@ -160,7 +164,7 @@ impl Which {
         }
     }
 
-    /// A `cargo test` of these packages.
+    /// A `cargo test` command for these packages.
     fn cargo(self, built: &run::Built, packages: &str) -> Command {
         let mut cargo = sh::cargo();
         cargo.envs(built.env()).arg("test");
@@ -169,7 +173,7 @@ impl Which {
         cargo
     }
 
-    /// Completes the command of a test binary.
+    /// Adds the arguments of a test binary.
     fn arguments(self, command: &mut Command, args: &[String]) {
         if self.soak {
             command.env("TWHEEL_SOAK", "1");
@@ -180,11 +184,12 @@ impl Which {
         command.args(args);
     }
 
-    /// The jobs of a test binary: one for each kind of company that its tests bear.
+    /// The jobs of a test binary: one for each kind of company that its tests need.
     fn jobs(self, binary: &Binary, built: &run::Built, args: &[String]) -> Vec<Job> {
         let mut parts = parts(&binary.name);
         if self.soak || !args.is_empty() {
-            // In a soak its loads are to have the machine; and names would be run beside those that are asked for.
+            // In a soak the loads have the machine to themselves. And with names of tests given,
+            // those named here would run as well.
             let company = match self.soak {
                 true => Company::None,
                 false => parts[0].company,
@@ -198,7 +203,7 @@ impl Which {
             let mut command = binary.command();
             command.envs(built.env());
             self.arguments(&mut command, args);
-            // One at a time: they share the labs of their binary.
+            // One at a time, because they share the labs of their binary.
             command.args(binary.needs_root().then_some("--test-threads=1"));
             command.args(args.is_empty().then_some("--exact"));
             command.args(part.arguments());
@@ -213,7 +218,7 @@ impl Which {
         parts.into_iter().map(job).collect()
     }
 
-    /// The job of the examples in the documentation, which cargo alone can run.
+    /// The job for the examples in the documentation, which only cargo can run.
     fn examples(self, built: &run::Built, args: &[String]) -> Job {
         let mut command = self.cargo(built, HOST);
         command.args(["--doc", "--no-fail-fast", "--"]);
@@ -228,14 +233,14 @@ impl Which {
     }
 }
 
-/// Tests of a binary that bear the same company.
+/// Tests of a binary that need the same company.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
-    /// Behind the binary's name.
+    /// The suffix of the binary's name.
     suffix: &'static str,
-    /// These alone, if any are named;
+    /// Only these tests, if any are named.
     only: Vec<&'static str>,
-    /// and none of these.
+    /// Not these tests.
     but: Vec<&'static str>,
     company: Company,
 }
@@ -252,7 +257,7 @@ impl Default for Part {
 }
 
 impl Part {
-    /// For libtest.
+    /// The arguments for libtest.
     fn arguments(&self) -> Vec<&'static str> {
         let mut arguments = self.only.clone();
         arguments.extend(self.but.iter().flat_map(|name| ["--skip", name]));
@@ -260,7 +265,8 @@ impl Part {
     }
 }
 
-/// The parts of a binary, the one that bears least first.
+/// The parts of a binary: first those with named tests, which may have the least beside them, then
+/// the rest.
 fn parts(binary: &str) -> Vec<Part> {
     let of_it = || COMPANY.iter().filter(|(name, ..)| *name == binary);
     let (named, rest): (Vec<_>, Vec<_>) = of_it().partition(|(_, names, _)| !names.is_empty());
@@ -287,18 +293,18 @@ fn parts(binary: &str) -> Vec<Part> {
     parts
 }
 
-/// What the tests have come to.
+/// The results of all tests.
 #[derive(Default)]
 struct Sum {
-    /// Passed, failed, skipped. A test that has left something out counts as skipped alone.
+    /// Passed, failed, skipped. A test that has left something out counts only as skipped.
     total: [usize; 3],
     skips: Vec<Skip>,
-    /// What did not build, failed, or came to no end.
+    /// What did not build, failed, or did not end.
     bad: Vec<String>,
 }
 
 impl Sum {
-    /// Shows the output of a job, and adds up.
+    /// Shows the output of a job, and adds its results.
     fn add(&mut self, ended: Ended) {
         let seconds = ended.took.as_secs_f64();
         println!("\n     Running {} ({seconds:.1} s)", ended.name);
@@ -311,7 +317,7 @@ impl Sum {
             );
             self.total[0] += attempt.passed;
         }
-        // Of what was only to run nobody wants the figures.
+        // The figures of a job that only had to run are of no interest.
         if ended.proven.is_none() || !ended.is_success() {
             print!("{}", ended.stdout);
             eprint!("{}", ended.stderr);
@@ -345,7 +351,7 @@ impl Sum {
         self.total[2] += tests.len();
     }
 
-    /// Runs libFuzzer for its share of a soak.
+    /// Runs libFuzzer for its part of a soak.
     fn fuzz(&mut self) {
         match fuzz::fuzz(false, &SOAK.map(str::to_owned)) {
             Ok(()) => self.total[0] += 1,
@@ -356,7 +362,7 @@ impl Sum {
         }
     }
 
-    /// What was left out that CI may not go without counts as bad.
+    /// In CI, a test that was skipped without permission counts as bad.
     fn bound_skips(&mut self) {
         let unknown = self.skips.iter().filter(|skip| !skip.is_allowed());
         let bad = unknown.map(|skip| {
@@ -365,7 +371,7 @@ impl Sum {
         self.bad.extend(bad);
     }
 
-    /// Adds jobs, or what kept them from being made.
+    /// Returns jobs; notes the error if they could not be made.
     fn take(&mut self, jobs: Result<Vec<Job>>) -> Vec<Job> {
         jobs.unwrap_or_else(|error| {
             self.bad.push(format!("{error:#}"));
@@ -373,7 +379,7 @@ impl Sum {
         })
     }
 
-    /// Prints it. The count is the last line.
+    /// Prints the results. The count is the last line.
     fn close(&self, took: Duration) {
         let [passed, failed, skipped] = self.total;
         for bad in &self.bad {
@@ -390,7 +396,7 @@ impl Sum {
     }
 }
 
-/// Builds the test binaries, runs them, several at a time where they bear it, and counts.
+/// Builds the test binaries, runs them, in parallel where possible, and counts.
 pub fn test(which: Which, args: &[String]) -> Result<()> {
     setup::tests()?;
     let built = run::build(None)?;
@@ -410,7 +416,7 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     if !which.faults && !which.soak {
         jobs.push(which.examples(&built, args));
     }
-    // A release build would have the benches measure, for hours.
+    // In a release build the benches would measure, for hours.
     if which.is_all() && args.is_empty() {
         jobs.extend(sum.take(smoke::lab(&programs, &built).map(|it| vec![it])));
         jobs.extend(sum.take(smoke::fuzzer().map(|it| vec![it])));
@@ -445,7 +451,7 @@ pub fn test(which: Which, args: &[String]) -> Result<()> {
     }
     sum.close(begun.elapsed());
     if !sum.bad.is_empty() {
-        // Not an error to print: the count is the last line.
+        // Not an error to print: the count must be the last line.
         exit(1);
     }
     Ok(())

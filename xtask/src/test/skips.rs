@@ -1,9 +1,9 @@
-//! What tests leave out, and what CI lets them leave out.
+//! What tests skip, and what CI allows them to skip.
 
 use std::fmt;
 
-/// Tests that may leave something out in CI, and why. Any other that does fails the run there. A name that ends with `::` is
-/// that of a module, and stands for all of its tests.
+/// Tests that may skip something in CI, and why. If another test does, the run fails there. A name
+/// that ends with `::` is a module, and covers all of its tests.
 const ALLOWED: [(&str, &str); 6] = [
     ("device::", INTERFACES),
     ("nothing_seen::", INTERFACES),
@@ -24,17 +24,17 @@ const ALLOWED: [(&str, &str); 6] = [
 
 const INTERFACES: &str = "a kernel may lack a kind of interface; vm-test has kernels with each, where none may be left out";
 
-/// What a test has left out.
+/// What a test has skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip {
     /// The test.
     pub test: String,
-    /// What, and why.
+    /// What was skipped, and why.
     pub what: String,
 }
 
 impl Skip {
-    /// Whether CI may go without it.
+    /// Whether CI allows it.
     pub fn is_allowed(&self) -> bool {
         ALLOWED.iter().any(|(name, _)| match name.ends_with("::") {
             true => self.test.starts_with(name),
@@ -42,7 +42,7 @@ impl Skip {
         })
     }
 
-    /// Reads the line of a test that was skipped, if it is one: its name, and the reason it gives.
+    /// Reads the line of a skipped test, if it is one: its name, and the reason.
     pub fn ignored(line: &str) -> Option<Self> {
         let (test, what) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
         let what = what.strip_prefix(", ").unwrap_or("no reason given");
@@ -52,7 +52,7 @@ impl Skip {
         })
     }
 
-    /// Reads what a test says that it leaves out (`twheel_tests::skipped`).
+    /// Reads the line that says what a test has left out (`twheel_tests::skipped`).
     pub fn left_out(line: &str) -> Option<Self> {
         let (test, what) = line.split_once("skipped: ")?;
         let test = test.strip_prefix("test ").unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What is run to see that it runs: the lab, the fuzzer for a minute, each bench with its least sizes.
+//! Programs that are run to see that they run: the lab, the fuzzer for a minute, each bench with
+//! its smallest sizes.
 
 use std::{fs, path::Path, process::Command};
 
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::{fuzz::Fuzzer, run::Built, sh};
 
-/// The benches, and what may run beside each: nothing, where it fails without the CPUs that it wants.
+/// The benches, and what may run beside each: nothing, if it fails without the CPUs that it needs.
 const BENCHES: [(&str, Company); 16] = [
     ("before", Company::Quiet),
     ("cores", Company::None),
@@ -29,12 +30,12 @@ const BENCHES: [(&str, Company); 16] = [
     ("step", Company::Quiet),
     ("touch", Company::Quiet),
 ];
-/// Inputs that a minute of fuzzing has at least, on a machine that is slow and busy.
+/// Inputs that the fuzzer must try in a minute, on a slow and busy machine.
 const INPUTS: u64 = 100_000;
-/// Connections of each habit, and the habits of the lab.
+/// The number of connections of each habit, and the habits, of the lab.
 const LAB: [&str; 5] = ["busy", "idle", "closed", "reset", "half-open"];
 
-/// The lab of `cargo xtask run`, to its end.
+/// Runs the lab of `cargo xtask run` to its end.
 pub fn lab(programs: &[Program], built: &Built) -> Result<Job> {
     let mut command = command(programs, "twheel-lab")?;
     command.envs(built.env());
@@ -61,7 +62,7 @@ fn lab_was_right(output: &str) -> Result<()> {
     Ok(())
 }
 
-/// libFuzzer, for a minute.
+/// Runs libFuzzer for a minute.
 pub fn fuzzer() -> Result<Job> {
     Ok(Job {
         name: "fuzzer".to_owned(),
@@ -72,7 +73,8 @@ pub fn fuzzer() -> Result<Job> {
     })
 }
 
-/// `#180 INITED cov: 812 ft: 2102 …`, `Done 9000000 runs in 61 second(s)`.
+/// Checks for lines such as `#180 INITED cov: 812 ft: 2102 …` and `Done 9000000 runs in 61
+/// second(s)`.
 fn fuzzer_has_run(output: &str) -> Result<()> {
     ensure!(
         output.contains(" cov: "),
@@ -90,7 +92,8 @@ fn fuzzer_has_run(output: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each bench, with the least sizes: the programs of a debug build have them. Pages go to `directory`.
+/// Runs each bench with the smallest sizes, which the programs of a debug build have. Writes pages
+/// to `directory`.
 pub fn benches(programs: &[Program], built: &Built, directory: &Path) -> Result<Vec<Job>> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
@@ -101,7 +104,7 @@ pub fn benches(programs: &[Program], built: &Built, directory: &Path) -> Result<
         let page = directory.join(format!("{name}.md"));
         let _ = fs::remove_file(&page);
         if name == "before" {
-            // It has no page. The object is beside itself.
+            // It writes no page. Its argument is the object itself.
             command.arg(&built.objects.bench);
         }
         let proof = move |output: &str| match name {
@@ -122,7 +125,8 @@ pub fn benches(programs: &[Program], built: &Built, directory: &Path) -> Result<
     BENCHES.into_iter().map(job).collect()
 }
 
-/// Fails unless a page has figures: lines of three numbers or more, below those of the machine.
+/// Fails unless a page has figures: lines of three numbers or more, below the description of the
+/// machine.
 fn has_rows(page: &str) -> Result<()> {
     let is_number = |word: &&str| {
         let word = word.trim_matches(|c: char| !c.is_ascii_digit());
@@ -138,7 +142,7 @@ fn has_rows(page: &str) -> Result<()> {
     Ok(())
 }
 
-/// A program of the tests, as root.
+/// A command that runs a program of the tests as root.
 fn command(programs: &[Program], name: &str) -> Result<Command> {
     let program = programs.iter().find(|it| it.name == name);
     let program = program.with_context(|| format!("cargo has built no {name}"))?;

@@ -1,6 +1,6 @@
-//! Architectures that kernels are for.
+//! Architectures that kernels are built for.
 
-/// An architecture of Debian's.
+/// An architecture of Debian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arch {
     /// x86-64.
@@ -18,7 +18,7 @@ impl Arch {
         }
     }
 
-    /// The name that goes into the table.
+    /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86-64",
@@ -26,7 +26,7 @@ impl Arch {
         }
     }
 
-    /// What emulates it.
+    /// The program that emulates it.
     pub fn qemu(self) -> &'static str {
         match self {
             Self::Amd64 => "qemu-system-x86_64",

@@ -1,6 +1,8 @@
-//! Debian's archive by an apt with sources of its own: each release that has kernels, for both architectures.
+//! Reads Debian's archive with an apt that has sources of its own: each release that has kernels,
+//! for both architectures.
 //!
-//! Neither the machine's sources nor its packages change. The mirror is the one the machine's own sources name.
+//! The machine's own sources and packages do not change. The mirror is the one that the machine's
+//! sources name.
 
 use std::{
     collections::BTreeSet,
@@ -15,22 +17,23 @@ use anyhow::{Context, Result, ensure};
 use super::arch::Arch;
 use crate::sh::{self, say};
 
-/// Suites of the archive, and of its security updates. The oldest has a kernel that is to be refused.
+/// Suites of the archive and of its security updates. The oldest has a kernel that twheel must
+/// refuse.
 const SUITES: [&str; 5] = ["bullseye", "bookworm", "trixie", "trixie-backports", "sid"];
 const SECURITY: [&str; 2] = ["bookworm-security", "trixie-security"];
-/// What Debian signs its archive with.
+/// The keys that Debian signs its archive with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// How old the lists of packages may be.
+/// How old the package lists may be.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The lists of packages, and what fetches them.
+/// The package lists, and the apt options to fetch them.
 pub struct Archive {
     dir: PathBuf,
     options: Vec<String>,
 }
 
 impl Archive {
-    /// Writes the sources below `dir`, and fetches the lists where they are older than a day.
+    /// Writes the sources below `dir`, and fetches the lists if they are older than a day.
     pub fn new(dir: &Path) -> Result<Self> {
         let dir = dir.to_owned();
         for part in ["lists/partial", "cache/archives/partial"] {
@@ -51,7 +54,7 @@ impl Archive {
             "Acquire::Languages=none".to_owned(),
             "APT::Architectures=amd64,arm64".to_owned(),
             "APT::Sandbox::User=root".to_owned(),
-            // The lock is the machine's; nothing of it is changed.
+            // The lock belongs to the machine, of which nothing is changed here.
             "Debug::NoLocking=true".to_owned(),
         ];
         let archive = Self {
@@ -67,7 +70,7 @@ impl Archive {
             say!("Fetching the lists of Debian's packages; this usually takes 30 s.");
             match sh::run(archive.get().args(["-qq", "update"])) {
                 Ok(()) => fs::write(&fetched, "").context("cannot note when the lists came")?,
-                // A suite may have gone from the mirror; the others have come.
+                // A suite may be gone from the mirror; the other lists were fetched.
                 Err(error) => say!("{error:#}; going on with the lists that are there."),
             }
         }
@@ -81,14 +84,15 @@ impl Archive {
         get
     }
 
-    /// The names of all packages, of both architectures.
+    /// The names of all packages of both architectures.
     pub fn names(&self) -> Result<BTreeSet<String>> {
         let mut cache = Command::new("apt-cache");
         let names = sh::output(cache.args(&self.options).args(["pkgnames", "linux-"]))?;
         Ok(names.lines().map(str::to_owned).collect())
     }
 
-    /// Fetches packages and unpacks them into a new directory, which is there only when all are.
+    /// Fetches packages and unpacks them into a new directory, which exists only once all are
+    /// unpacked.
     pub fn unpack(&self, packages: &[String], arch: Arch, into: &Path) -> Result<()> {
         self.fill(into, |debs| {
             let names = packages.iter().map(|it| format!("{it}:{}", arch.debian()));
@@ -101,7 +105,7 @@ impl Archive {
         })
     }
 
-    /// The same with all that the packages depend on, from one suite.
+    /// As [`unpack`](Self::unpack), with all that the packages depend on, from one suite.
     pub fn unpack_all(
         &self,
         packages: &[&str],
@@ -115,12 +119,12 @@ impl Archive {
             get.arg(format!("-oAPT::Architecture={debian}"))
                 .arg(format!("-oAPT::Architectures={debian}"))
                 .arg(format!("-oDir::Cache::archives={}", debs.display()))
-                // Those of the caches that hold both architectures stay as they are.
+                // The caches that hold both architectures stay as they are.
                 .args(["-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="])
                 .args(["-qq", "install", "--download-only", "--yes"])
                 .args(["--no-install-recommends", "-t", suite])
                 .args(packages);
-            // apt says what it would install.
+            // apt prints what it would install.
             sh::output(&mut get).map(drop)
         })
     }
@@ -152,7 +156,7 @@ fn is_fresh(path: &Path) -> bool {
     modified.is_ok_and(|it| it.elapsed().is_ok_and(|age| age < FRESH))
 }
 
-/// The release of Debian that this machine has: programs built here run where its libraries are.
+/// The Debian release of this machine: programs built here run with its libraries.
 pub fn this_suite() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     let name = release
@@ -162,7 +166,7 @@ pub fn this_suite() -> Result<String> {
     Ok(name.trim_matches('"').to_owned())
 }
 
-/// The lines of the list of sources.
+/// The lines of the sources list.
 fn source_lines() -> Result<String> {
     let [archive, security] = match mirrors()? {
         [None, _] => {
@@ -194,7 +198,7 @@ fn source_lines() -> Result<String> {
     Ok(lines)
 }
 
-/// The mirrors of the archive and of its security updates, as the machine's own sources name them.
+/// The mirrors of the archive and of its security updates, from the machine's own sources.
 fn mirrors() -> Result<[Option<String>; 2]> {
     let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
     let mut get = Command::new("apt-get");

@@ -13,33 +13,34 @@ use anyhow::{Context, Result};
 use super::{arch::Arch, archive::Archive};
 use crate::sh::{self, say};
 
-/// The oldest that twheel is for.
+/// The oldest kernel that twheel supports.
 pub const OLDEST: [u32; 2] = [6, 1];
-/// Real-time kernels of Debian's releases, which are tested beside the newest one.
+/// Real-time kernels of Debian's releases, which are tested besides the newest one.
 const REALTIME: [[u32; 2]; 2] = [[6, 1], [6, 12]];
-/// What each run of CI boots, beside the newest.
+/// The kernels that each CI run boots, besides the newest.
 const CI: [[u32; 2]; 2] = [[6, 12], OLDEST];
-/// The first real-time kernel that may run two softirq sections of a CPU interleaved, unless its configuration keeps
-/// the lock that prevents it.
+/// The first real-time kernel that may interleave two softirq sections on one CPU, unless its
+/// configuration keeps the lock that prevents it.
 const INTERLEAVING: [u32; 2] = [6, 18];
-/// A module that tests cannot do without.
+/// A module that the tests need.
 const VETH: &str = "kernel/drivers/net/veth.ko";
 
-/// A kernel in Debian's lists. They are ordered by version.
+/// A kernel in Debian's lists. Kernels are ordered by version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     /// All numbers of its version.
     numbers: Vec<u32>,
-    /// For what.
+    /// Its architecture.
     pub arch: Arch,
-    /// Whether it is one of PREEMPT_RT.
+    /// Whether it is a PREEMPT_RT kernel.
     pub realtime: bool,
-    /// What `uname -r` says.
+    /// Its name, as `uname -r` prints it.
     pub name: String,
 }
 
 impl Release {
-    /// Reads the name of a kernel's package; `None` for those of no kernel, and of kernels that are not tested.
+    /// Reads the name of a kernel package; `None` for packages that are no kernel, and for kernels
+    /// that are not tested.
     pub(super) fn of_package(package: &str) -> Option<Self> {
         let name = package.strip_prefix("linux-image-")?;
         let (version, arch) = [Arch::Amd64, Arch::Arm64].into_iter().find_map(|arch| {
@@ -56,7 +57,7 @@ impl Release {
             .split(|c: char| !c.is_ascii_digit())
             .filter_map(|number| number.parse().ok())
             .collect();
-        // `linux-image-6.12-rt-amd64` is the name of whatever is the latest.
+        // `linux-image-6.12-rt-amd64` is a name for the latest kernel.
         (numbers.len() > 2).then(|| Self {
             numbers,
             arch,
@@ -70,7 +71,8 @@ impl Release {
         [self.numbers[0], self.numbers[1]]
     }
 
-    /// Its packages: newer kernels are split, and the mirror may have lost the modules of a superseded one.
+    /// Its packages. Newer kernels are split, and the mirror may no longer have the modules of a
+    /// superseded kernel.
     fn packages(&self, names: &BTreeSet<String>) -> Vec<String> {
         let split = [self.package("binary"), self.package("modules")];
         let mut packages = if names.contains(&split[0]) {
@@ -92,7 +94,7 @@ impl Release {
     }
 }
 
-/// The latest of each series, the newest first: whole if there is a whole one.
+/// The latest kernel of each series, the newest first; a complete one if there is any.
 fn latest(names: &BTreeSet<String>) -> Vec<Release> {
     let mut latest = BTreeMap::<_, Release>::new();
     for release in names.iter().filter_map(|it| Release::of_package(it)) {
@@ -108,17 +110,17 @@ fn latest(names: &BTreeSet<String>) -> Vec<Release> {
     latest.into_values().rev().collect()
 }
 
-/// Which kernels are wanted.
+/// Which kernels to test.
 pub enum Selection<'a> {
     /// The whole matrix.
     All,
-    /// What CI boots.
+    /// The kernels that CI boots.
     Ci,
-    /// The latest of each series, in the matrix or not, whose names begin with this.
+    /// The latest kernel of each series whose name begins with this, in the matrix or not.
     Named(&'a str),
 }
 
-/// The kernels to boot, by architecture, the newest first, those of PREEMPT_RT after the others.
+/// The kernels to boot, by architecture, the newest first, PREEMPT_RT kernels after the others.
 pub fn choose(names: &BTreeSet<String>, wanted: &Selection<'_>) -> Vec<Release> {
     let latest = latest(names);
     let is =
@@ -156,20 +158,20 @@ pub fn choose(names: &BTreeSet<String>, wanted: &Selection<'_>) -> Vec<Release> 
     chosen
 }
 
-/// A series that CI boots, and of which there is none among these.
+/// A series that CI must boot and that is missing from these.
 pub fn missing(releases: &[Release]) -> Option<[u32; 2]> {
     let has = |series: &[u32; 2]| releases.iter().any(|it| it.series() == *series);
     CI.into_iter().find(|series| !has(series))
 }
 
-/// What is to happen on a kernel.
+/// What must happen on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// It attaches, and everything works.
+    /// twheel attaches, and everything works.
     Attaches,
-    /// It is refused: too old.
+    /// twheel refuses the kernel: it is too old.
     TooOld,
-    /// It is refused: two softirq sections of a CPU may interleave.
+    /// twheel refuses the kernel: it may interleave two softirq sections on one CPU.
     Interleaves,
 }
 
@@ -194,18 +196,18 @@ impl Expected {
 
 /// A kernel and its modules, unpacked.
 pub struct Kernel {
-    /// Which.
+    /// Which kernel it is.
     pub release: Release,
-    /// What is to happen on it.
+    /// What must happen on it.
     pub expected: Expected,
-    /// Where its packages are unpacked.
+    /// The directory that its packages are unpacked in.
     pub root: PathBuf,
-    /// Whether its modules are there: without them `lo` is the only interface.
+    /// Whether it has its modules: without them `lo` is the only interface.
     pub has_modules: bool,
 }
 
 impl Kernel {
-    /// From Debian; once.
+    /// Fetches and unpacks a kernel from Debian, unless that was done before.
     pub fn fetch(
         archive: &Archive,
         names: &BTreeSet<String>,
@@ -220,7 +222,7 @@ impl Kernel {
             );
             archive.unpack(&release.packages(names), release.arch, &root)?;
             if modules(&root, &release.name).is_dir() {
-                // As the package would do when it is installed; its modules have moved to /usr.
+                // As the package does when it is installed; its modules have moved to /usr.
                 let base = modules(&root, &release.name);
                 let base = base.ancestors().nth(3).context("modules lie three deep")?;
                 let mut depmod = Command::new("/sbin/depmod");
@@ -233,7 +235,8 @@ impl Kernel {
             &release.name,
         )
         .unwrap_or_else(|| modules(&root, &release.name).join("config"));
-        // Of a kernel whose modules have gone from the mirror, it has gone, too.
+        // If the mirror no longer has a kernel's modules, it does not have its configuration
+        // either.
         let config = fs::read_to_string(&config).unwrap_or_default();
         Ok(Self {
             expected: Expected::on(&release, &config),
@@ -243,7 +246,7 @@ impl Kernel {
         })
     }
 
-    /// The image that boots.
+    /// The image to boot.
     pub fn image(&self) -> Result<PathBuf> {
         let image = self.modules().join("vmlinuz");
         if image.exists() {
@@ -253,7 +256,7 @@ impl Kernel {
             .with_context(|| format!("no image of {} came", self.release.name))
     }
 
-    /// Whether a module is among its modules.
+    /// Whether the kernel has a module.
     pub fn has(&self, module: &str) -> bool {
         has(&self.modules(), module)
     }
@@ -272,7 +275,7 @@ fn modules(root: &Path, release: &str) -> PathBuf {
     root.join("lib/modules").join(release)
 }
 
-/// Whether there is a module, compressed or not.
+/// Whether a module exists, compressed or not.
 fn has(modules: &Path, module: &str) -> bool {
     let suffixes = ["", ".xz", ".zst"];
     suffixes

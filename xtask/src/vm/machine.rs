@@ -1,8 +1,10 @@
-//! The machine: an initramfs that holds the kernel's modules, the programs and what they are linked to, and QEMU.
+//! The virtual machine: QEMU, and an initramfs with the kernel's modules, the programs, and the
+//! libraries that they need.
 //!
-//! It has no disk and no network. Its processors are emulated (TCG), so that neither KVM nor a processor's features are
-//! needed, and its clock counts their instructions: how busy this machine is changes no timing in there, and
-//! where all processors of the machine sleep, its time passes at once.
+//! It has no disk and no network. Its processors are emulated (TCG), so that neither KVM nor
+//! particular processor features are needed, and its clock counts their instructions: the load of
+//! the host changes no timing in the machine, and while all of its processors sleep, its time
+//! passes at once.
 
 use std::{
     collections::BTreeSet,
@@ -18,11 +20,12 @@ use anyhow::{Context, Result};
 use super::{arch::Arch, kernels::Kernel, qemu::Qemu, script};
 use crate::sh;
 
-/// What the script and the tests call, beside the programs that are built.
+/// Programs that the script and the tests call, besides those that are built.
 const PROGRAMS: [&str; 8] = [
     "busybox", "kmod", "ip", "tc", "nft", "bpftool", "wg", "teamd",
 ];
-/// Modules that the kernel loads by itself, with what they depend on: devices, filters, diagnosis of sockets, ciphers.
+/// Modules that the kernel loads on demand, with their dependencies: devices, filters, socket
+/// diagnosis, ciphers.
 const MODULES: [&str; 26] = [
     "kernel/drivers/net/veth.ko",
     "kernel/drivers/net/dummy.ko",
@@ -51,27 +54,27 @@ const MODULES: [&str; 26] = [
     "kernel/net/netfilter/",
     "kernel/net/sched/",
 ];
-/// Seconds that a machine may take.
+/// Most seconds that a machine may run.
 const LIMIT: &str = "3600";
 
-/// What a machine of an architecture runs.
+/// What machines of an architecture run.
 pub struct Programs {
-    /// For which.
+    /// The architecture.
     pub arch: Arch,
-    /// What emulates it.
+    /// QEMU, which emulates it.
     pub qemu: Qemu,
-    /// Below which `ip` and libraries are: `/`, or unpacked packages.
+    /// The directory with `ip` and libraries: `/`, or unpacked packages.
     pub userland: PathBuf,
     /// The command `twheel`.
     pub twheel: PathBuf,
     /// Its eBPF object.
     pub object: PathBuf,
-    /// Binaries of the tests, by their names.
+    /// Test binaries, by name.
     pub tests: Vec<(&'static str, PathBuf)>,
 }
 
 impl Programs {
-    /// Copies everything into the root of a machine.
+    /// Copies everything into the root directory of a machine.
     fn install(&self, root: &Path) -> Result<()> {
         for program in PROGRAMS {
             let from = self.find(&["bin", "sbin", "usr/bin", "usr/sbin"], program);
@@ -109,7 +112,7 @@ impl Programs {
                 if !done.insert(needed.clone()) {
                     continue;
                 }
-                // The loader is named by its path.
+                // The loader is named with its path.
                 let (path, to) = match needed.strip_prefix('/') {
                     Some(loader) => (self.find(&[""], loader), root.join(loader)),
                     None => (
@@ -159,7 +162,7 @@ fn needed(file: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(name).collect())
 }
 
-/// Copies modules and what they depend on, and lists them anew.
+/// Copies modules and their dependencies, and writes their lists anew.
 fn install_modules(kernel: &Kernel, root: &Path) -> Result<()> {
     let from = kernel.modules();
     let release = &kernel.release.name;
@@ -190,7 +193,7 @@ fn install_modules(kernel: &Kernel, root: &Path) -> Result<()> {
     )
 }
 
-/// Of the lines of modules.dep (`module: what it depends on`), what a machine needs.
+/// The modules that a machine needs, by the lines of modules.dep (`module: dependencies`).
 fn wanted_modules(list: &str) -> BTreeSet<&str> {
     let lines = list.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -199,7 +202,8 @@ fn wanted_modules(list: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Packs the root of a machine, and returns the archive. It is not compressed: that would be emulated, too.
+/// Packs the root directory of a machine, and returns the archive. It is not compressed, because
+/// the machine would decompress it under emulation.
 fn pack(kernel: &Kernel, programs: &Programs, script: &str, dir: &Path) -> Result<PathBuf> {
     let root = dir.join("root");
     let _ = fs::remove_dir_all(dir);
@@ -229,7 +233,8 @@ fn pack(kernel: &Kernel, programs: &Programs, script: &str, dir: &Path) -> Resul
     Ok(archive)
 }
 
-/// Boots a kernel with a script. Each line that the machine prints goes to a log beside the archive, and to `line`.
+/// Boots a kernel with a script. Each line that the machine prints is written to a log beside the
+/// archive and passed to `line`.
 pub fn boot(
     kernel: &Kernel,
     programs: &Programs,
@@ -238,8 +243,8 @@ pub fn boot(
 ) -> Result<PathBuf> {
     let dir = sh::target("vm").join(&kernel.release.name);
     let archive = pack(kernel, programs, script, &dir)?;
-    // Without cmpxchg16b, which the kernel's allocator would use: QEMU 7.2 leaves flags after it that no processor has, and
-    // an interrupt that saves them there ends in a double fault.
+    // Without cmpxchg16b, which the kernel's allocator would use: after it, QEMU 7.2 leaves flags
+    // that no processor has, and an interrupt that saves them there ends in a double fault.
     let (cpu, console) = match kernel.release.arch {
         Arch::Amd64 => ("-cpu max,la57=off,cx16=off", "ttyS0"),
         Arch::Arm64 => ("-M virt -cpu max,pauth-impdef=on", "ttyAMA0"),
@@ -247,8 +252,9 @@ pub fn boot(
     let mut command = Command::new("timeout");
     command.arg(LIMIT);
     programs.qemu.append_to(&mut command, kernel.release.arch);
-    // Kernels before 6.5 start the other processors in a loop that never yields, so that with a clock of instructions
-    // these never get a turn: the script starts them, when timers run.
+    // Kernels before 6.5 start the other processors in a loop that never yields. With a clock that
+    // counts instructions, those processors then never run: so the script starts them later, when
+    // timers work.
     command
         .args(cpu.split(' '))
         .args("-accel tcg -icount shift=0,sleep=off -rtc clock=vm".split(' '))

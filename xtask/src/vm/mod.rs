@@ -1,4 +1,4 @@
-//! `cargo xtask vm-test`: Debian's kernels in virtual machines, and checks in there.
+//! `cargo xtask vm-test`: boots Debian's kernels in virtual machines, and runs checks there.
 
 mod arch;
 mod archive;
@@ -45,16 +45,16 @@ const USERLAND: [&str; 8] = [
     "nftables",
     "wireguard-tools",
 ];
-/// Machines at a time, where nobody asks for another number.
+/// Machines at a time, by default.
 const JOBS: usize = 2;
-/// How much of a failed machine's log is shown.
+/// How many lines of a failed machine's log are shown.
 const TAIL: usize = 60;
 
-/// Which kernels, and how many at a time.
+/// Which kernels to test, and how many at a time.
 pub struct Options {
-    /// Only those whose names begin with this.
+    /// Only kernels whose names begin with this.
     pub kernel: Option<String>,
-    /// Only what each run of CI boots, with fewer checks.
+    /// Only the kernels that each CI run boots, with fewer checks.
     pub ci: bool,
     /// Only the checks of this name.
     pub check: Option<String>,
@@ -62,7 +62,7 @@ pub struct Options {
     pub jobs: Option<usize>,
 }
 
-/// Boots each kernel that is wanted, and says what came of it. The table of all is written where all were wanted.
+/// Boots each chosen kernel, and reports the outcome. Writes the table if all kernels were chosen.
 pub fn test(options: &Options) -> Result<()> {
     ensure!(
         cfg!(target_arch = "x86_64"),
@@ -96,7 +96,7 @@ pub fn test(options: &Options) -> Result<()> {
         programs.push(arm64(&archive, &cache, &programs[0])?);
     }
 
-    // CI's few share the CPUs: none is left to the end.
+    // CI's few machines share the CPUs, so that none starts late.
     let usual = if options.ci { kernels.len() } else { JOBS };
     let jobs = options.jobs.unwrap_or(usual).max(1);
     let outcomes = boot_all(&kernels, &programs, jobs, |kernel| {
@@ -125,7 +125,7 @@ pub fn test(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Boots some machines at a time. The outcomes are in the kernels' order.
+/// Boots several machines at a time. Returns their outcomes in the kernels' order.
 fn boot_all(
     kernels: &[Kernel],
     programs: &[Programs],
@@ -194,7 +194,7 @@ fn show_tail(name: &str, log: &Path) {
     }
 }
 
-/// Builds what machines of this architecture run.
+/// Builds what machines of this machine's architecture run.
 fn native(archive: &Archive, cache: &Path) -> Result<Programs> {
     let qemu = Qemu::new(archive, Arch::Amd64, cache)?;
     let built = run::build(None)?;
@@ -215,7 +215,7 @@ fn native(archive: &Archive, cache: &Path) -> Result<Programs> {
     })
 }
 
-/// Builds what machines of arm64 run, and fetches what else they need.
+/// Builds what arm64 machines run, and fetches the other things that they need.
 fn arm64(archive: &Archive, cache: &Path, native: &Programs) -> Result<Programs> {
     let qemu = Qemu::new(archive, Arch::Arm64, cache)?;
     let suite = this_suite()?;

@@ -1,4 +1,4 @@
-//! QEMU: the machine's own, or one that is unpacked into the cache.
+//! QEMU: the one that is installed, or one that is unpacked into the cache.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,19 +16,19 @@ use crate::{
     sh::{self, say},
 };
 
-/// Where its firmware and its modules are, below its root.
+/// The directories of its firmware, below its root.
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 const MODULES: &str = "usr/lib/x86_64-linux-gnu/qemu";
 
-/// Where QEMU is.
+/// A QEMU installation.
 pub struct Qemu {
-    /// Below this, if it is not the machine's own.
+    /// The directory that it is unpacked in, if it is not the installed one.
     root: Option<PathBuf>,
 }
 
 impl Qemu {
-    /// Finds QEMU for an architecture, or has it installed. Where its package cannot be installed without the removal of
-    /// others, it is unpacked below `cache` with all that it depends on.
+    /// Finds QEMU for an architecture, or installs it. If its package cannot be installed without
+    /// removing others, unpacks it below `cache` with all that it depends on.
     pub fn new(archive: &Archive, arch: Arch, cache: &Path) -> Result<Self> {
         let package = match arch {
             Arch::Amd64 => "qemu-system-x86",
@@ -52,13 +52,13 @@ impl Qemu {
         Ok(Self { root: Some(root) })
     }
 
-    /// Appends to a command the program that emulates an architecture.
+    /// Appends the program that emulates an architecture to a command.
     pub fn append_to(&self, command: &mut Command, arch: Arch) {
         let Some(root) = &self.root else {
             command.arg(arch.qemu());
             return;
         };
-        // With the loader, the libraries and the modules of its own.
+        // With its own loader, libraries and modules.
         let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
         let libraries = libraries.map(|it| root.join(it).display().to_string());
         command

@@ -1,4 +1,4 @@
-//! What a machine has told, what is wrong with it, and the table of all.
+//! Reads what a machine prints, judges it, and writes the table of all machines.
 
 use std::{fmt::Write, fs};
 
@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::kernels::{Expected, Kernel, Release};
 use crate::sh;
 
-/// How many instructions the kernel may verify of a program: by default, and with everything on.
+/// How many instructions of a program the kernel may verify: by default, and with all options on.
 const BUDGETS: [u64; 2] = [120_000, 240_000];
-/// Where the table stands.
+/// The document that has the table.
 const DOCUMENT: &str = "docs/kernels.md";
 const BEGIN: &str = "<!-- `cargo xtask vm-test` writes from here -->\n";
 const END: &str = "<!-- to here -->\n";
-/// What begins the lines that are read.
+/// What the lines that are read begin with.
 const MARK: &str = "vm: ";
-/// Of a field that nobody has told.
+/// The value of an unknown field.
 const UNKNOWN: &str = "?";
 
-/// What the programs cost, in one configuration.
+/// What the programs cost in one configuration.
 #[derive(Default)]
 struct Figures {
     /// The verified instructions of the largest program.
@@ -27,16 +27,16 @@ struct Figures {
     load_ms: Option<u64>,
 }
 
-/// What a machine has told so far.
+/// What a machine has printed so far.
 pub struct Outcome {
     release: Release,
     expected: Expected,
     has_modules: bool,
-    /// The version that Debian gives the kernel: `6.1.192` where the release says `6.1.0-56`.
+    /// The version that Debian gives the kernel: `6.1.192` for the release `6.1.0-56`.
     version: Option<String>,
     stepping: Option<String>,
     egress: Option<String>,
-    /// By default, and with everything on.
+    /// By default, and with all options on.
     figures: [Figures; 2],
     passed: usize,
     problems: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of a machine that is about to boot.
+    /// The outcome of a machine that is about to boot.
     pub fn new(kernel: &Kernel) -> Self {
         Self {
             release: kernel.release.clone(),
@@ -60,7 +60,7 @@ impl Outcome {
         }
     }
 
-    /// Reads a line. Returns what is worth telling at once.
+    /// Reads a line. Returns what should be shown to the user at once.
     pub fn read(&mut self, line: &str) -> Option<String> {
         // The firmware leaves the cursor within the first line.
         let (_, text) = line.split_once(MARK)?;
@@ -87,7 +87,7 @@ impl Outcome {
         None
     }
 
-    /// Reads a finding of doctor's.
+    /// Reads a finding of `doctor`.
     fn find(&mut self, configuration: usize, finding: &str) {
         let Ok(finding) = serde_json::from_str::<Value>(finding) else {
             self.problems.push("doctor writes no JSON".to_owned());
@@ -111,12 +111,12 @@ impl Outcome {
         }
     }
 
-    /// Something else went wrong.
+    /// Notes another problem.
     pub fn fail(&mut self, problem: String) {
         self.problems.push(problem);
     }
 
-    /// No more lines will come: judges what there is.
+    /// Judges the outcome, after the last line.
     pub fn finish(&mut self) {
         if !self.ended {
             self.fail("did not come to its end".to_owned());
@@ -150,7 +150,7 @@ impl Outcome {
         }
     }
 
-    /// Whether everything is as it should be.
+    /// Whether everything is as expected.
     pub fn is_well(&self) -> bool {
         self.problems.is_empty()
     }
@@ -171,12 +171,12 @@ impl Outcome {
         }
     }
 
-    /// What was to happen.
+    /// What was expected.
     pub fn expected(&self) -> Expected {
         self.expected
     }
 
-    /// What `uname -r` says of the kernel.
+    /// The kernel's name, as `uname -r` prints it.
     pub fn name(&self) -> &str {
         &self.release.name
     }
@@ -207,7 +207,7 @@ impl Outcome {
     }
 }
 
-/// Of what doctor says, the words of the known ways it begins with.
+/// The first words of a finding of `doctor`, if they are one of these known ways.
 fn way(what: &str, ways: &[&str]) -> String {
     let way = ways.iter().find(|way| what.starts_with(**way));
     way.unwrap_or(&UNKNOWN).to_string()
@@ -245,7 +245,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
     table
 }
 
-/// Puts the table where it belongs.
+/// Writes the table into its document.
 pub fn write(table: &str) -> Result<()> {
     let path = sh::workspace().join(DOCUMENT);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {DOCUMENT}"))?;
@@ -274,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of these lines of a machine that is to attach.
+    /// The outcome of a machine on which twheel should attach, and which printed these lines.
     fn outcome(lines: &[&str]) -> Outcome {
         let mut outcome = Outcome::new(&Kernel {
             release: Release::of_package("linux-image-6.1.0-56-rt-amd64").unwrap(),

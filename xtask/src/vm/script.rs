@@ -1,17 +1,17 @@
-//! What is checked on a kernel: the script that the machine runs.
+//! The script that the machine runs: what is checked on a kernel.
 
 use super::kernels::{Expected, Kernel};
 
-/// The functions that the checks are made of.
+/// The shell functions that checks use.
 const INIT: &str = include_str!("init.sh");
 /// Ends the machine's output.
 const END: &str = "echo \"vm: ended $failed\"\npoweroff -f\n";
-/// All options that add to what the kernel verifies.
+/// All options that add to the instructions that the kernel verifies.
 pub const EVERYTHING: &str = "--proto tcp,udp,icmp --accounting --rto on --reap enforce=reset \
                               --i-know-this-drops-traffic --policy /policy.toml";
-/// The policy of those.
+/// The policy for those options.
 pub const POLICY: &str = "[[rule]]\nname = 'vm'\ndport = 7777\ntimeouts = { established = '1m' }\n";
-/// Options that change the programs or what they are told, one run each.
+/// Options that change the programs or their configuration; each is tried in a run of its own.
 const OPTIONS: [(&str, &str); 12] = [
     ("proto", "--proto tcp,udp,icmp"),
     ("accounting", "--accounting"),
@@ -30,17 +30,17 @@ const OPTIONS: [(&str, &str); 12] = [
     ("log-level", "--log-level debug"),
 ];
 
-/// Tests of a binary: all of them, or those of these names.
+/// Tests of a binary: all of them, or the named ones.
 pub struct Tests {
     /// Its name: a file or a directory in `tests/tests`.
     pub binary: &'static str,
     names: &'static [&'static str],
-    /// Not those whose names have one of these in them.
+    /// Leaves out tests whose names contain one of these.
     but: &'static [&'static str],
 }
 
 impl Tests {
-    /// These of a binary, or all.
+    /// The named tests of a binary, or all if none are named.
     const fn named(binary: &'static str, names: &'static [&'static str]) -> Self {
         Self {
             binary,
@@ -49,7 +49,7 @@ impl Tests {
         }
     }
 
-    /// The line of the script.
+    /// The line of the script that runs them.
     fn check(&self) -> String {
         let Self { binary, names, but } = self;
         let least = names.len().max(1);
@@ -63,14 +63,15 @@ impl Tests {
     }
 }
 
-/// The same, where there are two interfaces.
+/// Further options, tried if there are two interfaces.
 const WITH_PAIR: [(&str, &str); 2] = [
     ("clsact", "--egress clsact"),
     ("two-interfaces", "--iface vm1"),
 ];
 
-/// Of the matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's `socket`; outgoing packets by clsact; live
-/// frames; other network namespaces; a CPU that goes and comes back.
+/// Tests of the full matrix: attach, touch, expire, adopt, policy, flush; delete; the reaper's
+/// `socket`; outgoing packets with clsact; live frames; other network namespaces; a CPU that goes
+/// offline and online.
 const FULL: [Tests; 7] = [
     Tests::named("namespaces", &[]),
     Tests::named(
@@ -98,12 +99,12 @@ const FULL: [Tests; 7] = [
     NETNS,
     HOTPLUG,
 ];
-/// A CPU that goes: here it is nobody else's.
+/// Takes a CPU offline: here nothing else needs that CPU.
 const HOTPLUG: Tests = Tests::named(
     "faults_stall",
     &["flows_of_a_cpu_that_goes_wait_until_it_is_back"],
 );
-/// Of each run of CI.
+/// Tests of each CI run.
 const SHORT: [Tests; 3] = [
     Tests::named(
         "namespaces",
@@ -118,7 +119,8 @@ const SHORT: [Tests; 3] = [
     ),
     NETNS,
 ];
-/// Programs by which those of other network namespaces are reached, and what they go on in.
+/// Tests of other network namespaces: the small programs on their interfaces, and the programs that
+/// those continue in.
 const NETNS: Tests = Tests::named(
     "netns",
     &[
@@ -126,7 +128,8 @@ const NETNS: Tests = Tests::named(
         "apart::zones_of_two_namespaces_keep_one_address_apart",
     ],
 );
-/// Kinds of interface: all; all that Debian's kernels for clouds have; and those that each run of CI tries on one kernel.
+/// Kinds of interface: all of them; all that Debian's cloud kernels have; and those that each CI
+/// run tries on one kernel.
 const INTERFACES: Tests = Tests::named("interfaces", &[]);
 const INTERFACES_BUT_PPP: Tests = Tests {
     but: &["device::ppp"],
@@ -143,31 +146,31 @@ const SHORT_INTERFACES: Tests = Tests::named(
     ],
 );
 const SHORT_INTERFACES_ON: [u32; 2] = [6, 12];
-/// The module that Debian's kernels for clouds lack.
+/// The module that Debian's cloud kernels lack.
 const PPP: &str = "kernel/drivers/net/ppp/ppp_async.ko";
-/// Where `lo` is the only interface.
+/// Tests for kernels on which `lo` is the only interface.
 const ON_LO: [Tests; 1] = [Tests::named(
     "namespaces",
     &["lo_runs_generic_when_asked_and_when_native_is_refused"],
 )];
 
-/// The binaries of tests that the scripts call.
+/// The test binaries that the scripts call.
 pub fn binaries() -> impl Iterator<Item = &'static str> {
     FULL.iter().chain([&INTERFACES]).map(|it| it.binary)
 }
 
-/// How much is checked.
+/// How much to check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All.
+    /// Everything.
     Full,
-    /// What fits into each run of CI.
+    /// What fits into each CI run.
     Short,
 }
 
 /// The machine's script for a kernel.
 ///
-/// With a name, only the checks of that name, beside what is always looked at.
+/// With a name, it has only the checks of that name, and the ones that are always done.
 pub fn script(kernel: &Kernel, extent: Extent, only: Option<&str>) -> String {
     let checks = match kernel.expected {
         Expected::TooOld => "check refused refused \"$(uname -r) has no .*bpf_loop\"\n".to_owned(),
