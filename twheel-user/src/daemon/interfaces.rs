@@ -126,7 +126,7 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Tells the programs which interfaces are stacked on which. With several network namespaces,
-    /// any interface may be stacked on any other, so nothing is told.
+    /// any interface may be stacked on any other, so they are told nothing.
     fn restack(&self) -> Result<()> {
         match self.common.setup.selection.is_everywhere() {
             true => Ok(()),

@@ -176,7 +176,8 @@ impl<'a> Namespaces<'a> {
         match self.there.get_mut(&OWN) {
             Some(own) => own.enter(|interfaces, _| interfaces.attach_all(plane))?,
             None => {
-                // Attached by an earlier run: no packets are to be seen of what is not watched.
+                // Attached by an earlier run: packets of a namespace that is not watched must not
+                // be seen.
                 for interface in self.instance.pins().interfaces()? {
                     self.instance.let_go(&interface)?;
                     say!("{interface}: detached: --netns does not include this network namespace");

@@ -46,7 +46,7 @@ use crate::{
     pins::Pins,
 };
 
-/// How old the count of live flows may be of which the share is computed.
+/// The largest age of the count of live flows from which the share is computed.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// A flow in the queue, with its actions.
