@@ -1,11 +1,12 @@
-//! What may be done to a flow once it has expired, and what became of it.
+//! The actions on an expired flow, and their outcomes.
 
 use std::fmt;
 
 use twheel_common::{event::Event, named};
 
-/// An action. They are done in this order: where packets are refused none can reach a socket between the last look and
-/// its end; and a RST must find its way by the conntrack entry that goes after it.
+/// An action. Actions are taken in this order. Packets are refused first, so that none reaches a
+/// socket between the last check and its end. The RST is sent before the conntrack entry is
+/// deleted, because the RST needs the entry to find its way.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
@@ -22,7 +23,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// All of them, in order.
+    /// All actions, in order.
     pub const ALL: [Self; 5] = [
         Self::EnforceDrop,
         Self::EnforceReset,
@@ -31,7 +32,7 @@ impl Action {
         Self::Conntrack,
     ];
 
-    /// Stable name.
+    /// The stable name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reset => "reset",
@@ -50,12 +51,12 @@ impl Action {
         Self::ALL.into_iter().find(|action| action.name() == name)
     }
 
-    /// Whether packets are no longer let through.
+    /// Whether the action refuses later packets.
     pub fn enforces(self) -> bool {
         matches!(self, Self::EnforceDrop | Self::EnforceReset)
     }
 
-    /// Its place among [`ALL`](Self::ALL).
+    /// The index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
         (self as u32).trailing_zeros() as usize
     }
@@ -66,11 +67,11 @@ impl Action {
 pub struct Actions(u32);
 
 impl Actions {
-    /// A list with commas, or `none`.
+    /// Parses a list with commas, or `none`.
     ///
     /// # Errors
     ///
-    /// What is no action, or contradicts another.
+    /// A name is not an action's, or two actions contradict each other.
     pub fn parse(list: &str) -> Result<Self, String> {
         if list == "none" {
             return Ok(Self::default());
@@ -88,7 +89,7 @@ impl Actions {
         Ok(actions)
     }
 
-    /// From what is kept beside a rule's timeouts; unknown bits are none.
+    /// From the bits that are stored beside a rule's timeouts. Unknown bits are ignored.
     pub fn from_bits(bits: u32) -> Self {
         Action::ALL
             .into_iter()
@@ -96,22 +97,22 @@ impl Actions {
             .collect()
     }
 
-    /// For there.
+    /// The bits to store beside a rule's timeouts.
     pub fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether an action is one of them.
+    /// Whether the set contains an action.
     pub fn has(self, action: Action) -> bool {
         self.0 & action as u32 != 0
     }
 
-    /// In order.
+    /// The actions, in order.
     pub fn iter(self) -> impl Iterator<Item = Action> {
         Action::ALL
             .into_iter()
@@ -171,7 +172,7 @@ named! {
 }
 
 impl Outcome {
-    /// Where this keeps the rest from being done: what was done stays done.
+    /// Returns `Done` if the action was done before the rest was stopped, else `why`.
     pub(crate) fn or(self, why: Self) -> Self {
         match self {
             Self::Done => Self::Done,
@@ -180,14 +181,14 @@ impl Outcome {
     }
 }
 
-/// What became of an action, for whoever reports it.
+/// The outcome of an action, to be reported.
 #[derive(Clone, Debug)]
 pub struct Reaped {
     /// The end of the flow.
     pub event: Event,
-    /// What was to be done.
+    /// The action.
     pub action: Action,
-    /// How that went.
+    /// Its outcome.
     pub outcome: Outcome,
     /// Why it failed.
     pub error: Option<String>,

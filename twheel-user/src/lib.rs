@@ -1,47 +1,49 @@
 //! Loads twheel's data plane, steps its wheels and reports the flows that end.
 //!
-//! In the order in which one would read it:
+//! The modules, in the order in which to read them:
 //!
 //! | question | module |
 //! |---|---|
-//! | **what is asked for** | |
+//! | **options and input** | |
 //! | the commands and their arguments | [`cli`] |
-//! | what the data plane may be told, in its units | [`settings`], [`timeouts`], [`clock`] |
-//! | which interfaces, of which zones | [`patterns`], [`zones`] |
+//! | settings of the data plane, in its units | [`settings`], [`timeouts`], [`clock`] |
+//! | which interfaces, in which zones | [`patterns`], [`zones`] |
 //! | which flows | [`filter`] |
 //! | timeouts and actions per service | [`policy`] |
-//! | exit codes, and bars on terminals | [`failure`], [`progress`] |
+//! | exit codes, and progress bars | [`failure`], [`progress`] |
 //! | **the running twheel** | |
 //! | from start to end | [`daemon`] |
-//! | what this process may do | [`privilege`] |
+//! | the capabilities of this process | [`privilege`] |
 //! | what is loaded, adopted, pinned | [`data_plane`], [`pins`], [`maps`] |
-//! | what programs are told of interfaces, and whose counters are whose | [`watched`] |
-//! | **getting onto an interface** | |
-//! | what interfaces are, and how the kernel tells of changes | [`interfaces`], [`notices`], [`netlink`] |
-//! | by which hook, and how it gets there | [`hooks`], [`attach`], [`order`] |
+//! | the interfaces as the programs know them, and their counters | [`watched`] |
+//! | **attaching to an interface** | |
+//! | interfaces, and the kernel's notices of changes | [`interfaces`], [`notices`], [`netlink`] |
+//! | which hook, and how to attach there | [`hooks`], [`attach`], [`order`] |
 //! | TCX, and clsact by traffic control | [`tcx`], [`clsact`], [`tc`] |
 //! | interfaces of other network namespaces | [`netns`], [`stub`] |
-//! | **an expiry** | |
-//! | who turns the wheels, and how | [`stepper`], [`stepping`], [`call`], [`cpu`] |
-//! | where ended flows come out | [`ring`] |
-//! | what they are in the words of readers, and by name | [`model`], [`names`] |
-//! | what has ended, on disk | [`history`] |
-//! | what is done to flows that have expired | [`action`], [`reap`] |
+//! | **the end of a flow** | |
+//! | the threads that step the wheels | [`stepper`], [`stepping`], [`call`], [`cpu`] |
+//! | where ended flows are read | [`ring`] |
+//! | flows as users see them, and names | [`model`], [`names`] |
+//! | the log of ended flows on disk | [`history`] |
+//! | actions on expired flows | [`action`], [`reap`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
-//! | how a flow is written | [`output`] |
+//! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
-//! | **beside the running twheel** | |
-//! | what a reader sees of an instance | [`inspect`], [`flows`], [`wheels`] |
+//! | **commands beside the running twheel** | |
+//! | what they read of an instance | [`inspect`], [`flows`], [`wheels`] |
 //! | deleting flows | [`delete`] |
 //! | what a configuration will cost | [`plan`] |
 //! | what a host lacks, and what the verifier says | [`doctor`], [`host`], `verifier` |
 //! | `bpf(2)` where aya has no function | [`bpf`] |
 
-/// A line on standard error. Where nobody can read it any more it is lost: `eprintln!` would panic, and a run end half way.
+/// Writes a line to standard error. If that fails, the line is lost: `eprintln!` would panic and
+/// stop twheel half way.
 #[macro_export]
 macro_rules! say {
     ($($arg:tt)*) => {{
-        // One write a line: standard error has no buffer, and others may write there, too.
+        // One write per line: standard error has no buffer, and other threads and processes may
+        // write to it, too.
         let line = format!("{}\n", format_args!($($arg)*));
         let _ = ::std::io::Write::write_all(&mut ::std::io::stderr(), line.as_bytes());
     }};

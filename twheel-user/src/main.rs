@@ -11,7 +11,7 @@ use twheel::{
 fn main() -> ExitCode {
     match Cli::parse().execute() {
         Ok(()) => ExitCode::SUCCESS,
-        // `| head` has what it wanted.
+        // A broken pipe is no error: `| head` has read what it wanted.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             twheel::say!("twheel: {error:#}");

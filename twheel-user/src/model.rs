@@ -1,4 +1,4 @@
-//! Flows in the words of their readers: those in the table, and those that have ended.
+//! Flows as users see them: those in the table, and those that have ended.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,42 +13,43 @@ use twheel_common::{
 
 use crate::clock::Clock;
 
-/// By what the numbers of the data plane's records are read.
+/// How to read the numbers in the data plane's records.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure {
-    /// Its clock.
+    /// The data plane's clock.
     pub clock: Clock,
-    /// One side of each flow is all that is ever seen.
+    /// Only one side of each flow is ever seen.
     pub one_way: bool,
 }
 
-/// A flow, in the words of its readers.
+/// A flow, as users see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
     /// The protocol's name.
     pub proto: &'static str,
-    /// The initiator, as far as that is known.
+    /// The initiator, as far as it is known.
     pub src: SocketAddr,
     /// The responder.
     pub dst: SocketAddr,
-    /// Its state, by name; `unreplied` where it is established and one side was never seen.
+    /// The state's name; `unreplied` if the flow is established and one side was never seen.
     pub state: &'static str,
-    /// Number of the rule that it has met; 0 for none.
+    /// Number of the rule that the flow matches; 0: none.
     pub rule: u16,
-    /// The outer and the inner VLAN in which it was seen; 0: none.
+    /// The outer and the inner VLAN in which the flow was seen; 0: none.
     pub vlans: [u16; 2],
-    /// Its zone, by its place in the table; 0: none.
+    /// The zone, as an index into the table of zones; 0: none.
     pub zone: u8,
-    /// The interface where its initiator's packets are counted, by its place; 0: the only one.
+    /// The interface where the initiator's packets are counted, as an index; 0: the only interface.
     pub place: u32,
-    /// Whether those go out there.
+    /// Whether the initiator's packets are outgoing at that interface.
     pub is_outgoing: bool,
-    /// Nobody answers the retransmissions of one of the two.
+    /// One side retransmits and gets no answer.
     pub stalled: bool,
 }
 
 impl Flow {
-    /// `None` for a flow of which no data plane knows. `one_way`: one side is all that is ever seen.
+    /// `None` if the protocol is none that a data plane tracks. `one_way`: only one side of each
+    /// flow is ever seen.
     pub fn new(key: FlowKey, seen: Seen, rule: u16, from: Origin, one_way: bool) -> Option<Self> {
         let initiator = seen.initiator();
         Some(Self {
@@ -74,7 +75,8 @@ impl Flow {
         })
     }
 
-    /// Whether its initiator's packets come in or go out where they are counted.
+    /// `in` or `out`: the direction of the initiator's packets at the interface where they are
+    /// counted.
     pub fn direction(&self) -> &'static str {
         match self.is_outgoing {
             true => "out",
@@ -83,39 +85,39 @@ impl Flow {
     }
 }
 
-/// Where a flow's initiator sends, as the data plane says.
+/// Where the initiator's packets are seen, from the data plane's record.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
-    /// Where its packets are counted.
+    /// Where the initiator's packets are counted.
     pub point: Point,
-    /// Whether its first packet went out.
+    /// Whether the flow's first packet was outgoing.
     pub is_outgoing: bool,
 }
 
-/// What is known of a flow by name.
+/// The names that belong to a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Named<'a> {
-    /// The rule that it has met.
+    /// The rule that the flow matches.
     pub rule: Option<&'a str>,
-    /// The interface where its initiator's packets are counted.
+    /// The interface where the initiator's packets are counted.
     pub iface: Option<&'a str>,
-    /// Its zone, conntrack's number; 0: none.
+    /// The zone, as conntrack's number; 0: none.
     pub zone: u16,
 }
 
-/// The same, to keep.
+/// An owned [`Named`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownAs {
-    /// The rule that it has met.
+    /// The rule that the flow matches.
     pub rule: Option<String>,
-    /// The interface where its initiator's packets are counted.
+    /// The interface where the initiator's packets are counted.
     pub iface: Option<String>,
-    /// Its zone, conntrack's number; 0: none.
+    /// The zone, as conntrack's number; 0: none.
     pub zone: u16,
 }
 
 impl KnownAs {
-    /// What is known.
+    /// The same, borrowed.
     pub fn named(&self) -> Named<'_> {
         Named {
             rule: self.rule.as_deref(),
@@ -128,30 +130,30 @@ impl KnownAs {
 /// A flow that is in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Tracked {
-    /// As it is now.
+    /// The flow's present state.
     pub flow: Flow,
-    /// Its beginning was not seen.
+    /// The flow's beginning was not seen.
     pub picked_up: bool,
-    /// Since its first packet.
+    /// Time since the first packet.
     pub age: Duration,
-    /// Since its latest packet.
+    /// Time since the latest packet.
     pub idle: Duration,
-    /// Until it expires, if no packet comes; 0 if it is due.
+    /// Time until the flow expires if no packet comes; 0 if it is due.
     pub expires: Duration,
-    /// The CPU on whose wheel it stands.
+    /// The CPU whose wheel holds the flow.
     pub cpu: u32,
-    /// What the initiator has sent and what the responder has; `None` without `--accounting`.
+    /// What the initiator and the responder have sent; `None` without `--accounting`.
     pub account: Option<[Traffic; 2]>,
-    /// How the two have sent, likewise; `None` without `--rto on`.
+    /// The timing of the initiator and the responder; `None` without `--rto on`.
     pub timing: Option<[Timing; 2]>,
 }
 
-/// What a retransmission timer knows of one side's sending.
+/// What the retransmission timer knows of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
     /// Smoothed round-trip time, microseconds; 0 if there was no sample.
     pub srtt: u32,
-    /// Segments that were seen to be sent again.
+    /// Segments that were seen to be retransmitted.
     pub retransmissions: u32,
 }
 
@@ -167,25 +169,25 @@ impl From<Pace> for Timing {
 /// A flow that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Expired {
-    /// As it was at the end.
+    /// The flow's state at its end.
     pub flow: Flow,
-    /// Its beginning was not seen.
+    /// The flow's beginning was not seen.
     pub picked_up: bool,
     /// Why it ended.
     pub reason: Reason,
-    /// From the first packet to the end.
+    /// Time from the first packet to the end.
     pub age: Duration,
-    /// From the latest packet to the end.
+    /// Time from the latest packet to the end.
     pub idle: Duration,
-    /// What the initiator has sent and what the responder has; `None` without `--accounting`.
+    /// What the initiator and the responder have sent; `None` without `--accounting`.
     pub account: Option<[Traffic; 2]>,
-    /// How the two have sent, likewise; `None` without `--rto on`.
+    /// The timing of the initiator and the responder; `None` without `--rto on`.
     pub pace: Option<[Pace; 2]>,
 }
 
 impl Expired {
-    /// From the data plane's record; `None` for a record that no data plane writes. `one_way`: one side is all that is
-    /// ever seen.
+    /// From the data plane's record; `None` if no data plane writes such a record. `one_way`: only
+    /// one side of each flow is ever seen.
     pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         let initiator = seen.initiator();
@@ -201,30 +203,32 @@ impl Expired {
             reason: Reason::from_raw(event.reason)?,
             age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
-            // No flow is without a packet, and no timer without a timeout, unless nobody looks.
+            // A flow has at least one packet, and a retransmission timer has a timeout. So all are
+            // zero only if accounting, or `--rto`, is off.
             account: in_order(event.account, initiator, |sent| sent.packets > 0),
             pace: in_order(event.pace, initiator, |pace| pace.rto > 0),
         })
     }
 }
 
-/// The retransmission timer of one side of a flow has expired.
+/// The retransmission timer of one side of a flow expired.
 #[derive(Clone, Copy, Debug)]
 pub struct Rto {
-    /// The flow, which goes on.
+    /// The flow, which stays in the table.
     pub flow: Flow,
-    /// Whether it is the initiator that waits.
+    /// Whether the timer is the initiator's.
     pub orig: bool,
-    /// Bytes sent and not acknowledged.
+    /// Bytes that this side has sent and that are not acknowledged.
     pub outstanding: u32,
-    /// Expiries since there was progress before this one.
+    /// Earlier expiries of this timer since the latest progress.
     pub backoff: u32,
-    /// How that side sends.
+    /// The timing of this side.
     pub pace: Pace,
 }
 
 impl Rto {
-    /// From the data plane's record; `None` for a record that no data plane writes. `one_way` as in [`Expired::new`].
+    /// From the data plane's record; `None` if no data plane writes such a record. `one_way` as in
+    /// [`Expired::new`].
     pub fn new(event: &RtoExpired, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         Some(Self {
@@ -258,7 +262,7 @@ pub fn state(seen: Seen, one_way: bool) -> &'static str {
     }
 }
 
-/// The initiator's first; `None` if both are nothing.
+/// The initiator's value first; `None` if `is_any` is false for both.
 pub fn in_order<T>(
     [low, high]: [T; 2],
     initiator: Direction,

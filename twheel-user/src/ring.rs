@@ -1,8 +1,8 @@
 //! The ring of events, as its reader sees it.
 //!
-//! What was read stays in the ring until it is *released*, by whoever has done with it what is to be done. A reader that
-//! dies before has taken nothing away: the ring is pinned, and so is what it says of where its reader is, so the next one
-//! reads all of it again.
+//! A record stays in the ring until the reader *releases* it, after all work on it is done. If a
+//! reader dies earlier, no record is lost: the ring is pinned and holds the reader's position, so
+//! the next reader reads the unreleased records again.
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -21,21 +21,22 @@ use twheel_common::event::{Event, Record, RtoExpired};
 
 /// `BPF_RINGBUF_BUSY_BIT`: the record is being written.
 const BUSY: u32 = 1 << 31;
-/// `BPF_RINGBUF_DISCARD_BIT`: the room was given back.
+/// `BPF_RINGBUF_DISCARD_BIT`: the writer gave the space back; the record is to be skipped.
 const DISCARD: u32 = 1 << 30;
 /// `BPF_RINGBUF_HDR_SZ`.
 const HEADER: usize = 8;
 
-/// What was read: of a record that says several things, one.
+/// One event that was read. A record may hold several.
 #[derive(Clone, Copy, Debug)]
 pub struct Read {
-    /// What it says.
+    /// The event.
     pub record: Record,
-    /// Where it ends, bytes from the ring's beginning, and where nothing else does; it grows for as long as the ring is
-    /// there.
+    /// Position where the event ends, in bytes since the ring's beginning. It is unique: no other
+    /// event ends there, and positions grow for as long as the ring exists.
     pub end: u64,
-    /// Up to where the ring may be [released](Events::release) once this is done with: before the last of a record that
-    /// is where the record begins, since its room is given back as a whole.
+    /// Position up to which the ring may be [released](Events::release) once this event is done. A
+    /// record's space is released as a whole, so for all but the last event of a record this is the
+    /// record's beginning.
     pub free: u64,
 }
 
@@ -44,16 +45,17 @@ pub struct Events {
     map: MapData,
     /// The page with the reader's position.
     consumer: MmapRaw,
-    /// The page with the writers', and then the ring, twice in a row: no record is cut in two.
+    /// The page with the writers' position, then the ring's data, mapped twice in a row, so that
+    /// each record is contiguous.
     producer: MmapRaw,
     page: usize,
     size: usize,
-    /// How far it was read.
+    /// Position up to which the ring was read.
     at: u64,
 }
 
 impl Events {
-    /// The map `EVENTS`.
+    /// Opens the map `EVENTS`.
     pub fn open(map: MapData) -> Result<Self> {
         let page = sysconf(SysconfVar::PAGE_SIZE)?.context("pages have no size")? as usize;
         let size = map.info()?.max_entries() as usize;
@@ -77,37 +79,40 @@ impl Events {
         Ok(events)
     }
 
-    /// Until where its records were released.
+    /// The position up to which records are released.
     fn position(&self) -> &AtomicU64 {
-        // SAFETY: the first word of a page that is mapped as long as `self` lives; the kernel reads and writes it as
-        // a whole, and so do we.
+        // SAFETY: the first word of a page that is mapped for as long as `self` lives. The kernel
+        // reads and writes it as a whole, and so do we.
         unsafe { &*self.consumer.as_ptr().cast() }
     }
 
-    /// Until where it was released, bytes from the ring's beginning.
+    /// The position up to which records are released, in bytes since the ring's beginning.
     pub fn released(&self) -> u64 {
         self.position().load(Ordering::Acquire)
     }
 
-    /// Bytes it holds.
+    /// The ring's size in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Reads on, in order, until there are so many or a few more: records are read as a whole. They stay in the ring.
+    /// Reads on, in order, until `into` holds `enough` events, or a few more because records are
+    /// read as a whole. The events stay in the ring.
     pub fn read(&mut self, into: &mut Vec<Read>, enough: usize) {
         const { assert!(size_of::<RtoExpired>() < size_of::<Event>()) };
-        // So that the end of the last event of a record is the record's.
+        // So the last event of a record ends where the record ends.
         const { assert!(size_of::<Event>().is_multiple_of(8)) };
-        // Either this sees a new record, or its writer sees how far records were released, and wakes.
+        // Either this thread sees a new record, or its writer sees the released position and wakes
+        // the reader.
         fence(Ordering::SeqCst);
-        // SAFETY: as above, of the writers' page.
+        // SAFETY: as in `position`, for the page with the writers' position.
         let end = unsafe { &*self.producer.as_ptr().cast::<AtomicU64>() };
         let end = end.load(Ordering::Acquire);
         while into.len() < enough && self.at != end {
             let offset = self.page + (self.at as usize & (self.size - 1));
-            // SAFETY: positions are multiples of 8 within the ring, which is mapped twice; a header is there, since the
-            // writers are further, and its length is the kernel's to change until it is not busy any more.
+            // SAFETY: positions are multiples of 8 within the ring, which is mapped twice. A header
+            // is there, since the writers' position is further on. The kernel may change its length
+            // until it is no longer busy.
             let header = unsafe { &*self.producer.as_ptr().add(offset).cast::<AtomicU32>() };
             let header = header.load(Ordering::Acquire);
             if header & BUSY != 0 {
@@ -119,12 +124,14 @@ impl Events {
             if header & DISCARD != 0 {
                 continue;
             }
-            // SAFETY: behind the header, in the same mapping, and no longer written to: nobody has released it.
+            // SAFETY: the record follows the header in the same mapping. It is no longer written
+            // to, because it is not released.
             let record = unsafe {
                 slice::from_raw_parts(self.producer.as_ptr().add(offset + HEADER), length)
             };
             if length == size_of::<RtoExpired>() {
-                // SAFETY: the record is that long, and any bytes are a valid `RtoExpired`.
+                // SAFETY: the record has the size of an `RtoExpired`, for which any bytes are
+                // valid.
                 let event = unsafe { record.as_ptr().cast::<RtoExpired>().read_unaligned() };
                 into.push(Read {
                     record: Record::Rto(event),
@@ -138,7 +145,7 @@ impl Events {
             for event in events {
                 at += size_of::<Event>() as u64;
                 into.push(Read {
-                    // SAFETY: it is that long, and any bytes are a valid `Event`.
+                    // SAFETY: the chunk has the size of an `Event`, for which any bytes are valid.
                     record: Record::Ended(unsafe {
                         event.as_ptr().cast::<Event>().read_unaligned()
                     }),
@@ -149,9 +156,10 @@ impl Events {
         }
     }
 
-    /// Gives back the room of all records that end there or before: [`Read::free`]. Returns whether there were any.
+    /// Releases all records that end at or before `end`, a [`Read::free`]. Returns whether there
+    /// were any.
     pub fn release(&mut self, end: u64) -> bool {
-        // Once, since others may not write it: there is one reader.
+        // One load is enough: there is one reader, and only the reader writes the position.
         let more = end > self.position().load(Ordering::Relaxed);
         if more {
             self.position().store(end, Ordering::Release);
@@ -159,17 +167,18 @@ impl Events {
         more
     }
 
-    /// Whether something was read and is still there.
+    /// Whether records were read and not yet released.
     pub fn has_unreleased(&self) -> bool {
         self.at > self.released()
     }
 
-    /// Gives back the room of all that was read, and of what was passed over. Returns whether there was any.
+    /// Releases all records that were read, and those that were skipped. Returns whether there were
+    /// any.
     pub fn release_all(&mut self) -> bool {
         self.release(self.at)
     }
 
-    /// Takes all that is there, in order.
+    /// Reads and releases all records, in order.
     pub fn drain(&mut self, into: &mut Vec<Record>) {
         let mut read = Vec::new();
         self.read(&mut read, usize::MAX);
@@ -177,7 +186,8 @@ impl Events {
         self.release_all();
     }
 
-    /// Takes the ends of flows, and passes over the rest.
+    /// Like [`drain`](Self::drain), for the ends of flows alone; other records are released and
+    /// dropped.
     pub fn drain_ended(&mut self, into: &mut Vec<Event>) {
         let mut records = Vec::new();
         self.drain(&mut records);
@@ -194,7 +204,7 @@ impl AsFd for Events {
     }
 }
 
-/// What steppers, which fill the ring, and its reader tell one another.
+/// Signals between the steppers, which fill the ring, and its reader.
 #[derive(Default)]
 pub struct Signals {
     filled: tokio::sync::Notify,
@@ -202,49 +212,50 @@ pub struct Signals {
     changed: Condvar,
 }
 
-/// Whether there is room.
+/// The state of the ring's free space, as the reader tells it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// How often some was made.
+    /// How often the reader has released records.
     times: u64,
-    /// The reader is gone: there will be none.
+    /// The reader has ended and will release no more.
     closed: bool,
 }
 
 impl Signals {
     fn lock(&self) -> MutexGuard<'_, Room> {
-        // A number and a flag are never half changed.
+        // A panic cannot leave this half changed: it is a number and a flag.
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is something to read.
+    /// Tells the reader that there are events.
     pub fn fill(&self) {
         self.filled.notify_one();
     }
 
-    /// Returns when there may be something to read.
+    /// Returns when there may be events to read.
     pub async fn filled(&self) {
         self.filled.notified().await;
     }
 
-    /// Room was made.
+    /// Tells the steppers that records were released.
     pub fn make_room(&self) {
         self.lock().times += 1;
         self.changed.notify_all();
     }
 
-    /// Nobody reads any more.
+    /// Tells the steppers that the reader has ended.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// To be noted before a step, for [`await_room`](Self::await_room).
+    /// The state before a step, to pass to [`await_room`](Self::await_room) after it.
     pub fn room(&self) -> Room {
         *self.lock()
     }
 
-    /// Waits until room was made since then. Returns whether somebody still reads.
+    /// Waits until the reader has released records since `since`. Returns whether there still is a
+    /// reader.
     pub fn await_room(&self, since: Room) -> bool {
         let room = self.changed.wait_while(self.lock(), |room| {
             !room.closed && room.times == since.times

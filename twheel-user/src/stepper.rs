@@ -1,12 +1,13 @@
-//! Who turns the wheels: a thread per CPU, asleep until its wheel's next slot.
+//! The steppers: one thread per CPU, which sleeps until the next slot of that CPU's wheel is due.
 //!
-//! A thread pinned to CPU *i* runs the stepper there, so that nothing else that touches that wheel
-//! can run meanwhile. After a step it knows when the next slot has its turn and sleeps until then,
-//! or until it is called: by the packet path, for a new flow that is due earlier, or to stop. An
-//! idle host sees no wake-up.
+//! The thread pinned to CPU *i* runs the stepper program there, so that nothing else that touches
+//! that wheel can run at the same time. After a step it knows when the next slot is due. It sleeps
+//! until then, or until it is called: by the packet path, for a new flow that is due earlier, or to
+//! stop. An idle host has no wake-ups.
 //!
-//! Where packets take all the time that a CPU has, a stepper would wait for its turn like everybody
-//! else, and flows would expire late by that. So it has a real-time priority, as long as it has little to do.
+//! Where packets take all of a CPU's time, a stepper would have to wait for its turn like any
+//! thread, and flows would expire late. So a stepper has a real-time priority while it has little
+//! to do.
 
 use std::{
     path::PathBuf,
@@ -29,23 +30,23 @@ use twheel_common::{
 pub use crate::cpu::{pin_to, run_ahead};
 use crate::{call::Callable, clock::Clock, data_plane::STEP_BUDGET, ring::Signals};
 
-/// Calls of a turn that a stepper makes ahead of all that has no real-time priority: 8,192 visits, a few
-/// milliseconds. Who has more to do than that goes on as everybody else.
+/// Calls per turn that a stepper makes with real-time priority: 8,192 timer visits, a few
+/// milliseconds. If more is due, it goes on with normal priority.
 const AHEAD: u32 = 32;
 
-/// Whoever wants to know how steppers do.
+/// Observes what the steppers do.
 pub trait Observer: Send + Sync {
-    /// A call is over: how long it took, and the data plane's clock, in units.
+    /// A call has returned: how long it took, and the data plane's clock, in units.
     fn stepped(&self, took: Duration, now: u64);
     /// A stepper has ended with an error.
     fn failed(&self);
 }
 
-/// What a stepper is told.
+/// A message to a stepper.
 enum Call {
-    /// Look at the wheel now.
+    /// Step the wheel now.
     Step,
-    /// End.
+    /// End the thread.
     Stop,
 }
 
@@ -56,26 +57,26 @@ pub struct Steppers {
     shared: Arc<Shared>,
 }
 
-/// What the threads have in common.
+/// What all stepper threads share.
 struct Shared {
-    /// Where the stepper's program is pinned.
+    /// Where the stepper program is pinned.
     program: PathBuf,
     clock: Clock,
-    /// Units.
+    /// Length of a tick, in clock units.
     tick: u32,
-    /// A reader that falls behind stops the wheels, and the wheels stop evicting. Nothing is lost, and nothing
-    /// grows.
+    /// If the ring's reader falls behind, the steppers wait for it, and the wheels stop ending
+    /// flows. So no event is lost, and no queue grows.
     signals: Arc<Signals>,
     observer: Option<Arc<dyn Observer>>,
     /// A stepper has ended with an error.
     failed: tokio::sync::Notify,
-    /// Somebody was told that steppers have no priority.
+    /// The warning that steppers have no real-time priority was logged.
     told: Once,
 }
 
 impl Steppers {
-    /// Starts a stepper on every CPU that is online, and waits until each has stepped once: from
-    /// then on the packet path calls for what is due.
+    /// Starts a stepper on every CPU that is online, and waits until each has stepped once. From
+    /// then on the packet path calls a stepper for what is due.
     pub fn start(
         program: PathBuf,
         clock: Clock,
@@ -105,7 +106,7 @@ impl Steppers {
         }
         drop(ready);
         if is_ready.iter().take(steppers.threads.len()).count() < steppers.threads.len() {
-            // One has ended before it was ready: its error is the answer.
+            // A stepper ended before it was ready: return its error.
             steppers.stop()?;
             bail!("a stepper ended before it was ready");
         }
@@ -133,30 +134,30 @@ impl Steppers {
         Ok(())
     }
 
-    /// A CPU has come: its stepper goes on, or begins.
+    /// A CPU came online: wakes its stepper, or starts one.
     pub fn come(&mut self, cpu: u32) -> Result<()> {
         if self.calls.iter().any(|(of, _)| *of == cpu) {
             self.call(cpu);
             return Ok(());
         }
-        // Nobody waits for it.
+        // Nobody waits until this one is ready.
         self.start_on(cpu, channel().0)
     }
 
     /// Calls the stepper of a CPU.
     pub fn call(&self, cpu: u32) {
         for (_, call) in self.calls.iter().filter(|(of, _)| *of == cpu) {
-            // A stepper that is gone has an error, which `stop` reports.
+            // If the send fails, the stepper ended with an error, which `stop` reports.
             let _ = call.send(Call::Step);
         }
     }
 
-    /// Waits until a stepper has ended with an error; [`Steppers::stop`] says which.
+    /// Waits until a stepper has ended with an error, which [`Steppers::stop`] returns.
     pub async fn failed(&self) {
         self.shared.failed.notified().await;
     }
 
-    /// Ends all steppers; the error of the first that had one.
+    /// Ends all steppers. Returns the first error of any.
     pub fn stop(self) -> Result<()> {
         for (_, call) in &self.calls {
             let _ = call.send(Call::Stop);
@@ -202,8 +203,8 @@ impl Shared {
         }
     }
 
-    /// Steps until nothing more is due. Returns when to come back; `None`: when called. `ready` is told of the first
-    /// call.
+    /// Steps until nothing more is due. Returns when the next slot is due; `None`: sleep until
+    /// called. `ready` gets a message after the first call.
     fn turn(
         &self,
         cpu: u32,
@@ -230,8 +231,10 @@ impl Shared {
             if *calls == AHEAD + 1 {
                 let _ = run_ahead(false);
             }
-            // The kernel moves a thread whose CPU goes, and others may move it. There it would step another's wheel, which
-            // harms nobody (the program works on the wheel of the CPU that it runs on), and its own would wait for ever.
+            // The kernel moves a thread off a CPU that goes offline, and other processes may move
+            // it. On another CPU the thread would step that CPU's wheel, which is harmless (the
+            // program works on the wheel of the CPU that it runs on), but its own wheel would wait
+            // for ever.
             if sched_getcpu()? != cpu as usize && pin_to(cpu).is_err() {
                 log::warn!("CPU {cpu} is away: its flows wait until it is back");
                 return Ok(None);
@@ -241,8 +244,8 @@ impl Shared {
             let result = program.step(STEP_BUDGET)?;
             let stepped = Instant::now();
             if let Some(ready) = ready.take() {
-                // Not when the turn is over: nobody reads the ring before all are ready, and more may be due than it
-                // holds.
+                // Not only when the turn is over: nobody reads the ring before all steppers are
+                // ready, and more events may be due than the ring holds.
                 let _ = ready.send(());
             }
             if let Some(observer) = &self.observer {
@@ -258,7 +261,7 @@ impl Shared {
                 Some(Outcome::Done | Outcome::Budget) => {}
                 Some(Outcome::RingFull) => {
                     if !self.signals.await_room(room) {
-                        // The reader is gone, which only a failure to print makes it.
+                        // The reader has ended. That happens only if it could not print.
                         return Ok(None);
                     }
                 }
@@ -267,7 +270,7 @@ impl Shared {
         }
     }
 
-    /// When the next slot has its turn, after a step that was over at `stepped`.
+    /// When the next slot is due, after a step that returned at `stepped`.
     fn deadline(&self, stepped: Instant, step: &Step) -> Option<Instant> {
         if step.next == NEVER {
             return None;
@@ -276,8 +279,9 @@ impl Shared {
             .next
             .saturating_mul(u64::from(self.tick))
             .saturating_sub(step.now);
-        // The unit of the step had begun when it was over, so that of the slot has when as many have passed. A
-        // little more, since the CPU that counts units may be late; whoever comes too early comes once more.
+        // At `stepped` the clock unit `step.now` had begun. So after `units` more units the slot's
+        // unit has begun. A little is added, since the CPU that counts the units may be late. A
+        // stepper that wakes too early steps again.
         let wait = self
             .clock
             .duration(units)

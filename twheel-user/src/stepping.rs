@@ -1,11 +1,13 @@
-//! How this kernel runs the programs that userspace runs, tried and not told from its version.
+//! Finds how this kernel can run the stepper program: by trial, not by the kernel's version.
 //!
-//! Nothing that packets bring may run on a CPU while a step is under way there: both change its wheel, without a lock.
-//! Packets come in softirqs ("bottom halves"). A test run holds them off since Linux 6.3 (commit af2d0d09eabe, which
-//! distributions have taken into older ones); one of live frames always has, and costs more.
+//! While a step runs on a CPU, no packet may be processed there: both change the CPU's wheel,
+//! without a lock. Packets are processed in softirqs ("bottom halves"). A test run disables them
+//! since Linux 6.3 (commit af2d0d09eabe, which distributions have backported). A test run of live
+//! frames has always disabled them, but costs more.
 //!
-//! With PREEMPT_RT, who holds them off can itself be preempted, and only a lock of the CPU keeps two such sections apart,
-//! which newer kernels may be built without (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
+//! With PREEMPT_RT, a thread that has disabled bottom halves can itself be preempted. Only a lock
+//! per CPU keeps two such sections apart, and newer kernels may be built without it
+//! (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
 
 use std::{
     fs,
@@ -31,10 +33,10 @@ use crate::{
     verifier::refused,
 };
 
-/// The object that this program carries.
+/// The object file with the trial programs, embedded in this program.
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/probe.bpf.o"));
 
-/// How programs are run that are attached to nothing.
+/// How to run programs that are attached to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Stepping {
     /// Plain test runs, which hold bottom halves off
@@ -45,7 +47,7 @@ pub enum Stepping {
 }
 
 impl Stepping {
-    /// For people.
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::TestRuns => "test runs",
@@ -54,20 +56,21 @@ impl Stepping {
     }
 }
 
-/// A CPU is held so long for a timer of a fraction of that.
+/// How long a program holds a CPU while a timer of a fraction of that time fires.
 const FOR_TIMER: Duration = Duration::from_millis(2);
-/// A CPU is held at most so long for a thread, which may preempt whoever holds it.
+/// How long, at most, a program holds a CPU while a thread tries to preempt it.
 const HOLD: Duration = Duration::from_millis(40);
-/// Once somebody else tries to run there, no longer than this.
+/// How long the program is held once that thread tries to run.
 const AFTER: Duration = Duration::from_millis(5);
-/// Trials with a thread, at most.
+/// Most trials with a thread.
 const TRIES: u32 = 10;
-/// Trials with a timer, at most.
+/// Most trials with a timer.
 const TIMERS: u32 = 20;
-/// Trials after which it is believed that nothing runs on a CPU during a test run there.
+/// Quiet trials that are needed to conclude that nothing else runs on a CPU during a test run
+/// there.
 const QUIET: u32 = 3;
 
-/// A way, and why it was chosen.
+/// The way to run the stepper program, and why it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The way.
@@ -79,25 +82,25 @@ pub struct Found {
 /// Why a way was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Test runs hold softirqs off, or keep them apart.
+    /// Test runs disable softirqs, or keep them apart.
     Safe,
-    /// They do not.
+    /// Test runs do neither.
     Unsafe,
-    /// That could not be told.
+    /// The trials could not tell.
     Untold,
-    /// It was asked for.
+    /// The user chose it.
     Asked,
 }
 
-/// Finds the way by trying; or tries the one that is asked for.
+/// Finds the way by trial, or checks the one that the user chose.
 ///
 /// # Errors
 ///
-/// [`Kind::Unsupported`]: there is none that is safe.
+/// [`Kind::Unsupported`]: this kernel has no safe way.
 pub fn find(asked: Option<Stepping>) -> Result<Found> {
     let mut trial = Trial::new()?;
     let (way, why) = match (asked, is_realtime()) {
-        // Also the way that is asked for is as safe as the kernel makes it.
+        // With PREEMPT_RT the chosen way needs a trial, too: the kernel may be unsafe either way.
         (Some(way), true) => {
             by_thread(&mut trial)?;
             (way, Why::Asked)
@@ -112,7 +115,8 @@ pub fn find(asked: Option<Stepping>) -> Result<Found> {
     Ok(Found { way, why })
 }
 
-/// `met`: whether test runs let softirqs of their CPU run meanwhile; `None` if that could not be told.
+/// `met`: whether softirqs of the CPU run during a test run there; `None` if the trials could not
+/// tell.
 fn choose(met: Option<bool>) -> (Stepping, Why) {
     match met {
         Some(false) => (Stepping::TestRuns, Why::Safe),
@@ -121,12 +125,13 @@ fn choose(met: Option<bool>) -> (Stepping, Why) {
     }
 }
 
-/// With PREEMPT_RT: whether test runs let two softirqs of a CPU interleave; `None` if that could not be told. Where they
-/// do, or may, live frames do not.
+/// With PREEMPT_RT: whether two softirqs of a CPU interleave during test runs; `None` if the trials
+/// could not tell. Unless test runs are safe, it also checks that live frames are.
 ///
 /// # Errors
 ///
-/// [`Kind::Unsupported`]: live frames do, too, or that could not be told.
+/// [`Kind::Unsupported`]: softirqs interleave during live frames, too, or the trials could not
+/// tell.
 fn by_thread(trial: &mut Trial) -> Result<Option<bool>> {
     let test_runs = trial.by_thread(Stepping::TestRuns)?;
     if test_runs == Some(false) {
@@ -149,14 +154,14 @@ fn unsafe_here(message: &str) -> anyhow::Error {
     Failure::new(Kind::Unsupported, message.to_owned()).into()
 }
 
-/// Whether this is a kernel with PREEMPT_RT, as its build names itself (`init/Makefile`). `/sys/kernel/realtime` is of
-/// the patches from before it was merged.
+/// Whether this kernel has PREEMPT_RT, from its version string (`init/Makefile`).
+/// `/sys/kernel/realtime` exists only with the out-of-tree patches from before the merge.
 pub fn is_realtime() -> bool {
     let version = fs::read_to_string("/proc/sys/kernel/version");
     version.is_ok_and(|version| version.split_whitespace().any(|it| it == "PREEMPT_RT"))
 }
 
-/// The programs, loaded.
+/// The trial programs, loaded.
 struct Trial {
     bpf: Ebpf,
     probe: MmapRaw,
@@ -182,11 +187,14 @@ impl Trial {
         Ok(Self { bpf, probe, cpu })
     }
 
-    /// Whether a bottom half runs on a CPU during a plain test run there; `None` where that could not be tried.
+    /// Whether a bottom half runs on a CPU during a plain test run there; `None` if the trials
+    /// could not tell.
     ///
-    /// A kernel that leaves bottom halves to its thread for them (`ksoftirqd`, while that runs) runs none during the hold,
-    /// whether they are held off or not. So a trial counts as quiet only if the bottom half has run by the time that the
-    /// call returns: it ran right when it was let, so the thread did not run. One that was met settles it.
+    /// If the kernel leaves bottom halves to `ksoftirqd`, while that thread runs, none runs during
+    /// the hold, whether they are disabled or not. So a trial counts as quiet only if the bottom
+    /// half has run by the time that the call returns: it then ran as soon as it was allowed to, so
+    /// `ksoftirqd` did not run. A single bottom half that runs during the hold settles the
+    /// question.
     fn by_timer(&mut self) -> Option<bool> {
         load(&mut self.bpf, "probe_timer").ok()?;
         let mut quiet = 0;
@@ -212,11 +220,11 @@ impl Trial {
         None
     }
 
-    /// The kernel runs a program by live frames.
+    /// Checks that the kernel can run a program with live frames.
     ///
     /// # Errors
     ///
-    /// [`Kind::Unsupported`]: it does not.
+    /// [`Kind::Unsupported`]: it cannot.
     fn check_live_frames(&mut self) -> Result<()> {
         load(&mut self.bpf, "probe_enter")?;
         self.run("probe_enter", Stepping::LiveFrames)
@@ -226,8 +234,9 @@ impl Trial {
             })
     }
 
-    /// Whether a run begins on a CPU during another one there, by a thread that may preempt; `None` if that could not be
-    /// told. One such run settles it; that there is none is believed after [`QUIET`] trials.
+    /// Whether a thread that may preempt can begin a run on a CPU during another run there; `None`
+    /// if the trials could not tell. One such run settles the question; [`QUIET`] trials without
+    /// one settle it, too.
     fn by_thread(&mut self, stepping: Stepping) -> Result<Option<bool>> {
         load(&mut self.bpf, "probe_hold")?;
         load(&mut self.bpf, "probe_enter")?;
@@ -239,7 +248,8 @@ impl Trial {
                 let (this, cpu, asks) = (&*self, self.cpu, &asks);
                 let other = scope.spawn(move || -> Result<()> {
                     pin_to(cpu)?;
-                    // Without it the thread may come too late, and then the trial does not count.
+                    // If this fails, the thread may come too late, and then the trial does not
+                    // count.
                     let _ = run_ahead(true);
                     let until = Instant::now() + HOLD * 4;
                     while this.field(Field::Inside) == 0 {
@@ -255,13 +265,14 @@ impl Trial {
                     pin_to(cpu)?;
                     this.run("probe_hold", stepping)
                 });
-                // From a CPU that is not held, if there is one.
+                // This thread watches from a CPU that is not held, if there is one.
                 let until = Instant::now() + HOLD;
                 while !asks.load(Ordering::SeqCst) && Instant::now() < until {
                     thread::sleep(Duration::from_micros(200));
                 }
                 thread::sleep(AFTER);
-                // The thread has asked for all that time, and the CPU was held.
+                // The trial counts if the other thread tried to run all that time, while the CPU
+                // was held.
                 let counts = asks.load(Ordering::SeqCst) && this.field(Field::Inside) == 1;
                 this.set(Field::Leave, 1);
                 let joined = |result: thread::Result<Result<()>>| {
@@ -282,7 +293,7 @@ impl Trial {
         Ok(None)
     }
 
-    /// Forgets what the last trial has left.
+    /// Resets the fields of the last trial.
     fn begin(&self, hold: Duration) {
         for field in [
             Field::Leave,
@@ -327,7 +338,8 @@ impl Trial {
 
     fn place(&self, field: Field) -> &AtomicU64 {
         const { assert!(size_of::<Probe>() == 8 * 6) };
-        // SAFETY: the mapping is as long as a `Probe`, which is words alone, and stays as long as this.
+        // SAFETY: the mapping has the size of a `Probe`, which consists of words alone, and lives
+        // as long as `self`.
         unsafe { AtomicU64::from_ptr(self.probe.as_mut_ptr().cast::<u64>().add(field as usize)) }
     }
 }
@@ -358,7 +370,7 @@ fn load(bpf: &mut Ebpf, name: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Needs root. A timer finds the CPU held by nobody where the trial holds nothing off.
+    /// Needs root. Checks that the trials can tell the two ways apart.
     #[test]
     fn the_two_ways_are_told_apart() {
         if crate::privilege::missing().is_ok_and(|missing| !missing.is_empty()) {
@@ -371,7 +383,7 @@ mod tests {
         if found.way == Stepping::TestRuns && !is_realtime() {
             assert_eq!(trial.by_timer(), Some(false));
         }
-        // Nothing else begins while live frames are run, on any kernel that is supported.
+        // During live frames nothing else begins, on any supported kernel.
         assert_ne!(trial.by_thread(Stepping::LiveFrames).unwrap(), Some(true));
     }
 }

@@ -23,7 +23,7 @@ pub struct Completions {
 
 impl Completions {
     pub(super) fn execute(self) -> Result<()> {
-        // In memory first: clap_complete panics where it cannot write.
+        // Into memory first: clap_complete panics if it cannot write.
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "twheel", &mut script);
         let mut out = io::stdout().lock();

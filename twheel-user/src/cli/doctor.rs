@@ -91,7 +91,7 @@ fn red(what: String) -> Result<()> {
 }
 
 fn print(findings: &[Finding]) -> io::Result<()> {
-    // Colours on a terminal alone, and not where NO_COLOR is set.
+    // Colours only on a terminal, and only if NO_COLOR is not set.
     let mut out = anstream::stdout().lock();
     let subject = |finding: &Finding| match &finding.interface {
         Some(interface) => format!("{interface} {}", finding.name),
@@ -119,7 +119,8 @@ fn print(findings: &[Finding]) -> io::Result<()> {
     out.flush()
 }
 
-/// Without what a terminal would take for orders: interfaces may be called anything.
+/// The text without control characters, which a terminal might obey: an interface may have any
+/// name.
 fn plain(text: &str) -> String {
     text.replace(char::is_control, "?")
 }

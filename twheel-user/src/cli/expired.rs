@@ -62,7 +62,7 @@ impl Expired {
         let since = self.since.and_then(|since| now.checked_sub(since));
         let mut reader =
             history::HistoryReader::open(&self.history, &name, since.unwrap_or(UNIX_EPOCH))?;
-        // Before what there is has been read, so that nothing comes in between.
+        // Start watching before the present events are read, so that none in between is missed.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
         let print = |past: &Past, out: &mut dyn Write| {
             let named = past.known_as.named();
@@ -74,7 +74,7 @@ impl Expired {
             Text.expired(&past.ended, named, out)
         };
         while_read(|out| {
-            // All that were chosen, where the latest are asked for.
+            // With --limit, the latest events that match so far.
             let mut latest = VecDeque::new();
             let mut limit = self.limit;
             let (mut damaged, mut lost, mut missed) = (0, 0, 0);
@@ -128,7 +128,7 @@ impl Expired {
     }
 }
 
-/// Says why segments cannot be read: of all but one, which is left for the end.
+/// Prints why segments could not be read. The last reason is returned, to be reported at the end.
 fn tell(refused: &mut Vec<anyhow::Error>) -> Option<anyhow::Error> {
     let last = refused.pop();
     for error in refused.drain(..) {

@@ -88,17 +88,18 @@ impl Key {
     }
 }
 
-/// Which flows come first, of those that are wanted.
+/// Selects flows by their order.
 pub struct Choice {
-    /// By what; [`None`]: as they stand in the table.
+    /// Sort key; [`None`]: the order of the table.
     pub sort: Option<Key>,
-    /// The other way round.
+    /// Reverse the order.
     pub reverse: bool,
-    /// How many at most.
+    /// Most flows.
     pub limit: usize,
 }
 
-/// A flow in an order: ties are told apart by their place in the table, so that lists that follow one another agree.
+/// A flow with its sort key. Flows with equal keys are ordered by their index in the table, so that
+/// consecutive lists agree.
 struct Ranked {
     index: u32,
     tracked: Tracked,
@@ -129,7 +130,8 @@ impl PartialEq for Ranked {
 impl Eq for Ranked {}
 
 impl Choice {
-    /// The flows that pass the filter, in order, handed on one by one. No more than the limit are held.
+    /// Passes each flow that matches the filter to `then`, in order. Holds no more flows in memory
+    /// than the limit.
     pub fn each(
         &self,
         reader: &Reader,
@@ -148,7 +150,7 @@ impl Choice {
         }
     }
 
-    /// The flows that come first by a key, in order, and how many pass the filter.
+    /// The first flows by a key, in order, and how many flows match the filter.
     pub fn first(
         &self,
         key: Key,
@@ -157,9 +159,10 @@ impl Choice {
         now: u32,
     ) -> (Vec<Tracked>, u64) {
         let mut count = 0;
-        // The last of those chosen is on top.
+        // A heap whose top is the last of the chosen flows.
         let mut chosen = BinaryHeap::new();
-        // Not a loop: flows are handed from one iterator to the next without being copied.
+        // `for_each` and not a loop: flows are then passed from one iterator to the next without
+        // being copied.
         passing(reader, filter, now).for_each(|(flow, tracked)| {
             count += 1;
             let ranked = Ranked {
@@ -181,7 +184,7 @@ impl Choice {
     }
 }
 
-/// The flows that pass a filter.
+/// The flows that match a filter.
 fn passing(
     reader: &Reader,
     filter: &Filter,

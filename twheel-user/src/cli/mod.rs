@@ -1,4 +1,4 @@
-//! The commands: a file each.
+//! The commands, one file each.
 
 mod completions;
 mod delete;
@@ -63,7 +63,7 @@ Exit codes: 0 success; 1 failure; 2 unusable arguments; 3 not permitted; 4 the h
 something; 5 the interface is unknown or taken; 6 pins are in the way or missing.";
 
 impl Cli {
-    /// Does what was asked.
+    /// Executes the command.
     pub fn execute(self) -> Result<()> {
         match self.command {
             Command::Run(run) => run.execute(),
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// All commands below one, with the names of those above.
+    /// All commands below one, each with the names of the commands above it.
     fn below(command: &Command, path: &str, found: &mut Vec<(String, Command)>) {
         for command in command.get_subcommands() {
             let path = format!("{path} {}", command.get_name());
@@ -130,7 +130,7 @@ mod tests {
         found
     }
 
-    /// A directory of this test's own, gone at its end.
+    /// A directory of one test, removed at its end.
     struct Directory(PathBuf);
 
     impl Directory {
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Whether a program that may be absent has nothing to say of a file.
+    /// Asserts that a program, if it is installed, succeeds on a file and prints no complaint.
     fn is_content(program: &str, args: &[&str], file: &std::path::Path) {
         match Program::new(program).args(args).arg(file).output() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}

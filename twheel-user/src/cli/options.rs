@@ -1,4 +1,4 @@
-//! The options of `twheel run`, which `twheel doctor` takes as well.
+//! The options of `twheel run`, which `twheel doctor` takes, too.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -193,7 +193,7 @@ pub enum Pickup {
     Strict,
 }
 
-/// ProgramNames in the order in which they were given first.
+/// The names without duplicates, in the order of their first occurrence.
 pub fn each_once(names: Vec<String>) -> Vec<String> {
     let mut once: Vec<String> = Vec::new();
     for name in names {
@@ -205,12 +205,12 @@ pub fn each_once(names: Vec<String>) -> Vec<String> {
 }
 
 impl Options {
-    /// The data plane's configuration, with the timeouts of flows of no rule, and what is reaped; for a run on so many
-    /// interfaces.
+    /// The data plane's configuration with the timeouts of flows of no rule, and what the reaper
+    /// may do; for a run on this many interfaces.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`], with what does not go together.
+    /// [`Kind::Usage`]: two options contradict each other.
     pub fn config(
         &self,
         clock: Clock,
@@ -286,11 +286,12 @@ impl Options {
         Ok((config, reap))
     }
 
-    /// Fails if a zone is given twice, or for an interface that is not among these, or if there are too many.
+    /// Checks the zones.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`], with the zone.
+    /// [`Kind::Usage`], with the zone: it is given twice, its interface is not selected, or there
+    /// are too many zones.
     pub fn check_zones(
         &self,
         interfaces: &Selection,
@@ -323,8 +324,8 @@ impl Options {
         }
     }
 
-    /// By what packets are seen, by a run on so many interfaces, with this configuration. `names`: of the programs that are
-    /// loaded.
+    /// The hooks of a run on this many interfaces, with this configuration. `names`: those of the
+    /// programs that are loaded.
     pub fn hooks(
         &self,
         interfaces: usize,
@@ -334,10 +335,11 @@ impl Options {
     ) -> Hooks {
         let in_policy = match &self.policy {
             Some(file) if self.reap.i_know_this_drops_traffic => {
-                // What is wrong with it is said when it is put into force, before anything is attached.
+                // Errors in the file are reported when it is put into force, before anything is
+                // attached.
                 install::asks_for(file, clock, config, Action::EnforceReset).unwrap_or_default()
             }
-            // One that asks for it is refused.
+            // Without that confirmation, a policy that asks for it is refused.
             _ => false,
         };
         Hooks {
@@ -351,10 +353,10 @@ impl Options {
         }
     }
 
-    /// How outgoing packets are seen, by a run on so many interfaces.
+    /// How outgoing packets are seen, in a run on this many interfaces.
     fn egress(&self, interfaces: usize) -> Egress {
         match self.egress {
-            // With one interface, the other direction comes by no other.
+            // With a single interface, the other direction is seen at no other interface.
             Egress::Auto if self.rto == Switch::On && interfaces == 1 => Egress::On,
             egress => egress,
         }

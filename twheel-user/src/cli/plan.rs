@@ -48,7 +48,7 @@ pub struct Plan {
     json: bool,
 }
 
-/// A number of bytes, and how it was said.
+/// A number of bytes, and the text that gave it.
 #[derive(Clone)]
 struct Memory {
     given: String,

@@ -140,7 +140,7 @@ enum Way {
     Out,
 }
 
-/// An address, and a port if there is one.
+/// An address, and a port if one was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Endpoint(IpAddr, Option<u16>);
 
@@ -162,7 +162,7 @@ fn end(text: &str) -> Result<Endpoint, String> {
     })
 }
 
-/// The outer identifier and the inner one; 0: none.
+/// The outer and the inner identifier; 0: none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Vlans([u16; 2]);
 
@@ -249,11 +249,11 @@ impl Check {
     }
 }
 
-/// Which rule a flow meets.
+/// The rule that a flow matches.
 struct Met {
-    /// Its number; 0: none.
+    /// The rule's number; 0: none.
     number: usize,
-    /// Of each rule before it, the condition that fails.
+    /// The condition that fails, for each rule before it.
     failed: Vec<String>,
 }
 
@@ -281,8 +281,8 @@ impl Met {
                 }
             }
         }
-        // What was found in words is what the data plane finds by its sets, or there is a bug. Of
-        // what is not known, any value will do: no rule so far has depended on it.
+        // The data plane's tables must give the same rule, or there is a bug. For an unknown
+        // property any value will do: no rule up to this one depended on it.
         let looked_up = usize::from(lookup(policy, query)?);
         anyhow::ensure!(
             looked_up == number,
@@ -355,9 +355,10 @@ impl Met {
     }
 }
 
-/// The number of the rule, by the tables of the data plane.
+/// The number of the rule, by the data plane's tables.
 fn lookup(policy: &Rules, query: &Query) -> Result<u16> {
-    // The interfaces of a policy need not exist where it is checked: a number for each name will do.
+    // A policy's interfaces need not exist where the policy is checked: any number for each name
+    // will do.
     let mut names: Vec<String> = query.interface.iter().cloned().collect();
     let tables: Compiled = policy.compile(|name| {
         let place = names
@@ -477,7 +478,7 @@ fn print_rules_json(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{report}")
 }
 
-/// Of actions.
+/// The names of actions.
 fn names(actions: Actions) -> Vec<&'static str> {
     actions.iter().map(Action::name).collect()
 }

@@ -43,12 +43,12 @@ pub struct Reap {
 }
 
 impl Reap {
-    /// What the reaper may do. `known`: what can be asked of flows that have ended.
+    /// What the reaper may do. `known`: the fields that are known of flows that have ended.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: a filter or a namespace that is none; or enforcement that was not confirmed. And what the actions
-    /// need cannot be opened.
+    /// [`Kind::Usage`]: a filter is invalid, a namespace does not exist, or enforcement was not
+    /// confirmed. Also if something that the actions need cannot be opened.
     pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
@@ -87,7 +87,8 @@ impl Reap {
         })
     }
 
-    /// Whether the XDP program must be able to drop packets, for good or while a socket is closed.
+    /// Whether the XDP program must be able to drop packets, permanently or while a socket is
+    /// closed.
     pub fn holds(&self) -> bool {
         self.i_know_this_drops_traffic || self.actions.has(Action::Socket)
     }

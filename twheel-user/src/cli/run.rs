@@ -66,7 +66,7 @@ impl Run {
         let clock = Clock::jiffies()?;
         let (config, reap) = options.config(clock, selection.count())?;
         options.check_zones(&selection, &namespaces)?;
-        // The names of programs are read when nobody else is about to load some.
+        // The names of programs are read later, under a lock, when no other `twheel run` loads any.
         let names = order::ProgramNames::default();
         let setup = Setup {
             hooks: options.hooks(selection.count(), &config.0, clock, names),

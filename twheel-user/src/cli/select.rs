@@ -1,4 +1,4 @@
-//! What the commands that read an instance have in common.
+//! What the commands that read an instance share.
 
 use std::{
     io::{self, BufWriter, StdoutLock, Write},
@@ -30,7 +30,7 @@ pub struct Select {
 }
 
 impl Select {
-    /// Opens it for reading.
+    /// Opens the instance for reading.
     pub fn open(&self) -> Result<Reader> {
         host::check_pins()?;
         Reader::open(self.interface())
@@ -54,7 +54,7 @@ pub struct Deleting {
 }
 
 impl Deleting {
-    /// Deletes the flows that are chosen, and says how many those were.
+    /// Deletes the flows for which `chosen` is true, and prints how many were deleted.
     pub fn delete(
         &self,
         reader: &Reader,
@@ -66,7 +66,7 @@ impl Deleting {
         self.say(&tally, &tally.to_string())
     }
 
-    /// Says how it went, to programs or to people.
+    /// Prints the result, as JSON or as text.
     pub fn say(&self, object: &impl Serialize, text: &str) -> Result<()> {
         if !self.json {
             say!("{text}");
@@ -85,23 +85,23 @@ pub struct Which {
 }
 
 impl Which {
-    /// The filter, as the flows of an instance can be asked.
+    /// The filter, checked against the fields that are known of this instance.
     pub fn filter_for(&self, reader: &Reader) -> Result<Filter> {
         self.filter(known(reader))
     }
 
-    /// The filter.
+    /// The filter, checked against the known fields.
     pub fn filter(&self, known: Knowable) -> Result<Filter> {
         Filter::parse(&self.text(), known)
     }
 
-    /// The same, as it was given.
+    /// The filter's text.
     pub fn text(&self) -> String {
         self.filter.join(" ")
     }
 }
 
-/// What is known of the flows of an instance.
+/// The fields that are known of an instance's flows.
 pub fn known(reader: &Reader) -> Knowable {
     Knowable {
         ended: false,
@@ -115,17 +115,19 @@ pub fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::with_capacity(1 << 16, io::stdout().lock())
 }
 
-/// Does what writes to standard output. What was written before a failure is there to be read.
+/// Runs a function that writes to standard output. What it has written before an error is still
+/// flushed.
 pub fn while_read(write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     let mut out = stdout();
     let result = write(&mut out);
     let flushed = out.flush();
-    // What is left would be written when it is dropped.
+    // If the flush failed, dropping the writer would try to write the rest again.
     drop(out.into_parts());
     result.and(flushed.map_err(Into::into))
 }
 
-/// Between two looks: not so short that it would be all there is to do, and no longer than a day.
+/// Parses an interval: at least long enough that reading does not take all of the time, and at most
+/// a day.
 pub fn interval(text: &str) -> Result<Duration, String> {
     const ALLOWED: RangeInclusive<Duration> =
         Duration::from_millis(100)..=Duration::from_secs(86_400);

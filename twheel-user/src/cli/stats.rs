@@ -55,16 +55,16 @@ struct StatsLine<'a> {
     meaning: &'a str,
 }
 
-/// What was counted at one moment.
+/// The counters at one moment.
 pub(super) struct Look {
     at: Instant,
     counted: CounterReadings,
-    /// Of all CPUs.
+    /// The sums over all CPUs.
     pub sum: Counters,
 }
 
 impl Look {
-    /// Now.
+    /// Reads the counters now.
     pub fn at(reader: &Reader) -> Result<Self> {
         let counted = reader.counted()?;
         Ok(Self {
@@ -74,7 +74,7 @@ impl Look {
         })
     }
 
-    /// How often a second since an earlier look.
+    /// The rate per second since an earlier reading.
     pub fn rate(&self, earlier: &Self, counter: Counter) -> f64 {
         let more = self
             .sum
@@ -96,7 +96,7 @@ impl Stats {
                     write_json(&look, earlier.as_ref(), out)?;
                 } else {
                     if clear {
-                        // From the top, and nothing of what was there.
+                        // Moves the cursor to the top and clears the screen.
                         write!(out, "\x1b[H\x1b[2J")?;
                     }
                     write_text(&reader, &look, earlier.as_ref(), out)?;
@@ -132,9 +132,9 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
     Ok(())
 }
 
-/// The longest name of an interface; with that of its network namespace it may be longer.
+/// The longest name of an interface; a name with its network namespace may be longer.
 const WIDE: usize = 15;
-/// Interfaces that have columns of their own, at most.
+/// Most interfaces that get columns of their own.
 const COLUMNS: usize = 6;
 
 fn write_text(
@@ -175,10 +175,11 @@ fn write_text(
     }
     writeln!(out)?;
     let CounterReadings { cpus, interfaces } = &look.counted;
-    // CPUs that a host may have but has not would be columns of zeros.
+    // Omits the CPUs at the end that the host could have but does not: their columns would be
+    // zeros.
     let last = cpus.iter().rposition(|cpu| *cpu != Counters::default());
     let cpus = &cpus[..last.map_or(0, |last| last + 1)];
-    // One interface would be the total again, and many are no columns.
+    // A single interface would repeat the total, and many do not fit as columns.
     let columns = match interfaces.len() {
         2..=COLUMNS => interfaces.as_slice(),
         _ => &[],
@@ -215,7 +216,8 @@ fn write_text(
     Ok(())
 }
 
-/// Many interfaces, a row each: what the kernel has passed, and the counters that tell most.
+/// Writes many interfaces, one row each: the packets that the kernel counted, and the most useful
+/// counters.
 fn write_rows(
     interfaces: &[(String, Counters)],
     passed: &HashMap<String, [u64; 2]>,
@@ -247,7 +249,7 @@ fn write_rows(
         for way in 0..2 {
             match passed.get(name) {
                 Some(passed) => write!(out, " {:>12}", passed[way])?,
-                // It is gone, or in another network namespace.
+                // The interface has disappeared, or is in another network namespace.
                 None => write!(out, " {:>12}", "-")?,
             }
         }
@@ -259,7 +261,8 @@ fn write_rows(
     Ok(())
 }
 
-/// Packets that each interface of this network namespace has received and sent, as the kernel counts them.
+/// Packets that each interface of this network namespace has received and sent, as the kernel
+/// counts them.
 fn passed() -> Result<HashMap<String, [u64; 2]>> {
     const TABLE: &str = "/proc/thread-self/net/dev";
     let table = fs::read_to_string(TABLE).with_context(|| format!("cannot read {TABLE}"))?;
@@ -268,7 +271,8 @@ fn passed() -> Result<HashMap<String, [u64; 2]>> {
         .filter_map(|line| {
             let (name, numbers) = line.split_once(':')?;
             let mut numbers = numbers.split_ascii_whitespace();
-            // Bytes, packets, six more of what was received; the same of what was sent.
+            // The columns are bytes, packets and six more for reception; then the same for
+            // transmission.
             let received = numbers.nth(1)?.parse().ok()?;
             let sent = numbers.nth(7)?.parse().ok()?;
             Some((name.trim().to_owned(), [received, sent]))

@@ -173,7 +173,7 @@ fn write_text(
     Ok(())
 }
 
-/// When a wheel has its next turn.
+/// When the wheel's next slot is due.
 pub(super) fn next(wheels: &Wheels, turning: &Turning) -> String {
     let short = |milliseconds: i64| short(Duration::from_millis(milliseconds.unsigned_abs()));
     match wheels.next(turning) {
@@ -183,7 +183,7 @@ pub(super) fn next(wheels: &Wheels, turning: &Turning) -> String {
     }
 }
 
-/// What slots span: in milliseconds, too.
+/// The time that a slot spans, also in milliseconds.
 fn span(duration: Duration) -> String {
     match duration.as_millis() {
         milliseconds @ ..1000 => format!("{milliseconds}ms"),

@@ -1,4 +1,4 @@
-//! The interfaces of a run: attached at its start, and as they come and go.
+//! The interfaces of a run: attaches to those that exist at the start, and follows changes.
 
 use std::{
     cell::RefCell,
@@ -27,7 +27,7 @@ use crate::{
     zones::zone_of,
 };
 
-/// What a run's interfaces have in common, of whatever network namespace they are.
+/// What the interfaces of all network namespaces share.
 #[derive(Clone)]
 pub struct Common<'a> {
     pub setup: &'a Setup,
@@ -36,39 +36,40 @@ pub struct Common<'a> {
     pub said: Rc<RefCell<SaidOnce>>,
 }
 
-/// Another network namespace than the run's own.
+/// A network namespace other than the run's own.
 pub struct Elsewhere {
-    /// Its name.
+    /// The namespace's name.
     pub name: String,
-    /// Its number among those that are watched.
+    /// The namespace's number among those that are watched.
     pub number: u32,
-    /// Its programs.
+    /// The programs for this namespace.
     pub stubs: Stubs,
 }
 
-/// The interfaces of a run that are in one network namespace, which the thread is in whenever something is done to them.
+/// The interfaces of a run in one network namespace. Whenever they are worked on, the thread is in
+/// that namespace.
 pub struct Interfaces<'a> {
     common: Common<'a>,
-    /// Of the run, or its part that is of that namespace.
+    /// The run's instance, or its part for that namespace.
     instance: Instance,
-    /// `None`: the run's own.
+    /// `None`: the run's own namespace.
     elsewhere: Option<Elsewhere>,
     known: Known,
     targets: Targets,
-    /// Those of which XDP sees what comes in, and, as far as is known, all VLAN tags.
+    /// Interfaces where XDP sees incoming packets and, as far as is known, all VLAN tags.
     by_xdp: BTreeSet<u32>,
 }
 
-/// What is said once.
+/// Messages that were printed and are not to be repeated.
 #[derive(Default)]
 pub struct SaidOnce {
-    /// That there is no room, until there is.
+    /// The message that the capacity is reached; reset when there is capacity again.
     pub full: bool,
     port: bool,
     vlan: bool,
 }
 
-/// Says which patterns stand for no interface that is there.
+/// Prints the patterns that match no interface.
 pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
     let there = || everywhere.iter().flat_map(|it| it.known.iter());
     for pattern in selection.patterns() {
@@ -82,13 +83,13 @@ pub fn tell_unmatched(selection: &Selection, everywhere: &[&Interfaces<'_>]) {
     }
 }
 
-/// Whether there may be tagged frames since then.
+/// Whether the change may bring tagged frames.
 fn brings_tags(change: &Change) -> bool {
     matches!(change, Change::Is(is) if is.is_vlan() || is.filters_vlans)
 }
 
 impl<'a> Interfaces<'a> {
-    /// Of a run whose data plane is loaded. None is attached yet.
+    /// For a run whose data plane is loaded. Attaches to nothing yet.
     pub fn new(
         common: Common<'a>,
         instance: Instance,
@@ -107,7 +108,8 @@ impl<'a> Interfaces<'a> {
         })
     }
 
-    /// What programs and readers know an interface by that has this index in its network namespace.
+    /// The number by which programs and readers know the interface with this index in its network
+    /// namespace.
     fn number(&self, index: u32) -> u32 {
         match &self.elsewhere {
             Some(there) => elsewhere(there.number) | index,
@@ -115,7 +117,7 @@ impl<'a> Interfaces<'a> {
         }
     }
 
-    /// What people know an interface by that has this name in its network namespace.
+    /// The name by which users know the interface with this name in its network namespace.
     fn label(&self, name: &str) -> String {
         match &self.elsewhere {
             Some(there) => format!("{}/{name}", there.name),
@@ -123,7 +125,8 @@ impl<'a> Interfaces<'a> {
         }
     }
 
-    /// Tells programs which interfaces stand upon which. Where there are several network namespaces, each may stand upon any.
+    /// Tells the programs which interfaces are stacked on which. With several network namespaces,
+    /// any interface may be stacked on any other, so they are told nothing.
     fn restack(&self) -> Result<()> {
         match self.common.setup.selection.is_everywhere() {
             true => Ok(()),
@@ -131,12 +134,13 @@ impl<'a> Interfaces<'a> {
         }
     }
 
-    /// Gives a group, or its owner alone, what is pinned.
+    /// Gives a group access to the pins, or the owner alone.
     pub fn permit(&self) -> Result<()> {
         self.instance.permit(self.common.group)
     }
 
-    /// Lets go of all of them, before the network namespace is let go of. One that fails does not keep the others.
+    /// Detaches from all interfaces, before the namespace is left. If one fails, the others are
+    /// still detached.
     pub fn leave_all(&mut self) -> Result<()> {
         let indexes = self.targets.clear();
         let leave = |index| self.common.watch.borrow_mut().leave(self.number(index));
@@ -144,11 +148,11 @@ impl<'a> Interfaces<'a> {
         left.into_iter().collect()
     }
 
-    /// Attaches to all that are there.
+    /// Attaches to all interfaces that exist.
     ///
     /// # Errors
     ///
-    /// One that was named cannot be attached, and is not waited for.
+    /// An interface that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         self.attach_named(plane)?;
         if self.common.setup.selection.has_pattern() {
@@ -181,7 +185,8 @@ impl<'a> Interfaces<'a> {
             .iter()
             .map(|interface| interface.name.as_str())
             .collect();
-        // An earlier run's: of interfaces that are gone, are called otherwise, or are none of this run's.
+        // Pins of an earlier run, for interfaces that have disappeared, were renamed, or are not
+        // selected in this run.
         for held in self.instance.pins().interfaces()? {
             if !names.contains(held.as_str()) || !self.common.setup.selection.matches(&held) {
                 self.instance.let_go(&held)?;
@@ -199,13 +204,14 @@ impl<'a> Interfaces<'a> {
         Ok(())
     }
 
-    /// The numbers of those that are there and that it has to do with.
+    /// The indexes of the interfaces that are attached or were refused.
     pub fn numbers(&self) -> Vec<u32> {
         self.targets.known().collect()
     }
 
-    /// Lets go of what has gone. First, since one that has moved to another network namespace carries the programs of this one
-    /// until then. Returns whether one was let go of.
+    /// Detaches from interfaces that have disappeared. This comes before all else, since an
+    /// interface that has moved to another network namespace carries the programs of this one until
+    /// then. Returns whether one was detached.
     pub fn let_go(&mut self, changes: &[Change]) -> Result<bool> {
         let mut went = false;
         for change in changes {
@@ -217,9 +223,9 @@ impl<'a> Interfaces<'a> {
         Ok(went)
     }
 
-    /// Does what else changes ask for. Returns whether an interface was attached.
+    /// Handles the other changes. Returns whether an interface was attached.
     pub fn follow(&mut self, plane: &mut DataPlane, changes: &[Change]) -> Result<bool> {
-        // What has gone by now is not to be attached.
+        // An interface that has disappeared again by now is not attached.
         let mut last = HashMap::new();
         for change in changes {
             match change {
@@ -247,7 +253,7 @@ impl<'a> Interfaces<'a> {
         self.targets.attached().any(|it| it == index)
     }
 
-    /// Attaches to an interface that is there, wholly or not at all.
+    /// Attaches to an interface that exists, completely or not at all.
     fn attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
         let attached = self.try_attach(plane, number);
         if attached.is_err()
@@ -262,7 +268,8 @@ impl<'a> Interfaces<'a> {
     fn try_attach(&mut self, plane: &mut DataPlane, number: usize) -> Result<()> {
         let interface = &self.targets.name(number).to_owned();
         let label = self.label(interface);
-        // It may have come since the options were looked at. And before it is attached, so that nothing fails then.
+        // The interface may have appeared since the options were checked. The check comes before
+        // the attachment, so that nothing fails after it.
         let is = attach::check_interface(interface)?;
         self.check_elsewhere(&is)?;
         let zones = &self.common.setup.zones;
@@ -311,7 +318,7 @@ impl<'a> Interfaces<'a> {
         Ok(())
     }
 
-    /// Fails if an interface of another network namespace cannot be told apart from others.
+    /// Fails if an interface of another network namespace could not be told apart from others.
     fn check_elsewhere(&self, is: &Interface) -> Result<()> {
         let why = match &self.elsewhere {
             None => return Ok(()),
@@ -326,8 +333,8 @@ impl<'a> Interfaces<'a> {
         Err(Failure::new(Kind::Interface, why).into())
     }
 
-    /// Attaches to an interface that a pattern stands for. Returns whether it did: one that cannot be attached is said, and the
-    /// run goes on.
+    /// Attaches to an interface that matches a pattern. Returns whether it did. If that fails, it
+    /// prints why, and the run goes on.
     fn attach_matching(&mut self, plane: &mut DataPlane, interface: &Interface) -> Result<bool> {
         let (name, label) = (&interface.name, self.label(&interface.name));
         let number = self.number(interface.index);
@@ -362,14 +369,15 @@ impl<'a> Interfaces<'a> {
         Ok(false)
     }
 
-    /// An interface is there no more. Returns whether it was watched.
+    /// Handles an interface that has disappeared. Returns whether it was watched.
     fn leave(&mut self, index: u32) -> Result<bool> {
         self.common.watch.borrow_mut().leave(self.number(index))?;
         let selection = &self.common.setup.selection;
         let Some((name, then)) = self.targets.gone(selection, index) else {
             return Ok(false);
         };
-        // In another network namespace it would go on to be watched.
+        // If the interface has moved to another network namespace, its packets would still be seen
+        // there.
         self.instance.let_go(&name)?;
         let then = match then {
             Then::Awaited => ": waiting for it",
@@ -381,7 +389,8 @@ impl<'a> Interfaces<'a> {
         Ok(true)
     }
 
-    /// Attaches to those for which there was no room before, if there is now. Returns whether it did.
+    /// Attaches to interfaces that were refused for lack of capacity, if there is capacity now.
+    /// Returns whether it did.
     pub fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
         let mut attached = false;
         for index in self.targets.without_room() {
@@ -405,7 +414,7 @@ impl<'a> Interfaces<'a> {
         Ok(attached)
     }
 
-    /// Notes what has become of an interface that is watched.
+    /// Notes the new name and MTU of an interface that is watched.
     fn note(&mut self, is: &Interface) {
         let Some(changed) = self.targets.note(is) else {
             return;
@@ -420,11 +429,12 @@ impl<'a> Interfaces<'a> {
         if changed.has_new_mtu {
             say!("{prefix}{name}: MTU changed to {}: still watched", is.mtu);
         }
-        // It may have become a port.
+        // The interface may have become a port.
         self.tell_twice(is);
     }
 
-    /// Attaches to an interface that is there, if it is to be watched and is not. Returns whether it did.
+    /// Attaches to an interface that exists, if it is selected and not attached. Returns whether it
+    /// did.
     fn come(&mut self, plane: &mut DataPlane, is: &Interface) -> Result<bool> {
         let coming = self.targets.coming(&self.common.setup.selection, is);
         if coming == Coming::Nothing {
@@ -461,7 +471,7 @@ impl<'a> Interfaces<'a> {
             self.targets.admit(is.index);
             self.instance.permit_links(&is.name, self.common.group)?;
         }
-        // The one that has lost its name may be wanted by its new one.
+        // The interface that has lost this name may be selected under its new one.
         let renamed = old.and_then(|old| self.known.get(old.index)).cloned();
         if let Some(renamed) = renamed {
             return Ok(self.come(plane, &renamed)? || attached);
@@ -469,7 +479,8 @@ impl<'a> Interfaces<'a> {
         Ok(attached)
     }
 
-    /// Says, once, where XDP does not see VLAN tags any more, since there are some now.
+    /// Prints, once per interface, that XDP no longer sees its VLAN tags, since there is a VLAN on
+    /// it now.
     fn tell_hidden_tags(&mut self) {
         let (hooks, known) = (&self.common.setup.hooks, &self.known);
         self.by_xdp.retain(|index| {
@@ -484,7 +495,8 @@ impl<'a> Interfaces<'a> {
         });
     }
 
-    /// Says that an interface and one above or below it are both watched, of those that patterns stand for; once for each kind.
+    /// Prints that an interface and one above or below it are both watched, if patterns are in use;
+    /// once for each kind.
     fn tell_twice(&mut self, interface: &Interface) {
         let mut said = self.common.said.borrow_mut();
         if !self.common.setup.selection.has_pattern() || said.port && said.vlan {

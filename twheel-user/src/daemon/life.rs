@@ -1,57 +1,58 @@
-//! How far a run has come, and what of it stays when it ends: its pins, and what is in the ring.
+//! How far a run has come, and what stays when it ends: its pins, and the events in the ring.
 
 use std::io;
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As it was told to, or because nobody reads its output any more.
+    /// By a signal, or because nobody reads its output any more.
     Good,
     /// With an error.
     Failed,
 }
 
-/// How far it has come.
+/// How far a run has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The instance is as it was found: with what an earlier run has `left`, or empty.
+    /// The instance is as it was found: with pins that an earlier run has `left`, or empty.
     Opened { left: bool },
-    /// The maps are there: `adopted` from an earlier run, or new.
+    /// The maps exist: `adopted` from an earlier run, or new.
     Loaded { adopted: bool },
-    /// All interfaces are attached that are there.
+    /// All interfaces that exist are attached.
     Running { adopted: bool },
 }
 
-/// The life of a run's instance.
+/// The life of a run's instance, which decides whether it stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// It is to stay after a good end.
+    /// The user wants the instance to stay after a good end.
     keep: bool,
     stage: Stage,
 }
 
 impl Life {
-    /// Of an instance that was just opened. `keep`: it is to stay after a good end; `left`: an earlier run has left something
-    /// there.
+    /// For an instance that was just opened. `keep`: it stays after a good end. `left`: an earlier
+    /// run has left pins there.
     pub fn opened(keep: bool, left: bool) -> Self {
         let stage = Stage::Opened { left };
         Self { keep, stage }
     }
 
-    /// The programs and maps are loaded. `adopted`: an earlier run's table goes on, or what it has left attached.
+    /// The programs and maps are loaded. `adopted`: this run continues an earlier run's table, or
+    /// found programs that it has left attached.
     pub fn loaded(&mut self, adopted: bool) {
         self.stage = Stage::Loaded { adopted };
     }
 
-    /// All is attached.
+    /// All interfaces are attached.
     pub fn running(&mut self) {
         if let Stage::Loaded { adopted } = self.stage {
             self.stage = Stage::Running { adopted };
         }
     }
 
-    /// Whether pins and flows stay. What an earlier run has left is not this one's to remove if it fails, nor is the table of
-    /// one that is to be kept.
+    /// Whether pins and flows stay. A run that fails does not remove what an earlier run has left.
+    /// If it fails after all was attached, `--keep` applies, too.
     pub fn stays(self, end: End) -> bool {
         match (end, self.stage) {
             (End::Good, _) => self.keep,
@@ -62,22 +63,22 @@ impl Life {
     }
 }
 
-/// Who takes the lines of a run.
+/// Whether the output of a run is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outlet {
-    /// Somebody does.
+    /// It is read.
     Open,
-    /// Nobody: events leave the ring unwritten.
+    /// It is not: events leave the ring unwritten.
     Closed,
-    /// Nobody, and the ring stays, for the next run to print what is left.
+    /// It is not, and events stay in the ring, for the next run to print.
     Left,
 }
 
 impl Outlet {
-    /// After a line could not be written. Returns how the run ends by that, too.
+    /// The outlet after a line could not be written, and how the run ends because of it.
     pub fn after(error: &io::Error, life: Life) -> (Self, End) {
         let end = match error.kind() {
-            // `| head` has what it wanted.
+            // A broken pipe is no error: `| head` has read what it wanted.
             io::ErrorKind::BrokenPipe => End::Good,
             _ => End::Failed,
         };
@@ -116,7 +117,7 @@ mod tests {
             assert!(!Life::opened(keep, false).stays(End::Failed));
             let mut life = Life::opened(keep, true);
             assert!(life.stays(End::Failed));
-            // What was found was only half of an instance.
+            // Only half of an instance was found.
             life.loaded(false);
             assert!(!life.stays(End::Failed));
             life.running();

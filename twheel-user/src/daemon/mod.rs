@@ -1,12 +1,12 @@
-//! The running twheel: what it loads and attaches, and what it does until it is told to end.
+//! The running twheel: what it loads and attaches, and what it does until it is stopped.
 //!
 //! | question | file |
 //! |---|---|
-//! | what it was told | `setup.rs` |
-//! | network namespaces that come and go | `namespaces.rs` |
-//! | interfaces that come, change and go | `interfaces.rs` |
-//! | the life of each | `targets.rs` |
-//! | what an event comes by between ring and output, in which order | `report.rs`, `stations.rs` |
+//! | its options | `setup.rs` |
+//! | network namespaces that appear and disappear | `namespaces.rs` |
+//! | interfaces that appear, change and disappear | `interfaces.rs` |
+//! | the states of an interface | `targets.rs` |
+//! | the path of an event from the ring to the output | `report.rs`, `stations.rs` |
 //! | what stays when it ends | `life.rs` |
 
 mod interfaces;
@@ -70,10 +70,10 @@ use crate::{
     zones::Zones,
 };
 
-/// Results of actions that may wait to be printed.
+/// Capacity of the queue of results of actions that wait to be printed.
 const RESULTS: usize = 1024;
 
-/// What was opened while all capabilities were there.
+/// What was opened while the process still had all its capabilities.
 struct Opened {
     listener: Option<Listener>,
     reap: reap::Mandate,
@@ -86,7 +86,7 @@ struct Opened {
 ///
 /// # Errors
 ///
-/// What keeps it from starting, or from going on.
+/// An error keeps it from starting, or from going on.
 pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     host::check()?;
     for interface in setup.selection.names() {
@@ -94,14 +94,14 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
             attach::check_interface(interface)?;
         }
     }
-    // Before anything is loaded: a port that is taken leaves nothing behind.
+    // Before anything is loaded: if the port is taken, nothing is left behind.
     let listener = setup.metrics.map(Listener::bind).transpose()?;
     let group = setup.group.as_deref().map(privilege::join).transpose()?;
     let waiting = "waiting for another twheel to finish starting";
     let start = progress::told(waiting, pins::lock_start)?;
     let instance = Instance::open_for(&setup.selection)?;
     if !setup.namespaces.is_elsewhere() {
-        // An earlier run's, which this one would not follow.
+        // Pins of an earlier run, for namespaces that this one does not watch.
         instance.remove_elsewhere_but(|_| false)?;
         TailCalls::remove(&instance)?;
     }
@@ -113,12 +113,14 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
         start,
     };
     setup.hooks.names = order::ProgramNames::read();
-    // What follows takes no more, and so are all threads.
+    // What follows needs no more capabilities. No thread is started before this, so none keeps
+    // more.
     privilege::give_up(setup.namespaces.is_elsewhere())?;
     let room = setup.room()?;
-    // What another loader has left attached is not ours to remove if it cannot be adopted.
+    // If another `twheel run` has left programs attached that cannot be adopted, they are not ours
+    // to remove.
     let attached = instance.is_attached()?;
-    // Nor are its maps, also where no link is left.
+    // Nor are its maps, even if no BPF link is left.
     let left = attached || instance.object("META").exists();
     let mut life = Life::opened(setup.keep, left);
     let result = tokio::runtime::Builder::new_current_thread()
@@ -144,7 +146,7 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     result.and(instance.remove())
 }
 
-/// Loads the programs that the interfaces need, and a table.
+/// Loads the programs that the interfaces need, and a flow table.
 fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
     let (known, mut needed) = (Known::read()?, Vec::new());
     for interface in setup.selection.names() {
@@ -156,7 +158,7 @@ fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
         }
     }
     let mut later = INCOMING.to_vec();
-    // What comes is to be attached at once.
+    // With a pattern every program is loaded now, so that a new interface can be attached at once.
     later.retain(|program| !setup.selection.has_pattern() && !needed.contains(program));
     let making = format!(
         "loading the programs and a table for {} flows",
@@ -178,24 +180,25 @@ fn load(setup: &Setup, instance: &Instance, room: u32) -> Result<DataPlane> {
     Ok(plane)
 }
 
-/// A run that is under way. What is dropped first comes first.
+/// A run in progress. Fields are dropped in this order.
 struct Daemon<'a> {
     report: Report<Outside>,
     _server: Option<Server>,
-    /// Changes of interfaces and network namespaces.
+    /// Readable when interfaces or network namespaces have changed.
     changes: AsyncFd<OwnedFd>,
     namespaces: Namespaces<'a>,
-    /// CPUs that come and go.
+    /// Readable when a CPU came online or went offline.
     cpus: Option<AsyncFd<notices::CpuNotices>>,
-    /// What became of actions.
+    /// The outcomes of actions.
     reaped: mpsc::Receiver<Reaped>,
     results: Vec<Reaped>,
     steppers: Steppers,
     quota: QuotaWatch,
-    /// Calls of the packet path to steppers that sleep.
+    /// Calls from the packet path to sleeping steppers.
     wakes: AsyncFd<RingBuf<MapData>>,
     signals: Arc<Signals>,
-    /// Whoever waits for room hears of our end, however that comes.
+    /// When dropped, tells the steppers that wait for the reader that it has ended, however it
+    /// ended.
     _closes: Closes,
     ring: AsyncFd<OwnedFd>,
     pins: Pins,
@@ -205,7 +208,7 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Has a policy in force, steppers, and all attached that is there.
+    /// Puts a policy into force, starts the steppers and attaches to all interfaces that exist.
     fn start(
         setup: &'a Setup,
         opened: Opened,
@@ -222,7 +225,7 @@ impl<'a> Daemon<'a> {
         plane.pin_programs(instance)?;
         let pins = instance.pins();
         if plane.adopted() {
-            // A policy that earlier runs have left does not outlive them.
+            // A policy that an earlier run has left does not outlive that run.
             install::load(
                 &pins,
                 setup.policy.as_deref(),
@@ -255,14 +258,15 @@ impl<'a> Daemon<'a> {
             metrics.clone().map(|it| it as Arc<dyn Observer>),
         )?;
 
-        // Before anything is attached: what it needs may not be there.
+        // Before anything is attached: this fails if something that the reaper needs is missing.
         let (to_results, reaped) = mpsc::channel(RESULTS);
         let reaper = Reaper::start(&pins, tally.clone(), opened.reap, to_results)?;
-        // Where the kernel does not tell, a CPU that comes waits for the next run.
+        // If the kernel gives no notices, a CPU that comes online is used by the next run.
         let cpus = notices::CpuNotices::listen()
             .and_then(|cpus| Ok(watched(cpus)?))
             .ok();
-        // Those of interfaces that are waited for, too: a policy that is loaded later enters zones as well.
+        // Includes the zones of interfaces that do not exist yet. Under the lock, since a policy
+        // that is loaded later enters zones, too.
         let zones: Vec<u16> = setup.zones.iter().map(|zone| zone.number).collect();
         if !zones.is_empty() {
             let _lock = pins.lock_policy()?;
@@ -294,7 +298,7 @@ impl<'a> Daemon<'a> {
         if let Some(metrics) = &metrics {
             metrics.watch(reaper.shared());
         }
-        // When all is there that it serves.
+        // Started last, when all that it serves exists.
         let server = match opened.listener.zip(metrics.clone()) {
             Some((listener, metrics)) => {
                 say!("metrics and page: http://{}/", listener.address());
@@ -331,23 +335,24 @@ impl<'a> Daemon<'a> {
         })
     }
 
-    /// Until a signal or an error ends it.
+    /// Runs until a signal or an error ends it.
     async fn watch(mut self, stop: &mut Stop) -> Result<()> {
-        // What a loader that was killed has left.
+        // Events that an earlier, killed process has left in the ring.
         self.signals.fill();
         let result = self.until_told(stop).await?;
         self.end(result).await
     }
 
-    /// Does what there is to do, until it is told to end, or an error ends it in good order.
+    /// Handles all events until a signal or an error ends the run. An inner error ends it in good
+    /// order.
     ///
     /// # Errors
     ///
-    /// One that ends it at once.
+    /// An outer error ends it at once.
     async fn until_told(&mut self, stop: &mut Stop) -> Result<Result<()>> {
         loop {
             if self.report.is_closed() {
-                // `| head` has what it wanted: no failure, and nobody left to run for.
+                // A broken pipe is no error: `| head` has read what it wanted, and nobody reads on.
                 return Ok(Ok(()));
             }
             tokio::select! {
@@ -361,7 +366,7 @@ impl<'a> Daemon<'a> {
                     let printed = self.report.reaped(&mut self.results);
                     if let Err(error) = printed { return Ok(Err(error)) }
                 }
-                // Events that the packet path raised: nobody is stepping.
+                // Events that the packet path wrote; no stepper signals them.
                 ready = self.ring.readable() => {
                     ready?.clear_ready();
                     if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
@@ -381,7 +386,7 @@ impl<'a> Daemon<'a> {
                     ready?.clear_ready();
                     let attached = self.namespaces.follow(&mut self.plane)?;
                     if attached && self.setup.policy.is_some() {
-                        // The rules of an interface are those of its number.
+                        // A policy's rules name interfaces, but are stored by interface number.
                         self.reload();
                     }
                 }
@@ -408,7 +413,7 @@ impl<'a> Daemon<'a> {
                     ready.get_inner_mut().flush();
                     ready.clear_ready();
                 }
-                // Its error comes with the end of the steppers.
+                // The error is returned when the steppers are stopped.
                 () = self.steppers.failed() => return Ok(Ok(())),
                 _ = stop.interrupt.recv() => return Ok(Ok(())),
                 _ = stop.terminate.recv() => return Ok(Ok(())),
@@ -424,8 +429,8 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// Puts the policy file into force, beside what else there is to do: it takes a while, and the steppers' calls must not
-    /// wait.
+    /// Puts the policy file into force, on another thread: it takes a while, and the steppers'
+    /// calls must not wait.
     fn reload(&self) {
         let (pins, file, clock): (_, Option<PathBuf>, Clock) = (
             self.pins.clone(),
@@ -440,7 +445,7 @@ impl<'a> Daemon<'a> {
         });
     }
 
-    /// Hears steppers and reaper out, and says what there was.
+    /// Stops the steppers and the reaper, handles what they still report, and prints the summary.
     async fn end(self, result: Result<()>) -> Result<()> {
         let Self {
             mut report,
@@ -451,7 +456,8 @@ impl<'a> Daemon<'a> {
             plane,
             ..
         } = self;
-        // A stepper may be waiting for room in the ring, with flows that have ended: it is heard out.
+        // A stepper may be waiting for space in the ring, with flows that have ended. So the ring
+        // is read until all steppers have stopped.
         let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
         let stopped = loop {
             tokio::select! {
@@ -462,12 +468,13 @@ impl<'a> Daemon<'a> {
         };
         while report.go_on()? {
             tokio::select! {
-                // Something was done, and all of it perhaps: then there is nothing to wait for.
+                // After `go_on` has done something it signals itself. So this returns at once, even
+                // if nothing is left to wait for.
                 () = signals.filled() => {}
                 () = report.wait() => {}
             }
         }
-        // The reaper is heard out, too.
+        // Likewise, outcomes are read until the reaper has stopped.
         let mut stopping = tokio::task::spawn_blocking(report.stations.take_reaper());
         let shared = loop {
             tokio::select! {
@@ -504,24 +511,24 @@ impl Stop {
     }
 }
 
-/// Who looks, when the table is full, which sources are over their quota.
+/// When the table is full, finds the sources that are over their quota.
 #[derive(Clone)]
 struct QuotaWatch(Arc<Mutex<Option<QuotaReader>>>);
 
 impl QuotaWatch {
-    /// `percent`: what one source may hold of a full table; `None`: all of it.
+    /// `percent`: the quota, as a share of a full table; `None`: no quota.
     fn new(plane: &DataPlane, percent: Option<u8>) -> Result<Self> {
         let reader = percent.map(|percent| QuotaReader::new(plane, percent));
         Ok(Self(Arc::new(Mutex::new(reader.transpose()?))))
     }
 
-    /// Looks on another thread: the steppers' calls must not wait.
+    /// Runs on another thread: the steppers' calls must not wait.
     fn look(&self) {
         let quota = self.clone();
         tokio::task::spawn_blocking(move || quota.look_now());
     }
 
-    /// Looks who holds too much, unless somebody does already.
+    /// Finds over-quota sources, unless another thread is doing so.
     fn look_now(&self) {
         let Ok(mut reader) = self.0.try_lock() else {
             return;
@@ -545,14 +552,14 @@ impl QuotaWatch {
     }
 }
 
-/// Registers a descriptor with the runtime.
+/// Registers a file descriptor with the runtime.
 fn watched<T: AsRawFd>(descriptor: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: what is passed here (a ring, the logger's ring, an owned descriptor) gives the same
-    // open descriptor for as long as it lives.
+    // SAFETY: each type that is passed here (a ring, the logger's ring, an owned descriptor)
+    // returns the same open descriptor for as long as it lives.
     unsafe { AsyncFd::register(descriptor) }.map_err(io::Error::from)
 }
 
-/// Tells steppers that nobody reads any more, when dropped.
+/// When dropped, tells the steppers that the reader has ended.
 struct Closes(Arc<Signals>);
 
 impl Drop for Closes {

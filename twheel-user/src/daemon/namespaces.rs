@@ -1,4 +1,4 @@
-//! The network namespaces of a run, and what comes and goes there.
+//! The network namespaces of a run: watches their names and interfaces, and follows changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,34 +24,36 @@ use crate::{
     stub::{Stubs, TailCalls},
 };
 
-/// What tells of names, among what tells of interfaces by the numbers of their namespaces.
+/// The epoll number of notices of names; the notices of interfaces have the numbers of their
+/// namespaces.
 const NAMES: u64 = u64::MAX;
-/// The number of the run's own, which no other has.
+/// The number of the run's own namespace, which no other has.
 const OWN: u32 = MAX_NAMESPACES;
-/// Bytes of a name, at most: with that of an interface it has room where programs and readers look it up.
+/// The longest name, in bytes: it must fit, with an interface's name, into the label that programs
+/// and readers look up.
 const LONGEST: usize = LABEL_BYTES - libc::IFNAMSIZ;
 
-/// One of them.
+/// A network namespace that is watched.
 struct There<'a> {
-    // Dropped before the namespace.
+    // Declared first, so that it is dropped before the namespace.
     news: notices::InterfaceNotices,
     interfaces: Interfaces<'a>,
-    /// `None`: the run's own.
+    /// `None`: the run's own namespace.
     other: Option<OtherNamespace>,
 }
 
-/// Another network namespace than the run's own.
+/// A network namespace other than the run's own.
 struct OtherNamespace {
     namespace: Namespace,
     inode: u64,
-    /// Its part of the instance.
+    /// The namespace's part of the instance.
     part: Instance,
-    /// Its other names.
+    /// The namespace's other names.
     also: BTreeSet<String>,
 }
 
 impl<'a> There<'a> {
-    /// Does something in it.
+    /// Does something in this namespace.
     fn enter<T>(
         &mut self,
         work: impl FnOnce(&mut Interfaces<'a>, &notices::InterfaceNotices) -> Result<T>,
@@ -63,14 +65,14 @@ impl<'a> There<'a> {
         }
     }
 
-    /// What has become of its interfaces since.
+    /// The changes of its interfaces since the last call.
     fn changes(&mut self) -> Result<Vec<Change>> {
         self.enter(|interfaces, news| news.changes(interfaces.numbers().into_iter()))
     }
 }
 
 impl OtherNamespace {
-    /// Removes its part of the instance. What cannot be removed is said.
+    /// Removes the namespace's part of the instance. Prints what cannot be removed.
     fn remove(self) {
         let name = &self.namespace.name;
         if let Err(error) = self.namespace.enter(|| self.part.remove()) {
@@ -81,13 +83,13 @@ impl OtherNamespace {
     }
 }
 
-/// What it takes to watch other network namespaces than the run's own.
+/// What is needed to watch other network namespaces than the run's own.
 struct Others {
     calls: TailCalls,
     names: NameWatch,
-    /// The run's own.
+    /// The inode of the run's own namespace.
     own: u64,
-    /// NameWatch for which there was no number.
+    /// Names of namespaces for which there was no number.
     waiting: BTreeSet<String>,
 }
 
@@ -95,20 +97,20 @@ struct Others {
 pub struct Namespaces<'a> {
     common: Common<'a>,
     instance: Instance,
-    /// By their numbers; the run's own by [`OWN`].
+    /// By number; the run's own has [`OWN`].
     there: BTreeMap<u32, There<'a>>,
     others: Option<Others>,
-    /// Numbers of those that were let go of since changes were read.
+    /// Numbers of namespaces that were left since changes were read.
     freed: BTreeSet<u32>,
     epoll: Epoll,
 }
 
 impl<'a> Namespaces<'a> {
-    /// None is attached yet.
+    /// Attaches to nothing yet.
     ///
     /// # Errors
     ///
-    /// NameWatch or interfaces cannot be watched, or what an earlier run has left cannot be removed.
+    /// Names or interfaces cannot be watched, or what an earlier run has left cannot be removed.
     pub fn new(common: Common<'a>, instance: &Instance, plane: &mut DataPlane) -> Result<Self> {
         let setup = common.setup;
         let selection = &setup.namespaces;
@@ -121,13 +123,14 @@ impl<'a> Namespaces<'a> {
             common,
         };
         if selection.has_own() {
-            // First, so that nothing is missed.
+            // Listen first, so that no change is missed.
             let news = notices::InterfaceNotices::listen()?;
             let interfaces = Interfaces::new(new.common.clone(), instance.clone(), None)?;
             new.add(OWN, news, interfaces, None)?;
         }
         if selection.is_elsewhere() {
-            // Each takes five. Where there are too few, that is said of those that are too many.
+            // Each namespace takes five file descriptors. Raise the limit; if it is still too low,
+            // the namespaces beyond it are reported.
             if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
                 let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
             }
@@ -164,16 +167,17 @@ impl<'a> Namespaces<'a> {
         Ok(())
     }
 
-    /// Attaches to all interfaces that are there.
+    /// Attaches to all interfaces that exist.
     ///
     /// # Errors
     ///
-    /// One that was named cannot be attached, and is not waited for.
+    /// An interface that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
         match self.there.get_mut(&OWN) {
             Some(own) => own.enter(|interfaces, _| interfaces.attach_all(plane))?,
             None => {
-                // An earlier run's: of what is not watched no packet is to be seen.
+                // Attached by an earlier run: packets of a namespace that is not watched must not
+                // be seen.
                 for interface in self.instance.pins().interfaces()? {
                     self.instance.let_go(&interface)?;
                     say!("{interface}: detached: --netns does not include this network namespace");
@@ -198,12 +202,12 @@ impl<'a> Namespaces<'a> {
                 pattern.text()
             );
         }
-        // An earlier run's that this one has nothing to do with.
+        // Pins of an earlier run, for namespaces that this one does not watch.
         self.instance
             .remove_elsewhere_but(|name| selection.matches(name))?;
         self.follow_names(plane)?;
         self.follow(plane)?;
-        // Of a namespace that is not there it was said.
+        // If there is no namespace, that was printed already.
         let everywhere: Vec<_> = self.there.values().map(|it| &it.interfaces).collect();
         if !everywhere.is_empty() {
             tell_unmatched(&self.common.setup.selection, &everywhere);
@@ -220,11 +224,11 @@ impl<'a> Namespaces<'a> {
         Ok(self.epoll.0.try_clone()?)
     }
 
-    /// Does what has been told since. Returns whether an interface was attached.
+    /// Handles all changes since the last call. Returns whether an interface was attached.
     ///
     /// # Errors
     ///
-    /// The kernel tells nothing any more, or the programs cannot be told.
+    /// The kernel's notices cannot be read any more, or the programs cannot be updated.
     pub fn follow(&mut self, plane: &mut DataPlane) -> Result<bool> {
         let mut attached = false;
         loop {
@@ -232,7 +236,8 @@ impl<'a> Namespaces<'a> {
             if changes.is_empty() && !names {
                 return Ok(attached);
             }
-            // An interface that has moved is gone from one and new in another: what is gone comes first, of all of them.
+            // An interface that has moved has disappeared from one namespace and is new in another.
+            // So disappearances in all namespaces are handled first.
             let mut went = false;
             self.freed.clear();
             for (number, changes) in &changes {
@@ -243,7 +248,7 @@ impl<'a> Namespaces<'a> {
                 went |= is_room;
                 attached |= has_come;
             }
-            // A number that was freed may be another's by now.
+            // A freed number may belong to another namespace by now.
             for (number, changes) in &changes {
                 if self.freed.contains(number) {
                     continue;
@@ -256,10 +261,11 @@ impl<'a> Namespaces<'a> {
         }
     }
 
-    /// The changes of interfaces, by their network namespace, and whether names have come or gone. Reads until there is no more:
-    /// when the kernel tells that an interface has come, it has told already where that has gone from.
+    /// The changes of interfaces, by network namespace, and whether names have appeared or
+    /// disappeared. Reads until there are no more: when the kernel reports an interface that has
+    /// moved in, it has already reported that it has left its former namespace.
     fn told(&mut self) -> Result<(BTreeMap<u32, Vec<Change>>, bool)> {
-        /// Reads at most, since more may come all the time.
+        /// Most reads, since changes may come without end.
         const TIMES: usize = 16;
         let (mut told, mut names) = (BTreeMap::<u32, Vec<Change>>::new(), false);
         for _ in 0..TIMES {
@@ -291,7 +297,8 @@ impl<'a> Namespaces<'a> {
         Ok((told, names))
     }
 
-    /// Does something with the interfaces of one. If that fails, it is watched no more; the run's own is what the run is for.
+    /// Does something with the interfaces of one namespace. If that fails, the namespace is no
+    /// longer watched; for the run's own namespace the error ends the run.
     fn try_in(
         &mut self,
         number: u32,
@@ -317,7 +324,8 @@ impl<'a> Namespaces<'a> {
         Ok(())
     }
 
-    /// Attaches to interfaces for which there was no room, in any of them. Returns whether it did.
+    /// Attaches to interfaces in all namespaces that were refused for lack of capacity. Returns
+    /// whether it did.
     fn fill(&mut self, plane: &mut DataPlane) -> Result<bool> {
         self.common.said.borrow_mut().full = false;
         let mut attached = false;
@@ -328,7 +336,8 @@ impl<'a> Namespaces<'a> {
         Ok(attached)
     }
 
-    /// Returns whether one has gone, and whether an interface of one that has come was attached.
+    /// Follows changes of names. Returns whether a namespace was left, and whether an interface of
+    /// a new one was attached.
     fn follow_names(&mut self, plane: &mut DataPlane) -> Result<(bool, bool)> {
         let Some(others) = &mut self.others else {
             return Ok((false, false));
@@ -356,7 +365,7 @@ impl<'a> Namespaces<'a> {
         Ok((went, attached))
     }
 
-    /// Watches a network namespace. Returns whether it was not watched.
+    /// Watches a network namespace. Returns whether it is new.
     fn come(&mut self, plane: &mut DataPlane, namespace: Namespace) -> Result<bool> {
         let inode = namespace.inode()?;
         let name = namespace.name.clone();
@@ -379,7 +388,7 @@ impl<'a> Namespaces<'a> {
             return Ok(false);
         }
         if let Some(number) = find(&|it| it.namespace.name == name) {
-            // It has gone unnoticed.
+            // The former namespace of this name has disappeared unnoticed.
             self.leave(number);
         }
         let Some(others) = &mut self.others else {
@@ -404,7 +413,7 @@ impl<'a> Namespaces<'a> {
         };
         let (common, calls) = (self.common.clone(), &others.calls);
         let prepare = || {
-            // First, so that nothing is missed.
+            // Listen first, so that no change is missed.
             let news = notices::InterfaceNotices::listen()?;
             let there = Elsewhere {
                 name: name.clone(),
@@ -441,7 +450,7 @@ impl<'a> Namespaces<'a> {
         attached.map(|()| true)
     }
 
-    /// A name has gone. Returns whether a network namespace was let go of.
+    /// A name has disappeared. Returns whether a network namespace was left.
     fn go(&mut self, name: &str) -> bool {
         if let Some(others) = &mut self.others {
             others.waiting.remove(name);
@@ -464,8 +473,8 @@ impl<'a> Namespaces<'a> {
         true
     }
 
-    /// Lets go of another network namespace. One that has another name comes again under that, and one for which there was no
-    /// number comes now.
+    /// Leaves another network namespace. If it has another name, it is watched again under that;
+    /// and a namespace for which there was no number is watched now.
     fn leave(&mut self, number: u32) {
         let Some(mut there) = self.there.remove(&number) else {
             return;

@@ -1,5 +1,6 @@
-//! What comes out of the ring: to the history, to the reaper, to the metrics, to standard output, in this order, and only then
-//! out of the ring. So whoever is killed on the way takes no event with him.
+//! Takes events from the ring to the history, the reaper, the metrics and standard output, in this
+//! order, and only then releases them from the ring. So no event is lost if the process is killed
+//! on the way.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,13 +29,14 @@ use crate::{
 
 /// Events that are read from the ring at a time.
 const BATCH: usize = 512;
-/// Batches that the history may have before it, until no more are read.
+/// Batches that may wait for the history. While there are as many, no more are read.
 const BATCHES: usize = 8;
-/// What a pipe takes as a whole or not at all (`PIPE_BUF`): lines that were written to one are never cut.
+/// The most that a write to a pipe writes as a whole (`PIPE_BUF`). So lines in a pipe are never
+/// cut.
 const PIPE: usize = 4096;
-/// How long events wait for a disk that does not keep up.
+/// How long events wait for a slow disk.
 const SLOW: Duration = Duration::from_secs(1);
-/// Reasons for failures that are told apart in the summary.
+/// Causes of failures that the summary lists one by one.
 const REASONS: usize = 16;
 
 /// Takes events from station to station, and counts them.
@@ -48,21 +50,22 @@ pub struct Report<S> {
     life: Life,
     outlet: Outlet,
     ended: BTreeMap<(Reason, &'static str), u64>,
-    /// Retransmission timers that have expired.
+    /// Expired retransmission timers.
     rtos: u64,
-    /// Why actions have failed.
+    /// Causes of failed actions, and how often each occurred.
     failures: BTreeMap<String, u64>,
 }
 
-/// What lies between the ring and standard output.
+/// The events between the ring and standard output.
 struct Unwritten {
-    /// What the history has or is about to have, and standard output has not; since when.
+    /// Batches that were given to the history and not yet written to standard output, and when each
+    /// was read.
     batches: VecDeque<(Arc<Vec<Read>>, Instant)>,
-    /// Where the history is.
+    /// How far the history has come.
     kept: Option<watch::Receiver<u64>>,
-    /// Where the last event ended that was read.
+    /// Where the last event ends that was read.
     read: u64,
-    /// The history does not keep up, and nobody waits for it until it does.
+    /// The history does not keep up. Events do not wait for it until it has caught up.
     behind: bool,
 }
 
@@ -81,13 +84,13 @@ impl Unwritten {
         Some(batch)
     }
 
-    /// Whether the history has come so far, or there is none.
+    /// Whether the history has come as far as `end`, or there is no history.
     fn has_kept(&self, end: u64) -> bool {
         let kept = self.kept.as_ref();
         kept.is_none_or(|kept| *kept.borrow() >= end)
     }
 
-    /// The first batch that is in the history, or for which that has had its time.
+    /// Takes the first batch if the history has it, or if it has waited long enough.
     fn ready(&mut self) -> Option<Arc<Vec<Read>>> {
         let (batch, since) = self.batches.front()?;
         let (end, since) = (batch.last()?.end, *since);
@@ -99,25 +102,26 @@ impl Unwritten {
         self.batches.pop_front().map(|(batch, _)| batch)
     }
 
-    /// Returns when the history has got further, or has had its time. Nobody waits who waits for nothing.
+    /// Returns when the history has advanced, or the first batch has waited long enough. Never
+    /// returns if no batch waits for a history.
     async fn wait(&mut self) {
         let (Some((_, since)), Some(kept)) = (self.batches.front(), &mut self.kept) else {
             return std::future::pending().await;
         };
-        // Its thread outlives this.
+        // `changed` fails only if the history's thread has ended, and that outlives this.
         let _ = tokio::time::timeout_at((*since + SLOW).into(), kept.changed()).await;
     }
 }
 
-/// A record that can be read, with what its flow is known as.
+/// An event that can be printed, and the names that belong to its flow.
 enum Printable {
-    /// By its place among those that have ended.
+    /// Index among the flows that have ended.
     Ended(usize),
     Rto(Rto, KnownAs),
 }
 
 impl<S: Stations> Report<S> {
-    /// Of a run that has come so far. `json`: objects, not lines for people.
+    /// For a run that has come as far as `life`. `json`: print objects, not lines for people.
     pub fn new(
         stations: S,
         json: bool,
@@ -144,17 +148,18 @@ impl<S: Stations> Report<S> {
         }
     }
 
-    /// Whether nobody takes lines any more.
+    /// Whether nobody reads the output any more.
     pub fn is_closed(&self) -> bool {
         self.outlet != Outlet::Open
     }
 
-    /// Returns when the history has got further, or has had its time; never, if nothing waits for it.
+    /// Returns when the history has advanced, or a batch has waited long enough for it; never, if
+    /// none waits.
     pub async fn wait(&mut self) {
         self.unwritten.wait().await;
     }
 
-    /// Brings events a step nearer to standard output. Returns whether some are on their way.
+    /// Takes the waiting events one step further. Returns whether some are still on their way.
     pub fn go_on(&mut self) -> Result<bool> {
         if self.outlet == Outlet::Left {
             return Ok(false);
@@ -169,10 +174,11 @@ impl<S: Stations> Report<S> {
             more = true;
         }
         if more {
-            // After a look at what else there is to do.
+            // Come back after the other sources of events were looked at.
             self.signals.fill();
         } else if self.unwritten.batches.is_empty() {
-            // What was passed over, too. Nobody wakes who has not yet released all: so look again.
+            // Records that were skipped are released, too. A writer wakes the reader only if all
+            // records are released, so look once more after this.
             if self.stations.release_all() {
                 self.signals.make_room();
                 self.signals.fill();
@@ -181,9 +187,10 @@ impl<S: Stations> Report<S> {
         Ok(more || !self.unwritten.batches.is_empty())
     }
 
-    /// Prints events, and lets go of them as they are written.
+    /// Prints events, and releases them as they are written.
     fn print(&mut self, batch: &[Read]) -> Result<()> {
-        // First: for who is killed behind this, the next one does it again. (What the reaper still has before it is lost.)
+        // First: if the process is killed after this, the next one repeats it. (The reaper's queue
+        // is lost.)
         let records: Vec<_> = batch.iter().map(|read| read.record).collect();
         self.stations.reap(&records)?;
         let mut ended = Vec::new();
@@ -193,7 +200,8 @@ impl<S: Stations> Report<S> {
         }
         self.stations.count(&ended);
         let (mut out, mut line) = (Vec::with_capacity(PIPE), Vec::new());
-        // What is of whole records: so many bytes, and where the last of them ends.
+        // How many bytes of `out` belong to whole records, and where the last of those records
+        // ends.
         let mut whole = None;
         for (read, said) in batch.iter().zip(said) {
             line.clear();
@@ -218,7 +226,7 @@ impl<S: Stations> Report<S> {
         self.write(&mut out, whole)
     }
 
-    /// Counts a record; `None`: it cannot be read.
+    /// Counts an event; `None`: it cannot be read.
     fn take<'a>(
         &mut self,
         record: &'a Record,
@@ -249,12 +257,13 @@ impl<S: Stations> Report<S> {
         }
     }
 
-    /// Writes the lines of whole records, and lets go of these; of one that is too long what there is.
+    /// Writes the lines of whole records, and releases these. If a single record is longer than a
+    /// pipe takes, writes the lines so far.
     fn write(&mut self, out: &mut Vec<u8>, whole: Option<(usize, u64)>) -> Result<()> {
         let length = whole.map_or(out.len(), |(length, _)| length);
         self.say(&out[..length])?;
         out.drain(..length);
-        // What its reader does not want any more stays, for the next run.
+        // If the output's reader has gone, records stay in the ring, for the next run.
         if let Some((_, end)) = whole
             && self.outlet != Outlet::Left
         {
@@ -264,7 +273,7 @@ impl<S: Stations> Report<S> {
         Ok(())
     }
 
-    /// Writes lines, if somebody takes them, and notes a reader that has gone away.
+    /// Writes lines, if the output is read, and notes if its reader has gone.
     fn say(&mut self, lines: &[u8]) -> Result<()> {
         if self.is_closed() {
             return Ok(());
@@ -275,7 +284,7 @@ impl<S: Stations> Report<S> {
         let (outlet, end) = Outlet::after(&error, self.life);
         self.outlet = outlet;
         if outlet == Outlet::Left {
-            // Whoever waits for room waits in vain.
+            // A stepper that waits for space in the ring would wait for ever.
             self.signals.close();
         }
         match end {
@@ -284,7 +293,7 @@ impl<S: Stations> Report<S> {
         }
     }
 
-    /// Prints what became of what was to be done.
+    /// Prints the outcomes of actions.
     pub fn reaped(&mut self, results: &mut Vec<Reaped>) -> Result<()> {
         let Measure { clock, one_way } = self.measure;
         let mut lines = Vec::new();
@@ -308,7 +317,7 @@ impl<S: Stations> Report<S> {
         }
     }
 
-    /// Says what there was, at the end. `lost`: events that the history has lost.
+    /// Prints the summary at the end. `lost`: events that the history has lost.
     pub fn summary(&self, counters: &Counters, reaped: Option<&reap::ReaperState>, lost: u64) {
         let total: u64 = self.ended.values().sum();
         say!("{total} flows ended, {} live", counters.live());
@@ -373,12 +382,12 @@ mod tests {
     /// What was done, in order.
     type Log = Rc<RefCell<Vec<String>>>;
 
-    /// Stations that note what comes by.
+    /// Stations that note each call.
     struct Noted {
         log: Log,
         ring: Vec<Read>,
         kept: Option<watch::Receiver<u64>>,
-        /// Why nothing can be written, if so.
+        /// The error of each write, if writes are to fail.
         broken: Option<io::ErrorKind>,
     }
 
@@ -458,7 +467,7 @@ mod tests {
         })
     }
 
-    /// Ends of flows that were this old, in seconds, each a record of its own.
+    /// Ends of flows of these ages, in seconds, each in a record of its own.
     fn read(ages: &[u32]) -> Vec<Read> {
         let read = |(number, age): (u64, &u32)| Read {
             record: ended(*age),
@@ -515,7 +524,7 @@ mod tests {
     fn a_record_of_several_events_leaves_the_ring_as_a_whole() {
         let (mut report, log) = report(false, None);
         let mut batch = read(&[1, 2, 3]);
-        // The first two are of one record, and of the last there is more to come.
+        // The first two events are of one record; the last event's record has more events.
         (batch[0].free, batch[2].free) = (0, 200);
         report.stations.ring = batch;
         report.go_on().unwrap();

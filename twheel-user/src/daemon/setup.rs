@@ -1,4 +1,4 @@
-//! What a run was told to do.
+//! The options of a run.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -18,60 +18,61 @@ use crate::{
     zones::Zone,
 };
 
-/// What a run was told.
+/// The options of a run.
 pub struct Setup {
     /// The interfaces.
     pub selection: Selection,
     /// The network namespaces in which they are.
     pub namespaces: NamespaceSelection,
-    /// By what packets are seen.
+    /// The hooks to attach to.
     pub hooks: Hooks,
-    /// The data plane's configuration, with the timeouts of flows of no rule.
+    /// The data plane's configuration, and the timeouts of flows that match no rule.
     pub config: (Config, Rule),
-    /// Its clock.
+    /// The data plane's clock.
     pub clock: Clock,
-    /// Interfaces that are not there are waited for.
+    /// Wait for interfaces that do not exist.
     pub wait: bool,
     /// The zones of interfaces.
     pub zones: Vec<Zone>,
     /// A policy file.
     pub policy: Option<PathBuf>,
-    /// What one source may hold of a full table, percent; `None`: all of it.
+    /// What one source may hold of a full table, in percent; `None`: no quota.
     pub quota: Option<u8>,
-    /// Where the history is kept, if it is.
+    /// Where the history is kept; `None`: no history.
     pub history: Option<PathBuf>,
-    /// Room for it, bytes.
+    /// The history's maximum size, in bytes.
     pub history_bytes: u64,
-    /// Objects are printed, not lines for people.
+    /// Print objects, not lines for people.
     pub json: bool,
-    /// Where numbers and the page are served.
+    /// The address where metrics and the page are served.
     pub metrics: Option<SocketAddr>,
     /// Everything stays attached and pinned at the end.
     pub keep: bool,
-    /// The group that may look, delete and change the policy.
+    /// The group that may list and delete flows, and change the policy.
     pub group: Option<String>,
-    /// What the programs say.
+    /// The log level of the programs.
     pub log_level: log::LevelFilter,
-    /// How wheels are stepped, where that was asked for.
+    /// How the stepper program is run, if the user chose it.
     pub stepping: Option<Stepping>,
 }
 
 impl Setup {
-    /// Whether anything is done to expired flows that meet no rule.
+    /// Whether there are actions for expired flows that match no rule.
     pub(super) fn reaps(&self) -> bool {
         self.config.1.actions != 0
     }
 
-    /// Interfaces for which there is to be room; 0: there is one, of which programs need not be told anything.
+    /// The capacity for interfaces; 0: there is a single one, and the programs need to know nothing
+    /// of it.
     pub(super) fn room(&self) -> Result<u32> {
         if self.selection.has_pattern() {
             return Ok((self.selection.names().count() + patterns::ROOM) as u32);
         }
         let interfaces = self.selection.texts();
         let is_plain = match &interfaces[..] {
-            // One that is waited for may be of any kind.
+            // An interface that is waited for may be of any kind.
             [_] if self.wait || !self.zones.is_empty() => false,
-            // What goes out comes in by the same one.
+            // One-armed: outgoing packets come in by the same interface.
             [_] if self.config.0.one_armed != 0 => false,
             [only] if if_nametoindex(only.as_str()).ok() == Some(Way::LOOPBACK.0) => false,
             [only] => link_layer(only)? == LinkLayer::Ethernet,
@@ -83,8 +84,8 @@ impl Setup {
         }
     }
 
-    /// Where the history is written, unless that is off. A disk that has no room for one is no reason to leave flows
-    /// unwatched.
+    /// Makes the history's directory, unless there is to be no history. If the disk has no space
+    /// for it, the run goes on without one: flows are watched anyway.
     pub(super) fn history_directory(
         &self,
         pins: &Pins,

@@ -1,4 +1,5 @@
-//! Where events come by between the ring and its release: the ring, the history, the reaper, the metrics, standard output.
+//! The stations of an event between its reading and its release: the ring, the history, the reaper,
+//! the metrics, standard output.
 
 use std::{
     io::{self, Write},
@@ -18,44 +19,46 @@ use crate::{
     ring::{Events, Read},
 };
 
-/// Where an event comes by, in the order of these methods.
+/// The stations of an event, in the order of these methods.
 pub trait Stations {
-    /// Reads on in the ring, in order, until there are so many or a few more. They stay there.
+    /// Reads events from the ring, in order, until `into` holds `enough`, or a few more. They stay
+    /// in the ring.
     fn read(&mut self, into: &mut Vec<Read>, enough: usize);
-    /// Has the history keep these, if there is one.
+    /// Gives a batch to the history, if there is one.
     fn keep(&self, batch: &Arc<Vec<Read>>);
-    /// Up to where the history has what was read, or has lost it; `None`: there is no history.
+    /// Position up to which the history has stored what was read, or has lost it; `None`: there is
+    /// no history.
     fn kept(&self) -> Option<watch::Receiver<u64>>;
-    /// Has done to flows what is to be done to them.
+    /// Takes the actions on expired flows.
     fn reap(&self, records: &[Record]) -> Result<()>;
-    /// What a flow is known as.
+    /// The names that belong to a flow.
     fn known_as(&self, flow: &Flow) -> Result<KnownAs>;
-    /// Has the metrics count flows that have ended.
+    /// Counts ended flows in the metrics.
     fn count(&self, ended: &[(&Event, Expired, KnownAs)]);
     /// Writes lines to standard output.
     fn print(&mut self, lines: &[u8]) -> io::Result<()>;
-    /// Gives back the room of all records that end there or before. Returns whether there were any.
+    /// Releases all records that end at or before `end`. Returns whether there were any.
     fn release(&mut self, end: u64) -> bool;
-    /// The same of all that was read, and of what was passed over.
+    /// Releases all records that were read, and those that were skipped.
     fn release_all(&mut self) -> bool;
 }
 
-/// What a run's events come by.
+/// The stations of a run.
 pub struct Outside {
     /// The ring.
     pub events: Events,
     /// The history, if one is kept.
     pub history: Option<history::Writer>,
-    /// The reaper, until it is to end.
+    /// The reaper, until it is stopped.
     pub reaper: Option<Reaper>,
     /// The metrics, if they are served.
     pub metrics: Option<Arc<Metrics>>,
-    /// What flows are known as.
+    /// Names of rules, interfaces and zones.
     pub names: Names,
 }
 
 impl Outside {
-    /// Ends the reaper; gives what it has done.
+    /// Takes the reaper, to stop it by the returned function, which returns its state.
     pub fn take_reaper(
         &mut self,
     ) -> impl FnOnce() -> Option<Arc<reap::ReaperState>> + Send + use<> {
@@ -68,7 +71,7 @@ impl Outside {
         }
     }
 
-    /// Lets the reaper go on, if it has paused. Returns whether it had.
+    /// Resumes reaping after a pause. Returns whether it was paused.
     pub fn resume(&self) -> bool {
         self.reaper.as_ref().is_some_and(|reaper| {
             let paused = reaper.shared().is_paused();
@@ -80,7 +83,7 @@ impl Outside {
         })
     }
 
-    /// Ends the history. Returns how many events are not in it.
+    /// Ends the history. Returns how many events it has lost.
     pub fn end_history(&mut self) -> u64 {
         self.history.take().map_or(0, history::Writer::end)
     }

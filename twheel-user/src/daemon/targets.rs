@@ -1,4 +1,5 @@
-//! The life of each interface that a run is to watch: away, attached, gone; or refused. Nothing here asks the kernel.
+//! The states of each interface that a run is to watch: awaited, attached, gone; or refused.
+//! Nothing here asks the kernel.
 
 use std::collections::BTreeMap;
 
@@ -7,76 +8,76 @@ use crate::{interfaces::Interface, patterns::Selection};
 /// The interfaces of one network namespace that a run is to watch.
 pub struct Targets {
     all: Vec<Target>,
-    /// Those that a pattern stands for and that are not watched, by their numbers.
+    /// Interfaces that match a pattern and are not watched, by index.
     refused: BTreeMap<u32, Refused>,
-    /// Those that were named are waited for when they are gone.
+    /// Wait for a named interface if it disappears.
     wait: bool,
 }
 
 /// An interface to be watched.
 struct Target {
-    /// As it was asked for, and as its links are pinned.
+    /// The name that was asked for, under which its BPF links are pinned.
     name: String,
     /// It was named, and not found by a pattern.
     is_named: bool,
-    /// `None`: not there yet, or gone.
+    /// `None`: it does not exist yet, or has disappeared.
     attached: Option<Attached>,
 }
 
 /// An interface that is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// Its number.
+    /// The interface's index.
     pub index: u32,
-    /// Its name by now.
+    /// The interface's present name.
     pub called: String,
-    /// Bytes.
+    /// The interface's MTU, in bytes.
     pub mtu: u32,
 }
 
 /// Why an interface is not watched.
 struct Refused {
-    /// As it was called then.
+    /// The interface's name at that time.
     name: String,
-    /// There was no room for it.
+    /// It was refused because the capacity is reached.
     is_full: bool,
 }
 
-/// What is to be done about an interface that is there.
+/// What to do about an interface that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
-    /// Nothing: it is watched, or not to be watched, or was refused under this name.
+    /// Nothing: it is attached, or not selected, or was refused under this name.
     Nothing,
-    /// It is attached as one that a pattern stands for.
+    /// Attach to it: it matches a pattern.
     Matches,
-    /// It is attached as the target of this number, which was waited for.
+    /// Attach to it as this target, by its index, which was waited for.
     Awaited(usize),
 }
 
-/// What follows when an interface is gone.
+/// What follows when an interface disappears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It is waited for.
+    /// The run waits for it.
     Awaited,
-    /// A pattern finds it when it comes back.
+    /// A pattern matches it when it comes back.
     Matches,
-    /// It is not watched when it comes back.
+    /// It is not attached when it comes back.
     Over,
 }
 
-/// What has become of an interface that is attached: what is new, and was otherwise.
+/// What has changed about an interface that is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The name by which it was asked for.
+    /// The name that was asked for.
     pub name: String,
-    /// It is called otherwise now.
+    /// It was renamed.
     pub is_renamed: bool,
-    /// It has another MTU.
+    /// Its MTU has changed.
     pub has_new_mtu: bool,
 }
 
 impl Targets {
-    /// Those that were named, none of them attached. `wait`: they are waited for when they are gone.
+    /// The named interfaces, none of them attached. `wait`: wait for one that disappears.
     pub fn new<'a>(names: impl Iterator<Item = &'a str>, wait: bool) -> Self {
         let target = |name: &str| Target {
             name: name.to_owned(),
@@ -90,17 +91,17 @@ impl Targets {
         }
     }
 
-    /// How many there are.
+    /// The number of targets.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The name of one, as it was asked for.
+    /// The name of a target, as it was asked for.
     pub fn name(&self, at: usize) -> &str {
         &self.all[at].name
     }
 
-    /// The number of the one of this name.
+    /// The target of this name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|it| it.name == name)
     }
@@ -110,7 +111,7 @@ impl Targets {
         self.all.iter().position(is_it)
     }
 
-    /// The indexes of those that are attached.
+    /// The indexes of the attached interfaces.
     pub fn attached(&self) -> impl Iterator<Item = u32> {
         self.all
             .iter()
@@ -118,12 +119,12 @@ impl Targets {
             .map(|it| it.index)
     }
 
-    /// The indexes of those that are attached or refused.
+    /// The indexes of the attached and the refused interfaces.
     pub fn known(&self) -> impl Iterator<Item = u32> {
         self.attached().chain(self.refused.keys().copied())
     }
 
-    /// The number of the target of this name, which a pattern has found if it was not there.
+    /// The target of this name; adds one, as found by a pattern, if there is none.
     pub fn enter(&mut self, name: &str) -> usize {
         self.find(name).unwrap_or_else(|| {
             self.all.push(Target {
@@ -135,7 +136,7 @@ impl Targets {
         })
     }
 
-    /// It is attached, under the name by which it was asked for.
+    /// The target is attached, under the name that was asked for.
     pub fn attach(&mut self, at: usize, index: u32, mtu: u32) {
         let target = &mut self.all[at];
         target.attached = Some(Attached {
@@ -145,43 +146,44 @@ impl Targets {
         });
     }
 
-    /// It is attached no more. Returns what it was, if it was.
+    /// The target is no longer attached. Returns what it was, if it was attached.
     pub fn detach(&mut self, at: usize) -> Option<Attached> {
         self.all[at].attached.take()
     }
 
-    /// It is not watched. One that was named is kept in mind.
+    /// The target is not watched. One that was named stays a target.
     pub fn give_up(&mut self, at: usize) {
         if !self.all[at].is_named {
             self.all.swap_remove(at);
         }
     }
 
-    /// All are let go of. Returns the indexes of those that were attached.
+    /// Removes all targets. Returns the indexes of the attached ones.
     pub fn clear(&mut self) -> Vec<u32> {
         let attached = self.attached().collect();
         self.all.clear();
         attached
     }
 
-    /// An interface that a pattern stands for is not watched. `is_full`: for want of room.
+    /// An interface that matches a pattern is not watched. `is_full`: because the capacity is
+    /// reached.
     pub fn refuse(&mut self, index: u32, name: &str, is_full: bool) {
         let name = name.to_owned();
         self.refused.insert(index, Refused { name, is_full });
     }
 
-    /// It may be tried again, or is watched.
+    /// The interface may be tried again, or is watched.
     pub fn admit(&mut self, index: u32) {
         self.refused.remove(&index);
     }
 
-    /// The indexes of those for which there was no room.
+    /// The indexes of the interfaces that were refused because the capacity was reached.
     pub fn without_room(&self) -> Vec<u32> {
         let full = self.refused.iter().filter(|(_, it)| it.is_full);
         full.map(|(index, _)| *index).collect()
     }
 
-    /// What is to be done about an interface that is there.
+    /// What to do about an interface that exists.
     pub fn coming(&self, selection: &Selection, is: &Interface) -> Coming {
         if self.find_attached(is.index).is_some() {
             return Coming::Nothing;
@@ -194,7 +196,7 @@ impl Targets {
                 None => Coming::Nothing,
             }
         };
-        // Its attachment was tried under this name.
+        // Attaching to it failed before under this name.
         let tried = self.refused.get(&is.index);
         match tried.is_some_and(|it| it.name == is.name) {
             true => Coming::Nothing,
@@ -202,7 +204,7 @@ impl Targets {
         }
     }
 
-    /// Notes what an interface is like. `None`: it is not attached.
+    /// Notes the interface's name and MTU. `None`: it is not attached.
     pub fn note(&mut self, is: &Interface) -> Option<Changed> {
         let at = self.find_attached(is.index)?;
         let target = &mut self.all[at];
@@ -217,7 +219,8 @@ impl Targets {
         Some(changed)
     }
 
-    /// An interface is there no more. `None`: it was not attached; else its name, and what follows.
+    /// The interface has disappeared. Returns the target's name and what follows; `None`: it was
+    /// not attached.
     pub fn gone(&mut self, selection: &Selection, index: u32) -> Option<(String, Then)> {
         self.refused.remove(&index);
         let at = self.find_attached(index)?;

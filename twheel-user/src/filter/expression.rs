@@ -1,4 +1,4 @@
-//! What a filter asks of a flow, checked.
+//! The checked expression of a filter.
 
 use super::{
     field::Field,
@@ -6,17 +6,17 @@ use super::{
     value::{Operator, Value},
 };
 
-/// What a filter asks of a flow.
+/// A condition on a flow.
 #[derive(Clone, Debug)]
 pub(super) enum Test {
     All(Vec<Test>),
     Any(Vec<Test>),
     Not(Box<Test>),
-    /// The field is true of it.
+    /// The flag is set.
     Is(Field),
-    /// One of these is the field's value.
+    /// The field has one of these values.
     OneOf(Field, Vec<Value>),
-    /// How the field's value stands to this.
+    /// The field's value compares in this way with this value.
     Compares(Field, Operator, Value),
 }
 

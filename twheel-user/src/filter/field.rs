@@ -1,4 +1,4 @@
-//! What of a flow can be asked about.
+//! The fields that a filter can use.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -6,25 +6,25 @@ use twheel_common::named;
 
 use super::{subject::Subject, value::FlowValue};
 
-/// Where a filter is asked.
+/// Which fields are known where a filter is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Knowable {
-    /// Of flows that have ended, not of those in the table.
+    /// The flows have ended; else they are in the table.
     pub ended: bool,
     /// Packets and bytes are counted.
     pub accounting: bool,
-    /// There are retransmission timers.
+    /// The instance tracks retransmission timers.
     pub rto: bool,
 }
 
-/// What kind of value a field has.
+/// The type of a field's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     /// True or false.
     Flag,
-    /// One of some names; none given: any name.
+    /// One of these names; if the list is empty, any name.
     Name(&'static [&'static str]),
-    /// At most this.
+    /// A number up to this one.
     Number(u64),
     Duration,
     Address,
@@ -139,7 +139,7 @@ impl Field {
         Self::ALL.iter().copied().find(|field| field.name() == name)
     }
 
-    /// Why nobody knows this here; `None` where it is known.
+    /// Why this field is not known here; `None` if it is known.
     pub(super) fn unknown(self, known: Knowable) -> Option<&'static str> {
         match self {
             Self::Reason | Self::Ended if !known.ended => {
@@ -167,7 +167,7 @@ impl Field {
         }
     }
 
-    /// Whether any value of this field is as it should be; there is none of what nobody knows.
+    /// Whether `is_right` is true of any value of this field. An unknown field has no values.
     pub(super) fn any<'a>(
         self,
         of: &Subject<'a>,

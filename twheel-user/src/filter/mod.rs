@@ -1,7 +1,9 @@
-//! Which flows are meant: `state == established and dport == 443 and idle > 30s and src in 10.0.0.0/8`.
+//! Filters, which select flows: `state == established and dport == 443 and idle > 30s and src in
+//! 10.0.0.0/8`.
 //!
-//! `docs/filter.md` is the language's reference. A filter is parsed by the grammar in `filter.pest`, and checked
-//! against what its fields are: what is wrong is said with the column in which it is.
+//! `docs/filter.md` is the reference of the language. A filter is parsed by the grammar in
+//! `filter.pest`, and then checked against the types of its fields. Errors have the column where
+//! they occur.
 
 mod expression;
 mod field;
@@ -18,17 +20,17 @@ pub use self::{
 };
 use crate::failure::{Failure, Kind};
 
-/// A filter, checked. Without an expression it lets everything pass.
+/// A checked filter. Without an expression it matches every flow.
 #[derive(Clone, Debug, Default)]
 pub struct Filter(Option<Test>);
 
 impl Filter {
-    /// Reads a filter; an empty one lets everything pass.
+    /// Parses and checks a filter; an empty one matches every flow.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`], with the column: what is no filter, names a field that does not exist or that nobody knows
-    /// here, or compares with what such a field cannot be.
+    /// [`Kind::Usage`], with the column: the text is not a filter, names a field that does not
+    /// exist or is not known here, or compares a field with a value that it cannot have.
     pub fn parse(text: &str, known: Knowable) -> Result<Self> {
         if text.trim().is_empty() {
             return Ok(Self(None));
@@ -39,12 +41,12 @@ impl Filter {
         }
     }
 
-    /// Whether everything passes.
+    /// Whether the filter is empty, and so matches every flow.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Whether a flow passes.
+    /// Whether a flow matches.
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         self.0.as_ref().is_none_or(|test| test.holds(subject))
     }

@@ -1,4 +1,4 @@
-//! From text to a filter that is checked.
+//! Parses a text into a checked filter.
 
 use pest::{
     Parser,
@@ -18,13 +18,14 @@ use crate::policy::network::Network;
 #[grammar = "filter/filter.pest"]
 struct Grammar;
 
-/// Parentheses and negations within one another: more than anybody writes, and few enough for the stack.
+/// Most levels of nested parentheses and negations: more than anybody writes, and few enough for
+/// the stack.
 const DEPTH: usize = 64;
 
 /// What is wrong with a filter, and where.
 #[derive(Debug)]
 pub(super) struct Wrong {
-    /// Bytes from the beginning.
+    /// Offset in bytes.
     at: usize,
     what: String,
 }
@@ -37,9 +38,9 @@ impl Wrong {
         }
     }
 
-    /// A sentence with the column, and below it the filter with a mark there.
+    /// A sentence with the column, then the filter on the next line, with a mark below the column.
     pub(super) fn point_at(&self, text: &str) -> String {
-        // One line, of which each character is one wide.
+        // One line, in which each character is one column wide.
         let line: String = text
             .chars()
             .map(|it| if it.is_control() { ' ' } else { it })
@@ -54,7 +55,7 @@ impl Wrong {
     }
 }
 
-/// Reads a filter that is not empty.
+/// Parses a filter that is not empty.
 pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
     check_depth(text)?;
     let mut pairs = Grammar::parse(Rule::filter, text).map_err(|error| {
@@ -88,7 +89,7 @@ pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
     }
 }
 
-/// The grammar is recursive, and so is its parser.
+/// Limits the depth before parsing: the grammar is recursive, and so is its parser.
 fn check_depth(text: &str) -> Result<(), Wrong> {
     let mut depth = 0usize;
     let mut negations = 0usize;
@@ -118,7 +119,7 @@ fn check_depth(text: &str) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What a rule of the grammar is called where it was expected.
+/// The name of a grammar rule, for a message about what was expected.
 fn name(rule: Rule) -> &'static str {
     match rule {
         Rule::field | Rule::any | Rule::all | Rule::unary | Rule::test => "a field such as `state`",
@@ -170,7 +171,7 @@ fn one_or(mut tests: Vec<Test>, many: impl Fn(Vec<Test>) -> Test) -> Test {
     }
 }
 
-/// A test of one field.
+/// A condition on one field.
 fn comparison(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
     let whole = pair.clone();
     let mut field = None;
@@ -210,7 +211,7 @@ fn comparison(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
         "<=" => Operator::AtMost,
         ">=" => Operator::AtLeast,
         ">" => Operator::More,
-        // ==, = and in.
+        // The operators ==, = and in.
         _ => return Ok(Test::OneOf(field, values)),
     };
     match (field.kind(), values.into_iter().next()) {
@@ -282,7 +283,7 @@ fn value(field: Field, pair: &Pair<'_, Rule>) -> Result<Value, Wrong> {
     }
 }
 
-/// A number, or a range of them; bytes may have a unit.
+/// A number or a range of numbers; bytes may have a unit.
 fn number(text: &str, most: u64) -> Option<Value> {
     let within = |number: &u64| *number <= most;
     let one = |text: &str| -> Option<u64> {

@@ -1,4 +1,4 @@
-//! The flow that a filter is asked about: one in the table, or one that has ended.
+//! The flow that a filter is applied to: one in the table, or one that has ended.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use twheel_common::{event::Reason, flow::Traffic};
 
 use crate::model::{Expired, Flow, Named, Timing, Tracked};
 
-/// What can be asked about.
+/// The values of a flow's fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Endpoints, protocol, state.
     pub flow: Flow,
-    /// What it is known as.
+    /// The names that belong to the flow.
     pub named: Named<'a>,
-    /// Its beginning was not seen.
+    /// The flow's beginning was not seen.
     pub picked_up: bool,
-    /// Since its latest packet.
+    /// Time since its latest packet.
     pub idle: Duration,
-    /// Since its first packet.
+    /// Time since its first packet.
     pub age: Duration,
-    /// Of both sides, if that is counted.
+    /// What both sides have sent, if that is counted.
     pub account: Option<[Traffic; 2]>,
-    /// Of both sides, if there are retransmission timers.
+    /// The timing of both sides, if retransmission timers are tracked.
     pub timing: Option<[Timing; 2]>,
-    /// Of a flow that is in the table: until it expires.
+    /// Time until the flow expires, if it is in the table.
     pub expires: Option<Duration>,
-    /// Likewise: the CPU on whose wheel it stands.
+    /// The CPU whose wheel holds the flow, if it is in the table.
     pub cpu: Option<u32>,
-    /// Of one that has ended: why.
+    /// Why the flow ended, if it has ended.
     pub reason: Option<Reason>,
-    /// Likewise: how long ago.
+    /// How long ago the flow ended, if it has ended.
     pub ended: Option<Duration>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// A flow that has ended so long ago.
+    /// A flow that ended this long ago.
     pub fn ended(flow: &Expired, named: Named<'a>, ago: Duration) -> Self {
         Self {
             flow: flow.flow,

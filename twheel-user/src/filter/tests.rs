@@ -1,4 +1,4 @@
-//! Filters against a flow of which everything is known.
+//! Tests of filters on a flow of which every field is known.
 
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ fn tests_are_combined_as_in_c() {
         ("dport == 1 or dport == 443", true),
         ("iface == eth0 and direction == in and zone == 7", true),
         ("iface == eth1 or direction == out or zone == 0", false),
-        // Either tag.
+        // Either of the two VLAN tags matches.
         ("vlan == 10 and vlan == 20", true),
         ("vlan == 30", false),
         // `and` binds tighter than `or`, and `not` than both.
@@ -243,7 +243,7 @@ fn no_text_makes_the_parser_panic_or_overflow() {
     let long = vec!["dport == 1"; 10_000].join(" or ");
     check(&long, LIVE, false);
     check(&format!("rule != \"{}\"", "(".repeat(100)), LIVE, true);
-    // Every prefix of a filter, cut anywhere.
+    // Every prefix of a filter, cut between any two characters.
     let whole = "not (state in {close, udp} or src == 10.0.0.0/8) and rule != \"ä b\" && idle>=1h";
     for (at, _) in whole.char_indices() {
         let _ = Filter::parse(&whole[..at], LIVE);

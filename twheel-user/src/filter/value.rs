@@ -1,10 +1,10 @@
-//! Values: those of flows, those that filters compare with, and how they compare.
+//! Values of flows and of filters, and how they compare.
 
 use std::{cmp::Ordering, net::IpAddr, time::Duration};
 
 use crate::policy::network::{Network, mapped};
 
-/// How two values are to stand to one another.
+/// The order that two values must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operator {
     Less,
@@ -24,18 +24,18 @@ impl Operator {
     }
 }
 
-/// What a filter compares with.
+/// A value in a filter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Name(String),
     Number(u64),
-    /// Both included.
+    /// Both ends are included.
     Range(u64, u64),
     Duration(Duration),
     Network(Network),
 }
 
-/// A value of a flow's.
+/// A value of a flow's field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowValue<'a> {
     Name(&'a str),

@@ -1,4 +1,4 @@
-//! Where the history of an instance is, and which one is an interface's.
+//! The directory of an instance's history, and which history is an interface's.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -22,26 +22,26 @@ use crate::{
     },
 };
 
-/// Where histories are, unless told otherwise.
+/// The default directory of all histories.
 pub const DIRECTORY: &str = "/var/lib/twheel";
 
-/// A history that was not written to for so long is removed.
+/// A history that was not written to for this long is removed.
 pub(super) const STALE: Duration = Duration::from_secs(30 * 86_400);
 
-/// Where the history of an instance is written.
+/// The directories of an instance's history.
 pub struct Directory {
-    /// With those of other instances.
+    /// The directory of all histories.
     pub(super) all: PathBuf,
-    /// Its own.
+    /// The directory of this instance's history.
     pub(super) own: PathBuf,
 }
 
 impl Directory {
-    /// Makes it, or takes the one that is there, below one for all.
+    /// Creates the instance's directory below `all`, or takes an existing one.
     ///
     /// # Errors
     ///
-    /// It cannot be made; or what is there is a symbolic link, or somebody else's.
+    /// The directory cannot be created; or it is a symbolic link, or belongs to another user.
     pub fn make(all: &Path, pins: &Pins) -> Result<Self> {
         let own = all.join(pins.name());
         let context = || format!("cannot create {}, for the history", own.display());
@@ -56,7 +56,7 @@ impl Directory {
             let found = fs::symlink_metadata(path).with_context(context)?;
             let is_ours = [0, geteuid().as_raw()].contains(&found.uid());
             let is_own = path == own;
-            // A link to all of them may be the administrator's.
+            // `all` may be a symbolic link that the administrator has made.
             let is_real = found.is_dir() || !is_own && is_ours;
             if !is_real || is_own && (!is_ours || found.mode() & 0o022 != 0) {
                 return Err(Failure::new(
@@ -79,7 +79,7 @@ impl Directory {
         })
     }
 
-    /// Who may read it, beside its owner: nobody, or a group that this process is in.
+    /// Lets a group that this process is in read the history, or its owner alone.
     pub fn permit(&self, group: Option<Gid>) -> Result<()> {
         let mode = match group {
             Some(_) => 0o750,
@@ -91,12 +91,13 @@ impl Directory {
     }
 }
 
-/// Removes histories of instances that nobody has written to for long: those of namespaces that are gone would pile up.
+/// Removes histories that were not written to for a long time; else those of network namespaces
+/// that no longer exist would accumulate.
 pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
     let context = || format!("cannot list {}", directory.display());
     for entry in fs::read_dir(directory).with_context(context)? {
         let path = entry.with_context(context)?.path();
-        // What belongs to others may not be looked at.
+        // Directories of other users may be unreadable.
         let is_directory = fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir());
         let Ok(Some(segments)) = is_directory.then(|| segments(&path)).transpose() else {
             continue;
@@ -106,7 +107,7 @@ pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
             continue;
         };
         if now.duration_since(newest).is_ok_and(|since| since > STALE) {
-            // What else is there is not ours.
+            // The directory is removed only if nothing else is in it: other files are not ours.
             let _ = segments
                 .iter()
                 .try_for_each(|(_, segment)| fs::remove_file(segment))
@@ -116,16 +117,18 @@ pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
     Ok(())
 }
 
-/// The name of the history of an interface: that of the instance that holds it, or that was made for it first and is
-/// gone. Without an interface: that of the only instance here, or of the only one that has left something in `directory`.
+/// The name of an interface's history: that of the instance that holds the interface, or of a past
+/// instance that was named after it. Without an interface: that of the only instance here, or of
+/// the only one that has left a history in `directory`.
 ///
 /// # Errors
 ///
-/// [`Kind::Pins`]: there are several, or none; or what is there is another version's.
+/// [`Kind::Pins`]: there are several, or none; or the instance is another version's.
 pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
     let none = match Instance::the(interface) {
         Ok(pins) => {
-            // A run that waits for its interfaces has none yet, and who may read the history may be kept from it.
+            // A run that waits for its interfaces has no maps yet, and a user who may read the
+            // history may lack permission to read the maps.
             if pins.object("META").exists()
                 && let Err(error) = data_plane::meta(&pins)
                 && exit_code(&error) == Kind::Pins as u8
@@ -148,8 +151,8 @@ pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
     }
 }
 
-/// The name of an instance that is gone and was named after an interface; or after a pattern that stands for it, if that is
-/// what has left something in `directory`.
+/// The name of a past instance that was named after an interface; or after a pattern that matches
+/// it, if only that one has left a history in `directory`.
 fn name_left(interface: &str, directory: &Path) -> Result<String> {
     let own = format!("{}-{}", namespace()?, escape(interface));
     if directory.join(&own).exists() {

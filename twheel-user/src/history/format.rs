@@ -1,4 +1,4 @@
-//! How a history lies on disk: its segments, their headers, their records.
+//! The format of a history on disk: segments, headers, records.
 
 use std::{
     fs,
@@ -11,35 +11,35 @@ use twheel_common::event::Event;
 use crate::failure::{Failure, Kind};
 
 pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
-/// Changes with [`Event`].
+/// To be changed whenever [`Event`] changes.
 pub(super) const VERSION: u32 = 4;
 pub(super) const HEADER: usize = 32;
 pub(super) const BODY: usize = size_of::<Event>();
-/// Before the body.
+/// Bytes of a record before its body.
 pub(super) const HEAD: usize = 28;
 pub(super) const RECORD: usize = HEAD + BODY;
 pub(super) const SEGMENTS: u64 = 8;
-/// The least room that makes sense: a thousand events a segment.
+/// The smallest maximum size that makes sense: a thousand events per segment.
 pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
 
-/// The year 9999, milliseconds since 1970: no event is of later.
+/// The year 9999, in milliseconds since 1970: no event is later.
 pub(super) const LATEST: u64 = 253_370_764_800_000;
 
 pub(super) const ENDED: u32 = 1;
 pub(super) const NAME: u32 = 2;
 pub(super) const LOST: u32 = 3;
 
-/// What [`NAME`] has of rules by their numbers, it has of interfaces by their places above this,
+/// In a [`NAME`], a rule has its own number; an interface has its index plus this,
 pub(super) const IFACE: u32 = 1 << 16;
-/// and of zones by theirs above this.
+/// and a zone has its index plus this.
 pub(super) const ZONE: u32 = 2 << 16;
 
-/// What the events of a segment were measured by.
+/// How to read the numbers in a segment's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Nanoseconds in a unit of the clock.
+    /// Nanoseconds in a clock unit.
     pub(super) unit_ns: u32,
-    /// One side is all that is ever seen.
+    /// Only one side of each flow is ever seen.
     pub(super) one_way: bool,
 }
 
@@ -60,7 +60,7 @@ impl Header {
 
     /// # Errors
     ///
-    /// It is no history, or one of another version.
+    /// The file is not a history, or one of another version.
     pub(super) fn read(bytes: &[u8; HEADER], path: &Path) -> Result<Self> {
         let word = |at: usize| u32_at(bytes, 8 + 4 * at);
         let failure = |what: &str| {
@@ -113,7 +113,7 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Whether a record is as it was written.
+/// Whether a record's checksum matches.
 pub(super) fn is_whole(record: &[u8]) -> bool {
     crc32fast::hash(&record[4..]) == u32_at(record, 0)
 }

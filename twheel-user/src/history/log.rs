@@ -1,4 +1,5 @@
-//! The segments of a history that is being written: begun, gone on with, and removed as room runs out.
+//! The segments of a history that is being written: begins and continues them, and removes the
+//! oldest as the maximum size is reached.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,10 +20,10 @@ use super::format::{
     segments, u32_at, u64_at,
 };
 
-/// Room for one, unless told otherwise: 64 MiB.
+/// The default maximum size of a history: 64 MiB.
 pub const DEFAULT_BYTES: u64 = 64 << 20;
 
-/// Milliseconds.
+/// Milliseconds since 1970.
 pub(super) fn since_1970(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
@@ -32,38 +33,38 @@ pub(super) fn since_1970(time: SystemTime) -> u64 {
 pub(super) struct Log {
     directory: PathBuf,
     header: Header,
-    /// Bytes of a segment, at most.
+    /// Maximum size of a segment, in bytes.
     segment: u64,
-    /// All segments, the last of which is the one that is written to.
+    /// All segments; the last one is written to.
     segments: VecDeque<(u64, PathBuf)>,
     pub(super) file: File,
-    /// Its length.
+    /// The file's length.
     length: u64,
-    /// Not yet written.
+    /// Records that are not written yet.
     pub(super) buffer: Vec<u8>,
-    /// Rules of which the segment has the names.
+    /// The names that the segment has, by number.
     named: HashMap<u32, String>,
-    /// Events of the batch at hand that are not in the file yet.
+    /// Events of the present batch that are not in the file yet.
     pub(super) wanted: u64,
-    /// Those of them that are in the buffer.
+    /// How many of those are in the buffer.
     buffered: u64,
-    /// Whose events these are: see the module's comment.
+    /// Identifies the ring that the events come from; see `mod.rs`.
     ring: u32,
     /// What earlier writers have written of that ring.
     had: Option<Had>,
-    /// Where in that ring the last event of the batch at hand ended.
+    /// Where in that ring the last event of the present batch ends.
     pub(super) end: u64,
-    /// And the last that was appended.
+    /// Where the last event ends that was appended.
     appended: u64,
-    /// Events lost, of which the file says so: those in the time of this writer, and what was lost before and is not
-    /// among these.
+    /// Lost events that records in the file count: those lost in the time of this writer, and those
+    /// lost before that no earlier record counts.
     noted: u64,
-    /// And those of which the buffer does.
+    /// Lost events that records in the buffer count.
     noting: u64,
     before: u64,
-    /// Those in the time of this writer, when it was last told.
+    /// Events lost in the time of this writer, as last reported to it.
     lost: u64,
-    /// What the instance had counted when it began.
+    /// Lost events that the instance had counted when this writer began.
     counted: u64,
 }
 
@@ -80,7 +81,7 @@ impl Log {
         let mut total: u64 = segments.iter().map(length).sum();
         let bytes = bytes.unwrap_or(total.max(DEFAULT_BYTES));
         let segment = bytes.max(LEAST_BYTES) / SEGMENTS;
-        // There may have been more room when they were written.
+        // The maximum size may have been larger when the segments were written.
         while total > bytes && segments.len() > 1 {
             total -= segments.front().map_or(0, length);
             remove_oldest(&mut segments)?;
@@ -116,17 +117,19 @@ impl Log {
         })
     }
 
-    /// Goes on with a ring that was released up to a place, of an instance that has counted so many lost events. Returns
-    /// how many more have left it since the last one that is in the history: at most, since what is known is how many
-    /// bytes they took, with whatever was between.
+    /// Continues with a ring that was released up to `released`, of an instance that has counted
+    /// `counted` lost events. Returns how many more have left the ring since the last event in the
+    /// history. This is an upper bound: it follows from the number of bytes, which may have held
+    /// other records, too.
     pub(super) fn adopt(&mut self, released: u64, counted: u64) -> u64 {
-        // What has not been released may be in the history.
+        // Events that are not released may be in the history.
         let had = self.had.unwrap_or(Had {
             end: released,
             counted: None,
         });
         let missing = released.saturating_sub(had.end) / BODY as u64;
-        // An earlier writer has counted some of them, and was killed before it could say so here.
+        // An earlier writer has counted some of these events, and was killed before it could record
+        // that here.
         let known = counted - had.counted.unwrap_or(counted).min(counted);
         let lost = missing.saturating_sub(known);
         self.end = had.end.max(released);
@@ -141,20 +144,20 @@ impl Log {
         lost
     }
 
-    /// There is a batch at hand that ends there. One that an earlier run has left in the ring may be in the history, and more
-    /// behind it.
+    /// The present batch ends at `end`. A batch that an earlier run has left in the ring may be in
+    /// the history already, and later ones, too.
     pub(super) fn reach(&mut self, end: u64) {
         self.end = self.end.max(end);
     }
 
-    /// Says that up to the end of the batch at hand all is in the file but what was lost, so many events in the time of this
-    /// writer.
+    /// Records that up to the end of the present batch every event is in the file or lost, and that
+    /// `lost` events were lost in the time of this writer.
     pub(super) fn note(&mut self, lost: u64) {
         self.lost = lost;
         self.put_lost(self.end);
     }
 
-    /// The same, if there is more to say, of what lies before the batch at hand.
+    /// Records the same for the events before the present batch, if the number has grown.
     pub(super) fn note_more(&mut self, lost: u64) {
         if lost > self.lost || self.before + self.lost > self.noted {
             self.lost = lost;
@@ -171,7 +174,7 @@ impl Log {
         self.put(LOST, since_1970(SystemTime::now()), end, &body);
     }
 
-    /// Whether earlier writers have written the event that ends there.
+    /// Whether earlier writers have written the event that ends at `end`.
     pub(super) fn has(&self, end: u64) -> bool {
         self.had.is_some_and(|had| end <= had.end)
     }
@@ -206,7 +209,7 @@ impl Log {
             self.put(NAME, when, end, &body);
             self.named.insert(number, name);
         }
-        // SAFETY: an `Event` is `repr(C)`, integers alone, without padding.
+        // SAFETY: an `Event` is `repr(C)` and consists of integers alone, without padding.
         let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
         self.put(ENDED, when, end, body);
         self.appended = end;
@@ -229,7 +232,7 @@ impl Log {
         self.buffer[start..start + 4].copy_from_slice(&checksum.to_ne_bytes());
     }
 
-    /// Writes what there is, so that readers see it.
+    /// Writes the buffer to the file, so that readers see it.
     pub(super) fn flush(&mut self) -> Result<()> {
         self.file
             .write_all(&self.buffer)
@@ -242,20 +245,21 @@ impl Log {
         Ok(())
     }
 
-    /// After a failure: leaves the file as it was before. Returns how many events are lost by that.
+    /// After a failed write, restores the file to its length before. Returns how many events are
+    /// lost by that.
     pub(super) fn recover(&mut self) -> u64 {
-        // Should that fail too, a reader passes over what is torn.
+        // If that fails, too, readers skip the torn record.
         let _ = self.file.set_len(self.length);
         self.buffer.clear();
         self.named.clear();
         self.buffered = 0;
         self.noting = 0;
-        // Up to there all is in the file, or lost.
+        // Up to there every event is in the file or lost.
         self.appended = self.end;
         mem::take(&mut self.wanted)
     }
 
-    /// And sees it on the disk.
+    /// Waits until the file's data is on the disk.
     pub(super) fn sync(&self) -> Result<()> {
         self.file.sync_data().context("cannot write the history")
     }
@@ -264,13 +268,13 @@ impl Log {
 /// What the segments have of a ring.
 #[derive(Clone, Copy)]
 struct Had {
-    /// Where the last event ended that is there, or is said to be lost.
+    /// Where the last event ends that is in the history, or is recorded as lost.
     end: u64,
-    /// Lost events that the instance had counted when that was last said.
+    /// Lost events that the instance had counted at the last record of lost events.
     counted: Option<u64>,
 }
 
-/// What the segments have of a ring, if it was the last.
+/// What the segments have of a ring, if it is the last one in them.
 fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>> {
     let mut had = None;
     for (_, path) in segments.iter().rev() {
@@ -320,7 +324,7 @@ fn begin(
 ) -> Result<(File, u64)> {
     let number = segments.back().map_or(1, |(number, _)| number + 1);
     let path = directory.join(format!("{number:010}.history"));
-    // Who may look into the directory may read what is there.
+    // Users that may list the directory may read the segment.
     let shared = fs::metadata(directory).map_or(0, |it| it.mode() & 0o040);
     let mut file = OpenOptions::new()
         .append(true)
@@ -330,11 +334,11 @@ fn begin(
         .open(&path)
         .with_context(|| format!("cannot create {}", path.display()))?;
     if let Err(error) = file.write_all(&header.bytes()) {
-        // One without a header would be in the way of the next try.
+        // A segment without a header would make the next attempt fail.
         let _ = fs::remove_file(&path);
         return Err(error).with_context(|| format!("cannot write {}", path.display()));
     }
-    // That it is there, too, is to outlive a loss of power.
+    // The directory entry, too, must survive a power failure.
     File::open(directory)
         .and_then(|directory| directory.sync_all())
         .with_context(|| format!("cannot write {}", directory.display()))?;
@@ -342,7 +346,8 @@ fn begin(
     Ok((file, HEADER as u64))
 }
 
-/// Opens the newest segment to go on with it, less what was torn at its end; `None` if a new one must be begun.
+/// Opens the newest segment to continue it, without a record that was torn at its end; `None` if a
+/// new segment must be begun.
 fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
     let context = || format!("cannot open {}", path.display());
     let file = OpenOptions::new()
@@ -353,7 +358,7 @@ fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
         .with_context(context)?;
     let length = file.metadata().with_context(context)?.len();
     let mut found = [0; HEADER];
-    // What is no history is left alone: its reader says so.
+    // A file that is no history is left alone; its reader reports it.
     if file.read_exact_at(&mut found, 0).is_err() || Header::read(&found, path).ok() != Some(header)
     {
         return Ok(None);

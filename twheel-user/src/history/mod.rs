@@ -1,30 +1,38 @@
-//! What has ended, on disk: a bounded history that outlives the loader.
+//! The history: a bounded log of ended flows on disk, which outlives the running twheel.
 //!
-//! An instance has a directory with segments, of which each is `SEGMENTS`th of the room there is; the oldest goes
-//! when a new one is begun. A segment is a header and then records of one size, each with a checksum, so that one that was
-//! torn when the power went costs nothing but itself:
+//! Each instance has a directory of segments. A segment has at most an eighth (`SEGMENTS`) of the
+//! history's maximum size; when a new one is begun, the oldest is removed. A segment is a header
+//! and then records of one size, each with a checksum. So a record that was torn by a power failure
+//! costs no other:
 //!
 //! ```text
-//! header   magic 8, version 4, bytes of a record 4, nanoseconds in a clock unit 4, one way 4, zeros 4, checksum 4
+//! header   magic 8, version 4, bytes of a record 4, nanoseconds in a clock unit 4, one way 4,
+//!          zeros 4, checksum 4
 //! record   checksum 4, kind 4, when 8 (milliseconds since 1970), ring 4, end 8, body 128
 //! ```
 //!
-//! `ring` tells the ring of events from others that the instance has had, and `end` is where the event ended in it. So a
-//! writer that goes on knows which of the events that it finds in the ring the history has: each is in it once, whatever
-//! killed whom.
+//! `ring` tells the instance's present ring of events from its earlier ones, and `end` is where the
+//! event ended in the ring. So a new writer knows which of the events in the ring are in the
+//! history already: each event is there once, whichever process was killed.
 //!
-//! The body is an [`Event`](twheel_common::event::Event); or, before the first event of a rule in each segment, the rule's
-//! number and name; or how many events up to there the history has lost since it said so last, and how many the instance has counted by then, with which
-//! each writer and each segment but the first begins, and each writer ends. In machine byte order: a history is read where
-//! it was written.
+//! The body depends on the record's kind:
+//!
+//! - an [`Event`](twheel_common::event::Event);
+//! - a number and a name of a rule, an interface or a zone, before the first event in each segment
+//!   that needs the name;
+//! - how many events the history has lost since the last record of this kind, and how many lost
+//!   events the instance has counted in all. Each segment but the first begins with such a record,
+//!   and each writer begins and ends with one.
+//!
+//! All numbers are in machine byte order: a history is read on the machine that wrote it.
 //!
 //! | question | file |
 //! |---|---|
-//! | how it lies on disk | `format.rs` |
-//! | where, and which one is an interface's | `directory.rs` |
-//! | how segments are begun, gone on with and removed | `log.rs` |
-//! | who writes | `writer.rs` |
-//! | who reads | `reader.rs` |
+//! | the format on disk | `format.rs` |
+//! | the directory of an instance, or of an interface | `directory.rs` |
+//! | beginning, continuing and removing segments | `log.rs` |
+//! | the writer | `writer.rs` |
+//! | the reader | `reader.rs` |
 
 mod directory;
 mod format;

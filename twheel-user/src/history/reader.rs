@@ -1,4 +1,4 @@
-//! Reading a history, while it is being written.
+//! Reads a history, also while it is being written.
 
 use std::{
     collections::HashMap,
@@ -26,31 +26,33 @@ use crate::{
     model::{Expired, KnownAs},
 };
 
-/// A flow that has ended, as the history has it.
+/// An ended flow from the history.
 pub struct Past {
-    /// When.
+    /// When the flow ended.
     pub when: SystemTime,
-    /// What.
+    /// The flow.
     pub ended: Expired,
-    /// What it was known as.
+    /// The names that belong to the flow.
     pub known_as: KnownAs,
 }
 
-/// Reads a history from the oldest event on, while it is being written.
+/// Reads a history from the oldest event on, also while it is being written.
 pub struct HistoryReader {
     directory: PathBuf,
     open: Option<Segment>,
-    /// The number of the segment that was read last.
+    /// The number of the segment that was opened last.
     last: u64,
-    /// Events from before are passed over.
+    /// Earlier events are skipped.
     since: SystemTime,
-    /// Records that are damaged, and were passed over.
+    /// Damaged records, which were skipped.
     pub damaged: u64,
-    /// Events that the history has lost, as far as its writers know: at most, where one was killed.
+    /// Events that the history has lost, as its writers recorded; an upper bound if a writer was
+    /// killed.
     pub lost: u64,
-    /// Segments that were removed, to make room for newer ones, before they were read.
+    /// Segments that were removed before they were read, because the history had reached its
+    /// maximum size.
     pub missed: u64,
-    /// Segments that cannot be read, and were passed over: why, each in a sentence.
+    /// Segments that cannot be read, and were skipped: why, each in a sentence.
     pub refused: Vec<anyhow::Error>,
 }
 
@@ -63,7 +65,7 @@ struct Segment {
 }
 
 impl HistoryReader {
-    /// Opens the history of an instance, by its name, below `directory`.
+    /// Opens the history of the instance of this name, below `directory`.
     ///
     /// # Errors
     ///
@@ -107,7 +109,8 @@ impl HistoryReader {
             if !read_whole(&mut segment.file, &mut record)
                 .with_context(|| format!("cannot read {}", segment.path.display()))?
             {
-                // Its end; for now, if it is the newest. What came between the two looks is seen by the second.
+                // The end of the segment; if it is the newest, for now. A record may have been
+                // appended before a newer segment was begun, so read once more.
                 let newer = segments(&self.directory)?;
                 if newer.iter().all(|(number, _)| *number <= self.last) {
                     return Ok(None);
@@ -144,7 +147,7 @@ impl HistoryReader {
                 continue;
             }
             let file = match File::open(&path) {
-                // The oldest one goes at any moment.
+                // The oldest segment may be removed at any moment.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file.with_context(|| format!("cannot open {}", path.display()))?,
             };
@@ -152,23 +155,23 @@ impl HistoryReader {
             let mut file = BufReader::with_capacity(RECORD * 512, file);
             let mut header = [0; HEADER];
             if !read_whole(&mut file, &mut header)? {
-                // Its writer is about to begin, or died when it did.
+                // The header is not written yet, or the writer died before it wrote it.
                 if number < newest {
                     self.last = number;
                 }
                 continue;
             }
-            // The first that is found has nothing before it that anybody could miss.
+            // The first segment that is found: none before it counts as missed.
             if self.last > 0 {
                 self.missed += number - self.last - 1;
             }
             self.last = number;
-            // To the newest, events may come.
+            // Events may still be appended to the newest segment.
             if modified < self.since && number < newest {
                 continue;
             }
             if header == [0; HEADER] {
-                // The power went before it was written.
+                // The power failed before the header was written.
                 self.damaged += 1;
                 continue;
             }
@@ -191,7 +194,8 @@ impl HistoryReader {
         Ok(false)
     }
 
-    /// Something to wait with, to be made before what there is has been read.
+    /// Something to wait with for more events. Create it before reading the present ones, so that
+    /// none is missed.
     pub fn follow(&self) -> Result<Follow> {
         let watch = || -> nix::Result<Inotify> {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
@@ -213,16 +217,16 @@ impl HistoryReader {
 pub struct Follow(Inotify);
 
 impl Follow {
-    /// Returns when something was written since it was last called.
+    /// Returns when something was written since the last call.
     ///
     /// # Errors
     ///
-    /// A broken pipe, as soon as nobody reads standard output any more.
+    /// A broken pipe, as soon as the reader of standard output has gone.
     pub fn wait(&self) -> Result<()> {
         let stdout = io::stdout();
         let mut watched = [
             PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
-            // What is wrong is told unasked.
+            // `poll` reports errors even if no events are requested.
             PollFd::new(stdout.as_fd(), PollFlags::empty()),
         ];
         match poll(&mut watched, PollTimeout::NONE) {
@@ -252,7 +256,8 @@ impl Segment {
                 None
             }
             ENDED => {
-                // SAFETY: `BODY` bytes, and any are a valid `Event`.
+                // SAFETY: `body` has `BODY` bytes, the size of an `Event`, for which any bytes are
+                // valid.
                 let event = unsafe { body.as_ptr().cast::<Event>().read_unaligned() };
                 Some(Past {
                     when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
@@ -273,7 +278,8 @@ impl Segment {
     }
 }
 
-/// Fills a buffer; or, where the file ends before, leaves the file where it is.
+/// Fills a buffer; if the file ends before, leaves the file's position where it was, and returns
+/// false.
 fn read_whole(file: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool> {
     let mut filled = 0;
     while filled < buffer.len() {

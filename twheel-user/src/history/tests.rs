@@ -74,7 +74,7 @@ fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
     log.sync().unwrap();
 }
 
-/// The ages of all events, units; and how many records are damaged.
+/// The ages of all events, in units, and the number of damaged records.
 fn read(directory: &Path) -> (Vec<u32>, u64) {
     let mut reader = HistoryReader::open(directory, "it", UNIX_EPOCH).unwrap();
     let mut ages = Vec::new();
@@ -133,24 +133,24 @@ fn a_writer_knows_what_earlier_ones_have_written_of_its_ring() {
     let log = open(RING);
     assert!((0..100).all(|end| log.has(end)) && !log.has(100));
     assert!(!open(RING + 1).has(0), "another ring, which begins anew");
-    // The name of a rule is written before its event.
+    // The name of a rule is written before its event, with the same position.
     let mut log = open(RING);
     log.put(NAME, 1100, 100, &[0; BODY]);
     log.flush().unwrap();
     assert!(open(RING).has(99) && !open(RING).has(100));
-    // A segment that was just begun says nothing.
+    // A segment that was just begun has no records.
     let header = fs::read(only_segment(directory.path())).unwrap();
     let next = directory.path().join("it/0000000002.history");
     fs::write(next, &header[..HEADER]).unwrap();
     assert!(open(RING).has(99) && !open(RING).has(100));
-    // However far the ring has come since.
+    // Positions stay known however far the ring has come since.
     log.flush().unwrap();
     drop(log);
     let mut log = open(RING);
     log.adopt(100, 0);
     assert!(log.has(100));
     assert!((8..63).all(|bits| !log.has(1 << bits)));
-    // What is met again takes nothing back.
+    // A batch that is read again does not move the position back.
     log.reach(50);
     log.note(0);
     log.flush().unwrap();
@@ -161,7 +161,8 @@ fn a_writer_knows_what_earlier_ones_have_written_of_its_ring() {
 fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
     let directory = fresh();
     let mut counted = 0;
-    // A writer that finds the ring released so far, and then loses as many, and is killed before it says so or not.
+    // A writer that finds the ring released up to `released` and then loses `too_slow` more events.
+    // If it is killed, it does not record them.
     let mut lost = |released, too_slow, is_killed: bool| {
         let mut log = open(directory.path(), Some(LEAST_BYTES));
         let missing = log.adopt(released, counted);
@@ -178,13 +179,14 @@ fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
     assert_eq!(lost(bytes(100), 0, false), 0);
     assert_eq!(lost(bytes(130) + 8, 5, false), 30, "and 5 by the disk");
     assert_eq!(lost(bytes(130) + 8, 0, false), 0, "once");
-    // What is in the history and was not released is not lost.
+    // Events that are in the history and not yet released are not lost.
     assert_eq!(lost(bytes(90), 0, false), 0);
-    // 20 were counted and not noted, and 7 neither.
+    // 20 events were counted and not recorded in the history, and 7 were neither counted nor
+    // recorded.
     assert_eq!(lost(bytes(130) + 8, 20, true), 0);
     assert_eq!(lost(bytes(157) + 8, 0, false), 7);
     assert_eq!(lost(bytes(157) + 8, 0, false), 0, "once");
-    // Further than 32 bits tell.
+    // Positions beyond 32 bits.
     let far = ((9 << 32) - bytes(157) - 8) / BODY as u64;
     assert_eq!(lost(9 << 32, 0, false), far);
     let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
@@ -206,7 +208,8 @@ fn the_oldest_goes_first_and_the_rest_stays_within_bounds() {
         ages.windows(2).all(|two| two[1] == two[0] + 1),
         "without a gap"
     );
-    // Seven of eight segments are full, of a thousand records less two of names and the header.
+    // Seven of eight segments are full. Each has a thousand records, less two with names, and the
+    // header.
     assert!((7 * 1000..8 * 1024).contains(&ages.len()), "{}", ages.len());
     let sizes = segments(&directory.path().join("it")).unwrap();
     let sizes: u64 = sizes
@@ -221,7 +224,7 @@ fn a_write_that_was_torn_costs_the_last_record_alone() {
     let whole = fresh();
     write(whole.path(), 0..10, LEAST_BYTES);
     let bytes = fs::read(only_segment(whole.path())).unwrap();
-    // One of them is a name.
+    // One of the records is a name.
     assert_eq!(bytes.len(), HEADER + 11 * RECORD);
     for cut in [1, 3, 17, RECORD - 1] {
         let directory = fresh();
@@ -232,7 +235,7 @@ fn a_write_that_was_torn_costs_the_last_record_alone() {
             ((0..9).collect(), 0),
             "less {cut} bytes"
         );
-        // And whoever goes on does so behind what is whole.
+        // A new writer continues after the last whole record.
         write(directory.path(), 9..12, LEAST_BYTES);
         assert_eq!(
             read(directory.path()),
@@ -240,7 +243,7 @@ fn a_write_that_was_torn_costs_the_last_record_alone() {
             "less {cut} bytes"
         );
     }
-    // As long as it should be, but not written: zeros, which no checksum fits.
+    // Long enough, but not written: zeros, which no checksum matches.
     let directory = fresh();
     let path = directory.path().join("it/0000000001.history");
     let mut zeros = bytes.clone();
@@ -292,7 +295,7 @@ fn less_room_than_before_is_kept_to_and_stale_histories_go() {
         .sum();
     assert!(sizes <= LEAST_BYTES, "{sizes}");
     assert_eq!(read(directory.path()).0.last(), Some(&20_000));
-    // Who says nothing of room leaves what there is.
+    // A writer without a maximum size keeps what exists.
     write(directory.path(), 20_001..40_000, 4 * LEAST_BYTES);
     let kept = read(directory.path()).0.len();
     drop(open(directory.path(), None));
@@ -335,15 +338,15 @@ fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
         write(directory.path(), 10..20, LEAST_BYTES);
         assert_eq!(fs::read(&path).unwrap(), bytes);
         assert_eq!(segments(&directory.path().join("it")).unwrap().len(), 2);
-        // The rest is there all the same.
+        // The rest can still be read.
         assert_eq!(read(directory.path()).0, (10..20).collect::<Vec<_>>());
     }
-    // Nothing was written yet when the power went.
+    // The power failed before the header was written.
     let directory = fresh();
     write(directory.path(), 0..10, LEAST_BYTES);
     fs::write(directory.path().join("it/0000000002.history"), [0; HEADER]).unwrap();
     assert_eq!(read(directory.path()), ((0..10).collect(), 1));
-    // Too short for a header: whoever began it died.
+    // Too short for a header: its writer died.
     let directory = fresh();
     write(directory.path(), 0..10, LEAST_BYTES);
     fs::write(only_segment(directory.path()), &MAGIC[..5]).unwrap();

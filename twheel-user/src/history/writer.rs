@@ -1,4 +1,4 @@
-//! Writing a history, on a thread of its own: a slow disk holds up neither wheels nor output.
+//! Writes a history, on a thread of its own, so that a slow disk delays neither wheels nor output.
 
 use std::{
     sync::{
@@ -33,25 +33,25 @@ use crate::{
     ring::{Events, Read},
 };
 
-/// Batches on their way to the disk. A disk that falls further behind costs events of the history, which are counted;
-/// it holds up neither wheels nor output.
+/// Most batches that wait for the disk. If the disk falls further behind, events are missing from
+/// the history, and are counted; neither wheels nor output wait.
 const BATCHES: usize = 16;
-/// What was written is on the disk after this, at the latest.
+/// The longest time until what was written is synced to the disk.
 const SYNC: Duration = Duration::from_secs(1);
-/// Between two looks whether it was written, for whoever has nothing else to do.
+/// How often a thread that has nothing else to do checks whether its batch was written.
 const WRITING: Duration = Duration::from_micros(200);
 /// Writes a history, on a thread of its own.
 pub struct Writer {
-    /// Until it is to end.
+    /// `None` once the writer is to end.
     batches: Option<SyncSender<Arc<Vec<Read>>>>,
     written: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
     lost: Arc<Lost>,
 }
 
-/// Events that are not in the history.
+/// Events that are missing from the history.
 struct Lost {
-    /// In the time of a writer.
+    /// Those lost in the time of this writer.
     number: AtomicU64,
     tally: Arc<LoaderCounters>,
 }
@@ -70,8 +70,9 @@ impl Lost {
 }
 
 impl Writer {
-    /// Goes on with an instance's history, or begins one. `bytes`: room for it on disk, at least
-    /// [`LEAST_BYTES`](super::LEAST_BYTES); `None`: as much as it takes, or [`DEFAULT_BYTES`](super::DEFAULT_BYTES).
+    /// Continues an instance's history, or begins one. `bytes`: its maximum size, at least
+    /// [`LEAST_BYTES`](super::LEAST_BYTES); `None`: its present size, and at least
+    /// [`DEFAULT_BYTES`](super::DEFAULT_BYTES).
     pub fn start(
         directory: &Directory,
         pins: &Pins,
@@ -122,7 +123,8 @@ impl Writer {
         })
     }
 
-    /// Adds what has ended. Once [`written`](Self::written) says so it is in the file, which outlives this process.
+    /// Queues a batch. Once [`written`](Self::written) has reached its end it is in the file, which
+    /// outlives this process.
     pub fn add(&self, batch: &Arc<Vec<Read>>) {
         let Some(batches) = &self.batches else {
             return;
@@ -134,24 +136,25 @@ impl Writer {
         }
     }
 
-    /// Adds it and waits until it is in the file, for whoever can wait.
+    /// Queues a batch and waits until it is in the file.
     pub fn add_now(&mut self, batch: Vec<Read>) {
         let (Some(batches), Some(end)) = (&self.batches, batch.last().map(|read| read.end)) else {
             return;
         };
-        // The thread is there until it is told to end.
+        // The thread runs until it is told to end.
         let _ = batches.send(Arc::new(batch));
         while *self.written.borrow_and_update() < end {
             thread::sleep(WRITING);
         }
     }
 
-    /// Where in the ring the latest event ended that is in the file, or is lost.
+    /// Where in the ring the latest event ends that is in the file, or is lost.
     pub fn written(&self) -> watch::Receiver<u64> {
         self.written.clone()
     }
 
-    /// Ends it: what is left is written. Returns how many events are not in the history.
+    /// Writes what is left and ends the thread. Returns how many events are missing from the
+    /// history.
     pub fn end(self) -> u64 {
         let lost = self.lost.clone();
         drop(self);
@@ -159,12 +162,12 @@ impl Writer {
     }
 }
 
-/// What is left is written.
+/// Writes what is left.
 impl Drop for Writer {
     fn drop(&mut self) {
         drop(self.batches.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it came.
+            // A panic of the thread was reported when it occurred.
             let _ = thread.join();
         }
     }
@@ -181,24 +184,24 @@ fn ended(batch: &[Read]) -> impl Iterator<Item = (&Event, u64)> {
 struct Keeper {
     log: Log,
     inbox: Receiver<Arc<Vec<Read>>>,
-    /// Up to where all is in the file, or lost.
+    /// Position up to which every event is in the file, or lost.
     tell: watch::Sender<u64>,
     names: Names,
     /// The program that tells the time.
     sweep: Callable,
     clock: Clock,
     lost: Arc<Lost>,
-    /// The disk takes nothing, which was said.
+    /// Writing fails; the message was printed.
     failing: bool,
 }
 
 impl Keeper {
-    /// Until nobody has anything to add.
+    /// Runs until nobody can add batches any more.
     fn run(mut self, events: &Events) {
-        // A disk that was full may have room again.
+        // Write again after an error: a disk that was full may have free space again.
         while let Err(error) = self.write() {
             self.lost.add(self.log.recover());
-            // Nobody waits for what is lost.
+            // A lost event counts as done, so that nobody waits for it.
             self.tell.send_replace(self.log.end);
             if !self.failing {
                 say!("twheel: {error:#}: what ends meanwhile is not in the history");
@@ -206,14 +209,15 @@ impl Keeper {
             self.failing = true;
         }
         let log = &mut self.log;
-        // What the disk was too slow for may have left the ring. Should this fail, the next writer counts it too.
+        // Batches for which the disk was too slow may have left the ring. If this record cannot be
+        // written, the next writer counts them again.
         log.end = log.end.max(events.released());
         log.note(self.lost.get());
         let _ = log.flush().and_then(|()| log.sync());
     }
 
     fn write(&mut self) -> Result<()> {
-        // How it begins.
+        // The record with which a writer begins.
         let mut dirty = !self.log.buffer.is_empty();
         self.log.flush()?;
         loop {
@@ -238,7 +242,7 @@ impl Keeper {
         }
     }
 
-    /// Writes what of a batch is not in the history. Returns whether there was any.
+    /// Writes those events of a batch that are not in the history. Returns whether there were any.
     fn append(&mut self, batch: &[Read]) -> Result<bool> {
         let log = &mut self.log;
         log.reach(batch.last().map_or(0, |read| read.end));
@@ -251,7 +255,7 @@ impl Keeper {
         let now = self.sweep.now()?;
         let wall = since_1970(SystemTime::now());
         for (event, end) in batch {
-            // One that another CPU has ended after the time was read is of now.
+            // An event that another CPU wrote after the time was read counts as of now.
             let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
             let when = wall.saturating_sub(self.clock.duration(ago as u64).as_millis() as u64);
             log.append(when, event, end, |event| named(&self.names, event))?;
@@ -262,7 +266,8 @@ impl Keeper {
     }
 }
 
-/// What tells an instance's ring of events from those of earlier ones of its name: their tables had other secrets.
+/// A number that tells an instance's ring of events from the rings of earlier instances of its
+/// name: each table has other hash keys.
 fn ring_of(pins: &Pins) -> Result<u32> {
     let mut checksum = crc32fast::Hasher::new();
     for key in data_plane::meta(pins)?.hash.keys {
@@ -271,7 +276,8 @@ fn ring_of(pins: &Pins) -> Result<u32> {
     Ok(checksum.finalize())
 }
 
-/// What a flow is known as, by the numbers that [`NAME`](super::format::NAME) has.
+/// The names that belong to an event, with the numbers that they have in
+/// [`NAME`](super::format::NAME).
 fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
     let mut named = Vec::new();
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));

@@ -1,8 +1,8 @@
-//! What an instance tells of itself while it runs: numbers for Prometheus, and what the page shows.
+//! What an instance serves while it runs: numbers for Prometheus, and the page.
 //!
-//! The loader notes what it alone can know as it happens; the kernel's counters are read when somebody asks, the flow
-//! table only for the page. So an instance that nobody asks is not woken by any of this, and asking for numbers costs the
-//! same however many flows there are.
+//! The running twheel records, as they happen, the numbers that only it knows. The kernel's
+//! counters are read on request, and the flow table only for the page. So an instance is not woken
+//! if nobody requests anything, and a request for numbers costs the same for any number of flows.
 
 mod numbers;
 mod server;

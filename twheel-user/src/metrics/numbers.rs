@@ -36,23 +36,24 @@ use crate::{
     watched,
 };
 
-/// Seconds. One visit takes a fraction of a microsecond, and a step has 256 at most.
+/// In seconds. One timer visit takes a fraction of a microsecond, and a step has at most 256.
 const STEP_BUCKETS: [f64; 12] = [
     1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2, 1e-1,
 ];
 
-/// Seconds. A flow is late by less than a tick, which is 10 ms to some seconds, and by whatever held the stepper up.
+/// In seconds. A flow is late by less than a tick, which is 10 ms to some seconds, plus the time by
+/// which the stepper was delayed.
 const LATENESS_BUCKETS: [f64; 13] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0,
 ];
 
-/// Interfaces and directions by which ended flows are counted, at most.
+/// Most pairs of interface and direction by which ended flows are counted.
 const MAX_INTERFACE_COUNTERS: usize = 4096;
 
 /// Ended flows that are kept for the page.
 const LATEST: usize = 50;
 
-/// Flows by state.
+/// Number of flows by state.
 pub(super) type States = BTreeMap<&'static str, u64>;
 
 /// The numbers of a running instance.
@@ -62,10 +63,10 @@ pub struct Metrics {
     steps: Histogram,
     lateness: Histogram,
     pub(super) latest: Mutex<VecDeque<Latest>>,
-    /// Ended flows, by the interface where their initiators' packets were counted, and the direction.
+    /// Ended flows by interface and direction of their initiators' packets.
     by_interface: Mutex<BTreeMap<(String, &'static str), u64>>,
     failed: AtomicBool,
-    /// The data plane's clock as of the latest step.
+    /// The data plane's clock at the latest step, and when that was.
     pub(super) now: Mutex<Option<(u64, Instant)>>,
     pub(super) states: Mutex<Option<(Instant, States)>>,
     pub(super) started: Instant,
@@ -87,7 +88,7 @@ pub(super) struct Latest {
 }
 
 impl Metrics {
-    /// Of a data plane that is loaded and pinned.
+    /// For a data plane that is loaded and pinned.
     pub fn new(plane: &DataPlane, pins: &Pins, interfaces: &[String]) -> Result<Self> {
         let registry = Registry::new();
         let ended = IntCounterVec::new(
@@ -160,9 +161,9 @@ impl Metrics {
         })
     }
 
-    /// Serves what the reaper counts; once.
+    /// Adds the reaper's counters. Only the first call has an effect.
     pub fn watch(&self, reaper: Arc<reap::ReaperState>) {
-        // A second one would be of the same run.
+        // A second call would pass the reaper of the same run.
         let _ = self.reaper.set(reaper);
     }
 
@@ -171,7 +172,7 @@ impl Metrics {
         !self.failed.load(Ordering::Relaxed)
     }
 
-    /// Takes ended flows that were read together.
+    /// Begins to count ended flows that were read together.
     pub fn batch(&self) -> Batch<'_> {
         Batch {
             metrics: self,
@@ -179,7 +180,7 @@ impl Metrics {
         }
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All numbers, in Prometheus' text format.
     ///
     /// # Errors
     ///
@@ -198,7 +199,7 @@ impl Metrics {
             .context("cannot write the metrics")
     }
 
-    /// The families that are of one interface each.
+    /// The metric families that have one value per interface.
     fn of_interfaces(&self, interfaces: &[(String, Counters)]) -> Result<Vec<MetricFamily>> {
         let info = IntGaugeVec::new(
             Opts::new(
@@ -222,7 +223,7 @@ impl Metrics {
             &["interface", "direction"],
         )?;
         let mut by_interface = lock(&self.by_interface);
-        // Those whose places others have are known no more.
+        // Drops interfaces that disappeared and whose place another interface has taken.
         let names: BTreeSet<_> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
         by_interface.retain(|(name, _), _| names.contains(name.as_str()));
         for (name, counters) in interfaces {
@@ -244,7 +245,7 @@ impl Metrics {
         let mut families = info.collect();
         families.extend(packets.collect());
         families.extend(ended.collect());
-        // An encoder takes no family without metrics.
+        // The encoder refuses a family without metrics.
         families.retain(|family| !family.get_metric().is_empty());
         Ok(families)
     }
@@ -260,13 +261,13 @@ impl Observer for Metrics {
         *lock(&self.now) = Some((now, Instant::now()));
     }
 
-    /// From then on the instance is not healthy.
+    /// From now on the instance is not healthy.
     fn failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 }
 
-/// The families of what the reaper counts.
+/// The metric families of the reaper's counters.
 fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
     let actions = IntCounterVec::new(
         Opts::new(
@@ -292,7 +293,7 @@ fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
     Ok(families)
 }
 
-/// The families of the data plane's counters.
+/// The metric families of the data plane's counters.
 fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
     let flows = IntGauge::new("twheel_flows", "flows in the table")?;
     flows.set(counters.live() as i64);
@@ -316,14 +317,15 @@ fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
     Ok(families)
 }
 
-/// Ended flows that were read together: the timeouts of a rule are looked up once.
+/// Counts ended flows that were read together, so that the timeouts of each rule are looked up
+/// once.
 pub struct Batch<'a> {
     metrics: &'a Metrics,
     timeouts: BTreeMap<u32, Option<Timeouts>>,
 }
 
 impl Batch<'_> {
-    /// Notes one, with the name of its rule.
+    /// Counts an ended flow.
     pub fn ended(&mut self, event: &Event, ended: &Expired, known_as: &KnownAs) {
         let metrics = self.metrics;
         metrics
@@ -335,7 +337,8 @@ impl Batch<'_> {
         }
         if let Some(iface) = &known_as.iface {
             let mut by_interface = lock(&metrics.by_interface);
-            // Nobody has asked for long, and thousands have come and gone: these counters begin anew.
+            // Thousands of interfaces have appeared and disappeared since the last request: these
+            // counters start anew.
             if by_interface.len() >= MAX_INTERFACE_COUNTERS {
                 by_interface.clear();
             }
@@ -352,14 +355,15 @@ impl Batch<'_> {
         });
     }
 
-    /// How long a flow that was due has waited; `None` for one that was not. Under a policy that has just become
-    /// shorter it counts from where the flow would have been due by that.
+    /// How late a flow ended whose deadline had passed; `None` if it ended for another reason. If a
+    /// policy has just shortened the timeout, the lateness counts from the new deadline, which may
+    /// lie in the past.
     fn lateness(&mut self, event: &Event, reason: Reason) -> Option<Duration> {
         if !matches!(reason, Reason::Idle | Reason::Closed | Reason::Reset) {
             return None;
         }
         let timeouts = self.timeouts.entry(event.rule.into()).or_insert_with(|| {
-            // A rule that was there a moment ago.
+            // If the timeouts cannot be read, the lateness is not counted.
             let rule = self.metrics.timeouts.rule(event.rule).ok()?;
             Some(rule.timeouts)
         });
@@ -369,7 +373,7 @@ impl Batch<'_> {
     }
 }
 
-/// Nobody panics half way through a change here.
+/// Ignores poisoning: no panic can leave a change half done here.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! The listener: numbers, health and the page, over HTTP, on a thread of its own, so that neither waits for the output
-//! nor the output for those who ask.
+//! The HTTP server of numbers, health and the page. It runs on a thread of its own, so that neither
+//! it nor the output waits for the other.
 
 use std::{
     convert::Infallible,
@@ -25,20 +25,21 @@ use tokio::sync::{Semaphore, oneshot};
 use super::numbers::Metrics;
 use crate::failure::{Failure, Kind};
 
-/// Connections at once; more wait in the kernel.
+/// Most connections at a time; more wait in the kernel.
 const CONNECTIONS: usize = 64;
-/// A connection carries one request, and has this long to bring it …
+/// A connection carries one request. The client has this long to send it …
 const SPEECH: Duration = Duration::from_secs(1);
-/// … and to take the answer.
+/// … and this long to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Nothing but what comes from here, and no inline script: what the page shows was said by strangers.
+/// Only resources of this server, and no inline script: what the page shows comes from untrusted
+/// hosts.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Reads `ADDRESS:PORT`; a port alone is one of the loopback address.
+/// Parses `ADDRESS:PORT`; a port alone means the loopback address.
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
@@ -48,15 +49,15 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// A port that is taken for us, on which nobody answers yet.
+/// A bound port, on which nothing answers yet.
 pub struct Listener(TcpListener, SocketAddr);
 
 impl Listener {
-    /// Takes it.
+    /// Binds the port.
     ///
     /// # Errors
     ///
-    /// It is in use, or not ours to take.
+    /// The port is in use, or the process may not bind it.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         let refused = |error: io::Error| {
             let (kind, what) = match error.kind() {
@@ -83,20 +84,20 @@ impl Listener {
         Ok(Self(listener, address))
     }
 
-    /// Where it listens; with the port that the kernel has chosen where 0 was asked for.
+    /// The address. If port 0 was asked for, it has the port that the kernel has chosen.
     pub fn address(&self) -> SocketAddr {
         self.1
     }
 }
 
-/// Answers for as long as it lives.
+/// Serves requests until it is dropped.
 pub struct Server {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Begins to answer.
+    /// Starts to serve.
     pub fn start(listener: Listener, metrics: Arc<Metrics>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -114,7 +115,7 @@ impl Server {
                 runtime.block_on(async {
                     tokio::select! {
                         never = serve(&listener, &metrics, address.ip()) => match never {},
-                        // Or the sender is gone, which means the same.
+                        // The sender was used or dropped; both mean to stop.
                         _ = stopped => {}
                     }
                 });
@@ -147,7 +148,7 @@ async fn serve(
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, say: some may be given back meanwhile.
+                // For example because there are no free descriptors; some may be closed meanwhile.
                 log::warn!("cannot accept a connection for the metrics: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -169,14 +170,14 @@ async fn serve(
                 .timer(TokioTimer::new())
                 .header_read_timeout(SPEECH)
                 .serve_connection(TokioIo::new(stream), answer);
-            // Whoever is too slow, or breaks off, is not waited for.
+            // Clients that are too slow, or disconnect, are not waited for.
             let _ = tokio::time::timeout(PATIENCE, connection).await;
             drop(place);
         });
     }
 }
 
-/// The answer to a request that gets nothing else.
+/// The refusal of a request; `None` if it is served.
 fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>>> {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET and HEAD alone\n");
@@ -186,7 +187,8 @@ fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>
     }
     let host = request.headers().get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok());
-    // A name that somebody makes resolve to the loopback address would let that one's pages read what is here.
+    // Prevents DNS rebinding: if an attacker's name resolved to the loopback address, pages of that
+    // name could read the answers.
     if bound.to_canonical().is_loopback() && !host.is_some_and(is_no_name) {
         let why = "ask for this by an IP address, or as localhost\n";
         return Some(response(StatusCode::FORBIDDEN, TEXT, why));
@@ -194,7 +196,7 @@ fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>
     None
 }
 
-/// Whether a `Host` is an address or `localhost`, with or without a port.
+/// Whether a `Host` header is an address or `localhost`, with or without a port.
 fn is_no_name(host: &str) -> bool {
     let bare = host
         .strip_prefix('[')
@@ -231,7 +233,7 @@ async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
             TEXT,
             "a stepper has failed: flows no longer expire\n",
         ),
-        // Reads the table, and must not keep others waiting.
+        // On another thread: it reads the flow table, and other requests must not wait for that.
         "/api/status" => {
             let status = tokio::task::spawn_blocking(move || metrics.status()).await;
             made(

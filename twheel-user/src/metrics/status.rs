@@ -1,4 +1,4 @@
-//! What the page shows, as JSON.
+//! The data of the page, as JSON.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use twheel_common::{counter::Counter, wheel::Wheel};
 use super::numbers::{Metrics, States, lock};
 use crate::{flows::Flows, model, output::json};
 
-/// The table is not read again before it is as old as this.
+/// The flow table is read at most once in this time.
 const SCAN_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct Status<'a> {
     scheme: &'a str,
     levels: u32,
     slots: u32,
-    /// Ticks that have passed, by the clock; none before the first step.
+    /// Ticks that have passed, by the clock; `None` before the first step.
     tick: Option<f64>,
     flows: u64,
     max_flows: u32,
@@ -53,7 +53,7 @@ struct Ended<'a> {
 }
 
 impl Metrics {
-    /// What the page shows. Reads the whole table, unless it was read a moment ago.
+    /// The data of the page. Reads the whole flow table, unless it was read a moment ago.
     ///
     /// # Errors
     ///
@@ -91,14 +91,15 @@ impl Metrics {
         serde_json::to_string(&status).context("cannot write the status")
     }
 
-    /// The clock as of now: a stepper that sleeps has last read it long ago.
+    /// The present tick. A stepper that sleeps has read the clock long ago, so the time since then
+    /// is added.
     fn tick(&self) -> Option<f64> {
         let (units, at) = (*lock(&self.now))?;
         let since = at.elapsed().as_secs_f64() / self.clock.unit().as_secs_f64();
         Some((units as f64 + since) / f64::from(self.config.tick))
     }
 
-    /// Flows by state. Whoever asks while another is reading waits for that.
+    /// Flows by state. Concurrent callers wait for the one that reads the table.
     fn states(&self) -> Result<States> {
         let mut cached = lock(&self.states);
         match &*cached {

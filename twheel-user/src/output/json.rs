@@ -1,4 +1,4 @@
-//! One JSON object a line; the field names are stable.
+//! One JSON object per line; the field names are stable.
 
 use std::{io, net::IpAddr, time::SystemTime};
 
@@ -14,7 +14,7 @@ use crate::{
 /// Lines of JSON.
 pub struct Json;
 
-/// What both kinds of lines begin with.
+/// The fields at the beginning of every line.
 #[derive(Serialize)]
 struct Ends<'a> {
     proto: &'static str,
@@ -34,7 +34,7 @@ struct Ends<'a> {
     zone: u16,
 }
 
-/// Whether a field is left out.
+/// Whether a field is omitted.
 fn is_zero(number: &u16) -> bool {
     *number == 0
 }
@@ -168,13 +168,13 @@ impl From<[Traffic; 2]> for Account {
     }
 }
 
-/// Writes an object, and the end of its line.
+/// Writes an object and a newline.
 pub fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *to, line)?;
     writeln!(to)
 }
 
-/// Writes a flow that is in the table, with what it is known as.
+/// Writes a flow that is in the table, with its names.
 pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
     let line = Live {
         flow: Ends::new(flow.flow, named),
@@ -196,7 +196,7 @@ pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::
     write(&line, to)
 }
 
-/// The end of a flow, with what it is known as, and when that was, if that is past.
+/// The end of a flow, with its names; and when it was, if the flow ended earlier.
 pub(crate) fn line<'a>(
     when: Option<SystemTime>,
     ended: &Expired,
@@ -224,7 +224,7 @@ pub(crate) fn line<'a>(
     }
 }
 
-/// Writes that.
+/// Writes the end of a flow.
 pub fn ended(
     when: Option<SystemTime>,
     ended: &Expired,

@@ -1,4 +1,4 @@
-//! How what becomes of flows is written: one file a format.
+//! How events of flows are written: one file per format.
 
 pub mod json;
 pub mod table;
@@ -12,9 +12,9 @@ use crate::{
     model::{Named, Rto},
 };
 
-/// Writes what becomes of flows.
+/// Writes events of flows.
 pub trait Output {
-    /// Writes the end of one, with what it is known as.
+    /// Writes the end of a flow, with its names.
     fn expired(
         &mut self,
         ended: &Expired,
@@ -22,10 +22,10 @@ pub trait Output {
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
 
-    /// Writes the expiry of a retransmission timer, with what the flow is known as.
+    /// Writes the expiry of a retransmission timer, with the names of its flow.
     fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()>;
 
-    /// Writes what became of something that was to be done to a flow that has ended, likewise.
+    /// Writes the outcome of an action on an expired flow, with the names of the flow.
     fn reaped(
         &mut self,
         ended: &Expired,

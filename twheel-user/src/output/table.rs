@@ -1,4 +1,5 @@
-//! Tables for people, a line at a time: as many flows as there are, without holding them.
+//! Tables for people. Lines are written one at a time, so that no number of flows needs to be held
+//! in memory.
 
 use std::{
     io::{self, Write},
@@ -8,7 +9,7 @@ use std::{
 use super::text;
 use crate::model::{Flow, Named, Timing, Tracked};
 
-/// A duration in at most two units, `12.3s`, `4m05s`, `3h07m`, `4d23h`.
+/// A duration in at most two units, such as `12.3s`, `4m05s`, `3h07m`, `4d23h`.
 pub fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -19,7 +20,7 @@ pub fn short(duration: Duration) -> String {
     }
 }
 
-/// Which columns there are besides those that always are.
+/// The optional columns.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Columns {
     /// Packets and bytes.
@@ -46,7 +47,7 @@ pub fn heading(columns: Columns, to: &mut dyn Write) -> io::Result<()> {
     writeln!(to, "{}", if columns.rules { "  RULE" } else { "" })
 }
 
-/// A line of that table.
+/// A line of the table.
 pub fn line(
     tracked: &Tracked,
     named: Named<'_>,

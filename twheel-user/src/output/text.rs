@@ -103,8 +103,8 @@ impl Output for Text {
     }
 }
 
-/// The rule, and whatever tells the flow apart from one with the same endpoints: `  rule web  vlan 10.20  zone 7  eth0 out`.
-/// Of the interface only where there are several.
+/// The rule, and what distinguishes the flow from others with the same endpoints: `  rule web  vlan
+/// 10.20  zone 7  eth0 out`. The interface is omitted if there is only one.
 pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     let mut more = String::new();
     if let Some(rule) = named.rule {
@@ -124,7 +124,7 @@ pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     more
 }
 
-/// Milliseconds, or that there was no sample.
+/// Milliseconds; `-` if there was no sample.
 pub(super) fn rtt(micros: u32) -> String {
     match micros {
         0 => "-".to_owned(),

@@ -1,4 +1,4 @@
-//! What is wrong with rules only together: some that no flow can meet, and limits.
+//! Checks of rules together: rules that no flow can match, and limits.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{
     rule::{Policy, Rule, refuse},
 };
 
-/// Refuses what cannot be meant, or cannot be done.
+/// Refuses rules that cannot be meant, or do not fit into the kernel's tables.
 pub(super) fn check(policy: &Policy) -> Result<()> {
     let rules = &policy.rules;
     let extents: Vec<_> = rules.iter().map(Extent::new).collect();
@@ -45,7 +45,7 @@ pub(super) fn check(policy: &Policy) -> Result<()> {
     limits(policy)
 }
 
-/// What the tables of the kernel have room for. The rule that is named is the first that is too much.
+/// Checks the limits of the kernel's tables. The error names the first rule that exceeds one.
 fn limits(policy: &Policy) -> Result<()> {
     let rules = &policy.rules;
     let check = |fits: &dyn Fn(&[Rule]) -> bool, what: String| {
@@ -114,19 +114,19 @@ fn limits(policy: &Policy) -> Result<()> {
 struct Extent {
     protocols: Vec<Protocol>,
     hooks: Vec<Hook>,
-    /// `None`: all.
+    /// `None`: all interfaces.
     interfaces: Option<BTreeSet<String>>,
-    /// Identifiers, 0 for no VLAN; `None`: all.
+    /// VLAN identifiers, 0 for no VLAN; `None`: all.
     vlans: Option<BTreeSet<u16>>,
-    /// Numbers, 0 for no zone; `None`: all.
+    /// Numbers of zones, 0 for no zone; `None`: all.
     zones: Option<BTreeSet<u16>>,
     ports: Ranges,
-    /// For each family.
+    /// For IPv4 and for IPv6.
     addresses: [Addresses; 2],
 }
 
-/// The pairs of addresses, of one family, that a rule admits: of which the first is in `source`, the
-/// second in `destination`, and one of them at least in `either`.
+/// The pairs of addresses, of one family, that a rule admits: the first is in `source`, the second
+/// in `destination`, and at least one of them in `either`.
 struct Addresses {
     source: Ranges,
     destination: Ranges,
@@ -142,7 +142,7 @@ impl Extent {
         let (source, destination) = (ranges(&rule.source), ranges(&rule.destination));
         let either = ranges(&rule.either);
         let named = rule.protocols.clone().unwrap_or(Protocol::ALL.to_vec());
-        // What has no ports meets no condition on them.
+        // A protocol without ports matches no condition on ports.
         let with_ports = |protocol: &Protocol| rule.ports.is_none() || *protocol != Protocol::Icmp;
         Self {
             protocols: named.into_iter().filter(with_ports).collect(),
@@ -200,8 +200,8 @@ impl Extent {
         self.protocols.is_empty() || self.addresses.iter().all(none)
     }
 
-    /// Whether each flow that the other admits is one that this admits. Exact: both are products of
-    /// what they admit in each dimension, but for `either`, which [`Addresses::covers`] takes apart.
+    /// Whether this admits each flow that `other` admits. The answer is exact: both are products of
+    /// what they admit in each dimension, except for `either`, which [`Addresses::covers`] handles.
     fn covers(&self, other: &Self) -> bool {
         other
             .protocols
@@ -209,7 +209,8 @@ impl Extent {
             .all(|protocol| self.protocols.contains(protocol))
             && other.hooks.iter().all(|hook| self.hooks.contains(hook))
             && admits_all(&self.interfaces, &other.interfaces)
-            // A flow may be in two VLANs. One that is in one alone meets only a rule that names it, so this is exact, too.
+            // A flow may be in two VLANs. But a flow in a single VLAN matches only rules that name
+            // that VLAN, so the subset is required, and the answer is exact here, too.
             && admits_all(&self.vlans, &other.vlans)
             && admits_all(&self.zones, &other.zones)
             && self.ports.covers(&other.ports)
@@ -221,8 +222,8 @@ impl Extent {
     }
 }
 
-/// Whether a condition admits all values that another does; `None` admits every value. No list names every value there
-/// is: [`limits`].
+/// Whether a condition admits all values that another does; `None` admits every value. No list
+/// contains every value that exists, because of [`limits`].
 fn admits_all<T: Ord>(these: &Option<BTreeSet<T>>, those: &Option<BTreeSet<T>>) -> bool {
     match (these, those) {
         (None, _) => true,
@@ -232,7 +233,8 @@ fn admits_all<T: Ord>(these: &Option<BTreeSet<T>>, those: &Option<BTreeSet<T>>) 
 }
 
 impl Addresses {
-    /// The same pairs, as two products: with the first in `either`, and with the second.
+    /// The same pairs as two products: those whose first address is in `either`, and those whose
+    /// second is.
     fn rectangles(&self) -> [(Ranges, Ranges); 2] {
         [
             (self.source.and(&self.either), self.destination.clone()),
@@ -243,7 +245,8 @@ impl Addresses {
     fn covers(&self, other: &Self) -> bool {
         other.rectangles().iter().all(|(first, second)| {
             let none = first.is_empty() || second.is_empty();
-            // If there is one outside `either` on each side, the pair of these two is not admitted.
+            // If each side had an address outside `either`, the pair of these two addresses would
+            // not be admitted.
             none || self.source.covers(first)
                 && self.destination.covers(second)
                 && (self.either.covers(first) || self.either.covers(second))

@@ -1,4 +1,5 @@
-//! The sets of rules that the data plane looks up, one table a dimension.
+//! Compiles a policy into the sets of rules that the data plane looks up: one table for each
+//! dimension.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +17,7 @@ use super::{
     rule::{Policy, Rule, refuse},
 };
 
-/// A policy as the data plane has it: what to fill the maps with, and (as [`Tables`]) the same
+/// A policy as the data plane has it: the contents of its maps, and (as [`Tables`]) the same
 /// lookups on the host.
 #[derive(Clone, Debug)]
 pub struct Compiled {
@@ -32,11 +33,12 @@ pub struct Compiled {
 }
 
 impl Policy {
-    /// Compiles the policy; `index` gives the index of an interface by its name, if there is one.
+    /// Compiles the policy. `index` returns the index of the interface of a name, if it exists.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`](crate::failure::Kind::Usage): no such interface, as `FILE:LINE:COLUMN: …`.
+    /// [`Kind::Usage`](crate::failure::Kind::Usage): there is no such interface, as
+    /// `FILE:LINE:COLUMN: …`.
     pub fn compile(&self, mut index: impl FnMut(&str) -> Option<u32>) -> Result<Compiled> {
         let rules = &self.rules;
         let mut dimensions = Dimensions::default();
@@ -81,7 +83,7 @@ impl Policy {
                     );
                     return Err(refuse(&self.file, *place, what));
                 };
-                // Two names may be those of one interface.
+                // Two names may belong to one interface.
                 interfaces
                     .entry(index)
                     .or_insert(header.other_interfaces)
@@ -119,22 +121,22 @@ impl Policy {
 }
 
 impl Compiled {
-    /// The one value of the array of headers.
+    /// The only value of the map of headers.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The one value of the array of ports' classes.
+    /// The only value of the map of port classes.
     pub fn port_classes(&self) -> &PortClasses {
         &self.port_classes
     }
 
-    /// The sets of the classes, from class 0 on; [`MAX_CLASSES`] at most.
+    /// The sets of the classes, from class 0 on; at most [`MAX_CLASSES`].
     pub fn classes(&self) -> &[Rules] {
         &self.classes
     }
 
-    /// Index and set of each interface that a rule names. For all others:
+    /// Index and set of each interface that a rule names. All other interfaces have
     /// [`Header::other_interfaces`].
     pub fn interfaces(&self) -> impl Iterator<Item = (u32, Rules)> {
         self.interfaces
@@ -142,13 +144,14 @@ impl Compiled {
             .map(|(index, rules)| (*index, *rules))
     }
 
-    /// Identifier and set of each VLAN that a rule names; 0: for flows in none. For all others:
-    /// [`Header::other_vlans`].
+    /// Identifier and set of each VLAN that a rule names; 0: for flows in no VLAN. All other VLANs
+    /// have [`Header::other_vlans`].
     pub fn vlans(&self) -> impl Iterator<Item = (u16, Rules)> {
         self.vlans.iter().map(|(vlan, rules)| (*vlan, *rules))
     }
 
-    /// Number and set of each zone that a rule names; 0: for flows of none. For all others: [`Header::other_zones`].
+    /// Number and set of each zone that a rule names; 0: for flows in no zone. All other zones have
+    /// [`Header::other_zones`].
     pub fn zones(&self) -> impl Iterator<Item = (u16, Rules)> {
         self.zones.iter().map(|(zone, rules)| (*zone, *rules))
     }
@@ -204,7 +207,7 @@ impl Tables for Compiled {
     }
 }
 
-/// An address as [`Tuple`](twheel_common::policy::Tuple) has it.
+/// An address in the form of [`Tuple`](twheel_common::policy::Tuple).
 pub fn words(address: Ipv6Addr) -> [u64; 2] {
     let [high, low] = [address.to_bits() >> 64, address.to_bits()].map(|word| word as u64);
     [high.to_be(), low.to_be()]
@@ -223,9 +226,11 @@ fn set(rules: &[Rule], admits: impl Fn(&Rule) -> bool) -> Rules {
     set
 }
 
-/// Each port's class, and each class's set; `None` if there are more than [`MAX_CLASSES`].
+/// The class of each port, and the set of each class; `None` if there are more than
+/// [`MAX_CLASSES`].
 pub(super) fn port_classes(rules: &[Rule]) -> Option<(Box<PortClasses>, Vec<Rules>)> {
-    // Where a set changes: the rules that have ended before a port, and those that begin at it.
+    // The ports where the set changes: the rules whose range ended before the port, and those whose
+    // range begins at it.
     let mut changes: BTreeMap<usize, [Vec<u16>; 2]> = BTreeMap::new();
     for (number, rule) in numbered(rules) {
         for range in rule.ports.iter().flatten() {
@@ -241,7 +246,7 @@ pub(super) fn port_classes(rules: &[Rule]) -> Option<(Box<PortClasses>, Vec<Rule
     let mut ports: Box<PortClasses> = vec![0; 1 << 16].try_into().ok()?;
     for (port, [ended, begun]) in changes.range(..ports.len()) {
         ports[from..*port].fill(class);
-        // The ended first: the ranges of one rule may follow each other at once.
+        // The ended rules first: two ranges of one rule may be adjacent.
         ended.iter().for_each(|rule| current.remove(*rule));
         begun.iter().for_each(|rule| current.insert(*rule));
         class = *numbers.entry(current).or_insert_with(|| {
@@ -257,13 +262,14 @@ pub(super) fn port_classes(rules: &[Rule]) -> Option<(Box<PortClasses>, Vec<Rule
     Some((ports, classes))
 }
 
-/// Which condition of a rule is on this end.
+/// Selects the condition that a rule has on one end of a flow.
 pub(super) type End = fn(&Rule) -> &Option<Vec<Network>>;
 pub(super) const SOURCE: End = |rule| &rule.source;
 pub(super) const DESTINATION: End = |rule| &rule.destination;
 
-/// The entries of a trie, in order. Each has all that the shorter ones around it have, since a
-/// lookup gives the longest alone; but none of IPv4 has what those of IPv6 around it have.
+/// The entries of a trie, in order. Each entry includes the rules of the shorter prefixes around
+/// it, since a lookup returns the longest prefix alone. But IPv4 entries do not include the rules
+/// of IPv6 prefixes around them.
 pub(super) fn trie(rules: &[Rule], end: End) -> Vec<(Network, Ends)> {
     let unrestricted = Ends {
         admit: set(rules, |rule| end(rule).is_none()),
@@ -278,7 +284,7 @@ pub(super) fn trie(rules: &[Rule], end: End) -> Vec<(Network, Ends)> {
             entries.entry(*network).or_default().either.insert(number);
         }
     }
-    // The networks around the one at hand, the narrowest last.
+    // The networks around the present one, the narrowest last.
     let mut around: Vec<(Network, Ends)> = Vec::new();
     let mut complete = Vec::with_capacity(entries.len());
     for (network, own) in entries {
@@ -300,11 +306,11 @@ pub(super) fn trie(rules: &[Rule], end: End) -> Vec<(Network, Ends)> {
     complete
 }
 
-/// What the kernel's LPM trie does, on the host.
+/// Does on the host what the kernel's LPM trie does.
 #[derive(Clone, Debug)]
 struct Trie {
     entries: BTreeMap<Network, Ends>,
-    /// That there are, the longest first.
+    /// The prefix lengths in use, the longest first.
     lengths: Vec<u32>,
 }
 

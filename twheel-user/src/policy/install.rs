@@ -1,9 +1,10 @@
-//! A policy on its way into a data plane that runs.
+//! Puts a policy into force in a data plane, while it runs.
 //!
-//! Two policies have room in the maps. The new one is written beside the one that counts, one store makes it count, and
-//! whatever fails before that leaves the old one in force. Flows bear the number of the rule that they met; a rule keeps its
-//! number from one policy to the next by its name. Last of all the table is swept: each flow is armed as timeouts are now, and those
-//! whose rule is gone become flows of no rule.
+//! The maps have space for two policies. The new one is written beside the one in force, and a
+//! single store puts it into force; if anything fails before that, the old one stays in force. A
+//! flow stores the number of the rule that it matched. A rule keeps its number from one policy to
+//! the next by its name. Finally the table is swept: each flow is re-armed by the present timeouts,
+//! and flows whose rule no longer exists become flows of no rule.
 
 use std::{collections::BTreeMap, fs::File, path::Path, thread};
 
@@ -41,14 +42,14 @@ use crate::{
     zones::Zones,
 };
 
-/// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns how many flows were
-/// armed anew.
+/// Puts a policy file into force in an instance, as [`put`] does; then sweeps the table. Returns
+/// how many flows were re-armed.
 pub fn load(pins: &Pins, file: Option<&Path>, clock: Clock, progress: &ProgressBar) -> Result<u64> {
     let _lock = put(pins, file, clock)?;
     sweep_all(pins, progress)
 }
 
-/// Whether a policy file can be put into force in an instance of this configuration.
+/// Checks whether a policy file can be put into force in an instance of this configuration.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub fn check(file: &Path, clock: Clock, config: &Config) -> Result<()> {
     policy.compile(|name| if_nametoindex(name).ok()).map(drop)
 }
 
-/// What a policy depends on of an instance of this configuration.
+/// Those fields of an instance of this configuration that a policy depends on.
 fn meta_of(config: &Config) -> Meta {
     Meta {
         tick: config.tick,
@@ -68,7 +69,7 @@ fn meta_of(config: &Config) -> Meta {
     }
 }
 
-/// Whether a policy file asks for an action, for a run of this configuration.
+/// Whether a policy file asks for an action, in a run of this configuration.
 ///
 /// # Errors
 ///
@@ -86,7 +87,8 @@ pub fn asks_for(file: &Path, clock: Clock, config: &Config, action: Action) -> R
 /// Reads a policy file for an instance.
 fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     let tick = clock.duration(meta.tick.into());
-    // A simple wheel must be as long as every timeout, and one tick longer, in which a deadline may lie anywhere.
+    // A simple wheel must be longer than every timeout by one tick, since a deadline may lie
+    // anywhere within its tick.
     let longest = if meta.geometry.scheme == Scheme::Simple as u32 {
         let ticks = (meta.geometry.range() - 1) as u32;
         longest_timeout(clock).min(tick.saturating_mul(ticks))
@@ -99,8 +101,8 @@ fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     Ok(policy)
 }
 
-/// Reads a policy file and puts it into force in an instance, or, with none, what is without one. Returns the lock
-/// among those who change the policy.
+/// Reads a policy file and puts it into force in an instance; without a file, ends the policy in
+/// force. Returns the lock that every change of the policy takes.
 ///
 /// # Errors
 ///
@@ -123,7 +125,7 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
 
 /// # Errors
 ///
-/// [`Kind::Usage`]: packets are to be dropped in an instance that does not.
+/// [`Kind::Usage`]: the policy drops packets, but the instance was started without enforcement.
 fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
     let mut asked = policy
         .rules
@@ -150,7 +152,7 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
 
 /// # Errors
 ///
-/// [`Kind::Usage`]: rules ask for VLANs in an instance that does not tell them apart, as `FILE:LINE:COLUMN: …`.
+/// [`Kind::Usage`]: rules name VLANs, but the instance ignores VLANs, as `FILE:LINE:COLUMN: …`.
 pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
     if meta.features.has(Features::VLANS) {
         return Ok(());
@@ -168,7 +170,7 @@ pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
     }
 }
 
-/// Puts a policy into force, or, with none, what is without one. Flows that are there follow when the table is
+/// Puts a policy into force, or ends the policy in force. Existing flows follow when the table is
 /// [swept](sweep).
 pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Clock) -> Result<()> {
     let mut active = array::<Active>(open, "ACTIVE")?;
@@ -186,7 +188,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
         None => BTreeMap::new(),
     };
 
-    // What is not in force yet.
+    // Empties the set that is not in force.
     clear(open, set)?;
     let known: Vec<[u8; NAME_BYTES]> = (0..RULES as u32)
         .map(|number| names.get(&number, 0))
@@ -211,7 +213,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                     "no number is free for a rule: sweeping the table has failed before",
                 )?;
                 taken[usize::from(*number)] = true;
-                // No flow bears it yet.
+                // No flow has this number yet.
                 timeouts.set(
                     u32::from(*number),
                     with(unruled, &rule.timeouts, rule.reap, clock),
@@ -245,7 +247,8 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     Ok(())
 }
 
-/// Forgets the names of rules that are gone. For when the table has been swept: no flow bears their numbers.
+/// Removes the names of rules that no longer exist. To be called after the table was swept, when no
+/// flow has their numbers.
 pub fn forget(open: Open<'_>) -> Result<()> {
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
     let timeouts = array::<Rule>(open, "TIMEOUTS")?;
@@ -257,16 +260,17 @@ pub fn forget(open: Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The timeouts of rules, as they are in force.
+/// The timeouts of the rules in force.
 pub struct InForce(Array<MapData, Rule>);
 
 impl InForce {
-    /// Of an instance.
+    /// Opens the timeouts of an instance.
     pub fn open(open: Open<'_>) -> Result<Self> {
         array(open, "TIMEOUTS").map(Self)
     }
 
-    /// What a rule gives, by the number that flows bear; flows of a rule that is gone are treated as those of none.
+    /// The timeouts and actions of a rule, by the number that flows store. Flows whose rule no
+    /// longer exists are treated as flows of no rule.
     pub fn rule(&self, number: u16) -> Result<Rule> {
         let rule = self.0.get(&number.into(), 0);
         let rule = match rule.context("cannot read TIMEOUTS")? {
@@ -277,7 +281,8 @@ impl InForce {
     }
 }
 
-/// Arms all flows of an instance as timeouts and rules are now, each on its own CPU. Returns how many.
+/// Re-arms all flows of an instance by the present timeouts and rules, each on its own CPU. Returns
+/// how many.
 pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     let open = pinned(pins);
     let records = Flows::pinned(pins)?.records();
@@ -286,7 +291,7 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     progress.set_length(u64::from(records) * cpus.len() as u64);
     let mut armed = 0;
     for cpu in cpus {
-        // A thread of its own: this one stays where it may run.
+        // On a thread of its own, so that the CPU affinity of this thread stays as it is.
         let swept = thread::scope(|scope| {
             let sweep = || {
                 pin_to(cpu)?;
@@ -304,8 +309,8 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     Ok(armed)
 }
 
-/// Arms the flows of the wheel of one CPU, to which this thread is pinned, in a table of so many records. The
-/// progress is in records.
+/// Re-arms the flows of one CPU's wheel, in a table of `records` records. This thread must be
+/// pinned to that CPU. The progress counts records.
 pub fn sweep(
     sweep: impl Fn(Sweep) -> Result<Sweep>,
     records: u32,
@@ -324,7 +329,7 @@ pub fn sweep(
     Ok(armed)
 }
 
-/// The timeouts of a rule in units, and what is done to its flows: what is given, and what is without it.
+/// A rule with the given timeouts, in units, and actions; those of `base` where none are given.
 fn with(mut base: Rule, given: &Timeouts, reap: Option<Actions>, clock: Clock) -> Rule {
     if let Some(actions) = reap {
         base.actions = actions.bits();
@@ -337,7 +342,8 @@ fn with(mut base: Rule, given: &Timeouts, reap: Option<Actions>, clock: Clock) -
     if !base.is_one_way() {
         return base;
     }
-    // What is said of established flows is said of those, too.
+    // The given timeout of established flows applies to unreplied ones, too, unless these have
+    // their own.
     let established = given[State::Established as usize].is_some();
     base.one_way(given[Numbers::UNREPLIED].is_some() || !established)
 }
@@ -367,11 +373,12 @@ fn clear(open: Open<'_>, set: u32) -> Result<()> {
     Ok(())
 }
 
-/// The places of the zones that rules name, in the keys of flows. A zone of no interface yet gets a place: one may come.
+/// The indexes of the zones that rules name, as flow keys have them. A zone that no interface has
+/// yet gets an index, too, since such an interface may appear.
 ///
 /// # Errors
 ///
-/// [`Kind::Usage`]: there is no place left, as `FILE:LINE:COLUMN: …`.
+/// [`Kind::Usage`]: no index is free, as `FILE:LINE:COLUMN: …`.
 fn zone_places(open: Open<'_>, policy: &Policy) -> Result<BTreeMap<u16, u8>> {
     let named: Vec<_> = policy
         .rules
@@ -398,7 +405,7 @@ fn zone_places(open: Open<'_>, policy: &Policy) -> Result<BTreeMap<u16, u8>> {
     Ok(found)
 }
 
-/// Writes a policy into one of the two.
+/// Writes a policy into one of the two sets.
 fn write(open: Open<'_>, set: u32, compiled: &Compiled, zones: &BTreeMap<u16, u8>) -> Result<()> {
     let mut classes = array::<Rules>(open, "CLASSES")?;
     for (class, rules) in (0..).zip(compiled.classes()) {

@@ -2,12 +2,12 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | what a policy says, and which flows meet a rule | `rule.rs` |
-//! | from text to rules, and what is wrong where | `parse.rs` |
-//! | rules that are in each other's way, limits | `check.rs` |
+//! | what a policy contains, and which flows match a rule | `rule.rs` |
+//! | parsing, and errors with their location | `parse.rs` |
+//! | rules that hide each other, and limits | `check.rs` |
 //! | the sets that the data plane looks up | `compile.rs` |
 //! | networks | `network.rs` |
-//! | how one is put into force | `install.rs` |
+//! | putting a policy into force | `install.rs` |
 
 mod check;
 mod compile;
@@ -31,7 +31,7 @@ use crate::{
     privilege::lacks,
 };
 
-/// A policy file is no longer than this, in bytes.
+/// Maximum size of a policy file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
 impl Policy {
@@ -39,7 +39,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: it cannot be read, or as in [`parse`](Self::parse).
+    /// [`Kind::Usage`]: the file cannot be read, or as in [`parse`](Self::parse).
     pub fn load(path: &Path, allowed: RangeInclusive<Duration>) -> Result<Self> {
         let file = path.display().to_string();
         let refuse = |what: String| Failure::new(Kind::Usage, format!("{file}: {what}"));
@@ -56,8 +56,7 @@ impl Policy {
         Self::parse(&file, &bytes, allowed)
     }
 
-    /// A policy from the text of a file, of which `file` is the name for errors; no timeout may be
-    /// outside `allowed`.
+    /// Parses the text of a file. `file` is its name in errors; each timeout must be in `allowed`.
     ///
     /// # Errors
     ///

@@ -7,11 +7,11 @@ use std::{
 
 use twheel_common::policy::Prefix;
 
-/// A network of either family: an address and how many bits of it count. Ordered so that a network
-/// stands before everything inside it, and all of that before whatever comes after the network.
+/// A network of either family: an address, and how many of its bits count. The order is such that a
+/// network comes before everything inside it, and all of that before what follows the network.
 ///
-/// IPv4 is mapped into IPv6, as everywhere in twheel, yet the families are apart: `::/0` is every
-/// IPv6 address, but no IPv4 address.
+/// IPv4 is mapped into IPv6, as everywhere in twheel, but the families are separate: `::/0`
+/// contains every IPv6 address, and no IPv4 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Network {
     address: u128,
@@ -19,7 +19,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Every address of the key: what an LPM trie must have so that each lookup finds something.
+    /// All addresses of either family. An LPM trie must have this entry, so that each lookup finds
+    /// something.
     pub(super) const ANY: Self = Self {
         address: 0,
         bits: 0,
@@ -30,11 +31,11 @@ impl Network {
         bits: 96,
     };
 
-    /// `ADDRESS` or `ADDRESS/BITS`.
+    /// Parses `ADDRESS` or `ADDRESS/BITS`.
     ///
     /// # Errors
     ///
-    /// What is wrong and what may have been meant, without saying where.
+    /// What is wrong and what may have been meant, without the location.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits)),
@@ -73,18 +74,18 @@ impl Network {
         self.bits >= 96 && self.address >> 32 == 0xffff
     }
 
-    /// Whether an address, IPv4 mapped, is one of the network's.
+    /// Whether the network contains an address (IPv4 mapped).
     pub fn contains(self, address: Ipv6Addr) -> bool {
         let same_family = self.is_ipv4() == address.to_ipv4_mapped().is_some();
         same_family && address.to_bits() & mask(self.bits) == self.address
     }
 
-    /// Whether the other is inside, as the trie sees it: by bits alone.
+    /// Whether `other` is inside this network as the trie sees it: by bits alone.
     pub(super) fn encloses(self, other: Self) -> bool {
         self.bits <= other.bits && other.address & mask(self.bits) == self.address
     }
 
-    /// The network of so many bits around an address.
+    /// The network of this prefix length that contains an address.
     pub(super) fn around(address: Ipv6Addr, bits: u32) -> Self {
         Self {
             address: address.to_bits() & mask(bits),
@@ -92,12 +93,12 @@ impl Network {
         }
     }
 
-    /// How many bits count, 0 to 128.
+    /// The prefix length, 0 to 128.
     pub(super) fn bits(self) -> u32 {
         self.bits
     }
 
-    /// As key of an LPM trie.
+    /// The network as the key of an LPM trie.
     pub fn prefix(self) -> Prefix {
         Prefix {
             bits: self.bits,
@@ -120,7 +121,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// An address of either family as one of IPv6.
+/// An address of either family as an IPv6 address.
 pub fn mapped(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -128,7 +129,7 @@ pub fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Decimal digits and nothing else (`parse` takes a sign).
+/// Parses decimal digits and nothing else (`parse` accepts a sign).
 pub(super) fn number(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
@@ -138,12 +139,12 @@ fn mask(bits: u32) -> u128 {
     u128::MAX.checked_shl(128 - bits).unwrap_or(0)
 }
 
-/// A set of numbers: ranges in order, each apart from the next.
+/// A set of numbers: ranges in order, with a gap between each two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<(u128, u128)>);
 
 impl Ranges {
-    /// The numbers of any of these ranges, both ends included.
+    /// The union of these ranges, which include both ends.
     pub fn new(ranges: impl IntoIterator<Item = (u128, u128)>) -> Self {
         let mut ranges: Vec<_> = ranges.into_iter().collect();
         ranges.sort_unstable();
@@ -162,7 +163,7 @@ impl Ranges {
         Self::new(networks.iter().flat_map(|network| {
             let (low, high) = (network.address, network.address | !mask(network.bits));
             let [v4_low, v4_high] = IPV4;
-            // IPv4 lies inside the space of IPv6, but is none of it.
+            // IPv4 lies inside the number space of IPv6, but is not part of IPv6.
             match !network.is_ipv4() && low <= v4_low && v4_high <= high {
                 true => vec![(low, v4_low - 1), (v4_high + 1, high)],
                 false => vec![(low, high)],
@@ -170,7 +171,7 @@ impl Ranges {
         }))
     }
 
-    /// All addresses, of each family.
+    /// All addresses of IPv4, and all of IPv6.
     pub fn families() -> [Self; 2] {
         let [low, high] = IPV4;
         [
@@ -187,7 +188,7 @@ impl Ranges {
         self.0.is_empty()
     }
 
-    /// The numbers of both.
+    /// The numbers that are in both sets.
     pub fn and(&self, other: &Self) -> Self {
         let (mut a, mut b) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut both = Vec::new();
@@ -205,7 +206,7 @@ impl Ranges {
         Self(both)
     }
 
-    /// Whether all of the other's numbers are among these.
+    /// Whether this set contains all numbers of the other.
     pub fn covers(&self, other: &Self) -> bool {
         let mut ranges = self.0.iter().peekable();
         other.0.iter().all(|&(low, high)| {

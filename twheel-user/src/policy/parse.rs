@@ -1,4 +1,4 @@
-//! From the text of a policy file to rules, each on its own.
+//! Parses the text of a policy file into rules, and checks each by itself.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
@@ -18,14 +18,14 @@ use crate::action::{Action, Actions};
 
 const KEYS: &str =
     "name, dport, src, dst, any, iface, vlan, zone, direction, proto, timeouts, reap";
-/// As long as a name may be, in characters: a table of rules stays one.
+/// Longest name, in characters: a table of rules must stay readable.
 const MAX_NAME: usize = 64;
-/// The kernel's IFNAMSIZ, less the terminator.
+/// The kernel's IFNAMSIZ, without the terminator.
 const MAX_INTERFACE_NAME: usize = 15;
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
-/// Rules that are right as far as each can be on its own.
+/// Parses rules, and checks what can be checked of each rule by itself.
 pub(super) fn parse(file: &str, bytes: &[u8], allowed: RangeInclusive<Duration>) -> Result<Policy> {
     let text = str::from_utf8(bytes).map_err(|error| {
         let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
@@ -260,7 +260,7 @@ impl Parser<'_> {
         self.numbers("zone", value, u16::MAX, &allowed)
     }
 
-    /// Numbers from 0 to `last`, each with its place.
+    /// Numbers from 0 to `last`, each with its location.
     fn numbers(
         &self,
         key: &str,
@@ -352,7 +352,7 @@ impl Parser<'_> {
         Ok(timeout)
     }
 
-    /// Actions; an empty list is none.
+    /// A list of actions; an empty list means none.
     fn actions(&self, value: &Value) -> Result<Actions> {
         let names = Action::ALL.map(Action::name).join(", ");
         let allowed = format!("give a list of {names}, or an empty one");
@@ -372,7 +372,7 @@ impl Parser<'_> {
         Ok(actions)
     }
 
-    /// A value, or those of a list.
+    /// A single value as a list, or the values of a list.
     fn items<'v, 'i>(&self, key: &str, value: &'v Value<'i>) -> Result<Vec<&'v Value<'i>>> {
         match value.get_ref() {
             DeValue::Array(items) if items.is_empty() => {
@@ -421,7 +421,7 @@ impl Parser<'_> {
     }
 }
 
-/// In the order of the file, so that the first error is the first in the file.
+/// The entries in the order of the file, so that the first error is the first in the file.
 fn entries<'t, 'i>(
     table: &'t DeTable<'i>,
 ) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Value<'i>)> {
@@ -440,12 +440,12 @@ fn place(text: &str, at: usize) -> Location {
     }
 }
 
-/// As the user gave it, but on one line and harmless to a terminal.
+/// The text as the user gave it, but on one line and without control characters for a terminal.
 fn quoted(text: &str) -> String {
     format!("`{}`", text.escape_debug())
 }
 
-/// What is not below zero, nor above 32 bits.
+/// An integer that fits into 32 bits without a sign.
 fn whole(integer: &DeInteger<'_>) -> Option<u32> {
     u32::from_str_radix(integer.as_str(), integer.radix()).ok()
 }

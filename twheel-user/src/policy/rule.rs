@@ -1,4 +1,4 @@
-//! What a policy says, rule by rule, and which flows meet one.
+//! The rules of a policy, and which flows match one.
 
 use std::{fmt, net::Ipv6Addr, ops::RangeInclusive, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     failure::{Failure, Kind},
 };
 
-/// A timeout for each [`TimeoutName`](twheel_common::policy::TimeoutName); `None`: what the flow
-/// would have without a policy.
+/// A timeout for each [`TimeoutName`](twheel_common::policy::TimeoutName); `None`: the timeout that
+/// the flow would have without this rule or policy.
 pub type Timeouts = [Option<Duration>; TIMEOUTS];
 
-/// Where something stands in a file. Both count from 1; columns are characters.
+/// A location in a file. Lines and columns count from 1; columns are characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
     /// Line.
@@ -32,53 +32,54 @@ impl fmt::Display for Location {
     }
 }
 
-/// What a policy file says, checked.
+/// The content of a policy file, checked.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// The file, as errors name it.
+    /// The file's name in errors.
     pub file: String,
-    /// For the flows that meet no rule.
+    /// Timeouts of flows that match no rule.
     pub timeouts: Timeouts,
-    /// Likewise: what is done to them once they have expired; `None`: what `--reap` says.
+    /// Actions on expired flows that match no rule; `None`: those of `--reap`.
     pub reap: Option<Actions>,
-    /// In the order of the file; rule `n` of [`first_match`](twheel_common::policy::first_match) is
-    /// `rules[n - 1]`.
+    /// The rules, in the order of the file; rule `n` of
+    /// [`first_match`](twheel_common::policy::first_match) is `rules[n - 1]`.
     pub rules: Vec<Rule>,
 }
 
-/// A rule. A flow must meet all of its conditions; `None` is no condition.
+/// A rule. A flow must match all of its conditions; `None` is no condition.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Its name, which no other has.
+    /// The rule's name, which no other rule has.
     pub name: String,
-    /// Where it begins.
+    /// Where the rule begins.
     pub place: Location,
-    /// Ports of the responder; not empty, apart from each other.
+    /// Ports of the responder; not empty, and without overlaps.
     pub ports: Option<Vec<RangeInclusive<u16>>>,
     /// Addresses of the initiator; not empty.
     pub source: Option<Vec<Network>>,
     /// Addresses of the responder; not empty.
     pub destination: Option<Vec<Network>>,
-    /// Of which one end at least has one; not empty.
+    /// Networks that at least one end must be in; not empty.
     pub either: Option<Vec<Network>>,
-    /// Interfaces by name, each with its place in the file; not empty.
+    /// Interfaces by name, each with its location in the file; not empty.
     pub interfaces: Option<Vec<(String, Location)>>,
-    /// Identifiers of VLANs, of which the flow is in one at least; 0: it is in none. Not empty.
+    /// VLAN identifiers: the flow is in at least one of them; 0: it is in no VLAN. Not empty.
     pub vlans: Option<Vec<u16>>,
-    /// Zones by conntrack's numbers, each with its place in the file; 0: the flow is of none. Not empty.
+    /// Zones by conntrack's number, each with its location in the file; 0: the flow is in no zone.
+    /// Not empty.
     pub zones: Option<Vec<(u16, Location)>>,
-    /// The way the first packet went.
+    /// The direction of the flow's first packet.
     pub hook: Option<Hook>,
     /// Protocols; not empty.
     pub protocols: Option<Vec<Protocol>>,
-    /// What a flow gets that meets this rule first: what the rule says, else what the policy says
-    /// for all.
+    /// Timeouts of a flow for which this is the first matching rule: those of the rule, else those
+    /// of the policy.
     pub timeouts: Timeouts,
-    /// What is done to its flows once they have expired; `None`: what `--reap` says.
+    /// Actions on the rule's expired flows; `None`: those of `--reap`.
     pub reap: Option<Actions>,
 }
 
-/// What is known of a flow; `None` is unknown.
+/// A description of a flow; `None` is unknown.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Protocol.
@@ -95,24 +96,24 @@ pub struct Query {
     pub vlans: Option<[u16; 2]>,
     /// conntrack's number of the zone; 0: none.
     pub zone: Option<u16>,
-    /// The way of the first packet.
+    /// The direction of the flow's first packet.
     pub hook: Option<Hook>,
 }
 
-/// Whether a flow meets a rule.
+/// Whether a flow matches a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// The flow matches.
     Met,
-    /// It does not: the first condition that fails, in words.
+    /// The flow does not match: the first condition that fails, in words.
     Failed(String),
-    /// It depends on what is not known: the key of the first such condition.
+    /// The answer depends on something unknown: the key of the first such condition.
     Unknown(&'static str),
 }
 
 impl Rule {
-    /// Whether a flow meets the rule, condition by condition: slow, and plain to see. The data plane
-    /// does as [`Compiled`](super::Compiled) says, which must come to the same.
+    /// Whether a flow matches the rule, condition by condition: slow, but easy to verify. The data
+    /// plane uses [`Compiled`](super::Compiled), which must give the same answer.
     pub fn judge(&self, query: &Query) -> Verdict {
         let conditions = [
             judge(
@@ -187,7 +188,7 @@ impl Rule {
             it.to_string()
         });
         match verdict {
-            // The rule does not ask for it by itself, but with ICMP there would be no port.
+            // The rule has no condition on the protocol, but an ICMP flow would have no port.
             Verdict::Met
                 if self.ports.is_some() && query.protocol.is_none() && self.protocols.is_none() =>
             {
@@ -214,7 +215,7 @@ impl Rule {
         }
     }
 
-    /// The conditions, each as `key value,value`; empty: none.
+    /// The conditions, each as `key value,value`; empty if there are none.
     pub fn conditions(&self) -> Vec<String> {
         let names = |all: &Vec<Protocol>| list(all.iter().map(|it| it.name()));
         let ports = |all: &Vec<RangeInclusive<u16>>| {
@@ -273,7 +274,7 @@ fn judge<C, V>(
     }
 }
 
-/// The VLANs that a flow is in; of one that is in none, 0.
+/// The VLANs that a flow is in; 0 if it is in none.
 fn is_in(vlans: [u16; 2]) -> Vec<u16> {
     match vlans.into_iter().filter(|vlan| *vlan != 0).collect() {
         none if Vec::is_empty(&none) => vec![0],
@@ -285,7 +286,7 @@ fn admits_vlans(admitted: &[u16], vlans: [u16; 2]) -> bool {
     is_in(vlans).iter().any(|vlan| admitted.contains(vlan))
 }
 
-/// VLANs as [`Tuple`](twheel_common::policy::Tuple) has them.
+/// VLANs in the form of [`Tuple`](twheel_common::policy::Tuple).
 pub fn packed([outer, inner]: [u16; 2]) -> u32 {
     u32::from(outer) | u32::from(inner) << VLAN_BITS
 }
@@ -299,7 +300,7 @@ fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.join(",")
 }
 
-/// As in a policy file.
+/// The direction's name in a policy file.
 pub fn hook_name(hook: Hook) -> &'static str {
     match hook {
         Hook::Ingress => "in",
@@ -307,7 +308,7 @@ pub fn hook_name(hook: Hook) -> &'static str {
     }
 }
 
-/// The error for something in a file.
+/// An error at a location in a file.
 pub(super) fn refuse(file: &str, place: Location, what: impl fmt::Display) -> anyhow::Error {
     Failure::new(Kind::Usage, format!("{file}:{place}: {what}")).into()
 }

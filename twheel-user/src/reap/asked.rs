@@ -1,4 +1,4 @@
-//! Which actions the policy in force asks for.
+//! The actions that the policy in force asks for.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl ActionsInForce {
         self.0.rule(rule as u16)
     }
 
-    /// Of these flows those that have expired, and for which anything is to be done.
+    /// The expired flows of a batch for which there are actions.
     pub(super) fn in_batch(&self, batch: &[Record]) -> Result<Vec<(Event, Actions)>> {
         let mut known: BTreeMap<u32, Actions> = BTreeMap::new();
         let mut asked = Vec::new();
@@ -33,7 +33,8 @@ impl ActionsInForce {
             let Record::Ended(event) = record else {
                 continue;
             };
-            // Those that were closed or reset have ended by themselves, and the rest was not idle for long enough.
+            // Flows that were closed or reset have ended by themselves; flows that ended for other
+            // reasons were not idle for their timeout.
             if event.reason != Reason::Idle as u32 {
                 continue;
             }
@@ -53,19 +54,19 @@ impl ActionsInForce {
     }
 }
 
-/// Actions that were asked for, and of which nobody knows what became of them.
+/// Actions that were asked for and whose outcome is not known.
 pub(super) fn unsettled(tally: &LoaderCounters) -> Result<u64> {
     let known = tally.get(Counter::ReapSettled)? + tally.get(Counter::ReapLost)?;
     Ok(tally.get(Counter::ReapAsked)?.saturating_sub(known))
 }
 
-/// Actions that the policy in force asks for on these flows.
+/// The number of actions that the policy in force asks for on the flows of a batch.
 pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
     let asked = ActionsInForce(InForce::open(&maps::pinned(pins))?);
     Ok(number(&asked.in_batch(batch)?))
 }
 
-/// How many actions that are.
+/// The number of actions on these flows.
 pub(super) fn number(flows: &[(Event, Actions)]) -> u64 {
     let actions = flows.iter().map(|(_, actions)| actions.iter().count());
     actions.sum::<usize>() as u64

@@ -1,4 +1,5 @@
-//! Looking at and deleting entries of the kernel's connection tracking over ctnetlink (`net/netfilter/nf_conntrack_netlink.c`).
+//! Finds and deletes entries of the kernel's connection tracking, over ctnetlink
+//! (`net/netfilter/nf_conntrack_netlink.c`).
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -17,21 +18,22 @@ use twheel_common::{rule::Timeouts, state::State};
 
 use crate::{netlink::Netlink, timeouts::Sysctls};
 
-/// A netlink socket to the conntrack of a network namespace, and its timeouts, if they were there when it was opened.
+/// A netlink socket to the conntrack of a network namespace, and conntrack's timeouts, if they
+/// could be read when it was opened.
 pub struct Conntrack(Netlink, Option<Sysctls>);
 
 /// An entry that was found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Until it is forgotten, in whole seconds.
+    /// Time until the kernel deletes the entry, in whole seconds.
     left: Duration,
     proto: Protocol,
-    /// Of TCP.
+    /// The state of a TCP entry.
     pub state: Option<State>,
 }
 
 impl Entry {
-    /// Of an answer; `None` if it does not say what is needed.
+    /// From the kernel's answer; `None` if an attribute that is needed is missing.
     fn from_answer(proto: Protocol, attributes: &[ConntrackAttribute]) -> Option<Self> {
         let mut left = None;
         let mut state = None;
@@ -45,7 +47,7 @@ impl Entry {
                         ProtoInfo::TCP(tcp) => Some(tcp),
                         _ => None,
                     });
-                    // `enum tcp_conntrack`, in which 0 is none.
+                    // `enum tcp_conntrack`, in which 0 means no state.
                     state = tcp.into_iter().flatten().find_map(|info| match info {
                         ProtoInfoTCP::State(number @ 1..=9) => {
                             Some(State::ALL[usize::from(*number) - 1])
@@ -64,11 +66,12 @@ impl Entry {
         })
     }
 
-    /// The numbers of the timeouts that it may have been given by its last packet.
+    /// The numbers of the timeouts that the entry's latest packet may have set.
     fn timeouts(&self) -> Vec<usize> {
         match (self.proto, self.state) {
             (Protocol::Tcp, Some(state)) => {
-                // What is sent and not acknowledged, or not answered, has shorter ones (`nf_conntrack_tcp_packet`).
+                // An entry with unacknowledged data, or without a reply, may have a shorter timeout
+                // (`nf_conntrack_tcp_packet`).
                 let number = match state {
                     State::SynSent2 => State::SynSent,
                     state => state,
@@ -79,23 +82,25 @@ impl Entry {
         }
     }
 
-    /// For how long it has been idle, at least: `timeouts` has those that it may have been given.
+    /// The least time for which the entry has been idle. `timeouts` are those that its latest
+    /// packet may have set.
     fn idle(&self, timeouts: impl Iterator<Item = Duration>) -> Duration {
         let idle = timeouts.filter_map(|timeout| timeout.checked_sub(self.left));
-        // More is left than any gives: somebody's own timeout.
+        // If more is left than any timeout sets, the entry has a timeout of its own, from
+        // elsewhere.
         idle.min().unwrap_or(Duration::ZERO)
     }
 }
 
 impl Conntrack {
-    /// Of this thread's network namespace.
+    /// Opens a socket in this thread's network namespace.
     pub fn open() -> Result<Self> {
         let netlink = Netlink::open(netlink_sys::constants::NETLINK_NETFILTER);
         let netlink = netlink.context("cannot open a netlink socket")?;
         Ok(Self(netlink, Sysctls::open().ok()))
     }
 
-    /// The entry of which one tuple, original or reply, is that of packets from `src` to `dst`.
+    /// The entry whose original or reply tuple is that of packets from `src` to `dst`.
     pub fn find(
         &mut self,
         proto: Protocol,
@@ -123,11 +128,11 @@ impl Conntrack {
         entry.ok_or_else(invalid).map(Some)
     }
 
-    /// For how long an entry has been idle, at least, by what is left of its timeout. A second more, since the kernel tells
-    /// whole ones.
+    /// The least time for which an entry has been idle, from what is left of its timeout. The
+    /// result may be a second too long, since the kernel reports whole seconds.
     pub fn idle(&mut self, entry: &Entry) -> Result<Duration> {
         if self.1.is_none() {
-            // An entry was found: by now conntrack is loaded.
+            // An entry was found, so conntrack is loaded by now.
             self.1 = Some(Sysctls::open()?);
         }
         let sysctls = self.1.as_ref().context("conntrack's timeouts")?;
@@ -137,8 +142,8 @@ impl Conntrack {
         Ok(entry.idle(timeouts.into_iter()))
     }
 
-    /// Deletes the entry of which one tuple, original or reply, is that of packets from `src` to `dst`. Returns whether
-    /// there was one.
+    /// Deletes the entry whose original or reply tuple is that of packets from `src` to `dst`.
+    /// Returns whether there was one.
     pub fn delete(
         &mut self,
         proto: Protocol,
@@ -172,7 +177,7 @@ impl Conntrack {
     }
 }
 
-/// What names an entry of a zone.
+/// The attributes that name an entry of a zone.
 fn named(proto: Protocol, src: SocketAddr, dst: SocketAddr, zone: u16) -> Vec<ConntrackAttribute> {
     let mut named = vec![tuple(proto, src, dst)];
     if zone != 0 {
@@ -185,7 +190,8 @@ fn named(proto: Protocol, src: SocketAddr, dst: SocketAddr, zone: u16) -> Vec<Co
 /// `CTA_ZONE` (`include/uapi/linux/netfilter/nfnetlink_conntrack.h`).
 const ZONE: u16 = 18;
 
-/// Named the original's, yet the kernel looks for it among both: it hashes either.
+/// The attribute is the original tuple's, but the kernel compares it with both tuples of each
+/// entry: it hashes either.
 fn tuple(proto: Protocol, src: SocketAddr, dst: SocketAddr) -> ConntrackAttribute {
     ConntrackAttribute::CtaTupleOrig(vec![
         Tuple::Ip(vec![
@@ -215,7 +221,7 @@ mod tests {
         let idle = |left| entry(left).idle([432_000, 300, 300].map(seconds).into_iter());
         assert_eq!(idle(431_990), seconds(10));
         assert_eq!(idle(301), seconds(431_699));
-        // It may have had a packet just now that nobody has acknowledged.
+        // The latest packet may have come just now, unacknowledged.
         assert_eq!(idle(299), seconds(1));
         assert_eq!(idle(432_001), seconds(0));
     }

@@ -1,27 +1,28 @@
-//! How much may be reaped, and how fast. Pure: time is an argument.
+//! Limits on how many flows are reaped, and how fast. No I/O: the time is an argument.
 
 use std::{collections::VecDeque, time::Duration};
 
-/// Over which a share is counted.
+/// The time within which the reaped share is counted.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Whose actions may come at once.
+/// How much unused time a burst of actions may use up.
 const BURST: Duration = Duration::from_millis(100);
-/// So few within it are no mistake of a policy's.
+/// So few flows within [`WINDOW`] never trip the guard: they are no sign of a wrong policy.
 const FEW: u64 = 10;
 
-/// Notices a policy that would reap too large a share of what lives.
+/// Stops a policy that would reap too large a share of the live flows.
 #[derive(Debug)]
 pub struct Guard {
-    /// 0 to 1.
+    /// The largest share, 0 to 1.
     share: f64,
-    /// Seconds and how many were reaped in each, oldest first; no more than [`WINDOW`] has.
+    /// Each second in which flows were reaped, and how many, oldest first; at most the seconds of
+    /// [`WINDOW`].
     seconds: VecDeque<(u64, u64)>,
     reaped: u64,
     tripped: bool,
 }
 
 impl Guard {
-    /// That lets this share, 0 to 1, be reaped within a minute.
+    /// A guard that lets this share of the live flows, 0 to 1, be reaped within a minute.
     pub fn new(share: f64) -> Self {
         Self {
             share,
@@ -31,8 +32,8 @@ impl Guard {
         }
     }
 
-    /// Asks to reap one more, where `live` flows are left. Once that would be too many, the answer is no until
-    /// [`reset`](Self::reset).
+    /// Asks to reap one more flow, after which `live` flows are left. Once that would be too many,
+    /// the answer is no until [`reset`](Self::reset).
     pub fn admit(&mut self, now: Duration, live: u64) -> bool {
         if self.tripped {
             return false;
@@ -45,7 +46,8 @@ impl Guard {
             self.seconds.pop_front();
         }
         let reaped = self.reaped + 1;
-        // Of those that lived a minute ago, as far as that is known: those reaped since, and those left.
+        // The share is of the flows that were live a minute ago. That number is estimated as those
+        // reaped since then, and those that are left.
         if reaped > FEW && reaped as f64 > self.share * (self.reaped + 1 + live) as f64 {
             self.tripped = true;
             return false;
@@ -58,28 +60,28 @@ impl Guard {
         true
     }
 
-    /// Whether nothing is reaped any more.
+    /// Whether the guard has stopped the reaping.
     pub fn is_tripped(&self) -> bool {
         self.tripped
     }
 
-    /// Begins anew.
+    /// Starts anew: nothing was reaped.
     pub fn reset(&mut self) {
         *self = Self::new(self.share);
     }
 }
 
-/// Spreads actions: so many a second.
+/// Spreads actions over time.
 #[derive(Debug)]
 pub struct Pace {
-    /// Between two; `None`: no limit.
+    /// Time between two actions; `None`: no limit.
     gap: Option<Duration>,
-    /// When the next would have its turn, were it not for what was saved up.
+    /// When the next action is due, before unused time is taken into account.
     next: Duration,
 }
 
 impl Pace {
-    /// So many a second; `None`: no limit.
+    /// At most this many actions per second; `None`: no limit.
     pub fn new(a_second: Option<u32>) -> Self {
         Self {
             gap: a_second.map(|rate| Duration::from_secs(1) / rate.max(1)),
@@ -87,12 +89,12 @@ impl Pace {
         }
     }
 
-    /// Takes a turn: how long to wait for it.
+    /// Takes the next turn. Returns how long to wait for it.
     pub fn turn(&mut self, now: Duration) -> Duration {
         let Some(gap) = self.gap else {
             return Duration::ZERO;
         };
-        // What a thread that sleeps has missed may come at once.
+        // Turns that a sleeping thread has missed may be taken at once.
         let burst = BURST.saturating_sub(gap);
         let turn = self.next.max(now.saturating_sub(burst));
         self.next = turn + gap;
@@ -110,14 +112,14 @@ mod tests {
 
     #[test]
     fn a_share_of_the_living_is_reaped_and_no_more() {
-        // Of 1000 flows, which become fewer.
+        // There are 1000 flows at first, and fewer as they are reaped.
         let mut guard = Guard::new(0.2);
         let reaped = (0..1000)
             .take_while(|reaped| guard.admit(seconds(0), 999 - reaped))
             .count();
         assert_eq!(reaped, 200);
         assert!(guard.is_tripped());
-        // Nor ever after, until somebody says so.
+        // The guard stays tripped until it is reset.
         assert!(!guard.admit(seconds(10_000), 1_000_000));
         guard.reset();
         assert!(guard.admit(seconds(10_000), 1_000_000));
@@ -152,7 +154,7 @@ mod tests {
         let now = seconds(100);
         let waits: Vec<_> = (0..13).map(|_| pace.turn(now).as_millis()).collect();
         assert_eq!(waits[..4], [0, 100, 200, 300]);
-        // As many as fit into a while, whatever its beginning.
+        // In ten seconds, ten seconds' worth of actions and at most a burst more.
         let mut pace = Pace::new(Some(1000));
         let mut now = seconds(1);
         let mut done = 0;

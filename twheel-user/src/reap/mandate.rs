@@ -1,4 +1,4 @@
-//! What the reaper may do, and what is known of it from outside.
+//! What the reaper may do, and its state as seen from outside.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -10,23 +10,24 @@ use crate::{
 
 /// What the reaper may do.
 pub struct Mandate {
-    /// Flows to which nothing is done.
+    /// Flows that are never reaped.
     pub protect: Vec<Filter>,
-    /// Say what would be done, and do nothing.
+    /// Report what would be done, and do nothing.
     pub dry_run: bool,
-    /// Actions a second, at most; `None`: no limit.
+    /// Most actions per second; `None`: no limit.
     pub rate: Option<u32>,
-    /// Which part of the live flows, 0 to 1, may be reaped within a minute.
+    /// The largest share of the live flows, 0 to 1, that may be reaped within a minute.
     pub max_share: f64,
-    /// Where sockets and conntrack entries are.
+    /// Where to look for sockets and conntrack entries.
     pub sites: Sites,
-    /// Flows begin with a SYN or are none: it cannot be told whether one is back.
+    /// Set with `--pickup strict`: only a SYN begins a flow, so the reaper cannot tell whether a
+    /// connection is alive again.
     pub strict: bool,
-    /// The XDP program can be told to drop packets of an expired flow.
+    /// The XDP program can drop packets of an expired flow.
     pub holds: bool,
 }
 
-/// What is known of the reaper from outside.
+/// The reaper's state, as seen from outside.
 #[derive(Default)]
 pub struct ReaperState {
     counts: [[AtomicU64; Outcome::ALL.len()]; Action::ALL.len()],
@@ -41,7 +42,7 @@ impl ReaperState {
         self.counts[action.index()][outcome as usize].load(Ordering::Relaxed)
     }
 
-    /// Whether nothing is reaped, because too large a share was to be.
+    /// Whether reaping is paused, because too large a share of the flows was to be reaped.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }

@@ -1,17 +1,19 @@
-//! Ends what has expired: closes sockets, deletes conntrack entries, tells both ends, keeps out what comes later.
+//! The reaper acts on expired flows: it closes sockets, deletes conntrack entries, resets both
+//! ends, and has later packets refused.
 //!
-//! On a thread of its own, behind a bounded queue: neither wheels nor output wait for it. What becomes of each action is
-//! counted and reported. Before each one the flow is looked up again: if it is back, nothing is done to it.
+//! It runs on a thread of its own, behind a bounded queue, so that neither wheels nor output wait
+//! for it. The outcome of each action is counted and reported. Before each action the flow is
+//! looked up again; if it is back in the table, nothing is done to it.
 //!
 //! | question | file |
 //! |---|---|
 //! | what it may do | `mandate.rs` |
-//! | what the policy asks for | `asked.rs` |
+//! | which actions the policy asks for | `asked.rs` |
 //! | its queue | `reaper.rs` |
-//! | its thread: whether an action may still be done, and doing it | `worker.rs` |
-//! | how much, how fast | `guard.rs` |
-//! | whether a flow may be back unseen | `refusals.rs` |
-//! | which sockets and entries are a flow's, in which network namespace | `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | its thread, which checks whether an action is still right and takes it | `worker.rs` |
+//! | limits of number and rate | `guard.rs` |
+//! | whether a flow may have come back unseen | `refusals.rs` |
+//! | which sockets and entries are a flow's, and where | `scope.rs`, `sites.rs`, `namespace.rs` |
 //! | the actions themselves | `sockets.rs`, `conntrack.rs`, `reset.rs` |
 
 mod asked;

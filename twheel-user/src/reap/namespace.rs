@@ -1,4 +1,4 @@
-//! Other network namespaces, in which sockets are opened.
+//! Other network namespaces, to open sockets in.
 
 use std::{
     fs::File,
@@ -16,14 +16,14 @@ use crate::{
     privilege::lacks,
 };
 
-/// A network namespace, by the name that `ip netns` gives it, or by a path.
+/// A network namespace, by its name in `ip netns` or by a path.
 #[derive(Clone, Debug)]
 pub struct NamespacePath(PathBuf);
 
 impl NamespacePath {
     /// # Errors
     ///
-    /// [`Kind::Usage`]: there is none of that name.
+    /// [`Kind::Usage`]: there is no namespace of that name.
     pub fn named(name: &str) -> Result<Self> {
         let path = match name.contains('/') {
             true => PathBuf::from(name),
@@ -48,7 +48,8 @@ impl NamespacePath {
         Ok(namespace)
     }
 
-    /// Does something inside, on a thread that ends with it: a socket that is opened there stays there.
+    /// Runs `what` inside the namespace, on a thread that ends afterwards. A socket that is opened
+    /// there stays in that namespace.
     pub fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let enter = || {
             let path = self.0.display();

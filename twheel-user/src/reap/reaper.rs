@@ -1,4 +1,4 @@
-//! The reaper as the loop sees it: a bounded queue before a thread.
+//! The reaper as the main loop sees it: a bounded queue, and a thread behind it.
 
 use std::{
     sync::{
@@ -34,13 +34,13 @@ use crate::{
     policy::install::InForce,
 };
 
-/// Flows that wait for their actions, at most: 18 MiB.
+/// Most flows in the queue: 18 MiB.
 const QUEUE: usize = 1 << 17;
 
 /// The reaper.
 pub struct Reaper {
     queue: Option<Sender<Vec<Job>>>,
-    /// Never sent to: its end is what ends the thread.
+    /// Nothing is sent through it: dropping it ends the thread.
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<ReaperState>,
@@ -50,7 +50,8 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Starts it. `results` takes what becomes of each action; a reader that is slow holds up the reaper alone.
+    /// Starts the reaper. `results` receives the outcome of each action; if it is not read, only
+    /// the reaper waits.
     pub fn start(
         pins: &Pins,
         tally: Arc<LoaderCounters>,
@@ -104,18 +105,19 @@ impl Reaper {
         })
     }
 
-    /// What is known of it.
+    /// The reaper's state.
     pub fn shared(&self) -> Arc<ReaperState> {
         self.shared.clone()
     }
 
-    /// Has it reap those of these flows for which anything is to be done, as far as its queue has room.
+    /// Queues the flows of a batch for which there are actions, as far as the queue has capacity.
     pub fn reap(&self, batch: &[Record]) -> Result<()> {
         let mut flows = self.asked.in_batch(batch)?;
         if flows.is_empty() {
             return Ok(());
         }
-        // Before these flows leave the ring: what is asked and not settled when this process is killed is lost.
+        // Counted before these flows leave the ring: if this process is killed, actions that were
+        // asked for and not settled are known to be lost.
         self.tally.add(Counter::ReapAsked, number(&flows));
         let queued = self.shared.queued.load(Ordering::Relaxed);
         let room = QUEUE.saturating_sub(queued).min(flows.len());
@@ -136,24 +138,24 @@ impl Reaper {
         refusals.sample()?;
         self.shared.queued.fetch_add(jobs.len(), Ordering::Relaxed);
         if let Some(queue) = &self.queue {
-            // It is there until it is told to stop.
+            // The thread runs until it is told to stop.
             let _ = queue.send(jobs);
         }
         Ok(())
     }
 
-    /// Goes on after a pause.
+    /// Resumes reaping after a pause.
     pub fn resume(&self) {
         self.shared.resume.store(true, Ordering::Relaxed);
-        // The thread may have nothing to do for long: whoever asks is told now.
+        // The thread may have nothing to do for a long time, so the state is updated here, too.
         self.shared.paused.store(false, Ordering::Relaxed);
     }
 
-    /// Ends it: what waits is not done, and counted.
+    /// Ends the reaper. Actions still in the queue are not taken; they are counted.
     pub fn stop(mut self) {
         (self._stop, self.queue) = (None, None);
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it came.
+            // A panic of the thread was reported when it occurred.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,5 @@
-//! Packets that found no room: they may have been of flows that are back.
+//! Packets for which there was no free record: they may have belonged to flows that are alive
+//! again.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,8 @@ pub(super) fn counters(pins: &Pins) -> Result<Map> {
     pins.map("COUNTERS").map(Map::PerCpuArray)
 }
 
-/// Packets that may have been of flows that are back, and are not in the table for want of room.
+/// The number of packets that may have belonged to flows that are alive again, and that are not in
+/// the table because it was full.
 pub(super) fn refused(counters: &Map) -> Result<u64> {
     let counters = data_plane::counters(counters)?;
     let refusals = [Counter::TableFull, Counter::WindowFull, Counter::Raced];
@@ -23,17 +25,17 @@ pub(super) fn refused(counters: &Map) -> Result<u64> {
         .sum())
 }
 
-/// How many there were by when.
+/// The number of such packets at several times.
 pub(super) struct Refusals {
     /// The program that tells the time.
     sweep: Callable,
     counters: Map,
-    /// Low 32 bits of the clock and the number, oldest first.
+    /// The low 32 bits of the clock and the number of packets, oldest first.
     samples: VecDeque<(u32, u64)>,
 }
 
 impl Refusals {
-    /// More than anything waits for.
+    /// More samples than any wait in the queue spans.
     const SAMPLES: usize = 256;
 
     pub(super) fn new(pins: &Pins) -> Result<Self> {
@@ -48,7 +50,7 @@ impl Refusals {
 
     pub(super) fn sample(&mut self) -> Result<()> {
         let refused = refused(&self.counters)?;
-        // The time after that: what has come in between counts as later.
+        // The time is read after the number, so a packet between the two counts as later.
         let now = self.sweep.now()?;
         if self
             .samples
@@ -64,7 +66,8 @@ impl Refusals {
         Ok(())
     }
 
-    /// As of some moment before this one. Of what is older than all that is known nobody can tell: everything counts.
+    /// The number at the latest sample before `at`. If `at` is older than all samples, 0, so that
+    /// every packet counts as later.
     pub(super) fn before(&self, at: u64) -> u64 {
         let is_before = |(now, _): &&(u32, u64)| (at as u32).wrapping_sub(*now) as i32 > 0;
         let latest = self.samples.iter().rev().find(is_before);

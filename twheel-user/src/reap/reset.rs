@@ -1,4 +1,4 @@
-//! Telling both ends of a connection that it is over.
+//! Resets both ends of a connection by forged RST segments.
 
 use std::{
     io,
@@ -21,16 +21,17 @@ pub struct Resets {
     v6: Socket,
 }
 
-/// What the end that is told takes for its peer's next segment.
+/// A RST that its receiver takes for its peer's next segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// The other end, of which it seems to come.
+    /// The other end, from which the RST seems to come.
     pub from: SocketAddr,
-    /// The end that is told.
+    /// The receiver.
     pub to: SocketAddr,
-    /// What that expects next: exactly this, or it asks back (RFC 5961, section 3.2).
+    /// The sequence number that the receiver expects next. Only an exact match resets the
+    /// connection; else the receiver answers with a challenge ACK (RFC 5961, section 3.2).
     pub seq: u32,
-    /// What it has sent.
+    /// The receiver's own next sequence number.
     pub ack: u32,
 }
 
@@ -59,9 +60,9 @@ impl Reset {
 }
 
 impl Resets {
-    /// Of this thread's network namespace.
+    /// Opens sockets in this thread's network namespace.
     pub fn open() -> Result<Self> {
-        // The sender writes the IP header: that is what this protocol means, for either family.
+        // `IPPROTO_RAW` means, for either family, that the sender writes the IP header.
         let open = |domain, name| {
             let protocol = Some(Protocol::from(libc::IPPROTO_RAW));
             Socket::new(domain, Type::RAW, protocol).map_err(|error| {
@@ -82,13 +83,13 @@ impl Resets {
         })
     }
 
-    /// Sends one.
+    /// Sends a RST.
     pub fn send(&self, reset: &Reset) -> io::Result<()> {
         let socket = match reset.to {
             SocketAddr::V4(_) => &self.v4,
             SocketAddr::V6(_) => &self.v6,
         };
-        // A port has no meaning here, and IPv6 refuses one.
+        // A port has no meaning for a raw socket, and IPv6 refuses one.
         let to = SockAddr::from(SocketAddr::new(reset.to.ip(), 0));
         socket.send_to(&reset.packet()?, &to).map(|_| ())
     }

@@ -1,8 +1,10 @@
-//! Which sockets and conntrack entries may be those of a flow: its addresses alone do not tell where there are VLANs and zones.
+//! Which sockets and conntrack entries may belong to a flow. With VLANs or zones, addresses alone
+//! do not decide that.
 //!
-//! A flow without either has those that are bound to no interface, and those of conntrack's zone 0. A flow of a VLAN or of a
-//! zone has the entries of its zone. Its sockets are those that are bound to its interface, or to the VRF or bridge which that
-//! is a port of; and those that are bound to none, if no other interface has their local address.
+//! A flow without VLAN and zone has the sockets that are bound to no interface, and the conntrack
+//! entries of zone 0. A flow in a VLAN or zone has the entries of its zone. Its sockets are those
+//! bound to its interface, or to the VRF or bridge that the interface is a port of; and unbound
+//! sockets, if no other interface has their local address.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -12,20 +14,21 @@ use twheel_common::event::Event;
 
 use crate::interfaces::{self, Interface};
 
-/// A socket that is bound to no interface.
+/// Stands for a socket that is bound to no interface.
 const UNBOUND: u32 = 0;
 
-/// Where the socket and the entry of a flow are looked for.
+/// Where to look for the socket and the conntrack entry of a flow.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// conntrack's zone.
+    /// The zone, as conntrack's number.
     pub zone: u16,
-    /// The interfaces that sockets may be bound to; `None`: none of them.
+    /// The interfaces that sockets may be bound to; `None`: sockets are bound to no interface.
     interfaces: Option<BTreeSet<u32>>,
 }
 
 impl Scope {
-    /// Of a flow in this zone, which an interface of this number has seen; `None`: that is not known.
+    /// The scope of a flow in this zone, seen at the interface of this index; `None`: the interface
+    /// is not known.
     pub fn of_flow(event: &Event, zone: u16, interface: Option<u32>) -> Result<Self> {
         let vlans = event.key.vlans();
         if zone == 0 && vlans == [0; 2] {
@@ -38,12 +41,13 @@ impl Scope {
         })
     }
 
-    /// Whether this host cannot say that the flow's addresses are its own or those of anybody whom it reaches.
+    /// Whether the flow is in a VLAN or zone. This host then cannot tell whether the flow's
+    /// addresses are its own, or those of hosts that it reaches.
     pub fn is_apart(&self) -> bool {
         self.interfaces.is_some()
     }
 
-    /// The interfaces to which a socket with this local address may be bound; 0: to none.
+    /// The interfaces to which a socket with this local address may be bound; 0: unbound.
     pub fn bound(&self, local: IpAddr) -> Result<Vec<u32>> {
         let Some(interfaces) = &self.interfaces else {
             return Ok(vec![UNBOUND]);
@@ -57,7 +61,8 @@ impl Scope {
     }
 }
 
-/// The interface itself; or, where its packets have tags, the VLAN device upon it; and what that is a port of.
+/// The flow's interface or, if its packets have VLAN tags, the VLAN device on it; and the device
+/// that this one is a port of.
 fn interfaces(all: &[Interface], interface: Option<u32>, vlans: [u16; 2]) -> BTreeSet<u32> {
     let mut found = interface;
     for vlan in vlans.into_iter().filter(|vlan| *vlan != 0) {
@@ -70,7 +75,7 @@ fn interfaces(all: &[Interface], interface: Option<u32>, vlans: [u16; 2]) -> BTr
     interfaces
 }
 
-/// The interfaces that have an address.
+/// The interfaces that have this address.
 fn owners(address: IpAddr) -> Result<BTreeSet<u32>> {
     let owners = getifaddrs().context("cannot list the interfaces")?;
     let owners = owners.filter(|it| {

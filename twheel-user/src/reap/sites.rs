@@ -1,21 +1,21 @@
-//! The network namespaces in which there may be sockets and conntrack entries of a flow.
+//! The network namespaces in which to look for sockets and conntrack entries of a flow.
 
 use anyhow::Result;
 
 use super::{conntrack::Conntrack, namespace::NamespacePath, reset::Resets, sockets::Sockets};
 use crate::action::{Action, Actions};
 
-/// Where sockets and entries are, and what was opened there.
+/// A network namespace, and the sockets that were opened there.
 #[derive(Default)]
 pub(super) struct Site {
-    /// `None`: where this process is.
+    /// `None`: the namespace of this process.
     namespace: Option<NamespacePath>,
     sockets: Option<Sockets>,
     conntrack: Option<Conntrack>,
     resets: Option<Resets>,
 }
 
-/// Opens something in a namespace, the first time.
+/// Opens a socket in a namespace, unless it is open.
 fn opened<'a, T: Send>(
     namespace: Option<&NamespacePath>,
     place: &'a mut Option<T>,
@@ -34,7 +34,7 @@ fn opened<'a, T: Send>(
 }
 
 impl Site {
-    /// Opens what an action needs here.
+    /// Opens what an action needs in this namespace.
     fn prepare(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Socket => self.sockets().map(drop),
@@ -61,17 +61,19 @@ impl Site {
     }
 }
 
-/// Where sockets and conntrack entries are: this network namespace first.
+/// The network namespaces in which to look for sockets and conntrack entries; that of this process
+/// comes first.
 pub struct Sites(pub(super) Vec<Site>);
 
 impl Sites {
-    /// This network namespace and these.
+    /// The namespace of this process, and `namespaces`.
     ///
-    /// What needs more than a run [keeps](crate::privilege) is opened now, as a policy may come to ask for it.
+    /// What needs more capabilities than a run [keeps](crate::privilege) is opened now, since a
+    /// policy that is loaded later may ask for it.
     ///
     /// # Errors
     ///
-    /// What `first` needs cannot be opened: the actions that are known of now.
+    /// What an action of `first` needs cannot be opened. These are the actions that are known now.
     pub fn open(namespaces: Vec<NamespacePath>, first: Actions) -> Result<Self> {
         let named = namespaces.into_iter().map(|namespace| Site {
             namespace: Some(namespace),
@@ -81,7 +83,7 @@ impl Sites {
         for place in &mut places {
             for action in [Action::Socket, Action::Conntrack, Action::Reset] {
                 let opened = place.prepare(action);
-                // If it is asked for later it is tried again, and the action fails with that error.
+                // An action that a later policy asks for tries again, and fails with that error.
                 if first.has(action) {
                     opened?;
                 }

@@ -1,4 +1,4 @@
-//! Closing local sockets through sock_diag (`net/ipv4/inet_diag.c`, `SOCK_DESTROY`).
+//! Closes local sockets through sock_diag (`net/ipv4/inet_diag.c`, `SOCK_DESTROY`).
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use twheel_common::{
 
 use crate::netlink::Netlink;
 
-/// A netlink socket to the sockets of a network namespace.
+/// A netlink socket to sock_diag of a network namespace.
 pub struct Sockets(Netlink);
 
 /// A local socket that was found.
@@ -31,25 +31,25 @@ pub struct Sockets(Netlink);
 pub struct FoundSocket {
     id: SocketId,
     state: u8,
-    /// Since data or an ACK last came or data last went, by the kernel's clocks; `None` of one that is half open and has
-    /// none.
+    /// Time since data or an ACK was last received or data last sent, by the kernel's clocks;
+    /// `None` for a half-open socket, which has no such times.
     pub idle: Option<Duration>,
 }
 
 impl FoundSocket {
-    /// Whether it has sent a SYN and waits for the answer.
+    /// Whether the socket has sent a SYN and waits for the answer.
     pub fn is_opening(&self) -> bool {
         self.state == TCP_SYN_SENT
     }
 
-    /// What the socket says of its flow: its state in conntrack's words, and who has sent a FIN. `None` of one that is half
-    /// open.
+    /// The flow's state bits as the socket shows them: its state in conntrack's words, and which
+    /// sides have sent a FIN. `None` for a half-open socket.
     pub fn seen(&self, local: Direction, initiator: Direction) -> Option<Seen> {
         let peer = local.reverse();
         let (state, finished): (_, &[_]) = match self.state {
             TCP_ESTABLISHED => (State::Established, &[]),
             TCP_FIN_WAIT1 => (State::FinWait, &[local]),
-            // Its FIN was acknowledged.
+            // The socket's FIN was acknowledged.
             TCP_FIN_WAIT2 => (State::CloseWait, &[local]),
             TCP_CLOSE_WAIT => (State::CloseWait, &[peer]),
             TCP_CLOSING | TCP_LAST_ACK => (State::LastAck, &[local, peer]),
@@ -59,8 +59,8 @@ impl FoundSocket {
     }
 }
 
-/// Of `struct tcp_info` (`include/uapi/linux/tcp.h`), which grows from kernel to kernel: the least of
-/// `tcpi_last_data_sent`, `tcpi_last_data_recv` and `tcpi_last_ack_recv`, milliseconds.
+/// From `struct tcp_info` (`include/uapi/linux/tcp.h`), which grows from kernel to kernel: the
+/// least of `tcpi_last_data_sent`, `tcpi_last_data_recv` and `tcpi_last_ack_recv`, in milliseconds.
 fn idle(tcp_info: &[u8]) -> Option<Duration> {
     [44, 52, 56]
         .into_iter()
@@ -73,18 +73,18 @@ fn idle(tcp_info: &[u8]) -> Option<Duration> {
 }
 
 impl Sockets {
-    /// Of this thread's network namespace.
+    /// Opens a socket in this thread's network namespace.
     pub fn open() -> Result<Self> {
         let netlink = Netlink::open(netlink_sys::constants::NETLINK_SOCK_DIAG);
         netlink.map(Self).context("cannot open a netlink socket")
     }
 
-    /// The TCP socket with these ends, if there is one that is neither listening nor about to be forgotten.
+    /// The TCP socket with these endpoints, unless it is a listening socket or one in TIME_WAIT.
     ///
-    /// What the kernel looks up may fall back to a listening socket with the local end: so it is looked at before it is
-    /// closed, and meant by its cookie then.
+    /// The kernel's lookup may fall back to a listening socket with the local endpoint. So the
+    /// socket is inspected before it is closed, and then closed by its cookie.
     ///
-    /// `bound`: to this interface; 0: to none.
+    /// `bound`: the interface that the socket is bound to; 0: none.
     pub fn find(
         &mut self,
         local: SocketAddr,
@@ -120,7 +120,7 @@ impl Sockets {
                 _ => None,
             }),
             id: SocketId {
-                // As it was asked for: a socket of IPv6 may have IPv4 ends.
+                // The addresses as asked for, since an IPv6 socket may have IPv4 endpoints.
                 source_address: local.ip(),
                 destination_address: peer.ip(),
                 ..id
@@ -128,7 +128,8 @@ impl Sockets {
         }))
     }
 
-    /// Closes a socket: its owner sees ECONNABORTED, and its peer gets a RST. `false`: it is gone.
+    /// Closes a socket: its owner gets ECONNABORTED, and its peer gets a RST. `false`: the socket
+    /// no longer exists.
     pub fn close(&mut self, socket: FoundSocket) -> io::Result<bool> {
         let flags = NLM_F_REQUEST | NLM_F_ACK;
         match self.ask(
@@ -172,7 +173,7 @@ impl Sockets {
     }
 }
 
-/// Whether two addresses are the same, one of them perhaps mapped.
+/// Whether two addresses are the same, where either may be an IPv4-mapped one.
 fn is_same(one: IpAddr, two: IpAddr) -> bool {
     let mapped = |address| match address {
         IpAddr::V4(address) => Ipv6Addr::to_canonical(&address.to_ipv6_mapped()),
@@ -187,7 +188,7 @@ mod tests {
 
     fn info(sent: u32, received: u32, acknowledged: u32) -> Vec<u8> {
         let mut info = vec![0; 104];
-        // `tcpi_last_ack_sent` is not kept by the kernel, and 0.
+        // The kernel does not keep `tcpi_last_ack_sent`: it is 0.
         for (at, ago) in [(44, sent), (48, 0), (52, received), (56, acknowledged)] {
             info[at..at + 4].copy_from_slice(&ago.to_ne_bytes());
         }
@@ -226,7 +227,7 @@ mod tests {
             assert_eq!((seen.state(), seen.initiator()), (wanted, peer));
             assert!(seen.is_replied() && seen.is_pickup());
         }
-        // SYN_SENT and SYN_RECV.
+        // SYN_SENT and SYN_RECV are half open.
         assert_eq!((seen(2), seen(3)), (None, None));
     }
 }

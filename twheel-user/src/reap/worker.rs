@@ -1,4 +1,4 @@
-//! The thread that reaps: whether an action may still be done to a flow, and doing it.
+//! The thread that reaps: it checks whether an action is still right for a flow, and takes it.
 
 use std::{
     io,
@@ -46,18 +46,18 @@ use crate::{
     pins::Pins,
 };
 
-/// How old the number of live flows may be that a share is taken of.
+/// The largest age of the count of live flows from which the share is computed.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// A flow that waits for its actions.
+/// A flow in the queue, with its actions.
 pub(super) struct Job {
     pub(super) event: Event,
     pub(super) actions: Actions,
-    /// [`refused`] before it expired.
+    /// The value of [`refused`] before the flow expired.
     pub(super) refused: u64,
 }
 
-/// What conntrack calls the flow's protocol, if it has entries of that.
+/// conntrack's name of the flow's protocol, if conntrack has entries of that protocol.
 fn protocol(job: &Job) -> Option<Protocol> {
     match job.event.key.proto() {
         PROTO_TCP => Some(Protocol::Tcp),
@@ -76,7 +76,7 @@ pub(super) struct Worker {
     pub(super) guard: Guard,
     pub(super) pace: Pace,
     pub(super) expired: Option<HashMap<MapData, FlowKey, Tomb>>,
-    /// The program that enters a flow again.
+    /// The program that enters a flow into the table again.
     pub(super) enter: Callable,
     pub(super) mandate: Mandate,
     pub(super) shared: Arc<ReaperState>,
@@ -84,13 +84,13 @@ pub(super) struct Worker {
     pub(super) results: tokio::sync::mpsc::Sender<Reaped>,
     pub(super) stopped: Receiver<()>,
     pub(super) began: Instant,
-    /// When the live flows were counted, and how many are left of those.
+    /// When the live flows were counted, and how many of them are left.
     pub(super) left: (Duration, Option<u64>),
-    /// Of the flow at hand.
+    /// The scope of the present flow.
     pub(super) scope: Scope,
 }
 
-/// What becomes of an action, before it is counted.
+/// The outcome of an action, before it is counted.
 type Done = Result<Outcome>;
 
 impl Worker {
@@ -122,10 +122,11 @@ impl Worker {
         match self.is_protected(event) {
             Ok(false) => {}
             Ok(true) => return all(self, Outcome::Protected),
-            // What cannot be read may be protected.
+            // If the flow cannot be read, it may be protected.
             Err(_) => return all(self, Outcome::Protected),
         }
-        // A connection that nobody answers is nobody's loss, and anybody can begin as many as he likes.
+        // A connection without a reply does not count towards the share. Reaping it harms nobody,
+        // and anybody can begin any number of such connections.
         let counts = event.seen().is_replied() || self.reader.is_one_way();
         if self.guard.is_tripped() || counts && !self.admit() {
             return all(self, Outcome::Paused);
@@ -146,7 +147,7 @@ impl Worker {
         }
     }
 
-    /// Whether the run ends within this time; waits for it.
+    /// Waits for this time. Returns whether the run ended meanwhile.
     fn is_over(&self, wait: Duration) -> bool {
         let waited = self.stopped.recv_timeout(wait);
         waited != Err(RecvTimeoutError::Timeout)
@@ -154,7 +155,7 @@ impl Worker {
 
     fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
         self.shared.add(action, outcome);
-        // Without a reader the run is over.
+        // This fails only if the reader has ended, and then the run is over.
         let _ = self.results.blocking_send(Reaped {
             event: *event,
             action,
@@ -180,18 +181,18 @@ impl Worker {
             .any(|filter| filter.matches(&subject)))
     }
 
-    /// Whether the share that is reaped is still small enough.
+    /// Whether one more flow may be reaped without exceeding the share.
     fn admit(&mut self) -> bool {
         let now = self.began.elapsed();
         let (counted, left) = self.left;
         let left = match left {
-            // Less the one that was taken since.
+            // One flow less, the one that was reaped since.
             Some(left) if now < counted + FRESH => left.saturating_sub(1),
             _ => {
-                // Without a count nothing is known to be left.
+                // If the counters cannot be read, no flow is assumed to be left.
                 let counters = data_plane::counters(&self.counters);
                 let live = counters.map_or(0, |counters| counters.live());
-                // Those that wait here were live a moment ago.
+                // Flows in the queue were live a moment ago.
                 let left = live + self.shared.queued.load(Ordering::Relaxed) as u64;
                 self.left.0 = now;
                 left
@@ -209,9 +210,9 @@ impl Worker {
         admitted
     }
 
-    /// Why nothing may be done any more, if so.
+    /// The reason why nothing may be done to the flow any more; `None`: something may.
     fn look(&self, job: &Job) -> Result<Option<Outcome>> {
-        // The counters first: the look at the table is the last.
+        // The counters are read first, so that the lookup in the table is the last check.
         let refused = refused(&self.counters)?;
         let hash = &self.reader.meta().hash;
         let found = self.reader.table().find(hash, &job.event.key);
@@ -224,7 +225,8 @@ impl Worker {
         Ok((refused != job.refused).then_some(Outcome::Unknown))
     }
 
-    /// Does an action. `reset`: both ends were told before, so nothing is younger than that.
+    /// Takes an action. `reset`: both ends were reset before, so the kernel's clocks are not
+    /// checked again.
     fn act(&mut self, job: &Job, action: Action, reset: bool) -> Done {
         let event = &job.event;
         if self.mandate.strict {
@@ -236,7 +238,7 @@ impl Worker {
         if let Some(why) = self.look(job)? {
             return Ok(why);
         }
-        // What is here is another network namespace's.
+        // The flow's sockets and entries are in another network namespace.
         if self.is_elsewhere(event)? {
             return Ok(Outcome::OtherZone);
         }
@@ -248,15 +250,16 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
-            // This host sends by its routes, which may be another zone's.
+            // This host sends by its own routes, which may lead into another zone.
             Action::Reset if self.scope.is_apart() => return Ok(Outcome::OtherZone),
-            // Forged packets of one side are no conversation.
+            // Forged packets of one side make no conversation.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
                 if !seen.is_conversation() || seen.state() == State::FinWait =>
             {
                 return Ok(Outcome::OneSided);
             }
-            // Nor is what packets say of a connection that an end of it is here, or conntrack knows.
+            // Nor do packets alone prove that the connection has ended, if one end of it is a local
+            // socket or conntrack knows it.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
                 if self.lives(job, src, dst)? =>
             {
@@ -273,7 +276,8 @@ impl Worker {
         }
     }
 
-    /// Whether a socket of either end is here, or an entry is to be deleted, that is not idle by the kernel's own clocks.
+    /// Whether a local socket of either end is not idle by the kernel's own clocks; likewise a
+    /// conntrack entry, if one is to be deleted.
     fn lives(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr) -> Result<bool> {
         let initiator = job.event.seen().initiator();
         let has_entry = self
@@ -309,7 +313,7 @@ impl Worker {
         Ok(is_elsewhere(interface))
     }
 
-    /// Where what is a flow's is looked for.
+    /// Where to look for a flow's sockets and entries.
     fn scope_of(&self, event: &Event) -> Result<Scope> {
         if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
             return Ok(Scope::default());
@@ -328,14 +332,14 @@ impl Worker {
         Scope::of_flow(event, zone, interface)
     }
 
-    /// The socket of a flow with these ends, in a network namespace.
+    /// The socket with these endpoints in a network namespace.
     fn find(
         &mut self,
         at: usize,
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<Option<FoundSocket>> {
-        // Interfaces are those of this namespace.
+        // The scope's interfaces are those of the first namespace.
         if at > 0 && self.scope.is_apart() {
             return Ok(None);
         }
@@ -349,7 +353,7 @@ impl Worker {
         Ok(None)
     }
 
-    /// Whether conntrack's entry of these ends is not idle; `None` if there is none.
+    /// Whether conntrack's entry for these endpoints is not idle; `None` if there is no entry.
     fn entry_lives(
         &mut self,
         job: &Job,
@@ -373,8 +377,9 @@ impl Worker {
         self.is_alive(job, seen, idle).map(Some)
     }
 
-    /// Closes the sockets of either end that are local, and by the kernel's own clocks idle for the timeout of the state
-    /// that they are in: packets can be forged, and what only this host sends may not be seen.
+    /// Closes the local sockets of either end if they were idle, by the kernel's own clocks, for
+    /// the timeout of their state. The flow's packets alone do not decide: they can be forged, and
+    /// packets that only this host sends may not be seen.
     fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
         let mut outcome = Outcome::Nothing;
         let initiator = job.event.seen().initiator();
@@ -391,12 +396,13 @@ impl Worker {
                 {
                     return Ok(outcome.or(Outcome::Alive));
                 }
-                // It has just begun to open, and the flow is of packets before that.
+                // The socket has just begun to connect, and the flow consists of earlier packets.
                 let opens = [State::SynSent, State::SynSent2, State::SynRecv];
                 if socket.is_opening() && !opens.contains(&job.event.seen().state()) {
                     return Ok(outcome.or(Outcome::OneSided));
                 }
-                // What would come between the look and the end of the socket is dropped meanwhile, as if it came later.
+                // Packets between the check and the end of the socket are dropped, as if they came
+                // later.
                 let held = self.hold(job)?;
                 let closed = match self.look(job) {
                     Ok(None) => self.mandate.sites.0[at].sockets().and_then(|sockets| {
@@ -423,19 +429,21 @@ impl Worker {
         Ok(outcome)
     }
 
-    /// For how long neither the socket nor its flow has had a packet: a keepalive probe moves none of the socket's clocks.
+    /// For how long both the socket and its flow were idle. Both count, since a keepalive probe
+    /// changes none of the socket's clocks.
     fn idle(&self, job: &Job, socket: &FoundSocket) -> Option<Duration> {
         let flow = self.reader.clock().duration(job.event.idle.into());
         socket.idle.map(|idle| idle.min(flow))
     }
 
-    /// Whether a connection that is in this state and has been idle for so long is still within its timeout. Then its flow
-    /// is entered again.
+    /// Whether a connection in this state that was idle for this time is still within its timeout.
+    /// If so, enters its flow into the table again.
     fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
         let rule = job.event.rule;
         let clock = self.reader.clock();
         let timeout = clock.duration(self.asked.rule(rule.into())?.timeouts.of(seen).into());
-        // Each clock has its own beginning of a unit, and a timeout is a unit longer than asked for.
+        // Two units of tolerance: units of the two clocks begin at different times, and a stored
+        // timeout is one unit longer than configured.
         if idle + 2 * clock.unit() >= timeout {
             return Ok(false);
         }
@@ -451,8 +459,8 @@ impl Worker {
         Ok(true)
     }
 
-    /// Deletes the conntrack entries that know the flow by either tuple, and were idle for the flow's timeout by what is
-    /// left of their own.
+    /// Deletes the conntrack entries that have the flow as either tuple, if they were idle for the
+    /// flow's timeout by what is left of their own timeout.
     fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
         let mut outcome = Outcome::Nothing;
         for at in 0..self.mandate.sites.0.len() {
@@ -478,7 +486,7 @@ impl Worker {
         Ok(outcome)
     }
 
-    /// The map of flows whose packets are refused.
+    /// The map of tombstones.
     fn expired(&mut self) -> Result<&mut HashMap<MapData, FlowKey, Tomb>> {
         if self.expired.is_none() {
             let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
@@ -487,8 +495,8 @@ impl Worker {
         self.expired.as_mut().context("no map EXPIRED")
     }
 
-    /// Has packets of the flow dropped for a moment, if the program can and they are not anyway. Returns whether that
-    /// must be taken back.
+    /// Has the flow's packets dropped for a moment, if the program can do that and does not do so
+    /// anyway. Returns whether [`release`](Self::release) must undo it.
     fn hold(&mut self, job: &Job) -> Result<bool> {
         if !self.mandate.holds || job.actions.iter().any(Action::enforces) {
             return Ok(false);
@@ -502,12 +510,12 @@ impl Worker {
 
     fn release(&mut self, job: &Job) {
         if let Ok(expired) = self.expired() {
-            // A SYN may have taken it away.
+            // A SYN may have removed it already.
             let _ = expired.remove(&job.event.key);
         }
     }
 
-    /// Has the XDP program refuse what comes later.
+    /// Has the XDP program refuse the flow's later packets.
     fn enforce(&mut self, job: &Job, action: Action) -> Done {
         if !self.reader.meta().features.has(Features::ENFORCE) {
             bail!(
@@ -521,7 +529,8 @@ impl Worker {
         self.expired()?
             .insert(job.event.key, Tomb::new(verdict), 0)
             .context("cannot write EXPIRED")?;
-        // A packet that came in between has begun the flow again, which is found before its tomb is: it lives.
+        // A packet in between may have begun the flow again. The program finds the flow before its
+        // tombstone, so the flow lives: remove the tombstone.
         let why = self.look(job);
         if !matches!(why, Ok(None)) {
             self.release(job);
@@ -529,7 +538,7 @@ impl Worker {
         Ok(why?.unwrap_or(Outcome::Done))
     }
 
-    /// Sends a RST to each end of which it is known what it expects.
+    /// Sends a RST to each end whose expected sequence number is known.
     fn reset(&mut self, event: &Event, src: SocketAddr, dst: SocketAddr) -> Done {
         let seen = event.seen();
         let initiator = seen.initiator();
@@ -541,7 +550,7 @@ impl Worker {
             reset(src, dst, of_src, of_dst),
         ];
         let sockets = self.mandate.sites.0[0].resets()?;
-        // Both are tried, whatever becomes of the first.
+        // Both are sent, even if the first fails.
         let sent: Vec<io::Result<()>> = resets.iter().map(|reset| sockets.send(reset)).collect();
         for (reset, sent) in resets.iter().zip(sent) {
             sent.with_context(|| format!("cannot send a RST to {}", reset.to))?;

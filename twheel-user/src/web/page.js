@@ -1,15 +1,15 @@
-// Asks once a second for what the instance tells, and draws it. All text goes through textContent and attributes:
-// nothing that is shown is ever read as markup.
+// Fetches the instance's status once a second and draws it. All text goes through textContent and
+// attributes, so nothing that is shown is ever parsed as markup.
 "use strict";
 
 const STATES = ["established", "syn_sent", "syn_recv", "unreplied", "fin_wait", "close_wait", "last_ack", "time_wait",
   "close", "syn_sent2", "udp", "udp_stream", "icmp"];
-const HISTORY = 300; // seconds, and samples at most
+const HISTORY = 300; // in seconds, and the most samples
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 const by = (id) => document.getElementById(id);
 
-// An element with text, or with children.
+// Creates an element with text, or with children.
 function html(tag, ...inside) {
   const made = document.createElement(tag);
   made.append(...inside.map((it) => (it instanceof Node ? it : document.createTextNode(String(it)))));
@@ -23,7 +23,7 @@ function svg(tag, attributes, ...children) {
   return made;
 }
 
-// A state's colour is its place in the list; one that this page does not know has the last.
+// A state's colour is its index in this list. Unknown states have the last colour.
 const colour = (state) => `c${STATES.includes(state) ? STATES.indexOf(state) : STATES.length}`;
 const count = (n) => Math.round(n).toLocaleString("en");
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${s.toFixed(0)} s`
@@ -39,14 +39,14 @@ function point(r, part) {
   return `${(r * Math.cos(angle)).toFixed(3)} ${(r * Math.sin(angle)).toFixed(3)}`;
 }
 
-// Slots next to each other are one arc.
+// Adjacent slots are drawn as one arc.
 function arcs(r, occupied, slots) {
   let path = "";
   for (let i = 0; i < occupied.length;) {
     let n = 1;
     while (i + n < occupied.length && occupied[i + n] === occupied[i] + n) n += 1;
     const from = occupied[i] / slots;
-    // Wide enough to be seen; and not a whole turn, which would be none.
+    // Wide enough to be seen, but less than a whole turn, which would draw nothing.
     const to = from + Math.min(Math.max(n / slots, 1 / 300), 0.99999);
     path += `M${point(r, from)}A${r} ${r} 0 ${to - from > 0.5 ? 1 : 0} 1 ${point(r, to)}`;
     i += n;
@@ -151,7 +151,7 @@ function drawLatest(status) {
   ].map((text) => html("td", text)))));
 }
 
-// ---- Once a second, while somebody looks.
+// ---- Updates: once a second, while the page is visible.
 
 function say(text, lost) {
   document.body.classList.toggle("lost", lost);

@@ -1,4 +1,4 @@
-//! `twheel top`: what happens, and what it changes. What it looks like is in `view.rs`.
+//! `twheel top`: events, and the state that they change. `view.rs` draws it.
 
 mod view;
 
@@ -63,17 +63,19 @@ pub struct Top {
     reverse: bool,
 }
 
-/// A look at a large table takes a while: looks are so many times that apart, whatever the interval.
+/// The time between two readings is at least this many times the duration of one, whatever the
+/// interval: reading a large table takes a while.
 const LOOKS: u32 = 8;
 
-/// What the program waits for.
+/// An event that the program waits for.
 enum Happens {
     Event(Event),
-    /// A signal, or the terminal is gone.
+    /// A signal, or the terminal was closed.
     Stop,
 }
 
-/// The terminal, while it is ours; as it was before when this is dropped. (In a panic, ratatui's hook sees to it.)
+/// The terminal, while top uses it; restored when this is dropped. (After a panic, ratatui's hook
+/// restores it.)
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -87,7 +89,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nobody to tell, if it is gone.
+        // If the terminal was closed, there is nobody to tell.
         let _ = ratatui::try_restore();
         let _ = execute!(io::stdout(), cursor::Show);
     }
@@ -121,7 +123,8 @@ impl Top {
         };
 
         let (happens, inbox) = mpsc::channel();
-        // Before there are other threads: they are to leave signals to the one that waits for them.
+        // Before any thread is started, so that all of them leave these signals to the thread that
+        // waits for them.
         let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
         signals.thread_block().context("cannot wait for signals")?;
         let stop = happens.clone();
@@ -145,45 +148,45 @@ impl Top {
 
 /// What is shown, and how.
 struct App {
-    /// What the filter is, or is becoming.
+    /// The text of the filter, perhaps while it is edited.
     text: String,
-    /// The last one that was any.
+    /// The last valid filter.
     filter: Filter,
-    /// While it is edited: what it was before.
+    /// The text before the edit, while it is edited.
     before: Option<String>,
-    /// Why `text` is no filter.
+    /// Why `text` is not a valid filter.
     wrong: Option<String>,
     key: Key,
     reverse: bool,
-    /// Flows that are scrolled past.
+    /// Number of flows that are scrolled past.
     skip: usize,
     /// Lines of the terminal.
     height: u16,
     paused: bool,
-    /// Why nothing new comes.
+    /// Why nothing new could be read.
     gone: Option<String>,
-    /// Other flows are wanted than are shown.
+    /// The flows that are shown must be selected again.
     stale: bool,
     picture: Picture,
 }
 
-/// An instance at one moment, and how it came there.
+/// An instance at one moment, and its recent rates.
 struct Picture {
     reader: Reader,
     interfaces: String,
     has_loader: bool,
     look: stats::Look,
     rates: Option<Rates>,
-    /// Of the last looks, latest first.
+    /// The rates of the last readings, latest first.
     history: VecDeque<Rates>,
     wheels: Wheels,
-    /// Those to be shown, in order; and those before them.
+    /// The flows to be shown, in order, and those before them that are scrolled past.
     flows: Vec<Tracked>,
-    /// How many pass the filter.
+    /// How many flows match the filter.
     passing: u64,
 }
 
-/// What happens in a second.
+/// Rates per second.
 #[derive(Clone, Copy)]
 struct Rates {
     created: f64,
@@ -209,9 +212,9 @@ impl Picture {
         })
     }
 
-    /// A picture that follows this one.
+    /// Reads the next picture.
     fn next(&mut self, reader: Reader) -> Result<()> {
-        /// Wider than terminals are.
+        /// Wider than any terminal.
         const HISTORY: usize = 1024;
         let mut next = Self::new(reader)?;
         let rate = |counter| next.look.rate(&self.look, counter);
@@ -250,7 +253,7 @@ impl App {
                 Err(mpsc::RecvTimeoutError::Timeout) => None,
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
             };
-            // All that was typed meanwhile: each look takes its time.
+            // Handles all input that came meanwhile: each reading takes its time.
             while let Some(happens) = happened {
                 if self.handle(happens) {
                     return Ok(());
@@ -270,15 +273,15 @@ impl App {
         }
     }
 
-    /// Looks at the instance, which may be another by now.
+    /// Reads the instance, which may be another one by now.
     fn refresh(&mut self, select: &Select) {
         let looked = Reader::open(select.interface()).and_then(|reader| self.picture.next(reader));
-        // It may be gone, or half way through coming or going: what was read last stays.
+        // The instance may not exist, or be just starting or ending. What was read last stays.
         self.gone = looked.err().map(|error| format!("{error:#}"));
         self.stale |= self.gone.is_none();
     }
 
-    /// Chooses the flows that are shown.
+    /// Selects the flows that are shown.
     fn choose(&mut self) -> Result<()> {
         let choice = Choice {
             sort: Some(self.key),
@@ -293,7 +296,7 @@ impl App {
         Ok(())
     }
 
-    /// Whether that is the end.
+    /// Handles an event. Returns whether to quit.
     fn handle(&mut self, happens: Happens) -> bool {
         match happens {
             Happens::Stop => return true,
@@ -340,16 +343,18 @@ impl App {
         false
     }
 
-    /// Scrolls past so many flows, if there are more.
+    /// Scrolls past this many flows, but not past the last one.
     fn scroll(&mut self, skip: usize) {
-        /// Whoever looks for a flow further behind has a filter and the other order: they are all held.
+        /// All flows up to the one shown are held in memory. To see flows further behind, use a
+        /// filter or reverse the order.
         const MOST: usize = 10_000;
         let last = usize::try_from(self.picture.passing).unwrap_or(MOST);
         self.skip = skip.min(last.saturating_sub(1)).min(MOST);
         self.stale = true;
     }
 
-    /// Chooses the key that stands so many behind in the list of those of which anything is known here.
+    /// Selects the sort key that is `by` positions further in the list of the keys that are known
+    /// here.
     fn sort(&mut self, by: isize) {
         let known = known(&self.picture.reader);
         let keys: Vec<_> = Key::value_variants()
@@ -370,7 +375,7 @@ impl App {
         /// More than anybody types.
         const LONGEST: usize = 1000;
         match code {
-            // What is no filter is not kept.
+            // An invalid filter is not kept.
             KeyCode::Enter if self.wrong.is_none() => {
                 self.before = None;
                 return;
@@ -393,7 +398,8 @@ impl App {
                 self.stale = true;
             }
             Err(error) => {
-                // The lines below that show where: here it stands just above.
+                // Only the first line: the lines below it show where, but here the filter is shown
+                // anyway.
                 let sentence = error.to_string();
                 self.wrong = sentence.lines().next().map(str::to_owned);
             }

@@ -1,4 +1,4 @@
-//! What `twheel top` looks like.
+//! Draws `twheel top`.
 
 use clap::ValueEnum;
 use ratatui::{
@@ -17,7 +17,7 @@ use crate::{
     wheels::{Turning, Wheels, cell, draw as draw_level},
 };
 
-/// Wheels that are shown, at most.
+/// Most wheels that are shown.
 const WHEELS: usize = 8;
 
 /// A colour, unless the user wants none: <https://no-color.org>.
@@ -115,7 +115,7 @@ fn draw_rates(picture: &Picture, frame: &mut Frame, [labels, charts]: [Rect; 2])
     chart(gone, Color::Cyan, ended);
 }
 
-/// The lowest level of a CPU's wheel, and how many slots the others hold.
+/// The lowest level of a CPU's wheel, and how many slots of each level hold flows.
 fn wheel(wheels: &Wheels, turning: &Turning, width: u16) -> Line<'static> {
     let geometry = wheels.geometry;
     let label = format!("cpu {:<3} [", turning.cpu);
@@ -123,7 +123,7 @@ fn wheel(wheels: &Wheels, turning: &Turning, width: u16) -> Line<'static> {
         .map(|level| turning.wheel.occupied(geometry, level).count().to_string())
         .collect();
     let text = format!("] slots {}  {}", held.join("/"), next(wheels, turning));
-    // As wide in all lines, whatever their texts are.
+    // The same width in all lines, whatever their texts are.
     let width = usize::from(width).saturating_sub(label.len() + 40);
     let filled = turning.wheel.occupied(geometry, 0).map(|slot| (slot, 1));
     let cells = draw_level(wheels.slots(), filled, width);
@@ -143,7 +143,7 @@ fn table(app: &App, height: u16) -> Vec<Line<'static>> {
     let columns = picture.reader.columns();
     let text = |line: Vec<u8>| String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
     let mut heading = Vec::new();
-    // Into memory, which takes everything.
+    // Writing to memory cannot fail.
     let _ = table::heading(columns, &mut heading);
     let mut lines = vec![Line::styled(text(heading), Modifier::BOLD)];
     let rows = usize::from(height.saturating_sub(1));

@@ -60,7 +60,7 @@ fn rules_in_each_others_way_are_refused() {
             "p:3:3: no flow",
         ),
         (&["proto = ['tcp', 'udp']", "dport = 1"], "p:3:3: no flow"),
-        // Either end.
+        // Conditions on either end.
         (
             &["any = '10.0.0.0/8'", "src = '10.1.0.0/16'"],
             "p:3:3: no flow",
@@ -87,7 +87,7 @@ fn rules_in_each_others_way_are_refused() {
             ],
             "p:3:3: no flow",
         ),
-        // What no flow is.
+        // Conditions that no flow can match.
         (
             &["src = '10.0.0.0/8', dst = '::1'"],
             "p:2:3: no flow can meet rule `r1`: src, dst and any",
@@ -118,7 +118,7 @@ fn rules_in_each_others_way_are_refused() {
         &["src = '::/0'", "src = '10.0.0.0/8'"],
         &["iface = 'a'", "iface = ['a', 'b']"],
         &["direction = 'in'", "direction = 'out'"],
-        // A flow of VLAN 20 alone meets the second.
+        // A flow in VLAN 20 alone matches the second rule.
         &["vlan = 10", "vlan = [10, 20]"],
         &["vlan = 0", "vlan = 10", ""],
         &["zone = 7", "zone = 0", "zone = 8", ""],
@@ -189,9 +189,9 @@ fn there_are_limits() {
         .unwrap()
         .compile(|_| None)
         .unwrap();
-    // The set of no rule stands at both ends.
+    // The set without any rule occurs at both ends.
     assert_eq!(compiled.classes().len(), 2 * 255);
-    // Each rule's ports by a bit of the port's number: each port has a set of its own.
+    // Each rule selects ports by a bit of the port's number, so each port has a set of its own.
     let bit = |number: usize| {
         let ports = (1..2048)
             .filter(|port| port >> number & 1 == 1)

@@ -30,7 +30,7 @@ fn interfaces_are_looked_up_by_the_caller() {
     assert_eq!(exit_code(&error), Kind::Usage as u8);
 }
 
-/// Which rules a flow in these VLANs, and in a zone, meets of those that name some.
+/// Rules that name VLANs or zones admit flows in these; rules that name none admit every flow.
 #[test]
 fn vlans_and_zones_have_the_rules_that_name_them_and_those_that_name_none() {
     let policy = parse(&rules(&[
@@ -85,7 +85,7 @@ fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
     install::check_vlans(&policy, &meta(Features::VLANS.0)).unwrap();
     let policy = parse(&rules(&["dport = 1", "zone = 0"])).unwrap();
     install::check_vlans(&policy, &meta(0)).unwrap();
-    // The same before there is a run.
+    // The same check before there is an instance.
     let clock = crate::clock::Clock::virtual_ms();
     let file = std::env::temp_dir().join(format!("twheel-{}-vlan.toml", std::process::id()));
     std::fs::write(&file, rules(&["vlan = 10"])).unwrap();
@@ -128,7 +128,7 @@ fn only_what_rules_restrict_is_looked_up() {
     }
 }
 
-/// By name, whether a rule names it or not.
+/// The index of an interface by name, whether a rule names it or not.
 fn index(name: &str) -> Option<u32> {
     name.bytes().next().map(u32::from)
 }
@@ -146,7 +146,7 @@ fn tuple(query: &Query) -> Option<Tuple> {
     })
 }
 
-/// The first rule that a flow meets, rule by rule.
+/// The first rule that a flow matches, by going through the rules.
 fn naive(policy: &Policy, query: &Query) -> u16 {
     let met = policy
         .rules
@@ -161,8 +161,8 @@ fn the_sets_find_the_rule_that_going_through_them_finds() {
     let mut met = [0; MAX_RULES + 1];
     let (mut refused, mut hidden) = (0, 0);
     for round in 0..200 {
-        // Rules that are refused by what stands before them are left out: what is wanted is rules
-        // that are in each other's way nearly.
+        // Rules that are refused because of the rules before them are left out. The test needs
+        // rules that almost hide each other.
         let mut conditions: Vec<String> = Vec::new();
         let wanted = [1, 2, 5, 20, 60][round % 5];
         for _ in 0..wanted {
@@ -190,7 +190,7 @@ fn the_sets_find_the_rule_that_going_through_them_finds() {
             met[usize::from(found)] += 1;
         }
     }
-    // The policies are such that the test tests something.
+    // Checks that the random policies test something.
     assert!(
         met[0] > 10_000 && met[1] > 10_000 && met[10..].iter().sum::<usize>() > 3_000,
         "{met:?}"
@@ -198,7 +198,7 @@ fn the_sets_find_the_rule_that_going_through_them_finds() {
     assert!(refused > hidden && hidden > 50, "{refused} {hidden}");
 }
 
-/// A rule is refused as hidden if, and only if, no flow meets it.
+/// A rule is refused as hidden if, and only if, no flow matches it.
 #[test]
 fn a_rule_that_is_refused_is_met_by_no_flow() {
     let mut random = Random(1998);

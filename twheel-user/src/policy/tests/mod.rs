@@ -20,7 +20,7 @@ fn parse(text: &str) -> Result<Policy> {
     Policy::parse("p", text.as_bytes(), ALLOWED)
 }
 
-/// Rules `r1`, `r2`, … of these conditions, a line each.
+/// Rules `r1`, `r2`, … with these conditions, one per line.
 fn rules(conditions: &[&str]) -> String {
     let mut text = String::new();
     for (number, conditions) in (1..).zip(conditions) {
@@ -42,11 +42,12 @@ fn refused(text: &[u8], error: &str) {
     );
 }
 
-/// xorshift64*: the same policies each time.
+/// The names and numbers that random rules use.
 const INTERFACES: [&str; 3] = ["a", "b", "c"];
 const VLANS: [u16; 4] = [0, 10, 20, 30];
 const ZONES: [u16; 3] = [0, 7, 8];
 
+/// xorshift64*: the same policies each time.
 struct Random(u64);
 
 impl Random {
@@ -69,7 +70,7 @@ impl Random {
         (0..1 + self.below(3)).map(|_| one(self)).collect()
     }
 
-    /// Addresses close to each other, so that prefixes nest and tuples hit them.
+    /// Addresses close to each other, so that prefixes nest and tuples fall into them.
     fn address(&mut self) -> Ipv6Addr {
         let close = |random: &mut Self| random.pick(&[0u8, 1, 2, 127, 128, 255]);
         if self.one_in(2) {
@@ -83,7 +84,7 @@ impl Random {
         }
         let mut bytes = [0; 16];
         match self.below(4) {
-            // Where IPv4 is mapped to, nearly.
+            // Addresses close to where IPv4 is mapped.
             0 => bytes[10] = 0xfe,
             1 => bytes[0] = 0x80,
             _ => bytes[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]),
@@ -172,7 +173,7 @@ impl Random {
             port: Some(self.below(64) as u16),
             interface: Some(self.pick(&["a", "b", "c", "d"]).to_owned()),
             hook: Some(self.pick(&[Hook::Ingress, Hook::Egress])),
-            // One VLAN is that of no rule; so is one zone.
+            // One VLAN and one zone are in no rule.
             vlans: Some([0; 2].map(|_| self.pick(&[0, 0, 10, 20, 30, 40]))),
             zone: Some(self.pick(&[0, 0, 7, 8, 9])),
         }

@@ -137,7 +137,7 @@ fn what_is_wrong_is_said_with_its_place() {
     }
     let long = format!("[[rule]]\nname = \"{}\"", "a".repeat(65));
     refused(long.as_bytes(), "p:2:8: name `aaa");
-    // Conditions and timeouts: the rest of a rule's third line.
+    // Conditions and timeouts: each is the third line of a rule.
     let cases = [
         // Types.
         (
@@ -213,7 +213,7 @@ fn what_is_wrong_is_said_with_its_place() {
             "any = \"a.example\"",
             "p:3:7: any: `a.example` is no address or network",
         ),
-        // Names that are known or not.
+        // Names: known and unknown ones.
         ("iface = \"a/b\"", "p:3:9: iface `a/b`: "),
         (
             "iface = \"0123456789abcdef\"",
@@ -277,7 +277,7 @@ fn what_is_wrong_is_said_with_its_place() {
     for (line, error) in cases {
         refused(format!("[[rule]]\nname = \"a\"\n{line}").as_bytes(), error);
     }
-    // No range of the caller's lets a timeout of zero through.
+    // A timeout of zero is refused even if the caller's range admits it.
     let text = b"[timeouts]\nudp = \"0s\"";
     let error = Policy::parse("p", text, Duration::ZERO..=Duration::MAX).unwrap_err();
     assert!(
@@ -321,7 +321,7 @@ fn files_that_cannot_be_read_are_refused() {
     );
 }
 
-/// Bytes of a valid file, changed at random, are refused or understood.
+/// Bytes of a valid file, changed at random, are refused or parsed.
 #[test]
 fn no_text_makes_it_panic() {
     let mut random = Random(42);
