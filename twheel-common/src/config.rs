@@ -6,9 +6,9 @@ use crate::{counter::NO_INTERFACE, table::Hash, wheel::Geometry};
 /// pins, so that no version reads what another has written.
 pub const LAYOUT: u32 = 18;
 
-/// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the timeouts
-/// that flows without a rule have without a policy. There are more numbers than a policy has rules, so
-/// that a new policy can use numbers that no flow of the old one has.
+/// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
+/// timeouts that flows without a rule have without a policy. There are more numbers than a policy
+/// has rules, so that a new policy can use numbers that no flow of the old one has.
 pub const RULES: usize = 512;
 /// The last rule number; see [`RULES`].
 pub const UNRULED: u16 = RULES as u16 - 1;
@@ -31,7 +31,8 @@ pub struct Config {
     pub geometry: Geometry,
     /// [`CLOCK_JIFFIES`] or [`CLOCK_VIRTUAL`].
     pub clock: u32,
-    /// Units for which the clock may stand still while packets come: [`MAX_STALL`](crate::jiffies::MAX_STALL), or 0.
+    /// Units for which the clock may stand still while packets come:
+    /// [`MAX_STALL`](crate::jiffies::MAX_STALL), or 0.
     pub max_stall: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
@@ -39,7 +40,7 @@ pub struct Config {
     pub details: u32,
     /// 1: only one direction of each flow is seen here.
     pub one_way: u32,
-    /// 1: a flow must begin with a SYN; flows that were already open are not tracked.
+    /// 1: a connection must begin with a SYN; those that were already open are not tracked.
     pub strict: u32,
     /// 1: an answer may come by the same [way](crate::state::Way) as what it answers.
     pub one_armed: u32,

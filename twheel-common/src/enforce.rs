@@ -27,7 +27,7 @@ const _: () = assert!(HELD > 0 && HELD < MAX_SOURCES && MAX_SOURCES < MAX_TOMBS)
 pub struct Tomb {
     /// [`DROP`](Self::DROP) or [`RESET`](Self::RESET). With any other value, packets pass.
     pub verdict: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 

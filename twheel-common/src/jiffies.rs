@@ -36,14 +36,14 @@ pub fn see(word: u64, value: u32) -> Option<u64> {
     Some(others | bit)
 }
 
-/// Whether a value was seen, as the word at its place says.
+/// Whether a value was seen, given the word at its index.
 #[inline(always)]
 pub fn is_seen(word: u64, value: u32) -> bool {
     let (tag, bit) = split(value);
     word >> BITS == tag && word & bit != 0
 }
 
-/// Which values a word is of, and the bit of this one.
+/// The number that tells which values are in a value's word, and the value's bit.
 #[inline(always)]
 fn split(value: u32) -> (u64, u64) {
     (u64::from(value / BITS), 1 << (value % BITS))

@@ -156,7 +156,7 @@ impl FlowKey {
     /// `place` is valid for writes and aligned, and no reference to it is used meanwhile.
     #[inline(always)]
     pub unsafe fn store(&self, place: *mut Self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `place` is valid for writes and aligned.
         unsafe {
             (&raw mut (*place).low[0]).write_volatile(self.low[0]);
             (&raw mut (*place).low[1]).write_volatile(self.low[1]);

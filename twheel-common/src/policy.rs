@@ -342,8 +342,8 @@ pub struct Tuple {
     pub zone: u32,
 }
 
-/// The rules that admit one of the VLANs of a flow; for a flow in none, the rules that admit VLAN
-/// 0.
+/// The rules that admit one of the VLANs of a flow. For a flow in no VLAN these are the rules that
+/// admit VLAN 0.
 #[inline(always)]
 fn vlan_rules(tables: &impl Tables, vlans: u32) -> Rules {
     let (outer, inner) = (vlans & ((1 << VLAN_BITS) - 1), vlans >> VLAN_BITS);

@@ -48,7 +48,7 @@ pub trait Pool {
     fn change_depot(&self, old: u64, new: u64) -> u64;
     /// The first of [`CHAIN`] details that were never used, if there are any.
     fn fresh(&self) -> Option<u32>;
-    /// Calls `turn` until it says `true`, at most `turns` times.
+    /// Calls `turn` until it returns `true`, at most `turns` times.
     fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
 }
 

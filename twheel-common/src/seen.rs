@@ -100,7 +100,7 @@ pub(crate) fn kind(flags: u8) -> usize {
 pub struct View {
     /// Only one direction of each flow is seen here.
     pub one_way: bool,
-    /// A flow must begin with a SYN; flows that were already open are not tracked.
+    /// A connection must begin with a SYN; those that were already open are not tracked.
     pub strict: bool,
 }
 

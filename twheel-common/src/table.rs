@@ -125,7 +125,7 @@ pub trait Records {
         present(self, place, hops, key)
     }
 
-    /// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+    /// Calls `turn` with 0, 1, … until it returns `true`, at most `turns` times.
     fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
 }
 

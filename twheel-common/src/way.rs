@@ -88,9 +88,9 @@ impl SideWay {
     }
 
     /// Whether a packet that claims this direction may come by this way. The side whose way is
-    /// known must come by it; or be this host, whose packets only seem to come by another way; or
-    /// come by any way from outside, if sides may have several (`is_lenient`). The other side must
-    /// come by another way.
+    /// known must come by it, or be this host, whose packets only seem to come by another way. If
+    /// sides may have several ways (`is_lenient`), that side may come by any way, unless its known
+    /// way is this host. The other side must come by another way.
     #[inline(always)]
     pub fn allows(self, way: Way, direction: Direction, is_lenient: bool) -> bool {
         let known = self.way();

@@ -46,8 +46,8 @@ pub const MAX_BITS: u32 = 12;
 pub const MIN_BITS: u32 = 1;
 
 /// Lists per slot, a power of two. A flow is in the list that the lowest bits of its index name.
-/// The next flow of a list is known only once the one before has been loaded; with several lists, a
-/// timer visit can wait for several loads at once.
+/// The next flow of a list is known only once the one before has been loaded; with several lists,
+/// the visits of a slot can wait for several loads at once.
 pub const LISTS: usize = 16;
 
 /// Tick that never comes, for a slot that does not exist.
@@ -87,7 +87,8 @@ impl Scheme {
     }
 }
 
-/// Shape of a wheel: `levels` (1 to [`MAX_LEVELS`]) of `2^bits` slots ([`MIN_BITS`] to [`MAX_BITS`]).
+/// Shape of a wheel: `levels` (1 to [`MAX_LEVELS`]) of `2^bits` slots ([`MIN_BITS`] to
+/// [`MAX_BITS`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -436,8 +437,8 @@ impl Wheel {
         }
     }
 
-    /// Whether the slot that `when` names has its next turn at `when`. In a hashed wheel a timer
-    /// may have whole rounds left.
+    /// Whether a timer that is due at tick `when` has no whole rounds left. Only in a hashed wheel
+    /// can it have any.
     #[inline(always)]
     pub fn reaches(&self, geometry: Geometry, when: u64) -> bool {
         geometry.scheme != Scheme::Hashed as u32 || when <= self.elapsed + geometry.mask() + 1

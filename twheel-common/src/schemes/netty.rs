@@ -178,9 +178,10 @@ pub struct NettyWheel<T> {
 }
 
 impl<T> NettyWheel<T> {
-    /// Takes the cancelled timers and then up to [`TRANSFERS_PER_TICK`] started ones from the queues,
-    /// and advances to `now`, or by only one tick if more starts are waiting. Returns whether everything
-    /// is done; if not, call it again. `budget` is as for [`Scheme::per_tick_bookkeeping`].
+    /// Takes the cancelled timers and then up to [`TRANSFERS_PER_TICK`] started ones from the
+    /// queues, and advances to `now`, or by only one tick if more starts are waiting. Returns
+    /// whether everything is done; if not, call it again. `budget` is as for
+    /// [`Scheme::per_tick_bookkeeping`].
     ///
     /// A timer that has waited in the queue beyond its deadline is due at the next tick.
     pub fn tick(&mut self, now: u64, budget: usize) -> bool {

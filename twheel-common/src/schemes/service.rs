@@ -196,8 +196,8 @@ impl<T> TimerService<T> {
         Some(value)
     }
 
-    /// Ends the service, for all handles. Returns the values that were not sent; values that were sent
-    /// can still be received.
+    /// Ends the service, for all handles. Returns the values that were not sent; values that were
+    /// sent can still be received.
     pub fn stop_all(&self) -> Vec<T> {
         let mut timers = self.shared.timers();
         timers.capacity = 0;
