@@ -46,7 +46,7 @@ impl Hash {
     /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*,
     /// 2014): without the secrets nobody can construct collisions, whatever the addresses and
     /// ports. But the hash is linear, and one secret in fifty places consecutive addresses or ports
-    /// side by side. So a permutation scrambles its upper 32 bits, which reveals nothing of them.
+    /// side by side. So a permutation scrambles its upper 32 bits, which keeps the first property.
     #[inline(always)]
     pub fn place(&self, key: &FlowKey) -> Place {
         let [k, a, b, c, d, e, f, g, h, i, j] = self.keys;

@@ -437,8 +437,8 @@ impl Side {
     }
 }
 
-// Not `core::cmp::min` and `max`: without optimization these are calls, and with it the verifier
-// has more trouble with their branches.
+// Not `core::cmp::min` and `max`: without optimization they are calls, and the verifier handles
+// their branches less well.
 #[inline(always)]
 fn at_most(value: u32, most: u32) -> u32 {
     if value < most { value } else { most }
