@@ -1,11 +1,11 @@
-//! Bits.
+//! Bit operations that the verifier can follow.
 
-/// The number of the lowest bit that is set; `word` is not 0.
+/// The number of the lowest bit that is set; `word` must not be 0.
 #[inline(always)]
 pub fn lowest(word: u64) -> u32 {
     let bit = word.trailing_zeros();
-    // The compiler knows the range, and drops any mask; the verifier, which sees a table being read,
-    // does not.
+    // The compiler knows the result's range and drops any mask. The verifier does not know the
+    // range: it sees a table being read.
     #[cfg(target_arch = "bpf")]
     let bit = {
         let mut bit = u64::from(bit);
@@ -18,13 +18,14 @@ pub fn lowest(word: u64) -> u32 {
     bit
 }
 
-/// The same number, as an index below 2^16.
+/// A number as an index below 2^16.
 #[inline(always)]
 pub fn index(number: u16) -> usize {
     #[cfg(target_arch = "bpf")]
     {
         let mut index = u64::from(number);
-        // As above; and before 6.13 the verifier does not know what a swap of two bytes leaves.
+        // As above; and before Linux 6.13 the verifier does not know the range after a swap of two
+        // bytes.
         // SAFETY: arithmetic on one register.
         unsafe {
             core::arch::asm!("{index} &= 0xffff", index = inout(reg) index, options(pure, nomem, nostack))

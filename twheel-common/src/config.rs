@@ -1,15 +1,16 @@
-//! What the loader tells the data plane, and what it writes beside the maps.
+//! The settings that the running twheel gives the data plane, and what it stores beside the maps.
 
 use crate::{counter::NO_INTERFACE, table::Hash, wheel::Geometry};
 
-/// Version of everything that maps hold: keys, flows, wheels, events. It stands in the path of the
+/// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
 pub const LAYOUT: u32 = 18;
 
-/// Numbers of rules, as flows bear them: 0 is no rule, and the last one stands for what the timeouts of no rule are
-/// without a policy. More than a policy has, so that a new one can have numbers that no flow of the old one bears.
+/// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
+/// timeouts that flows without a rule have without a policy. There are more numbers than a policy
+/// has rules, so that a new policy can use numbers that no flow of the old one has.
 pub const RULES: usize = 512;
-/// See [`RULES`].
+/// The last rule number; see [`RULES`].
 pub const UNRULED: u16 = RULES as u16 - 1;
 /// Bytes of a rule's name, padded with zeros.
 pub const NAME_BYTES: usize = 64;
@@ -19,8 +20,8 @@ pub const CLOCK_JIFFIES: u32 = 0;
 /// Clock of the tests: a map that userspace writes.
 pub const CLOCK_VIRTUAL: u32 = 1;
 
-/// Read-only global of the eBPF object, set at load: the verifier knows these values and drops the
-/// code they rule out.
+/// Read-only global of the eBPF object, set when it is loaded: the verifier knows these values and
+/// removes the code that they exclude.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -30,15 +31,16 @@ pub struct Config {
     pub geometry: Geometry,
     /// [`CLOCK_JIFFIES`] or [`CLOCK_VIRTUAL`].
     pub clock: u32,
-    /// Units for which the clock may stand still while packets come: [`MAX_STALL`](crate::jiffies::MAX_STALL), or 0.
+    /// Units for which the clock may stand still while packets come:
+    /// [`MAX_STALL`](crate::jiffies::MAX_STALL), or 0.
     pub max_stall: u32,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// [`Details`](crate::table::Details) that there are.
+    /// Number of [`Details`](crate::table::Details).
     pub details: u32,
-    /// 1: one direction is all that is seen here.
+    /// 1: only one direction of each flow is seen here.
     pub one_way: u32,
-    /// 1: a flow begins with a SYN, or is none.
+    /// 1: a connection must begin with a SYN; those that were already open are not tracked.
     pub strict: u32,
     /// 1: an answer may come by the same [way](crate::state::Way) as what it answers.
     pub one_armed: u32,
@@ -50,77 +52,80 @@ pub struct Config {
     pub accounting: u32,
     /// Whether retransmission timers run, and their bounds.
     pub rto: Rto,
-    /// Whether packets of flows that have expired can be refused.
+    /// Whether, and for how long, later packets of expired flows can be refused.
     pub enforce: Enforce,
-    /// Answers to a source in a second, at most; up to [`MAX_RATE`](crate::enforce::MAX_RATE).
+    /// Most answers to a source per second, up to [`MAX_RATE`](crate::enforce::MAX_RATE).
     pub enforce_rate: u32,
-    /// 1: sources that hold more than their [quota](crate::quota) of a full table make room for others.
+    /// 1: sources that hold more than their [quota](crate::quota) of a full table are evicted
+    /// first.
     pub quota: u32,
-    /// 1: programs that userspace runs are given [live frames](crate::step::Call).
+    /// 1: programs that userspace runs get [live frames](crate::step::Call).
     pub live: u32,
     /// 1: VLAN tags are part of a flow's key.
     pub vlans: u32,
-    /// 1: programs look up what [`Watched`] says of their interface. 0: there is one, and nothing to say of it.
+    /// 1: programs look up [`Watched`] for their interface. 0: there is only one interface, and no
+    /// such data.
     pub watched: u32,
 }
 
-/// For how long packets of flows that have expired can be [refused](crate::enforce); bits.
+/// For how long later packets of expired flows can be [refused](crate::enforce); bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforce(u32);
 
 impl Enforce {
-    /// They never are.
+    /// Never.
     pub const NEVER: Self = Self(0);
-    /// For a moment.
+    /// For a moment, while a flow is being reaped.
     pub const FOR_A_MOMENT: Self = Self(1);
-    /// For a moment, and for good.
+    /// For a moment and for good.
     pub const FOR_GOOD: Self = Self(3);
 
-    /// Whether they ever are.
+    /// Whether packets are ever refused.
     #[inline(always)]
     pub fn is_on(self) -> bool {
         self.0 != 0
     }
 
-    /// Whether they can be for good.
+    /// Whether packets can be refused for good.
     pub fn is_for_good(self) -> bool {
         self.0 & 2 != 0
     }
 }
 
-/// What programs are told of an interface.
+/// What the programs know of an interface.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Which counters are its own; see [`counter`](crate::counter).
+    /// Index of its counters; see [`counter`](crate::counter).
     pub place: u16,
-    /// The zone of its flows, by its place in the table; 0 for none.
+    /// The zone of its flows, by the zone's index in the table; 0 for none.
     pub zone: u8,
     /// Bits: [`IS_IP`](Self::IS_IP), [`IS_ABOVE`](Self::IS_ABOVE), [`IS_BELOW`](Self::IS_BELOW),
     /// [`IS_DECRYPTED`](Self::IS_DECRYPTED).
     pub flags: u8,
 }
 
-/// Entries of the array in which programs look up an interface before they ask the hash.
+/// Entries of the array in which programs look up an interface before they look it up in the hash.
 pub const SEATS: u32 = 1 << SEAT_BITS;
 const SEAT_BITS: u32 = 12;
 
-/// The *seat* of an interface: its entry in that array. Two may have the same one, but not a thousand with indexes in a row, nor
-/// those with one index in a thousand network namespaces.
+/// The *seat* of an interface: its entry in that array. Two interfaces may have the same seat; but
+/// a thousand with consecutive indexes have different ones, and so have those with the same index
+/// in a thousand network namespaces.
 #[inline(always)]
 pub const fn seat(interface: u32) -> u32 {
     interface.wrapping_mul(0x9e37_79b1) >> (32 - SEAT_BITS)
 }
 
 impl Watched {
-    /// As a number: from the lowest bit its place (16), its zone (8), its flags (8).
+    /// As a number: from the lowest bit its index (16), its zone (8), its flags (8).
     #[inline(always)]
     pub const fn packed(self) -> u32 {
         self.place as u32 | (self.zone as u32) << 16 | (self.flags as u32) << 24
     }
 
-    /// From that number.
+    /// From such a number.
     #[inline(always)]
     pub const fn from_packed(packed: u32) -> Self {
         Self {
@@ -132,14 +137,18 @@ impl Watched {
 
     /// Its packets have no Ethernet header.
     pub const IS_IP: u8 = 1;
-    /// It stands upon another one that is watched (a VLAN, a bridge, a bond): what comes in here may have come in there before.
+    /// It is stacked on another watched interface (as a VLAN, a bridge, a bond): packets that come
+    /// in here may have been seen there before.
     pub const IS_ABOVE: u8 = 2;
-    /// Another one that is watched stands upon it: what goes out here may have gone out there before.
+    /// Another watched interface is stacked on it: packets that go out here may have been seen
+    /// there before.
     pub const IS_BELOW: u8 = 4;
-    /// Its packets have no Ethernet header, but what comes in may still have that of the encrypted packet: `vti`, `xfrm`.
+    /// Its packets have no Ethernet header, but incoming ones may still have that of the encrypted
+    /// packet: `vti`, `xfrm`.
     pub const IS_DECRYPTED: u8 = 8;
 
-    /// Of an interface that is not watched and lies on one that is: what comes in by it has been seen below.
+    /// For an interface that is not watched and is stacked on one that is: packets that come in
+    /// through it were seen below.
     pub const IS_SEEN_BELOW: Self = Self {
         place: NO_INTERFACE as u16,
         zone: 0,
@@ -152,18 +161,18 @@ impl Watched {
         self.place != NO_INTERFACE as u16
     }
 
-    /// Whether one of these is set.
+    /// Whether one of these flags is set.
     #[inline(always)]
     pub fn has(self, flags: u8) -> bool {
         self.flags & flags != 0
     }
 }
 
-/// See [`Config::rto`].
+/// Settings of the retransmission timers; see [`Config::rto`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rto {
-    /// 1: they run.
+    /// 1: the timers run.
     pub on: u32,
     /// See [`Limits`](crate::rto::Limits).
     pub min: u32,
@@ -175,7 +184,7 @@ pub struct Rto {
     pub unit: u32,
 }
 
-/// What pinned maps have room for, or mean by a key, beside what all have; bits.
+/// Optional contents of pinned maps, and optional parts of a key; bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -185,12 +194,12 @@ impl Features {
     pub const ACCOUNTING: Self = Self(1);
     /// There are retransmission timers.
     pub const RTO: Self = Self(2);
-    /// Packets of expired flows are refused for good.
+    /// Later packets of expired flows are refused for good.
     pub const ENFORCE: Self = Self(4);
     /// VLAN tags are part of a flow's key.
     pub const VLANS: Self = Self(8);
 
-    /// Those of a configuration.
+    /// The features that a configuration needs.
     pub fn of(config: &Config) -> Self {
         let features = [
             (config.accounting != 0, Self::ACCOUNTING),
@@ -202,17 +211,18 @@ impl Features {
         Self(of.fold(0, |bits, (_, feature)| bits | feature.0))
     }
 
-    /// Whether all of `other` are among these.
+    /// Whether all features of `other` are among these.
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// What pinned maps were made for. A loader adopts them only if it means the same.
+/// What pinned maps were made for. A new `twheel run` adopts them only if its own settings are the
+/// same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// [`LAYOUT`]; 0 in a map whose loader died before it had set all up.
+    /// [`LAYOUT`]; 0 in a map whose `twheel run` died before everything was set up.
     pub layout: u32,
     /// Clock units in a tick.
     pub tick: u32,
@@ -222,9 +232,9 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Capacity of the flow table.
     pub max_flows: u32,
-    /// What they have beside.
+    /// Optional contents.
     pub features: Features,
-    /// Where the table keeps its flows.
+    /// The hash function of the table.
     pub hash: Hash,
 }
 
@@ -233,13 +243,14 @@ pub struct Meta {
 pub struct Tick(pub u32);
 
 impl Tick {
-    /// The tick that a time (units) lies in. (A tick of 0, which no loader sets, has no panic.)
+    /// The tick that contains a time (units). (A tick of 0 units, which is never set, does not
+    /// panic.)
     #[inline(always)]
     pub fn of(self, time: u64) -> u64 {
         time.checked_div(u64::from(self.0)).unwrap_or(time)
     }
 
-    /// When the tick began that a time lies in (units).
+    /// When the tick began that contains a time (units).
     #[inline(always)]
     pub fn begin(self, time: u64) -> u64 {
         self.of(time).wrapping_mul(u64::from(self.0))

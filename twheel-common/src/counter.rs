@@ -1,4 +1,5 @@
-//! Counters of the data plane: one set per CPU, written by that CPU alone; and one that the running twheel writes.
+//! Counters of the data plane: one set per CPU, which only that CPU writes; and one set that the
+//! running twheel writes.
 
 use crate::named;
 
@@ -91,8 +92,8 @@ named! {
 }
 
 impl Counter {
-    /// What became of a packet: each counts in one of these. (`ignored`, `same_way` and `raced` say something of packets that are
-    /// `touched`, too.)
+    /// What became of a packet: each packet counts in exactly one of these. (`ignored`, `same_way`
+    /// and `raced` count packets that also count as `touched`.)
     pub const VERDICTS: [Self; 16] = [
         Self::Touched,
         Self::SeenAgain,
@@ -116,13 +117,13 @@ impl Counter {
 /// Number of counters.
 pub const COUNT: usize = Counter::ALL.len();
 
-/// The place where all is counted that is of no interface; and everything, where there is one interface.
+/// Index of the counters for what belongs to no interface; with only one interface, for everything.
 pub const NO_INTERFACE: u32 = 0;
-/// The place where the loader counts, and nobody else: on the first CPU's.
+/// Index of the counters that only the running twheel writes, in those of the first CPU.
 pub const LOADER: u32 = 1;
-/// The first place that an interface can have. There are as many as the map has room for.
+/// The first index for an interface. There are as many as the map has capacity for.
 pub const FIRST_INTERFACE: u32 = 2;
-/// Interfaces for which there is room, at most: a [`Point`](crate::point::Point) has 15 bits for their places.
+/// Most interfaces: a [`Point`](crate::point::Point) has 15 bits for their indexes.
 pub const MAX_INTERFACES: u32 = (1 << 15) - FIRST_INTERFACE;
 
 /// The counters of a CPU, indexed by [`Counter`].
@@ -142,23 +143,23 @@ impl Counters {
         self.0[counter as usize]
     }
 
-    /// Of several CPUs together.
+    /// The sum of the counters of several CPUs.
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
         all.into_iter().for_each(|one| sum.add(one));
         sum
     }
 
-    /// Adds another CPU's.
+    /// Adds the counters of another CPU.
     pub fn add(&mut self, other: &Self) {
         for (sum, value) in self.0.iter_mut().zip(other.0) {
             *sum += value;
         }
     }
 
-    /// Flows in the table.
+    /// Number of flows in the table.
     pub fn live(&self) -> u64 {
-        // The CPUs are read one after the other: a flow may be counted out before it is counted in.
+        // The CPUs are read one after the other, so a flow's end may be read without its beginning.
         self.get(Counter::Created)
             .saturating_sub(self.get(Counter::Expired))
             .saturating_sub(self.get(Counter::Evicted))

@@ -1,7 +1,7 @@
-//! What becomes of packets of flows that have expired: verdicts, how many are answered, and the answer.
+//! Enforcement: verdicts on later packets of expired flows, how many are answered, and the answer.
 //!
-//! The answer is what a host gives that knows no such connection: a RST that its sender accepts (RFC 9293, section
-//! 3.10.7.1).
+//! The answer is that of a host that does not know the connection: a RST that the packet's sender
+//! accepts (RFC 9293, section 3.10.7.1).
 
 use crate::{
     key::{Direction, FlowKey},
@@ -9,34 +9,35 @@ use crate::{
     segment::{Segment, datagram, tcp},
 };
 
-/// Flows that can be told to have expired, where that is asked for.
+/// Most tombstones, if packets can be refused for good.
 pub const MAX_TOMBS: u32 = 1 << 16;
-/// And where it is not, since packets are refused for a moment all the same: more than one at a time never is.
+/// Most tombstones if they cannot. Packets are then refused only for a moment, of never more than
+/// one flow at a time.
 pub const HELD: u32 = 1 << 8;
-/// Sources whose answers are counted.
+/// Most sources whose answers are counted.
 pub const MAX_SOURCES: u32 = 1 << 14;
-/// The highest rate of answers to a source, a second: the clock's units times this fit 64 bits.
+/// Highest rate of answers to a source, per second: the clock's units times this fit into 64 bits.
 pub const MAX_RATE: u32 = 1_000_000;
 
 const _: () = assert!(HELD > 0 && HELD < MAX_SOURCES && MAX_SOURCES < MAX_TOMBS);
 
-/// What stands in the map `EXPIRED` in the place of a flow that has expired.
+/// A tombstone: the value in the map `EXPIRED` for the key of an expired flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tomb {
-    /// [`DROP`](Self::DROP) or [`RESET`](Self::RESET); packets pass that find anything else.
+    /// [`DROP`](Self::DROP) or [`RESET`](Self::RESET). With any other value, packets pass.
     pub verdict: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
 impl Tomb {
     /// Packets are dropped.
     pub const DROP: u32 = 1;
-    /// TCP segments are answered with a RST, and everything else is dropped.
+    /// TCP segments are answered with a RST; everything else is dropped.
     pub const RESET: u32 = 2;
 
-    /// With a verdict.
+    /// A tombstone with this verdict.
     pub const fn new(verdict: u32) -> Self {
         Self {
             verdict,
@@ -45,20 +46,23 @@ impl Tomb {
     }
 }
 
-/// Whether a segment is answered where the verdict is [`Tomb::RESET`]: a RST never is, nor what is not TCP.
+/// Whether a segment is answered under the verdict [`Tomb::RESET`]: a RST never is, nor a packet
+/// that is not TCP.
 #[inline(always)]
 pub fn has_answer(flags: u8) -> bool {
     flags & (datagram::ANY | tcp::RST) == 0
 }
 
-/// How many answers a source may still have: when (units of the clock, times the rate) it has been without one for so
-/// long that it may have a second's at once. One word, so nothing of it is torn; two CPUs at once may give one more.
+/// How many more answers a source may have. The value is the time (clock units times the rate)
+/// after which the source may have a whole second's answers at once. It is one word, so it is never
+/// torn; two CPUs at the same time may give one answer too many.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(pub u64);
 
 impl Bucket {
-    /// Takes an answer, of which there are `rate` a `second` (units), and as many at once; `None` if none is left.
+    /// Takes an answer. There are `rate` answers per `second` (units), and at most as many at once.
+    /// `None` if none is left.
     #[inline(always)]
     pub fn take(self, now: u64, rate: u32, second: u32) -> Option<Self> {
         let (rate, second) = (u64::from(rate), u64::from(second));
@@ -69,20 +73,22 @@ impl Bucket {
     }
 }
 
-/// The halfwords of a frame's headers, as they lie in memory: those of the longer answer.
+/// The halfwords of a frame's headers, as they are in memory; as many as the longer answer has.
 pub type Headers = [u16; V6 / 2];
-/// Bytes of an answer over IPv4, and of the shortest frame that can be answered: Ethernet, IPv4 and TCP without options.
+/// Bytes of an answer over IPv4, and of the shortest frame that can be answered: Ethernet, IPv4 and
+/// TCP without options.
 pub const V4: usize = 54;
 /// Bytes of an answer over IPv6.
 pub const V6: usize = 74;
 
-/// Halfwords of the Ethernet header; IP begins behind them.
+/// Halfwords of the Ethernet header; the IP header begins after them.
 const IP: usize = 7;
-/// Hops that an answer may take.
+/// Hop limit of an answer.
 const TTL: u16 = 64;
 
-/// Turns the first [`V4`] bytes of the segment's frame into the answer; its length in bytes, or 0 where the frame cannot
-/// be answered in place: with VLAN tags, options of IPv4 or extension headers, or in fragments.
+/// Turns the first [`V4`] bytes of the segment's frame into the answer. Returns the answer's length
+/// in bytes; 0 if the frame cannot be answered in place, because it has VLAN tags, IPv4 options or
+/// extension headers, or is a fragment.
 #[inline(always)]
 pub fn answer(frame: &mut Headers, segment: &Segment) -> usize {
     let length = match u16::from_be(frame[6]) {
@@ -126,7 +132,7 @@ pub fn answer(frame: &mut Headers, segment: &Segment) -> usize {
     length
 }
 
-/// Exchanges a field of `N` halfwords with the one behind it.
+/// Exchanges a field of `N` halfwords with the one after it.
 #[inline(always)]
 fn exchange<const N: usize>(frame: &mut Headers, at: usize) {
     for at in at..at + N {
@@ -134,7 +140,7 @@ fn exchange<const N: usize>(frame: &mut Headers, at: usize) {
     }
 }
 
-/// Writes the TCP header, at this halfword.
+/// Writes the TCP header at this halfword.
 #[inline(always)]
 fn transport<const AT: usize>(frame: &mut Headers, segment: &Segment) {
     let (seq, ack, flags) = if segment.flags & tcp::ACK != 0 {
@@ -151,13 +157,14 @@ fn transport<const AT: usize>(frame: &mut Headers, segment: &Segment) {
         seq[1],
         ack[0],
         ack[1],
-        // Five words long.
+        // A header of five words.
         (0x5000 | u16::from(flags)).to_be(),
         0,
         0,
         0,
     ];
-    // The pseudo-header: what a mapped IPv4 address has beside its four bytes is one halfword of ones, which adds nothing.
+    // The pseudo-header. Besides its four bytes, a mapped IPv4 address has one halfword of ones,
+    // which adds nothing to the sum.
     let mut sum = u64::from(20_u16.to_be()) + u64::from(u16::from(PROTO_TCP).to_be());
     for word in segment.key.addresses() {
         sum += (word & 0xffff_ffff) + (word >> 32);
@@ -169,10 +176,10 @@ fn transport<const AT: usize>(frame: &mut Headers, segment: &Segment) {
     frame[AT + 8] = checksum(sum);
 }
 
-/// The ports of a segment, its sender's first, as they lie in memory.
+/// The ports of a segment as they are in memory, that of its sender first.
 #[inline(always)]
 fn ports(key: &FlowKey, direction: Direction) -> [u16; 2] {
-    // The bytes of a key's ports are those of the packet, whatever this machine's order.
+    // The bytes of a key's ports are those of the packet, whatever this machine's byte order is.
     let (low, high) = (key.ports() as u16, (key.ports() >> 16) as u16);
     match direction {
         Direction::FromLow => [low.to_le(), high.to_le()],
@@ -180,13 +187,13 @@ fn ports(key: &FlowKey, direction: Direction) -> [u16; 2] {
     }
 }
 
-/// A number as it lies in a packet.
+/// A number as it is in a packet.
 #[inline(always)]
 fn halves(number: u32) -> [u16; 2] {
     [((number >> 16) as u16).to_be(), (number as u16).to_be()]
 }
 
-/// The Internet checksum of what was added up, in whatever order its bytes are (RFC 1071, section 2).
+/// The Internet checksum of a sum of halfwords, in any byte order (RFC 1071, section 2).
 #[inline(always)]
 fn checksum(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -215,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Answers a frame; empty if it cannot.
+    /// The answer to a frame; empty if there is none.
     fn answer_to(frame: &[u8]) -> Vec<u8> {
         let segment = parse(frame).unwrap();
         let mut headers = [0; V6 / 2];
@@ -230,7 +237,7 @@ mod tests {
             .collect()
     }
 
-    /// What RFC 9293, section 3.10.7.1, has.
+    /// The RST that RFC 9293, section 3.10.7.1, asks for.
     fn reset(header: &TcpHeader, data: u32) -> TcpHeader {
         let (from, to) = (header.destination_port, header.source_port);
         let mut reset = TcpHeader::new(from, to, 0, 0);
@@ -262,7 +269,7 @@ mod tests {
                 0 => header.ack = true,
                 1 => (header.ack, header.fin) = (true, true),
                 2 => (header.ack, header.psh) = (true, true),
-                // No answer is given to it, but it is what has no ACK.
+                // It would not be answered, but it is the one without ACK.
                 _ => header.syn = true,
             }
             header.acknowledgment_number = random.next();
@@ -385,7 +392,7 @@ mod tests {
         assert!([datagram::UDP, datagram::QUERY, datagram::ANSWER].map(has_answer) == [false; 3]);
     }
 
-    /// How many answers there are of `tries` at a time.
+    /// How many of `tries` attempts at one time get an answer.
     fn takes(bucket: &mut Bucket, now: u64, rate: u32, second: u32, tries: u32) -> u32 {
         let mut taken = 0;
         for _ in 0..tries {
@@ -399,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_second_has_so_many_answers_at_once() {
-        // The clock's units a second, from the coarsest to the finest.
+        // The clock's units per second, from the coarsest to the finest.
         for second in [100, 250, 1_000] {
             for rate in [1, 3, 10, 1_000, 100_000] {
                 let mut bucket = Bucket::default();

@@ -1,8 +1,9 @@
-//! What the data plane tells userspace about a flow that ended.
+//! What the data plane tells userspace about flows that ended and retransmission timers that
+//! expired.
 
 use crate::{flow::Account, key::FlowKey, numbers::Positions, point::Point, seen::Seen};
 
-/// A flow has ended. One to [`BATCH`] of these are a record of the ring buffer `EVENTS`.
+/// A flow has ended. A record of the ring buffer `EVENTS` holds one to [`BATCH`] of these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
@@ -10,9 +11,10 @@ pub struct Event {
     pub key: FlowKey,
     /// Clock when it ended, units.
     pub at: u64,
-    /// From its first packet to its end, units, at most [`MAX_AGE`](crate::flow::MAX_AGE) or little more.
+    /// Units from the flow's first packet to its end, at most [`MAX_AGE`](crate::flow::MAX_AGE) or
+    /// little more.
     pub age: u32,
-    /// From its latest packet to its end, units.
+    /// Units from its latest packet to its end.
     pub idle: u32,
     /// [`Seen`] at its end.
     pub seen: u32,
@@ -22,33 +24,34 @@ pub struct Event {
     pub cpu: u16,
     /// The rule that the flow has met; 0 for none.
     pub rule: u16,
-    /// Where packets of the initiator were counted; [`Point::NONE`] where there is one interface.
+    /// The initiator's observation point; [`Point::NONE`] with only one interface.
     pub point: Point,
-    /// 1: the first packet of the flow went out.
+    /// 1: the first packet of the flow was outgoing.
     pub is_outgoing: u16,
-    /// What was sent, if that is counted.
+    /// Packets and bytes of each side, if they are counted.
     pub account: Account,
-    /// How it was sent, if there are retransmission timers: the key's low endpoint first.
+    /// The retransmission timer of each side, if there are such timers; that of the key's low
+    /// endpoint first.
     pub pace: [Pace; 2],
-    /// How far each side has sent, the key's low endpoint first: the sequence number behind the last byte that was
-    /// seen, or acknowledged by the other side; 0 where nothing was.
+    /// The next sequence number of each side, that of the key's low endpoint first: the number
+    /// after the last byte that was seen or that the other side acknowledged; 0 if there was none.
     pub positions: Positions,
 }
 
-/// Events of a record of the ring, at most.
+/// Most events in a record of the ring.
 pub const BATCH: usize = 16;
 
-/// What a stepper has to say and has not put into the ring: several events make one record there.
+/// The events of a stepper that are not yet in the ring: several events make one record there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
-    /// How many there are.
+    /// Number of events.
     pub count: u64,
-    /// They, in order.
+    /// The events, in order.
     pub events: [Event; BATCH],
 }
 
-/// What a retransmission timer knows of one side's sending.
+/// What the retransmission timer of one side knows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
@@ -56,17 +59,18 @@ pub struct Pace {
     pub srtt: u32,
     /// The retransmission timeout, microseconds, backoff included.
     pub rto: u32,
-    /// Segments that were seen to be sent again.
+    /// Retransmissions that were seen.
     pub retransmissions: u32,
 }
 
-/// Record of the ring buffer `EVENTS`: the retransmission timer of one side has expired. The flow goes on.
+/// Record of the ring buffer `EVENTS`: the retransmission timer of one side has expired. The flow
+/// does not end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RtoExpired {
     /// The flow.
     pub key: FlowKey,
-    /// Clock when that was found, units.
+    /// Clock when this was found, units.
     pub at: u64,
     /// [`Direction`](crate::key::Direction) in which that side sends.
     pub direction: u16,
@@ -80,9 +84,9 @@ pub struct RtoExpired {
     pub point: Point,
     /// Bytes sent and not acknowledged.
     pub outstanding: u32,
-    /// Expiries since there was progress, this one included.
+    /// How often the timer has expired since there was progress, including this time.
     pub expiries: u32,
-    /// As it was when it expired.
+    /// The timer as it was when it expired.
     pub pace: Pace,
 }
 
@@ -93,12 +97,12 @@ impl RtoExpired {
     }
 }
 
-/// What there is to say.
+/// A record of the ring.
 #[derive(Clone, Copy, Debug)]
 pub enum Record {
     /// A flow has ended.
     Ended(Event),
-    /// One side waits in vain.
+    /// The retransmission timer of one side has expired.
     Rto(RtoExpired),
 }
 
@@ -119,18 +123,18 @@ pub enum Reason {
     Closed = 2,
     /// RST, then the short timeout.
     Reset = 3,
-    /// A SYN began another flow with the same key.
+    /// A SYN began another connection with the same key.
     Superseded = 4,
-    /// Evicted for lack of room.
+    /// Evicted to make room for a new flow.
     Evicted = 5,
-    /// Deleted by a user, who chose it.
+    /// Deleted by a user who chose it.
     Deleted = 6,
-    /// Deleted by a user with all others.
+    /// Deleted by a user together with all others.
     Flushed = 7,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 7] = [
         Self::Idle,
         Self::Closed,
@@ -141,12 +145,12 @@ impl Reason {
         Self::Flushed,
     ];
 
-    /// From an [`Event`]'s field; `None` for what no data plane writes.
+    /// The reason in an [`Event`]; `None` for a number that no data plane writes.
     pub fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| *reason as u32 == raw)
     }
 
-    /// Why a flow of which this was seen has expired.
+    /// The reason of a flow that expired with these state bits.
     #[inline(always)]
     pub fn of_expiry(seen: Seen) -> Self {
         if !seen.is_closed() {

@@ -1,4 +1,4 @@
-//! What a flow is beside its key: the word that CPUs share of it, what it has sent, and when it is due.
+//! What a flow has beside its key: the word that CPUs share, its traffic, and its deadline.
 
 pub use crate::key::{Direction, FlowKey, VLAN_BITS, ZONES, proto_code};
 use crate::seen::Seen;
@@ -9,23 +9,25 @@ use crate::seen::Seen;
 pub struct Traffic {
     /// Packets.
     pub packets: u64,
-    /// Their bytes, from the IP header on: conntrack's count.
+    /// Their bytes, from the IP header on, as conntrack counts them.
     pub bytes: u64,
 }
 
-/// What both have: the key's low endpoint first.
+/// The traffic of both sides, that of the key's low endpoint first.
 pub type Account = [Traffic; 2];
 
-/// What CPUs share of a flow, in one word, so that whoever decides on it decides on all of it: from the
-/// lowest bit 32 of the clock at the latest packet (the *stamp*), 12 of the generation, 20 of [`Seen`].
+/// The part of a flow that CPUs share, in one word, so that a decision on it is always on all of
+/// it. From the lowest bit: 32 bits of the clock at the latest packet (the *stamp*), 12 of the
+/// generation, 20 of [`Seen`].
 ///
-/// It changes by compare-and-swap; only a younger stamp is stored without, into its half of the word.
+/// The word changes by compare-and-swap. The one exception is a younger stamp: it is stored into
+/// its half of the word without one.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word(pub u64);
 
 impl Word {
-    /// A word.
+    /// Packs the three parts.
     #[inline(always)]
     pub fn new(now: u64, generation: u16, seen: Seen) -> Self {
         Self(now & 0xffff_ffff | u64::from(generation & 0xfff) << 32 | u64::from(seen.0) << 44)
@@ -37,7 +39,7 @@ impl Word {
         self.0 as u32
     }
 
-    /// Counts the flows that a place in the table has had, and the lives of a flow, wrapping.
+    /// Counts the flows that a record has held, and the connections of one flow, wrapping.
     #[inline(always)]
     pub fn generation(self) -> u16 {
         (self.0 >> 32) as u16 & 0xfff
@@ -49,10 +51,10 @@ impl Word {
         Seen((self.0 >> 44) as u32)
     }
 
-    /// The bits of the word's high half that end [`Seen::is_starting`] when they alone are kept.
+    /// Mask for the word's high half that clears [`Seen::is_starting`] and keeps everything else.
     pub const STARTED: u32 = !(Seen::STARTING << 12);
 
-    /// The same for [`Seen::is_posted`].
+    /// Likewise for [`Seen::is_posted`].
     pub const DELIVERED: u32 = !(Seen::POSTED << 12);
 
     /// Whether a packet at `now` is younger than the stamp.
@@ -61,20 +63,21 @@ impl Word {
         (now as u32).wrapping_sub(self.stamp()) as i32 > 0
     }
 
-    /// The same life with a packet at `now`, of which this has now been seen.
+    /// The same generation after a packet at `now`; `seen` is what has been seen by then.
     #[inline(always)]
     pub fn with(self, now: u64, seen: Seen) -> Self {
         let stamp = if self.is_older_than(now) { now } else { self.0 };
         Self::new(stamp, self.generation(), seen)
     }
 
-    /// The same packet and life, of which this has now been seen.
+    /// The same stamp and generation, with `seen`.
     #[inline(always)]
     pub fn with_seen(self, seen: Seen) -> Self {
         Self::new(self.0, self.generation(), seen)
     }
 
-    /// Whether both say the same of a flow; that it is [posted](Seen::is_posted) says nothing of it.
+    /// Whether both words say the same of a flow. Whether it is [queued](Seen::is_posted) does not
+    /// count.
     #[inline(always)]
     pub fn is_same(self, other: Self) -> bool {
         (self.0 ^ other.0) & !(u64::from(Seen::POSTED) << 44) == 0
@@ -93,31 +96,32 @@ impl Word {
     }
 }
 
-/// Units for which a flow has been idle. Stamps are the low 32 bits of the clock and wrap; a stamp
-/// that seems to lie ahead was written by another CPU after `now` was read, and is young.
+/// Units for which a flow has been idle. Stamps are the low 32 bits of the clock and wrap. A stamp
+/// that seems to lie ahead was written by another CPU after `now` was read: the flow is not idle.
 #[inline(always)]
 pub fn idle(now: u64, last_seen: u32) -> u32 {
     let idle = (now as u32).wrapping_sub(last_seen);
     if idle as i32 >= 0 { idle } else { 0 }
 }
 
-/// What a visit of the wheel finds.
+/// The result of a timer visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visit {
     /// The flow's deadline has passed.
     Expire,
-    /// It has not: look again at this time (units).
+    /// It has not passed: look again at this time (units).
     Rearm(u64),
 }
 
-/// Decides what becomes of a flow that the wheel visits. Never early: `Expire` only where the flow
-/// was idle for its whole timeout (units). `doubt`: by how many units its last packet may have come later than its stamp says.
+/// Decides the result of a timer visit. It never expires a flow early: `Expire` is returned only if
+/// the flow was idle for its whole timeout (units). `doubt` says by how many units the last packet
+/// may have come later than its stamp says.
 #[inline(always)]
 pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32) -> Visit {
     let idle = idle(now, word.stamp());
     let mut least = timeout;
     if idle >= least {
-        // Asked by few visits.
+        // Only few visits get here, so `doubt` is called late.
         least = least.saturating_add(doubt(word.stamp()));
     }
     if idle >= least {
@@ -126,14 +130,15 @@ pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32)
     Visit::Rearm(now + u64::from(least - idle))
 }
 
-/// Units since a flow was created, of which the low 32 bits are kept. One that seems to be created a little
-/// later than now was begun by another CPU after `now` was read, and is young.
+/// Units since a flow was created; `created` is the low 32 bits of the clock then. A flow that
+/// seems to be created a little after `now` was begun by another CPU after `now` was read: its age
+/// is 0.
 #[inline(always)]
 pub fn age(now: u64, created: u32) -> u32 {
     let age = (now as u32).wrapping_sub(created);
     if age < u32::MAX << 16 { age } else { 0 }
 }
 
-/// The oldest that a flow gets, units; who is older is kept at that. (Half of what 32 bits can tell:
-/// a visit that comes late still finds it.)
+/// The greatest age of a flow, in units; the age of older flows is kept at it. (It is half of what
+/// 32 bits can express, so that a late timer visit still recognizes it.)
 pub const MAX_AGE: u32 = 1 << 31;

@@ -1,52 +1,52 @@
-//! Where a key is looked for in the table: its home, and its fingerprint.
+//! Where to look for a key in the table: its home and its fingerprint.
 
 use crate::{
     key::FlowKey,
     record::{DISTANCE, LINE, WINDOW},
 };
 
-/// What makes the home of a key unpredictable, and the size of the table.
+/// The secrets that make the home of a key unpredictable, and the size of the table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hash {
-    /// Secret, random.
+    /// Secret random numbers.
     pub keys: [u64; 11],
-    /// Lines that are homes; at least [`WINDOW`] / [`LINE`] − 1 more stand behind them.
+    /// Number of lines that are homes; at least [`WINDOW`] / [`LINE`] − 1 more lines follow them.
     pub homes: u64,
 }
 
-/// Where a flow is looked for.
+/// Where to look for a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The first record of its home.
+    /// Index of the first record of its home.
     pub home: u32,
     /// Its fingerprint.
     pub fingerprint: u64,
 }
 
 impl Hash {
-    /// For a table of this capacity: two records for each flow.
+    /// For a table of this capacity: a line, two records, for each flow.
     pub fn new(keys: [u64; 11], max_flows: u32) -> Self {
         let homes = u64::from(max_flows).max(64);
         Self { keys, homes }
     }
 
-    /// Lines of the table.
+    /// Number of lines of the table.
     pub const fn lines(&self) -> u64 {
         self.homes + (WINDOW / LINE) as u64 - 1
     }
 
-    /// Records of the table.
+    /// Number of records of the table.
     pub const fn records(&self) -> u64 {
         self.lines() * LINE as u64
     }
 
     /// The home of a key, and its fingerprint.
     ///
-    /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*, 2014):
-    /// whoever does not know the keys cannot build collisions, whatever the addresses and ports. But it
-    /// is linear, and with one secret in fifty it lays consecutive addresses or ports side by side. So
-    /// its upper 32 bits are scrambled by a permutation, which gives none of the first away.
+    /// Multilinear hashing in pairs (Lemire & Kaser, *Strongly universal string hashing is fast*,
+    /// 2014): without the secrets nobody can construct collisions, whatever the addresses and
+    /// ports. But the hash is linear, and one secret in fifty places consecutive addresses or ports
+    /// side by side. So a permutation scrambles its upper 32 bits, which keeps the first property.
     #[inline(always)]
     pub fn place(&self, key: &FlowKey) -> Place {
         let [k, a, b, c, d, e, f, g, h, i, j] = self.keys;

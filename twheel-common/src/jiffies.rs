@@ -1,25 +1,27 @@
-//! Which values the clock has had: whether a packet that was noted at one of them may have come later than that.
+//! Which values the clock has had. This tells whether a packet may have come later than its stamp
+//! says.
 //!
-//! Jiffies are counted by one CPU. While the host of a virtual machine holds that one up, they stand still, packets on other
-//! CPUs are noted by the old value, and then jiffies jump. Whoever notes a packet therefore notes the value in one bit. If
-//! the value behind it was seen too, jiffies did not jump from there.
+//! One CPU counts jiffies. If the host of a virtual machine holds up that CPU, jiffies stand still;
+//! packets on other CPUs get the old value as their stamp, and then jiffies jump. So every CPU that
+//! stamps a packet also notes the value, in one bit. If the value after a stamp was noted too,
+//! jiffies did not jump there.
 
-/// Values of a word: a bit each, and above them which values they are.
+/// Values per word: one bit each, and in the word's upper half the number that tells which values.
 const BITS: u32 = 32;
-/// Words: values of the last 2^16 units can be looked up.
+/// Number of words: values of the last 2^16 units can be looked up.
 pub const WORDS: u32 = 1 << 11;
-/// Units for which jiffies stand still at most while packets come: a CPU whose fifth tick finds them unchanged counts them
-/// itself (`MAX_STALLED_JIFFIES` in `kernel/time/tick-sched.c`, since 5.18), and its first one may come a unit after
-/// the last change.
+/// Most units for which jiffies stand still while packets come. A CPU whose fifth tick finds them
+/// unchanged counts them itself (`MAX_STALLED_JIFFIES` in `kernel/time/tick-sched.c`, since 5.18),
+/// and the first of those ticks may come a unit after the last change.
 pub const MAX_STALL: u32 = 6;
 
-/// The place of a value's word.
+/// The index of a value's word.
 #[inline(always)]
 pub fn place(value: u32) -> u32 {
     value / BITS % WORDS
 }
 
-/// A word once a value was seen; `None` if that changes nothing.
+/// The word after a value was seen; `None` if it does not change.
 #[inline(always)]
 pub fn see(word: u64, value: u32) -> Option<u64> {
     if is_seen(word, value) {
@@ -34,14 +36,14 @@ pub fn see(word: u64, value: u32) -> Option<u64> {
     Some(others | bit)
 }
 
-/// Whether a value was seen, as the word at its place says.
+/// Whether a value was seen, given the word at its index.
 #[inline(always)]
 pub fn is_seen(word: u64, value: u32) -> bool {
     let (tag, bit) = split(value);
     word >> BITS == tag && word & bit != 0
 }
 
-/// Which values a word is of, and the bit of this one.
+/// The number that tells which values are in a value's word, and the value's bit.
 #[inline(always)]
 fn split(value: u32) -> (u64, u64) {
     (u64::from(value / BITS), 1 << (value % BITS))

@@ -1,8 +1,9 @@
-//! What names a flow: its protocol, its two ends, and where their addresses hold.
+//! The key of a flow: its protocol, its two endpoints, and the VLANs and zone in which their
+//! addresses are valid.
 
 use core::net::{Ipv6Addr, SocketAddr};
 
-/// One of the two endpoints of a [`FlowKey`].
+/// Which of the two endpoints of a [`FlowKey`] sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Direction {
@@ -12,18 +13,20 @@ pub enum Direction {
     FromHigh = 1,
 }
 
-/// Names a flow: protocol, the two endpoints in order, so that both directions of a connection have the same key, and
-/// where those addresses hold: VLAN tags and a zone. IPv4 addresses are mapped into IPv6. All 40 bytes are set, always.
+/// Names a flow: the protocol, the two endpoints in a fixed order, so that both directions of a
+/// connection have the same key, and where those addresses are valid: VLAN tags and a zone. IPv4
+/// addresses are mapped into IPv6. All 40 bytes are always set.
 ///
-/// Addresses and ports are kept in network byte order; the order of the endpoints is that of the
-/// words as this machine reads them, and means nothing beyond "the same for both directions".
+/// Addresses and ports are kept in network byte order. The endpoints are ordered by their words as
+/// this machine reads them; the order means nothing beyond "the same for both directions".
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
     low: [u64; 2],
     high: [u64; 2],
-    /// From the lowest bit: 16 of the port of `low`, 16 of that of `high`, 2 of the [code](proto_code) of the protocol, 6 of
-    /// the [zone](Self::zone), 12 of the outer VLAN identifier, 12 of the inner one.
+    /// From the lowest bit: 16 bits of the port of `low`, 16 of the port of `high`, 2 of the
+    /// [code](proto_code) of the protocol, 6 of the [zone](Self::zone), 12 of the outer VLAN
+    /// identifier, 12 of the inner one.
     ports: u64,
 }
 
@@ -36,7 +39,7 @@ pub const fn proto_code(proto: u8) -> u8 {
 const _: () =
     assert!(proto_code(6) == 1 && proto_code(17) == 2 && proto_code(1) == 0 && proto_code(58) == 3);
 
-/// Zones that a table tells apart, beside 0 for interfaces that have none.
+/// How many zones a table tells apart, including 0, which stands for interfaces without a zone.
 pub const ZONES: usize = 1 << ZONE_BITS;
 const ZONE_BITS: u32 = 6;
 const PROTO: u32 = 32;
@@ -54,7 +57,7 @@ impl FlowKey {
     };
 
     /// The key of the flow between two endpoints (addresses and ports in network byte order), and
-    /// which of the two the source is.
+    /// the direction of a packet from `source` to `destination`.
     #[inline(always)]
     pub fn new(
         source: [u64; 2],
@@ -89,16 +92,16 @@ impl FlowKey {
         (Self { low, high, ports }, direction)
     }
 
-    /// The same flow in these VLANs: the outer identifier in the low 12 bits, the inner one above it, 0 for none. To be
-    /// called once, of a key that has none.
+    /// The key of the same flow in these VLANs: the outer identifier in the low 12 bits, the inner
+    /// one above it, 0 for none. Call it once, on a key without VLANs.
     #[inline(always)]
     pub fn in_vlans(mut self, vlans: u32) -> Self {
         self.ports |= u64::from(vlans) << VLAN;
         self
     }
 
-    /// The same flow in a zone: its place among those of the table, below [`ZONES`]. To be called once, of a key that has
-    /// none.
+    /// The key of the same flow in a zone, given by the zone's index in the table, below [`ZONES`].
+    /// Call it once, on a key without a zone.
     #[inline(always)]
     pub fn in_zone(mut self, zone: u32) -> Self {
         self.ports |= u64::from(zone & (ZONES as u32 - 1)) << ZONE;
@@ -111,19 +114,19 @@ impl FlowKey {
         (self.ports >> VLAN) as u32
     }
 
-    /// The outer and the inner VLAN identifier; 0: none.
+    /// The outer and the inner VLAN identifier; 0 for none.
     pub fn vlans(&self) -> [u16; 2] {
         let vlans = self.packed_vlans();
         [vlans & 0xfff, vlans >> VLAN_BITS].map(|vlan| vlan as u16)
     }
 
-    /// The zone, by its place in the table; 0: none.
+    /// The zone, by its index in the table; 0 for none.
     #[inline(always)]
     pub fn zone(&self) -> u8 {
         (self.ports >> ZONE) as u8 & (ZONES as u8 - 1)
     }
 
-    /// From what [`addresses`](Self::addresses) and [`ports`](Self::ports) give.
+    /// Builds a key from what [`addresses`](Self::addresses) and [`ports`](Self::ports) return.
     #[inline(always)]
     pub fn from_parts([a, b, c, d]: [u64; 4], ports: u64) -> Self {
         Self {
@@ -133,7 +136,7 @@ impl FlowKey {
         }
     }
 
-    /// The addresses of both endpoints, the low one's first.
+    /// The addresses of both endpoints, that of the low one first.
     #[inline(always)]
     pub fn addresses(&self) -> [u64; 4] {
         [self.low[0], self.low[1], self.high[0], self.high[1]]
@@ -145,15 +148,15 @@ impl FlowKey {
         self.ports
     }
 
-    /// Writes the key, word by word: the BPF target has no `memmove`, to which the compiler would
-    /// turn an assignment between two places of memory.
+    /// Writes the key to memory word by word: the BPF target has no `memmove`, which the compiler
+    /// would call for an assignment from memory to memory.
     ///
     /// # Safety
     ///
     /// `place` is valid for writes and aligned, and no reference to it is used meanwhile.
     #[inline(always)]
     pub unsafe fn store(&self, place: *mut Self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `place` is valid for writes and aligned.
         unsafe {
             (&raw mut (*place).low[0]).write_volatile(self.low[0]);
             (&raw mut (*place).low[1]).write_volatile(self.low[1]);
@@ -190,7 +193,7 @@ impl FlowKey {
 }
 
 impl Direction {
-    /// The other one.
+    /// The opposite direction.
     pub fn reverse(self) -> Self {
         match self {
             Self::FromLow => Self::FromHigh,

@@ -1,25 +1,27 @@
-//! The logic of twheel: what a packet says, what a flow is, where a timer stands on the wheel.
+//! The logic of twheel: parse packets, track the state of flows, and find their timers' slots on
+//! the timing wheel.
 //!
-//! Everything here is pure: no I/O, no clock (`now` is an argument), no allocation. The eBPF
-//! programs are a thin layer that puts maps under this code; the host tests run the same code.
+//! All code here is pure: it does no I/O, reads no clock (`now` is an argument) and allocates
+//! nothing. The eBPF programs are a thin layer that puts maps under this code; the host tests run
+//! the same code.
 //!
-//! Time is counted in the *units* of whatever clock the data plane reads (jiffies in production,
-//! whatever a test says under virtual time); a *tick* of the wheel is a whole number of units.
+//! Time is counted in *units* of the clock that the data plane reads: jiffies in production, under
+//! virtual time whatever the test chooses. A *tick* of the wheel is a whole number of units.
 //!
-//! In the order in which one would read them:
+//! The modules, in a good order to read them:
 //!
-//! | question | modules |
+//! | topic | modules |
 //! |---|---|
-//! | Of which flow is a packet, and what does it say? | [`key`], [`segment`], [`packet`] |
-//! | What has been seen of a flow, and what does a packet change of that? | [`seen`], [`numbers`], [`way`], [`state`], [`tracked`] |
-//! | What do CPUs share of a flow, and when is it due? | [`flow`] |
-//! | Where does it stand in the table? | [`hash`], [`record`], [`table`], [`snapshot`], [`pool`] |
-//! | Where does its timer stand, and who looks at it when? | [`wheel`], [`inbox`], [`jiffies`] |
-//! | What does a user ask of flows? | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
-//! | Is anybody there: retransmission timers? | [`rto`] |
-//! | Where is a packet counted that several interfaces see? | [`point`] |
-//! | What does the data plane tell, and what is it told? | [`event`], [`counter`], [`config`], [`step`], [`probe`] |
-//! | How do the timer schemes of the paper compare? | `schemes` |
+//! | Packets: the flow they belong to and what they say of it | [`key`], [`segment`], [`packet`] |
+//! | The state of a flow, and how packets change it | [`seen`], [`numbers`], [`way`], [`state`], [`tracked`] |
+//! | The part of a flow that CPUs share, and its deadline | [`flow`] |
+//! | The flow table | [`hash`], [`record`], [`table`], [`snapshot`], [`pool`] |
+//! | The timing wheel, and which CPU looks at a flow when | [`wheel`], [`inbox`], [`jiffies`] |
+//! | Policy and reaping | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
+//! | Retransmission timers: does the other side still answer? | [`rto`] |
+//! | Which interface counts a packet that several interfaces see | [`point`] |
+//! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`counter`], [`config`], [`step`], [`probe`] |
+//! | The paper's timer schemes, to compare them | `schemes` |
 //! | Tools | [`bits`], [`mod@named`] |
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -58,12 +60,13 @@ pub mod tracked;
 pub mod way;
 pub mod wheel;
 
-/// `aya::Pod` for what crosses the kernel boundary.
+/// `aya::Pod` for the types that kernel and userspace exchange.
 #[cfg(feature = "user")]
 mod pod {
     use crate::{config, counter, enforce, key, policy, pool, quota, rule, step, table, wheel};
 
-    // SAFETY: `repr(C)`, integers and arrays of integers alone, and no padding: valid for any bytes.
+    // SAFETY: `repr(C)` types of integers and arrays of integers only, without padding: valid for
+    // any bytes.
     unsafe impl aya::Pod for table::Line {}
     // SAFETY: as above.
     unsafe impl aya::Pod for table::Details {}

@@ -1,6 +1,7 @@
-//! What has a stable name, and a line for a reader.
+//! Enumerations whose variants have a stable name and a description for users.
 
-/// An enumeration of which each variant has a name, and of which the doc comment is what [`meaning`] tells.
+/// Defines an enumeration whose variants have names, and whose doc comments are what [`meaning`]
+/// returns.
 ///
 /// [`meaning`]: crate::counter::Counter::meaning
 #[macro_export]
@@ -17,7 +18,7 @@ macro_rules! named {
         }
 
         impl $Name {
-            /// All of them, in order.
+            /// All variants, in order.
             pub const ALL: &[Self] = &[$(Self::$Variant,)+];
 
             /// Stable name.
@@ -27,7 +28,7 @@ macro_rules! named {
                 }
             }
 
-            /// One line for a reader.
+            /// One line that describes it to a user.
             pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$Variant => concat!($($meaning),+).trim_ascii(),)+

@@ -1,4 +1,5 @@
-//! Sequence numbers: how far the sides of a flow have come, and whether a segment fits that (RFC 9293, RFC 5961).
+//! Sequence numbers: how far each side of a flow has sent, and whether a segment fits that (RFC
+//! 9293, RFC 5961).
 
 use crate::{
     key::Direction,
@@ -6,26 +7,27 @@ use crate::{
     segment::{Segment, tcp},
 };
 
-/// The highest sequence number that each side has sent, and the one behind it: what the other expects next. The key's
-/// low endpoint first.
+/// The next sequence number of each side: the number after the last byte that it has sent, which
+/// the other side expects next. That of the key's low endpoint comes first.
 pub type Positions = [u32; 2];
 
-/// How far from what its sender has sent a FIN or RST may lie: ahead, if segments were lost before they came by here;
-/// behind, for a FIN that is sent again, and for a RST that answers a segment (it has no ACK): that has the number which
-/// the other side waits for, and what it has missed may have come by here. A forger who does not know has to try 2^13
-/// times.
+/// How far a FIN or RST may lie from its sender's next sequence number. It may lie ahead if
+/// segments were lost before they reached this host. It may lie behind if a FIN is retransmitted,
+/// and for a RST that answers a segment (it has no ACK): such a RST has the number that the other
+/// side expects, and segments that the other side missed may have been seen here. A forger who does
+/// not know the number has to try 2^13 times.
 pub const END_WINDOW: u32 = 1 << 18;
-/// How far a segment may be ahead of the last: a window and what was lost of it.
+/// How far a segment may lie ahead of the last: a window, and what was lost of it.
 const FORWARD: u32 = 1 << 24;
-/// How far its acknowledgment may be behind what the other side has sent: what is in flight.
+/// How far an acknowledgment may lie behind what the other side has sent: the data in flight.
 const IN_FLIGHT: u32 = 1 << 26;
-/// And how far ahead of it: what did not come by here.
+/// How far an acknowledgment may lie ahead of it: the data that was not seen here.
 const UNSEEN: u32 = 1 << 20;
 
-/// What a responder may have sent before its SYN/ACK is acknowledged (RFC 7413).
+/// How much a responder may have sent before its SYN/ACK is acknowledged (RFC 7413).
 pub(crate) const EARLY_DATA: u32 = 1 << 14;
 
-/// How far the sides have come, as a flow's first segment has it.
+/// The next sequence numbers as a flow's first segment tells them.
 #[inline(always)]
 pub fn first(segment: &Segment) -> Positions {
     let ack = if segment.flags & tcp::ACK != 0 {
@@ -39,25 +41,27 @@ pub fn first(segment: &Segment) -> Positions {
     }
 }
 
-/// One side's. (Not by an index: the compiler would make that an OR to a pointer, which the verifier refuses.)
+/// The next sequence number of one side. (Without an index: the compiler would turn one into an OR
+/// on a pointer, which the verifier rejects.)
 #[inline(always)]
 pub(crate) fn of([low, high]: Positions, direction: Direction) -> u32 {
     let both = u64::from(low) | u64::from(high) << 32;
     (both >> (32 * direction as u32)) as u32
 }
 
-/// Whether a is within a distance of b, on the circle of sequence numbers.
+/// Whether `a` is within a distance of `b`, on the circle of sequence numbers.
 #[inline(always)]
 pub(crate) fn near(a: u32, b: u32, distance: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(distance) <= 2 * distance
 }
 
-/// Where a segment brings its sender to, if it does: forward, and acknowledging what the other side has
-/// sent. (One that is forged would have to guess both.)
+/// The next sequence number that a segment gives its sender, if it does: it must lie forward, and
+/// the segment must acknowledge what the other side has sent. (A forger would have to guess both.)
 #[inline(always)]
 pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u32> {
     let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
-    // Nearly every packet that brings no data. And an end says where its sender is once it is borne out.
+    // This is nearly every packet without data. A FIN or RST does not move its sender: it counts
+    // once it is confirmed.
     if ahead == 0 || segment.flags & (tcp::RST | tcp::FIN) != 0 {
         return None;
     }
@@ -67,28 +71,31 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
     let answers = segment.flags & tcp::ACK == 0
         || is_alone
         || acknowledges(segment.ack, of(positions, other));
-    // It begins no later than what was there before ends. What lies behind a gap waits until the other side has
-    // acknowledged it, where that can be seen: who forges it would have to know a number.
+    // The segment must begin no later than where the earlier data ends. Data beyond a gap waits
+    // until the other side has acknowledged it, if that can be seen: a forger would have to know a
+    // number.
     let continues = ahead <= segment.end.wrapping_sub(segment.seq);
     let follows = first || continues || is_alone && ahead <= FORWARD;
     (answers && follows).then_some(segment.end)
 }
 
-/// Whether a segment behind a gap may be its sender's: at most a window ahead, and it acknowledges what the other side has
-/// sent.
+/// Whether a segment beyond a gap may be genuine: it lies at most a window ahead, and acknowledges
+/// what the other side has sent.
 #[inline(always)]
 pub fn may_skip(positions: Positions, segment: &Segment) -> bool {
     let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
     ahead <= FORWARD && is_plausible(segment.ack, of(positions, segment.direction.reverse()))
 }
 
-/// Whether an acknowledgment may be one of what the other side has sent, though its position waits before a gap.
+/// Whether an acknowledgment may be one of what the other side has sent, even if that side's next
+/// sequence number waits before a gap.
 #[inline(always)]
 fn is_plausible(ack: u32, sent: u32) -> bool {
     sent.wrapping_sub(ack).wrapping_add(FORWARD) <= IN_FLIGHT + FORWARD
 }
 
-/// Whether a segment lies behind a gap, or acknowledges what has not come by here: [`apart`] tells what that says.
+/// Whether a segment lies beyond a gap, or acknowledges data that was not seen here: [`apart`] says
+/// what follows.
 #[inline(always)]
 pub fn is_apart(positions: Positions, segment: &Segment) -> bool {
     let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
@@ -99,18 +106,19 @@ pub fn is_apart(positions: Positions, segment: &Segment) -> bool {
         && (ahead.wrapping_sub(1) < FORWARD || missed.wrapping_sub(1) < FORWARD)
 }
 
-/// What is told by a segment that [is apart](is_apart).
+/// What follows from a segment that [is apart](is_apart).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Apart {
-    /// The other side is here.
+    /// The other side's next sequence number is this.
     pub other: Option<u32>,
-    /// Its sender may be here, if the other side says so.
+    /// The sender's next sequence number may be this, if the other side confirms it.
     pub own: Option<u32>,
 }
 
-/// Where the sides are, as a segment says that [is apart](is_apart). What it acknowledges moves the other side if its own
-/// number is exact, or if that side was seen to have sent up to exactly there (`noted`); both must have come by the ways
-/// of their sides.
+/// What a segment that [is apart](is_apart) says of the next sequence numbers. Its acknowledgment
+/// moves the other side if its own number is exact, or if the other side was seen to have sent up
+/// to exactly there (`noted`). In the latter case both segments must have come by their sides' own
+/// ways.
 #[inline(always)]
 pub fn apart(
     positions: Positions,
@@ -125,7 +133,7 @@ pub fn apart(
     }
     let ahead = segment.seq.wrapping_sub(of(positions, direction));
     let missed = segment.ack.wrapping_sub(of(positions, other));
-    // In the other states that number is of a FIN or SYN.
+    // In the other states `noted` is the number of a FIN or SYN.
     let is_open = is_own_way && seen.is_open();
     let is_noted =
         is_open && segment.ack == noted && ahead.wrapping_add(END_WINDOW) <= FORWARD + END_WINDOW;
@@ -140,14 +148,15 @@ pub fn apart(
     }
 }
 
-/// Whether an acknowledgment is one of what the other side has sent up to here.
+/// Whether an acknowledgment is one of what the other side has sent so far.
 #[inline(always)]
 fn acknowledges(ack: u32, sent: u32) -> bool {
     sent.wrapping_sub(ack).wrapping_add(UNSEEN) <= IN_FLIGHT + UNSEEN
 }
 
-/// Whether a FIN or RST lies inside the window known from the flow (RFC 9293 section 3.5.3; RFC 5961 section 3). One
-/// whose sender was not seen must acknowledge what the other has sent, or have the number that this has acknowledged.
+/// Whether a FIN or RST lies inside the window known from the flow (RFC 9293 section 3.5.3; RFC
+/// 5961 section 3). If its sender was not seen yet, it must acknowledge what the other side has
+/// sent, or have the number that the other side has acknowledged.
 #[inline(always)]
 pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool {
     let other = segment.direction.reverse();
@@ -160,7 +169,7 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     if is_known {
         let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
         if is_reset && has_ack {
-            // Of whoever gives up: behind lies an old duplicate.
+            // From a side that gives up. What lies behind is an old duplicate.
             return ahead <= END_WINDOW;
         }
         let answers =
@@ -168,7 +177,7 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
         return ahead.wrapping_add(END_WINDOW) <= 2 * END_WINDOW && answers;
     }
     if is_reset && !has_ack {
-        // Somebody who knows nothing of the connection answers with what was acknowledged.
+        // A host that does not know the connection answers with the number that was acknowledged.
         return seen.0 & Seen::PICKUP != 0
             && near(segment.seq, of(positions, segment.direction), END_WINDOW);
     }
@@ -180,8 +189,8 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
     acknowledges(segment.ack, sent) && (is_near || seen.0 & Seen::PICKUP == 0)
 }
 
-/// Whether a segment that ends nothing lies where its sender is, and acknowledges what the other side has sent, if that
-/// is known.
+/// Whether a segment that is neither FIN nor RST lies at its sender's next sequence number, and
+/// acknowledges what the other side has sent, if that is known.
 #[inline(always)]
 pub(crate) fn fits(positions: Positions, seen: Seen, segment: &Segment) -> bool {
     let other = segment.direction.reverse();
@@ -190,8 +199,8 @@ pub(crate) fn fits(positions: Positions, seen: Seen, segment: &Segment) -> bool 
         && (!seen.is_placed(other) || acknowledges(segment.ack, of(positions, other)))
 }
 
-/// Whether the first segment of a side fits the flow, which was picked up from the other: that has told what it has
-/// acknowledged.
+/// Whether the first segment of a side fits the flow, which was picked up from the other side: that
+/// side has told what it has acknowledged.
 #[inline(always)]
 pub(crate) fn fits_first(positions: Positions, segment: &Segment) -> bool {
     let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));

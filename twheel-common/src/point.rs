@@ -1,9 +1,10 @@
-//! Where a flow's packets are counted.
+//! Observation points: where a flow's packets are counted.
 //!
-//! On a host that forwards, the same packet is seen by several interfaces: it comes in by one and goes out by another, or comes
-//! in by a port and again by its bridge. So each side of a flow has an *observation point* (RFC 7011, section 2): where the first
-//! of its packets was first seen. There its packets change the flow and are counted. Elsewhere they were [seen
-//! before](Sighting::Again), and keep the flow alive.
+//! On a host that forwards, several interfaces see the same packet: it comes in through one and
+//! goes out through another, or comes in through a port and again through the port's bridge. So
+//! each side of a flow has an *observation point* (RFC 7011, section 2): where the first of its
+//! packets was first seen. There its packets change the flow and are counted. At other points they
+//! were [seen before](Sighting::Again): they only keep the flow alive.
 
 use crate::{
     key::Direction,
@@ -13,16 +14,16 @@ use crate::{
     segment::{Segment, datagram, tcp},
 };
 
-/// An interface, by its place among the counters, and a direction there. 0: none.
+/// An interface, by its index among the counters, and a direction there. 0: none.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Point(pub u16);
 
 impl Point {
-    /// None: nothing was counted yet, or nobody asks, since there is one interface.
+    /// None: nothing was counted yet, or points are not used because there is only one interface.
     pub const NONE: Self = Self(0);
 
-    /// Of an interface that has this place, or none where that is 0.
+    /// The point of the interface with this index; none if the index is 0.
     #[inline(always)]
     pub const fn new(place: u32, hook: Hook) -> Self {
         match place {
@@ -31,7 +32,7 @@ impl Point {
         }
     }
 
-    /// The place of its interface.
+    /// The index of its interface among the counters.
     pub const fn place(self) -> u32 {
         self.0 as u32 >> 1
     }
@@ -44,7 +45,7 @@ impl Point {
         }
     }
 
-    /// That of the initiator's packets, of those of the low and of the high side.
+    /// The initiator's observation point, given those of the low and of the high side.
     #[inline(always)]
     pub fn of_initiator([low, high]: [Self; 2], seen: Seen) -> Self {
         match seen.initiator() {
@@ -54,40 +55,43 @@ impl Point {
     }
 }
 
-/// What a packet is to its flow, by where it is seen.
+/// What a packet is to its flow, depending on where it is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sighting {
-    /// Its sender's packets are counted here; or nowhere yet.
+    /// Packets of its sender are counted here, or nowhere yet.
     Here,
-    /// It was counted elsewhere on its way.
+    /// It was counted at another point on its way.
     Again,
-    /// Its sender's packets do not come by the point any more where they were counted. They are counted here from now on.
+    /// Packets of its sender no longer pass the point where they were counted. They are counted
+    /// here from now on.
     Moved,
 }
 
-/// How long a packet may take from its point to another interface, at most, as a part of two seconds: 62 ms.
+/// How long a packet may take from its observation point to another interface, at most, as a
+/// fraction of two seconds: 1/32, 62 ms.
 pub const PATIENCE: u32 = 32;
 
-/// A packet that comes by an observation point.
+/// A packet that passes an observation point.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
-    /// Where it is seen.
+    /// The point.
     pub here: Point,
-    /// When, units.
+    /// The time, in units.
     pub now: u64,
-    /// Whether another interface can have seen it before: so it is where packets come by several members of a bond, or by
-    /// several routes.
+    /// Whether another interface can have seen the packet before. It can if packets come through
+    /// several members of a bond, or by several routes.
     pub may_be_known: bool,
     /// Whether it [`continues`] what its sender has sent.
     pub continues: bool,
 }
 
-/// What a packet is that comes by here, if its sender's packets are counted at `point`, where one was last counted at `counted`
-/// (low bits of the clock).
+/// What a packet is that passes here, if packets of its sender are counted at `point` and one was
+/// last counted there at `counted` (low bits of the clock).
 ///
-/// A packet comes by its point before it is seen elsewhere, in the same softirq mostly. So its sender's have moved if none came by
-/// there for as long as `patience` (units). Or if it continues what its sender has sent: it has the next data, and would not if it
-/// had been counted.
+/// A packet passes its observation point before it is seen elsewhere, mostly in the same softirq.
+/// So its sender's packets have moved if none passed the point for longer than `patience` (units).
+/// They have also moved if this packet continues what its sender has sent: it has the next data,
+/// and would not if it had been counted already.
 #[inline(always)]
 pub fn sighting(point: Point, counted: u16, patience: u32, passage: Passage) -> Sighting {
     let Passage {
@@ -107,8 +111,10 @@ pub fn sighting(point: Point, counted: u16, patience: u32, passage: Passage) -> 
     Sighting::Again
 }
 
-/// Whether a segment has the next data of its sender, exactly: nobody has counted it yet, and who does not see the connection
-/// does not guess it (1 in 2^32). Of a SYN or a FIN that is not so: a position may stay before it until it is acknowledged.
+/// Whether a segment has exactly the next data of its sender. Then nobody has counted it yet;
+/// somebody who does not see the connection guesses the number with a chance of 1 in 2^32. This
+/// cannot be said of a SYN or FIN: the next sequence number may stay before it until it is
+/// acknowledged.
 #[inline(always)]
 pub fn continues(seen: Seen, positions: Positions, segment: &Segment) -> bool {
     segment.flags & (datagram::ANY | tcp::SYN | tcp::FIN) == 0

@@ -1,11 +1,11 @@
-//! Which rule of a policy a flow meets: timeouts per service.
+//! Finds the rule of a policy that a flow meets: timeouts per service.
 //!
-//! Rules are numbered from 1 in the order of the file, and the first that admits a flow is the one
-//! that counts. How it is found is the bit-vector scheme of Lakshman and Stiliadis ("High-speed
-//! policy-based packet forwarding using efficient multi-dimensional range matching", SIGCOMM 1998):
-//! each dimension on its own looks up the *set* of the rules that admit the flow's value; the rules
-//! that admit the flow are in all of these sets, and the lowest bit of their intersection is the
-//! first of them. So a flow costs one lookup a dimension, however many rules there are.
+//! Rules are numbered from 1 in the order of the file; the first that matches a flow counts. It is
+//! found by the bit-vector scheme of Lakshman and Stiliadis ("High-speed policy-based packet
+//! forwarding using efficient multi-dimensional range matching", SIGCOMM 1998): each dimension by
+//! itself looks up the *set* of the rules that admit the flow's value. The rules that match the
+//! flow are in all of these sets, and the lowest bit of the intersection is the first of them. So a
+//! flow costs one lookup per dimension, however many rules there are.
 //!
 //! ```text
 //! rule 1: dport 22, src 10.0.0.0/8      rule 2: src 10.0.0.0/8      rule 3: (anything)
@@ -26,16 +26,16 @@
 //! | destination address | [`Prefix`] | LPM_TRIE of [`Ends`] | [`MAX_PREFIXES`] |
 //! | interface | [`Named::Interface`], its index | HASH of [`Rules`] | [`MAX_INTERFACES`] |
 //! | VLAN | [`Named::Vlan`], its identifier | the same | [`MAX_VLANS`] |
-//! | zone | [`Named::Zone`], its place | the same | [`MAX_ZONES`], and zone 0 |
+//! | zone | [`Named::Zone`], its index in the table | the same | [`MAX_ZONES`], and zone 0 |
 //!
-//! A flow may be in two VLANs, one inside the other: each gives a set, and a rule in either of them passes. Both sets
-//! have the rules that name no VLAN. A flow in none is looked up under identifier 0.
+//! A flow may be in two VLANs, one inside the other. Each gives a set, and a rule in either set
+//! passes; rules that name no VLAN are in both. A flow in no VLAN is looked up under identifier 0.
 //!
-//! A condition on *either* end is not a condition on one dimension. Both address tries therefore
-//! give two sets, [`Ends`]: the rules whose condition on this very end is met, and those whose
-//! condition on either end this end meets. A rule passes if it is in both of the former and in one
-//! of the latter at least. A trie gives only the longest prefix, so that the value of an entry has
-//! the rules of all the shorter prefixes around it as well.
+//! A condition on *either* end is not a condition on one dimension. So both address tries give two
+//! sets, [`Ends`]: the rules whose condition on this very end is met, and the rules whose condition
+//! on either end is met by this end. A rule passes if it is in both of the former sets and in at
+//! least one of the latter. A trie returns only the longest prefix, so the value of an entry also
+//! has the rules of all shorter prefixes that contain it.
 
 use crate::key::VLAN_BITS;
 
@@ -44,34 +44,34 @@ pub use crate::{
     rule_set::{MAX_RULES, Rules},
 };
 
-/// Sets of rules that the ports of a policy may lead to. 255 rules of one range each make
-/// 2 × 255 + 1 of them at most.
+/// Most sets of rules that the ports of a policy may lead to. 255 rules of one range each make at
+/// most 2 × 255 + 1 sets.
 pub const MAX_CLASSES: usize = 512;
-/// Entries of either address trie, with the two for "any address" of each family.
+/// Entries of each address trie, including the two for "any address" of each family.
 pub const MAX_PREFIXES: usize = 16_384;
-/// Interfaces that a policy may name.
+/// Most interfaces that a policy may name.
 pub const MAX_INTERFACES: usize = 64;
-/// VLANs that a policy may name, with 0 for none.
+/// Most VLANs that a policy may name, including 0 for none.
 pub const MAX_VLANS: usize = 1024;
 /// The highest VLAN identifier; 4095 is reserved.
 pub const MAX_VLAN: u16 = 4094;
-/// Zones that a policy may name beside zone 0: as many as a table tells apart.
+/// Most zones that a policy may name besides zone 0: as many as a table tells apart.
 pub const MAX_ZONES: usize = crate::key::ZONES - 1;
-/// Entries of the hash of interfaces, VLANs and zones, of one policy.
+/// Entries of the hash of interfaces, VLANs and zones, per policy.
 pub const MAX_NAMED: usize = MAX_INTERFACES + MAX_VLANS + MAX_ZONES + 1;
 
-/// For each port, by its number: its class, less than [`MAX_CLASSES`]. 128 KiB; one value of an
-/// array map, whose elements would otherwise take eight bytes each.
+/// The class of each port, by port number; less than [`MAX_CLASSES`]. 128 KiB, as one value of an
+/// array map: elements of an array map would take eight bytes each.
 pub type PortClasses = [u16; 1 << 16];
 
-/// What an address says as one end of a flow.
+/// The rules that an address admits as one end of a flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ends {
-    /// The rules that admit this address at this end.
+    /// The rules whose condition on this end the address meets.
     pub admit: Rules,
-    /// The rules that want something of either end and are content with this address, and those
-    /// that want nothing of either.
+    /// The rules whose condition on either end the address meets, and those without such a
+    /// condition.
     pub either: Rules,
 }
 
@@ -83,19 +83,20 @@ impl Ends {
     };
 }
 
-/// The first bits of an address: key of an LPM trie. 20 bytes, as the kernel has it (`struct
-/// bpf_lpm_trie_key`): its length as this machine writes numbers, then the address in network order.
+/// The first bits of an address, as key of an LPM trie. 20 bytes, laid out as the kernel requires
+/// (`struct bpf_lpm_trie_key`): the length in this machine's byte order, then the address in
+/// network order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Prefix {
-    /// How many bits count, 0 to 128. An IPv4 prefix of n bits has 96 + n.
+    /// How many bits count, 0 to 128; for an IPv4 prefix of n bits 96 + n.
     pub bits: u32,
     /// An IPv6 address; IPv4 mapped into it (`::ffff:0:0/96`).
     pub address: [u8; 16],
 }
 
 impl Prefix {
-    /// All of an address as [`FlowKey`](crate::key::FlowKey) has it: what to look up.
+    /// A whole address as [`FlowKey`](crate::key::FlowKey) has it: what to look up.
     #[inline(always)]
     pub fn host(address: [u64; 2]) -> Self {
         let [a, b, c, d, e, f, g, h] = address[0].to_ne_bytes();
@@ -107,17 +108,17 @@ impl Prefix {
     }
 }
 
-/// Through which hook the first packet of a flow was seen.
+/// The hook through which the first packet of a flow was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// It came in.
+    /// The packet came in.
     Ingress = 0,
-    /// It went out.
+    /// The packet went out.
     Egress = 1,
 }
 
 impl Hook {
-    /// From its number.
+    /// The hook of a number.
     #[inline(always)]
     pub const fn from_raw(raw: u32) -> Self {
         match raw {
@@ -127,7 +128,7 @@ impl Hook {
     }
 }
 
-/// The protocol of a flow, as far as policies tell them apart.
+/// The protocol of a flow, as far as policies distinguish protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// TCP.
@@ -139,10 +140,10 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All of them.
+    /// All protocols.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Icmp];
 
-    /// By its IANA number; `None`: no protocol that a rule could name.
+    /// The protocol with an IANA number; `None` if a rule cannot name it.
     #[inline(always)]
     pub fn from_iana(number: u8) -> Option<Self> {
         match number {
@@ -153,7 +154,7 @@ impl Protocol {
         }
     }
 
-    /// As in a policy file.
+    /// The name in a policy file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -163,37 +164,37 @@ impl Protocol {
     }
 }
 
-/// What the entries of the hash are for.
+/// The kinds of entries of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// An interface, by its index.
     Interface = 0,
-    /// A VLAN, by its identifier; 0: none.
+    /// A VLAN, by its identifier; 0 for none.
     Vlan = 1,
-    /// A zone, by its place in keys; 0: none.
+    /// A zone, by its index in keys; 0 for none.
     Zone = 2,
 }
 
 impl Named {
-    /// The key of an entry of policy 0 or 1.
+    /// The hash's key for an entry of policy 0 or 1.
     #[inline(always)]
     pub const fn key(self, set: u32, number: u32) -> [u32; 2] {
         [set & 1 | (self as u32) << 1, number]
     }
 
-    /// The policy, 0 or 1, that an entry is of.
+    /// The policy, 0 or 1, that an entry belongs to.
     pub const fn set(key: [u32; 2]) -> u32 {
         key[0] & 1
     }
 }
 
-/// Which dimensions the rules of a policy restrict: those that none does need not be looked up.
+/// The dimensions that the rules of a policy restrict. The others need not be looked up.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions(pub u32);
 
 impl Dimensions {
-    /// There are rules at all.
+    /// There are rules.
     pub const RULES: Self = Self(1 << 0);
     /// Destination ports.
     pub const PORT: Self = Self(1 << 1);
@@ -212,20 +213,21 @@ impl Dimensions {
     /// Zones.
     pub const ZONE: Self = Self(1 << 8);
 
-    /// Whether all of `other` are among these.
+    /// Whether all dimensions of `other` are among these.
     #[inline(always)]
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These, and `other`.
+    /// These dimensions and those of `other`.
     #[inline(always)]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// Which of the two policies in the maps counts, and what to look up of it: one word, so that one store switches.
+/// Which of the two policies in the maps is active, and which of its dimensions to look up: one
+/// word, so that one store switches policies.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Active(pub u32);
@@ -236,20 +238,20 @@ impl Active {
         Self(set & 1 | dimensions.0 << 1)
     }
 
-    /// 0 or 1.
+    /// The policy's number, 0 or 1.
     #[inline(always)]
     pub fn set(self) -> u32 {
         self.0 & 1
     }
 
-    /// The policy's.
+    /// The policy's dimensions.
     #[inline(always)]
     pub fn dimensions(self) -> Dimensions {
         Dimensions(self.0 >> 1)
     }
 }
 
-/// The dimensions that have few values, in one lookup. 256 bytes.
+/// The dimensions with few values, in one lookup. 256 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
@@ -257,11 +259,11 @@ pub struct Header {
     pub protocols: [Rules; 3],
     /// By [`Hook`].
     pub hooks: [Rules; 2],
-    /// For the interfaces that no rule names.
+    /// Rules for the interfaces that no rule names.
     pub other_interfaces: Rules,
-    /// For the VLANs that no rule names, and for no VLAN unless a rule names 0.
+    /// Rules for the VLANs that no rule names; also for no VLAN, unless a rule names 0.
     pub other_vlans: Rules,
-    /// For the zones that no rule names, and for no zone unless a rule names 0.
+    /// Rules for the zones that no rule names; also for no zone, unless a rule names 0.
     pub other_zones: Rules,
 }
 
@@ -285,7 +287,7 @@ impl Header {
         }
     }
 
-    /// The rules that admit what no rule names.
+    /// The rules that admit a value that no rule names.
     #[inline(always)]
     pub fn other(&self, named: Named) -> Rules {
         match named {
@@ -296,12 +298,12 @@ impl Header {
     }
 }
 
-/// Where the sets of a policy lie: in maps, or on the host.
+/// Looks up the sets of a policy, in maps or on the host.
 ///
-/// Of a lookup that finds nothing (which no table that was filled as it should be gives) the answer
-/// is the empty set: the flow then meets no rule.
+/// A lookup that finds nothing returns the empty set, so that the flow meets no rule. (This does
+/// not happen with tables that are filled correctly.)
 pub trait Tables {
-    /// Which dimensions are restricted.
+    /// The dimensions that are restricted.
     fn dimensions(&self) -> Dimensions;
     /// The rules that admit a protocol.
     fn protocol(&self, protocol: Protocol) -> Rules;
@@ -309,37 +311,39 @@ pub trait Tables {
     fn hook(&self, hook: Hook) -> Rules;
     /// The rules that admit a destination port, in host byte order.
     fn port(&self, port: u16) -> Rules;
-    /// The rules that admit this interface, VLAN or zone.
+    /// The rules that admit an interface, VLAN or zone.
     fn named(&self, named: Named, number: u32) -> Rules;
-    /// What the initiator's address says; as in [`Tuple::source`].
+    /// The rules that the initiator's address admits; the address as in [`Tuple::source`].
     fn source(&self, address: [u64; 2]) -> Ends;
-    /// What the responder's address says; as in [`Tuple::source`].
+    /// The rules that the responder's address admits; the address as in [`Tuple::source`].
     fn destination(&self, address: [u64; 2]) -> Ends;
 }
 
-/// What a policy knows a flow by: its first packet, seen as one of the initiator's.
+/// What a policy knows of a flow: its first packet, seen as one from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// The initiator's address, the words of which lie in memory in network byte order, IPv4 mapped
-    /// into IPv6: as in [`FlowKey`](crate::key::FlowKey).
+    /// The initiator's address: its words are in network byte order in memory, IPv4 mapped into
+    /// IPv6, as in [`FlowKey`](crate::key::FlowKey).
     pub source: [u64; 2],
     /// The responder's address.
     pub destination: [u64; 2],
-    /// The responder's port, in network byte order. Of no meaning with ICMP.
+    /// The responder's port, in network byte order. Meaningless for ICMP.
     pub port: u16,
     /// Index of the interface on which the packet was seen.
     pub interface: u32,
-    /// Whether it came in or went out there.
+    /// Whether the packet came in or went out there.
     pub hook: Hook,
     /// The protocol.
     pub protocol: Protocol,
-    /// The VLANs, as [`FlowKey::packed_vlans`](crate::key::FlowKey::packed_vlans) has them.
+    /// The VLANs, as in [`FlowKey::packed_vlans`](crate::key::FlowKey::packed_vlans).
     pub vlans: u32,
-    /// The zone: in the kernel its place, as in [`FlowKey`](crate::key::FlowKey); on the host its number.
+    /// The zone: in the kernel its index, as in [`FlowKey`](crate::key::FlowKey); on the host its
+    /// number.
     pub zone: u32,
 }
 
-/// The rules that admit one of the VLANs of a flow; of a flow in none, VLAN 0.
+/// The rules that admit one of the VLANs of a flow. For a flow in no VLAN these are the rules that
+/// admit VLAN 0.
 #[inline(always)]
 fn vlan_rules(tables: &impl Tables, vlans: u32) -> Rules {
     let (outer, inner) = (vlans & ((1 << VLAN_BITS) - 1), vlans >> VLAN_BITS);
@@ -351,15 +355,15 @@ fn vlan_rules(tables: &impl Tables, vlans: u32) -> Rules {
         .or(tables.named(Named::Vlan, inner))
 }
 
-/// The number of the first rule that admits the flow; 0 if none does.
+/// The number of the first rule that matches the flow; 0 if none does.
 #[inline(always)]
 pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
     let dimensions = tables.dimensions();
     if !dimensions.has(Dimensions::RULES) {
         return 0;
     }
-    // Where nothing is restricted, the first rule is the first of all. Else the sets of the dimensions have no rule
-    // that does not exist.
+    // If nothing is restricted, the first rule of all matches. Else the sets of the dimensions have
+    // only rules that exist.
     let mut rules = Rules::ALL;
     if dimensions.has(Dimensions::PROTOCOL) {
         rules = tables.protocol(tuple.protocol);
@@ -368,7 +372,7 @@ pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
         rules = rules.and(tables.hook(tuple.hook));
     }
     if dimensions.has(Dimensions::PORT) {
-        // ICMP has an identifier where others have ports. No rule admits port 0 by its number.
+        // ICMP has an identifier in place of ports. No rule admits port 0 by its number.
         let port = match tuple.protocol {
             Protocol::Icmp => 0,
             _ => u16::from_be(tuple.port),
@@ -384,12 +388,12 @@ pub fn first_match(tables: &impl Tables, tuple: &Tuple) -> u16 {
     if dimensions.has(Dimensions::ZONE) {
         rules = rules.and(tables.named(Named::Zone, tuple.zone));
     }
-    // The tries last, and not if nothing is left to be found: they are what costs.
+    // The tries come last, and only if a rule may still match: they cost most.
     if rules.is_empty() {
         return 0;
     }
-    // A rule that restricts either end makes both tries be looked up. Where one of them is not,
-    // every rule is in the other's `either`.
+    // If a rule restricts either end, both tries are looked up. If only one is looked up, every
+    // rule is in its `either`.
     let mut either = Rules::NONE;
     if dimensions.has(Dimensions::SOURCE) {
         let source = tables.source(tuple.source);
@@ -442,7 +446,7 @@ mod tests {
         assert!(numbers(Protocol::Icmp).eq([1, 58]));
     }
 
-    /// Two rules; each dimension says what it is told, and panics if it is asked without need.
+    /// Two rules. Each dimension answers what it is told to, and panics if it is asked needlessly.
     struct Told {
         dimensions: Dimensions,
         ends: [Option<Ends>; 2],

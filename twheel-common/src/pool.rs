@@ -1,55 +1,59 @@
-//! Which [`Details`](crate::table::Details) are free: a shelf on each CPU, and a depot that all share (Bonwick & Adams,
-//! *Magazines and Vmem*, USENIX 2001).
+//! The free [`Details`](crate::table::Details): a shelf for each CPU, and a depot that all CPUs
+//! share (Bonwick & Adams, *Magazines and Vmem*, USENIX 2001).
 //!
-//! The CPU that enters a flow ends it, too, so nearly always details are taken from this CPU's shelf and given back to it,
-//! without anything atomic. Chains of [`CHAIN`] go to the depot and come from there: a stack whose head has a version, so
-//! that a head that is the same again after others have come and gone is not taken for one that has not changed.
+//! The CPU that enters a flow also ends it. So details are nearly always taken from this CPU's
+//! shelf and given back to it, without atomic operations. They go to the depot and come from it in
+//! chains of [`CHAIN`]. The depot is a stack whose head has a version: a head that has the same
+//! index again, after other CPUs have taken and stored chains, is not mistaken for an unchanged
+//! one.
 
 use crate::wheel::Link;
 
-/// Details of a chain: those that go to the depot at once.
+/// Number of details in a chain, the unit in which they go to the depot.
 pub const CHAIN: u32 = 64;
 
-/// Details that lie on a CPU's shelf at most.
+/// Most details on a CPU's shelf.
 pub const SHELF: u32 = 3 * CHAIN;
 
-/// Free details of one CPU.
+/// The free details of one CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shelf {
-    /// The latest that were given back.
+    /// The chain of details that were given back last.
     pub free: Link,
-    /// How many those are, or so.
+    /// Their number, approximately.
     pub count: u32,
-    /// A chain more.
+    /// One more chain.
     pub spare: Link,
-    /// The first of those that nobody has had,
+    /// The first of the details that were never used,
     pub fresh: u32,
-    /// and what comes behind the last.
+    /// and the index after the last of them.
     pub fresh_end: u32,
 }
 
 /// The memory of a pool. What is called a load or a store here needs no order.
 pub trait Pool {
-    /// Loads what follows free details in their chain.
+    /// Loads the details that follow these in their chain.
     fn next(&self, details: u32) -> Link;
-    /// Stores it.
+    /// Stores them.
     fn set_next(&self, details: u32, next: Link);
-    /// Loads what follows a chain in the depot, of its first details.
+    /// Loads the chain that follows in the depot; `details` is the first of the chain.
     fn below(&self, details: u32) -> Link;
     /// Stores it.
     fn set_below(&self, details: u32, below: Link);
     /// Loads the head of the depot; atomic and fully ordered.
     fn depot(&self) -> u64;
-    /// Swaps it if it is `old`; what it was. Likewise.
+    /// Swaps the head of the depot if it is `old`. Returns the value before. Atomic and fully
+    /// ordered.
     fn change_depot(&self, old: u64, new: u64) -> u64;
-    /// The first of [`CHAIN`] details that nobody has had, if there are any.
+    /// The first of [`CHAIN`] details that were never used, if there are any.
     fn fresh(&self) -> Option<u32>;
-    /// Calls `turn` until it says `true`, at most `turns` times.
+    /// Calls `turn` until it returns `true`, at most `turns` times.
     fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
 }
 
-/// Attempts to take from the depot. Who fails so often meets all other CPUs there, and goes another way.
+/// Attempts to take from the depot. A CPU that fails so often is competing with all others there,
+/// and takes unused details instead.
 const ATTEMPTS: u32 = 8;
 
 /// Takes free details.
@@ -75,7 +79,7 @@ pub fn take(pool: &impl Pool, shelf: &mut Shelf) -> Option<u32> {
     Some(details)
 }
 
-/// The details that are taken next, most likely.
+/// The details that are most likely taken next.
 #[inline(always)]
 pub fn next(shelf: &Shelf) -> u32 {
     match shelf.free.as_flow() {
@@ -112,7 +116,7 @@ fn refill(pool: &impl Pool, shelf: &mut Shelf) {
 /// Gives details back.
 #[inline(always)]
 pub fn give(pool: &impl Pool, shelf: &mut Shelf, details: u32) {
-    // Else this chain becomes longer.
+    // If the spare chain cannot be stored, this chain becomes longer.
     if shelf.count >= CHAIN && store(pool, shelf) {
         shelf.spare = shelf.free;
         shelf.free = Link::NONE;
@@ -123,13 +127,14 @@ pub fn give(pool: &impl Pool, shelf: &mut Shelf, details: u32) {
     shelf.count += 1;
 }
 
-/// Brings the spare chain to the depot, if there is one. Says whether there is none by now.
+/// Moves the spare chain to the depot, if there is one. Returns whether the shelf is without one
+/// now.
 #[inline(always)]
 fn store(pool: &impl Pool, shelf: &mut Shelf) -> bool {
     let Some(first) = shelf.spare.as_flow() else {
         return true;
     };
-    // One attempt: the next details that are given back are the next.
+    // One attempt is enough: the next time that details are given back, it is tried again.
     let head = pool.depot();
     pool.set_below(first, Link::from_raw(head as u32));
     let is_stored = pool.change_depot(head, next_head(head, Link::flow(first))) == head;
@@ -139,7 +144,7 @@ fn store(pool: &impl Pool, shelf: &mut Shelf) -> bool {
     is_stored
 }
 
-/// Another head of the depot, of another version.
+/// The new head of the depot, with the next version.
 #[inline(always)]
 fn next_head(head: u64, first: Link) -> u64 {
     ((head >> 32).wrapping_add(1) << 32) | u64::from(first.raw())

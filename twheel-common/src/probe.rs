@@ -1,16 +1,16 @@
-//! What the programs that ask the kernel how it runs programs share with whoever runs them.
+//! Shared memory of the programs that find out how the kernel runs programs, and of their callers.
 
-/// The value of their map.
+/// The value of the programs' map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Set by the caller: how long a CPU is held at most, nanoseconds.
+    /// Set by the caller: how long a CPU is held at most, in nanoseconds.
     pub hold: u64,
-    /// Set by the caller: it is held no longer.
+    /// Set by the caller: the CPU is to be released.
     pub leave: u64,
     /// 1 while a CPU is held.
     pub inside: u64,
-    /// 1: somebody has come to that CPU,
+    /// 1: another program has run on that CPU,
     pub entered: u64,
     /// and found it held.
     pub met: u64,

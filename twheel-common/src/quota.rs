@@ -1,37 +1,41 @@
-//! Quotas of a full table: which sources hold more than theirs, and which of their flows go when others want room.
+//! Quotas of a full table: which sources hold more than their quota, and which of their flows are
+//! evicted first.
 //!
-//! Userspace counts and writes, when the packet path has found the table full of established flows; the packet path
-//! reads only then. What it reads is old by as long as the scan took, and is forgotten after [`LASTS`] seconds.
+//! Userspace counts and writes these, once the packet path has found the table full of established
+//! flows; the packet path reads them only then. The numbers are as old as the scan took, and expire
+//! after [`LASTS`] seconds.
 
-/// In the ring of calls, in the place of a CPU's number: the table is full of established flows.
+/// In the ring of calls, in place of a CPU's number: the table is full of established flows.
 pub const CALL: u64 = u64::MAX;
-/// How long what was counted is good for, seconds. The packet path calls again after one, as long as somebody wants room.
+/// How long the counts are valid, in seconds. The packet path calls again after one second, as long
+/// as new flows need capacity.
 pub const LASTS: u64 = 10;
-/// Sources that can hold too much at once: with a quota of 1 % a hundred can, and twice as many where flows count for
-/// both their ends.
+/// Most sources that can be over their quota at once: with a quota of 1 % a hundred can, and twice
+/// as many if flows count for both their ends.
 pub const MAX_OVER_QUOTA: u32 = 256;
-/// Flows of theirs that each CPU can give up between two scans; a power of two.
+/// How many flows of over-quota sources each CPU can evict between two scans; a power of two.
 pub const VICTIMS: usize = 2048;
 
 /// A source that holds more than its quota.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverQuota {
-    /// Flows above its quota: so many may go. Signed, since CPUs that take the last one at once go below.
+    /// Flows above its quota, which may be evicted. Signed, because CPUs that take the last one at
+    /// the same time make it negative.
     pub excess: i64,
-    /// Clock units: after this it is not known to hold too much.
+    /// In clock units: after this time the source no longer counts as over its quota.
     pub until: u64,
 }
 
-/// Flows of such sources, on one CPU's wheel: those first that were idle for longest.
+/// Flows of over-quota sources on one CPU's wheel, those that were idle for longest first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Victims {
-    /// The next to go.
+    /// The next flow to evict.
     pub next: u32,
-    /// How many there are.
+    /// The number of flows.
     pub count: u32,
-    /// Where they stand in the table, or stood: who takes one looks whose it is.
+    /// Indices of the flows' records. A record may hold another flow by now, so check its source.
     pub flows: [u32; VICTIMS],
 }
 
@@ -45,8 +49,8 @@ impl Default for Victims {
     }
 }
 
-/// Who answers for an address, as a key has it: an IPv4 address itself, an IPv6 address's network of 64 bits, of which
-/// one host can have all addresses.
+/// The source that an address counts for, as a key has it: an IPv4 address itself; for IPv6 the
+/// network of 64 bits, because one host can have all of its addresses.
 #[inline(always)]
 pub fn source([network, host]: [u64; 2]) -> [u64; 2] {
     // IPv4 is mapped into IPv6: its first eight bytes are 0.

@@ -1,84 +1,87 @@
-//! Retransmission timers of the two sides of a connection, seen from outside: RFC 6298.
+//! Retransmission timers of the two sides of a connection, as an observer can run them: RFC 6298.
 //!
-//! Each side has a timer as its own stack has one: it starts when data goes out with nothing outstanding, starts anew
-//! when an acknowledgment advances, and is stopped, lazily, when all is acknowledged. Times are microseconds of 32
-//! bits, compared by their distance.
+//! Each side has a timer like the one in its own stack. The timer starts when data is sent while
+//! nothing is outstanding, restarts when an acknowledgment advances, and is stopped, lazily, when
+//! everything is acknowledged. Times are 32 bits of microseconds, compared by their distance.
 //!
-//! What is seen decides, and not what is known: where this stands in the middle of a path, a round trip is the part
-//! of it between here and whoever acknowledges. CPUs that see the two directions of a connection at once write here
-//! without a lock; what is torn by that is a sample, or a start that is a moment late.
+//! The timers know only what was seen here. In the middle of a path, a round trip is the part
+//! between this host and the side that acknowledges. CPUs that see the two directions of a
+//! connection at the same time write here without a lock; a race can only spoil a sample, or delay
+//! the start of a timer by a moment.
 
 use crate::{
     event::Pace,
     segment::{Segment, tcp},
 };
 
-/// What is known of one side's sending. All zeros is "nothing yet".
+/// What is known of one side's sending. All zeros means nothing yet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Side {
-    /// The highest acknowledgment of what it has sent.
+    /// The highest acknowledgment of its data.
     pub una: u32,
-    /// [`Side::TIMING`] and such; from bit 8 on how often the timer has expired since there was progress; from bit 16
-    /// on retransmissions seen, at most 65,535.
+    /// Flags such as [`Side::TIMING`]; from bit 8 on how often the timer has expired since there
+    /// was progress; from bit 16 on the retransmissions seen, at most 65,535.
     state: u32,
-    /// When the timer was started; means something while anything is outstanding.
+    /// When the timer was started. Meaningful while data is outstanding.
     start: u32,
     /// Smoothed round-trip time; 0 until there was a sample.
     pub srtt: u32,
-    /// Its variation.
+    /// Variation of the round-trip time.
     pub rttvar: u32,
-    /// The sequence number behind the segment that is being timed.
+    /// The sequence number after the segment that is being timed.
     timed: u32,
-    /// When that was sent.
+    /// When that segment was sent.
     timed_at: u32,
 }
 
-/// The rest of it, which few packets need.
+/// What else is known of it, which few packets need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rare {
     /// Timestamp value (RFC 7323) of the segment that is being timed, if it has one.
     timed_value: u32,
-    /// When what is oldest was last sent again.
+    /// When the oldest outstanding segment was last retransmitted.
     again_at: u32,
-    /// Where a segment is missing before what was sent last: from here,
+    /// Start of a gap: data that is missing before the latest.
     gap: u32,
-    /// up to here,
+    /// End of the gap.
     gap_end: u32,
-    /// since then.
+    /// When the gap was found.
     gap_at: u32,
-    /// And up to here its side has sent: a flow's position waits before a gap.
+    /// The sequence number after the last byte that the side has sent: the flow's next sequence
+    /// number waits before the gap.
     top: u32,
 }
 
-/// A value of the map `RTOS`: a flow's timers, the key's low endpoint's first. What nearly every packet and visit
-/// needs is in one cache line.
+/// A value of the map `RTOS`: a flow's timers, that of the key's low endpoint first. What nearly
+/// every packet and timer visit needs is in one cache line.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timers {
-    /// Of its sides.
+    /// The timers of the two sides.
     pub sides: [Side; 2],
-    /// When the wheel next visits the flow, low 32 bits of the clock, units.
+    /// When the wheel next visits the flow: low 32 bits of the clock, units.
     pub visit: u32,
-    /// Room.
+    /// Reserved.
     pub reserved: u32,
-    /// The rest of what is known of its sides.
+    /// What else is known of the two sides.
     pub rare: [Rare; 2],
-    /// Room.
+    /// Reserved.
     pub more: [u32; 4],
 }
 
 /// Bounds of the timer, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// `--rto-min`: what is added to the round trip at least, as in Linux (`tcp_rto_min`).
+    /// `--rto-min`: minimum added to the round-trip time to form the RTO, as in Linux
+    /// (`tcp_rto_min`).
     pub min: u32,
-    /// `--rto-max`.
+    /// `--rto-max`: upper bound of the RTO.
     pub max: u32,
 }
 
-/// Those bounds, and the time, microseconds, or what tells it.
+/// The bounds, and the time in microseconds or a function that tells it.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing<N> {
     /// The bounds.
@@ -87,17 +90,17 @@ pub struct Timing<N> {
     pub now: N,
 }
 
-/// How much may be acknowledged that did not come by here.
+/// How much data may be acknowledged that was not seen here.
 const UNSEEN: u32 = 1 << 24;
-/// Before there was a sample (RFC 6298, 2.1).
+/// The RTO before there is a sample (RFC 6298, 2.1), microseconds.
 const INITIAL: u32 = 1_000_000;
 
-/// What a side's timer says when it is looked at.
+/// State of a side's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timer {
     /// Nothing is outstanding.
     Stopped,
-    /// It expires in so many microseconds.
+    /// It expires in this many microseconds.
     Runs(u32),
     /// It has expired.
     Expired,
@@ -106,23 +109,23 @@ pub enum Timer {
 impl Side {
     /// A segment is being timed.
     const TIMING: u32 = 1 << 0;
-    /// And has a timestamp.
+    /// That segment has a timestamp.
     const STAMPED: u32 = 1 << 1;
-    /// What is oldest was sent again when the timer was due.
+    /// The oldest segment was retransmitted when the timer was due.
     const AGAIN: u32 = 1 << 2;
-    /// The other side takes nothing: its window is closed.
+    /// The other side's window is closed.
     const CLOSED: u32 = 1 << 3;
     /// There is a gap.
     const GAP: u32 = 1 << 4;
-    /// Something was seen of it.
+    /// Something was seen of this side.
     const SEEN: u32 = 1 << 5;
-    /// All that is outstanding was sent again, once: its timer has expired, or a probe for the loss of the tail was due
-    /// at the same time. What comes next tells.
+    /// All outstanding data was retransmitted once: either the timer has expired, or a tail loss
+    /// probe was due at the same time. The next segments tell which.
     const PROBED: u32 = 1 << 6;
     const EXPIRIES: u32 = 8;
     const RETRANSMISSIONS: u32 = 16;
 
-    /// A side of which this is the first segment that was seen.
+    /// A side of which this is the first segment seen.
     #[inline(always)]
     fn first(rare: &mut Rare, segment: &Segment, now: u32) -> Self {
         let mut side = Self {
@@ -135,7 +138,7 @@ impl Side {
         side
     }
 
-    /// What there is to report.
+    /// The part that events report.
     #[inline(always)]
     pub fn pace(&self, limits: Limits) -> Pace {
         Pace {
@@ -145,13 +148,13 @@ impl Side {
         }
     }
 
-    /// How often the timer has expired since there was progress: the exponent of its backoff, too.
+    /// How often the timer has expired since there was progress; also the exponent of its backoff.
     #[inline(always)]
     pub fn expiries(&self) -> u32 {
         self.state >> Self::EXPIRIES & 0xff
     }
 
-    /// Segments that were sent again, as far as that was seen.
+    /// Retransmissions that were seen.
     #[inline(always)]
     pub fn retransmissions(&self) -> u32 {
         self.state >> Self::RETRANSMISSIONS
@@ -162,7 +165,8 @@ impl Side {
         self.state & flag != 0
     }
 
-    /// The sequence number behind what was sent: the side's position, or behind the gap at which that waits.
+    /// The sequence number after the last byte sent: the side's next sequence number, or the number
+    /// after the data beyond the gap before which that one waits.
     #[inline(always)]
     pub fn highest(&self, rare: &Rare, position: u32) -> u32 {
         match self.has(Self::GAP) && rare.top.wrapping_sub(position) as i32 > 0 {
@@ -171,7 +175,7 @@ impl Side {
         }
     }
 
-    /// Bytes sent and not acknowledged, where `highest` is the sequence number behind what was sent.
+    /// Bytes sent and not acknowledged; `highest` is the sequence number after the last byte sent.
     #[inline(always)]
     pub fn outstanding(&self, highest: u32) -> u32 {
         let outstanding = highest.wrapping_sub(self.una);
@@ -182,8 +186,8 @@ impl Side {
         }
     }
 
-    /// The retransmission timeout without backoff (RFC 6298, 2.3; with the variation's part bounded from below, as
-    /// `tcp_set_rto` in `net/ipv4/tcp_input.c` has it).
+    /// The RTO without backoff (RFC 6298, 2.3; the part of the variation has a lower bound, as in
+    /// `tcp_set_rto` in `net/ipv4/tcp_input.c`).
     #[inline(always)]
     pub fn base(&self, limits: Limits) -> u32 {
         if self.srtt == 0 {
@@ -193,7 +197,7 @@ impl Side {
         at_most(self.srtt.saturating_add(margin), limits.max)
     }
 
-    /// And with it.
+    /// The RTO with backoff.
     #[inline(always)]
     pub fn rto(&self, limits: Limits) -> u32 {
         let backed_off = u64::from(self.base(limits)) << (self.expiries() & 31);
@@ -204,8 +208,9 @@ impl Side {
         }
     }
 
-    /// The side has sent a segment; `highest` is as before that. Whether the timer has started, or expires by that:
-    /// [`timer`](Self::timer) says something that it did not say before.
+    /// Notes that the side has sent a segment; `highest` is the value before it. Returns whether
+    /// the timer has started or has expired by this, so that [`timer`](Self::timer) now says
+    /// something else.
     #[inline(always)]
     pub fn sent(
         &mut self,
@@ -245,12 +250,12 @@ impl Side {
             rare.top = segment.end;
         }
         if !starts && segment.seq == highest && self.has(Self::TIMING) {
-            // Nearly every one.
+            // Nearly every segment.
             return false;
         }
         let now = now();
         if segment.seq != highest {
-            // What lies between may come late, or was lost before it came by here.
+            // The data between may arrive late, or was lost before it reached this host.
             rare.gap = highest;
             rare.gap_end = segment.seq;
             rare.gap_at = now;
@@ -266,8 +271,8 @@ impl Side {
         starts
     }
 
-    /// Below what was sent already: a retransmission, unless it is a keep-alive or fills a gap so soon that it was
-    /// overtaken.
+    /// The segment begins before the last byte sent. It is a retransmission, unless it is a
+    /// keep-alive, or fills a gap so soon that it was merely reordered.
     #[inline(always)]
     fn sent_again(
         &mut self,
@@ -277,7 +282,7 @@ impl Side {
         Timing { limits, now }: Timing<u32>,
     ) -> bool {
         if segment.end.wrapping_sub(self.una) as i32 <= 0 || self.has(Self::CLOSED) {
-            // Acknowledged: a keep-alive, or a probe of a closed window.
+            // Acknowledged already: a keep-alive or a window probe.
             return false;
         }
         let fills = segment.seq.wrapping_sub(rare.gap) as i32 >= 0
@@ -289,12 +294,13 @@ impl Side {
             self.state += 1 << Self::RETRANSMISSIONS;
         }
         if !self.has(Self::STAMPED) {
-            // Karn: whose acknowledgment it will be, nobody can tell.
+            // Karn's algorithm: it cannot be known which of the two transmissions will be
+            // acknowledged.
             self.state &= !Self::TIMING;
         }
         let oldest = segment.seq.wrapping_sub(self.una) as i32 <= 0;
         if !oldest {
-            // A probe for the loss of the tail, or one of several.
+            // A tail loss probe, or one of several retransmissions.
             return false;
         }
         let rto = self.rto(limits);
@@ -325,8 +331,8 @@ impl Side {
         }
     }
 
-    /// The other side has sent this; `highest` is what this side has sent. Returns whether anything more is
-    /// acknowledged.
+    /// Notes that the other side has sent this segment; `highest` is the sequence number after the
+    /// last byte that this side has sent. Returns whether more data is acknowledged.
     #[inline(always)]
     pub fn acknowledged(
         &mut self,
@@ -340,7 +346,7 @@ impl Side {
         }
         let ahead = segment.ack.wrapping_sub(self.una);
         if (ahead as i32) < 0 {
-            // Overtaken by a later one.
+            // An old acknowledgment that a later one has overtaken.
             return false;
         }
         if segment.window == 0 {
@@ -350,7 +356,7 @@ impl Side {
             self.progress();
             self.start = now();
         }
-        // Beyond what was sent lies what did not come by here.
+        // The data beyond what was sent was not seen here.
         if ahead == 0 || ahead > self.outstanding(highest) + UNSEEN {
             return false;
         }
@@ -360,7 +366,8 @@ impl Side {
         self.progress();
         if self.has(Self::TIMING) && segment.ack.wrapping_sub(self.timed) as i32 >= 0 {
             self.state &= !Self::TIMING;
-            // With timestamps an answer says to which sending it is one (RFC 7323, 4.1).
+            // With timestamps, an acknowledgment tells which transmission it answers (RFC 7323,
+            // 4.1).
             if !self.has(Self::STAMPED) || segment.stamp[1] == rare.timed_value {
                 self.sample(now.wrapping_sub(self.timed_at));
             }
@@ -368,13 +375,13 @@ impl Side {
         true
     }
 
-    /// The timer is as good as new.
+    /// Clears the backoff and the signs of an expiry.
     #[inline(always)]
     fn progress(&mut self) {
         self.state &= !(Self::AGAIN | Self::PROBED | 0xff << Self::EXPIRIES);
     }
 
-    /// RFC 6298, 2.2 and 2.3.
+    /// Adds a sample (RFC 6298, 2.2 and 2.3).
     #[inline(always)]
     fn sample(&mut self, rtt: u32) {
         let rtt = at_least(rtt, 1);
@@ -388,8 +395,9 @@ impl Side {
         self.srtt = at_least(self.srtt - self.srtt / 8 + rtt / 8, 1);
     }
 
-    /// What the timer says. It has expired when the oldest segment is sent again at its time, or an eighth of the
-    /// timeout after that: Linux's own timers are late by as much (`LVL_CLK_SHIFT` in `kernel/time/timer.c`).
+    /// State of the timer. It has expired if the oldest segment is retransmitted when the timer is
+    /// due, or an eighth of the timeout after it was due: Linux's own timers may be late by as much
+    /// (`LVL_CLK_SHIFT` in `kernel/time/timer.c`).
     #[inline(always)]
     pub fn timer(&self, highest: u32, limits: Limits, now: u32) -> Timer {
         let is_open = self.state & (Self::SEEN | Self::CLOSED) == Self::SEEN;
@@ -402,7 +410,7 @@ impl Side {
         let since = now.wrapping_sub(self.start);
         let rto = self.rto(limits);
         let rto = rto + rto / 8;
-        // One that started after `now` was read is new.
+        // A timer that was started after `now` was read has just begun.
         if since as i32 <= 0 {
             Timer::Runs(rto)
         } else if since < rto {
@@ -412,11 +420,11 @@ impl Side {
         }
     }
 
-    /// Starts the timer anew after it has expired, backed off (RFC 6298, 5.5 and 5.6): from when the oldest segment
-    /// was sent again, where that was seen.
+    /// Restarts the timer with backoff after it has expired (RFC 6298, 5.5 and 5.6): from the time
+    /// when the oldest segment was retransmitted, if that was seen.
     #[inline(always)]
     pub fn back_off(&mut self, rare: &Rare, now: u32) {
-        // After a probe that nothing has followed: that was the expiry.
+        // If nothing followed a supposed probe, it was the retransmission of an expired timer.
         self.start = if self.has(Self::AGAIN | Self::PROBED) {
             rare.again_at
         } else {
@@ -429,7 +437,8 @@ impl Side {
     }
 }
 
-// `core::cmp::min` and `max` are calls where this is not optimised, and the verifier likes branches less.
+// Not `core::cmp::min` and `max`: without optimization they are calls, and the verifier handles
+// their branches less well.
 #[inline(always)]
 fn at_most(value: u32, most: u32) -> u32 {
     if value < most { value } else { most }

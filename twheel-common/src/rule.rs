@@ -1,8 +1,8 @@
-//! What a rule gives the flows that have met it: timeouts, and what is done once they have expired.
+//! What a rule sets for its flows: timeouts, and what is done once they have expired.
 
 use crate::seen::{Seen, State};
 
-/// What the timeout of a flow depends on; the discriminant is its place in arrays of them.
+/// The timeouts of a policy file. The discriminant is the timeout's index in arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeoutName {
     /// TCP: a SYN has been seen.
@@ -13,15 +13,15 @@ pub enum TimeoutName {
     Established,
     /// TCP: one side has sent a FIN.
     FinWait,
-    /// TCP: and the other has answered with an ACK.
+    /// TCP: and the other side has answered with an ACK.
     CloseWait,
-    /// TCP: both have sent a FIN.
+    /// TCP: both sides have sent a FIN.
     LastAck,
     /// TCP: and an ACK came after that.
     TimeWait,
     /// TCP: a RST has been seen.
     Close,
-    /// TCP that is established as far as one direction tells, and the other was not seen.
+    /// TCP: established as far as one direction shows; the other direction was not seen.
     Unreplied,
     /// UDP, one direction seen.
     Udp,
@@ -29,7 +29,8 @@ pub enum TimeoutName {
     UdpStream,
     /// ICMP.
     Icmp,
-    /// TCP: one side's retransmissions are not answered, however long the state's own timeout is.
+    /// TCP: one side's retransmissions are not answered. Upper limit for the timeout of the flow's
+    /// state.
     Retrans,
 }
 
@@ -37,7 +38,7 @@ pub enum TimeoutName {
 pub const TIMEOUTS: usize = 13;
 
 impl TimeoutName {
-    /// As in a policy file, by discriminant.
+    /// The names in a policy file, by discriminant.
     pub const NAMES: [&'static str; TIMEOUTS] = [
         State::SynSent.name(),
         State::SynRecv.name(),
@@ -54,7 +55,7 @@ impl TimeoutName {
         "retrans",
     ];
 
-    /// All of them, by discriminant.
+    /// All timeouts, by discriminant.
     pub const ALL: [Self; TIMEOUTS] = [
         Self::SynSent,
         Self::SynRecv,
@@ -71,81 +72,82 @@ impl TimeoutName {
         Self::Retrans,
     ];
 
-    /// As in a policy file.
+    /// The name in a policy file.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    /// The one of this name.
+    /// The timeout of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|timeout| timeout.name() == name)
     }
 }
 
-/// What a rule gives its flows; the number of none is that of no rule. A value of the map `TIMEOUTS`: 64 bytes.
+/// What a rule sets for its flows; number 0 stands for flows without a rule. A value of the map
+/// `TIMEOUTS`: 64 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// How long its flows may be idle.
     pub timeouts: Timeouts,
-    /// What else there is to say of it.
+    /// Other properties.
     pub flags: RuleFlags,
-    /// What is done once such a flow has expired, in bits that userspace alone knows.
+    /// What is done once a flow has expired, as bits that only userspace interprets.
     pub actions: u32,
 }
 
 const _: () = assert!(size_of::<Rule>() == 64);
 
 impl Rule {
-    /// The same where one direction is all that is seen: see [`Timeouts::one_way`].
+    /// The same rule where only one direction is seen: see [`Timeouts::one_way`].
     pub fn one_way(mut self, unreplied: bool) -> Self {
         self.timeouts = self.timeouts.one_way(unreplied);
         self.flags = self.flags.with(RuleFlags::ONE_WAY);
         self
     }
 
-    /// Whether it is for where one direction is all that is seen.
+    /// Whether the rule is for where only one direction is seen.
     pub fn is_one_way(&self) -> bool {
         self.flags.has(RuleFlags::ONE_WAY)
     }
 
-    /// Whether the policy has it no more: its flows are no rule's.
+    /// Whether the policy no longer has the rule: its flows then have no rule.
     pub fn is_gone(&self) -> bool {
         self.flags.has(RuleFlags::GONE)
     }
 }
 
-/// Bits of a [`Rule`].
+/// Flags of a [`Rule`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleFlags(u32);
 
 impl RuleFlags {
-    /// The policy has the rule no more.
+    /// The policy no longer has the rule.
     pub const GONE: Self = Self(1);
-    /// One direction is all that is seen here.
+    /// Only one direction of each flow is seen here.
     pub const ONE_WAY: Self = Self(2);
 
-    /// Whether all of `other` are among these.
+    /// Whether all flags of `other` are set.
     #[inline(always)]
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These, and `other`.
+    /// These flags and those of `other`.
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and the
-/// constants of this type.
+/// Timeouts of a rule, in clock units, by number: those of the states up to [`State::Close`], and
+/// the constants of this type.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts(pub [u32; Timeouts::COUNT]);
 
 impl Timeouts {
-    /// Established, as far as can be told from one direction.
+    /// Established, as far as one direction shows.
     pub const UNREPLIED: usize = 8;
     /// UDP.
     pub const UDP: usize = 9;
@@ -153,14 +155,14 @@ impl Timeouts {
     pub const UDP_STREAM: usize = 10;
     /// ICMP.
     pub const ICMP: usize = 11;
-    /// One side's retransmissions are not answered: no timeout of such a flow is longer.
+    /// One side's retransmissions are not answered: the flow's timeout is at most this.
     pub const RETRANS: usize = 12;
-    /// A RST before anything else came back: conntrack forgets the flow at once.
+    /// A RST came before any other answer: conntrack removes such a flow at once.
     pub const REFUSED: usize = 13;
-    /// How many there are.
+    /// Number of timeouts.
     pub const COUNT: usize = 14;
 
-    /// The number of the timeout of a flow of which this was seen.
+    /// The number of the timeout for these state bits.
     #[inline(always)]
     pub fn number(seen: Seen) -> usize {
         let state = seen.0 & Seen::STATE;
@@ -178,8 +180,8 @@ impl Timeouts {
         state as usize
     }
 
-    /// The same where one direction is all that is seen: a flow that is established is as good as replied to,
-    /// unless `unreplied` says otherwise, and a RST refuses nothing.
+    /// The same timeouts where only one direction is seen: an established flow counts as replied
+    /// to, unless `unreplied` says otherwise, and a RST is no refusal.
     pub fn one_way(mut self, unreplied: bool) -> Self {
         if !unreplied {
             self.0[Self::UNREPLIED] = self.0[State::Established as usize];
@@ -188,12 +190,12 @@ impl Timeouts {
         self
     }
 
-    /// The longest of them.
+    /// The longest of the timeouts.
     pub fn longest(&self) -> u32 {
         self.0.into_iter().max().unwrap_or(0)
     }
 
-    /// The timeout of a flow of which this was seen.
+    /// The timeout for these state bits.
     #[inline(always)]
     pub fn of(&self, seen: Seen) -> u32 {
         let timeout = self.0.get(Self::number(seen)).copied().unwrap_or(0);

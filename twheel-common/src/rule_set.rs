@@ -2,7 +2,7 @@
 
 use crate::bits;
 
-/// Rules that a policy may have. Their numbers are 1 to this; 0 is "no rule".
+/// Most rules of a policy. Their numbers are 1 to this; 0 means no rule.
 pub const MAX_RULES: usize = 255;
 
 /// A set of rules: bit `n % 64` of word `n / 64` is rule `n`. Bit 0 is never set.
@@ -11,26 +11,26 @@ pub const MAX_RULES: usize = 255;
 pub struct Rules([u64; 4]);
 
 impl Rules {
-    /// None.
+    /// The empty set.
     pub const NONE: Self = Self([0; 4]);
-    /// Every rule that there may be, 1 to [`MAX_RULES`].
+    /// All possible rules, 1 to [`MAX_RULES`].
     pub const ALL: Self = Self([!1, !0, !0, !0]);
 
-    /// The rules of both.
+    /// The rules that are in both sets.
     #[inline(always)]
     pub fn and(self, other: Self) -> Self {
         let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
         Self([a & e, b & f, c & g, d & h])
     }
 
-    /// The rules of either.
+    /// The rules that are in either set.
     #[inline(always)]
     pub fn or(self, other: Self) -> Self {
         let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
         Self([a | e, b | f, c | g, d | h])
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         let [a, b, c, d] = self.0;
@@ -62,14 +62,14 @@ impl Rules {
         }
     }
 
-    /// Takes a rule out.
+    /// Removes a rule.
     pub fn remove(&mut self, rule: u16) {
         if usize::from(rule) <= MAX_RULES {
             self.0[usize::from(rule >> 6) & 3] &= !(1 << (rule & 63));
         }
     }
 
-    /// Whether the rule of this number is one of them.
+    /// Whether the set has the rule of this number.
     pub fn contains(self, rule: u16) -> bool {
         usize::from(rule) <= MAX_RULES && self.0[usize::from(rule >> 6) & 3] >> (rule & 63) & 1 != 0
     }

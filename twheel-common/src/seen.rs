@@ -1,42 +1,43 @@
-//! What has been seen of a flow so far, in bits: its state, who began it, which sides have sent.
+//! What has been seen of a flow so far, as bits: its state, its initiator, and which sides have
+//! sent.
 
 use crate::{
     key::Direction,
     segment::{datagram, tcp},
 };
 
-/// States, with the names of `nf_conntrack`.
+/// States, with `nf_conntrack`'s names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum State {
-    /// A SYN and nothing else.
+    /// Only a SYN.
     SynSent = 0,
-    /// A SYN/ACK, not yet answered.
+    /// A SYN/ACK that the initiator has not yet acknowledged.
     SynRecv = 1,
-    /// The handshake is over, or was never seen.
+    /// The handshake is complete, or was never seen.
     Established = 2,
     /// A FIN from one side.
     FinWait = 3,
     /// That FIN was followed by an ACK.
     CloseWait = 4,
-    /// A FIN from the other side too.
+    /// Both sides have sent a FIN.
     LastAck = 5,
-    /// And an ACK.
+    /// Both have, and the last FIN was acknowledged.
     TimeWait = 6,
     /// A RST.
     Close = 7,
-    /// A SYN from both sides and nothing else (simultaneous open, RFC 9293 section 3.5).
+    /// A SYN from each side and nothing else (simultaneous open, RFC 9293 section 3.5).
     SynSent2 = 8,
-    /// UDP, one way or hardly more.
+    /// UDP, seen in one direction, or in both for less than two seconds.
     Udp = 9,
-    /// UDP, both ways for a while.
+    /// UDP, seen in both directions for longer.
     UdpStream = 10,
     /// ICMP or ICMPv6.
     Icmp = 11,
 }
 
 impl State {
-    /// All of them, in the order of their numbers.
+    /// All states, in the order of their numbers.
     pub const ALL: [Self; 12] = [
         Self::SynSent,
         Self::SynRecv,
@@ -71,15 +72,16 @@ impl State {
     }
 }
 
-/// The kinds of TCP segments that the state machine tells apart, in the order of its table's rows.
+/// The kinds of TCP segments that the state machine distinguishes, in the order of its table's
+/// rows.
 pub(crate) const SYN: usize = 0;
 pub(crate) const SYN_ACK: usize = 1;
 pub(crate) const FIN: usize = 2;
 pub(crate) const ACK: usize = 3;
 pub(crate) const RST: usize = 4;
 
-/// conntrack's `get_conntrack_index`. A segment without any of these flags is none that
-/// [`tcp::valid`] lets through.
+/// The kind of a segment, as conntrack's `get_conntrack_index` finds it. [`tcp::valid`] has already
+/// refused segments that have none of these flags.
 #[inline(always)]
 pub(crate) fn kind(flags: u8) -> usize {
     if flags & tcp::RST != 0 {
@@ -93,64 +95,68 @@ pub(crate) fn kind(flags: u8) -> usize {
     }
 }
 
-/// How much can be seen of flows, and is asked of them.
+/// What can be seen of flows on this host, and what is required of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// One direction is all that is seen here.
+    /// Only one direction of each flow is seen here.
     pub one_way: bool,
-    /// A flow begins with a SYN, or is none.
+    /// A connection must begin with a SYN; those that were already open are not tracked.
     pub strict: bool,
 }
 
-/// What has been seen of a flow: its [`State`], who began it, who was seen, and what else decides on it.
-/// 20 bits.
+/// What has been seen of a flow: its [`State`], its initiator, the sides that were seen, and
+/// whatever else decides its state. 20 bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen(pub u32);
 
 impl Seen {
     pub(crate) const STATE: u32 = 15;
-    /// The initiator is the key's high endpoint.
+    /// The initiator is the key's high endpoint; else the low one.
     pub(crate) const INITIATOR_HIGH: u32 = 1 << 4;
-    /// The key's low endpoint has sent something; the high one's bit is the next.
+    /// The key's low endpoint has sent something. The next bit says so of the high endpoint.
     pub(crate) const FROM_LOW: u32 = 1 << 5;
     pub(crate) const FROM_HIGH: u32 = 1 << 6;
     pub(crate) const BOTH: u32 = 3 << 5;
-    /// The first segment was none of a handshake.
+    /// The first segment seen was not part of a handshake.
     pub(crate) const PICKUP: u32 = 1 << 7;
-    /// How far above the bit of a side that of its FIN is.
+    /// Shift from the bit of a side to the bit that says that this side has sent a FIN.
     pub(crate) const FIN: u32 = 3;
 
-    /// How far above the bit of a side the one is that says that its position is not known, though it was seen: a flow
-    /// that was entered for a socket.
+    /// Shift from the bit of a side to the bit that says that its next sequence number is unknown
+    /// although the side was seen: the flow was entered for a socket.
     pub(crate) const UNPLACED: u32 = 6;
 
-    /// One side sends again and again, and nothing comes back.
+    /// One side retransmits again and again and gets no answer.
     pub(crate) const STALLED: u32 = 1 << 10;
-    /// Its link to an inbox is in use.
+    /// The flow is in an inbox, or about to be put into one: its next pointer for the inbox is in
+    /// use.
     pub(crate) const POSTED: u32 = 1 << 13;
-    /// A new life of the flow has begun, and when is not yet noted.
+    /// A new connection with the same key has begun, and its time of creation has not been written
+    /// yet.
     pub(crate) const STARTING: u32 = 1 << 14;
 
-    /// The flow has ended: nothing can be added to this.
+    /// The flow has ended. Nothing can change this.
     pub const DEAD: Self = Self(1 << 15);
 
-    /// In [`State::Close`]: the RST was near its sender's next number, and not at it. In [`State::LastAck`]: the last
-    /// FIN is the high side's. In [`State::SynSent`]: the responder has acknowledged another number. In
-    /// [`State::SynRecv`]: it has sent data.
+    /// In [`State::Close`]: the RST was near its sender's next sequence number, but not at it. In
+    /// [`State::LastAck`]: the high side sent the last FIN. In [`State::SynSent`]: the responder
+    /// has acknowledged a number other than the SYN's. In [`State::SynRecv`]: the responder has
+    /// sent data.
     pub(crate) const DOUBT: u32 = 1 << 16;
-    /// A SYN that may begin another life waits for its answer. In [`State::LastAck`]: the first FIN was not acknowledged when
-    /// the second one came.
+    /// A SYN that may begin another connection waits for its answer. In [`State::LastAck`]: the
+    /// first FIN had not been acknowledged when the second one came.
     pub(crate) const CANDIDATE: u32 = 1 << 17;
-    /// How far above the bit of a side the one is that says that it has gone on since an end that is in doubt.
+    /// Shift from the bit of a side to the bit that says that this side went on sending after an
+    /// end that is in doubt.
     pub(crate) const GOES_ON: u32 = 13;
-    /// Both have.
+    /// Both sides went on.
     pub(crate) const BOTH_GO_ON: u32 = Self::BOTH << Self::GOES_ON;
-    /// What of a flow is in doubt: all four of these bits.
+    /// All four bits that say what of a flow is in doubt.
     pub(crate) const DOUBTS: u32 = 15 << 16;
 
-    /// What the first segment of a flow says, or `None` where it is no reason to track one: a RST
-    /// or a FIN of a flow that is not known is the end of something, not its beginning.
+    /// What the first segment of a flow says. `None` if it is no reason to track a flow: a RST or a
+    /// FIN of an unknown flow ends something and begins nothing.
     #[inline(always)]
     pub fn first(direction: Direction, flags: u8, view: View) -> Option<Self> {
         if flags & datagram::ANY != 0 {
@@ -194,7 +200,7 @@ impl Seen {
         let state = match flags & datagram::ANY {
             datagram::UDP => State::Udp,
             datagram::QUERY => State::Icmp,
-            // An answer to nothing.
+            // An answer to nothing that was seen.
             _ => return None,
         };
         let initiator = match direction {
@@ -204,8 +210,8 @@ impl Seen {
         Some(Self(state as u32).with(initiator).with(side(direction)))
     }
 
-    /// What is known of a flow from a socket in this state, or from conntrack: both sides were there, and `finished` says
-    /// which have sent a FIN. Where they stand is not known.
+    /// What is known of a flow from a socket in this state, or from conntrack: both sides exist,
+    /// and `finished` says which of them have sent a FIN. Their sequence numbers are unknown.
     pub fn of_socket(state: State, initiator: Direction, finished: &[Direction]) -> Self {
         let initiator = match initiator {
             Direction::FromLow => 0,
@@ -227,7 +233,7 @@ impl Seen {
             .with(fins.0)
     }
 
-    /// The bits of sides, and those that say that their positions are not known.
+    /// The bits of these sides, and the bits that say that their next sequence numbers are unknown.
     #[inline(always)]
     pub(crate) const fn places(sides: u32) -> u32 {
         sides | sides << Self::UNPLACED
@@ -238,19 +244,20 @@ impl Seen {
         Self(self.0 | bits)
     }
 
-    /// Whether a side was seen and it is known how far it has sent.
+    /// Whether the side was seen and its next sequence number is known.
     #[inline(always)]
     pub(crate) fn is_placed(self, direction: Direction) -> bool {
         let side = side(direction);
         self.0 & Self::places(side) == side
     }
 
-    /// Whether a packet with these flags cannot change this, whatever its numbers: nearly every packet.
+    /// Whether no packet with these flags can change this, whatever its sequence numbers are. That
+    /// is so for nearly every packet.
     #[inline(always)]
     pub fn is_kept_by(self, direction: Direction, flags: u8) -> bool {
         let (side, state) = (side(direction), self.0 & Self::STATE);
         if flags & datagram::ANY != 0 {
-            // The answer to a first datagram may come after two seconds.
+            // A UDP flow with replies becomes a stream once it is older than two seconds.
             let is_settled = state != State::Udp as u32 || !self.is_replied();
             return is_settled && self.0 & Self::DEAD.with(side).0 == side;
         }
@@ -259,8 +266,8 @@ impl Seen {
         flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0 && self.0 & asked.0 == kept.0
     }
 
-    /// Whether each packet by which [this is kept](Self::is_kept_by) says anew how far both sides have come: nothing is
-    /// known of the other one but what this one says.
+    /// Whether each packet that [changes nothing](Self::is_kept_by) tells the sequence numbers of
+    /// both sides anew: nothing is known of the other side except what this one says.
     #[inline(always)]
     pub fn is_told_by(self, direction: Direction, view: View) -> bool {
         let is_open = self.0 & Self::STATE == State::Established as u32;
@@ -281,7 +288,7 @@ impl Seen {
         self.with(Self::STARTING)
     }
 
-    /// Whether `created` may still be that of the life before.
+    /// Whether `created` may still be that of the previous connection.
     #[inline(always)]
     pub fn is_starting(self) -> bool {
         self.0 & Self::STARTING != 0
@@ -293,13 +300,13 @@ impl Seen {
         self.with(Self::POSTED)
     }
 
-    /// The same, but not.
+    /// The same, but not [`is_posted`](Self::is_posted).
     #[inline(always)]
     pub fn delivered(self) -> Self {
         self.without(Self::POSTED)
     }
 
-    /// The same, but [`is_stalled`](Self::is_stalled), or not.
+    /// The same, but [`is_stalled`](Self::is_stalled) or not, as `stalled` says.
     #[inline(always)]
     pub fn stalled(self, stalled: bool) -> Self {
         match stalled {
@@ -308,40 +315,41 @@ impl Seen {
         }
     }
 
-    /// Whether one side's retransmissions are not answered.
+    /// Whether one side retransmits and gets no answer.
     #[inline(always)]
     pub fn is_stalled(self) -> bool {
         self.0 & Self::STALLED != 0
     }
 
-    /// TCP past the handshake, and neither over nor reset: retransmissions tell whether anybody is there.
+    /// Whether this is a TCP connection past the handshake that has not ended: its retransmissions
+    /// then tell whether the other side still answers.
     #[inline(always)]
     pub fn is_synchronized(self) -> bool {
         let state = self.0 & Self::STATE;
         state >= State::Established as u32 && state <= State::LastAck as u32
     }
 
-    /// Whether the flow is on its way to the CPU of its wheel, which was told to look at it.
+    /// Whether the flow is queued for the CPU of its wheel, which must look at it soon.
     #[inline(always)]
     pub fn is_posted(self) -> bool {
         self.0 & Self::POSTED != 0
     }
 
-    /// Past the handshake, and no FIN waits for its acknowledgment.
+    /// Whether the flow is past the handshake and no FIN waits for its acknowledgment.
     #[inline(always)]
     pub(crate) fn is_open(self) -> bool {
         let state = self.0 & Self::STATE;
         state == State::Established as u32 || state == State::CloseWait as u32
     }
 
-    /// Reset, or ended from both sides.
+    /// Whether the flow was reset, or both sides have sent a FIN.
     #[inline(always)]
     pub fn is_closed(self) -> bool {
         let state = self.0 & Self::STATE;
         state >= State::LastAck as u32 && state <= State::Close as u32
     }
 
-    /// A RST was seen.
+    /// Whether a RST was seen.
     #[inline(always)]
     pub fn is_reset(self) -> bool {
         self.0 & Self::STATE == State::Close as u32
@@ -353,21 +361,22 @@ impl Seen {
         self.0 & Self::BOTH == Self::BOTH
     }
 
-    /// Whether packets of both directions were seen, and it is known how far each side has sent.
+    /// Whether packets of both directions were seen, and the next sequence number of each side is
+    /// known.
     #[inline(always)]
     pub fn is_conversation(self) -> bool {
         self.0 & Self::places(Self::BOTH) == Self::BOTH
     }
 
-    /// Whether nothing but SYNs were seen.
+    /// Whether only SYNs were seen.
     #[inline(always)]
     pub fn is_opening(self) -> bool {
         let state = self.0 & Self::STATE;
         state == State::SynSent as u32 || state == State::SynSent2 as u32
     }
 
-    /// What a full table keeps: past the handshake and not closed; and seen from both sides, unless one is all
-    /// that anybody sees here (`one_way`).
+    /// Whether a full table keeps the flow: it is past the handshake and not closed; and both sides
+    /// were seen, unless only one is ever seen here (`one_way`).
     #[inline(always)]
     pub fn is_established(self, one_way: bool) -> bool {
         let state = self.0 & Self::STATE;
@@ -382,7 +391,7 @@ impl Seen {
         State::ALL.get(state).copied().unwrap_or(State::Close)
     }
 
-    /// The first segment seen was none of a handshake.
+    /// Whether the first segment seen was not part of a handshake.
     pub fn is_pickup(self) -> bool {
         self.0 & Self::PICKUP != 0
     }
@@ -398,7 +407,7 @@ impl Seen {
     }
 }
 
-/// The bit of [`Seen`] for the sender.
+/// The bit of [`Seen`] that says that this sender was seen.
 #[inline(always)]
 pub(crate) fn side(direction: Direction) -> u32 {
     match direction {

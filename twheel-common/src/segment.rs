@@ -1,4 +1,4 @@
-//! What a packet says of its flow, whatever its headers looked like.
+//! What a packet says of its flow, independent of how its headers were laid out.
 
 use crate::key::{Direction, FlowKey};
 
@@ -17,8 +17,8 @@ pub mod tcp {
     /// Urgent pointer field is significant.
     pub const URG: u8 = 0x20;
 
-    /// The combinations of SYN, FIN, RST, ACK and URG that a stack sends, as `tcp_valid_flags` in
-    /// `net/netfilter/nf_conntrack_proto_tcp.c` has them: bit `i` stands for the flags `i`.
+    /// The combinations of SYN, FIN, RST, ACK and URG that a stack sends, from `tcp_valid_flags` in
+    /// `net/netfilter/nf_conntrack_proto_tcp.c`: bit `i` stands for the flags `i`.
     const VALID: u64 = 1 << SYN
         | 1 << (SYN | URG)
         | 1 << (SYN | ACK)
@@ -29,14 +29,14 @@ pub mod tcp {
         | 1 << ACK
         | 1 << (ACK | URG);
 
-    /// Whether a stack could have sent this combination (PSH, ECE and CWR go with any).
+    /// Whether a stack could have sent this combination. PSH, ECE and CWR are valid with any.
     #[inline(always)]
     pub const fn valid(flags: u8) -> bool {
         VALID >> (flags & (FIN | SYN | RST | ACK | URG)) & 1 == 1
     }
 }
 
-/// What stands in the place of [`tcp`]'s flags where the packet is another protocol's.
+/// Stands in place of [`tcp`]'s flags if the packet is not TCP.
 pub mod datagram {
     /// A UDP datagram.
     pub const UDP: u8 = 0x40;
@@ -44,13 +44,15 @@ pub mod datagram {
     pub const QUERY: u8 = 0x80;
     /// Its answer.
     pub const ANSWER: u8 = 0xc0;
-    /// Any of them.
+    /// Mask: a packet that is not TCP has at least one of these bits.
     pub const ANY: u8 = 0xc0;
 }
 
-/// A TCP segment, or another protocol's datagram: the flow it belongs to and what it says of it.
+/// A TCP segment or a datagram of another protocol: the flow that it belongs to and what it says of
+/// it.
 ///
-/// There is no padding: the kernel's verifier wants each byte written that a function is given.
+/// There is no padding, because the kernel's verifier requires that every byte passed to a function
+/// is initialized.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -58,31 +60,35 @@ pub struct Segment {
     pub key: FlowKey,
     /// Sequence number.
     pub seq: u32,
-    /// Acknowledgment number; means nothing without that flag.
+    /// Acknowledgment number; meaningless without the ACK flag.
     pub ack: u32,
-    /// The sequence number behind the segment: SYN and FIN count one each.
+    /// The sequence number after the segment: SYN and FIN count one each.
     pub end: u32,
-    /// Bytes of the IP packet, as its header says, or the frame where that cannot: beyond 64 KiB.
+    /// Bytes of the IP packet as its header says; the length of the frame if the header cannot say
+    /// it (above 64 KiB).
     pub bytes: u32,
-    /// Timestamp value and echo reply (RFC 7323) where they stand as [RFC 7323, appendix A] has them, and 0 otherwise.
+    /// Timestamp value and echo reply (RFC 7323) if they are laid out as in [RFC 7323, appendix A];
+    /// else 0.
     ///
     /// [RFC 7323, appendix A]: https://www.rfc-editor.org/rfc/rfc7323#appendix-A
     pub stamp: [u32; 2],
-    /// The window, unscaled. This and `stamp` are 0 where nobody [asks for them](crate::packet::Wanted::timing).
+    /// The window, unscaled. It and `stamp` are 0 unless [asked
+    /// for](crate::packet::Wanted::timing).
     pub window: u32,
-    /// Which of the key's two endpoints sent it.
+    /// Which of the key's two endpoints sent the segment.
     pub direction: Direction,
-    /// [`tcp`]'s, without ECE and CWR; or one of [`datagram`].
+    /// Flags of [`tcp`] without ECE and CWR, or one of [`datagram`].
     pub flags: u8,
-    /// Packets on the wire that were joined to this one, or that it will be cut into; 1 mostly.
+    /// Packets on the wire that were joined to this one, or that it will be split into; mostly 1.
     pub packets: u16,
 }
 
 const _: () = assert!(size_of::<Segment>() == size_of::<FlowKey>() + 32);
 
 impl Segment {
-    /// Packets on the wire that a socket buffer stands for: `gso_segs`; where the sender has not counted them (a virtual machine),
-    /// by their size, `gso_size` bytes of data. 0: it is one packet.
+    /// The number of packets on the wire that a socket buffer stands for: `gso_segs`. If the sender
+    /// (a virtual machine) has not counted them, it is computed from their size: `gso_size` bytes
+    /// of data each. 0 means a single packet.
     #[inline(always)]
     pub fn joined(&self, gso_segs: u32, gso_size: u32) -> u32 {
         match (gso_segs, gso_size) {
@@ -91,7 +97,7 @@ impl Segment {
         }
     }
 
-    /// Bytes of data, of TCP.
+    /// Bytes of data; for TCP only.
     #[inline(always)]
     fn data(&self) -> u32 {
         let opens_or_ends =
@@ -99,8 +105,8 @@ impl Segment {
         self.end.wrapping_sub(self.seq).wrapping_sub(opens_or_ends)
     }
 
-    /// Makes the segment one of so many packets on the wire, of which each has all of its headers: what XDP would have
-    /// seen. Of TCP; of datagrams the number of bytes stays that of the whole.
+    /// Makes the segment stand for `packets` packets on the wire, each with its own headers: what
+    /// XDP would have seen. For TCP only; the bytes of a datagram stay those of the whole.
     #[inline(always)]
     pub fn count_joined(&mut self, packets: u16) {
         let headers = match self.flags & datagram::ANY {

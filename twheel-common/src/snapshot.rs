@@ -7,35 +7,35 @@ use crate::{
     record::{Details, Extras, OUTGOING, holds_flow},
 };
 
-/// A record as a reader sees it that writes nothing. All of these are loads.
+/// A record as a reader accesses it that writes nothing. All accesses are loads.
 pub trait Reads {
     /// Loads `word`.
     fn word(&self) -> Word;
     /// Loads `tag`.
     fn tag(&self) -> u64;
-    /// Loads the details that the record names, each field whole, and [`Extras`] of the same index; `None` if there are none
-    /// of that index.
+    /// Loads the details that the record names, each field as a whole, and the [`Extras`] of the
+    /// same index; `None` if that index does not exist.
     fn details(&self) -> Option<(Details, Extras)>;
-    /// Whatever was loaded before is older than what is loaded after.
+    /// Orders all loads before it before all loads after it.
     fn fence(&self);
 }
 
 /// A flow as it was at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whose it is.
+    /// The key.
     pub key: FlowKey,
-    /// The CPU on whose wheel it stands.
+    /// The CPU on whose wheel it is.
     pub cpu: u32,
-    /// The rule it has met; 0 for none.
+    /// The rule that it has met; 0 for none.
     pub rule: u16,
-    /// Time, generation, and what was seen.
+    /// Stamp, generation and state bits.
     pub word: Word,
     /// Low 32 bits of the clock at the flow's first packet.
     pub created: u32,
-    /// Whether the first packet of the flow went out.
+    /// Whether the first packet of the flow was outgoing.
     pub is_outgoing: bool,
-    /// Where packets of its initiator are counted; means nothing where there is one interface.
+    /// The initiator's observation point; meaningless with only one interface.
     pub point: Point,
 }
 
@@ -45,9 +45,10 @@ pub struct Changed;
 
 /// Reads the flow of a record that others write to, if it holds one.
 ///
-/// The details change, and `created` with them, only while the word is dead; a further life begins with a new
-/// generation, and is starting until `created` is its own. So what was loaded between two looks at a
-/// word that was alive, of the same generation and not starting, belongs to it.
+/// The details, and with them `created`, change only while the word is dead. A further connection
+/// begins with a new generation, and is starting until its own `created` is written. So what was
+/// loaded between two loads of a live word of the same generation, which was not starting, belongs
+/// to that word.
 pub fn read(record: &impl Reads) -> Result<Option<Snapshot>, Changed> {
     let word = record.word();
     record.fence();

@@ -1,8 +1,8 @@
-//! The states of a flow: conntrack's, for TCP as `tcp_conntracks` in
-//! `net/netfilter/nf_conntrack_proto_tcp.c` moves through them.
+//! How packets change the state of a flow. The states are conntrack's; TCP moves through them as in
+//! `tcp_conntracks` in `net/netfilter/nf_conntrack_proto_tcp.c`.
 //!
-//! Where this differs, it is because a flow may be seen in one direction alone, or to keep a live flow from
-//! harm; `docs/states.md` lists it.
+//! There are differences, because a flow may be seen in only one direction, and to protect live
+//! flows from forged packets; `docs/states.md` lists them.
 
 use crate::{
     key::Direction,
@@ -16,10 +16,10 @@ pub use crate::{
     way::{INDEX_BITS, MAX_NAMESPACES, SideWay, Way, elsewhere, is_elsewhere},
 };
 
-/// Of the table: the packet is of no account to the flow's state, and does not keep it alive.
+/// In the table: the packet does not change the flow's state, and does not keep the flow alive.
 const IGNORED: u64 = 15;
 
-/// A row of conntrack's table: the state that follows each of SS SR ES FW CW LA TW CL S2.
+/// Packs a row of conntrack's table: the state that follows each of SS SR ES FW CW LA TW CL S2.
 const fn row(next: [u64; 9]) -> u64 {
     let mut packed = 0;
     let mut state = 0;
@@ -30,7 +30,7 @@ const fn row(next: [u64; 9]) -> u64 {
     packed
 }
 
-/// conntrack's table: `[reply][kind]`, padded to a power of two.
+/// conntrack's table, indexed by `[reply][kind]`, padded to a power of two.
 static NEXT: [u64; 16] = {
     const SS: u64 = State::SynSent as u64;
     const SR: u64 = State::SynRecv as u64;
@@ -68,43 +68,47 @@ static NEXT: [u64; 16] = {
     ]
 };
 
-/// What a segment does to [`Seen`].
+/// What a segment changes of [`Seen`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The segment says nothing new, and keeps the flow alive.
+    /// Nothing. The segment keeps the flow alive.
     Nothing,
-    /// It is none that belongs here, and does not.
+    /// Nothing. The segment does not belong to the connection, and does not keep the flow alive.
     Ignored,
-    /// It came by a way by which its sender's packets do not come.
+    /// Nothing. The segment did not come by its sender's way.
     SameWay,
-    /// The flow is now this.
+    /// The flow becomes this.
     Add(Seen),
-    /// The same, and this number is in doubt; whether it [answers](Change::Answers), too.
+    /// The flow becomes this, and this number is in doubt. The flag says whether the segment also
+    /// [answers](Change::Answers) the other side.
     Doubt(Seen, u32, bool),
-    /// The same; the side that it acknowledges has come as far as that.
+    /// The flow becomes this, and the acknowledgment number is the next sequence number of the side
+    /// that it acknowledges.
     Answers(Seen),
-    /// The same; both sides have come as far as the segment says: nobody else has said anything.
+    /// The flow becomes this, and both next sequence numbers are taken from the segment: no other
+    /// source for them exists.
     Places(Seen),
-    /// The flow is now this if it is older than two seconds, else it is what it was: conntrack's
-    /// `nf_conntrack_udp_packet` has as much patience before it calls UDP a stream.
+    /// The flow becomes this if it is older than two seconds, else it stays as it was. conntrack's
+    /// `nf_conntrack_udp_packet` waits as long before it calls UDP a stream.
     AddIfItLasts(Seen),
-    /// The flow is over and another with the same key begins.
+    /// The connection is over, and another one with the same key begins.
     NewGeneration(Seen),
-    /// The flow has ended already: it is about to leave the table.
+    /// The flow has ended already and is about to leave the table.
     Ended,
 }
 
-/// What is known of a flow beside [`Seen`].
+/// What is known of a flow besides [`Seen`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// How far its sides have come.
+    /// The next sequence number of each side.
     pub positions: Positions,
-    /// The number behind a FIN that nobody has acknowledged, or behind a SYN that nobody has answered; in an open flow,
-    /// behind data that lies behind a gap.
+    /// The number after a FIN that is not yet acknowledged, or after a SYN that is not yet
+    /// answered. In an open flow: the number after data that lies beyond a gap.
     pub doubt: u32,
-    /// The packet came by a way by which its sender's may come: see [`SideWay::allows`]; or nobody asks.
+    /// The packet came by a way that its sender's packets may come by (see [`SideWay::allows`]), or
+    /// ways are not checked.
     pub is_own_way: bool,
-    /// This host made the packet: nobody outside can have.
+    /// This host made the packet, so nobody outside can have forged it.
     pub is_local: bool,
 }
 
@@ -120,7 +124,7 @@ impl Seen {
     fn next_datagram(self, side: u32) -> Change {
         let seen = self.with(side);
         if seen == self && seen.0 & Self::STATE == State::Udp as u32 {
-            // It was replied to, or nobody would have asked.
+            // A reply was seen: without one, this function would not have been called.
             let stream = seen.without(Self::STATE).with(State::UdpStream as u32);
             return Change::AddIfItLasts(stream);
         }
@@ -131,7 +135,7 @@ impl Seen {
         }
     }
 
-    /// What a further packet of the flow says.
+    /// What a further packet changes of the flow.
     #[inline(always)]
     pub fn next(self, segment: &Segment, known: &Known, view: View) -> Change {
         let (direction, flags) = (segment.direction, segment.flags);
@@ -156,8 +160,9 @@ impl Seen {
         }
     }
 
-    /// What a segment of this host begins, if what was seen of the flow so far was [somebody else's](SideWay::is_disproved_by).
-    /// Its SYN/ACK answers a SYN. To be asked before [`next`](Self::next).
+    /// What a segment of this host begins if all that was seen of the flow before was
+    /// [forged](SideWay::is_disproved_by). A SYN/ACK of this host answers a SYN, so it counts for
+    /// both sides. Call this before [`next`](Self::next).
     #[inline(always)]
     pub fn anew(self, segment: &Segment) -> Option<Self> {
         let (direction, flags) = (segment.direction, segment.flags);
@@ -179,7 +184,7 @@ impl Seen {
         Some(seen.posted_as(self))
     }
 
-    /// What the table says.
+    /// The next state as the table has it.
     #[inline(always)]
     fn of_table(self, segment: &Segment) -> u32 {
         let is_reply = usize::from(segment.direction != self.initiator());
@@ -187,7 +192,7 @@ impl Seen {
         (row >> (4 * (self.0 & Self::STATE)) & 15) as u32
     }
 
-    /// In another state, after a segment of this side.
+    /// The same in another state, after a segment of this side.
     #[inline(always)]
     fn to(self, state: u32, direction: Direction) -> Self {
         let side = side(direction);
@@ -197,8 +202,9 @@ impl Seen {
             .with(side)
     }
 
-    /// A SYN on a flow that is over may begin another life, one of another number on a flow that opens may be the real
-    /// one: both wait for the answer. All others are answered by a challenge, if by anything (RFC 5961, section 4).
+    /// A SYN may begin another connection if the flow is over. A SYN with another number may be the
+    /// genuine one if the flow is still opening. Both wait for their answer. Any other SYN is at
+    /// most answered by a challenge ACK (RFC 5961, section 4).
     #[inline(always)]
     fn next_syn(self, segment: &Segment, known: &Known) -> Change {
         let state = self.0 & Self::STATE;
@@ -208,7 +214,7 @@ impl Seen {
         }
         let number = segment.seq.wrapping_add(1);
         if self.is_opening() && number == known.of(segment.direction) {
-            // Sent again.
+            // A retransmission.
             return Change::Ignored;
         }
         if !is_over && !opens {
@@ -220,13 +226,14 @@ impl Seen {
         };
         let candidate = old.with(Self::CANDIDATE);
         if candidate == self && known.doubt == number {
-            // Sent again: who gets no answer has had one chance.
+            // A retransmission: a SYN without an answer keeps the flow alive only once.
             return Change::Ignored;
         }
         Change::Doubt(candidate, number, false)
     }
 
-    /// Reset, or ended by both sides and acknowledged: another life may begin (RFC 9293, section 3.6.1).
+    /// Whether the flow was reset, or ended by both sides and acknowledged. Another connection may
+    /// then begin (RFC 9293, section 3.6.1).
     #[inline(always)]
     fn is_over(self) -> bool {
         let state = self.0 & Self::STATE;
@@ -283,7 +290,7 @@ impl Seen {
         }
     }
 
-    /// A FIN is borne out by the ACK of its number.
+    /// A FIN takes effect for good once its number is acknowledged.
     #[inline(always)]
     fn next_fin(self, segment: &Segment, known: &Known) -> Change {
         if !accepts_end(known.positions, self, segment) {
@@ -294,9 +301,9 @@ impl Seen {
         if self.0 & fin != 0 {
             let is_pending = self.is_ending() && direction == self.last_fin();
             return match segment.seq == known.of(direction) && segment.end != known.doubt {
-                // The one before was somebody's guess.
+                // The earlier FIN was a forger's guess.
                 true if is_pending => Change::Doubt(self, segment.end, false),
-                // Sent again.
+                // A retransmission.
                 _ => Change::Nothing,
             };
         }
@@ -323,8 +330,9 @@ impl Seen {
         Change::Doubt(seen, segment.end, answers)
     }
 
-    /// A RST at its sender's next number counts at once (RFC 5961, section 3.2). One that is near it counts unless both
-    /// sides go on; and so does every one where one side is all that was seen: who forges can move its number.
+    /// A RST at its sender's next sequence number counts at once (RFC 5961, section 3.2). One that
+    /// is only near it counts unless both sides go on sending. The same holds for every RST if only
+    /// one side was seen, because a forger can move the next sequence number of such a flow.
     #[inline(always)]
     fn next_reset(self, segment: &Segment, known: &Known, view: View) -> Change {
         if !accepts_end(known.positions, self, segment) {
@@ -333,7 +341,7 @@ impl Seen {
         let (state, direction) = (self.0 & Self::STATE, segment.direction);
         let other = direction.reverse();
         let is_exact = if state == State::SynSent as u32 && segment.flags & tcp::ACK != 0 {
-            // Who has had no answer has nothing to acknowledge.
+            // The initiator acknowledges nothing in this state: it has had no answer.
             direction != self.initiator() && segment.ack == known.of(other)
         } else {
             let is_last = known.doubt == segment.seq && direction == self.last_fin();
@@ -342,8 +350,8 @@ impl Seen {
         let closed = self.without(Self::STATE).without(Self::DOUBTS);
         let closed = closed.with(State::Close as u32);
         let is_handshake = state <= State::SynRecv as u32 || state == State::SynSent2 as u32;
-        // Who has said nothing has the number that the other side waits for. Who alone has said where it is proves nothing
-        // by that.
+        // A side that has sent nothing has the number that the other side expects. If only this
+        // side has told its number, its RST at that number proves nothing.
         let is_told = self.is_conversation() || !self.is_placed(direction);
         if is_exact && (is_handshake || !view.one_way && is_told) {
             return self.changed_to(closed);
@@ -354,7 +362,8 @@ impl Seen {
         if self.is_over() || state == State::LastAck as u32 {
             return Change::Nothing;
         }
-        // A FIN that nobody has acknowledged is in doubt as well, and is not kept apart from this.
+        // An unacknowledged FIN is in doubt as well. It is not kept separately: if the RST is taken
+        // back, so is the FIN.
         let fins = match state == State::FinWait as u32 {
             true => Self::BOTH << Self::FIN,
             false => 0,
@@ -370,7 +379,7 @@ impl Seen {
         let is_reply = direction != self.initiator();
         if is_alone && self.is_over() && self.0 & Self::CANDIDATE != 0 && segment.seq == known.doubt
         {
-            // Whoever goes on after a SYN has had the answer to it, which does not come by here.
+            // The sender that goes on after its SYN has had the answer, which is not seen here.
             let seen = Self(State::Established as u32).with(side);
             return Change::NewGeneration(seen.begun_by(direction).posted_as(self));
         }
@@ -381,12 +390,13 @@ impl Seen {
             );
         }
         match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
-            // Whose answer to a SYN is none of it had a connection before that: it was somebody's guess.
+            // A responder that acknowledges something other than the SYN had a connection already:
+            // the SYN was a forger's guess.
             State::SynSent if is_reply && segment.ack != known.of(other) => {
                 if known.is_local {
                     return Change::Places(self.found());
                 }
-                // It counts if the initiator goes on from there.
+                // It counts if the initiator goes on from that number.
                 let seen = self.without(Self::DOUBTS).with(Self::DOUBT);
                 Change::Doubt(seen, segment.ack, false)
             }
@@ -408,7 +418,7 @@ impl Seen {
                 let seen = self.to(State::Established as u32, direction);
                 Change::Add(seen.without(Self::DOUBTS))
             }
-            // Data before its SYN/ACK is acknowledged.
+            // The responder sends data before its SYN/ACK is acknowledged.
             State::SynRecv if segment.end != segment.seq => {
                 self.changed_to(self.to(state, direction).with(Self::DOUBT))
             }
@@ -433,7 +443,7 @@ impl Seen {
         }
     }
 
-    /// A connection that was there before the SYN.
+    /// A connection that was open before the SYN.
     #[inline(always)]
     fn found(self) -> Self {
         let seen = Self(State::Established as u32);
@@ -441,7 +451,7 @@ impl Seen {
         seen.begun_by(self.initiator()).posted_as(self)
     }
 
-    /// Whether the first segment of a side fits what the other has acknowledged and sent.
+    /// Whether the first segment seen of a side fits what the other side has acknowledged and sent.
     #[inline(always)]
     fn fits_first(self, segment: &Segment, known: &Known) -> bool {
         self.is_placed(segment.direction)
@@ -449,14 +459,14 @@ impl Seen {
             || fits_first(known.positions, segment)
     }
 
-    /// Whether a segment acknowledges the last FIN, exactly.
+    /// Whether a segment acknowledges exactly the last FIN.
     #[inline(always)]
     fn acknowledges_fin(self, segment: &Segment, known: &Known) -> bool {
         let is_last = segment.direction.reverse() == self.last_fin();
         is_last && (segment.ack == known.doubt || !self.is_placed(self.last_fin()))
     }
 
-    /// A FIN waits for its acknowledgment.
+    /// Whether a FIN waits for its acknowledgment.
     #[inline(always)]
     fn is_ending(self) -> bool {
         let state = self.0 & Self::STATE;
@@ -478,8 +488,9 @@ impl Seen {
         }
     }
 
-    /// A segment of a flow whose end, or next life, is in doubt. If it fits the old life and cannot come after the end,
-    /// its side goes on; if both do, the end was none. `is_alone`: one side is all that is seen, and decides.
+    /// A segment of a flow whose end, or whose next connection, is in doubt. If the segment fits
+    /// the old connection and cannot come after its end, the segment's side goes on. Once both
+    /// sides go on, the end is taken back. `is_alone`: only one side is seen, and it decides alone.
     #[inline(always)]
     fn goes_on(self, segment: &Segment, known: &Known, is_alone: bool) -> Change {
         let (state, direction) = (self.0 & Self::STATE, segment.direction);
@@ -491,7 +502,8 @@ impl Seen {
             false => self.without(Self::CANDIDATE),
         };
         let is_doubted = match self.is_ending() {
-            // Behind a FIN its sender has no more to send, and the other side nothing else to acknowledge.
+            // After its FIN a side has no more to send, and the other side nothing else to
+            // acknowledge.
             true if direction == self.last_fin() => {
                 let beyond = segment.end.wrapping_sub(known.doubt) as i32 > 0;
                 beyond || segment.end == segment.seq && segment.end != known.doubt
@@ -508,7 +520,7 @@ impl Seen {
         }
         let fins = match state == State::Close as u32 {
             true => self.0,
-            // Neither was acknowledged.
+            // Neither FIN was acknowledged.
             false if self.0 & Self::CANDIDATE != 0 => 0,
             false => self.0 & !(side(self.last_fin()) << Self::FIN),
         } & Self::BOTH << Self::FIN;
@@ -521,7 +533,7 @@ impl Seen {
         Change::Add(seen.with(state as u32).with(fins))
     }
 
-    /// The same, and posted if the other is.
+    /// The same, and queued if the other is.
     #[inline(always)]
     fn posted_as(self, other: Self) -> Self {
         self.with(other.0 & Self::POSTED)

@@ -1,45 +1,52 @@
-//! The flow table: a hash table of records of half a cache line each, open to all CPUs without a lock.
+//! The flow table: a hash table of records of half a cache line each, which all CPUs use without a
+//! lock.
 //!
-//! A record has what a packet of a known flow needs; the rest of the flow, its key too, is in [`Details`] at an index
-//! of their own, which the record names. In place of the key the record has a *fingerprint* of it.
+//! A record has what a packet of a known flow needs. The rest of the flow, including its key, is in
+//! [`Details`] at an index of their own, which the record stores. In place of the key the record
+//! has a *fingerprint* of it.
 //!
-//! Two records share a [`Line`]. A flow's *home* is the line that its hash names; it stands there or in one of the records
-//! behind it, in the first of [`WINDOW`] that was free when it came. Each line keeps, beside its flows, a
-//! bitmap of its own as a home (`hops`): bit *d* says that the record *d* behind holds a flow whose home
-//! this is (Herlihy, Shavit & Tzafrir, *Hopscotch Hashing*, DISC 2008, without the moving: a record
-//! is pointed at). So a packet reads the home and, where its flow does not stand there, just the
-//! record where it does; and a packet of no flow mostly reads the home alone.
+//! Two records share a [`Line`]. A flow's *home* is the line that its hash names. The flow is
+//! stored there or in one of the records after it, up to [`WINDOW`]: in a record that was free when
+//! the flow was entered. Each line keeps, besides its flows, a bitmap for the flows whose home it
+//! is (`hops`): bit *d* says that the record *d* further on holds such a flow (Herlihy, Shavit &
+//! Tzafrir, *Hopscotch Hashing*, DISC 2008, but records never move, because other structures point
+//! at them). So a packet reads the home and, if its flow is not there, only the record where it is.
+//! A packet of no known flow mostly reads only the home.
 //!
 //! # Protocol
 //!
-//! A record goes through these states; in brackets what says so:
+//! A record goes through these states; in brackets the field that shows it:
 //!
 //! 1. *free* (`tag` = 0). Any CPU claims it by swapping `tag` from 0.
-//! 2. *busy* (`tag` has [`BUSY`]). The claimer alone writes. If the key is in the table by now, it lets go.
-//!    Else it writes the key and the rest of the details, then a new generation into `word`, which was dead until then:
-//!    so a word that is alive is always that of the details that the record names. Then it announces the flow with its bit
-//!    in the home's `hops`, by an atomic OR that returns the bits before. All CPUs that enter the same key meet in
-//!    that one word, so for any two of them one is second, and sees the first: it finds the key among the
-//!    bits that were before its own and withdraws.
-//! 3. *live* (`tag` is the key's fingerprint and the distance from home). Packets find it. They store stamps, and change
-//!    what was seen by compare-and-swap of `word`.
-//! 4. *dead* (`word` says so). The CPU on whose wheel the flow stands swaps `word` from what it had
-//!    decided on; a flow that was touched or changed since lives on. Nothing comes back from here.
-//! 5. The same CPU takes the bit from the home's `hops`, then `tag` becomes 0, and the details can be another flow's.
+//! 2. *busy* (`tag` has [`BUSY`]). Only the claiming CPU writes. If the key is in the table by now,
+//!    it releases the record. Else it writes the key and the rest of the details, and then a new
+//!    generation into `word`, which was dead until then: so a word that is alive always belongs to
+//!    the details that the record names. Then it announces the flow: it sets its bit in the home's
+//!    `hops` by an atomic OR that returns the bits before. All CPUs that enter the same key meet in
+//!    that one word. So of any two of them one is second and sees the first: it finds the key among
+//!    the bits that were set before its own, and withdraws.
+//! 3. *live* (`tag` is the key's fingerprint and the distance from home). Packets find it. They
+//!    store stamps, and change the state bits by compare-and-swap of `word`.
+//! 4. *dead* (`word` says so). The CPU on whose wheel the flow is swaps `word` from the value that
+//!    it decided on; if the flow was touched or changed since, it lives on. A dead flow never comes
+//!    back.
+//! 5. The same CPU clears the bit in the home's `hops`. Then `tag` becomes 0, and the details may
+//!    be given to another flow.
 //!
-//! The generation is the record's own and counts its flows, so a compare-and-swap by somebody who
+//! The generation belongs to the record and counts its flows, so a compare-and-swap by a CPU that
 //! still means an earlier flow fails.
 //!
 //! # Fingerprints
 //!
-//! Packets of a known flow do not read the key. Of two flows of one home with the same fingerprint, whoever is second
-//! marks both as [`TWIN`]s before it can be found: of those a packet does compare the key. So a packet of a flow in the table
-//! never finds another. A packet of a flow that is not in the table may find one with the same fingerprint: if it says
-//! nothing new it makes that flow younger, and else the key is compared before anything is changed, and the packet is
-//! found to be of none.
+//! Packets of a known flow do not read the key. If two flows of one home have the same fingerprint,
+//! the CPU that enters the second marks both as [`TWIN`]s before the second can be found; for twins
+//! a packet does compare the key. So a packet of a flow in the table never finds another flow. A
+//! packet of a flow that is not in the table may find a flow with the same fingerprint. If the
+//! packet says nothing new, it only makes that flow younger. Else the key is compared before
+//! anything is changed, and the packet turns out to belong to no flow of the table.
 //!
-//! The memory is behind [`Records`], so that the programs in the kernel, the tests and a model checker
-//! run this same code.
+//! The memory is behind the trait [`Records`], so that the programs in the kernel, the tests and a
+//! model checker run the same code.
 
 use crate::{
     bits, flow::Word, key::FlowKey, numbers::Positions, record::DISTANCE, seen::Seen, way::SideWay,
@@ -56,57 +63,60 @@ pub use crate::{
 
 /// The memory of a table.
 ///
-/// What is called a load or a store here needs no order and is not torn. Every other access is atomic
-/// and fully ordered: whatever comes before it in the program is seen before whatever comes after it.
+/// What is called a load or a store here needs no order and is not torn. Every other access is
+/// atomic and fully ordered: all accesses before it in program order are visible before all
+/// accesses after it.
 pub trait Records {
-    /// A record.
+    /// A reference to a record.
     type At: Copy;
 
     /// The record of an index; `None` beyond the table.
     fn at(&self, index: u32) -> Option<Self::At>;
-    /// The record that is so many behind the first of a line, of which this is that one. (0 or 1.)
+    /// The record `distance` (0 or 1) after `first`, which is the first of its line.
     fn beside(&self, first: Self::At, distance: u32) -> Self::At;
 
     /// Loads `tag`.
     fn tag(&self, at: Self::At) -> u64;
-    /// Swaps `tag` from 0.
+    /// Swaps `tag` from 0. Returns whether that succeeded.
     fn claim(&self, at: Self::At, tag: u64) -> bool;
     /// Swaps `tag` from one value to another.
     fn swap_tag(&self, at: Self::At, old: u64, new: u64);
-    /// Sets bits of `tag`; what it was.
+    /// Sets bits of `tag`. Returns the value before.
     fn set_in_tag(&self, at: Self::At, bits: u64) -> u64;
     /// Clears bits of `tag`.
     fn clear_in_tag(&self, at: Self::At, bits: u64);
-    /// Stores 0 in `tag` of a record that was renounced: that has put in order what came before, and nothing later
-    /// depends on who sees it when.
+    /// Stores 0 in `tag` of a record that nobody else can find. For a record that was announced,
+    /// `renounce` has ordered all earlier accesses, and nothing later depends on when others see
+    /// the store.
     fn free(&self, at: Self::At);
 
     /// Loads `word`.
     fn word(&self, at: Self::At) -> Word;
     /// Stores `word`; atomic and ordered.
     fn set_word(&self, at: Self::At, word: Word);
-    /// Swaps `word` if it is `old`; what it was.
+    /// Swaps `word` if it is `old`. Returns the value before.
     fn change(&self, at: Self::At, old: Word, new: Word) -> Word;
 
     /// Loads `hops` of the record's line.
     fn hops(&self, at: Self::At) -> u64;
-    /// Sets bits of it; what it was.
+    /// Sets bits of `hops`. Returns the value before.
     fn announce(&self, at: Self::At, bits: u64) -> u64;
-    /// Clears bits of it.
+    /// Clears bits of `hops`.
     fn renounce(&self, at: Self::At, bits: u64);
 
     /// Whether the details that the record names have this key; loads.
     fn has_key(&self, at: Self::At, key: &FlowKey) -> bool;
-    /// The same of a [`TWIN`] that a packet looks at, or who enters a flow. The data plane has it in a function that the verifier goes through by
-    /// itself.
+    /// The same for a [`TWIN`], when a packet looks at it or a flow is entered. The data plane has
+    /// this in a global function, which the verifier checks once.
     #[inline(always)]
     fn is_of(&self, at: Self::At, key: &FlowKey) -> bool {
         self.has_key(at, key)
     }
-    /// Stores the index of the details, and in them the key and what else is the flow's at its beginning.
+    /// Stores the index of the details, and in the details the key and the rest of the flow's first
+    /// values.
     fn fill(&self, at: Self::At, key: &FlowKey, begins: &Begins);
 
-    /// [`present`].
+    /// Calls [`present`].
     #[inline(always)]
     fn present(&self, place: Place, hops: u64, key: &FlowKey) -> Present
     where
@@ -115,18 +125,19 @@ pub trait Records {
         present(self, place, hops, key)
     }
 
-    /// Calls `turn` with 0, 1, … until it says `true`, at most `turns` times.
+    /// Calls `turn` with 0, 1, … until it returns `true`, at most `turns` times.
     fn repeat(&self, turns: u32, turn: impl FnMut(u32) -> bool);
 }
 
-/// The record that a live flow of this key stands in.
+/// Finds the record of the live flow of this key.
 ///
-/// May miss a flow that another CPU is entering or has just entered, and find one that is dead; and one of another key,
-/// if none of this key is in the table.
+/// May miss a flow that another CPU is entering or has just entered. May return a dead flow, and,
+/// if no flow of this key is in the table, a flow of another key.
 #[inline(always)]
 pub fn find<R: Records>(records: &R, place: Place, key: &FlowKey) -> Option<R::At> {
     let home = records.at(place.home)?;
-    // In the first record of the line, or in the second? That is as good as random: a branch would be wrong half the time.
+    // Whether it is the first or the second record of the line is as good as random: the processor
+    // would predict a branch wrong half the time.
     let differs = (records.tag(home) ^ place.fingerprint) & !TWIN;
     let distance = (differs.wrapping_add(u64::MAX >> 1) >> 63) as u32;
     let at = records.beside(home, distance);
@@ -148,57 +159,61 @@ pub fn find<R: Records>(records: &R, place: Place, key: &FlowKey) -> Option<R::A
     None
 }
 
-/// The tag of a live flow that is no [`TWIN`].
+/// The tag of a live flow that is not a [`TWIN`].
 #[inline(always)]
 fn tag(fingerprint: u64, distance: u32) -> u64 {
     fingerprint | u64::from(distance) << DISTANCE
 }
 
-/// Whether the record holds a live flow with this tag, which is of the key if it is of a flow in the table.
+/// Whether the record holds a live flow with this tag. If the key's flow is in the table, it is
+/// that one.
 ///
-/// A record that changes hands meanwhile may be taken for the wrong flow. A packet then makes a stranger
-/// younger; before it changes more than that, it asks for the key at a time when that cannot be.
+/// If another flow takes over the record at this moment, the result may be the wrong flow. A packet
+/// then makes that flow younger; before it changes more, the key is compared at a time when this
+/// cannot happen.
 #[inline(always)]
 fn is_live<R: Records>(records: &R, at: R::At, wanted: u64, key: &FlowKey) -> bool {
     let held = records.tag(at);
     (held ^ wanted) & !TWIN == 0 && (held & TWIN == 0 || records.is_of(at, key))
 }
 
-/// What [`insert`] came to.
+/// Result of [`insert`].
 pub enum Inserted<At> {
-    /// The flow stands in this record, of this index.
+    /// The flow is in this record, which has this index.
     New(At, u32),
-    /// It was there: another CPU was faster.
+    /// The flow was there already: another CPU was faster.
     Exists(At),
-    /// No record of its window is free.
+    /// No record of the flow's window is free.
     Full,
 }
 
-/// How a flow begins.
+/// The first values of a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Begins {
     /// What its first packet says.
     pub seen: Seen,
-    /// When.
+    /// The time.
     pub now: u64,
-    /// On which CPU.
+    /// The CPU on whose wheel it is.
     pub cpu: u32,
-    /// The rule it meets.
+    /// The rule that it meets.
     pub rule: u16,
-    /// How far its sides have come.
+    /// The next sequence number of each side.
     pub positions: Positions,
-    /// By which way one of its sides sends.
+    /// The way by which one of its sides sends.
     pub way: SideWay,
     /// [`OUTGOING`] or 0.
     pub outgoing: u32,
-    /// Details that are this CPU's to give.
+    /// Index of free details, which belong to this CPU.
     pub details: u32,
 }
 
-/// Claims a free record for a flow of this place; how far behind its home.
+/// Claims a free record for a flow of this place. Returns the record's distance from the flow's
+/// home.
 ///
-/// Where its home is full, it goes into the first line behind it that is empty, so that it takes the home of as few others
-/// as can be; then into the first that has room.
+/// If both records of the home are taken, it claims one in the first empty line after it, so as to
+/// take the home of as few other flows as possible. If no line is empty, it claims the first free
+/// record.
 #[inline(always)]
 pub fn claim<R: Records>(records: &R, place: Place) -> Option<u32> {
     if let Some(distance) = claim_in(records, place, 0, false) {
@@ -213,7 +228,8 @@ pub fn claim<R: Records>(records: &R, place: Place) -> Option<u32> {
     claimed
 }
 
-/// Claims a record of the line that is so far behind a home; if it is to be empty, only then.
+/// Claims a record of the line at this distance from the home; if `is_to_be_empty`, only in an
+/// empty line.
 #[inline(always)]
 fn claim_in<R: Records>(
     records: &R,
@@ -237,7 +253,7 @@ fn claim_in<R: Records>(
     None
 }
 
-/// Enters a flow. Its details stay the caller's unless it is [new](Inserted::New).
+/// Enters a flow. The details stay the caller's unless the flow is [new](Inserted::New).
 #[inline(always)]
 pub fn insert<R: Records>(
     records: &R,
@@ -261,16 +277,17 @@ pub fn insert<R: Records>(
 /// A record that was claimed for a flow, after the first look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// How far it is behind its home.
+    /// Its distance from the flow's home.
     pub distance: u32,
-    /// Whether there are flows of other keys with the same fingerprint.
+    /// Whether flows of other keys have the same fingerprint.
     pub has_twins: bool,
 }
 
-/// The first look, before anybody can see the key in the record that was claimed for it. A bit that another CPU saw before
-/// it set its own may have been that of this record's last flow; it would take this one for the first, and this one it.
+/// The first look for the key, before any CPU can see the key in the claimed record. It is needed
+/// because a bit that another CPU saw before setting its own may have been that of this record's
+/// last flow: each of the two CPUs would then take the other's flow for the first.
 ///
-/// Or what the insertion comes to, if the flow does not stand there after all.
+/// Returns `Err` with the result of the insertion if the flow is not to be entered.
 #[inline(always)]
 pub fn reserve<R: Records>(
     records: &R,
@@ -292,7 +309,7 @@ pub fn reserve<R: Records>(
     Err(exists(records, present.index))
 }
 
-/// Lets go of a record that was claimed.
+/// Releases a record that was claimed.
 #[inline(always)]
 pub fn release<R: Records>(records: &R, index: u32) {
     if let Some(at) = records.at(index) {
@@ -300,7 +317,7 @@ pub fn release<R: Records>(records: &R, index: u32) {
     }
 }
 
-/// Writes the flow into the record, and announces it. What was announced before.
+/// Writes the flow into the record and announces it. Returns the bits that were announced before.
 #[inline(always)]
 pub fn write<R: Records>(
     records: &R,
@@ -313,12 +330,13 @@ pub fn write<R: Records>(
     let generation = records.word(at).generation().wrapping_add(1);
     records.fill(at, key, begins);
     records.set_word(at, Word::new(begins.now, generation, begins.seen));
-    // Its own bit is not among them: it was taken out before the record was free.
+    // The flow's own bit is not among them: it was cleared before the record became free.
     let home = records.at(place.home)?;
     Some(records.announce(home, 1 << distance))
 }
 
-/// The second look, at what was announced `before`: the flow is live from here on, or withdrawn.
+/// The second look for the key, among the flows that were announced `before`. After it the flow is
+/// live, or withdrawn.
 #[inline(always)]
 pub fn settle<R: Records>(
     records: &R,
@@ -347,7 +365,7 @@ pub fn settle<R: Records>(
     if has_twins || present.has_twins {
         records.set_in_tag(at, TWIN);
     }
-    // Not by a store: whoever is entering a twin may have marked this one.
+    // Not by a store: the CPU that enters a twin may have set a bit meanwhile.
     records.clear_in_tag(at, BUSY);
     Inserted::New(at, index)
 }
@@ -360,7 +378,8 @@ fn exists<R: Records>(records: &R, index: u32) -> Inserted<R::At> {
     }
 }
 
-/// [`present`]; by the tags alone where none of them is the key's, and no more flows than usual stand behind their home.
+/// [`present`], but by the tags alone if none of them can be the key's, and if no more flows than
+/// usual are outside their home.
 #[inline(always)]
 fn look<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) -> Present {
     const USUAL: u32 = 6;
@@ -388,23 +407,24 @@ fn look<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) -> Pres
     Present::NOTHING
 }
 
-/// Whether a tag is that of a flow of the place at this distance, whether it is entered yet or not.
+/// Whether this is the tag of a flow of the place at this distance, live or still being entered.
 #[inline(always)]
 fn has_fingerprint(held: u64, place: Place, distance: u32) -> bool {
     (held ^ tag(place.fingerprint, distance)) & !(TWIN | BUSY) == 0
 }
 
-/// What [`present`] has found.
+/// Result of [`present`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// The record of the flow of the key, or [`Present::NOBODY`].
+    /// The record of the key's flow, or [`Present::NOBODY`].
     pub index: u32,
-    /// Whether there are flows of other keys with its fingerprint.
+    /// Whether flows of other keys have the same fingerprint.
     pub has_twins: bool,
 }
 
 impl Present {
-    /// The index of no record. (An `Option` leaves a register without a value, and the verifier minds.)
+    /// Index that means no record. (An `Option` leaves a register uninitialized, which the verifier
+    /// rejects.)
     pub const NOBODY: u32 = u32::MAX;
 
     /// Nothing was found.
@@ -414,8 +434,8 @@ impl Present {
     };
 }
 
-/// The flow of a key, entered but not yet live perhaps, if it is at one of these distances from its home. Marks those of
-/// other keys with the same fingerprint.
+/// Finds the flow of a key, live or still being entered, if it is at one of these distances from
+/// its home. Marks flows of other keys with the same fingerprint as twins.
 #[inline(always)]
 pub fn present<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) -> Present {
     let mut left = hops;
@@ -434,7 +454,7 @@ pub fn present<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) 
             return false;
         }
         let is_same = records.is_of(at, key);
-        // Dead does not count: it will not come back.
+        // A dead flow does not count: it does not come back.
         if !is_alive(records, at) {
             return false;
         }
@@ -449,29 +469,31 @@ pub fn present<R: Records>(records: &R, place: Place, hops: u64, key: &FlowKey) 
     present
 }
 
-/// Marks a record as one of a [`TWIN`]. Whoever stands there by now has its key compared for nothing.
+/// Marks a record as that of a [`TWIN`]. If another flow has taken it over meanwhile, its key is
+/// compared needlessly.
 #[inline(always)]
 fn mark<R: Records>(records: &R, at: R::At) {
     if records.set_in_tag(at, TWIN) == 0 {
-        // It is free by now. Nobody has claimed it since.
+        // The record has become free, and no CPU has claimed it since.
         records.swap_tag(at, TWIN, 0);
     }
 }
 
-/// Whether the word is that of a flow that lives, later than all that was loaded before.
+/// Whether the word is that of a live flow, read after all that was loaded before.
 #[inline(always)]
 fn is_alive<R: Records>(records: &R, at: R::At) -> bool {
     let word = records.word(at);
     !word.is_dead() && !records.change(at, word, word).is_dead()
 }
 
-/// Swaps the word of the flow of a key, which was found there; what it is now, or `Err` with what it is if it is not
-/// `old`, and `None` says that the record is another flow's.
+/// Swaps the word of the flow of a key, in the record where it was found. Returns the new word;
+/// `Err` with the present one if it is not `old`; `None` if the record belongs to another flow.
 ///
-/// The key is compared after a swap that changes nothing, so after the word was read; and whoever gives
-/// the record to another flow lets the word die before, and sets the next one after the key.
+/// The key is compared after a swap that changes nothing, and so after the word was read. That is
+/// enough because a CPU that gives the record to another flow first makes the word dead, and stores
+/// the next word only after the key.
 ///
-/// A flow that is just being entered is not posted, whatever `new` says: it may yet be withdrawn.
+/// A flow that is still being entered is not queued, whatever `new` says: it may yet be withdrawn.
 #[inline(always)]
 pub fn change<R: Records>(
     records: &R,
@@ -500,11 +522,12 @@ pub fn change<R: Records>(
     }
 }
 
-/// Ends a flow, if it is as it was when this was decided on. Only the CPU on whose wheel it stands may
-/// ask for this; it must then [`remove`] the flow.
+/// Ends a flow if it is still as it was when this was decided. Only the CPU on whose wheel the flow
+/// is may call this; it must then [`remove`] the flow.
 ///
-/// A life that is [starting](Seen::is_starting) does not end: whoever began it still writes to the record. Nor does one
-/// that is [posted](Seen::is_posted): its link to the inbox is in use.
+/// A connection that is [starting](Seen::is_starting) is not ended: the CPU that began it still
+/// writes to the record. Nor is a flow that is [queued](Seen::is_posted): its next pointer in the
+/// inbox is in use.
 #[inline(always)]
 pub fn kill<R: Records>(records: &R, at: R::At, decided_on: Word) -> bool {
     !decided_on.seen().is_starting()
@@ -512,7 +535,8 @@ pub fn kill<R: Records>(records: &R, at: R::At, decided_on: Word) -> bool {
         && records.change(at, decided_on, decided_on.dead()) == decided_on
 }
 
-/// Frees the record of a flow that is dead, for the CPU that has killed it, whose details are its own from then on.
+/// Frees the record of a dead flow. For the CPU that has ended it; the details belong to that CPU
+/// from then on.
 #[inline(always)]
 pub fn remove<R: Records>(records: &R, at: R::At, index: u32) {
     let distance = distance(records.tag(at));

@@ -1,4 +1,5 @@
-//! A flow that one CPU alone sees: what the state machine makes of a connection's packets, one after the other.
+//! A flow that only one CPU sees: what the state machine makes of a connection's packets, one after
+//! the other.
 
 use crate::{
     key::Direction,
@@ -7,18 +8,18 @@ use crate::{
     state::{Change, Known, Seen, View},
 };
 
-/// A flow that one CPU alone sees: what the packets of a connection come to, one after the other. (The data plane does the
-/// same with words that CPUs share.)
+/// A flow that only one CPU sees: the result of a connection's packets, one after the other. (The
+/// data plane does the same on words that CPUs share.)
 #[derive(Clone, Copy, Debug)]
 pub struct Tracked {
     /// What was seen.
     pub seen: Seen,
-    /// And what else is known.
+    /// What else is known.
     pub known: Known,
 }
 
 impl Tracked {
-    /// A flow of this first segment; `None` if it begins none.
+    /// Begins a flow with its first segment; `None` if the segment begins none.
     pub fn first(segment: &Segment, view: View) -> Option<Self> {
         let seen = Seen::first(segment.direction, segment.flags, view)?;
         let known = Known {
@@ -30,7 +31,7 @@ impl Tracked {
         Some(Self { seen, known })
     }
 
-    /// A further segment.
+    /// Processes a further segment.
     pub fn see(&mut self, segment: &Segment, view: View) -> Change {
         let change = self.seen.next(segment, &self.known, view);
         let before = self.seen;
@@ -70,7 +71,8 @@ impl Tracked {
         change
     }
 
-    /// A further segment, of this host, when what was seen of the flow so far was [somebody else's](crate::way::SideWay::is_disproved_by).
+    /// Processes a further segment from this host, when what was seen of the flow so far was
+    /// [forged](crate::way::SideWay::is_disproved_by).
     pub fn see_disproved(&mut self, segment: &Segment, view: View) -> Change {
         match self.seen.anew(segment) {
             Some(seen) => {

@@ -1,18 +1,19 @@
-//! How the bytes of a frame are read, and why a frame may be of no flow.
+//! How the bytes of a frame are read, and why a frame may belong to no flow.
 
 /// The bytes of a frame.
 pub trait Bytes {
     /// A header of this frame.
     type Header<const N: usize>: Header;
 
-    /// The `N` bytes at `offset`, or `None` where the frame (or what can be reached of it) ends
+    /// The `N` bytes at `offset`; `None` if the frame, or the part of it that can be read, ends
     /// before them.
     fn header<const N: usize>(&self, offset: usize) -> Option<Self::Header<N>>;
 
-    /// How long the frame is, whatever can be reached of it.
+    /// The length of the whole frame, even if only part of it can be read.
     fn whole(&self) -> usize;
 
-    /// [`extension`] of this frame. The data plane has it in a function that the verifier goes through by itself.
+    /// [`extension`] of this frame. The data plane has this in a global function, which the
+    /// verifier checks once.
     #[inline(always)]
     fn extension(&self, header: u8, at: usize) -> Result<Extension, Skip> {
         extension(self, header, at)
@@ -22,17 +23,17 @@ pub trait Bytes {
 /// What an extension header of IPv6 says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extension {
-    /// IANA number of the header behind it.
+    /// IANA number of the next header.
     pub next: u8,
-    /// Where that begins.
+    /// Offset of the next header.
     pub at: usize,
     /// Whether this is a first fragment: more of the datagram follows.
     pub more: bool,
 }
 
-/// A run of bytes that is there. Numbers are as they lie in memory: those of a packet are in network
-/// order. Reading beyond the run is a defect, which a slice answers with a panic and the verifier
-/// with a refusal.
+/// Bytes that are known to exist. Numbers are returned as they are in memory: those of a packet are
+/// in network order. Reading beyond the end is a defect: a slice panics, and the verifier rejects
+/// the program.
 pub trait Header {
     /// One byte.
     fn u8(&self, at: usize) -> u8;
@@ -71,27 +72,27 @@ impl<const N: usize> Header for [u8; N] {
     }
 }
 
-/// Why a frame is not a segment of a TCP flow. All of them pass, counted by reason.
+/// Why a frame is not a packet of a tracked flow. Such frames pass, and are counted by reason.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// Neither IPv4 nor IPv6 behind at most two VLAN tags.
+    /// Neither IPv4 nor IPv6 after at most two VLAN tags.
     NotIp = 0,
-    /// IP, but of no protocol that is tracked.
+    /// IP, but not of a tracked protocol.
     NotTracked,
     /// A fragment other than the first: it has no ports.
     Fragment,
-    /// The frame ends, or what can be reached of it, before the header of its protocol does.
+    /// The frame, or the part of it that can be read, ends within the header of its protocol.
     Truncated,
-    /// A header contradicts itself: a wrong version, lengths that do not fit one another, too many
+    /// A header contradicts itself: a wrong version, lengths that contradict each other, too many
     /// extension headers.
     Malformed,
-    /// Flags that no stack sends together.
+    /// A combination of flags that no stack sends.
     BadFlags,
 }
 
 impl Skip {
-    /// From its number.
+    /// The reason of a number.
     #[inline(always)]
     pub const fn from_raw(raw: u64) -> Self {
         match raw {
@@ -111,8 +112,8 @@ pub(super) fn be16<B: Bytes + ?Sized>(frame: &B, offset: usize) -> Result<u16, S
     Ok(u16::from_be(field.u16(0)))
 }
 
-/// Reads an extension header of this number: hop-by-hop, routing, fragment, authentication, destination options,
-/// mobility, HIP, shim6, or one of the two for experiments (RFC 3692).
+/// Reads an extension header with this number: hop-by-hop, routing, fragment, authentication,
+/// destination options, mobility, HIP, shim6, or one of the two for experiments (RFC 3692).
 #[inline(always)]
 pub fn extension<B: Bytes + ?Sized>(frame: &B, header: u8, at: usize) -> Result<Extension, Skip> {
     if !matches!(header, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254) {
@@ -130,7 +131,7 @@ pub fn extension<B: Bytes + ?Sized>(frame: &B, header: u8, at: usize) -> Result<
             more = fragment & 1 != 0;
             8
         }
-        // RFC 4302, section 2.2: in words of four bytes, minus 2.
+        // RFC 4302, section 2.2: the length in words of four bytes, minus 2.
         51 => (words + 2) * 4,
         _ => (words + 1) * 8,
     };

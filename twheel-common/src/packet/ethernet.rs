@@ -1,5 +1,5 @@
-//! Where the packet of IP begins in a frame: behind an Ethernet header and up to two VLAN tags (802.1Q, 802.1ad), or
-//! neither.
+//! Finds the IP packet in a frame: after an Ethernet header with up to two VLAN tags (802.1Q,
+//! 802.1ad), or at the start of the frame.
 
 use crate::key::VLAN_BITS;
 
@@ -12,33 +12,34 @@ use super::{
 pub const ETH_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 
-/// What is known of a frame beside its bytes.
+/// What is known of a frame besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outside {
-    /// It has no Ethernet header, and begins with that of IP.
+    /// The frame has no Ethernet header and begins with the IP header.
     pub is_ip: bool,
-    /// The tag control information (IEEE 802.1Q) of a tag that was taken out of it; 0: of none.
+    /// Tag control information (IEEE 802.1Q) of a tag that was removed from the frame; 0 if there
+    /// was none.
     pub tag: u16,
 }
-/// Where the packet of IP begins in a frame, and in which VLANs it is.
+/// Where the IP packet begins in a frame, and the VLANs that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// Where its header begins.
+    /// Offset of the IP header.
     pub at: usize,
-    /// The version of IP.
+    /// The IP version.
     pub version: u8,
-    /// As [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans) takes them.
+    /// As for [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans).
     pub vlans: u32,
 }
 
 impl Network {
-    /// As one number: from the lowest bit 24 of the VLANs, 8 of the version, 16 of the place.
+    /// As one number: from the lowest bit 24 of the VLANs, 8 of the version, 16 of the offset.
     #[inline(always)]
     pub fn packed(self) -> u64 {
         u64::from(self.vlans) | u64::from(self.version) << 24 | (self.at as u64) << 32
     }
 
-    /// From [`packed`](Self::packed).
+    /// The inverse of [`packed`](Self::packed).
     #[inline(always)]
     pub fn from_packed(packed: u64) -> Self {
         Self {
@@ -49,9 +50,11 @@ impl Network {
     }
 }
 
-/// Whether a decrypted packet begins with the Ethernet header of the encrypted one, and not with its IP header: the kernel leaves it,
-/// with the type of what is behind (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). The addresses of a packet may read like
-/// such a type; then the frame is as long as its first bytes say if they are an IP header.
+/// Whether a decrypted packet begins with the Ethernet header of the encrypted packet instead of
+/// its own IP header: the kernel keeps that header and sets its type to that of the decrypted
+/// packet (`xfrm_remove_tunnel_encap`, `net/xfrm/xfrm_input.c`). The addresses of an IP packet may
+/// look like such a type by chance. Then the first bytes, read as an IP header, give exactly the
+/// frame's length.
 #[inline(always)]
 pub fn has_ethernet<B: Bytes + ?Sized>(frame: &B) -> bool {
     let Some(bytes) = frame.header::<3>(ETH_HEADER - 2) else {
@@ -64,7 +67,7 @@ pub fn has_ethernet<B: Bytes + ?Sized>(frame: &B) -> bool {
     reads_so && !is_ip_of_its_length(frame)
 }
 
-/// Whether a frame is a packet of IP from its first byte to its last.
+/// Whether a frame is an IP packet from its first byte to its last.
 #[inline(always)]
 fn is_ip_of_its_length<B: Bytes + ?Sized>(frame: &B) -> bool {
     let Some(bytes) = frame.header::<6>(0) else {
@@ -78,11 +81,12 @@ fn is_ip_of_its_length<B: Bytes + ?Sized>(frame: &B) -> bool {
     length == frame.whole()
 }
 
-/// Finds the packet of IP in a frame.
+/// Finds the IP packet in a frame.
 #[inline(always)]
 pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Network, Skip> {
     if outside.is_ip {
-        // Two bytes: the verifier does not follow what the compiler makes of the bound of one.
+        // Two bytes: the verifier does not understand the bounds check that the compiler emits for
+        // one.
         let first = frame.header::<2>(0).ok_or(Skip::Truncated)?.u8(0);
         return Ok(Network {
             at: 0,
@@ -103,23 +107,24 @@ pub fn find_network<B: Bytes + ?Sized>(frame: &B, outside: Outside) -> Result<Ne
     Ok(Network { at, version, vlans })
 }
 
-/// What is behind an Ethernet header and its tags.
+/// What follows an Ethernet header and its tags.
 pub(super) struct Behind {
-    /// Where it begins.
+    /// Its offset.
     pub at: usize,
-    /// Its type.
+    /// Its EtherType.
     pub ether_type: u16,
-    /// As [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans) takes them.
+    /// As for [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans).
     pub vlans: u32,
 }
 
-/// Finds what is behind an Ethernet header and up to two tags, and the VLANs: first that of a tag `outside` of these.
+/// Finds what follows an Ethernet header and up to two tags, and the VLANs; the VLAN of the tag
+/// `outside` the frame comes first.
 #[inline(always)]
 pub(super) fn behind_tags<B: Bytes + ?Sized>(frame: &B, outside: u16) -> Result<Behind, Skip> {
     let mut at = ETH_HEADER;
     let mut ether_type = be16(frame, at - 2)?;
     let mut vlans = with_tag(0, outside);
-    // Unrolled by hand: at most two tags.
+    // Unrolled by hand, for at most two tags.
     if is_vlan(ether_type) {
         vlans = with_tag(vlans, be16(frame, at)?);
         at += VLAN_TAG;
@@ -137,9 +142,9 @@ pub(super) fn behind_tags<B: Bytes + ?Sized>(frame: &B, outside: u16) -> Result<
     })
 }
 
-/// Adds a tag (its control information, IEEE 802.1Q) that stands inside of those that there are, as
-/// [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans) takes them. One that names no VLAN counts as none (IEEE 802.1Q,
-/// section 9.6: a priority alone), and so does a third.
+/// Adds a tag (its control information, IEEE 802.1Q) inside the tags that `vlans` already has; the
+/// format is that of [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans). A tag that names no VLAN
+/// (IEEE 802.1Q, section 9.6: only a priority) is left out, and so is a third one.
 #[inline(always)]
 pub fn with_tag(vlans: u32, tag: u16) -> u32 {
     let vlan = u32::from(tag & 0xfff);

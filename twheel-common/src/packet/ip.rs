@@ -1,5 +1,5 @@
-//! What the header of IP says: IPv4 with options (RFC 791) and an authentication header (RFC 4302), IPv6 with extension
-//! headers (RFC 8200).
+//! Parses the IP header: IPv4 with options (RFC 791) and an authentication header (RFC 4302), IPv6
+//! with extension headers (RFC 8200).
 
 use super::{
     bytes::{Bytes, Header, Skip},
@@ -7,35 +7,36 @@ use super::{
 };
 
 pub(super) const IPV6_HEADER: usize = 40;
-/// IANA's number.
+/// IANA number of TCP.
 pub const PROTO_TCP: u8 = 6;
-/// IANA's number.
+/// IANA number of UDP.
 pub const PROTO_UDP: u8 = 17;
-/// IANA's number.
+/// IANA number of ICMP.
 pub const PROTO_ICMP: u8 = 1;
-/// IANA's number.
+/// IANA number of ICMPv6.
 pub const PROTO_ICMP6: u8 = 58;
-/// IANA's number of the authentication header (RFC 4302).
+/// IANA number of the authentication header (RFC 4302).
 const PROTO_AH: u8 = 51;
-/// Extension headers looked through before a packet is called malformed. RFC 8200 lists six, and
-/// only destination options may stand twice.
+/// Most extension headers of a packet; a packet with more is malformed. RFC 8200 lists six, and
+/// only the destination options header may occur twice.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
 
-/// What IP says of a datagram.
+/// What the IP header says of a datagram.
 pub(super) struct Datagram<A> {
-    /// Where its payload begins.
+    /// Offset of its payload.
     pub at: usize,
-    /// IANA number of its protocol, which is tracked.
+    /// IANA number of its protocol, which is a tracked one.
     pub proto: u8,
-    /// Bytes of its payload.
+    /// Length of its payload in bytes.
     pub room: usize,
     /// Whether this is a first fragment: more of the datagram follows.
     pub more: bool,
-    /// The header with the addresses, which are read last: there are more of them than registers.
+    /// The header with the addresses. They are read last, because they do not fit into the
+    /// registers.
     pub ends: A,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub bytes: u32,
-    /// See [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans).
+    /// As for [`FlowKey::in_vlans`](crate::key::FlowKey::in_vlans).
     pub vlans: u32,
 }
 
@@ -52,7 +53,7 @@ pub(super) trait Ends {
     fn destination(&self) -> [u64; 2];
 }
 
-/// Of an IPv4 header.
+/// The addresses of an IPv4 header.
 pub(super) struct V4<H>(H);
 
 impl<H: Header> Ends for V4<H> {
@@ -67,7 +68,7 @@ impl<H: Header> Ends for V4<H> {
     }
 }
 
-/// Of an IPv6 header.
+/// The addresses of an IPv6 header.
 pub(super) struct V6<H>(H);
 
 impl<H: Header> Ends for V6<H> {
@@ -82,7 +83,7 @@ impl<H: Header> Ends for V6<H> {
     }
 }
 
-/// Whether this is a header of IPv4 without options.
+/// Whether this is an IPv4 header without options.
 #[inline(always)]
 pub(super) fn is_plain_ipv4<B: Bytes + ?Sized>(frame: &B, at: usize) -> bool {
     match frame.header::<1>(at) {
@@ -91,7 +92,7 @@ pub(super) fn is_plain_ipv4<B: Bytes + ?Sized>(frame: &B, at: usize) -> bool {
     }
 }
 
-/// Behind an authentication header, if it `may_be_authenticated`.
+/// Parses an IPv4 header, and an authentication header after it if `MAY_BE_AUTHENTICATED`.
 #[inline(always)]
 pub(super) fn ipv4<const MAY_BE_AUTHENTICATED: bool, B: Bytes + ?Sized>(
     frame: &B,
@@ -104,7 +105,7 @@ pub(super) fn ipv4<const MAY_BE_AUTHENTICATED: bool, B: Bytes + ?Sized>(
     if first >> 4 != 4 || header_len < 20 {
         return Err(Skip::Malformed);
     }
-    // The low 13 bits of the fragment word: the offset. Only the first fragment has the ports.
+    // The low 13 bits of the fragment word are the offset. Only the first fragment has the ports.
     let fragment = u16::from_be(header.u16(6));
     if fragment & 0x1fff != 0 {
         return Err(Skip::Fragment);
@@ -120,7 +121,7 @@ pub(super) fn ipv4<const MAY_BE_AUTHENTICATED: bool, B: Bytes + ?Sized>(
     if !tracked(proto, PROTO_ICMP, wanted.protocols) {
         return Err(Skip::NotTracked);
     }
-    // A total length of 0 stands for "beyond 64 KiB" in the GSO packets that egress sees.
+    // A total length of 0 means more than 64 KiB, in the GSO packets that egress sees.
     let (total, bytes) = match u16::from_be(header.u16(2)) {
         0 => (usize::MAX, frame.whole().wrapping_sub(offset)),
         total => (total.into(), total.into()),
@@ -146,19 +147,19 @@ fn tracked(proto: u8, icmp: u8, protocols: Protocols) -> bool {
         || proto == icmp && protocols.has(Protocols::ICMP)
 }
 
-/// The words of an IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2), from the four bytes as they
-/// lie in memory.
+/// The words of an IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2), from its four bytes as
+/// they are in memory.
 #[inline(always)]
 fn mapped(address: u32) -> [u64; 2] {
     let address = u64::from(address);
-    // Bytes 8 to 15 of the address: 00 00 ff ff, and the four.
+    // Bytes 8 to 15 of the address: 00 00 ff ff, and the four bytes.
     #[cfg(target_endian = "little")]
     return [0, address << 32 | 0xffff_0000];
     #[cfg(target_endian = "big")]
     return [0, 0xffff_0000_0000 | address];
 }
 
-/// With `MOST` extension headers.
+/// Parses an IPv6 header with at most `MOST` extension headers.
 #[inline(always)]
 pub(super) fn ipv6<const MOST: usize, B: Bytes + ?Sized>(
     frame: &B,
@@ -169,7 +170,7 @@ pub(super) fn ipv6<const MOST: usize, B: Bytes + ?Sized>(
     if header.u8(0) >> 4 != 6 {
         return Err(Skip::Malformed);
     }
-    // A payload length of 0 stands for a jumbogram (RFC 2675).
+    // A payload length of 0 means a jumbogram (RFC 2675).
     let (payload, bytes) = match u16::from_be(header.u16(4)) {
         0 => (usize::MAX, frame.whole().wrapping_sub(offset)),
         payload => (payload.into(), usize::from(payload) + IPV6_HEADER),

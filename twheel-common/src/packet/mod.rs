@@ -1,6 +1,7 @@
-//! From the bytes of a frame to a TCP segment of a flow.
+//! Parses the bytes of a frame into a segment of a flow.
 //!
-//! The parser is generic over how bytes are read, so that XDP frames, socket buffers and plain slices all go through it.
+//! The parser is generic over how bytes are read, so that it can parse XDP frames, socket buffers
+//! and plain slices.
 
 mod bytes;
 mod ethernet;
@@ -25,7 +26,7 @@ use self::{
     transport::transport,
 };
 
-/// Parses an Ethernet frame for its TCP segment.
+/// Parses an Ethernet frame that contains a TCP segment.
 #[inline(always)]
 pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
     let wanted = Wanted {
@@ -36,16 +37,17 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Result<Segment, Skip> {
     parse_any(frame, wanted)
 }
 
-/// Parses an Ethernet frame for what is asked of it.
+/// Parses an Ethernet frame that contains a packet of a `wanted` protocol.
 #[inline(always)]
 pub fn parse_any<B: Bytes + ?Sized>(frame: &B, wanted: Wanted) -> Result<Segment, Skip> {
     let mut segment = MaybeUninit::uninit();
     parse_into(frame, wanted, Outside::default(), &mut segment)?;
-    // SAFETY: who says `Ok` has written it.
+    // SAFETY: `parse_into` has written the whole segment if it returns `Ok`.
     Ok(unsafe { segment.assume_init() })
 }
 
-/// The same, and the segment is written where it is wanted: the BPF target would copy it by way of the stack.
+/// The same for any frame. The segment is written to where the caller needs it: the BPF target
+/// would copy a return value through the stack.
 #[inline(always)]
 pub fn parse_into<B: Bytes + ?Sized>(
     frame: &B,
@@ -56,7 +58,7 @@ pub fn parse_into<B: Bytes + ?Sized>(
     parse_network(frame, wanted, find_network(frame, outside)?, segment)
 }
 
-/// Parses the packet of IP that was found in a frame.
+/// Parses the IP packet that was found in a frame.
 #[inline(always)]
 pub fn parse_network<B: Bytes + ?Sized>(
     frame: &B,
@@ -81,8 +83,9 @@ pub fn parse_network<B: Bytes + ?Sized>(
     }
 }
 
-/// Parses what nearly every frame is: an Ethernet header without tags, an IP header without options or extensions.
-/// Says whether it was that, and has written the segment; else [`parse_into`] says what it is.
+/// Parses what nearly every frame is: an Ethernet header without tags, and an IP header without
+/// options or extension headers. Returns whether the frame was that; then the segment is written.
+/// Otherwise call [`parse_into`].
 #[inline(always)]
 pub fn parse_plain<B: Bytes + ?Sized>(
     frame: &B,
@@ -112,7 +115,7 @@ pub fn is_tagged<B: Bytes + ?Sized>(frame: &B) -> bool {
     be16(frame, ETH_HEADER - 2).is_ok_and(is_vlan)
 }
 
-/// As [`parse_plain`], of a frame with one VLAN tag or two.
+/// Like [`parse_plain`], for a frame with one or two VLAN tags.
 #[inline(always)]
 pub fn parse_tagged<B: Bytes + ?Sized>(
     frame: &B,

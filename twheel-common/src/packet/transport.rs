@@ -1,4 +1,4 @@
-//! What a segment of TCP (RFC 9293), a datagram of UDP or a query of ICMP says.
+//! Parses a TCP segment (RFC 9293), a UDP datagram or an ICMP query.
 
 use core::mem::MaybeUninit;
 
@@ -29,7 +29,7 @@ pub(super) fn transport<B: Bytes + ?Sized>(
     }
 }
 
-/// RFC 768.
+/// Parses a UDP datagram (RFC 768).
 #[inline(always)]
 fn udp_datagram<B: Bytes + ?Sized>(
     frame: &B,
@@ -38,8 +38,8 @@ fn udp_datagram<B: Bytes + ?Sized>(
 ) -> Result<(), Skip> {
     let (room, more) = (ip.room, ip.more);
     let header = frame.header::<8>(ip.at).ok_or(Skip::Truncated)?;
-    // A length of 0 stands for a jumbogram (RFC 2675), or for what segmentation is still to fill in.
-    // It is that of the whole datagram, of which a first fragment has a part.
+    // A length of 0 means a jumbogram (RFC 2675), or that segmentation has yet to fill it in. The
+    // length is that of the whole datagram, of which a first fragment has only a part.
     let length = usize::from(u16::from_be(header.u16(4)));
     if room < 8 || length != 0 && (length < 8 || length > room && !more) {
         return Err(Skip::Malformed);
@@ -55,7 +55,8 @@ fn udp_datagram<B: Bytes + ?Sized>(
     Ok(())
 }
 
-/// A query or its answer, whose identifier stands for both ports (RFC 792, RFC 4443); errors are about other flows.
+/// Parses an ICMP query or its answer (RFC 792, RFC 4443). Its identifier stands for both ports.
+/// Errors are about other flows, so they are not tracked.
 #[inline(always)]
 fn icmp_query<B: Bytes + ?Sized>(
     frame: &B,
@@ -94,7 +95,8 @@ fn without_numbers<A>(
     }
 }
 
-/// Its room: bytes from the TCP header to the end of the datagram, as the IP header says.
+/// Parses a TCP segment. `room` is the number of bytes from the TCP header to the end of the
+/// datagram, as the IP header says.
 #[inline(always)]
 fn tcp_segment<B: Bytes + ?Sized>(
     frame: &B,
@@ -120,7 +122,8 @@ fn tcp_segment<B: Bytes + ?Sized>(
         PROTO_TCP,
     );
     let place = segment.as_mut_ptr();
-    // SAFETY: the segment's own. Early, so that nothing of it is kept elsewhere meanwhile.
+    // SAFETY: the pointer is to the segment. Written early, so that these values need no other
+    // storage meanwhile.
     unsafe {
         (&raw mut (*place).key).write(key.in_vlans(ip.vlans));
         (&raw mut (*place).direction).write(direction);
@@ -129,7 +132,8 @@ fn tcp_segment<B: Bytes + ?Sized>(
     let (mut stamp, mut window) = ([0; 2], 0);
     if wanted.timing {
         window = u16::from_be(header.u16(14)).into();
-        // Padded by two NOPs, and nothing before it: what stacks send, and look for first.
+        // Only as stacks send it and look for it first: padded by two NOPs, and before all other
+        // options.
         if header_len >= TCP_HEADER + 12
             && let Some(option) = frame.header::<12>(offset + TCP_HEADER)
             && u32::from_be(option.u32(0)) == 0x0101_080a
@@ -137,15 +141,15 @@ fn tcp_segment<B: Bytes + ?Sized>(
             stamp = [u32::from_be(option.u32(4)), u32::from_be(option.u32(8))];
         }
     }
-    // What the IP header says, not what the frame holds: that may be padded, or cut. Beyond 64 KiB nobody
-    // says.
+    // By the length in the IP header, not that of the frame, which may be padded or cut. Above 64
+    // KiB the length is unknown.
     let data = if room <= 0xffff {
         (room - header_len) as u32
     } else {
         0
     };
     let counted = u32::from(flags & tcp::SYN != 0) + u32::from(flags & tcp::FIN != 0);
-    // SAFETY: as above; with these every field is written.
+    // SAFETY: as above; after this every field is written.
     unsafe {
         (&raw mut (*place).seq).write(seq);
         (&raw mut (*place).ack).write(u32::from_be(header.u32(8)));

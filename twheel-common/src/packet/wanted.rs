@@ -1,12 +1,12 @@
-//! What is asked of a frame.
+//! What the parser is to look for.
 
-/// Protocols that are tracked; bits.
+/// Tracked protocols, as bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocols(pub u32);
 
 impl Protocols {
-    /// TCP alone.
+    /// TCP.
     pub const TCP: Self = Self(1);
     /// UDP.
     pub const UDP: Self = Self(2);
@@ -18,18 +18,18 @@ impl Protocols {
         self.0 & other.0 != 0
     }
 
-    /// These, and those.
+    /// These protocols and those.
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// What is asked of a frame.
+/// What the parser is to look for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Segments and datagrams of these.
+    /// The protocols to parse.
     pub protocols: Protocols,
-    /// And what tells round trips.
+    /// Whether to read what round-trip times need: timestamps and the window.
     pub timing: bool,
     /// Whether VLAN tags are part of a flow's key.
     pub vlans: bool,

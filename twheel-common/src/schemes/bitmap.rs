@@ -1,17 +1,18 @@
-//! Which of many slots are not empty.
+//! A bitmap of the slots that are not empty.
 
-/// A bitmap of any size, with a bitmap of its words on top, and so on up to a single word: the first
-/// bit from a place on is found in as many steps as there are bitmaps, 4 for 2^24 slots.
+/// A bitmap of any size, with a bitmap of its nonzero words above it, and so on up to a single
+/// word. The first set bit from a position on is found in at most two passes over these bitmaps, of
+/// which there are 4 for 2^24 slots.
 ///
-/// `twheel_common::wheel` has one of 4,096 slots, of a size that a zeroed map can hold.
+/// `twheel_common::wheel` has a bitmap of 4,096 slots, of a size that a zeroed map can hold.
 #[derive(Clone, Debug)]
 pub struct Bitmap {
-    /// The slots themselves first.
+    /// The bitmap of the slots first.
     levels: Vec<Box<[u64]>>,
 }
 
 impl Bitmap {
-    /// All slots empty.
+    /// A bitmap for this many slots, all empty.
     pub fn new(slots: u32) -> Self {
         let mut levels = Vec::new();
         let mut bits = slots.max(1);
@@ -55,7 +56,7 @@ impl Bitmap {
         }
     }
 
-    /// The first bit that is set from `from` on.
+    /// The first set bit from `from` on.
     pub fn first_from(&self, from: u32) -> Option<u32> {
         let mut from = from;
         for (height, level) in self.levels.iter().enumerate() {

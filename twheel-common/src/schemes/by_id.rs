@@ -1,11 +1,11 @@
-//! Timers known by ids.
+//! Timers that are named by ids.
 
 use std::{collections::HashMap, hash::Hash};
 
 use super::{Error, Handle, Scheme};
 
-/// A scheme whose timers are known by the client's own ids. An id is armed at most once: starting
-/// one that is armed moves it.
+/// A scheme whose timers are named by the client's own ids. An id is armed at most once: starting
+/// an armed id moves its deadline.
 #[derive(Debug)]
 pub struct ById<Id, S> {
     scheme: S,
@@ -13,7 +13,7 @@ pub struct ById<Id, S> {
 }
 
 impl<Id: Clone + Eq + Hash, S: Scheme<Id>> ById<Id, S> {
-    /// On a scheme without timers.
+    /// Uses a scheme without timers.
     pub fn new(scheme: S) -> Self {
         Self {
             scheme,
@@ -21,12 +21,12 @@ impl<Id: Clone + Eq + Hash, S: Scheme<Id>> ById<Id, S> {
         }
     }
 
-    /// Arms an id for tick `now + interval`, or for the next if that is past. Says whether it was
-    /// armed.
+    /// Arms an id for tick `now + interval`, or for the next tick if that is in the past. Returns
+    /// whether it was armed before.
     ///
     /// # Errors
     ///
-    /// As of [`Scheme::start_timer`]; all is as before.
+    /// As for [`Scheme::start_timer`]; nothing is changed then.
     pub fn start(&mut self, now: u64, interval: u64, id: Id) -> Result<bool, Error> {
         if let Some(timer) = self.armed.get(&id) {
             return self.scheme.restart_timer(*timer, now, interval);
@@ -36,7 +36,7 @@ impl<Id: Clone + Eq + Hash, S: Scheme<Id>> ById<Id, S> {
         Ok(false)
     }
 
-    /// Disarms an id. Says whether it was armed.
+    /// Disarms an id. Returns whether it was armed.
     pub fn stop(&mut self, id: &Id) -> bool {
         let timer = self.armed.remove(id);
         timer.is_some_and(|timer| self.scheme.stop_timer(timer).is_some())
@@ -53,21 +53,21 @@ impl<Id: Clone + Eq + Hash, S: Scheme<Id>> ById<Id, S> {
         self.scheme.per_tick_bookkeeping(now, budget)
     }
 
-    /// As [`Scheme::expiry_processing`]: an id that is due, and its deadline. It may be started again
-    /// at once.
+    /// As [`Scheme::expiry_processing`]: an id that is due, and its deadline. The id may be started
+    /// again at once.
     pub fn expired(&mut self) -> Option<(Id, u64)> {
         let expired = self.scheme.expiry_processing()?;
         self.armed.remove(&expired.value);
         Some((expired.value, expired.deadline))
     }
 
-    /// Disarms all ids, and returns them.
+    /// Disarms all ids. Returns them.
     pub fn stop_all(&mut self) -> Vec<Id> {
         self.armed.clear();
         self.scheme.stop_all()
     }
 
-    /// The scheme, to ask it something.
+    /// The scheme, for its other methods.
     pub fn scheme(&self) -> &S {
         &self.scheme
     }

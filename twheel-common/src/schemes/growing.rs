@@ -1,4 +1,4 @@
-//! Scheme 7 with levels that come into being when they are needed.
+//! Scheme 7 with levels that are added when they are needed.
 
 use super::{
     Error,
@@ -7,59 +7,60 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 7 without a range: insertion climbs until a level fits, and adds it if it is not there.
-/// Either the driver comes every tick, or, as in Kafka, only when a slot is due that is not empty.
+/// Scheme 7 without a limit on deadlines: insertion goes up until a level reaches the deadline, and
+/// adds levels that do not exist. The driver either comes every tick or, as in Kafka, only when a
+/// slot that is not empty is due.
 ///
-/// A slot of level `k` spans `M^k` ticks; a level reaches M slots ahead
-/// of the one that the hand stands in, and a timer stands in the lowest level that reaches it.
+/// A slot of level `k` spans `M^k` ticks. A level reaches M slots, from the one of the hand on, and
+/// a timer is in the lowest level that reaches it.
 ///
-/// Worked example, M = 4, elapsed = 3: level 0 reaches tick 6, level 1 (slots of 4 ticks, the hand in
-/// that of 0 to 3) reaches tick 15. A timer due at 8 goes to level 1 and is poured down at 8; one
+/// An example with M = 4, elapsed = 3: level 0 reaches tick 6; level 1 (slots of 4 ticks, the hand
+/// in that of 0 to 3) reaches tick 15. A timer due at 8 goes to level 1 and is moved down at 8; one
 /// that is started at tick 7 for tick 9 goes to level 0. So, unlike in [`Hierarchical`], the first
-/// slot may be one of any level.
+/// slot may be on any level.
 ///
 /// [`Hierarchical`]: super::Hierarchical
 #[derive(Clone, Debug)]
 pub struct Growing {
-    /// Whether ticks at which all slots are empty are left out.
+    /// Whether ticks at which all slots are empty are skipped.
     skips: bool,
     /// log2 of M.
     bits: u32,
     rings: Vec<Ring>,
-    /// The level whose slot the hand stands on, while that and those below may not be empty.
+    /// The level whose slot is being visited. It and the hand's slots below it may not be empty.
     visiting: Option<usize>,
 }
 
 impl Growing {
-    /// Every tick advances level 0, every turn of a level the one above, whose slot is poured back
-    /// down. [`next_tick`](super::Scheme::next_tick) is the next tick, or, while the lowest levels are
-    /// empty, the next turn of those.
+    /// Every tick advances level 0, and every round of a level advances the one above, whose slot
+    /// is moved back down. [`next_tick`](super::Scheme::next_tick) is the next tick or, while the
+    /// lowest levels are empty, the end of their round.
     ///
     /// # Errors
     ///
-    /// Less than 2 slots a level, or more than 2^24.
+    /// Less than 2 slots per level, or more than 2^24.
     pub fn ticked(slots: u32) -> Result<Self, Error> {
         Self::new(slots, false)
     }
 
-    /// As Kafka's TimingWheel with its DelayQueue of buckets: only slots that are not empty are
-    /// waited for, so that an idle system makes no wake-ups.
-    /// [`next_tick`](super::Scheme::next_tick) is when the first one is due.
+    /// Like Kafka's TimingWheel with its DelayQueue of buckets: the driver waits only for slots
+    /// that are not empty, so that an idle system has no wake-ups.
+    /// [`next_tick`](super::Scheme::next_tick) is the tick at which the first such slot is due.
     ///
     /// # Errors
     ///
-    /// Less than 2 slots a level, or more than 2^24.
+    /// Less than 2 slots per level, or more than 2^24.
     pub fn skipping(slots: u32) -> Result<Self, Error> {
         Self::new(slots, true)
     }
 
-    /// Levels that there are by now.
+    /// Number of levels so far.
     pub fn levels(&self) -> usize {
         self.rings.len()
     }
 
     fn new(slots: u32, skips: bool) -> Result<Self, Error> {
-        // A ring of one slot reaches no further for any number of levels.
+        // With rings of one slot, more levels would not reach any further.
         let most = MAX_SLOTS.into();
         Error::check("the number of slots of a level", slots.into(), 2, most)?;
         let ring = Ring::new(slots)?;
@@ -80,7 +81,8 @@ impl Growing {
         ListId::of_slot((level as u32) << self.bits | slot)
     }
 
-    /// The next tick at which the hand moves on to a slot, one that is not empty if it `skips`.
+    /// The next tick at which the hand moves to another slot; if it `skips`, to a slot that is not
+    /// empty.
     fn stop(&self, elapsed: u64) -> Option<u64> {
         let rings = || self.rings.iter().enumerate();
         if self.skips {
@@ -98,12 +100,12 @@ impl Growing {
     /// Moves the hand to a tick.
     fn enter(&mut self, elapsed: &mut u64, tick: u64) {
         *elapsed = tick;
-        // From above, so that what is poured down is found below at the same tick.
+        // From above, so that what is moved down is found below at the same tick.
         let begins = |level: &usize| tick & ((1 << self.shift(*level)) - 1) == 0;
         self.visiting = (0..self.rings.len()).rev().find(begins);
     }
 
-    /// Empties the slots that the hand stands on. Says whether the budget was enough.
+    /// Empties the slots that the hand is on. Returns whether the budget was enough.
     fn visit<T>(&mut self, slab: &mut Slab<T>, elapsed: u64, budget: &mut Budget) -> bool {
         while let Some(level) = self.visiting {
             let slot = self.rings[level].slot(elapsed >> self.shift(level));
@@ -134,7 +136,7 @@ impl Structure for Growing {
     fn place<T>(&mut self, slab: &mut Slab<T>, elapsed: u64, timer: u32) {
         let when = slab.when(timer);
         let mut level = 0;
-        // The climb ends: no deadline has more than 63 bits.
+        // The loop ends, because no deadline has more than 63 bits.
         while (when >> self.shift(level)) - (elapsed >> self.shift(level)) >= 1 << self.bits {
             level += 1;
             if level == self.rings.len() {

@@ -7,21 +7,22 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 6: a wheel that goes round as often as an interval takes, with unordered lists. Netty's
-/// HashedWheelTimer counts the rounds of each timer down; here the deadline tells them.
+/// Scheme 6: a wheel that goes round as often as an interval needs, with unordered lists. Netty's
+/// HashedWheelTimer counts down the rounds of each timer; here the deadline implies them.
 ///
-/// A timer stands in the slot of its deadline, or in that of an earlier deadline it had: when the
-/// hand comes to a slot, each timer is asked whether it is due and where it belongs. So moving a
-/// deadline to a later tick is one store.
+/// A timer is in the slot of its deadline, or of an earlier deadline that it had. When the hand
+/// reaches a slot, the deadline of each timer is checked: the timer is due, stays, or moves to its
+/// slot. So moving a deadline to a later tick is one store.
 #[derive(Clone, Debug)]
 pub struct Hashed {
     ring: Ring,
-    /// The slot that the hand stands on, while not all of its timers have been asked.
+    /// The slot of the hand, until all of its timers have been checked.
     visiting: Option<u32>,
 }
 
 impl Hashed {
-    /// With so many slots, rounded up to a power of two. A tick costs n/M looks in the mean.
+    /// With this many slots M, rounded up to a power of two. A tick looks at n/M timers in the
+    /// mean.
     ///
     /// # Errors
     ///
@@ -45,7 +46,7 @@ impl Structure for Hashed {
         let slot = self.ring.slot(slab.when(timer));
         let list = ListId::of_slot(slot);
         if self.visiting == Some(slot) {
-            // In front: the walk that is under way is not to come to it, or it need not end.
+            // At the front: the walk under way must not reach it, or it might never end.
             slab.link(list, None, timer);
             self.ring.occupy(slot);
         } else if slab.push(list, timer) {

@@ -7,14 +7,14 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 5: a hashed wheel with ordered lists; only their heads are looked at.
+/// Scheme 5: a hashed wheel with ordered lists. Only the first timer of a list is looked at.
 #[derive(Clone, Debug)]
 pub struct HashedOrdered {
     ring: Ring,
 }
 
 impl HashedOrdered {
-    /// With so many slots, rounded up to a power of two.
+    /// With this many slots, rounded up to a power of two.
     ///
     /// # Errors
     ///
@@ -23,7 +23,7 @@ impl HashedOrdered {
         Ring::new(slots).map(|ring| Self { ring })
     }
 
-    /// The first timer of the slot that the hand stands on, if it is due.
+    /// The first timer in the hand's slot, if it is due.
     fn due<T>(&self, slab: &Slab<T>, elapsed: u64) -> Option<u32> {
         slab.first(ListId::of_slot(self.ring.slot(elapsed)))
             .filter(|timer| slab.when(*timer) <= elapsed)

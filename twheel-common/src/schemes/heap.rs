@@ -5,12 +5,12 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 3: a binary heap of deadlines, as in java.util.Timer and ScheduledThreadPoolExecutor, the
-/// baseline of all wheels. Each timer knows its place in it, so that stopping one
-/// needs no search.
+/// Scheme 3: a binary heap of deadlines, as in java.util.Timer and ScheduledThreadPoolExecutor; the
+/// baseline for all wheels. Each timer knows its position in the heap, so stopping it needs no
+/// search.
 #[derive(Clone, Debug, Default)]
 pub struct Heap {
-    /// Deadlines, so that comparing them does not have to look at the timers, which follow them.
+    /// Deadlines, each followed by its timer, so that comparisons need not look at the timers.
     entries: Vec<(u64, u32)>,
 }
 
@@ -25,8 +25,8 @@ impl Heap {
         slab.set_position(entry.1, at as u32);
     }
 
-    /// Moves what belongs in the hole at `at` up or down to where it does not come before its parent
-    /// or after its children.
+    /// Fills the hole at `at` with an entry: moves the hole up or down until the entry is neither
+    /// before its parent nor after its children.
     fn settle<T>(&mut self, slab: &mut Slab<T>, mut at: usize, entry: (u64, u32)) {
         while at > 0 {
             let parent = (at - 1) / 2;
@@ -67,7 +67,7 @@ impl Structure for Heap {
 
     fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32) {
         let at = slab.position(timer) as usize;
-        // The last one fills the hole, unless it is the hole.
+        // The last entry fills the hole, unless it is the hole itself.
         if let Some(last) = self.entries.pop().filter(|last| last.1 != timer) {
             self.settle(slab, at, last);
         }

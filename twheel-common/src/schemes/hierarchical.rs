@@ -7,22 +7,22 @@ use super::{
 };
 use crate::wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Wheel};
 
-/// Scheme 7: wheels of ever longer slots, one above the other, with the arithmetic of
+/// Scheme 7: wheels with ever longer slots, one above the other, with the arithmetic of
 /// [`crate::wheel`].
 ///
-/// As there, a timer that is taken out of a slot is asked for its deadline and put where that lies.
-/// So moving a deadline to a later tick is one store.
+/// As there, a timer that is taken from a slot is put into the slot of its present deadline. So
+/// moving a deadline to a later tick is one store.
 #[derive(Clone, Debug)]
 pub struct Hierarchical {
     geometry: Geometry,
     wheel: Wheel,
-    /// The slot that the hand stands on, while it may not be empty.
+    /// The slot of the hand, while it may not be empty.
     visiting: Option<ListId>,
 }
 
 impl Hierarchical {
-    /// So many levels of so many slots, rounded up to a power of two. Deadlines beyond the range go
-    /// round in the top level.
+    /// This many levels of this many slots, rounded up to a power of two. Deadlines beyond the
+    /// range go round in the top level.
     ///
     /// # Errors
     ///
@@ -42,7 +42,7 @@ impl Hierarchical {
         })
     }
 
-    /// Its levels and slots.
+    /// The levels and slots of the wheel.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -75,7 +75,7 @@ impl Structure for Hierarchical {
         budget: &mut Budget,
     ) -> bool {
         loop {
-            // Nothing comes back to the slot that the hand stands on: it lies a whole turn ahead.
+            // No timer is put back into the slot of the hand: its next turn is a whole round ahead.
             while let Some(timer) = self.visiting.and_then(|list| slab.first(list)) {
                 if !budget.spend() {
                     return false;

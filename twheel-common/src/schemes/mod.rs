@@ -1,5 +1,5 @@
 //! The seven timer schemes of Varghese & Lauck, *Hashed and Hierarchical Timing Wheels* (SOSP 1987,
-//! ToN 1997), and what well-known systems have made of them, for use in host programs.
+//! ToN 1997), and the variants of well-known systems, for use in host programs.
 //!
 //! n = armed timers, M = slots, m = levels:
 //!
@@ -14,16 +14,17 @@
 //! | 7      | [`Hierarchical`]  | O(m)             | O(1)     | O(1) in the mean |
 //! | 7      | [`Growing`]       | O(m)             | O(1)     | O(1) in the mean |
 //!
-//! Each is the `S` of [`Timers<T, S>`](Timers), which does what all have in common, and all are used
-//! through the trait [`Scheme`]. On top of them stand [`ById`] (an id is armed at most once),
-//! [`Expiring`] (a fixed timeout, with listeners), [`Netty`] (starts and stops from any thread) and,
-//! with feature `tokio`, `TimerService`.
+//! Each type is the `S` of [`Timers<T, S>`](Timers), which has the common part; all are used
+//! through the trait [`Scheme`]. They are the base of [`ById`] (an id is armed at most once),
+//! [`Expiring`] (a fixed timeout, with listeners), [`Netty`] (starts and stops from any thread)
+//! and, with feature `tokio`, `TimerService`.
 //!
-//! There is no clock in here: `now` is an argument, a number of ticks. What all promise: a timer is
-//! handed out by the first bookkeeping of a tick that does not lie before its deadline. So it never
-//! fires early; where every tick is driven, it fires at the very tick of its deadline; and seen from
-//! a clock that is finer than a tick it is late by less than one tick. A deadline already past is
-//! that of the next tick. A driver that is late gets what it missed in the order of the ticks.
+//! There is no clock here: `now` is an argument, a number of ticks. All schemes promise that a
+//! timer is handed out by the first bookkeeping of a tick that is not before its deadline. So a
+//! timer never fires early; if every tick is driven, it fires at exactly the tick of its deadline;
+//! and on a clock finer than a tick it is late by less than one tick. A deadline in the past counts
+//! as the next tick. A driver that is late gets the timers that it missed in the order of their
+//! ticks.
 //!
 //! ```
 //! use twheel_common::schemes::{Hierarchical, Scheme, Timers};
@@ -81,26 +82,26 @@ pub use slab::Handle;
 pub use timers::Timers;
 pub use unordered::Unordered;
 
-/// The last tick there is: deadlines and clocks beyond it count as this. Far enough from the end of
-/// 64 bits that no sum of a tick and a wheel's range overflows.
+/// The last tick: later deadlines and clocks count as this. It is so far from the end of 64 bits
+/// that no sum of a tick and a wheel's range overflows.
 pub const LAST_TICK: u64 = 1 << 62;
 
-/// Bad input: a value outside of what is allowed.
+/// Bad input: a value outside the allowed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be {value}: it must lie between {least} and {most}")]
 pub struct Error {
     /// What the value is, with its unit.
     pub what: &'static str,
-    /// What was given.
+    /// The value that was given.
     pub value: u64,
-    /// The least that is allowed.
+    /// The least allowed value.
     pub least: u64,
-    /// The most that is allowed.
+    /// The greatest allowed value.
     pub most: u64,
 }
 
 impl Error {
-    /// Refuses a value that does not lie between two others.
+    /// Refuses a value that is not between two others.
     fn check(what: &'static str, value: u64, least: u64, most: u64) -> Result<u64, Self> {
         if (least..=most).contains(&value) {
             Ok(value)
@@ -118,59 +119,58 @@ impl Error {
 /// A timer that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expired<T> {
-    /// What it was known by. Stale from now on.
+    /// The timer's handle. Stale from now on.
     pub timer: Handle,
-    /// What it was started with.
+    /// The value that it was started with.
     pub value: T,
     /// The tick at which it was due.
     pub deadline: u64,
 }
 
-/// The model of Varghese & Lauck: the client calls the first operations, the clock the
-/// last two.
+/// The model of Varghese & Lauck: the client calls the first operations, the clock calls the last
+/// two.
 ///
-/// `T` is what the client knows a timer by, and gets back.
+/// `T` is the value that the client gives to a timer, and gets back.
 pub trait Scheme<T> {
     /// START_TIMER: arms a timer that is due at tick `now + interval`, or at the next tick if that
-    /// is past.
+    /// is in the past.
     ///
     /// # Errors
     ///
-    /// An interval (in ticks) that is longer than the scheme can tell apart, and more timers than
-    /// there can be.
+    /// An interval (in ticks) longer than the scheme supports, or too many timers.
     fn start_timer(&mut self, now: u64, interval: u64, value: T) -> Result<Handle, Error>;
 
-    /// START_TIMER of one that is armed: moves its deadline. Says whether it was armed; one that was
-    /// handed out is not, one that is due and was not yet handed out is.
+    /// START_TIMER of an armed timer: moves its deadline. Returns whether it was armed. A timer
+    /// that was handed out is not; a timer that is due but was not yet handed out is.
     ///
     /// # Errors
     ///
-    /// As of [`start_timer`](Self::start_timer); the deadline is as before.
+    /// As for [`start_timer`](Self::start_timer); the deadline then stays as it was.
     fn restart_timer(&mut self, timer: Handle, now: u64, interval: u64) -> Result<bool, Error>;
 
-    /// STOP_TIMER: disarms it, and returns what it was started with if it was armed.
+    /// STOP_TIMER: disarms a timer. Returns its value if it was armed.
     fn stop_timer(&mut self, timer: Handle) -> Option<T>;
 
-    /// PER_TICK_BOOKKEEPING: finds what is due at the ticks up to `now`, tick by tick, after at most
-    /// `budget` looks at timers or slots; a budget of 0 is as good as 1. Says whether it came to an
-    /// end: if not, call it again.
+    /// PER_TICK_BOOKKEEPING: finds what is due at the ticks up to `now`, tick by tick. It looks at
+    /// no more than `budget` timers or slots; a budget of 0 counts as 1. Returns whether it has
+    /// finished; if not, call it again.
     fn per_tick_bookkeeping(&mut self, now: u64, budget: usize) -> bool;
 
     /// EXPIRY_PROCESSING: hands out one timer that the bookkeeping has found, in the order of
-    /// deadlines. What it is to do is then up to the caller, who may start and stop any timers.
+    /// deadlines. The caller then acts on it, and may start and stop any timers.
     fn expiry_processing(&mut self) -> Option<Expired<T>>;
 
-    /// The tick at which the bookkeeping has something to do next, or none if nothing is armed.
-    /// Never later than the earliest deadline; nothing is missed by sleeping until then.
+    /// The tick at which the bookkeeping next has work; `None` if nothing is armed. It is never
+    /// later than the earliest deadline, so sleeping until then misses nothing.
     fn next_tick(&self) -> Option<u64>;
 
-    /// The tick that the bookkeeping has come to.
+    /// The tick that the bookkeeping has reached.
     fn elapsed(&self) -> u64;
 
     /// The deadline of a timer, if it is armed.
     fn deadline(&self, timer: Handle) -> Option<u64>;
 
-    /// Timers that are armed, those included that are due and were not yet handed out.
+    /// Number of armed timers, including those that are due but were not yet handed out.
     fn len(&self) -> usize;
 
     /// Whether no timer is armed.
@@ -178,11 +178,11 @@ pub trait Scheme<T> {
         self.len() == 0
     }
 
-    /// Disarms all, and returns what they were started with, in no particular order.
+    /// Disarms all timers. Returns their values, in no particular order.
     fn stop_all(&mut self) -> Vec<T>;
 }
 
-/// A scheme that is chosen when the program runs.
+/// A scheme that is chosen at run time.
 impl<T, S: Scheme<T> + ?Sized> Scheme<T> for Box<S> {
     fn start_timer(&mut self, now: u64, interval: u64, value: T) -> Result<Handle, Error> {
         (**self).start_timer(now, interval, value)
@@ -229,10 +229,10 @@ impl<T, S: Scheme<T> + ?Sized> Scheme<T> for Box<S> {
 ///
 /// # Errors
 ///
-/// A tick of zero, and one that is longer than the timeout; values and ranges in nanoseconds.
+/// A tick of zero, or a tick longer than the timeout. The values and ranges are in nanoseconds.
 pub fn ticks(timeout: Duration, tick: Duration) -> Result<u64, Error> {
     let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    // Of a timeout of zero there is no tick that would do: the range says 1 to 1 then.
+    // For a timeout of zero no tick is valid; the error's range is then 1 to 1.
     let most = nanos(timeout).max(1);
     let tick = Error::check("the tick in nanoseconds", nanos(tick), 1, most)?;
     Ok(most.div_ceil(tick))

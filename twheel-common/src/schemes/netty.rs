@@ -8,24 +8,24 @@ use std::sync::{
 
 use super::{Error, Expired, Handle, Hashed, LAST_TICK, Scheme, Timers};
 
-/// Starts that a tick takes from their queue at most, so that a flood of them cannot starve it.
-/// `transferTimeoutsToBuckets` has the same number.
+/// Most starts that a tick takes from their queue, so that a flood of starts cannot hold up the
+/// tick. The same number as in `transferTimeoutsToBuckets`.
 pub const TRANSFERS_PER_TICK: usize = 100_000;
 
-// What has become of a timer (`HashedWheelTimeout.ST_*`).
+// Phase of a timer (`HashedWheelTimeout.ST_*`).
 const ARMED: u8 = 0;
 const CANCELLED: u8 = 1;
 const EXPIRED: u8 = 2;
 
-/// Set in the count of pending timers when there are to be no more.
+/// Bit in the count of pending timers: no more timers may be started.
 const STOPPED: u64 = 1 << 63;
 
-/// One timer, as both sides see it.
+/// The part of a timer that both sides share.
 #[derive(Debug, Default)]
 struct State {
-    /// Whoever changes it from [`ARMED`] decides whether it fires.
+    /// The side that changes it from [`ARMED`] decides whether the timer fires.
     phase: AtomicU8,
-    /// Known once it stands in the wheel.
+    /// Set once the timer is in the wheel.
     timer: OnceLock<Handle>,
 }
 
@@ -46,8 +46,8 @@ struct Started<T> {
     value: T,
 }
 
-/// Scheme 6 as Netty has it: the side that starts timers, for any number of threads. Starting and
-/// cancelling wait for nobody: they go through queues, and slots are touched by the wheel alone.
+/// Scheme 6 as in Netty: the side that starts timers, for any number of threads. Starting and
+/// cancelling never wait: they use queues, and only the wheel touches the slots.
 #[derive(Debug)]
 pub struct Netty<T> {
     starts: mpsc::Sender<Started<T>>,
@@ -75,12 +75,12 @@ pub struct Timeout {
 }
 
 impl Timeout {
-    /// Says whether it was armed: then it does not fire. Of a cancel and an expiry at the same time
-    /// exactly one has its way.
+    /// Cancels the timer. Returns whether it was armed; then it does not fire. If a timer is
+    /// cancelled and expires at the same time, exactly one of the two succeeds.
     pub fn cancel(&self) -> bool {
         let cancelled = self.state.leave(CANCELLED);
         if cancelled {
-            // A wheel that is gone has nothing to remove.
+            // If the wheel was dropped, there is nothing to remove.
             let _ = self.cancels.send(self.state.clone());
         }
         cancelled
@@ -98,8 +98,8 @@ impl Timeout {
 }
 
 impl<T> Netty<T> {
-    /// Both sides of a wheel with so many slots, rounded up to a power of two, and with so many
-    /// timers at most that were neither handed out nor removed.
+    /// Both sides of a wheel with this many slots, rounded up to a power of two, and with at most
+    /// `max_pending` timers that were neither handed out nor removed.
     ///
     /// # Errors
     ///
@@ -126,11 +126,12 @@ impl<T> Netty<T> {
         Ok((front, wheel))
     }
 
-    /// Starts a timer that is due at tick `now + delay`; a sum beyond the last tick counts as that.
+    /// Starts a timer that is due at tick `now + delay`; a sum beyond the last tick counts as the
+    /// last tick.
     ///
     /// # Errors
     ///
-    /// More timers than the cap; any after the wheel was stopped.
+    /// Too many timers, or the wheel was stopped.
     pub fn start(&self, now: u64, delay: u64, value: T) -> Result<Timeout, Error> {
         let one_more = |count| (count < self.max_pending).then_some(count + 1);
         self.pending
@@ -151,7 +152,7 @@ impl<T> Netty<T> {
             deadline: now.saturating_add(delay).min(LAST_TICK),
             value,
         };
-        // It fails when the wheel was dropped without being stopped: then nothing fires.
+        // This fails if the wheel was dropped without being stopped; then no timer fires.
         let _ = self.starts.send(started);
         Ok(Timeout {
             state,
@@ -159,29 +160,30 @@ impl<T> Netty<T> {
         })
     }
 
-    /// Timers that were neither handed out nor removed.
+    /// Number of timers that were neither handed out nor removed.
     pub fn pending(&self) -> u64 {
         self.pending.load(Ordering::Acquire) & !STOPPED
     }
 }
 
-/// The side that turns: `HashedWheelTimer.Worker`, driven by its caller.
+/// The side that turns the wheel: `HashedWheelTimer.Worker`, driven by its caller.
 #[derive(Debug)]
 pub struct NettyWheel<T> {
     wheel: Timers<Started<T>, Hashed>,
     started: mpsc::Receiver<Started<T>>,
     cancelled: mpsc::Receiver<Arc<State>>,
     pending: Arc<AtomicU64>,
-    /// The tick that starts were taken for, while the wheel has not come to it.
+    /// The tick that starts were transferred for, until the wheel has reached it.
     target: Option<u64>,
 }
 
 impl<T> NettyWheel<T> {
-    /// Takes what was cancelled and then what was started from the queues, the latter up to
-    /// [`TRANSFERS_PER_TICK`], and moves on to `now`, or by one tick while more are waiting. Says
-    /// whether all is done: if not, call it again. `budget` as of [`Scheme::per_tick_bookkeeping`].
+    /// Takes the cancelled timers and then up to [`TRANSFERS_PER_TICK`] started ones from the
+    /// queues, and advances to `now`, or by only one tick if more starts are waiting. Returns
+    /// whether everything is done; if not, call it again. `budget` is as for
+    /// [`Scheme::per_tick_bookkeeping`].
     ///
-    /// What has waited beyond its deadline is due at the next tick.
+    /// A timer that has waited in the queue beyond its deadline is due at the next tick.
     pub fn tick(&mut self, now: u64, budget: usize) -> bool {
         let target = match self.target {
             Some(target) => target,
@@ -197,7 +199,7 @@ impl<T> NettyWheel<T> {
         done && target == now
     }
 
-    /// The tick that it has come to.
+    /// The tick that the wheel has reached.
     pub fn elapsed(&self) -> u64 {
         self.wheel.elapsed()
     }
@@ -221,10 +223,11 @@ impl<T> NettyWheel<T> {
         }
     }
 
-    /// Ends it: there can be no more starts. Returns what was neither handed out nor cancelled.
+    /// Stops the wheel: no more timers can be started. Returns the values that were neither handed
+    /// out nor cancelled.
     pub fn stop(mut self) -> Vec<T> {
         self.pending.fetch_or(STOPPED, Ordering::AcqRel);
-        // What has been counted will be in the queue in a moment, if it is not yet.
+        // A timer that is counted but not yet in the queue will be there in a moment.
         let counted = |it: &Self| it.pending.load(Ordering::Acquire) & !STOPPED;
         while counted(&self) > self.wheel.len() as u64 {
             let Ok(started) = self.started.recv() else {
@@ -233,7 +236,7 @@ impl<T> NettyWheel<T> {
             self.admit(started);
         }
         let left = self.wheel.stop_all().into_iter();
-        // A cancel from now on comes too late.
+        // Cancelling comes too late from now on.
         left.filter(|started| started.state.leave(EXPIRED))
             .map(|started| started.value)
             .collect()
@@ -245,7 +248,7 @@ impl<T> NettyWheel<T> {
 
     fn remove_cancelled(&mut self) {
         while let Ok(state) = self.cancelled.try_recv() {
-            // One that is not in the wheel yet is left out when it comes.
+            // A cancelled timer that is not in the wheel yet is dropped when it arrives.
             let timer = state.timer.get();
             if timer.is_some_and(|timer| self.wheel.stop_timer(*timer).is_some()) {
                 self.forget();
@@ -253,7 +256,7 @@ impl<T> NettyWheel<T> {
         }
     }
 
-    /// Says whether the limit was reached.
+    /// Returns whether the limit was reached.
     fn transfer(&mut self, limit: usize) -> bool {
         for _ in 0..limit {
             let Ok(started) = self.started.try_recv() else {
@@ -272,7 +275,7 @@ impl<T> NettyWheel<T> {
         let state = started.state.clone();
         match self.wheel.start_timer(started.deadline, 0, started) {
             Ok(timer) => drop(state.timer.set(timer)),
-            // The cap is not above what the slab takes.
+            // The slab takes at least as many timers as the cap allows.
             Err(_) => self.forget(),
         }
     }

@@ -5,16 +5,16 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// The end of an ordered list at which the search for a place begins.
+/// The end of an ordered list at which the search for a position begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The earliest deadline.
+    /// At the earliest deadline.
     Front,
-    /// The latest deadline: better where intervals are much alike.
+    /// At the latest deadline: better if intervals are similar.
     Rear,
 }
 
-/// Scheme 2: one list in the order of deadlines; only its head is looked at.
+/// Scheme 2: one list in the order of deadlines. Only its first timer is looked at.
 #[derive(Clone, Debug)]
 pub struct Ordered {
     end: End,
@@ -22,20 +22,20 @@ pub struct Ordered {
 }
 
 impl Ordered {
-    /// Without timers, to be searched from that end.
+    /// Without timers; searches begin at this end.
     pub fn new(end: End) -> Self {
         Self { end, reads: 0 }
     }
 
-    /// Timers that have been looked at in search of a place, so far. The paper counts two accesses
-    /// more for each insertion, those that link it.
+    /// Number of timers that searches have looked at so far. The paper counts two more accesses for
+    /// each insertion, those that link the timer.
     pub fn reads(&self) -> u64 {
         self.reads
     }
 }
 
-/// Links a timer into a list in the order of deadlines, behind those of the same. Returns how many
-/// others were looked at.
+/// Links a timer into a list in the order of deadlines, after those with the same deadline. Returns
+/// how many other timers were looked at.
 pub fn insert<T>(slab: &mut Slab<T>, list: ListId, end: End, timer: u32) -> u64 {
     let when = slab.when(timer);
     let mut reads = 0;

@@ -1,12 +1,11 @@
-//! A ring of slots, and which of them are occupied.
+//! A ring of slots, and a bitmap of those that are not empty.
 
 use super::{Error, bitmap::Bitmap, slab::Slab};
 
-/// Slots at most, of a wheel or of a level.
+/// Most slots of a wheel or of a level.
 pub const MAX_SLOTS: u32 = 1 << 24;
 
-/// Slots that stand for the ticks `mod M`, M a power of two. A timer stands in the one of its
-/// deadline.
+/// Slots that stand for the ticks modulo M, a power of two. A timer is in the slot of its deadline.
 #[derive(Clone, Debug)]
 pub struct Ring {
     occupied: Bitmap,
@@ -14,7 +13,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// So many slots, rounded up to a power of two.
+    /// This many slots, rounded up to a power of two.
     pub fn new(slots: u32) -> Result<Self, Error> {
         Error::check("the number of slots", slots.into(), 1, MAX_SLOTS.into())?;
         let slots = slots.next_power_of_two();
@@ -24,7 +23,7 @@ impl Ring {
         })
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.mask + 1
     }
@@ -49,7 +48,7 @@ impl Ring {
         self.occupied.clear(slot);
     }
 
-    /// Takes a timer out of the slot it stands in.
+    /// Takes a timer out of its slot.
     pub fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32) {
         if let Some(list) = slab.unlink(timer) {
             self.vacate(list.slot());
@@ -66,7 +65,7 @@ impl Ring {
         Some(elapsed + 1 + u64::from(slot.wrapping_sub(from) & self.mask))
     }
 
-    /// All slots are empty.
+    /// Marks all slots as empty.
     pub fn clear(&mut self) {
         self.occupied = Bitmap::new(self.slots());
     }

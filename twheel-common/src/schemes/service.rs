@@ -1,4 +1,4 @@
-//! A driver on tokio's time.
+//! A driver on tokio's clock.
 
 use std::{
     fmt,
@@ -16,22 +16,22 @@ use tokio::{
 
 use super::{Error, Expired, Handle, LAST_TICK, Scheme};
 
-/// Looks of one call of the bookkeeping: between two calls others get at the timers.
+/// Budget of one call of the bookkeeping; other threads can use the timers between two calls.
 const BUDGET: usize = 1024;
 
 struct Timers<T> {
     scheme: Box<dyn Scheme<T> + Send>,
-    /// How many there may be; 0 once the service has ended.
+    /// Most pending timers; 0 once the service has ended.
     capacity: u64,
 }
 
 struct Shared<T> {
     timers: Mutex<Timers<T>>,
-    /// Raised when the driver would sleep too long, or is to end.
+    /// Raised when the driver would sleep too long, or must end.
     changed: Notify,
-    /// Timers that are armed, and values that wait to be received.
+    /// Armed timers, and values that were not yet received.
     pending: AtomicU64,
-    /// Of the service, not the receiver.
+    /// Handles of the service; the receiver is not counted.
     handles: AtomicU64,
     begin: Instant,
     tick: Duration,
@@ -42,21 +42,22 @@ impl<T> Shared<T> {
         self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ticks that are over.
+    /// Ticks that have passed.
     fn now(&self) -> u64 {
         let ticks = self.begin.elapsed().as_nanos() / self.tick.as_nanos();
         u64::try_from(ticks).unwrap_or(LAST_TICK)
     }
 
-    /// The absolute time of a tick, so that no delay of the driver adds up. None if it is beyond all
-    /// clocks.
+    /// The absolute time of a tick, so that delays of the driver do not add up. `None` if it is out
+    /// of the clock's range.
     fn instant(&self, tick: u64) -> Option<Instant> {
         let nanos = self.tick.as_nanos().checked_mul(tick.into())?;
         let after = Duration::from_nanos(u64::try_from(nanos).ok()?);
         self.begin.checked_add(after)
     }
 
-    /// Ticks from now to the first that begins after `interval`: never early.
+    /// The present tick, and the ticks from it to the first that begins after `interval`: never
+    /// early.
     fn interval(&self, interval: Duration) -> (u64, u64) {
         let tick = self.tick.as_nanos();
         let elapsed = self.begin.elapsed().as_nanos();
@@ -67,16 +68,17 @@ impl<T> Shared<T> {
     }
 }
 
-/// Timers on tokio's time, in any scheme. Clones share them.
+/// Timers on tokio's clock, in any scheme. Clones share the timers.
 ///
-/// A task drives the scheme and sends what expires down a channel. It never waits for the receiver:
-/// a slow consumer delays nobody else's timer. What is bounded instead is the number of timers from
-/// their start until their value was received: beyond the capacity, starts are refused. So it is the
-/// starters that feel a slow consumer, and neither memory nor the wheel.
+/// A task drives the scheme and sends expired timers through a channel. It never waits for the
+/// receiver, so a slow consumer delays no other timer. Instead the number of timers is bounded,
+/// from their start until their value was received: beyond the capacity, starts are refused. So a
+/// slow consumer is felt by those who start timers, not by the memory or the wheel.
 ///
-/// Ticks are absolute, `begin + k·tick`: the wheel does not drift, and a driver that was late catches
-/// up in order. It sleeps until the tick that the scheme names; one that names only ticks with
-/// something to do, such as [`Hierarchical`](super::Hierarchical), makes no wake-ups while idle.
+/// Ticks are absolute, `begin + k·tick`: the wheel does not drift, and a driver that was late
+/// catches up in order. The driver sleeps until the tick that the scheme names. If the scheme names
+/// only ticks that have work, as [`Hierarchical`](super::Hierarchical) does, there are no wake-ups
+/// while idle.
 pub struct TimerService<T> {
     shared: Arc<Shared<T>>,
 }
@@ -91,7 +93,7 @@ impl<T> Clone for TimerService<T> {
 
 impl<T> Drop for TimerService<T> {
     fn drop(&mut self) {
-        // The driver ends after the last one.
+        // The driver ends after the last handle.
         self.shared.handles.fetch_sub(1, Ordering::AcqRel);
         self.shared.changed.notify_one();
     }
@@ -107,17 +109,17 @@ impl<T> fmt::Debug for TimerService<T> {
 }
 
 impl<T: Send + 'static> TimerService<T> {
-    /// Begins to drive a scheme that is at tick 0, in a task of the current tokio runtime. The task
-    /// ends, and with it the channel, when it is stopped, when the receiver is gone, or when all
-    /// handles are gone and all timers have fired.
+    /// Starts to drive a scheme that is at tick 0, in a task of the current tokio runtime. The task
+    /// ends, and closes the channel, when it is stopped, when the receiver is dropped, or when all
+    /// handles are dropped and all timers have fired.
     ///
     /// # Errors
     ///
-    /// A tick of zero, or of more than 2^64 nanoseconds; a capacity of 0.
+    /// A tick of zero or of more than 2^64 nanoseconds, or a capacity of 0.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime, as [`tokio::spawn`].
+    /// Outside of a tokio runtime, like [`tokio::spawn`].
     pub fn spawn(
         scheme: impl Scheme<T> + Send + 'static,
         tick: Duration,
@@ -152,11 +154,11 @@ impl<T> TimerService<T> {
     ///
     /// # Errors
     ///
-    /// More timers than the capacity, any after it was stopped, and what the scheme refuses.
+    /// The capacity is used up, the service was stopped, or the scheme refuses the interval.
     pub fn start(&self, interval: Duration, value: T) -> Result<Handle, Error> {
         let shared = &*self.shared;
         let mut timers = shared.timers();
-        // Under the lock: nobody else adds to them.
+        // Under the lock, so nobody else can add timers.
         let pending = shared.pending.load(Ordering::Acquire);
         let what = "the number of pending timers";
         Error::check(what, pending + 1, 0, timers.capacity)?;
@@ -171,11 +173,11 @@ impl<T> TimerService<T> {
         Ok(timer)
     }
 
-    /// Moves a timer. Says whether it was armed.
+    /// Moves a timer. Returns whether it was armed.
     ///
     /// # Errors
     ///
-    /// What the scheme refuses.
+    /// The scheme refuses the interval.
     pub fn restart(&self, timer: Handle, interval: Duration) -> Result<bool, Error> {
         let scheme = &mut self.shared.timers().scheme;
         let (now, ticks) = self.shared.interval(interval);
@@ -187,15 +189,15 @@ impl<T> TimerService<T> {
         Ok(armed)
     }
 
-    /// Stops a timer. Returns its value if it was armed; one that was sent is not.
+    /// Stops a timer. Returns its value if it was armed; a timer whose value was sent is not.
     pub fn stop(&self, timer: Handle) -> Option<T> {
         let value = self.shared.timers().scheme.stop_timer(timer)?;
         self.shared.pending.fetch_sub(1, Ordering::AcqRel);
         Some(value)
     }
 
-    /// Ends the service, for all handles. Returns the values that were not sent; what was sent can
-    /// still be received.
+    /// Ends the service, for all handles. Returns the values that were not sent; values that were
+    /// sent can still be received.
     pub fn stop_all(&self) -> Vec<T> {
         let mut timers = self.shared.timers();
         timers.capacity = 0;
@@ -206,20 +208,20 @@ impl<T> TimerService<T> {
         values
     }
 
-    /// Timers that are armed, and values that wait to be received.
+    /// Number of armed timers, and of values that were not yet received.
     pub fn pending(&self) -> u64 {
         self.shared.pending.load(Ordering::Acquire)
     }
 }
 
-/// Where expired timers come out, in the order of their deadlines.
+/// The receiver of expired timers, in the order of their deadlines.
 pub struct Expirations<T> {
     receiver: mpsc::UnboundedReceiver<Expired<T>>,
     shared: Arc<Shared<T>>,
 }
 
 impl<T> Expirations<T> {
-    /// The next one; none after the service has ended. May be dropped and called again at any point.
+    /// The next expired timer; `None` after the service has ended. Cancel safe.
     pub async fn recv(&mut self) -> Option<Expired<T>> {
         let expired = self.receiver.recv().await?;
         self.shared.pending.fetch_sub(1, Ordering::AcqRel);
@@ -240,7 +242,7 @@ impl<T> fmt::Debug for Expirations<T> {
     }
 }
 
-/// What the driver does after a turn.
+/// What the driver does next.
 enum Then {
     /// More is due.
     Again,
@@ -251,7 +253,7 @@ async fn drive<T>(shared: Arc<Shared<T>>, expired: mpsc::UnboundedSender<Expired
     while let Some(then) = turn(&shared, &expired) {
         match then {
             Then::Again => tokio::task::yield_now().await,
-            // Either may come first.
+            // Whichever comes first.
             Then::SleepUntil(Some(wake)) => drop(timeout_at(wake, shared.changed.notified()).await),
             Then::SleepUntil(None) => shared.changed.notified().await,
         }
@@ -259,7 +261,7 @@ async fn drive<T>(shared: Arc<Shared<T>>, expired: mpsc::UnboundedSender<Expired
     shared.timers().capacity = 0;
 }
 
-/// Sends what is due, up to the budget. None when the driver is to end.
+/// Sends the timers that are due, within the budget. Returns `None` when the driver must end.
 fn turn<T>(shared: &Shared<T>, expired: &mpsc::UnboundedSender<Expired<T>>) -> Option<Then> {
     let mut timers = shared.timers();
     if timers.capacity == 0 || expired.is_closed() {

@@ -7,11 +7,12 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 4: a wheel whose range covers all intervals, so that whatever the hand comes to is due.
+/// Scheme 4: a wheel whose range covers all intervals, so that everything in the hand's slot is
+/// due.
 ///
-/// It is the hashed wheel that never goes round twice. That timers are asked all the same is what
-/// makes moving a deadline one store, and keeps them right when the driver lags behind its clock.
-/// Where all have one and the same timeout, each new one goes to the slot just behind the hand.
+/// It is a hashed wheel that never goes round twice. Deadlines are checked nevertheless: so moving
+/// one is one store, and timers are right even if the driver lags behind its clock. If all timers
+/// have the same timeout, each new one goes to the slot just behind the hand.
 #[derive(Clone, Debug)]
 pub struct Simple(Hashed);
 

@@ -1,4 +1,4 @@
-//! Where timers are kept, and the lists they stand in.
+//! Storage of timers, and the lists that they are in.
 
 use std::{mem::MaybeUninit, num::NonZeroU32};
 
@@ -7,15 +7,15 @@ use super::Error;
 /// The index of nothing.
 const NIL: u32 = u32::MAX;
 
-/// What a timer is known by. One that has fired or was stopped is never taken for another that has
-/// its place by now, until that place has been used 2^32 times.
+/// Names a timer. The handle of a timer that has fired or was stopped is never taken for that of
+/// another timer in the same place, until that place has been used 2^32 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
     pub(super) index: u32,
     generation: u32,
 }
 
-/// A list of timers; never 0, so that an [`Entry`] needs no tag.
+/// A list of timers; never 0, so that `Option<ListId>` needs no tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListId(NonZeroU32);
 
@@ -23,7 +23,7 @@ impl ListId {
     /// Timers that were found due and not yet handed out.
     pub const DUE: Self = Self(NonZeroU32::MIN);
 
-    /// Lists that are not of slots.
+    /// Number of lists that do not belong to slots.
     const OTHERS: u32 = 1;
 
     /// The list of a slot.
@@ -31,7 +31,7 @@ impl ListId {
         Self(NonZeroU32::MIN.saturating_add(slot.saturating_add(Self::OTHERS)))
     }
 
-    /// The slot of a list that is one's.
+    /// The slot that the list belongs to.
     pub fn slot(self) -> u32 {
         self.0.get() - 1 - Self::OTHERS
     }
@@ -54,26 +54,26 @@ impl List {
     };
 }
 
-/// An armed timer or a vacant place: 24 bytes, and the value.
+/// An armed timer or a vacant place: 24 bytes and the value.
 ///
-/// Links are written without a look at what they are written to: that would be a cache miss to wait for, where
-/// a store is not.
+/// Next and previous pointers are written without reading what they overwrite: a read would wait
+/// for a cache miss, a store does not.
 #[derive(Debug)]
 struct Node<T> {
     when: u64,
     next: u32,
     prev: u32,
     generation: u32,
-    /// None says that the place is vacant.
+    /// `None` if the place is vacant.
     list: Option<ListId>,
-    /// There if the place is not vacant.
+    /// Initialized unless the place is vacant.
     value: MaybeUninit<T>,
 }
 
-/// A place is called into the cache when so many others will be used before it.
+/// A place is prefetched when this many others will be used before it.
 const AHEAD: usize = 8;
 
-/// Calls a place into the cache, where there is an instruction for that.
+/// Prefetches a place into the cache, if the processor has an instruction for it.
 fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -85,7 +85,7 @@ fn prefetch<T>(place: &T) {
     let _ = place;
 }
 
-/// Entries of a chunk.
+/// Places in a chunk.
 const CHUNK: usize = 512;
 
 /// Timers, linked by their indices into doubly linked lists, each timer in at most one.
@@ -94,16 +94,17 @@ pub struct Slab<T> {
     /// Not one vector: that would be copied as it grows, and be longer than needed.
     chunks: Vec<Box<[Node<T>; CHUNK]>>,
     lists: Vec<List>,
-    /// Vacant places, what is used next at the end, and the generations they are in. Not linked through the places:
-    /// to take one would be to wait for it to come into the cache.
+    /// Vacant places with their generations; the next one to use is at the end. They are not linked
+    /// through the places themselves, because taking one would then wait for it to be loaded into
+    /// the cache.
     vacant: Vec<Handle>,
     len: u32,
-    /// The timer that a walk through a list comes to next. Unlinking it moves the walk on.
+    /// The next timer of the walk through a list. Unlinking it moves the walk on.
     cursor: u32,
 }
 
 impl<T> Slab<T> {
-    /// Without timers, with the lists of so many slots.
+    /// Without timers, with the lists of this many slots.
     pub fn new(slots: u32) -> Self {
         Self {
             chunks: Vec::new(),
@@ -120,7 +121,7 @@ impl<T> Slab<T> {
         self.lists.resize(lists, List::EMPTY);
     }
 
-    /// Timers in here.
+    /// Number of timers.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -133,7 +134,7 @@ impl<T> Slab<T> {
         &mut self.chunks[timer as usize / CHUNK][timer as usize % CHUNK]
     }
 
-    /// Adds a timer, which stands in no list yet.
+    /// Adds a timer, which is in no list yet.
     pub fn insert(&mut self, when: u64, value: T) -> Result<Handle, Error> {
         if self.vacant.is_empty() {
             self.grow()?;
@@ -180,13 +181,14 @@ impl<T> Slab<T> {
         Ok(())
     }
 
-    /// Removes a timer that stands in no list.
+    /// Removes a timer that is in no list.
     pub fn remove(&mut self, timer: u32) -> T {
         self.len -= 1;
         let node = self.node_mut(timer);
         assert!(node.list.take().is_some(), "a vacant place has no timer");
         node.generation = node.generation.wrapping_add(1);
-        // SAFETY: the place was not vacant, so `insert` has written a value; now it is, so nobody reads it again.
+        // SAFETY: the place was not vacant, so `insert` has written a value. Now it is vacant, so
+        // the value is never read again.
         let value = unsafe { node.value.assume_init_read() };
         let generation = node.generation;
         self.vacant.push(Handle {
@@ -196,7 +198,7 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Removes all.
+    /// Removes all timers.
     pub fn remove_all(&mut self) -> Vec<T> {
         self.lists.fill(List::EMPTY);
         self.cursor = NIL;
@@ -206,7 +208,7 @@ impl<T> Slab<T> {
         all.into_iter().map(|timer| self.remove(timer)).collect()
     }
 
-    /// What a timer is known by outside.
+    /// The handle of a timer.
     pub fn handle(&self, timer: u32) -> Handle {
         Handle {
             index: timer,
@@ -214,62 +216,62 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The timer of a handle that is not stale.
+    /// The timer of a handle; `None` if the handle is stale.
     pub fn find(&self, handle: Handle) -> Option<u32> {
         let chunk = self.chunks.get(handle.index as usize / CHUNK)?;
         let node = &chunk[handle.index as usize % CHUNK];
         (node.list.is_some() && node.generation == handle.generation).then_some(handle.index)
     }
 
-    /// The tick at which it is due.
+    /// The tick at which the timer is due.
     pub fn when(&self, timer: u32) -> u64 {
         self.node(timer).when
     }
 
-    /// Sets the tick at which it is due; where it stands is up to the caller.
+    /// Sets the tick at which the timer is due; the caller moves it to its list.
     pub fn set_when(&mut self, timer: u32, when: u64) {
         self.node_mut(timer).when = when;
     }
 
-    /// The list that it stands in, or stood in last.
+    /// The list that the timer is in, or was in last.
     pub fn list(&self, timer: u32) -> Option<ListId> {
         self.node(timer).list
     }
 
-    /// Where it stands in an array, for a scheme that has one instead of lists.
+    /// The timer's position in an array, for a scheme that has one instead of lists.
     pub fn position(&self, timer: u32) -> u32 {
         self.node(timer).next
     }
 
-    /// Notes where it stands in an array.
+    /// Sets the timer's position in an array.
     pub fn set_position(&mut self, timer: u32, position: u32) {
         let node = self.node_mut(timer);
         node.next = position;
-        // Anything but due.
+        // Any list but `DUE`.
         node.list = Some(ListId::of_slot(0));
     }
 
-    /// The first of a list.
+    /// The first timer of a list.
     pub fn first(&self, list: ListId) -> Option<u32> {
         some(self.lists[list.index()].head)
     }
 
-    /// The last of a list.
+    /// The last timer of a list.
     pub fn last(&self, list: ListId) -> Option<u32> {
         some(self.lists[list.index()].tail)
     }
 
-    /// Its successor.
+    /// The timer after this one.
     pub fn next(&self, timer: u32) -> Option<u32> {
         some(self.node(timer).next)
     }
 
-    /// Its predecessor.
+    /// The timer before this one.
     pub fn prev(&self, timer: u32) -> Option<u32> {
         some(self.node(timer).prev)
     }
 
-    /// Appends a timer, which stands in no list, to one. Says whether that was empty.
+    /// Appends a timer that is in no list to a list. Returns whether the list was empty.
     pub fn push(&mut self, list: ListId, timer: u32) -> bool {
         let ends = &mut self.lists[list.index()];
         let prev = std::mem::replace(&mut ends.tail, timer);
@@ -283,7 +285,7 @@ impl<T> Slab<T> {
         prev == NIL
     }
 
-    /// Links a timer, which stands in no list, behind another one, or in front of all.
+    /// Links a timer that is in no list after another one, or at the front of the list.
     pub fn link(&mut self, list: ListId, behind: Option<u32>, timer: u32) {
         let ends = &mut self.lists[list.index()];
         let next = match behind {
@@ -309,7 +311,7 @@ impl<T> Slab<T> {
         node.next = next;
     }
 
-    /// Takes a timer out of its list. Returns the list if it is empty now.
+    /// Takes a timer out of its list. Returns the list if it is now empty.
     pub fn unlink(&mut self, timer: u32) -> Option<ListId> {
         let &Node {
             prev, next, list, ..
@@ -331,12 +333,12 @@ impl<T> Slab<T> {
         (prev == NIL && next == NIL).then_some(list)
     }
 
-    /// Begins a walk through a list; one at a time.
+    /// Begins a walk through a list. There is one walk at a time.
     pub fn walk(&mut self, list: ListId) {
         self.cursor = self.lists[list.index()].head;
     }
 
-    /// The next timer of the walk; it may be unlinked, as may any other.
+    /// The next timer of the walk. Any timer may be unlinked meanwhile, also this one.
     pub fn step(&mut self) -> Option<u32> {
         let timer = some(self.cursor)?;
         self.cursor = self.node(timer).next;

@@ -1,11 +1,12 @@
-//! What all schemes have in common.
+//! The part that all schemes have in common.
 
 use super::{Error, Expired, Handle, LAST_TICK, Scheme, slab::ListId, slab::Slab};
 
-/// Timers with values `T` in a structure `S`: one of the types of this module's table.
+/// Timers with values `T` in a structure `S`: one of the types in this module's table.
 ///
-/// A timer takes 24 bytes beside its value, 8 when it is gone until its place is used again; a slot takes 8. Memory comes in chunks of 512 timers; it
-/// is used again, and kept until all is dropped.
+/// A timer takes 24 bytes besides its value; once it is removed, 8 more until its place is used
+/// again; a slot takes 8. Memory is allocated in chunks of 512 timers; it is reused, and kept until
+/// the whole is dropped.
 #[derive(Debug)]
 pub struct Timers<T, S> {
     slab: Slab<T>,
@@ -13,29 +14,29 @@ pub struct Timers<T, S> {
     elapsed: u64,
 }
 
-/// How timers are found when they are due: what tells one scheme from another. Of use to this crate
-/// alone, since the slab is not public.
+/// How timers are found when they are due: the part in which the schemes differ. Only this crate
+/// can use it, because the slab is not public.
 pub trait Structure {
-    /// Whether a timer may stay where it is while its deadline moves to a later tick: whoever comes
-    /// to it asks it when it is due. Then moving it is one store.
+    /// Whether a timer may stay where it is when its deadline moves to a later tick. It may if its
+    /// deadline is checked when it is reached. Moving it is then one store.
     const LAZY: bool;
 
-    /// Lists that it wants at first.
+    /// Number of lists that it needs at first.
     fn slots(&self) -> u32;
 
-    /// Refuses an interval.
+    /// Refuses an interval that the scheme does not support.
     fn check(&self, _interval: u64) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Puts a timer that stands nowhere, and is due later than `elapsed`, where it belongs.
+    /// Puts a timer where it belongs. The timer is in no list, and is due later than `elapsed`.
     fn place<T>(&mut self, slab: &mut Slab<T>, elapsed: u64, timer: u32);
 
-    /// Takes a timer out that was placed.
+    /// Removes a timer that was placed.
     fn displace<T>(&mut self, slab: &mut Slab<T>, timer: u32);
 
-    /// Moves `elapsed` on to `now`, and what is due by then to [`ListId::DUE`], in order. Says
-    /// whether the budget was enough.
+    /// Advances `elapsed` to `now`, and moves what is due by then to [`ListId::DUE`], in order.
+    /// Returns whether the budget was enough.
     fn advance<T>(
         &mut self,
         slab: &mut Slab<T>,
@@ -44,19 +45,19 @@ pub trait Structure {
         budget: &mut Budget,
     ) -> bool;
 
-    /// The tick at which there is something to do next.
+    /// The tick at which there is work next.
     fn next<T>(&self, slab: &Slab<T>, elapsed: u64) -> Option<u64>;
 
-    /// Forgets all timers.
+    /// Removes all timers.
     fn clear(&mut self);
 }
 
-/// How many looks are left.
+/// How many more timers or slots may be looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget(usize);
 
 impl Budget {
-    /// Spends one, if there is one.
+    /// Spends one, if any is left. Returns whether one was.
     pub fn spend(&mut self) -> bool {
         let some = self.0 > 0;
         self.0 = self.0.saturating_sub(1);
@@ -65,7 +66,7 @@ impl Budget {
 }
 
 impl<T, S: Structure> Timers<T, S> {
-    /// Without timers, at tick 0. The first bookkeeping moves it to any other at once.
+    /// Without timers, at tick 0. The first bookkeeping moves it to any other tick at once.
     pub fn new(structure: S) -> Self {
         Self {
             slab: Slab::new(structure.slots()),
@@ -74,17 +75,17 @@ impl<T, S: Structure> Timers<T, S> {
         }
     }
 
-    /// The structure, for what it has to say about itself.
+    /// The structure, for its own methods.
     pub fn structure(&self) -> &S {
         &self.structure
     }
 
-    /// Puts a timer that stands nowhere where it is to wait.
+    /// Places a timer that is in no list.
     fn put(&mut self, timer: u32) {
         self.structure.place(&mut self.slab, self.elapsed, timer);
     }
 
-    /// Takes a timer out of wherever it stands.
+    /// Removes a timer from wherever it is.
     fn take(&mut self, timer: u32) {
         if self.slab.list(timer) == Some(ListId::DUE) {
             self.slab.unlink(timer);

@@ -5,14 +5,14 @@ use super::{
     timers::{Budget, Structure},
 };
 
-/// Scheme 1: an unordered list, and every tick counts each timer's remaining time down.
+/// Scheme 1: an unordered list. Every tick counts down the remaining time of each timer.
 #[derive(Clone, Debug, Default)]
 pub struct Unordered {
-    /// Ticks that remain, of each timer of the slab.
+    /// Remaining ticks of each timer in the slab.
     remaining: Vec<u64>,
-    /// No timer has less. What is so far away need not be counted down tick by tick.
+    /// No timer has less than this, so that this many ticks can be counted down at once.
     least: u64,
-    /// What the walk that is under way counts down; 0 if there is none.
+    /// How many ticks the walk under way counts down; 0 if there is none.
     counting: u64,
 }
 
@@ -39,7 +39,7 @@ impl Structure for Unordered {
         }
         self.remaining[timer as usize] = remaining;
         self.least = self.least.min(remaining);
-        // In front: a walk that is under way must not come to it.
+        // At the front: a walk under way must not reach it.
         slab.link(ListId::of_slot(ALL), None, timer);
     }
 
