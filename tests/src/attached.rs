@@ -1,4 +1,4 @@
-//! What is attached to an interface, and whether twheel has left anything.
+//! Checks what is attached to an interface, and whether twheel has left anything behind.
 
 use std::{
     thread,
@@ -10,11 +10,11 @@ use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::{netns::Namespace, tc};
 
-/// What the kernel may take to detach what nothing holds any more.
+/// How long the kernel may take to detach a program once nothing holds its BPF link.
 const RELEASE: Duration = Duration::from_secs(5);
 
 impl Namespace {
-    /// The programs attached to an interface: `xdp`; `ingress` and `egress` by TCX.
+    /// The programs that are attached to an interface: `xdp`; `ingress` and `egress` by TCX.
     pub fn attached(&self, interface: &str) -> Result<Vec<&'static str>> {
         let mut attached = Vec::new();
         if self
@@ -42,8 +42,9 @@ impl Namespace {
         Ok(attached)
     }
 
-    /// Waits until these programs are attached to an interface, and no others. Where a pin was the last to hold a link,
-    /// a worker of the kernel's detaches it, a moment after the pin is gone: on a busy machine after whoever removed it.
+    /// Waits until exactly these programs are attached to an interface. If a pin was the last
+    /// reference to a BPF link, a kernel worker detaches the program after the pin is removed; on a
+    /// busy machine, that may be after the process that removed it has ended.
     pub fn await_attached(&self, interface: &str, wanted: &[&str]) -> Result<()> {
         let end = Instant::now() + RELEASE;
         loop {
@@ -59,7 +60,7 @@ impl Namespace {
         }
     }
 
-    /// Fails if twheel has left anything here.
+    /// Fails if twheel has left anything in this namespace.
     pub fn check_clean(&self, interface: &str) -> Result<()> {
         let instances = self.instances()?;
         ensure!(instances.is_empty(), "left pinned: {instances:?}");

@@ -1,4 +1,4 @@
-//! What `nf_conntrack` knows of the connections of a namespace, and when it forgot them.
+//! What `nf_conntrack` knows of a namespace's connections, and when it deleted them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,39 +29,41 @@ use twheel_common::state::State;
 
 use crate::netns::Namespace;
 
-/// The multicast group of entries that were removed, as a bit.
+/// The multicast group for deleted entries, as a bit.
 const DESTROYED: u32 = 1 << 2;
-/// `CTA_TIMESTAMP`, and what is nested in it.
+/// `CTA_TIMESTAMP`, and the attributes nested in it.
 const TIMESTAMP: u16 = 20;
 const START: u16 = 1;
 /// `CTA_ZONE`.
 const ZONE: u16 = 18;
-/// `CTA_COUNTERS_ORIG` and `CTA_COUNTERS_REPLY`, and what is nested in them: packets and bytes.
+/// `CTA_COUNTERS_ORIG` and `CTA_COUNTERS_REPLY`, and the attributes nested in them: packets and
+/// bytes.
 const COUNTERS: [u16; 2] = [9, 10];
 const STOP: u16 = 2;
 /// `CTA_PROTO_ICMP_ID` and `CTA_PROTO_ICMPV6_ID`.
 const ICMP_IDS: [u16; 2] = [4, 7];
-/// Larger than any datagram of netlink's.
+/// Larger than any netlink datagram.
 const BUFFER: usize = 1 << 16;
 
 /// Conntrack's entry of a connection.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its protocol, by twheel's name.
+    /// Its protocol, named as twheel does.
     pub proto: &'static str,
-    /// Who sent the first packet. The port of an ICMP query is its identifier.
+    /// The initiator's endpoint. The port of an ICMP query is its identifier.
     pub src: SocketAddr,
-    /// To whom.
+    /// The responder's endpoint.
     pub dst: SocketAddr,
-    /// Its state, if it is of TCP.
+    /// Its state, if it is a TCP connection.
     pub state: Option<State>,
     /// When it began.
     pub start: SystemTime,
-    /// Packets and bytes of the initiator, and of the responder; `None` without `nf_conntrack_acct`.
+    /// Packets and bytes of the initiator and of the responder; `None` without `nf_conntrack_acct`.
     pub counts: Option<[[u64; 2]; 2]>,
     /// Its zone; 0: none.
     pub zone: u16,
-    /// When it was removed, or should have been: conntrack looks at its table now and then, and dates back.
+    /// When it was deleted, or should have been: conntrack only scans its table from time to time,
+    /// and dates the deletion back.
     pub stop: Option<SystemTime>,
 }
 
@@ -72,7 +74,8 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// Opens them. Entries that are made before this, or without `nf_conntrack_timestamp`, have no time.
+    /// Opens the sockets. Entries that were made before this, or without `nf_conntrack_timestamp`,
+    /// have no time.
     pub fn open(namespace: &Namespace) -> Result<Self> {
         let open = |flags, groups| -> Result<OwnedFd> {
             let fd = socket(
@@ -95,7 +98,8 @@ impl Conntrack {
         })
     }
 
-    /// All entries. Those that are due are removed on the way, which is sooner than conntrack would by itself.
+    /// All entries. The dump deletes entries that are due, which is sooner than conntrack would do
+    /// it by itself.
     pub fn dump(&self) -> Result<Vec<Entry>> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | NLM_F_DUMP;
@@ -122,7 +126,7 @@ impl Conntrack {
         }
     }
 
-    /// The entries that were removed since this was last called.
+    /// The entries that were deleted since the last call.
     pub fn destroyed(&self) -> Result<Vec<Entry>> {
         let mut found = Vec::new();
         let mut buffer = vec![0; BUFFER];
@@ -130,14 +134,14 @@ impl Conntrack {
             match recv(self.destroyed.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(length) => entries(&buffer[..length], &mut found)?,
                 Err(Errno::EAGAIN) => return Ok(found),
-                // Such as ENOBUFS: events were lost.
+                // For example ENOBUFS: events were lost.
                 Err(error) => return Err(error).context("cannot read conntrack's events"),
             };
         }
     }
 }
 
-/// Reads a datagram. Whether it has the last message of a dump.
+/// Parses a datagram. Returns whether it contains the last message of a dump.
 fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<NetfilterMessage>::deserialize(datagram)?;
@@ -159,7 +163,7 @@ fn entries(mut datagram: &[u8], into: &mut Vec<Entry>) -> Result<bool> {
     Ok(false)
 }
 
-/// `None` where it is about a protocol that `twheel` does not know.
+/// `None` if it is of a protocol that `twheel` does not track.
 fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
     let (mut ends, mut found, mut start, mut stop) = (None, None, None, None);
     let (mut counts, mut zone) = ([None; 2], 0);
@@ -216,7 +220,7 @@ fn entry(attributes: &[ConntrackAttribute]) -> Result<Option<Entry>> {
         return Ok(None);
     };
     let state = |number: u8| {
-        // Conntrack counts from 1: 0 is `none`.
+        // Conntrack's numbers start at 1: 0 is `none`.
         let state = State::ALL.get(usize::from(number).wrapping_sub(1));
         let state = state.with_context(|| format!("conntrack has a state {number}"))?;
         anyhow::Ok(*state)

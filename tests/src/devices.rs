@@ -1,4 +1,4 @@
-//! Kinds of network interface, and two hosts that each kind joins.
+//! The kinds of network interface, and two hosts joined by an interface of a kind.
 
 use std::{
     any::Any,
@@ -20,15 +20,15 @@ use crate::{
     relay::{Relay, ppp, tap, tun},
 };
 
-/// The interface that is made, of most kinds.
+/// The name of the interface that is made, for most kinds.
 pub const DEV: &str = "dev0";
-/// What it is made on: one end of a veth pair.
+/// The interface that it is made on: one end of a veth pair.
 pub const UNDER: &str = "under0";
-/// A second veth pair, for kinds that take two.
+/// A second veth pair, for kinds that need two.
 const UNDER_TOO: &str = "under1";
-/// Port of the server on which nobody listens.
+/// A port of the server on which nothing listens.
 const REFUSED: u16 = PORT + 1;
-/// What `ip` says where the kernel cannot do something.
+/// What `ip` prints if the kernel lacks support.
 const MISSING: [&str; 3] = [
     "Unknown device type",
     "not supported",
@@ -39,35 +39,36 @@ const BOTH: &[Family] = &[Family::V4, Family::V6];
 
 /// A kind of interface, and how it is made.
 ///
-/// Its commands are those of `ip`, for each host, in order. `{me}` and `{peer}` are the addresses of the veth pair, `{me6}` and
-/// `{peer6}` those of IPv6, `{out}` and `{in}` numbers of which one host's are the other's, swapped.
+/// Its commands are those of `ip`, in order, for each host. `{me}` and `{peer}` are the IPv4
+/// addresses of the veth pair, `{me6}` and `{peer6}` the IPv6 ones. `{out}` and `{in}` are two
+/// numbers, which are swapped on the other host.
 #[derive(Clone)]
 pub struct Kind {
     /// Its name.
     pub name: &'static str,
     /// Whether its packets have an Ethernet header.
     pub ethernet: bool,
-    /// What it carries.
+    /// The address families that it carries.
     pub families: &'static [Family],
     /// The interfaces to watch.
     pub watched: &'static [&'static str],
-    /// Whether sockets that accept on it are bound to a device.
+    /// Whether listening sockets must be bound to a device.
     pub binds: bool,
     /// The interface that has the addresses.
     addressed: &'static str,
-    /// Both hosts' commands.
+    /// The commands for both hosts.
     commands: Vec<String>,
-    /// Commands of the server, where the interface is made there alone.
+    /// The commands for the server, if the interface is made only there.
     server: Vec<String>,
     special: Option<Special>,
 }
 
-/// What takes more than `ip`.
+/// What `ip` alone cannot do.
 #[derive(Clone, Copy)]
 enum Special {
-    /// Keys.
+    /// Set the keys.
     Wireguard,
-    /// A daemon.
+    /// Start a daemon.
     Team,
     /// A relay between two descriptors.
     Relay(fn(&Namespace, &str) -> Result<Vec<OwnedFd>>),
@@ -90,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// Without Ethernet header.
+    /// A kind without an Ethernet header.
     fn raw(name: &'static str, commands: &[&str]) -> Self {
         Self {
             ethernet: false,
@@ -117,7 +118,7 @@ impl Kind {
         Self { addressed, ..self }
     }
 
-    /// By its name.
+    /// The kind of this name.
     pub fn named(name: &'static str) -> Result<Self> {
         let on_under = |name| Self::new(name, &[]).addressed(UNDER).watched(&[UNDER]);
         let vlan = ["link add link under0 name dev0 type vlan id 10"];
@@ -222,7 +223,8 @@ impl Kind {
     }
 }
 
-/// The commands of an interface whose packets IPsec carries, with what ties its states and its policies to it.
+/// The commands for an interface whose packets IPsec carries, with what ties IPsec's states and
+/// policies to it.
 fn ipsec(link: &str, state: &str, policy: &str) -> Vec<String> {
     const KEY: &str = "0x000102030405060708090a0b0c0d0e0f10111213";
     let mut commands = vec![link.to_owned()];
@@ -244,21 +246,22 @@ fn ipsec(link: &str, state: &str, policy: &str) -> Vec<String> {
     commands
 }
 
-/// Two hosts that an interface joins: a client and the server, where it is watched.
+/// Two hosts joined by an interface: a client, and the server on which it is watched.
 pub struct Joined {
     // Dropped before the namespaces.
     kept: Vec<Box<dyn Any + Send + Sync>>,
     listeners: Vec<[TcpListener; 2]>,
     client: Option<Namespace>,
-    /// Where the interface is watched.
+    /// The host on which the interface is watched.
     pub server: Namespace,
-    /// What joins them.
+    /// The kind of the interface.
     pub kind: Kind,
 }
 
 impl Joined {
-    /// Makes the hosts and the interface; when this returns, they reach each other. `prepare` is called with the server before it
-    /// has a packet. The inner error says what this machine lacks.
+    /// Makes the hosts and the interface; when this returns, they can reach each other. `prepare`
+    /// is called with the server before any packet is sent. The inner error says what this machine
+    /// lacks.
     pub fn new(
         kind: &Kind,
         prepare: impl FnOnce(&Namespace) -> Result<()>,
@@ -300,12 +303,12 @@ impl Joined {
         Ok(Ok(joined))
     }
 
-    /// The other host; `lo` has none but itself.
+    /// The other host; for `lo` this is the same host.
     pub fn client(&self) -> &Namespace {
         self.client.as_ref().unwrap_or(&self.server)
     }
 
-    /// The listener of the client, or of the server.
+    /// The client's or the server's listener.
     pub fn listener(&self, family: Family, server: bool) -> Result<&TcpListener> {
         let index = self.kind.families.iter().position(|it| *it == family);
         let index = index.with_context(|| format!("it does not carry {family:?}"))?;
@@ -345,8 +348,9 @@ impl Joined {
             }
         }
         for host in hosts {
-            // A host answers ARP for an address of its own on any interface, and what a macvlan is on hears what the macvlan
-            // hears: packets would come in by that one.
+            // A host answers ARP for its addresses on any interface, and the interface under a
+            // macvlan receives what the macvlan receives. So packets would come in through that
+            // interface.
             host.enter(|| {
                 let path = "/proc/sys/net/ipv4/conf/all/arp_ignore";
                 fs::write(path, "1").with_context(|| format!("cannot write {path}"))
@@ -367,7 +371,7 @@ impl Joined {
             Some(Special::OneHost) | None => {}
         }
         if kind.binds {
-            // Sockets of no VRF accept what comes by one, and may have its addresses.
+            // Sockets outside a VRF accept what comes in through one, and may have its addresses.
             self.server.enter(|| {
                 for name in [
                     "ipv4/tcp_l3mdev_accept",
@@ -396,7 +400,7 @@ impl Joined {
         Ok(())
     }
 
-    /// Waits until a port on which nobody listens refuses a connection.
+    /// Waits until a port on which nothing listens refuses a connection.
     fn await_reachable(&self, address: IpAddr) -> Result<()> {
         let address = (address, REFUSED).into();
         let end = Instant::now() + PATIENCE;
@@ -443,7 +447,7 @@ const KEYS: [[&str; 2]; 2] = [
     ],
 ];
 
-/// Tells each host's interface its key and its peer.
+/// Configures the key and the peer of each host's interface.
 fn wireguard(hosts: [&Namespace; 2]) -> Result<()> {
     for (number, host) in hosts.into_iter().enumerate() {
         let other = 1 - number;
@@ -465,7 +469,7 @@ fn wireguard(hosts: [&Namespace; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A program that is not there.
+/// A program that is not installed.
 #[derive(Debug)]
 struct NoProgram(&'static str);
 
@@ -484,15 +488,15 @@ fn spawn(command: &mut Command, name: &'static str) -> Result<Child> {
     })
 }
 
-/// A process, ended when this is dropped.
+/// A process that is ended when this is dropped.
 struct Daemon {
     child: Child,
-    /// Where it has put its number.
+    /// Its pid file.
     file: PathBuf,
 }
 
 impl Daemon {
-    /// What makes a team work.
+    /// Starts the daemon that makes a team work.
     fn team(host: &Namespace) -> Result<Self> {
         let file = env::temp_dir().join(format!("{}.pid", host.name()));
         let ports = format!(r#""ports":{{"{UNDER}":{{}}}}"#);

@@ -1,14 +1,14 @@
-//! Directories that go with a test.
+//! Directories that are removed with their test.
 
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 
-/// A directory that goes with the test, and what is in it.
+/// A directory that is removed, with its contents, when this is dropped.
 pub struct Directory(pub PathBuf);
 
 impl Directory {
-    /// Makes it where the system has temporary files, by this name and the process's number.
+    /// Makes it in the directory for temporary files, with a name from this one and the process id.
     pub fn new(name: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("twheel-{}-{name}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Forged segments: of connections between the two hosts of a [`Pair`], from whoever seems to have sent them.
+//! Forged segments of connections between the two hosts of a [`Pair`], with any sender's address.
 
 use std::{net::SocketAddr, os::fd::OwnedFd};
 
@@ -12,15 +12,15 @@ use crate::{
     path,
 };
 
-/// Sends segments that come in by the server's interface.
+/// Sends segments that arrive at the server's interface.
 pub struct Forger {
     socket: OwnedFd,
-    /// The client's address and the server's.
+    /// The link-layer addresses of the client and the server.
     macs: [[u8; 6]; 2],
 }
 
 impl Forger {
-    /// Beside the client.
+    /// On the client's host.
     pub fn new(pair: &Pair) -> Result<Self> {
         Ok(Self {
             socket: pair.client.enter(|| path::open(CLIENT, 0))?,
@@ -28,12 +28,12 @@ impl Forger {
         })
     }
 
-    /// Sends a segment without data that seems to be one end's to the other.
+    /// Sends a segment without data that appears to come from one end of a connection.
     pub fn send(&self, from: SocketAddr, to: SocketAddr, segment: TcpHeader) -> Result<()> {
         self.send_data(from, to, segment, &[])
     }
 
-    /// Sends a segment that seems to be one end's to the other.
+    /// Sends a segment that appears to come from one end of a connection.
     pub fn send_data(
         &self,
         from: SocketAddr,
@@ -63,22 +63,22 @@ impl Forger {
     }
 }
 
-/// Hears what the two ends of a connection send, each where the other one gets it.
+/// Captures what the two ends of a connection send, each at the receiving host.
 pub struct Tap([OwnedFd; 2]);
 
-/// A segment that was heard.
+/// A captured segment.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    /// The client sent it, or seemed to.
+    /// Its source is the client, really or apparently.
     pub from_client: bool,
-    /// What it says.
+    /// Its TCP header.
     pub header: TcpHeader,
-    /// And brings.
+    /// Its data.
     pub data: Vec<u8>,
 }
 
 impl Heard {
-    /// The sequence number behind it.
+    /// The sequence number after its last byte.
     pub fn end(&self) -> u32 {
         let flags = u32::from(self.header.syn) + u32::from(self.header.fin);
         let start = self.header.sequence_number;
@@ -87,7 +87,7 @@ impl Heard {
 }
 
 impl Tap {
-    /// On both hosts.
+    /// Captures on both hosts.
     pub fn new(pair: &Pair) -> Result<Self> {
         let all = libc::ETH_P_ALL as u16;
         Ok(Self([
@@ -96,7 +96,8 @@ impl Tap {
         ]))
     }
 
-    /// What was heard of a client's connection since the last time, each side's in order.
+    /// What was captured of a client's connection since the last call; each side's segments in
+    /// order.
     pub fn heard(&self, client: SocketAddr) -> Result<Vec<Heard>> {
         let mut all = Vec::new();
         for socket in &self.0 {

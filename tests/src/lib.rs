@@ -1,17 +1,17 @@
-//! What the tests that need root stand on: labs of network namespaces, and the loaded data plane
+//! Support for the tests that need root: labs of network namespaces, and the loaded data plane
 //! under virtual time.
 //!
-//! In the order in which one would read them:
+//! In reading order:
 //!
 //! | question | modules |
 //! |---|---|
-//! | What is a host of a lab, and who talks to whom? | [`netns`], [`pair`] |
+//! | What is a host of a lab, and how are two hosts joined? | [`netns`], [`pair`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`directory`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
-//! | What is sent, by which way? | [`wire`], [`forge`], [`path`], [`recorded`] |
-//! | What does the kernel say of it? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
-//! | What do the programs do, with no interface and no clock? | [`plane`], [`order`], [`lru`] |
+//! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
+//! | What does the kernel report? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
+//! | What do the programs do, without an interface or a clock? | [`plane`], [`order`], [`lru`] |
 
 use std::io::Write;
 
@@ -35,18 +35,18 @@ pub mod tcp_info;
 pub mod tracefs;
 pub mod wire;
 
-/// Says what a test leaves out here, and why, past whoever catches its output: `cargo xtask test` lists it, and counts the
-/// test as skipped.
+/// Reports what a test leaves out here and why, on the real standard output, which no test harness
+/// captures: `cargo xtask test` lists it, and counts the test as skipped.
 pub fn skipped(what: impl std::fmt::Display) {
     let thread = std::thread::current();
     let _ = match thread.name() {
         None | Some("main") => writeln!(std::io::stdout(), "skipped: {what}"),
-        // With one thread libtest has begun a line.
+        // With a single thread, libtest has already begun a line.
         Some(test) => writeln!(std::io::stdout(), "\ntest {test} ... skipped: {what}"),
     };
 }
 
-/// Whether tests of faults are to go on for longer, with more of everything: `cargo xtask test --soak`.
+/// Whether tests of faults should run longer, with more of everything: `cargo xtask test --soak`.
 pub fn is_soak() -> bool {
     std::env::var_os("TWHEEL_SOAK").is_some()
 }

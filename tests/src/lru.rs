@@ -1,4 +1,9 @@
+<<<<<<< HEAD
 //! What others do, for comparison: flows in the kernel's LRU hash, `twheel-ebpf/src/bench/trackers.rs`.
+=======
+//! A common alternative for comparison: flows in the kernel's LRU hash,
+//! `twheel-ebpf/src/bench/lru.rs`.
+>>>>>>> words-c4
 
 use std::collections::HashSet;
 
@@ -15,11 +20,11 @@ use crate::{
     plane::{ACK, frame},
 };
 
-/// The table and its program.
+/// The LRU hash and its program.
 pub struct Lru(Ebpf);
 
 impl Lru {
-    /// Loads it, for so many flows.
+    /// Loads it for this many flows.
     pub fn load(flows: u32) -> Result<Self> {
         let path = std::env::var_os("TWHEEL_PEERS_OBJECT")
             .context("TWHEEL_PEERS_OBJECT is not set: run this through `cargo xtask test`")?;
@@ -33,8 +38,8 @@ impl Lru {
         Ok(Self(bpf))
     }
 
-    /// A packet of each flow comes in on this thread's CPU, in order. A flow is its source address as it stands in
-    /// the frame; the low half is the port, too.
+    /// Runs the program on a packet of each flow, in order, on this thread's CPU. A flow is given
+    /// by its source address as it appears in the frame; the low half is also the port.
     pub fn receive(&self, cpu: u32, flows: &[u32]) -> Result<()> {
         let mut order = Order::open(self.0.map("ORDER").context("no ORDER")?)?;
         let program = self.0.program("peer_lru").context("no peer_lru")?;
@@ -42,14 +47,14 @@ impl Lru {
         Ok(())
     }
 
-    /// How often a packet found its flow missing, and entered it.
+    /// How often a packet's flow was missing and was entered.
     pub fn inserts(&self) -> Result<u64> {
         let map = self.0.map("INSERTS").context("no INSERTS")?;
         let inserts = PerCpuArray::<_, u64>::try_from(map)?;
         Ok(inserts.get(&0, 0)?.iter().sum())
     }
 
-    /// The flows that it holds.
+    /// The flows in the hash.
     pub fn keys(&self) -> Result<HashSet<FlowKey>> {
         let map = self.0.map("LRU").context("no LRU")?;
         let table = HashMap::<_, FlowKey, [u64; 5]>::try_from(map)?;

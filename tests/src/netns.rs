@@ -1,4 +1,4 @@
-//! Network namespaces: hosts of a lab, and what twheel has pinned for them.
+//! Network namespaces as hosts of a lab, and what twheel has pinned for them.
 
 use std::{
     fs::{self, File},
@@ -21,9 +21,9 @@ use nix::{
     sys::signal::Signal,
 };
 
-/// Where twheel pins.
+/// The directory of twheel's pins.
 pub const PINS: &str = "/sys/fs/bpf/twheel";
-/// Longer than anything here takes, on a machine that is busy with other things.
+/// Longer than anything here takes, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Panics unless the caller is root: a test that cannot run has failed.
@@ -35,7 +35,7 @@ pub fn require_root() {
     );
 }
 
-/// A program of the system's, also where a user's PATH lacks sbin.
+/// The path of a system program, even if a user's PATH lacks sbin.
 pub fn program(name: &str) -> PathBuf {
     let sbin = Path::new("/usr/sbin").join(name);
     if sbin.exists() { sbin } else { name.into() }
@@ -55,14 +55,14 @@ pub fn ip(args: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A network namespace; it ends, with the pins that twheel made in it, when this is dropped.
+/// A network namespace. When this is dropped, it is removed, with the pins that twheel made in it.
 pub struct Namespace {
     name: String,
     file: File,
 }
 
 impl Namespace {
-    /// Makes one, with `lo` up.
+    /// Makes a namespace with `lo` up.
     pub fn new(role: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -76,8 +76,8 @@ impl Namespace {
             }
         };
         namespace.ip("link set lo up")?;
-        // IPv6 works at once: nobody else can have an address here, so none is tried for a second first (RFC 4862,
-        // section 5.4).
+        // Makes IPv6 usable at once: no other host can have an address here, so duplicate address
+        // detection, which takes a second (RFC 4862, section 5.4), is not needed.
         namespace.enter(|| {
             for interfaces in ["all", "default"] {
                 let accept = format!("/proc/sys/net/ipv6/conf/{interfaces}/accept_dad");
@@ -88,8 +88,8 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Gives an interface an address, which can be used at once. (Without `nodad`, one of IPv6 can be used when a thread of
-    /// the kernel has looked at it, whatever `accept_dad` says.)
+    /// Gives an interface an address that can be used at once. (Without `nodad`, an IPv6 address
+    /// can be used only after a kernel thread has processed it, whatever `accept_dad` says.)
     pub fn add_address(&self, address: IpAddr, length: u8, interface: &str) -> Result<()> {
         let nodad = if address.is_ipv6() { " nodad" } else { "" };
         self.ip(&format!(
@@ -103,18 +103,18 @@ impl Namespace {
         &self.name
     }
 
-    /// Runs `ip` on it.
+    /// Runs `ip` in the namespace.
     pub fn ip(&self, args: &str) -> Result<String> {
         ip(&format!("-n {} {args}", self.name))
     }
 
-    /// Runs commands of `ip` on it, a line each, by one process.
+    /// Runs several `ip` commands, one per line, in the namespace by one process.
     pub fn batch(&self, commands: &str) -> Result<()> {
         self.feed("ip", &["-batch", "-"], commands)
     }
 
-    /// Makes a tun device, which is there for as long as the file is open; of another link type (`ARPHRD_*`), if that is asked
-    /// for.
+    /// Makes a tun device, which exists as long as the file is open; with another link type
+    /// (`ARPHRD_*`), if one is given.
     pub fn tun(&self, name: &str, link_type: Option<u16>) -> Result<File> {
         // `TUNSETIFF`, `TUNSETLINK`, `include/uapi/linux/if_tun.h`.
         const SET_INTERFACE: libc::c_ulong = 0x4004_54ca;
@@ -125,13 +125,13 @@ impl Namespace {
                 .write(true)
                 .open("/dev/net/tun")
                 .context("cannot open /dev/net/tun")?;
-            // SAFETY: all bytes of the request are valid where they are 0.
+            // SAFETY: all-zero bytes are a valid request.
             let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
             for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
                 *to = from as libc::c_char;
             }
             request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-            // SAFETY: the request is one of this call.
+            // SAFETY: the request is the one that this call takes.
             let made = unsafe { libc::ioctl(file.as_raw_fd(), SET_INTERFACE, &raw mut request) };
             ensure!(made == 0, "{}", std::io::Error::last_os_error());
             if let Some(link_type) = link_type {
@@ -144,8 +144,8 @@ impl Namespace {
         })
     }
 
-    /// Runs a closure inside, on a thread of its own. Sockets it makes belong to the namespace,
-    /// wherever they are used.
+    /// Runs a closure inside the namespace, on a thread of its own. Sockets that it opens belong to
+    /// the namespace, wherever they are used.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         thread::scope(|scope| {
             scope
@@ -158,12 +158,12 @@ impl Namespace {
         })
     }
 
-    /// Rules for its packet filter, in nft's language.
+    /// Loads rules for its packet filter, in nft's language.
     pub fn nft(&self, rules: &str) -> Result<()> {
         self.feed("nft", &["-f", "-"], rules)
     }
 
-    /// Runs a program inside that reads this from its standard input.
+    /// Runs a program inside, with this as its standard input.
     fn feed(&self, name: &str, args: &[&str], input: &str) -> Result<()> {
         let mut child = self
             .command(program(name))?
@@ -178,9 +178,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// A command that will run inside. It sees the file systems as they are: unlike `ip netns exec`,
-    /// which mounts a new `/sys` and hides bpffs. It gets a SIGTERM should the thread that starts it
-    /// end before it, and no Ctrl-C of the terminal's.
+    /// A command that will run inside. It sees the file systems unchanged, unlike with `ip netns
+    /// exec`, which mounts a new `/sys` and so hides bpffs. It gets SIGTERM if the thread that
+    /// starts it ends first, and does not get the terminal's Ctrl-C.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let file = self.file.try_clone().context("cannot copy a descriptor")?;
         let mut command = Command::new(program);
@@ -195,7 +195,7 @@ impl Namespace {
         Ok(command)
     }
 
-    /// The instances pinned by a twheel of any version in this namespace.
+    /// The instances that a twheel of any version has pinned in this namespace.
     pub fn instances(&self) -> Result<Vec<PathBuf>> {
         let prefix = format!("{}-", self.inode()?);
         let mut found = Vec::new();
@@ -209,7 +209,7 @@ impl Namespace {
         Ok(found)
     }
 
-    /// What the instances hold, sorted.
+    /// The entries of the instances' directories, sorted.
     pub fn pins(&self) -> Result<Vec<PathBuf>> {
         let mut pins: Vec<_> = self
             .instances()?
@@ -237,13 +237,13 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes an instance's directory, links first, and those above it that are empty then.
+/// Removes an instance's directory, BPF links first, and those of its parents that are then empty.
 pub fn remove_pins(instance: &Path) {
     let mut pins = entries(instance);
     pins.sort_by_key(|pin| !pin.to_string_lossy().contains('@'));
     for pin in pins {
         if pin.is_dir() {
-            // Of another network namespace.
+            // A part for another network namespace.
             entries(&pin)
                 .into_iter()
                 .for_each(|pin| drop(fs::remove_file(pin)));
@@ -252,7 +252,7 @@ pub fn remove_pins(instance: &Path) {
         let _ = fs::remove_file(pin);
     }
     for directory in instance.ancestors().take(3) {
-        // The last one out; bpffs itself is busy.
+        // The first directory that is not empty; bpffs itself is busy.
         if fs::remove_dir(directory).is_err() {
             break;
         }

@@ -1,4 +1,4 @@
-//! Test runs over packets of chosen flows, `twheel-ebpf/src/bench/packets.rs`.
+//! Test runs over packets of chosen flows: `twheel-ebpf/src/bench/packets.rs`.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use aya::{
 
 use crate::plane::PASS;
 
-/// Packets of one run: long enough that its beginning and end do not count, short enough (4 ms) that
-/// the machine is the same for all the programs of a round. The programs have the same.
+/// Packets of one run: so many that its beginning and end do not matter, and so few (4 ms) that the
+/// machine is in the same state for all programs of a round. The programs use the same number.
 pub const PACKETS: usize = 1 << 13;
 
-/// The flows whose packets come next, for each CPU: how many, and the source of each as it stands in the frame (the low
-/// half is the port, too).
+/// The flows of the next packets, for each CPU: their number, and the source address of each as it
+/// appears in the frame (its low half is also the port).
 pub struct Order(Array<MapData, [u32; 1 + PACKETS]>);
 
 impl Order {
-    /// Opens an object's `ORDER`.
+    /// Opens the map `ORDER` of an object.
     pub fn open(map: &Map) -> Result<Self> {
         let Map::Array(map) = map else {
             anyhow::bail!("ORDER is no array");
@@ -28,7 +28,8 @@ impl Order {
         Ok(Self(Map::Array(map).try_into()?))
     }
 
-    /// Runs a program over a packet of each of these flows, on the CPU where this thread is; the kernel's time for it.
+    /// Runs a program over a packet of each of these flows, on this thread's CPU. Returns the
+    /// kernel's time for it.
     pub fn run(
         &mut self,
         program: &Xdp,

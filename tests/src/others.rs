@@ -1,4 +1,4 @@
-//! Programs of somebody else's on an interface, with a name of a few letters and no object file.
+//! Programs that are not twheel's, on an interface: with a short name and no object file.
 
 use std::{
     ffi::CString,
@@ -13,31 +13,33 @@ use twheel::bpf;
 
 use crate::netns::Namespace;
 
-/// Where a frame of Ethernet and IPv4 without options has the port from which a datagram comes.
+/// Offset of the source port of a datagram in an Ethernet frame with IPv4 without options.
 pub const FROM: i32 = 34;
-/// The one to which it goes.
+/// Offset of the destination port.
 pub const TO: i32 = 36;
-/// Bytes of the datagram that [`Other::xdp`] drops.
+/// Length in bytes of the datagrams that [`Other::xdp`] drops.
 pub const DROPPED: usize = 200;
 
 /// A loaded program.
 pub struct Other {
     program: OwnedFd,
-    /// Its id.
+    /// Its program id.
     pub id: u32,
 }
 
-/// An instruction: its code, `dst` and `src << 4`, its offset, its number.
+/// An instruction: code, `dst` and `src << 4`, offset, immediate.
 type Instruction = (u8, u8, i16, i32);
 
 impl Other {
-    /// A classifier that drops datagrams of a port, and leaves all else to the next one.
+    /// A classifier that drops datagrams with a port, and leaves all other packets to the next
+    /// program.
     pub fn classifier(name: &str, at: i32, port: u16) -> Result<Self> {
         // r0 = TCX_DROP
         Self::verdict(name, at, port, &[(0xb7, 0, 0, 2)])
     }
 
-    /// A classifier that sends datagrams of a port out of another interface, as Cilium does for its pods.
+    /// A classifier that redirects datagrams with a port to another interface, as Cilium does for
+    /// its pods.
     pub fn redirect(name: &str, at: i32, port: u16, to: u32) -> Result<Self> {
         let code = [
             (0xb7, 1, 0, to as i32),
@@ -51,7 +53,7 @@ impl Other {
     fn verdict(name: &str, at: i32, port: u16, then: &[Instruction]) -> Result<Self> {
         let beyond = then.len() as i16 + 1;
         let begin = [
-            // r6 = r1: loads are from there
+            // r6 = r1: the packet loads below need the context there
             (0xbf, 0x16, 0, 0),
             // IPv4
             (0x28, 0, 0, 12),
@@ -72,7 +74,8 @@ impl Other {
         Self::load(name, bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, &code)
     }
 
-    /// An XDP program that drops frames of datagrams of [`DROPPED`] bytes, by their length, and lets all else pass.
+    /// An XDP program that drops frames with datagrams of [`DROPPED`] bytes, recognised by their
+    /// length, and passes all others.
     pub fn xdp(name: &str) -> Result<Self> {
         let code = [
             // data_end - data
@@ -98,7 +101,7 @@ impl Other {
             bytes.extend(number.to_ne_bytes());
         }
         let licence = CString::new("GPL")?;
-        // SAFETY: all bytes of the attribute are then valid.
+        // SAFETY: all-zero bytes are a valid `bpf_attr`.
         let mut attr: bpf_attr = unsafe { mem::zeroed() };
         // SAFETY: no other member of the union is used.
         let load = unsafe { &mut attr.__bindgen_anon_3 };
@@ -116,12 +119,13 @@ impl Other {
         Ok(Self { program, id })
     }
 
-    /// Attaches it by TCX, behind all others; detached when what is returned is dropped.
+    /// Attaches it by TCX, after all others. It is detached when the returned descriptor is
+    /// dropped.
     pub fn tcx(&self, host: &Namespace, interface: &str, way: bpf_attach_type) -> Result<OwnedFd> {
         self.attach(host, interface, way, 0)
     }
 
-    /// Attaches it by XDP: natively, or else generically.
+    /// Attaches it by XDP, in native or generic mode.
     pub fn attach_xdp(&self, host: &Namespace, interface: &str, native: bool) -> Result<OwnedFd> {
         // XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE
         let flags = if native { 4 } else { 2 };
@@ -136,7 +140,7 @@ impl Other {
         flags: u32,
     ) -> Result<OwnedFd> {
         host.enter(|| {
-            // SAFETY: all bytes of the attribute are then valid.
+            // SAFETY: all-zero bytes are a valid `bpf_attr`.
             let mut attr: bpf_attr = unsafe { mem::zeroed() };
             attr.link_create.__bindgen_anon_1.prog_fd = self.program.as_raw_fd().unsigned_abs();
             attr.link_create.__bindgen_anon_2.target_ifindex = if_nametoindex(interface)?;
@@ -147,15 +151,15 @@ impl Other {
         })
     }
 
-    /// For a filter.
+    /// The program's descriptor, for a filter.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.program.as_fd()
     }
 }
 
 fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
-    // SAFETY: the attribute is one of this command, and what it points to outlives the call.
+    // SAFETY: the attribute is filled for this command, and what it points to outlives the call.
     let fd = unsafe { bpf::call(command, attr) }?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

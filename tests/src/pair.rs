@@ -1,4 +1,4 @@
-//! Two hosts joined by a cable, and connections between them.
+//! Two hosts joined by a veth pair, and connections between them.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub const CLIENT: &str = "client0";
 pub const SERVER: &str = "server0";
 /// The port on which [`Pair::server`] listens.
 pub const PORT: u16 = 7777;
-/// A link-layer address that nobody has.
+/// A link-layer address that no interface has.
 const NOBODY: &str = "02:00:00:00:00:63";
 
 /// IPv4 or IPv6.
@@ -62,13 +62,13 @@ impl Family {
         self.host(2)
     }
 
-    /// An address to which packets go out and from which none comes.
+    /// An address that packets can be sent to and that never answers.
     pub fn silent(self) -> IpAddr {
         self.host(9)
     }
 }
 
-/// Two hosts joined by a veth pair, and a server that listens.
+/// Two hosts joined by a veth pair, with a listening server.
 pub struct Pair {
     // Dropped before the namespaces.
     listeners: [TcpListener; 2],
@@ -79,7 +79,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Makes the hosts; when this returns, they reach each other by IPv4 and IPv6.
+    /// Makes the hosts; when this returns, they can reach each other by IPv4 and IPv6.
     pub fn new() -> Result<Self> {
         let client = Namespace::new("client")?;
         let server = Namespace::new("server")?;
@@ -97,7 +97,7 @@ impl Pair {
             ] {
                 host.add_address(address, length, interface)?;
             }
-            // The SYN goes out, as if somebody had answered ARP.
+            // The SYN is sent as if someone had answered ARP.
             client.ip(&format!(
                 "neigh add {} lladdr {NOBODY} dev {CLIENT} nud permanent",
                 family.silent()
@@ -118,7 +118,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Until a port on which nobody listens refuses a connection.
+    /// Waits until a port on which nothing listens refuses a connection.
     fn await_reachable(&self, family: Family) -> Result<()> {
         let address = SocketAddr::new(family.server(), PORT + 1);
         let end = Instant::now() + PATIENCE;
@@ -142,7 +142,7 @@ impl Pair {
         Connection::open(&self.client, listener)
     }
 
-    /// Sends one SYN to an address that never answers. Returns the client's end.
+    /// Sends a SYN to an address that never answers. Returns the client's endpoint.
     pub fn half_open(&self, family: Family) -> Result<SocketAddr> {
         self.client.enter(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -156,7 +156,7 @@ impl Pair {
                 socket.bind(SocketAddr::new(family.client(), 0))?;
                 let name = socket.local_addr()?;
                 let connect = socket.connect(SocketAddr::new(family.silent(), PORT));
-                // Gives up before the SYN would be sent again, one second after the first.
+                // Gives up before the SYN is sent again, one second after the first.
                 match tokio::time::timeout(Duration::from_millis(100), connect).await {
                     Err(_) => Ok(name),
                     Ok(result) => Err(anyhow!("somebody answered a SYN to nobody: {result:?}")),
@@ -168,20 +168,20 @@ impl Pair {
 
 /// Both ends of a connection.
 pub struct Connection {
-    /// The client's end: how the connection is told from others.
+    /// The client's endpoint, which identifies the connection.
     pub name: SocketAddr,
     /// The end that opened it.
     pub client: TcpStream,
     /// The end that accepted it.
     pub server: TcpStream,
-    /// Before its first packet.
+    /// A time before its first packet.
     pub before: Instant,
-    /// After the last packet of its handshake.
+    /// A time after the last packet of its handshake.
     pub after: Instant,
 }
 
 impl Connection {
-    /// Opens one from a namespace to a listener, wherever that is.
+    /// Opens a connection from a namespace to a listener in any namespace.
     pub fn open(from: &Namespace, listener: &TcpListener) -> Result<Self> {
         let address = listener.local_addr()?;
         let before = Instant::now();
@@ -194,7 +194,7 @@ impl Connection {
             socket.set_read_timeout(Some(PATIENCE))?;
         }
         Ok(Self {
-            // As the server's side sees it, where addresses are translated on the way.
+            // As the server sees it, in case addresses are translated on the way.
             name: peer,
             client,
             server,
@@ -203,14 +203,14 @@ impl Connection {
         })
     }
 
-    /// Sends a byte, and waits until it is there.
+    /// Sends a byte and waits until it has arrived.
     pub fn talk(&mut self) -> Result<()> {
         self.client.write_all(b"!").context("cannot send")?;
         let mut byte = [0];
         self.server.read_exact(&mut byte).context("cannot receive")
     }
 
-    /// Closes it in good order: a FIN from the client, then one from the server.
+    /// Closes it in order: a FIN from the client, then one from the server.
     pub fn close(mut self) -> Result<()> {
         use std::net::Shutdown;
         self.client.shutdown(Shutdown::Write)?;
@@ -229,7 +229,7 @@ impl Connection {
             l_onoff: 1,
             l_linger: 0,
         };
-        // SAFETY: the option's value is a `linger`, which is alive and of that size.
+        // SAFETY: the option's value is a `linger` of that size, and outlives the call.
         let result = unsafe {
             libc::setsockopt(
                 self.client.as_raw_fd(),
@@ -244,18 +244,18 @@ impl Connection {
         await_reset(&mut self.server)
     }
 
-    /// Sends a byte, to which there is a reset.
+    /// Sends a byte and expects a RST in answer.
     pub fn expect_reset(&mut self) -> Result<()> {
         self.client.write_all(b"!").context("cannot send")?;
         await_reset(&mut self.client)
     }
 
-    /// Sends a byte, and waits; how many bytes are not acknowledged then.
+    /// Sends a byte and waits. Returns how many bytes are still unacknowledged then.
     pub fn unacknowledged(&mut self, wait: Duration) -> Result<u32> {
         self.client.write_all(b"!").context("cannot send")?;
         thread::sleep(wait);
         let mut queued: libc::c_int = 0;
-        // SAFETY: the request (SIOCOUTQ) writes an `int`, which is alive.
+        // SAFETY: the request (SIOCOUTQ) writes an `int`, which outlives the call.
         let result =
             unsafe { libc::ioctl(self.client.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
         ensure!(result == 0, "{}", std::io::Error::last_os_error());
@@ -276,11 +276,11 @@ pub struct Busy {
     thread: Option<JoinHandle<Result<Rest>>>,
 }
 
-/// Connections that were busy.
+/// The connections that were busy.
 pub struct Rest {
     /// They are open, and silent from now on.
     pub connections: Vec<Connection>,
-    /// The longest that one of them had to wait for its next packet.
+    /// The longest time that one of them had to wait for its next packet.
     pub longest_gap: Duration,
 }
 
@@ -313,7 +313,7 @@ impl Busy {
         }
     }
 
-    /// Falls silent. Returns the connections, which are still open.
+    /// Stops sending. Returns the connections, which are still open.
     pub fn stop(mut self) -> Result<Rest> {
         self.end().context("the thread was joined before")?
     }

@@ -1,5 +1,5 @@
-//! A path between two hosts that takes its time: a third one in the middle, which passes frames on by hand, since the
-//! kernel may lack netem.
+//! A path with delay between two hosts: a third host in the middle, where this program forwards
+//! each frame, since the kernel may lack netem.
 
 use std::{
     cmp::Reverse,
@@ -24,15 +24,16 @@ use crate::{
 /// What the path does to frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// How long each takes.
+    /// The delay of each frame.
     pub delay: Duration,
-    /// Every so many are overtaken by those behind them.
+    /// One frame in this many is overtaken by those behind it.
     pub overtaken: u64,
-    /// How much longer these take.
+    /// The additional delay of these frames.
     pub longer: Duration,
 }
 
-/// Two hosts and a path. Their interfaces are those of [`crate::pair::Pair`].
+/// Two hosts and the path between them. Their interfaces have the names that [`crate::pair::Pair`]
+/// gives.
 pub struct Path {
     forwarder: Option<JoinHandle<Result<()>>>,
     stop: Arc<AtomicBool>,
@@ -44,7 +45,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Makes it.
+    /// Makes the hosts and the path.
     pub fn new(manner: Manner) -> Result<Self> {
         let (client, server, middle) = (
             Namespace::new("client")?,
@@ -72,7 +73,7 @@ impl Path {
                 };
                 host.add_address(address, length, interface)?;
             }
-            // Frames as they are on a wire: whole segments with their checksums.
+            // Frames must be as on a wire: whole segments with their checksums.
             host.enter(|| whole_frames(interface))?;
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -104,7 +105,7 @@ impl Drop for Path {
     }
 }
 
-/// Turns off what leaves segmentation and checksums to the other end (`ethtool -K`).
+/// Turns off the offloads that leave segmentation and checksums to the other end (`ethtool -K`).
 fn whole_frames(interface: &str) -> Result<()> {
     // Transmit checksums, scatter/gather, TSO, GSO: `linux/ethtool.h`.
     const ALL: [u32; 4] = [0x17, 0x19, 0x1f, 0x24];
@@ -112,23 +113,23 @@ fn whole_frames(interface: &str) -> Result<()> {
         .try_for_each(|command| offload(interface, command, false))
 }
 
-/// Sets one of the offloads of an interface of this namespace, by its number in `linux/ethtool.h`.
+/// Sets an offload of an interface in this namespace, by its number in `linux/ethtool.h`.
 pub fn offload(interface: &str, command: u32, on: bool) -> Result<()> {
     const SIOCETHTOOL: libc::c_ulong = 0x8946;
-    // SAFETY: a descriptor that nobody else has.
+    // SAFETY: the call returns a new descriptor, and nothing else owns it.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         ensure!(fd >= 0, "no socket");
         OwnedFd::from_raw_fd(fd)
     };
     let mut value = [command, on.into()];
-    // SAFETY: all zeros are valid.
+    // SAFETY: all-zero bytes are a valid request.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-    // SAFETY: the request and what it points to live as long as the call.
+    // SAFETY: the request and what it points to outlive the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     ensure!(
         result == 0,
@@ -138,14 +139,15 @@ pub fn offload(interface: &str, command: u32, on: bool) -> Result<()> {
     Ok(())
 }
 
-/// How many frames this socket of [`open`] has had since it was last asked, those included for which it had no room.
+/// How many frames have arrived at this socket of [`open`] since the last call, including those
+/// that were dropped because its buffer was full.
 pub fn arrived(socket: &OwnedFd) -> Result<u64> {
     let mut stats = libc::tpacket_stats {
         tp_packets: 0,
         tp_drops: 0,
     };
     let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-    // SAFETY: the option's value is of that type and that long, and alive.
+    // SAFETY: the option's value has that type and length, and outlives the call.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -159,10 +161,10 @@ pub fn arrived(socket: &OwnedFd) -> Result<u64> {
     Ok(stats.tp_packets.into())
 }
 
-/// Sends a frame by a socket of [`open`], as soon as the other end has room for it.
+/// Sends a frame on a socket of [`open`], as soon as the other end has room for it.
 pub fn send(socket: &OwnedFd, frame: &[u8]) -> Result<()> {
     loop {
-        // SAFETY: the frame is as long as it says.
+        // SAFETY: the frame is as long as its slice says.
         let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
         if sent == frame.len() as isize {
             return Ok(());
@@ -176,11 +178,11 @@ pub fn send(socket: &OwnedFd, frame: &[u8]) -> Result<()> {
     }
 }
 
-/// The frames of a protocol, `ETH_P_…`, that come in on an interface of this namespace.
+/// A socket for the frames of a protocol, `ETH_P_…`, that arrive at an interface of this namespace.
 pub fn open(interface: &str, protocol: u16) -> Result<OwnedFd> {
     let protocol = protocol.to_be();
     let name = CString::new(interface)?;
-    // SAFETY: plain calls with buffers of their own; the descriptor is nobody else's.
+    // SAFETY: plain calls with local buffers; nothing else owns the descriptor.
     unsafe {
         let fd = libc::socket(
             libc::AF_PACKET,
@@ -225,7 +227,7 @@ pub fn open(interface: &str, protocol: u16) -> Result<OwnedFd> {
     }
 }
 
-/// Passes frames on until it is told to stop.
+/// Forwards frames until `stop` is set.
 fn forward(ends: &[OwnedFd; 2], manner: Manner, stop: &AtomicBool) -> Result<()> {
     let mut under_way = BinaryHeap::new();
     let mut buffer = vec![0u8; 1 << 16];
@@ -236,11 +238,11 @@ fn forward(ends: &[OwnedFd; 2], manner: Manner, stop: &AtomicBool) -> Result<()>
             events: libc::POLLIN,
             revents: 0,
         });
-        // SAFETY: an array of so many.
+        // SAFETY: the array has two elements, as passed.
         unsafe { libc::poll(polled.as_mut_ptr(), 2, 1) };
         for (from, end) in ends.iter().enumerate() {
             loop {
-                // SAFETY: the buffer is as long as it says.
+                // SAFETY: the buffer is as long as passed.
                 let length = unsafe {
                     libc::recv(end.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0)
                 };

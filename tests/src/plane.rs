@@ -1,4 +1,4 @@
-//! The loaded data plane under virtual time, driven packet by packet with `BPF_PROG_TEST_RUN`.
+//! The loaded data plane under virtual time, run packet by packet with `BPF_PROG_TEST_RUN`.
 
 use std::{
     os::fd::AsRawFd,
@@ -31,18 +31,19 @@ use twheel_common::{
     wheel::{NEVER, Scheme},
 };
 
-/// The interface of a test run: `lo`.
+/// The number of the interface of a test run: `lo`.
 pub const INTERFACE: u32 = 1;
 /// XDP_DROP.
 pub const DROP: u32 = 1;
-/// XDP_TX: the answer.
+/// XDP_TX: the packet is answered.
 pub const TX: u32 = 3;
-/// XDP_PASS and TC_ACT_UNSPEC.
+/// XDP_PASS.
 pub const PASS: u32 = 2;
-/// As above.
+/// TC_ACT_UNSPEC, which is -1.
 pub const UNSPEC: u32 = u32::MAX;
 
-/// A data plane of one test. Its pins are gone as soon as it is loaded: nothing to clean up.
+/// The data plane of one test. Its pins are removed as soon as it is loaded, so there is nothing to
+/// clean up.
 pub struct Plane {
     plane: DataPlane,
     events: Events,
@@ -50,48 +51,48 @@ pub struct Plane {
     now: u64,
 }
 
-/// What a test may want otherwise.
+/// What a test may set differently.
 #[derive(Clone, Copy)]
 pub struct Setup {
-    /// Milliseconds; so are all times of virtual time.
+    /// In milliseconds, like all times of virtual time.
     pub tick: u64,
     /// Idle timeout.
     pub timeout: u64,
-    /// Timeout after RST or FIN from both sides.
+    /// Timeout after a RST, or after a FIN from both sides.
     pub close: u64,
-    /// Timeout of a SYN that nobody has answered; `None`: as of any other flow that goes on.
+    /// Timeout of a SYN without an answer; `None`: that of any other flow that is not over.
     pub syn_sent: Option<u64>,
-    /// Capacity.
+    /// Capacity of the table.
     pub max_flows: u32,
-    /// Size of the ring.
+    /// Size of the ring of events, bytes.
     pub ring_bytes: u32,
-    /// Virtual time at the beginning.
+    /// Virtual time at the start.
     pub start: u64,
-    /// How the wheel turns.
+    /// The timer scheme.
     pub scheme: Scheme,
-    /// Slots of its level.
+    /// Slots per level.
     pub slots: Option<u32>,
-    /// Whether one direction counts as both.
+    /// Whether a flow of which one direction was seen counts as established.
     pub one_way: bool,
     /// Whether flows must begin with a SYN.
     pub strict: bool,
-    /// What is tracked.
+    /// The protocols to track.
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
     /// Whether retransmission timers run.
     pub rto: bool,
-    /// Whether packets of flows that have expired are answered.
+    /// Whether packets of expired flows are answered.
     pub enforce: bool,
-    /// Whether sources that hold too much make room for others.
+    /// Whether over-quota sources make room for others.
     pub share: bool,
     /// aya-log's level: 0 is off, 5 traces.
     pub log_level: u8,
-    /// Units for which the clock may stand still.
+    /// How many units the clock may stand still.
     pub max_stall: u32,
-    /// Of the table's hash; `None`: random.
+    /// The secret of the table's hash; `None`: random.
     pub secret: Option<[u64; 11]>,
-    /// Interfaces that programs tell apart; 0: none.
+    /// Capacity for interfaces that programs tell apart; 0: none.
     pub room: u32,
 }
 
@@ -102,7 +103,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// What a test has that wants nothing else.
+    /// The defaults, for a test that sets nothing.
     pub const DEFAULT: Self = Self {
         tick: 100,
         timeout: 60_000,
@@ -126,7 +127,7 @@ impl Setup {
         room: 0,
     };
 
-    /// Loads, with this thread on CPU 0.
+    /// Loads it, with this thread on CPU 0.
     pub fn load(self) -> Plane {
         pin_to(0).unwrap();
         let clock = Clock::virtual_ms();
@@ -176,7 +177,7 @@ impl Setup {
             now: 0,
         };
         plane.at(self.start);
-        // As the loader does before it attaches.
+        // As `twheel run` does before it attaches.
         assert!(plane.step().is_empty());
         plane
     }
@@ -194,17 +195,18 @@ impl Plane {
         self.now
     }
 
-    /// Moves virtual time on.
+    /// Advances virtual time.
     pub fn pass(&mut self, milliseconds: u64) {
         self.at(self.now + milliseconds);
     }
 
-    /// A frame comes in. Every frame passes; this asserts it.
+    /// Runs the program on an incoming frame. Asserts that it passes.
     pub fn receive(&mut self, frame: &[u8]) {
         assert_eq!(self.verdict(frame).0, PASS);
     }
 
-    /// A frame comes in: the verdict, and the frame as it is then.
+    /// Runs the program on an incoming frame. Returns the verdict, and the frame as the program
+    /// left it.
     pub fn verdict(&mut self, frame: &[u8]) -> (u32, Vec<u8>) {
         let mut out = vec![0; frame.len() + 64];
         let result = self
@@ -221,17 +223,17 @@ impl Plane {
         (result.return_value, out)
     }
 
-    /// Puts the flow of a frame among those that have expired, as userspace does.
+    /// Enters a tombstone for the flow of a frame, as userspace does.
     pub fn bury(&self, frame: &[u8], verdict: u32) {
         self.bury_key(parse(frame).unwrap().key, verdict);
     }
 
-    /// The same by its key.
+    /// The same for a key.
     pub fn bury_key(&self, key: FlowKey, verdict: u32) {
         self.tombs().insert(key, Tomb::new(verdict), 0).unwrap();
     }
 
-    /// Whether the flow of a frame is among those that have expired.
+    /// Whether there is a tombstone for the flow of a frame.
     pub fn is_buried(&self, frame: &[u8]) -> bool {
         self.tombs().get(&parse(frame).unwrap().key, 0).is_ok()
     }
@@ -241,7 +243,7 @@ impl Plane {
         aya::maps::HashMap::try_from(Map::LruHashMap(map)).unwrap()
     }
 
-    /// A frame goes out.
+    /// Runs the program on an outgoing frame.
     pub fn send(&mut self, frame: &[u8]) {
         let result = self
             .plane
@@ -255,13 +257,13 @@ impl Plane {
         assert_eq!(result.return_value, UNSPEC);
     }
 
-    /// One call of the stepper on this CPU, without draining the ring.
+    /// Calls the stepper once on this CPU, without draining the ring.
     pub fn call(&mut self, budget: u32) -> (Outcome, twheel_common::step::Step) {
         let step = self.plane.step(budget).unwrap();
         (Outcome::from_raw(step.outcome).unwrap(), step)
     }
 
-    /// Steps this CPU's wheel until nothing more is due; what has ended.
+    /// Steps this CPU's wheel until nothing more is due. Returns the flows that have ended.
     pub fn step(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
@@ -273,14 +275,14 @@ impl Plane {
         }
     }
 
-    /// The virtual time at which the stepper wants to come back.
+    /// The virtual time at which the stepper wants to be called next.
     pub fn next_turn(&mut self) -> Option<u64> {
         let (outcome, step) = self.call(STEP_BUDGET);
         assert_eq!(outcome, Outcome::Done);
         (step.next != NEVER).then(|| step.next * u64::from(self.plane.config().tick))
     }
 
-    /// The same, and what there is to say of flows that go on.
+    /// The same, with the records of flows that go on.
     pub fn step_all(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         loop {
@@ -292,25 +294,25 @@ impl Plane {
         }
     }
 
-    /// What is in the ring.
+    /// Takes the events from the ring.
     pub fn drain(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.events.drain_ended(&mut events);
         events
     }
 
-    /// Whether the ring's reader would be woken: it polls readable.
+    /// Whether the ring's reader would be woken, that is, whether the ring polls readable.
     pub fn ring_is_readable(&self) -> bool {
         let mut poll = libc::pollfd {
             fd: self.ring,
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one `pollfd`, as said; the descriptor belongs to `events`.
+        // SAFETY: one `pollfd`, as passed; the descriptor belongs to `events`.
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
-    /// A counter, over all CPUs.
+    /// A counter, summed over all CPUs.
     pub fn count(&self, counter: Counter) -> u64 {
         self.counters().get(counter)
     }
@@ -325,12 +327,12 @@ impl Plane {
         (&mut self.plane, &mut self.events)
     }
 
-    /// Puts a policy into force; the interface of every name is that of [`INTERFACE`].
+    /// Puts a policy into force. Every interface name in it stands for [`INTERFACE`].
     pub fn policy(&mut self, text: &str) {
         self.try_policy(text).unwrap();
     }
 
-    /// The same, of a policy that may be refused.
+    /// The same for a policy that may be refused.
     pub fn try_policy(&mut self, text: &str) -> anyhow::Result<()> {
         let policy = Policy::parse(
             "test",
@@ -343,7 +345,7 @@ impl Plane {
         install::install(&open, Some((&policy, &compiled)), clock)
     }
 
-    /// Arms this CPU's flows as timeouts are now; how many.
+    /// Re-arms this CPU's flows with the present timeouts. Returns how many.
     pub fn sweep(&mut self) -> u64 {
         let records = self.plane.flows().unwrap().records();
         let armed =
@@ -381,22 +383,22 @@ pub fn frame(client: u32, back: bool, flags: u8) -> Vec<u8> {
     frame
 }
 
-/// A secret under which flows of [`frame`], of the first 256, have the same home and the same fingerprint if their numbers
-/// are the same in so many of the lower bits.
+/// A secret with which flows of [`frame`], among the first 256, have the same home and the same
+/// fingerprint if this many lower bits of their numbers are equal.
 pub fn twins(bits: u32) -> [u64; 11] {
     let mut secret = [0; 11];
-    // The addresses' first halves, as `::ffff:0:0/96` has them: the products are 0.
+    // The first halves of the addresses, which are as in `::ffff:0:0/96`: the products are 0.
     secret[3] = 0xffff_0000_u64.wrapping_neg();
     secret[7] = secret[3];
-    // The ports' lower bits, from the eighth on, become the upper ones of the sum.
+    // The lower bits of the ports, from the eighth on, become the upper bits of the sum.
     secret[10] = (1 << (56 - bits)) - u64::from(IPPROTO_TCP);
     secret
 }
 
 const IPPROTO_TCP: u8 = 6;
 
-/// Gives a frame of [`frame`] other flags, and numbers that fit: SYN and FIN, which count one, are sent at 1, all else at 2;
-/// and that is what is acknowledged.
+/// Gives a frame of [`frame`] other flags and fitting numbers: SYN and FIN, which each count one,
+/// have the sequence number 1, everything else 2. An ACK acknowledges 2.
 pub fn set_flags(frame: &mut [u8], flags: u8) {
     frame[47] = flags;
     frame[41] = if flags & (SYN | FIN) != 0 { 1 } else { 2 };

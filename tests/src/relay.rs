@@ -22,14 +22,14 @@ use nix::{
 
 use crate::netns::Namespace;
 
-/// Passes on what it reads from either of two descriptors to the other, until it is dropped.
+/// Copies what it reads from either of two descriptors to the other, until it is dropped.
 pub struct Relay {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Relay {
-    /// Between the first of each; all others are kept open.
+    /// Between the first descriptors of both lists; the others are only kept open.
     pub fn start(client: Vec<OwnedFd>, server: Vec<OwnedFd>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
@@ -40,7 +40,7 @@ impl Relay {
                 let mut polled = ends.map(|end| PollFd::new(end, PollFlags::POLLIN));
                 let _ = poll(&mut polled, 50u8);
                 for from in 0..2 {
-                    // A device that is down takes nothing: as if the packet were lost.
+                    // A device that is down accepts nothing: the packet counts as lost.
                     while let Ok(length @ 1..) = nix::unistd::read(ends[from], &mut buffer) {
                         let _ = nix::unistd::write(ends[1 - from], &buffer[..length]);
                     }
@@ -73,12 +73,12 @@ pub fn tap(host: &Namespace, name: &str) -> Result<Vec<OwnedFd>> {
     open_tun(host, name, libc::IFF_TAP)
 }
 
-/// A device of the host's that hands its packets to this process.
+/// A device of the host that passes its packets to this process.
 fn open_tun(host: &Namespace, name: &str, mode: libc::c_int) -> Result<Vec<OwnedFd>> {
     host.enter(|| {
         let file = device("net/tun", 10, 200)?;
         let flags = mode | libc::IFF_NO_PI;
-        // SAFETY: all zeroes are a request.
+        // SAFETY: all-zero bytes are a valid request.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from as libc::c_char;
@@ -89,7 +89,7 @@ fn open_tun(host: &Namespace, name: &str, mode: libc::c_int) -> Result<Vec<Owned
     })
 }
 
-/// Opens a character device; where there is no node for it, one is made. The kernel loads its module.
+/// Opens a character device, and makes its node if there is none. The kernel loads the module.
 fn device(name: &str, major: u64, minor: u64) -> Result<File> {
     let path = format!("/dev/{name}");
     if fs::metadata(&path).is_err() {
@@ -109,7 +109,7 @@ fn device(name: &str, major: u64, minor: u64) -> Result<File> {
     })
 }
 
-/// An `ioctl` that reads or writes what is pointed to.
+/// An `ioctl` that reads or writes a value.
 fn control<T>(on: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> Result<()> {
     // SAFETY: each caller's request takes a pointer to a value of this type.
     let result = unsafe { libc::ioctl(on.as_raw_fd(), request, value as *mut T) };
@@ -117,7 +117,8 @@ fn control<T>(on: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> Result<
     Ok(())
 }
 
-/// A serial line that speaks PPP on the host's side. What pppd would have negotiated is set: both families pass.
+/// A pseudo terminal as a serial line, with PPP on the host's side. What pppd would negotiate is
+/// set directly: IPv4 and IPv6 pass.
 pub fn ppp(host: &Namespace, name: &str) -> Result<Vec<OwnedFd>> {
     const N_PPP: libc::c_int = 3;
     // linux/ppp-ioctl.h.

@@ -1,4 +1,4 @@
-//! A `twheel run` under way, and other commands of twheel's: what they print and how they end.
+//! A running `twheel run`, and other twheel commands: what they print and how they end.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,8 @@ use crate::{
     plane::{ACK, PASS, frame},
 };
 
-/// The program `twheel`: `TWHEEL_BIN`, or the one in the `release` directory beside this program's.
+/// The path of the `twheel` executable: `TWHEEL_BIN`, or the one in the `release` directory beside
+/// this program's directory.
 pub fn twheel_bin() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("TWHEEL_BIN") {
         return Ok(path.into());
@@ -43,20 +44,20 @@ pub fn twheel_bin() -> Result<PathBuf> {
 }
 
 impl Namespace {
-    /// `twheel` with arguments, to run inside.
+    /// A `twheel` command with arguments, to run inside the namespace.
     pub fn twheel(&self, args: &[&str]) -> Result<Command> {
         let mut command = self.command(twheel_bin()?)?;
-        // Whoever wants a history says where.
+        // A test that wants a history says where.
         command.args(args).env("TWHEEL_HISTORY", "off");
         Ok(command)
     }
 
-    /// Runs `twheel` to its end.
+    /// Runs `twheel` until it ends.
     pub fn twheel_once(&self, args: &[&str]) -> Result<Ended> {
         once(self.twheel(args)?)
     }
 
-    /// A counter, as `twheel stats` has it.
+    /// A counter, as `twheel stats` prints it.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let ended = self.twheel_once(&["stats", "--json"])?;
         for line in &ended.lines {
@@ -68,13 +69,13 @@ impl Namespace {
         anyhow::bail!("no {name}: {}", ended.stderr)
     }
 
-    /// Begins so many flows with the `twheel run` on an interface: the packet of each, as [`frame`] numbers them, goes
-    /// through its pinned program.
+    /// Begins this many flows in the `twheel run` on an interface: runs its pinned program on a
+    /// packet of each flow, as numbered by [`frame`].
     pub fn begin_flows(&self, interface: &str, flows: u32) -> Result<()> {
         self.begin_these(interface, 0..flows)
     }
 
-    /// The same, of these numbers.
+    /// The same for the flows with these numbers.
     pub fn begin_these(&self, interface: &str, flows: std::ops::Range<u32>) -> Result<()> {
         let program = self.enter(|| Instance::of(interface)?.xdp("twheel_xdp"))?;
         for flow in flows {
@@ -99,24 +100,24 @@ pub struct Printed {
     pub text: String,
 }
 
-/// A line of `twheel run --json`, read.
+/// A parsed line of `twheel run --json`.
 #[derive(Clone, Debug)]
 pub struct Expiry {
     /// When it was read.
     pub at: Instant,
     /// Its protocol.
     pub proto: String,
-    /// The initiator's end.
+    /// The initiator's endpoint.
     pub src: SocketAddr,
-    /// The responder's end.
+    /// The responder's endpoint.
     pub dst: SocketAddr,
-    /// State at the end.
+    /// Its state at the end.
     pub state: String,
-    /// Its beginning was not seen.
+    /// The flow was picked up: its beginning was not seen.
     pub picked_up: bool,
     /// Why it ended.
     pub reason: String,
-    /// The rule that it had met.
+    /// The rule that it matched.
     pub rule: Option<String>,
     /// From its first packet to its end.
     pub age: Duration,
@@ -125,7 +126,7 @@ pub struct Expiry {
 }
 
 impl Printed {
-    /// Reads JSON.
+    /// Parses the line's JSON.
     pub fn expiry(&self) -> Result<Expiry> {
         let value: serde_json::Value = serde_json::from_str(&self.text)
             .with_context(|| format!("no JSON: {:?}", self.text))?;
@@ -157,7 +158,7 @@ impl Printed {
     }
 }
 
-/// A `twheel run` under way; killed when this is dropped.
+/// A running `twheel run`; killed when this is dropped.
 pub struct Twheel {
     child: Child,
     lines: Receiver<Printed>,
@@ -172,7 +173,7 @@ pub struct Ended {
     pub status: ExitStatus,
     /// What it wrote to standard error.
     pub stderr: String,
-    /// What it wrote to standard output and nobody had read.
+    /// The lines of standard output that nothing had read.
     pub lines: Vec<Printed>,
 }
 
@@ -193,13 +194,14 @@ fn lock(text: &Mutex<String>) -> MutexGuard<'_, String> {
 }
 
 impl Twheel {
-    /// Starts `twheel run` in a namespace and waits until it is attached: to all interfaces that it names, unless it waits for
-    /// them as well; to one at least of those that match a pattern, or it waits for them.
+    /// Starts `twheel run` in a namespace and waits until it is attached: to all interfaces that it
+    /// names, unless it waits for some of them itself; and to at least one that matches a pattern,
+    /// unless it waits for one.
     pub fn start(namespace: &Namespace, args: &[&str]) -> Result<Self> {
         Self::start_with(namespace, args, |_| {})
     }
 
-    /// The same; the lines of its standard error are handed on as they come.
+    /// The same, with each line of standard error passed on as it appears.
     pub fn start_with(
         namespace: &Namespace,
         args: &[&str],
@@ -208,7 +210,7 @@ impl Twheel {
         Self::attached(namespace, args, Stdio::piped(), on_stderr)
     }
 
-    /// The same; its output goes to /dev/null.
+    /// The same, with its output sent to /dev/null.
     pub fn start_muted(namespace: &Namespace, args: &[&str]) -> Result<Self> {
         Self::attached(namespace, args, Stdio::null(), |_| {})
     }
@@ -236,7 +238,7 @@ impl Twheel {
         Ok(twheel)
     }
 
-    /// The same of a command that comes to `twheel run` by way of others.
+    /// The same for a command that starts `twheel run` through other programs.
     pub fn start_command(
         command: Command,
         on_stderr: impl Fn(&str) + Send + 'static,
@@ -306,12 +308,12 @@ impl Twheel {
         Ok((twheel, attached))
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it holds: resident memory in KiB, threads, open files.
+    /// Its resources: resident memory in KiB, threads, open files.
     pub fn held(&self) -> Result<[usize; 3]> {
         let process = PathBuf::from(format!("/proc/{}", self.pid()));
         let status = fs::read_to_string(process.join("status"))?;
@@ -324,7 +326,7 @@ impl Twheel {
         Ok([field("VmRSS:")?, field("Threads:")?, files])
     }
 
-    /// How often each of its threads has given up a CPU, or lost it.
+    /// How often each of its threads was switched out, voluntarily or not.
     pub fn switches(&self) -> Result<BTreeMap<String, u64>> {
         let mut switches = BTreeMap::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
@@ -342,16 +344,16 @@ impl Twheel {
         Ok(switches)
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         lock(&self.stderr).clone()
     }
 
-    /// The next line of its output; `None` if none came in that time.
+    /// The next line of its output; `None` if none came within this time.
     ///
     /// # Errors
     ///
-    /// It has ended.
+    /// The process has ended.
     pub fn line(&self, within: Duration) -> Result<Option<Printed>> {
         match self.lines.recv_timeout(within) {
             Ok(line) => Ok(Some(line)),
@@ -362,7 +364,7 @@ impl Twheel {
         }
     }
 
-    /// All flows whose end it reports until then.
+    /// All ends of flows that it reports until this time.
     pub fn expiries_until(&self, end: Instant) -> Result<Vec<Expiry>> {
         let mut expiries = Vec::new();
         while let Some(line) = self.line(end.saturating_duration_since(Instant::now()))? {
@@ -371,7 +373,7 @@ impl Twheel {
         Ok(expiries)
     }
 
-    /// Waits until its standard error has this text, which may come later than `attached`.
+    /// Waits until its standard error contains this text, which may come later than `attached`.
     pub fn await_stderr(&self, text: &str) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -384,7 +386,7 @@ impl Twheel {
         }
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends it as Ctrl-C does, with SIGINT.
     pub fn stop(self) -> Result<Ended> {
         self.signal(Signal::SIGINT)?;
         self.wait()
@@ -396,7 +398,7 @@ impl Twheel {
         self.wait()
     }
 
-    /// Waits for its end. One that does not end is killed, and that is an error.
+    /// Waits until it ends. If it does not end, it is killed, which is an error.
     pub fn wait(mut self) -> Result<Ended> {
         let Some(status) = wait_within(&mut self.child, PATIENCE)? else {
             bail!("twheel does not end: {}", self.stderr().trim());
@@ -412,7 +414,7 @@ impl Twheel {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        // Not yet waited for, so the number is still its own.
+        // The child has not been waited for yet, so the process id is still its own.
         kill(Pid::from_raw(self.child.id() as i32), signal).context("cannot signal twheel")
     }
 }
@@ -424,7 +426,7 @@ impl Drop for Twheel {
     }
 }
 
-/// Waits for a program's end; one that does not come to it in that time is killed: `None`.
+/// Waits until a program ends. If it does not end within this time, it is killed: `None`.
 pub fn wait_within(child: &mut Child, within: Duration) -> Result<Option<ExitStatus>> {
     let end = Instant::now() + within;
     loop {
@@ -440,11 +442,11 @@ pub fn wait_within(child: &mut Child, within: Duration) -> Result<Option<ExitSta
     }
 }
 
-/// A file for a policy, removed when dropped.
+/// A policy file, removed when this is dropped.
 pub struct PolicyFile(PathBuf);
 
 impl PolicyFile {
-    /// With this text, under a name that no other test has.
+    /// With this text, and a file name that no other test uses.
     pub fn new(name: &str, text: &str) -> Result<Self> {
         let file = format!("twheel-{}-{name}.toml", std::process::id());
         let file = Self(std::env::temp_dir().join(file));
@@ -452,12 +454,12 @@ impl PolicyFile {
         Ok(file)
     }
 
-    /// With another.
+    /// Replaces the text.
     pub fn write(&self, text: &str) -> Result<()> {
         fs::write(&self.0, text).with_context(|| format!("cannot write {}", self.0.display()))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &str {
         self.0.to_str().expect("a name of our own")
     }
@@ -469,7 +471,7 @@ impl Drop for PolicyFile {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command until it ends.
 pub fn once(command: Command) -> Result<Ended> {
     Twheel::spawn(command, Stdio::piped(), |_| {})?.0.wait()
 }

@@ -1,4 +1,4 @@
-//! What stands in a host's traffic control, asked of `tc`.
+//! A host's traffic control, queried with `tc`.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -25,11 +25,11 @@ pub fn tc(host: &Namespace, args: &str) -> Result<String> {
 /// A filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// The lowest is met first.
+    /// Packets meet the lowest first.
     pub priority: u64,
     /// As `tc` prints it.
     pub handle: String,
-    /// Empty for one that has none.
+    /// Empty if it has no name.
     pub name: String,
     /// Its program's id, or 0.
     pub program: u64,
@@ -41,22 +41,22 @@ impl Filter {
         self.name.starts_with("twheel:")
     }
 
-    /// Where it stands, and as what.
+    /// Its priority, handle and name.
     pub fn place(&self) -> (u64, &str, &str) {
         (self.priority, &self.handle, &self.name)
     }
 }
 
-/// Those of outgoing packets of an interface, in order.
+/// The filters for outgoing packets of an interface, in order.
 pub fn filters(host: &Namespace, interface: &str) -> Result<Vec<Filter>> {
     filters_of(host, interface, "egress")
 }
 
-/// Those of one direction, `ingress` or `egress`.
+/// The filters for one direction, `ingress` or `egress`.
 pub fn filters_of(host: &Namespace, interface: &str, way: &str) -> Result<Vec<Filter>> {
     let listed = tc(host, &format!("-j filter show dev {interface} {way}"))?;
     let listed: Vec<Value> = serde_json::from_str(&listed)?;
-    // Each priority is listed by itself, too.
+    // `tc` also lists each priority by itself.
     let listed = listed.iter().filter(|it| it["options"].is_object());
     let read = |it: &Value| Filter {
         priority: it["pref"].as_u64().unwrap_or_default(),
@@ -72,7 +72,8 @@ pub fn has_qdisc(host: &Namespace, interface: &str) -> Result<bool> {
     Ok(tc(host, &format!("qdisc show dev {interface}"))?.contains("clsact"))
 }
 
-/// Adds a filter that drops datagrams from a port, and else says `TC_ACT_UNSPEC`, in classic BPF.
+/// Adds a filter in classic BPF that drops datagrams from a port and returns `TC_ACT_UNSPEC` for
+/// others.
 pub fn drop_from(host: &Namespace, interface: &str, priority: u16, port: u16) -> Result<()> {
     let code = format!(
         "9,40 0 0 12,21 0 6 2048,48 0 0 23,21 0 4 17,177 0 0 14,72 0 0 14,21 0 1 {port},6 0 0 2,6 0 0 4294967295"
@@ -84,7 +85,8 @@ pub fn drop_from(host: &Namespace, interface: &str, priority: u16, port: u16) ->
     Ok(())
 }
 
-/// Whether a datagram from the server's port arrives before one that is sent later, from a port that is open.
+/// Whether a datagram from the server's port arrives before one that is sent later from an open
+/// port.
 pub fn passes(pair: &Pair, port: u16) -> Result<bool> {
     let bind = |host: &Namespace, address: SocketAddr| {
         host.enter(|| UdpSocket::bind(address).context("cannot bind"))
@@ -93,7 +95,7 @@ pub fn passes(pair: &Pair, port: u16) -> Result<bool> {
     client.set_read_timeout(Some(PATIENCE))?;
     for port in [port, 5999] {
         let server = bind(&pair.server, (Family::V4.server(), port).into())?;
-        // Of one that a filter drops the sender may be told.
+        // If a filter drops it, the sender may get an error.
         let _ = server.send_to(b"!", client.local_addr()?);
     }
     let (_, first) = client.recv_from(&mut [0])?;

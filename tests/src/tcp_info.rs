@@ -1,4 +1,4 @@
-//! What the kernel knows of a TCP socket.
+//! What the kernel knows about a TCP socket.
 
 use std::{mem, net::TcpStream, os::fd::AsRawFd};
 
@@ -8,12 +8,12 @@ use anyhow::{Result, ensure};
 ///
 /// # Errors
 ///
-/// The kernel does not say.
+/// The kernel does not tell.
 pub fn tcp_info(stream: &TcpStream) -> Result<libc::tcp_info> {
-    // SAFETY: all zeros are valid, and the kernel fills in as much as it says.
+    // SAFETY: all-zero bytes are valid, and the kernel fills in as much as it says.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the buffer is as long as it says.
+    // SAFETY: the buffer is as long as passed.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! The kernel's own word on retransmissions: the trace event `tcp:tcp_retransmit_skb`.
+//! The kernel's own report of retransmissions: the trace event `tcp:tcp_retransmit_skb`.
 
 use std::{
     fs,
@@ -11,13 +11,13 @@ use anyhow::{Context, Result, ensure};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// A buffer of trace events of its own; gone when this is dropped.
+/// A separate buffer of trace events, removed when this is dropped.
 pub struct Trace(PathBuf);
 
-/// A segment that was sent again.
+/// A retransmitted segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Retransmission {
-    /// On `CLOCK_MONOTONIC`.
+    /// In the time of `CLOCK_MONOTONIC`.
     pub at: Duration,
     /// The sender's port.
     pub sport: u16,
@@ -26,7 +26,7 @@ pub struct Retransmission {
 }
 
 impl Trace {
-    /// From now on, of the whole machine.
+    /// Starts to record the retransmissions of the whole machine.
     pub fn retransmissions() -> Result<Self> {
         if !Path::new(TRACING).join("instances").exists() {
             let mounted = Command::new("mount")
@@ -49,7 +49,7 @@ impl Trace {
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// All of them so far.
+    /// All retransmissions recorded so far.
     pub fn read(&self) -> Result<Vec<Retransmission>> {
         let text = fs::read_to_string(self.0.join("trace")).context("cannot read the trace")?;
         let events = text

@@ -1,4 +1,4 @@
-//! Flows of which each packet is counted.
+//! Flows whose packets are counted one by one.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -10,16 +10,16 @@ use crate::{
     pair::{Family, Pair, SERVER},
 };
 
-/// A flow of UDP that begins at the server, from this port.
+/// A UDP flow that the server begins, from this port.
 pub struct Wire {
-    /// Its ends.
+    /// The server's socket.
     pub server: UdpSocket,
-    /// That of the client.
+    /// The client's socket.
     pub client: UdpSocket,
 }
 
 impl Wire {
-    /// Between the hosts.
+    /// Between the hosts of a pair.
     pub fn new(pair: &Pair, port: u16) -> Result<Self> {
         let bind = |host: &Namespace, address: SocketAddr| {
             host.enter(|| UdpSocket::bind(address).context("cannot bind"))
@@ -33,7 +33,7 @@ impl Wire {
         Ok(Self { server, client })
     }
 
-    /// Sends so many out, and so many back.
+    /// Sends this many datagrams out, and this many back.
     pub fn talk(&self, out: usize, back: usize) -> Result<()> {
         for (from, to, count) in [
             (&self.server, &self.client, out),
@@ -47,7 +47,7 @@ impl Wire {
         Ok(())
     }
 
-    /// How many packets twheel has counted out and back; none for a flow that it does not know.
+    /// How many packets twheel has counted out and back; zero for a flow that it does not know.
     pub fn counted(&self, host: &Namespace) -> Result<(u64, u64)> {
         let port = self.server.local_addr()?.port();
         let peer = self.client.local_addr()?.port();

@@ -1,4 +1,5 @@
-//! Getting the programs onto an interface, and every link pinned. Filters, which are no links: [`clsact`].
+//! Attaches the programs to an interface and pins every BPF link. Filters are not BPF links: see
+//! [`clsact`].
 
 use std::{fs, io};
 
@@ -24,23 +25,24 @@ use crate::{
     tcx,
 };
 
-/// How an interface ended up attached, for people.
+/// How an interface was attached, for messages to users.
 pub struct Attached {
-    /// By what incoming packets are seen.
+    /// The hook that sees incoming packets.
     pub ingress: Incoming,
-    /// That is what an earlier run has left, with this one's program in it.
+    /// An earlier run's attachment was taken over, and now runs this run's program.
     pub adopted: bool,
-    /// Why it is not native XDP, where that would have been chosen first.
+    /// Why native XDP, the first choice, was not used; `None` if it was used or was not the first
+    /// choice.
     pub why: Option<String>,
-    /// By what egress is seen; `None` where it is not.
+    /// The hook that sees outgoing packets; `None` if they are not seen.
     pub egress: Option<Outgoing>,
 }
 
 impl Attached {
-    /// The hooks.
+    /// Names the hooks.
     pub fn describe(&self) -> String {
         let ingress = match (self.adopted, self.ingress) {
-            // The kernel does not say in which mode a link is.
+            // The kernel does not say in which mode a BPF link is attached.
             (true, Incoming::Xdp(_)) => "adopted XDP".to_owned(),
             (true, by) => format!("adopted {}", by.name()),
             (false, by) => by.name().to_owned(),
@@ -56,8 +58,8 @@ impl Attached {
     }
 }
 
-/// Fails if there are control characters in the name. The kernel allows them; terminals and those who read our output
-/// would do as they say.
+/// Fails if the name contains control characters. The kernel allows them, but a terminal or a
+/// program that reads the output would act on them.
 pub fn check_name(interface: &str) -> Result<()> {
     if !interface.chars().any(char::is_control) {
         return Ok(());
@@ -72,7 +74,8 @@ pub fn check_name(interface: &str) -> Result<()> {
     .into())
 }
 
-/// Fails unless the interface exists here and its packets begin with an Ethernet or IP header.
+/// Fails unless the interface exists in this network namespace and its packets begin with an
+/// Ethernet or IP header.
 pub fn check_interface(interface: &str) -> Result<Interface> {
     check_name(interface)?;
     if_nametoindex(interface).map_err(|error| {
@@ -88,25 +91,25 @@ pub fn check_interface(interface: &str) -> Result<Interface> {
     Ok(found)
 }
 
-/// The programs that are attached, by their names.
+/// The programs to attach, by name.
 pub trait ProgramSource {
-    /// Sees to it that one is loaded.
+    /// Makes sure that a program is loaded.
     ///
     /// # Errors
     ///
-    /// The kernel refuses it.
+    /// The kernel refuses the program.
     fn demand(&mut self, name: &str, instance: &Instance) -> Result<()>;
-    /// One of XDP's.
+    /// An XDP program.
     ///
     /// # Errors
     ///
-    /// There is none of this name.
+    /// There is no XDP program of this name.
     fn xdp(&mut self, name: &str) -> Result<&mut Xdp>;
     /// A classifier.
     ///
     /// # Errors
     ///
-    /// There is none of this name.
+    /// There is no classifier of this name.
     fn classifier(&mut self, name: &str) -> Result<&mut SchedClassifier>;
 }
 
@@ -124,8 +127,8 @@ impl ProgramSource for DataPlane {
     }
 }
 
-/// Attaches to an interface, wholly or not at all. A link that an earlier loader left is taken over: the program behind
-/// it is replaced atomically, and no packet is missed.
+/// Attaches to an interface, completely or not at all. If an earlier run left a BPF link, it is
+/// taken over: its program is replaced atomically, so no packet is missed.
 pub fn attach(
     programs: &mut dyn ProgramSource,
     instance: &Instance,
@@ -138,7 +141,7 @@ pub fn attach(
     if choice.hides_tags {
         log::warn!("{interface}: {HIDES_TAGS}: `{}`", shows_tags(interface));
     }
-    // First: where it fails, the driver was not disturbed.
+    // Egress comes first: if it fails, the driver has not been disturbed.
     let egress = see_egress(programs, instance, interface, hooks)?;
     let ingress = see_ingress(programs, instance, interface, hooks, choice);
     let attached = ingress.and_then(|(ingress, adopted, why)| {
@@ -161,14 +164,16 @@ pub fn attach(
     }
 }
 
-/// Whether somebody else's XDP program is there, which could be that of another instance.
+/// Whether the interface carries an XDP program that is not this instance's. It may be another
+/// instance's.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
     let found = interfaces::one(interface)?;
     Ok(found.xdp.iter().any(|(_, id)| Some(*id) != own))
 }
 
-/// Sees incoming packets. Returns by what, whether that was there, and why not by what was chosen first.
+/// Attaches for incoming packets. Returns the hook, whether an earlier run's attachment was taken
+/// over, and why the first choice was not used.
 fn see_ingress(
     programs: &mut dyn ProgramSource,
     instance: &Instance,
@@ -193,7 +198,7 @@ fn see_ingress(
         }
     }
     programs.demand("twheel_ingress", instance)?;
-    // What sees it another way goes first: one packet is not to be counted twice.
+    // First remove the other attachment, or packets would be counted twice.
     instance.unpin(Hook::Xdp, interface)?;
     let program = programs.classifier("twheel_ingress")?;
     let adopted = if choice.by == Incoming::Tcx {
@@ -214,7 +219,7 @@ fn see_ingress(
 
 type Seen = (Incoming, bool, Option<String>);
 
-/// Sees incoming packets by XDP, if the kernel lets it.
+/// Attaches XDP for incoming packets, if the kernel allows it.
 fn see_xdp(
     programs: &mut dyn ProgramSource,
     instance: &Instance,
@@ -228,7 +233,7 @@ fn see_xdp(
     let program = programs.xdp("twheel_xdp")?;
     let asked = hooks.mode.is_some_and(|mode| mode != Mode::Auto);
     if asked && pinned(instance, Hook::Xdp, interface)?.is_some() {
-        // The kernel does not say in which mode a link is, and cannot change it.
+        // The kernel does not say in which mode a BPF link is attached, and cannot change the mode.
         log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
         instance.unpin(Hook::Xdp, interface)?;
     }
@@ -239,7 +244,7 @@ fn see_xdp(
     Ok(attached.map(|(mode, why)| (Incoming::Xdp(mode), false, why)))
 }
 
-/// Sees outgoing packets, if they are to be seen. Returns by what.
+/// Attaches for outgoing packets, if they are to be seen. Returns the hook.
 fn see_egress(
     programs: &mut dyn ProgramSource,
     instance: &Instance,
@@ -247,12 +252,12 @@ fn see_egress(
     hooks: &Hooks,
 ) -> Result<Option<Outgoing>> {
     let Some(way) = hooks.outgoing(if_nametoindex(interface)?) else {
-        // An earlier loader may have seen it.
+        // An earlier run may have attached there.
         let_go_of_egress(instance, interface)?;
         return Ok(None);
     };
     let program = programs.classifier("twheel_egress")?;
-    // What sees it the other way goes first: one packet is not to be counted twice.
+    // First remove the other attachment, or packets would be counted twice.
     let attached = match way {
         Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)
             .and_then(|()| attach_tcx(program, instance, interface, Way::Out, hooks)),
@@ -271,21 +276,22 @@ fn see_egress(
         Err(error) if hooks.egress != Egress::Auto => Err(error),
         Err(error) => {
             log::warn!("{interface}: only incoming packets are seen: {error:#}");
-            // Nor by the program of an earlier loader.
+            // An earlier run's program must not see outgoing packets either.
             let_go_of_egress(instance, interface)?;
             Ok(None)
         }
     }
 }
 
-/// Sees no outgoing packets any more.
+/// Detaches from outgoing packets.
 fn let_go_of_egress(instance: &Instance, interface: &str) -> Result<()> {
     instance.unpin(Hook::Egress, interface)?;
     clsact::let_go_of(instance.path(), interface, Way::Out)
 }
 
-/// Removes links that are pinned for an interface of this name, and on another: that was renamed, or moved away, and may have
-/// the same number there.
+/// Removes pinned BPF links that bear this interface's name but are attached to another interface.
+/// That interface was renamed, or moved to another network namespace, where it may have the same
+/// number.
 fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
     if let Some(link) = pinned(instance, Hook::Xdp, interface)?
         && !carries(interface, link.info()?.program_id())?
@@ -300,23 +306,24 @@ fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes over the XDP link that is pinned. Returns whether there is one.
+/// Takes over the pinned XDP link. Returns whether there was one.
 fn adopt_xdp(program: &mut Xdp, instance: &Instance, interface: &str) -> Result<bool> {
     let Some(link) = pinned(instance, Hook::Xdp, interface)? else {
         return Ok(false);
     };
     let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
     if let Ok(id) = program.attach_to_link(link) {
-        // The pin holds the link; this handle may go.
+        // The pin keeps the BPF link alive, so this handle may be dropped.
         drop(program.take_link(id)?);
         return Ok(true);
     }
-    // The interface it belonged to is gone.
+    // The interface that the BPF link was attached to no longer exists.
     instance.unpin(Hook::Xdp, interface)?;
     Ok(false)
 }
 
-/// Returns in which mode, and why not natively, if that was tried first; or why the kernel attaches it in none.
+/// Returns the mode, and, if native mode was tried first, why it failed. The error says why the
+/// kernel attaches in no mode.
 fn attach_xdp(
     program: &mut Xdp,
     instance: &Instance,
@@ -353,7 +360,7 @@ fn driver_refuses(error: ProgramError) -> String {
     )
 }
 
-/// Why TCX is taken instead.
+/// Why TCX is used instead of native XDP.
 fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String {
     if !is_taken(errno(&error)) {
         return driver_refuses(error);
@@ -364,7 +371,7 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
     }
 }
 
-/// Why XDP that was asked for cannot be had.
+/// Why the XDP that the user asked for is not available.
 fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
     let message = if is_taken(errno(&error)) {
         format!(
@@ -378,19 +385,20 @@ fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
     anyhow::Error::new(error).context(Failure::new(Kind::Interface, message))
 }
 
-/// Whether an interface of this name carries an XDP program.
+/// Whether the interface of this name carries this XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
     let found = interfaces::one(interface).ok();
     Ok(found.is_some_and(|found| found.xdp.iter().any(|(_, id)| *id == program)))
 }
 
-/// The number of the interface that a link is on; 0 of one that is gone. From what the kernel says of an open file: asking it
-/// for the programs of an interface takes `CAP_SYS_ADMIN`, which a run has given up.
+/// The number of the interface that a BPF link is attached to; 0 if that interface no longer
+/// exists. Read from `fdinfo`: asking the kernel for an interface's programs takes `CAP_SYS_ADMIN`,
+/// which the running twheel has dropped.
 fn interface_of(link: &FdLink) -> Result<u32> {
     const FILES: &str = "/proc/self/fdinfo";
     let id = link.info()?.id();
     for file in fs::read_dir(FILES).with_context(|| format!("cannot list {FILES}"))? {
-        // Other threads close theirs meanwhile.
+        // Other threads may close files meanwhile.
         let Ok(text) = fs::read_to_string(file?.path()) else {
             continue;
         };
@@ -407,7 +415,7 @@ fn interface_of(link: &FdLink) -> Result<u32> {
     bail!("what is pinned as a link is on no interface: `twheel detach` removes it")
 }
 
-/// Sees packets of one direction by TCX. Returns whether an earlier run's link was there.
+/// Attaches TCX for one direction. Returns whether an earlier run's BPF link was taken over.
 fn attach_tcx(
     program: &mut SchedClassifier,
     instance: &Instance,
@@ -431,7 +439,7 @@ fn attach_tcx(
     };
     let index = if_nametoindex(interface)?;
     if let Some(link) = pinned(instance, hook, interface)? {
-        // It may be on what has another name by now.
+        // The pinned BPF link may be on an interface that has been renamed since.
         let is_here = interface_of(&link)? == index;
         let own = link.info()?.program_id();
         let link =
@@ -441,7 +449,7 @@ fn attach_tcx(
                 let all = tcx::others(index, way, None, &hooks.names)?;
                 tcx::stands(order, own, &all)
             }
-            // It stays where it stands.
+            // It keeps its position.
             _ => true,
         };
         if !stands {
@@ -454,13 +462,13 @@ fn attach_tcx(
     }
     let order = hooks.order.as_ref().unwrap_or(&Order::First);
     let attach = |program: &mut SchedClassifier| {
-        // One without TCX says so when it is asked to attach.
+        // A kernel without TCX reports that when the program is attached.
         let others = tcx::others(index, way, None, &hooks.names).unwrap_or_default();
-        // Said, or aya would take a clsact filter in older kernels.
+        // Given explicitly: otherwise aya would use a clsact filter on older kernels.
         let order = TcAttachOptions::TcxOrder(tcx::link_order(order, &others));
         program.attach_with_options(interface, direction, order)
     };
-    // A program beside which it was to stand may have gone just now.
+    // The program that `--order` names may just have been detached.
     let attached = match attach(program) {
         Err(error) if errno(&error) == Some(libc::ENOENT) => attach(program),
         result => result,
@@ -479,14 +487,15 @@ fn attach_tcx(
     Ok(false)
 }
 
-/// Another program has the hook: `EBUSY` for one in the same mode, `EEXIST` for one in another.
+/// Another program has the hook: the kernel says `EBUSY` if it is in the same mode, `EEXIST` if in
+/// another.
 fn is_taken(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::EBUSY | libc::EEXIST))
 }
 
 fn pin(link: FdLink, instance: &Instance, hook: Hook, interface: &str) -> Result<()> {
     let path = instance.link(hook, interface);
-    // Where this fails the link is dropped, and with it the attachment.
+    // If pinning fails, the BPF link is dropped, which detaches the program.
     link.pin(&path)
         .with_context(|| format!("cannot pin the link at {}", path.display()))?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Where the BPF file system is, and commands of `bpf(2)` for which aya has no function.
+//! Where the BPF file system is, and the commands of `bpf(2)` that aya has no function for.
 
 use std::{
     ffi::CString,
@@ -15,13 +15,13 @@ use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type};
 /// The BPF file system.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// Calls the kernel. Returns what it returns, if that is no error: a descriptor, for some commands.
+/// Calls the kernel. Returns the result, which for some commands is a file descriptor.
 ///
 /// # Safety
 ///
-/// The attribute is one of this command, and its pointers are valid during the call.
+/// The attribute is filled for this command, and its pointers are valid during the call.
 pub unsafe fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
-    // SAFETY: the attribute is as long as is said, and otherwise the caller's promise.
+    // SAFETY: the size passed is the attribute's; the caller guarantees the rest.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -32,41 +32,41 @@ pub unsafe fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     };
     match result {
         -1 => Err(io::Error::last_os_error()),
-        // Descriptors and 0 fit.
+        // Descriptors and 0 fit into an `i32`.
         result => Ok(result as i32),
     }
 }
 
-/// Opens what is pinned.
+/// Opens a pin.
 ///
 /// # Errors
 ///
-/// There is no such pin, or it may not be opened.
+/// The pin does not exist, or the caller may not open it.
 pub fn open(pin: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.__bindgen_anon_4.pathname = path.as_ptr().addr() as u64;
-    // SAFETY: the attribute is one of this command, and the path outlives the call.
+    // SAFETY: the attribute is filled for this command, and the path outlives the call.
     let fd = unsafe { call(bpf_cmd::BPF_OBJ_GET, &mut attr) }?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Detaches a link, and is back when it sees no packet any more.
+/// Detaches a BPF link. Returns once its program sees no more packets.
 ///
 /// # Errors
 ///
-/// It is no link that can be detached.
+/// The BPF link cannot be detached.
 pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.link_detach.link_fd = link.as_raw_fd().unsigned_abs();
-    // SAFETY: the attribute is one of this command, and has no pointers.
+    // SAFETY: the attribute is filled for this command, and has no pointers.
     unsafe { call(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
 }
 
-/// The first characters of a name, as the kernel keeps it.
+/// The first characters of a name, as many as the kernel keeps.
 fn short(name: &str) -> [libc::c_char; 16] {
     let mut short = [0; 16];
     for (to, from) in short.iter_mut().take(15).zip(name.bytes()) {
@@ -79,33 +79,33 @@ fn short(name: &str) -> [libc::c_char; 16] {
 ///
 /// # Errors
 ///
-/// There is something of that name, or it cannot be made.
+/// The pin exists already, or cannot be made.
 pub fn pin(object: BorrowedFd<'_>, pin: &Path) -> io::Result<()> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.__bindgen_anon_4.pathname = path.as_ptr().addr() as u64;
     attr.__bindgen_anon_4.bpf_fd = object.as_raw_fd().unsigned_abs();
-    // SAFETY: the attribute is one of this command, and the path outlives the call.
+    // SAFETY: the attribute is filled for this command, and the path outlives the call.
     unsafe { call(bpf_cmd::BPF_OBJ_PIN, &mut attr) }.map(drop)
 }
 
-/// Makes a map with room for one program.
+/// Makes a map of programs with one entry.
 ///
 /// # Errors
 ///
-/// The kernel refuses it.
+/// The kernel refuses the map.
 pub fn make_program_array(name: &str) -> io::Result<OwnedFd> {
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY as u32;
     attr.__bindgen_anon_1.key_size = 4;
     attr.__bindgen_anon_1.value_size = 4;
     attr.__bindgen_anon_1.max_entries = 1;
     attr.__bindgen_anon_1.map_name = short(name);
-    // SAFETY: the attribute is one of this command, and has no pointers.
+    // SAFETY: the attribute is filled for this command, and has no pointers.
     let fd = unsafe { call(bpf_cmd::BPF_MAP_CREATE, &mut attr) }?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -113,15 +113,17 @@ pub fn make_program_array(name: &str) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The kernel refuses it: it is not like those whose calls the map serves.
+/// The kernel refuses the program: it is not compatible with the programs that call through this
+/// map.
 pub fn set_program(map: BorrowedFd<'_>, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
     let value = program.as_raw_fd().unsigned_abs();
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.__bindgen_anon_2.map_fd = map.as_raw_fd().unsigned_abs();
     attr.__bindgen_anon_2.key = (&raw const index).addr() as u64;
     attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const value).addr() as u64;
-    // SAFETY: the attribute is one of this command, and points to a key and a value of four bytes, which outlive the call.
+    // SAFETY: the attribute is filled for this command; it points to a key and a value of four
+    // bytes each, which outlive the call.
     unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
@@ -129,7 +131,7 @@ pub fn set_program(map: BorrowedFd<'_>, index: u32, program: BorrowedFd<'_>) -> 
 ///
 /// # Errors
 ///
-/// The kernel refuses it.
+/// The kernel refuses the program.
 pub fn load(
     name: &str,
     kind: bpf_prog_type,
@@ -138,7 +140,7 @@ pub fn load(
     code: &[u64],
 ) -> io::Result<OwnedFd> {
     let license = c"Dual MIT/GPL";
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.__bindgen_anon_3.prog_type = kind as u32;
     attr.__bindgen_anon_3.insn_cnt = code.len() as u32;
@@ -147,9 +149,9 @@ pub fn load(
     attr.__bindgen_anon_3.prog_flags = flags;
     attr.__bindgen_anon_3.prog_name = short(name);
     attr.__bindgen_anon_3.expected_attach_type = attach;
-    // SAFETY: the attribute is one of this command, and points to as many instructions as it says and to a string that ends, which
-    // outlive the call.
+    // SAFETY: the attribute is filled for this command; it points to as many instructions as it
+    // says and to a string that ends in a zero byte, and both outlive the call.
     let fd = unsafe { call(bpf_cmd::BPF_PROG_LOAD, &mut attr) }?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

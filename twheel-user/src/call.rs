@@ -1,9 +1,11 @@
-//! The programs that userspace runs: the stepper, and those that delete, enter and sweep. They are attached to nothing; their
-//! "packet" is their argument, and their answer is what it is then.
+//! Runs the programs that userspace calls: the stepper, and those that delete, enter and sweep
+//! flows. They are attached to no interface. Their argument is passed as the "packet", and they
+//! write their answer over it.
 //!
-//! Nothing that packets bring may run on the CPU meanwhile (`docs/design.md`). Where a test run has bottom halves off, it
-//! is one, and the kernel copies the "packet" back. Elsewhere it is one of live frames, which always has; of that the kernel gives
-//! nothing back, and the program leaves its answer in a map.
+//! No packet may be processed on the CPU meanwhile (`docs/design.md`). Where a plain test run
+//! disables softirqs, a plain test run is used, and the kernel copies the "packet" back. Elsewhere
+//! a test run on live frames is used, which always disables them. The kernel copies nothing back
+//! from it, so the program leaves its answer in a map.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -28,13 +30,14 @@ use twheel_common::{
 
 use crate::stepping::Stepping;
 
-/// Answers that the map has room for where programs are run by live frames, at least. One, where they are not.
+/// Minimum capacity of the map of answers where programs are run by live frames. Elsewhere it has
+/// one entry.
 pub const MIN_ANSWERS: u32 = 64;
 
-/// Where programs that are run by live frames leave their answers.
+/// The map in which programs that are run by live frames leave their answers.
 pub struct Answers(HashMap<MapData, u64, Answer>);
 
-/// How the programs are run that leave their answers in this map, `CALLS`.
+/// How programs are run that leave their answers in this map, `CALLS`.
 pub fn stepping(calls: &MapData) -> Result<Stepping> {
     Ok(match calls.info()?.max_entries() {
         MIN_ANSWERS.. => Stepping::LiveFrames,
@@ -43,7 +46,7 @@ pub fn stepping(calls: &MapData) -> Result<Stepping> {
 }
 
 impl Answers {
-    /// Of the map `CALLS`; `None` where programs are run by plain test runs.
+    /// Opens the map `CALLS`; `None` if programs are run by plain test runs.
     pub fn open(map: MapData) -> Result<Option<Self>> {
         if stepping(&map)? == Stepping::TestRuns {
             return Ok(None);
@@ -53,20 +56,20 @@ impl Answers {
     }
 }
 
-/// A program that userspace runs, and where it answers.
+/// A program that userspace runs, and where it leaves its answer.
 pub struct Callable {
     program: Xdp,
     answers: Option<Answers>,
 }
 
 impl Callable {
-    /// Of a program, and the map `CALLS` of its data plane.
+    /// From a program and the map `CALLS` of its data plane.
     pub fn new(program: Xdp, calls: MapData) -> Result<Self> {
         let answers = Answers::open(calls)?;
         Ok(Self { program, answers })
     }
 
-    /// Of a program's pin, beside which its maps are pinned.
+    /// From a program's pin, beside which its maps are pinned.
     pub fn pinned(path: &Path) -> Result<Self> {
         let program = Xdp::from_pin(path, XdpAttachType::Interface)
             .with_context(|| format!("cannot open the program pinned at {}", path.display()))?;
@@ -76,30 +79,30 @@ impl Callable {
         Self::new(program, calls)
     }
 
-    /// One call of the stepper. The caller's thread is pinned to the CPU of the wheel.
+    /// Calls the stepper once. The calling thread must be pinned to the wheel's CPU.
     pub fn step(&self, budget: u32) -> Result<Step> {
         step(&self.program, self.answers.as_ref(), budget)
     }
 
-    /// Low 32 bits of the data plane's clock, units, by its program that sweeps.
+    /// Low 32 bits of the data plane's clock, in units, as the sweeping program returns them.
     pub fn now(&self) -> Result<u32> {
         let call = self.sweep(Sweep::default());
         Ok(call.context("cannot ask the data plane for the time")?.now)
     }
 
-    /// One call of the program that sweeps, on the CPU to which the caller's thread is pinned.
+    /// Calls the sweeping program once, on the CPU that the calling thread is pinned to.
     pub fn sweep(&self, call: Sweep) -> Result<Sweep> {
         sweep(&self.program, self.answers.as_ref(), call)
     }
 
-    /// Enters a flow, on whichever CPU this is.
+    /// Enters a flow, on the current CPU.
     pub fn enter(&self, call: Enter) -> Result<()> {
         run(&self.program, self.answers.as_ref(), &mut [call])
             .context("cannot run the program that enters a flow")
     }
 
-    /// Deletes flows of the wheel of one CPU, to which the caller's thread is pinned; each entry's outcome
-    /// says how it went. A flow that had a packet since it was chosen stays.
+    /// Deletes flows from the wheel of the CPU that the calling thread is pinned to. Each entry's
+    /// outcome says what happened. A flow that had a packet since it was chosen stays.
     pub fn delete(&self, entries: &mut [Delete]) -> Result<()> {
         delete(&self.program, self.answers.as_ref(), entries)
     }
@@ -130,7 +133,7 @@ pub fn delete(program: &Xdp, answers: Option<&Answers>, entries: &mut [Delete]) 
     Ok(())
 }
 
-/// Runs a program whose "packet" is its argument, and takes its answer.
+/// Runs a program with its argument as the "packet", and stores its answer there.
 fn run<T: Pod>(program: &Xdp, answers: Option<&Answers>, call: &mut [T]) -> Result<()> {
     const {
         assert!(
@@ -138,7 +141,8 @@ fn run<T: Pod>(program: &Xdp, answers: Option<&Answers>, call: &mut [T]) -> Resu
             "the kernel takes no shorter packet"
         )
     };
-    // SAFETY: `Pod`s are as many bytes as they are long, without padding here, and any bytes are valid ones.
+    // SAFETY: these `Pod`s have no padding, so all their bytes are initialized, and any bytes are
+    // valid ones.
     let bytes = unsafe {
         std::slice::from_raw_parts_mut(call.as_mut_ptr().cast::<u8>(), size_of_val(call))
     };
@@ -158,7 +162,8 @@ fn plain(program: &Xdp, call: &mut [u8]) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// By one live frame: never more, since between two of them the kernel leaves what it holds for the program.
+/// Runs the program on one live frame. Never on more: between two frames the kernel may
+/// leave the section in which softirqs are disabled.
 fn live(program: &Xdp, answers: &Answers, call: &mut [u8]) -> Result<()> {
     let number = number();
     let mut frame = [0; size_of::<Call>()];

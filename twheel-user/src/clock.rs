@@ -1,4 +1,4 @@
-//! The data plane's clock, as userspace sees it: units and durations.
+//! The data plane's clock as userspace sees it: units, and their conversion to durations.
 
 use std::{io, time::Duration};
 
@@ -15,7 +15,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Jiffies. A jiffy is the resolution of the kernel's coarse clocks.
+    /// The clock in jiffies, the resolution of the kernel's coarse clocks.
     pub fn jiffies() -> Result<Self> {
         let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
             .map_err(io::Error::from)
@@ -26,16 +26,16 @@ impl Clock {
         })
     }
 
-    /// Jiffies of this length: those of when something was written.
+    /// Jiffies of this length, for example those of the host that wrote a file.
     pub fn of_jiffies(unit: Duration) -> Self {
         Self {
             source: CLOCK_JIFFIES,
-            // No length would be a division by zero.
+            // A length of 0 would lead to a division by zero.
             unit: unit.max(Duration::from_nanos(1)),
         }
     }
 
-    /// Virtual time in milliseconds, which moves when a test says so.
+    /// Virtual time in milliseconds, which moves only when a test moves it.
     pub fn virtual_ms() -> Self {
         Self {
             source: CLOCK_VIRTUAL,
@@ -43,26 +43,27 @@ impl Clock {
         }
     }
 
-    /// A unit.
+    /// The length of a unit.
     pub fn unit(&self) -> Duration {
         self.unit
     }
 
-    /// Units that are at least `duration`.
+    /// The least number of units that is not shorter than `duration`.
     pub fn units_ceil(&self, duration: Duration) -> u64 {
         let units = duration.as_nanos().div_ceil(self.unit.as_nanos());
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
-    /// Whole units of `duration`, as many as 32 bits can say.
+    /// Whole units in `duration`, at most what 32 bits hold.
     pub fn units_floor(&self, duration: Duration) -> u32 {
         let units = duration.as_nanos() / self.unit.as_nanos();
         u32::try_from(units).unwrap_or(u32::MAX)
     }
 
-    /// Units after which `duration` has passed for certain. A stamp of a clock that ticks is up to a unit old when it is
-    /// read, and up to another one where a tick comes late, so two more are waited for; virtual time is exact. (What
-    /// more a stamp may be too old is [`twheel_common::jiffies`]'.)
+    /// Units after which `duration` has certainly passed. A stamp of a clock that ticks is up to
+    /// one unit old when it is read, and up to one more if a tick comes late, so two units are
+    /// added. Virtual time is exact. (How much older a stamp can be beyond that:
+    /// [`twheel_common::jiffies`].)
     pub fn timeout(&self, duration: Duration) -> u64 {
         let slack = match self.source {
             CLOCK_JIFFIES => 2,
@@ -71,10 +72,10 @@ impl Clock {
         self.units_ceil(duration).saturating_add(slack)
     }
 
-    /// The length of so many units.
+    /// The length of this many units.
     pub fn duration(&self, units: u64) -> Duration {
         match u32::try_from(units) {
-            // A flow's times, of which there are many: without a division of 128 bits.
+            // The times of flows, the frequent case: avoids a 128-bit division.
             Ok(units) => self.unit.saturating_mul(units),
             Err(_) => Duration::from_nanos_u128(self.unit.as_nanos().saturating_mul(units.into())),
         }

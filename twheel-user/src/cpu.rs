@@ -1,4 +1,4 @@
-//! On which CPU a thread runs, and ahead of whom.
+//! Sets the CPU and the priority of a thread.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use nix::{
     unistd::Pid,
 };
 
-/// Gives this thread the lowest of real-time priorities, or takes it away.
+/// Gives this thread the lowest real-time priority, or takes it away.
 pub fn run_ahead(ahead: bool) -> io::Result<()> {
     let (policy, sched_priority) = match ahead {
         true => (libc::SCHED_FIFO, 1),
         false => (libc::SCHED_OTHER, 0),
     };
     let parameters = libc::sched_param { sched_priority };
-    // SAFETY: the parameters live as long as the call; 0 is this thread.
+    // SAFETY: the parameters outlive the call; 0 means this thread.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! Deleting flows of an instance from beside its loader.
+//! Deletes flows of an instance from a process other than its running twheel.
 
 use std::{
     collections::BTreeMap,
@@ -33,18 +33,18 @@ use crate::{
     progress, reap,
 };
 
-/// How long a ring of events may stay full before whoever reads it is taken for gone.
+/// How long the ring of events may stay full before its reader is taken for gone.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at a full ring.
+/// Pause between two looks at a full ring.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How deleting went.
+/// The result of a deletion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
-    /// Flows deleted, each with an event.
+    /// Flows that were deleted, each with an event.
     #[serde(rename = "deleted")]
     pub done: u64,
-    /// Flows that had a packet since they were chosen, or have ended: left as they are.
+    /// Flows that were left as they are: they had a packet since they were chosen, or have ended.
     #[serde(rename = "stayed")]
     pub changed: u64,
 }
@@ -59,23 +59,24 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The events of an instance that has no loader: whoever deletes flows there takes them out of the ring meanwhile, and
-/// keeps them in the history.
+/// The events of an instance that has no running twheel. The process that deletes flows reads the
+/// ring meanwhile, and writes the events to the history.
 pub struct Unread {
-    /// No loader comes meanwhile.
+    /// The lock that keeps a new twheel from starting meanwhile.
     _held: Flock<File>,
     pins: Pins,
     events: Events,
     history: Option<Writer>,
     tally: Arc<LoaderCounters>,
-    /// Somebody's events are in the ring that no loader has printed yet.
+    /// The ring holds others' events, which no running twheel has printed yet.
     left: bool,
-    /// Actions that are to be done to their flows.
+    /// Actions that were requested for the deleted flows.
     asked: u64,
 }
 
 impl Unread {
-    /// Of an instance; `None` if a loader reads its events. `history`: the directory of histories, or `off`.
+    /// Opens an instance's ring; `None` if a running twheel reads it. `history`: the directory of
+    /// histories, or `off`.
     pub fn open(reader: &Reader, history: &Path) -> Result<Option<Self>> {
         let pins = reader.pins();
         let Some(held) = pins.hold()? else {
@@ -98,12 +99,12 @@ impl Unread {
             asked: 0,
         };
         unread.keep()?;
-        // Whatever that was, it was not deleted by this.
+        // Events that are already in the ring are not of this deletion.
         unread.left = unread.events.has_unreleased();
         Ok(Some(unread))
     }
 
-    /// Keeps in the history what has come, and in the ring.
+    /// Writes the new events to the history, and leaves them in the ring.
     fn keep(&mut self) -> Result<()> {
         let mut batch = Vec::new();
         self.events.read(&mut batch, usize::MAX);
@@ -112,7 +113,7 @@ impl Unread {
         if let Some(history) = &mut self.history {
             history.add_now(batch);
         }
-        // The packet path goes on meanwhile.
+        // The packet path keeps writing events meanwhile.
         let is_own = |record: &Record| match record {
             Record::Ended(event) => {
                 let own = [Reason::Deleted, Reason::Flushed];
@@ -124,7 +125,8 @@ impl Unread {
         Ok(())
     }
 
-    /// If all was deleted by this it leaves the ring. Else it stays there, for the next loader to print and to act upon.
+    /// If all events are of this deletion, they are released. Otherwise they stay in the ring, for
+    /// the next run to print and act upon.
     fn end(&mut self) -> Result<()> {
         self.keep()?;
         if !self.left {
@@ -133,8 +135,8 @@ impl Unread {
         Ok(())
     }
 
-    /// Makes room for more events. What was to be done to the flows of those that leave the ring is not done, and counted
-    /// by the next loader.
+    /// Releases events to make room for more. Actions that were requested for their flows are not
+    /// done; the next run counts them.
     fn make_room(&mut self) -> Result<()> {
         self.keep()?;
         self.left = false;
@@ -145,19 +147,21 @@ impl Unread {
     }
 }
 
-/// Deletes the flows that are chosen, each on the CPU of its wheel. A flow that had a packet since it was chosen stays.
-/// `chosen` is asked with the clock's low 32 bits, perhaps twice. Memory does not grow with the number of flows.
+/// Deletes the chosen flows, each on the CPU of its wheel. A flow that had a packet since it was
+/// chosen stays. `chosen` is called with the clock's low 32 bits, perhaps twice for a flow. Memory
+/// does not grow with the number of flows.
 ///
 /// # Errors
 ///
-/// [`Kind::Other`]: the ring of events stays full, since nobody reads it; what was deleted until then is.
+/// [`Kind::Other`]: the ring of events stays full because nothing reads it; flows deleted until
+/// then stay deleted.
 pub fn delete_all(
     reader: &Reader,
     chosen: impl Fn(&Flow, u32) -> bool + Send,
     reason: Reason,
     unread: Option<&mut Unread>,
 ) -> Result<Tally> {
-    // A thread of its own: this one stays where it may run.
+    // In a thread of its own, so that the calling thread keeps its CPU affinity.
     thread::scope(|scope| {
         scope
             .spawn(|| {
@@ -179,7 +183,7 @@ pub fn delete_all(
     })
 }
 
-/// Flows that had a packet just now and wait for the clock, at most.
+/// The most flows that had a packet just now and wait for the clock to advance.
 const YOUNG: usize = 4096;
 
 struct Deletion<'a, C> {
@@ -189,7 +193,7 @@ struct Deletion<'a, C> {
     unread: Option<&'a mut Unread>,
     program: Callable,
     tally: Tally,
-    /// By CPU.
+    /// The batches, by CPU.
     batches: BTreeMap<u32, Vec<Delete>>,
     young: Vec<u32>,
 }
@@ -204,8 +208,8 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
             if !(self.chosen)(&flow, now) {
                 continue;
             }
-            // Another packet in the unit of the clock that is not over yet would leave no trace: a flow is chosen when
-            // that has passed.
+            // Another packet within the current clock unit would leave no trace, so a flow is
+            // chosen only once that unit has passed.
             if idle(now.into(), flow.word.stamp()) == 0 {
                 self.young.push(flow.index);
                 if self.young.len() == YOUNG {
@@ -251,7 +255,7 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
         Ok(())
     }
 
-    /// Deletes flows of one CPU's wheel.
+    /// Deletes flows from the wheel of one CPU.
     fn delete(&mut self, cpu: u32, mut batch: Vec<Delete>) -> Result<()> {
         let tally = &mut self.tally;
         pin_to(cpu)?;
@@ -263,7 +267,7 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
             for (entry, answer) in batch.iter().zip(&asked) {
                 match Deleted::from_raw(answer.outcome) {
                     Some(Deleted::Done) => tally.done += 1,
-                    // Elsewhere: the record is another flow's by now.
+                    // `Elsewhere`: the record holds another flow by now.
                     Some(Deleted::Changed | Deleted::Elsewhere) => tally.changed += 1,
                     Some(Deleted::RingFull | Deleted::Posted) => left.push(*entry),
                     None => {

@@ -5,7 +5,7 @@ use std::{fmt, io};
 /// What kind of failure; the discriminant is the exit code of `twheel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Anything not named below.
+    /// Anything that is not named below.
     Other = 1,
     /// Arguments that cannot be used (clap uses the same code).
     Usage = 2,
@@ -13,9 +13,9 @@ pub enum Kind {
     Permission = 3,
     /// The host lacks something: the kernel is too old, bpffs is not mounted.
     Unsupported = 4,
-    /// The interface is unknown, or taken.
+    /// The interface is unknown, or another program uses it.
     Interface = 5,
-    /// Pins that cannot be adopted, or none where some are needed.
+    /// There are pins that cannot be adopted, or none where some are needed.
     Pins = 6,
 }
 
@@ -27,7 +27,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Of this kind.
+    /// A failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -50,7 +50,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     failure.map_or(Kind::Other, |failure| failure.kind) as u8
 }
 
-/// Whether the reader of standard output has gone, which is no failure.
+/// Whether the reader of standard output has closed it, which is not a failure.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);

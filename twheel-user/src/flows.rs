@@ -1,7 +1,8 @@
-//! Reading the flow table while the data plane writes it: through mappings, without a system call a flow and
-//! without holding anybody up.
+//! Reads the flow table while the data plane writes it. It reads through memory mappings: without a
+//! system call per flow, and without holding up the data plane.
 //!
-//! The maps are mapped whole. Their pages are the kernel's own, so a reader's own memory does not grow with the table.
+//! The maps are mapped as a whole. The mapped pages are the kernel's own, so the reader's memory
+//! does not grow with the table.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -26,7 +27,7 @@ use twheel_common::{
 
 use crate::pins::Pins;
 
-/// The table.
+/// The flow table.
 pub struct Flows {
     lines: Values,
     details: Values,
@@ -40,31 +41,33 @@ pub struct Flows {
 /// A flow, as it was at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Where it stands in the table.
+    /// The index of its record in the table.
     pub index: u32,
-    /// Whose it is.
+    /// Its key.
     pub key: FlowKey,
-    /// Time of the latest packet, generation, and what was seen.
+    /// The time of its latest packet, its generation, and its state bits.
     pub word: Word,
-    /// Low 32 bits of the clock at its first packet, units.
+    /// Low 32 bits of the clock at its first packet, in units.
     pub created: u32,
-    /// The CPU on whose wheel it stands.
+    /// The CPU whose wheel it is on.
     pub cpu: u32,
-    /// The rule it has met; 0 for none.
+    /// The rule that it matches; 0 for none.
     pub rule: u16,
-    /// Whether its first packet went out.
+    /// Whether its first packet was outgoing.
     pub is_outgoing: bool,
-    /// Where packets of its initiator are counted; means nothing where there is one interface.
+    /// Where its initiator's packets are counted; has no meaning if there is only one interface.
     pub point: Point,
-    /// What each side has sent, the key's low endpoint first, if that is counted.
+    /// What each side has sent, the key's low endpoint first; `None` if that is not counted.
     pub account: Option<Account>,
-    /// What the retransmission timers know of each side, likewise.
+    /// What the retransmission timers know of each side, in the same order; `None` if there are no
+    /// timers.
     pub sides: Option<[Side; 2]>,
 }
 
 impl Flow {
-    /// What deletes this flow, unless it has a packet before. (A packet in the very unit of the clock in
-    /// which the flow had its latest does not show: whoever minds chooses flows that were idle for one.)
+    /// The entry that deletes this flow unless it gets a packet first. (A packet within the same
+    /// clock unit as the flow's latest one does not show. A caller to whom that matters chooses
+    /// flows that have been idle for at least one unit.)
     pub fn delete(&self, reason: Reason) -> Delete {
         Delete {
             index: self.index,
@@ -75,11 +78,11 @@ impl Flow {
 }
 
 impl Flows {
-    /// An instance's table, by its pins.
+    /// Opens an instance's table by its pins.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
         let mut flows = Self::map(&open("FLOWS")?, &open("DETAILS")?, &open("EXTRAS")?)?;
-        // Of one value where there is nothing to read.
+        // A map with a single value means that this is not recorded.
         let extra = |values: Values| (values.count >= flows.count).then_some(values);
         let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
         let timers = extra(Values::new::<Timers>(&open("RTOS")?)?);
@@ -87,7 +90,7 @@ impl Flows {
         Ok(flows)
     }
 
-    /// A table without what is counted and timed: the maps `FLOWS`, `DETAILS` and `EXTRAS`.
+    /// A table without accounts and timers: the maps `FLOWS`, `DETAILS` and `EXTRAS`.
     pub fn map(flows: &Map, details: &Map, extras: &Map) -> Result<Self> {
         let lines = Values::new::<Line>(flows).context("cannot read FLOWS")?;
         Ok(Self {
@@ -101,7 +104,7 @@ impl Flows {
         })
     }
 
-    /// Records of the table.
+    /// The number of records in the table.
     pub fn records(&self) -> u32 {
         self.count
     }
@@ -116,31 +119,32 @@ impl Flows {
         self.timers.is_some()
     }
 
-    /// All flows: each that is in the table from beginning to end of this, once; others perhaps.
+    /// All flows. A flow that is in the table during the whole iteration comes exactly once; others
+    /// may or may not come.
     ///
     /// # Panics
     ///
-    /// If the table cannot be mapped: the process is out of address space.
+    /// If the table cannot be mapped: the process has no address space left.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
         let maps = self.maps().expect("the table can be mapped");
         (0..self.count).filter_map(|index| maps.get(index))
     }
 
-    /// The flow in a record. One that changes all the time while it is looked at so often that its CPU
-    /// must have been stopped half way is passed over.
+    /// The flow in a record. A record that changes during every one of many reads is passed over:
+    /// the CPU that writes it must have been stopped half way.
     pub fn get(&self, index: u32) -> Option<Flow> {
         self.maps().ok()?.get(index)
     }
 
-    /// The live flow of a key, where homes are as this hash has them.
+    /// The live flow of a key, if this hash gives the homes.
     ///
     /// # Errors
     ///
-    /// It cannot be told: the table cannot be mapped, or a record does not come to rest.
+    /// The answer cannot be told: the table cannot be mapped, or a record keeps changing.
     pub fn find(&self, hash: &Hash, key: &FlowKey) -> Result<Option<Flow>> {
         let maps = self.maps()?;
         let home = hash.place(key).home;
-        // All of its window: what stands there is what packets find.
+        // Looks through the key's whole window: packets find what stands there.
         for index in home..(home + table::WINDOW).min(self.count) {
             let flow = maps.read(index);
             let flow = flow.map_err(|Changed| anyhow!("a record changes all the time"))?;
@@ -151,8 +155,9 @@ impl Flows {
         Ok(None)
     }
 
-    /// The details that follow in the same slot of the wheel, if the flow of these stands on the wheel of this
-    /// CPU, and whatever it is by now: the list changes while it is followed.
+    /// The next pointer of these details: the details that follow in the same slot, if this flow is
+    /// on the wheel of this CPU. The flow may be any flow by now, because the list changes while it
+    /// is followed.
     pub fn next(&self, details: u32, cpu: u32) -> Option<Link> {
         self.maps().ok()?.next(details, cpu)
     }
@@ -178,7 +183,7 @@ impl Flows {
     }
 }
 
-/// An array whose values can be mapped.
+/// An array map whose values can be mapped.
 struct Values {
     map: OwnedFd,
     size: usize,
@@ -203,7 +208,7 @@ impl Values {
         })
     }
 
-    /// Its values, for reading.
+    /// Maps its values, read-only.
     fn map(&self) -> Result<MmapRaw> {
         MmapOptions::new()
             .len(self.count as usize * self.size)
@@ -212,7 +217,7 @@ impl Values {
     }
 }
 
-/// The table, mapped.
+/// The mapped maps of the table.
 struct Maps {
     lines: MmapRaw,
     details: MmapRaw,
@@ -232,7 +237,7 @@ impl Maps {
         const TRIES: u32 = 1 << 20;
         for _ in 0..TRIES {
             match self.try_get(index) {
-                // A matter of nanoseconds.
+                // The write takes nanoseconds.
                 Err(Changed) => std::hint::spin_loop(),
                 found => return found,
             }
@@ -271,11 +276,11 @@ impl Maps {
         (is_here && details.cpu() == cpu).then_some(details.next)
     }
 
-    /// Details, each word of them whole.
+    /// A copy of the details, each word of which is whole.
     fn details(&self, number: u32) -> Option<Details> {
         const WORDS: usize = size_of::<Details>() / size_of::<u64>();
         let words = self.words::<WORDS>(&self.details, number)?;
-        // SAFETY: of the same size, and any bits are valid in each field.
+        // SAFETY: the sizes are equal, and any bits are valid in each field.
         Some(unsafe { std::mem::transmute::<[u64; WORDS], Details>(words) })
     }
 
@@ -286,13 +291,13 @@ impl Maps {
         Some(unsafe { std::mem::transmute::<[u64; WORDS], Extras>(words) })
     }
 
-    /// A value of details' or extras', of so many words, by its number.
+    /// A value of the details or extras, as this many words, by its number.
     fn words<const WORDS: usize>(&self, values: &MmapRaw, number: u32) -> Option<[u64; WORDS]> {
         if number >= self.flows {
             return None;
         }
-        // SAFETY: within the mapping, which has so many, aligned to a page; only read, and atomically, since others write
-        // there.
+        // SAFETY: the words lie within the mapping, which has that many values and is aligned to a
+        // page. They are only read, and atomically, since the kernel writes there.
         let words = unsafe {
             &*values
                 .as_mut_ptr()
@@ -307,7 +312,7 @@ impl Maps {
         if index >= self.records {
             return None;
         }
-        // SAFETY: an account for each record, each of four aligned words.
+        // SAFETY: there is an account for each record, of four aligned words each.
         let words = unsafe {
             &*accounts
                 .as_mut_ptr()
@@ -324,8 +329,9 @@ impl Maps {
         if index >= self.records {
             return None;
         }
-        // SAFETY: timers for each record. The kernel writes there meanwhile, so they are copied by volatile loads;
-        // any bytes are a valid `Side`, whose fields may then be of different moments.
+        // SAFETY: there are timers for each record. The kernel writes there meanwhile, so they are
+        // copied by volatile loads. Any bytes are a valid `Side`, whose fields may then be of
+        // different moments.
         Some(unsafe {
             (&raw const (*timers.as_mut_ptr().cast::<Timers>().add(index as usize)).sides)
                 .read_volatile()
@@ -333,7 +339,7 @@ impl Maps {
     }
 }
 
-/// A record, which there is.
+/// A record that exists.
 struct Mapped<'a> {
     index: u32,
     maps: &'a Maps,
@@ -341,8 +347,8 @@ struct Mapped<'a> {
 
 impl Mapped<'_> {
     fn line(&self) -> *mut Line {
-        // SAFETY: within the mapping, which has so many; the kernel has it aligned to a page. No references are made of it:
-        // others write there.
+        // SAFETY: the line lies within the mapping, which has that many lines and is aligned to a
+        // page by the kernel. No references to it are made, since others write there.
         unsafe {
             self.maps
                 .lines
@@ -364,17 +370,17 @@ impl Mapped<'_> {
     }
 }
 
-/// Every access is to aligned words within the mapping, which are only read, and atomically.
+/// Every access is to aligned words within the mapping. They are only read, and atomically.
 impl Reads for Mapped<'_> {
     fn word(&self) -> Word {
-        // SAFETY: see above; a `Word` is a `u64`.
+        // SAFETY: as above; a `Word` is a `u64`.
         let word =
             unsafe { AtomicU64::from_ptr((&raw mut (*self.line()).words[self.slot()]).cast()) };
         Word(word.load(Ordering::Relaxed))
     }
 
     fn tag(&self) -> u64 {
-        // SAFETY: see above.
+        // SAFETY: as above.
         let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.line()).tags[self.slot()]) };
         tag.load(Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! By which hook an interface's packets are seen, chosen by what the interface is and what others have attached there.
+//! Chooses the hook that sees an interface's packets, by the kind of interface and by what other
+//! programs have attached there.
 
 use std::path::Path;
 
@@ -55,7 +56,7 @@ pub enum Egress {
     Off,
 }
 
-/// By what packets that go out are seen.
+/// The hook that sees outgoing packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outgoing {
     /// A TCX link.
@@ -64,18 +65,18 @@ pub enum Outgoing {
     Clsact,
 }
 
-/// What a run was told of hooks.
+/// What the user asked for concerning hooks.
 #[derive(Clone, Debug)]
 pub struct Hooks {
     /// How incoming packets are to be seen.
     pub ingress: Ingress,
-    /// Where XDP is to run, if that was said.
+    /// Where XDP is to run; `None` if the user did not say.
     pub mode: Option<Mode>,
     /// How outgoing packets are to be seen.
     pub egress: Egress,
-    /// Where programs are to stand among those of others, if that was said.
+    /// Where twheel's programs are to stand among those of others; `None` if the user did not say.
     pub order: Option<Order>,
-    /// Packets are to be answered with a RST.
+    /// Packets are answered with a RST.
     pub resets: bool,
     /// VLAN tags are part of a flow's key.
     pub vlans: bool,
@@ -83,7 +84,7 @@ pub struct Hooks {
     pub names: ProgramNames,
 }
 
-/// By what incoming packets are seen.
+/// The hook that sees incoming packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// XDP, in this mode.
@@ -95,7 +96,7 @@ pub enum Incoming {
 }
 
 impl Incoming {
-    /// For people.
+    /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xdp(Mode::Native) => "native XDP",
@@ -107,31 +108,31 @@ impl Incoming {
     }
 }
 
-/// What was chosen for an interface.
+/// The hook that was chosen for an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The hook.
     pub by: Incoming,
-    /// Why it is not native XDP, where that would have been chosen first.
+    /// Why native XDP, the first choice, was not used.
     pub why: Option<String>,
-    /// If XDP cannot be had, TCX is taken, or a clsact filter.
+    /// If XDP is not available, use TCX, or a clsact filter.
     pub falls_back: bool,
-    /// What an earlier run has left there goes on.
+    /// An earlier run's attachment stays in use.
     pub goes_on: bool,
-    /// XDP was asked for, and does not see the VLAN tags that there are.
+    /// The user asked for XDP, which does not see the VLAN tags that the packets have.
     pub hides_tags: bool,
 }
 
 /// Why XDP does not see VLAN tags.
 pub const HIDES_TAGS: &str = "the card takes VLAN tags out of frames, so XDP does not see them";
 
-/// What to do about that.
+/// How to make the tags visible.
 pub fn shows_tags(interface: &str) -> String {
     format!("ethtool -K {interface} rxvlan off")
 }
 
 impl Choice {
-    /// The program that sees incoming packets there.
+    /// The program that sees incoming packets with this hook.
     pub fn program(&self) -> &'static str {
         match self.by {
             Incoming::Xdp(_) => "twheel_xdp",
@@ -140,25 +141,26 @@ impl Choice {
     }
 }
 
-/// What a choice depends on.
+/// What the choice depends on.
 struct Facts<'a> {
     interface: &'a Interface,
-    /// An interface above it that has an XDP program.
+    /// An interface above this one that has an XDP program.
     above: Option<&'a Interface>,
-    /// By what an earlier run sees its packets.
+    /// The hook by which an earlier run sees its packets.
     left: Option<Incoming>,
     has_tcx: bool,
-    /// XDP does not see the VLAN tags of its packets, and there are some.
+    /// Packets have VLAN tags, but XDP does not see them.
     hides_tags: bool,
 }
 
 impl Hooks {
-    /// What a run would see an interface's incoming packets by. `directory`: where an earlier run's links may be pinned.
+    /// Chooses the hook for an interface's incoming packets. `directory`: where an earlier run's
+    /// BPF links may be pinned.
     ///
     /// # Errors
     ///
-    /// The interface will not do: see [`interfaces::link_layer`]. Or what was asked for cannot be done there: a RST without XDP, a
-    /// place beside a program that is not there.
+    /// The interface cannot be used: see [`interfaces::link_layer`]. Or what the user asked for is
+    /// not possible there: a RST without XDP, a position beside a program that is not attached.
     pub fn choose(
         &self,
         directory: Option<&Path>,
@@ -183,12 +185,13 @@ impl Hooks {
         Ok(choice)
     }
 
-    /// Whether a card takes the VLAN tags that flows are told apart by out of frames before XDP.
+    /// Whether VLAN tags are part of the key, but the card takes them out of frames before XDP sees
+    /// them.
     pub fn hides_tags(&self, interface: &Interface, known: &Known) -> bool {
         self.vlans && known.is_tagged(interface) && interfaces::strips_vlan_tags(&interface.name)
     }
 
-    /// Whether XDP was asked for, by name or by a mode.
+    /// Whether the user asked for XDP, by its name or by a mode.
     pub fn takes_xdp(&self) -> bool {
         match self.ingress {
             Ingress::Auto => self.mode.is_some_and(|mode| mode != Mode::Auto),
@@ -197,7 +200,7 @@ impl Hooks {
         }
     }
 
-    /// Why packets cannot be answered.
+    /// The failure that says why packets cannot be answered.
     pub fn no_resets(&self, interface: &str, choice: &Choice) -> Failure {
         let kind = match self.ingress {
             Ingress::Auto | Ingress::Xdp => Kind::Interface,
@@ -214,7 +217,7 @@ impl Hooks {
         )
     }
 
-    /// By what outgoing packets of an interface would be seen.
+    /// The hook for outgoing packets of an interface.
     pub fn outgoing(&self, index: u32) -> Option<Outgoing> {
         match self.egress {
             Egress::Off => None,
@@ -225,7 +228,7 @@ impl Hooks {
         }
     }
 
-    /// Fails if a program beside which twheel's are to stand is at none of its hooks.
+    /// Fails if the program beside which twheel's are to stand is at none of twheel's hooks.
     fn check_order(
         &self,
         directory: Option<&Path>,
@@ -288,7 +291,7 @@ impl Hooks {
     }
 }
 
-/// Chooses by the facts alone.
+/// Chooses by the facts alone, without asking the kernel.
 fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
     let by = |by| Choice {
         by,
@@ -321,7 +324,7 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
         return because(HIDES_TAGS.to_owned());
     }
     if let Some(left) = facts.left {
-        // If that is gone, it is attached anew, natively.
+        // If that BPF link is gone, the program is attached anew, natively.
         let falls_back = matches!(left, Incoming::Xdp(_));
         return Choice {
             falls_back,
@@ -347,14 +350,14 @@ fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
     }
 }
 
-/// Who has XDP.
+/// Says which program has XDP.
 pub fn taken(interface: &Interface, names: &ProgramNames) -> String {
     let describe = |(mode, id): &(&str, u32)| format!("{}, {mode}", names.describe(*id));
     let all: Vec<_> = interface.xdp.iter().map(describe).collect();
     format!("XDP is taken: {}", all.join(", "))
 }
 
-/// By what an earlier run that has pinned its links sees incoming packets.
+/// The hook of an earlier run that left its pins.
 fn left(directory: &Path, interface: &str, index: u32) -> Option<Incoming> {
     let is_pinned = |hook| directory.join(link_name(hook, interface)).exists();
     if is_pinned(Hook::Xdp) {
@@ -366,14 +369,14 @@ fn left(directory: &Path, interface: &str, index: u32) -> Option<Incoming> {
     clsact::is_left(directory, interface, index, Way::In).then_some(Incoming::Clsact)
 }
 
-/// The id of the program of a link that is pinned.
+/// The id of the program of a pinned BPF link.
 pub fn program(pin: &Path) -> Option<u32> {
     let link = FdLink::from(PinnedLink::from_pin(pin).ok()?);
     Some(link.info().ok()?.program_id())
 }
 
-/// An interface above this one that has an XDP program: the kernel attaches none below it (`dev_xdp_attach`,
-/// `net/core/dev.c`).
+/// An interface above this one that has an XDP program. The kernel then attaches no XDP program
+/// below it (`dev_xdp_attach`, `net/core/dev.c`).
 pub fn above<'a>(interface: &Interface, interfaces: &'a [Interface]) -> Option<&'a Interface> {
     let has_xdp = |it: &&Interface| it.is_above(interface) && !it.xdp.is_empty();
     interfaces.iter().find(has_xdp)
@@ -451,7 +454,7 @@ mod tests {
                 Incoming::Tcx,
                 Some("VLAN tags"),
             ),
-            // What an earlier run has left goes on.
+            // What an earlier run left stays in use.
             (
                 Facts {
                     left: Some(NATIVE),
@@ -506,7 +509,7 @@ mod tests {
                 true,
                 Incoming::Xdp(Mode::Generic),
             ),
-            // No mode.
+            // `Auto` names no particular mode.
             (Auto, Some(Mode::Auto), &card, true, Incoming::Tcx),
             (Tcx, None, &card, true, Incoming::Tcx),
             (Tcx, None, &card, false, Incoming::Clsact),

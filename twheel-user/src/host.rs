@@ -1,4 +1,5 @@
-//! What this host offers: checked before anything is loaded, so that the answer is a sentence.
+//! Checks what this host offers before anything is loaded, so that what is missing is reported in a
+//! sentence.
 
 use std::{
     fs, io, mem,
@@ -22,8 +23,8 @@ use crate::{
 
 /// `BPF_FS_MAGIC`, `include/uapi/linux/magic.h`.
 const BPF_FS_MAGIC: FsType = FsType(0xcafe_4a11);
-/// Helpers that the programs call, and the Linux version that brought them. The kernel is asked for them, not for its
-/// version: distributions put newer BPF into older kernels.
+/// Helpers that the programs call, and the Linux version that introduced each. The kernel is asked
+/// for the helpers, not for its version: distributions backport newer BPF to older kernels.
 const HELPERS: [(BpfHelper, &str, &str); 3] = [
     (BpfHelper::BPF_FUNC_loop, "bpf_loop", "5.17"),
     (
@@ -37,12 +38,13 @@ const HELPERS: [(BpfHelper, &str, &str); 3] = [
         "5.19",
     ),
 ];
-/// Types of the programs.
+/// The program types in use.
 const TYPES: [(ProgramType, &str); 2] = [
     (ProgramType::Xdp, "XDP"),
     (ProgramType::SchedClassifier, "BPF programs of tc"),
 ];
-/// A program that exchanges a value with one in memory: `BPF_ATOMIC | BPF_XCHG`, instructions of eight bytes.
+/// A program that exchanges a register with a value in memory: `BPF_ATOMIC | BPF_XCHG`;
+/// instructions of eight bytes.
 const EXCHANGES: [[u8; 8]; 5] = [
     // r1 = 0
     [0xb7, 0x01, 0, 0, 0, 0, 0, 0],
@@ -54,12 +56,13 @@ const EXCHANGES: [[u8; 8]; 5] = [
     [0xb7, 0x00, 0, 0, 2, 0, 0, 0],
     [0x95, 0, 0, 0, 0, 0, 0, 0],
 ];
-/// The switch of the JIT, where it can be seen: in the host's own network namespace.
+/// The switch of the JIT. It is visible only in the host's own network namespace.
 pub(crate) const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
-/// The oldest that is tested (`cargo xtask vm-test`).
+/// The oldest kernel that is tested (`cargo xtask vm-test`).
 const OLDEST_KERNEL: &str = "6.1";
 
-/// The kernel has what the programs need, the caller may load them, bpffs is there.
+/// Checks that the kernel has what the programs need, that the caller may load them, and that bpffs
+/// is mounted.
 ///
 /// # Errors
 ///
@@ -71,7 +74,7 @@ pub fn check() -> Result<()> {
     check_pins()
 }
 
-/// The same for whoever only uses what is pinned, of which the modes of its files say who may.
+/// The same for a process that only uses what is pinned. The modes of the pins say who may.
 ///
 /// # Errors
 ///
@@ -80,17 +83,18 @@ pub fn check_pins() -> Result<()> {
     check_bpffs(Path::new(bpf::BPFFS))
 }
 
-/// The release of the kernel, as it says itself.
+/// The kernel's release, as it reports it.
 pub fn release() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     release.trim().to_owned()
 }
 
-/// The kernel has what the programs need. Asks it, which takes the right to load programs.
+/// Checks that the kernel has what the programs need. It asks the kernel, which takes the right to
+/// load programs.
 ///
 /// # Errors
 ///
-/// [`Kind::Unsupported`], with what is missing.
+/// [`Kind::Unsupported`]: something is missing; the message names it.
 pub fn check_kernel() -> Result<()> {
     for (kind, name) in TYPES {
         let known = is_program_supported(kind)
@@ -113,7 +117,7 @@ pub fn check_kernel() -> Result<()> {
     complain(&release(), &missing)
 }
 
-/// Whether the switch of the JIT says that it is off.
+/// Whether the JIT is switched off.
 pub(crate) fn is_off(jit: Option<&str>) -> bool {
     jit.is_some_and(|setting| setting.trim() == "0")
 }
@@ -127,20 +131,20 @@ fn check_jit(setting: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the kernel's verifier accepts a program of type XDP, which is dropped again.
+/// Whether the kernel's verifier accepts an XDP program, which is unloaded at once.
 fn loads(instructions: &[[u8; 8]]) -> io::Result<bool> {
-    // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
-    // SAFETY: the part of this command is plain data, of which all bytes are valid.
+    // SAFETY: this command's part of the union is plain data, of which all bytes are valid.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
     load.prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP as u32;
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = instructions.len() as u32;
     load.license = c"GPL".as_ptr() as u64;
-    // SAFETY: the attribute is one of this command; its pointers are to what outlives the call.
+    // SAFETY: the attribute is filled for this command; what it points to outlives the call.
     match unsafe { bpf::call(bpf_cmd::BPF_PROG_LOAD, &mut attr) } {
         Ok(program) => {
-            // SAFETY: the kernel has just given this descriptor to this caller alone.
+            // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
             drop(unsafe { OwnedFd::from_raw_fd(program) });
             Ok(true)
         }

@@ -1,5 +1,5 @@
-//! An instance as a reader sees it, be its loader running or not: flows with what they are by name, and how long they
-//! have left.
+//! An instance as a reader sees it, whether its twheel runs or not: flows with the names of their
+//! rules, interfaces and zones, and the time until they expire.
 
 use anyhow::Result;
 use aya::maps::Map;
@@ -25,44 +25,46 @@ use crate::{
     watched, zones,
 };
 
-/// What is read of an instance.
+/// An instance that is read.
 pub struct Reader {
     pins: Pins,
     clock: Clock,
     meta: Meta,
-    /// Of each rule; 0 is no rule.
+    /// The rules by number; 0 stands for flows without a rule.
     rules: Vec<Rule>,
-    /// Likewise.
+    /// The names of the rules, likewise.
     names: Vec<Option<String>>,
-    /// Of each place of an interface; of one that has none, an empty one.
+    /// The labels of interfaces by place; empty for a place that no interface has.
     labels: Vec<String>,
-    /// Of each place of a zone.
+    /// The zones by place.
     zones: Vec<u16>,
     flows: Flows,
-    /// The program that tells the time.
+    /// The sweeping program, which tells the time.
     sweep: Callable,
 }
 
 /// Counters, read at one moment.
 #[derive(Clone, Debug)]
 pub struct CounterReadings {
-    /// Of each CPU that this host may have.
+    /// By CPU, for each CPU that this host may have.
     pub cpus: Vec<Counters>,
-    /// Of each interface, by name. What the wheels count is of none, where there are several.
+    /// By interface name. If there are several interfaces, what the wheels count belongs to none of
+    /// them.
     pub interfaces: Vec<(String, Counters)>,
 }
 
 impl Reader {
-    /// Reads the instance on an interface; without one, the only instance in this network namespace.
+    /// Opens the instance on an interface; without a name, the only instance in this network
+    /// namespace.
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is none, or more than one.
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is no such instance, or more than one.
     pub fn open(interface: Option<&str>) -> Result<Self> {
         Self::of(Instance::the(interface)?)
     }
 
-    /// Reads an instance by its pins.
+    /// Opens an instance by its pins.
     pub fn of(pins: Pins) -> Result<Self> {
         let open = maps::pinned(&pins);
         let meta = data_plane::meta(&pins)?;
@@ -85,7 +87,7 @@ impl Reader {
         })
     }
 
-    /// Where its maps are.
+    /// Its pins.
     pub fn pins(&self) -> &Pins {
         &self.pins
     }
@@ -100,7 +102,7 @@ impl Reader {
         self.clock
     }
 
-    /// By what its records are read.
+    /// How to read its records.
     pub fn measure(&self) -> Measure {
         Measure {
             clock: self.clock,
@@ -108,12 +110,12 @@ impl Reader {
         }
     }
 
-    /// The table.
+    /// Its flow table.
     pub fn table(&self) -> &Flows {
         &self.flows
     }
 
-    /// What there is to show of its flows.
+    /// Which columns its flows have.
     pub fn columns(&self) -> Columns {
         Columns {
             accounting: self.flows.has_accounts(),
@@ -122,12 +124,12 @@ impl Reader {
         }
     }
 
-    /// Low 32 bits of its clock, units.
+    /// Low 32 bits of its clock, in units.
     pub fn now(&self) -> Result<u32> {
         self.sweep.now()
     }
 
-    /// Its counters, of each CPU and of each interface.
+    /// Its counters, by CPU and by interface.
     pub fn counted(&self) -> Result<CounterReadings> {
         let map = Map::PerCpuArray(self.pins.map("COUNTERS")?);
         let places = data_plane::counters_of_places(&map)?;
@@ -138,12 +140,12 @@ impl Reader {
         Ok(CounterReadings { cpus, interfaces })
     }
 
-    /// The name of a rule by the number that flows bear; none for 0.
+    /// The name of the rule with this number in flow records; `None` for 0.
     pub fn rule(&self, number: u16) -> Option<&str> {
         self.names.get(usize::from(number))?.as_deref()
     }
 
-    /// What a flow is known as.
+    /// The names of a flow's rule, interface and zone.
     pub fn known_as(&self, flow: &Flow) -> Named<'_> {
         let label = self.labels.get(flow.place as usize);
         Named {
@@ -153,14 +155,13 @@ impl Reader {
         }
     }
 
-    /// All flows of the table, with their places there: what has become of them since, if anything, is for
-    /// [`Flows`] to tell.
+    /// All flows, each with its record's index. A flow may have changed since: [`Flows`] can tell.
     pub fn flows(&self, now: u32) -> impl Iterator<Item = (flows::Flow, Tracked)> {
         let flows = self.flows.iter();
         flows.filter_map(move |flow| Some((flow, self.tracked(&flow, now)?)))
     }
 
-    /// A flow by name; `None` for one of which no data plane knows.
+    /// A flow with its names; `None` for one that the data plane would not make.
     pub fn tracked(&self, flow: &flows::Flow, now: u32) -> Option<Tracked> {
         let seen = flow.word.seen();
         let idle = idle(now.into(), flow.word.stamp());
@@ -198,12 +199,12 @@ impl Reader {
         })
     }
 
-    /// Whether one direction is all that is ever seen.
+    /// Whether only one direction is ever seen.
     pub fn is_one_way(&self) -> bool {
         self.rules.first().is_some_and(Rule::is_one_way)
     }
 
-    /// The timeout of a flow, units.
+    /// The timeout of a flow, in units.
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
         let rule = self.rules.get(usize::from(rule));
         rule.map_or(0, |rule| rule.timeouts.of(seen))

@@ -1,4 +1,5 @@
-//! The interfaces of this network namespace, as the kernel describes them by netlink. None of it needs privileges.
+//! The interfaces of this network namespace, as the kernel describes them over netlink. None of
+//! this needs privileges.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -40,10 +41,11 @@ const NETDEV_XDP_ACT_BASIC: u64 = 1;
 /// `ETHTOOL_GFLAGS` and `ETH_FLAG_RXVLAN`, `include/uapi/linux/ethtool.h`.
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-/// The link types (`ARPHRD_*`, `include/uapi/linux/if_arp.h`) that twheel reads, by what their packets begin with.
+/// The link types (`ARPHRD_*`, `include/uapi/linux/if_arp.h`) that twheel reads, with what their
+/// packets begin with.
 const LAYERS: [(u16, LinkLayer); 10] = [
     (libc::ARPHRD_ETHER, LinkLayer::Ethernet),
-    // With link-layer addresses that are all 0.
+    // With link-layer addresses of all zeros.
     (libc::ARPHRD_LOOPBACK, LinkLayer::Ethernet),
     // WireGuard, tun.
     (libc::ARPHRD_NONE, LinkLayer::Ip),
@@ -69,7 +71,7 @@ pub enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// By the link type (`ARPHRD_*`). `None`: a type that twheel does not read.
+    /// From the link type (`ARPHRD_*`). `None`: twheel does not read this type.
     pub fn from_type(link_type: u16) -> Option<Self> {
         let found = LAYERS.iter().find(|(number, _)| *number == link_type);
         found.map(|(_, layer)| *layer)
@@ -80,7 +82,8 @@ impl LinkLayer {
 ///
 /// # Errors
 ///
-/// [`Kind::Interface`]: there is no such interface, or its packets begin with something else.
+/// [`Kind::Interface`]: there is no such interface, or twheel cannot read what its packets begin
+/// with.
 pub fn link_layer(interface: &str) -> Result<LinkLayer> {
     one(interface)?.layer()
 }
@@ -92,40 +95,41 @@ pub struct Interface {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Bytes.
+    /// In bytes.
     pub mtu: u32,
-    /// The bridge or bond that it is a port of, by its number.
+    /// The number of the bridge or bond that it is a port of.
     pub master: Option<u32>,
-    /// The interface that it is made upon (a VLAN, a macvlan), or the other end of a veth pair, by its number; if it is in this
-    /// network namespace.
+    /// The number of the interface that it is stacked on (as a VLAN or a macvlan is), or of the
+    /// other end of a veth pair; `None` if that is in another network namespace.
     pub lower: Option<u32>,
-    /// Of a VLAN device: its identifier.
+    /// The identifier, if it is a VLAN device.
     pub vlan: Option<u16>,
-    /// A bridge that looks at VLAN tags.
+    /// It is a bridge with VLAN filtering.
     pub filters_vlans: bool,
-    /// Packets stay on this host.
+    /// It is a loopback interface: its packets stay on this host.
     pub loopback: bool,
-    /// What packets begin with; `None`: twheel does not read them.
+    /// What its packets begin with; `None`: twheel does not read them.
     pub layer: Option<LinkLayer>,
-    /// The link type: its name, and its number (`ARPHRD_*`).
+    /// The link type, by name and number (`ARPHRD_*`).
     pub link_type: String,
-    /// The driver, or the kind of a virtual interface; where the kernel tells.
+    /// The driver, or the kind of virtual interface; `None` if the kernel does not tell.
     pub driver: Option<String>,
-    /// Whether the driver runs XDP; where the kernel tells.
+    /// Whether the driver supports XDP; `None` if the kernel does not tell.
     pub native: Option<bool>,
-    /// Programs that are attached: the mode, and the program's id.
+    /// The XDP programs that are attached: mode and program id.
     pub xdp: Vec<(&'static str, u32)>,
 }
 
 impl Interface {
-    /// As a notice of the kernel's describes it; `None` for what is not of the interface itself.
+    /// From a netlink message; `None` if it does not describe the interface itself.
     pub fn from_message(message: &LinkMessage) -> Option<Self> {
-        // A bridge tells of its ports in messages of its own family.
+        // A bridge describes its ports in messages of its own family.
         let is_own = message.header.interface_family == Family::Unspec;
         is_own.then(|| describe(message, &HashMap::new()))
     }
 
-    /// What its packets begin with, for programs: [`Watched::IS_IP`], [`Watched::IS_DECRYPTED`].
+    /// What its packets begin with, as flags for the programs: [`Watched::IS_IP`],
+    /// [`Watched::IS_DECRYPTED`].
     pub fn flags(&self) -> u8 {
         let is_decrypted = matches!(self.driver.as_deref(), Some("vti" | "vti6" | "xfrm"));
         match (self.layer, is_decrypted) {
@@ -139,7 +143,7 @@ impl Interface {
     ///
     /// # Errors
     ///
-    /// [`Kind::Interface`]: something that twheel does not read.
+    /// [`Kind::Interface`]: twheel cannot read it.
     pub fn layer(&self) -> Result<LinkLayer> {
         self.layer.ok_or_else(|| {
             let message = format!(
@@ -151,40 +155,41 @@ impl Interface {
         })
     }
 
-    /// Whether it is made upon another interface: the other end of a pair names one, too, and is not.
+    /// Whether it is stacked on another interface. An end of a veth pair also names one, but is not
+    /// stacked on it.
     fn is_upon(&self, other: u32) -> bool {
         const UPON: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
         let driver = self.driver.as_deref();
         self.lower == Some(other) && driver.is_some_and(|it| UPON.contains(&it))
     }
 
-    /// Whether this interface is the bridge or bond of another, or made upon it.
+    /// Whether this interface is the other's bridge or bond, or is stacked on it.
     pub fn is_above(&self, other: &Self) -> bool {
         other.master == Some(self.index) || self.is_upon(other.index)
     }
 
-    /// Whether it is a VLAN.
+    /// Whether it is a VLAN device.
     pub fn is_vlan(&self) -> bool {
         self.driver.as_deref() == Some("vlan")
     }
 }
 
-/// A change of an interface.
+/// A change to an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is there, like this.
+    /// The interface exists, with these properties.
     Is(Box<Interface>),
-    /// It is there no more, or in another network namespace: its number.
+    /// The interface with this number no longer exists, or is in another network namespace.
     Gone(u32),
 }
 
-/// The interfaces of this network namespace as they were last heard of, so that they need not all be asked for whenever one
-/// is attached.
+/// The interfaces of this network namespace as they were last reported. Kept so that they need not
+/// all be queried whenever twheel attaches to one.
 #[derive(Debug)]
 pub struct Known(BTreeMap<u32, Interface>);
 
 impl Known {
-    /// As they are.
+    /// Queries the interfaces as they are now.
     ///
     /// # Errors
     ///
@@ -194,7 +199,7 @@ impl Known {
         Ok(Self(all.collect()))
     }
 
-    /// Notes what was heard.
+    /// Stores a reported change.
     pub fn note(&mut self, change: &Change) {
         match change {
             Change::Is(it) => self.0.insert(it.index, (**it).clone()),
@@ -202,18 +207,18 @@ impl Known {
         };
     }
 
-    /// One of them, by its number.
+    /// An interface, by its number.
     pub fn get(&self, index: u32) -> Option<&Interface> {
         self.0.get(&index)
     }
 
-    /// All of them, by their numbers.
+    /// All interfaces, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Interface> {
         self.0.values()
     }
 
-    /// Whether tagged frames pass an interface, as far as can be told: a VLAN lies on it, or a bridge that looks at tags, be it
-    /// with others in between.
+    /// Whether tagged frames pass an interface, as far as can be told: a VLAN device or a bridge
+    /// with VLAN filtering is above it, directly or with other interfaces in between.
     pub fn is_tagged(&self, interface: &Interface) -> bool {
         let (mut seen, mut next) = (HashSet::from([interface.index]), vec![interface]);
         while let Some(below) = next.pop() {
@@ -229,18 +234,18 @@ impl Known {
         false
     }
 
-    /// Those above an interface, as they are now.
+    /// Queries the interfaces that are now above this one.
     pub fn above(&self, below: &Interface) -> Vec<Interface> {
         let above = self.iter().filter(|it| it.is_above(below));
         above.filter_map(|it| by_index(it.index).ok()).collect()
     }
 }
 
-/// An interface.
+/// Queries an interface by its name.
 ///
 /// # Errors
 ///
-/// [`Kind::Interface`]: there is none of this name here.
+/// [`Kind::Interface`]: this network namespace has no interface of this name.
 pub fn one(interface: &str) -> Result<Interface> {
     let mut message = LinkMessage::default();
     let name = LinkAttribute::IfName(interface.to_owned());
@@ -249,11 +254,11 @@ pub fn one(interface: &str) -> Result<Interface> {
         let message = format!("no interface {interface} here: `ip link` lists them");
         Failure::new(Kind::Interface, message)
     };
-    // The kernel refuses a request for a name that none can have.
+    // The kernel rejects a request with an impossible name.
     if interface.is_empty() || interface.len() >= libc::IFNAMSIZ {
         return Err(missing().into());
     }
-    // It goes by other names, too.
+    // An interface may have alternative names, too.
     let found = query(message).with_context(missing)?;
     match found.name == interface {
         true => Ok(found),
@@ -261,11 +266,11 @@ pub fn one(interface: &str) -> Result<Interface> {
     }
 }
 
-/// An interface, by its number.
+/// Queries an interface by its number.
 ///
 /// # Errors
 ///
-/// There is none.
+/// There is no such interface.
 pub fn by_index(index: u32) -> Result<Interface> {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -284,11 +289,11 @@ fn query(message: LinkMessage) -> Result<Interface> {
     Ok(describe(&link, &native))
 }
 
-/// All interfaces.
+/// Queries all interfaces.
 ///
 /// # Errors
 ///
-/// The kernel does not answer, or not so that one can read it.
+/// The kernel does not answer, or its answer cannot be read.
 pub fn all() -> Result<Vec<Interface>> {
     let answers = ask_all(
         NETLINK_ROUTE,
@@ -296,7 +301,7 @@ pub fn all() -> Result<Vec<Interface>> {
         NLM_F_DUMP,
     )
     .context("cannot list the interfaces")?;
-    // Older kernels do not know.
+    // Older kernels cannot tell.
     let native = native(None).unwrap_or_default();
     let found = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(describe(&link, &native)),
@@ -358,11 +363,12 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
             _ => {}
         }
     }
-    // A number means nothing in another network namespace.
+    // The number belongs to another network namespace, so it has no meaning here.
     if is_elsewhere {
         interface.lower = None;
     }
-    // By the device: /sys/class/net has the interfaces of the namespace in which /sys was mounted.
+    // By the device, because /sys/class/net shows the interfaces of the namespace in which /sys was
+    // mounted.
     if let (None, Some(bus), Some(device)) = (&interface.driver, bus, device) {
         let devices = Path::new("/sys/bus").join(bus).join("devices");
         interface.driver = fs::read_link(devices.join(device).join("driver"))
@@ -372,8 +378,8 @@ fn describe(message: &LinkMessage, native: &HashMap<u32, bool>) -> Interface {
     interface
 }
 
-/// Whether a card takes the VLAN tag out of the frames that come in (`rx-vlan-offload`). Where the kernel does not tell, it
-/// does not.
+/// Whether a card takes the VLAN tag out of incoming frames (`rx-vlan-offload`). If the kernel does
+/// not tell, `false`.
 pub fn strips_vlan_tags(interface: &str) -> bool {
     /// `struct ethtool_value`.
     #[repr(C)]
@@ -392,7 +398,7 @@ pub fn strips_vlan_tags(interface: &str) -> bool {
             command: ETHTOOL_GFLAGS,
             data: 0,
         };
-        // SAFETY: all bytes of the request are valid where they are 0.
+        // SAFETY: all-zero bytes are a valid request.
         let mut request: libc::ifreq = unsafe { mem::zeroed() };
         // The last byte stays 0.
         let room = request.ifr_name.len() - 1;
@@ -400,7 +406,8 @@ pub fn strips_vlan_tags(interface: &str) -> bool {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_data = (&raw mut value).cast();
-        // SAFETY: the request is one of this call, and points to a value that outlives it.
+        // SAFETY: the request is the one that this call takes, and points to a value that outlives
+        // it.
         let result =
             unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
         nix::errno::Errno::result(result)?;
@@ -409,7 +416,7 @@ pub fn strips_vlan_tags(interface: &str) -> bool {
     ask().is_ok_and(|flags| flags & ETH_FLAG_RXVLAN != 0)
 }
 
-/// Whether an interface, by its index, has a driver that runs XDP: one of them, or all.
+/// Whether an interface's driver supports XDP, by interface number; for one interface, or for all.
 fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
     let controller = GenlCtrl {
         cmd: GenlCtrlCmd::GetFamily,
@@ -445,7 +452,8 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
         .collect())
 }
 
-/// What the family `netdev` says of an interface; in a request its number, 0 for all of them.
+/// What the `netdev` family says of an interface. In a request, the interface's number, or 0 for
+/// all.
 #[derive(Clone, Debug, Default)]
 struct Netdev {
     index: u32,
@@ -537,7 +545,8 @@ mod tests {
             filters_vlans: true,
             ..link(8, None, None)
         };
-        // A member of a bond with a VLAN on it, a port of a bridge that looks at tags, and one of a bridge that does not.
+        // A member of a bond with a VLAN on it, a port of a VLAN-filtering bridge, and a port of a
+        // plain bridge.
         let links = [
             link(2, None, Some(4)),
             link(4, None, None),

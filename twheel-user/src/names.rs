@@ -1,4 +1,4 @@
-//! What flows bear by number, by name: rules, interfaces, zones.
+//! The names for the numbers in flow records: rules, interfaces, zones.
 
 use anyhow::Result;
 use aya::maps::{Array, MapData, MapError};
@@ -9,7 +9,7 @@ use crate::{
     model::{Flow, KnownAs},
 };
 
-/// Bytes of the name of an interface, padded with zeros.
+/// Size of an interface's name in the map, bytes, padded with zeros.
 pub const LABEL_BYTES: usize = 64;
 
 /// The names of rules and interfaces, and the numbers of interfaces and zones.
@@ -31,7 +31,7 @@ impl Names {
         })
     }
 
-    /// The name of a rule by the number that flows bear; none for 0.
+    /// The name of the rule with this number in flow records; `None` for 0.
     pub fn of(&self, number: u16) -> Result<Option<String>> {
         match number {
             0 => Ok(None),
@@ -39,7 +39,7 @@ impl Names {
         }
     }
 
-    /// The name of an interface by its place.
+    /// The name of the interface at a place.
     pub fn iface(&self, place: u32) -> Result<Option<String>> {
         match self.labels.get(&place, 0) {
             Ok(label) => Ok(text(&label)),
@@ -48,12 +48,13 @@ impl Names {
         }
     }
 
-    /// The number of an interface by its place; 0: the place is nobody's, or that of the only interface.
+    /// The number of the interface at a place; 0: no interface has the place, or there is only one
+    /// interface.
     pub fn interface(&self, place: u32) -> Result<u32> {
         Ok(self.counted.get(&place, 0)?)
     }
 
-    /// conntrack's number of a zone by its place in keys.
+    /// conntrack's number of the zone at a place in keys.
     pub fn zone(&self, place: u8) -> Result<u16> {
         match place {
             0 => Ok(0),
@@ -61,7 +62,7 @@ impl Names {
         }
     }
 
-    /// What a flow is known as.
+    /// The names of a flow's rule, interface and zone.
     pub fn known_as(&self, flow: &Flow) -> Result<KnownAs> {
         Ok(KnownAs {
             rule: self.of(flow.rule)?,
@@ -71,7 +72,7 @@ impl Names {
     }
 }
 
-/// What stands before the zeros; `None` if nothing does.
+/// The text before the zeros; `None` if it is empty.
 pub fn text(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim_end_matches('\0');

@@ -1,4 +1,4 @@
-//! Netlink: asking the kernel, and hearing what it tells unasked.
+//! Netlink: sends requests to the kernel, and receives its notifications.
 
 use std::{
     io, iter,
@@ -14,12 +14,12 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 use socket2::SockRef;
 
-/// The kernel answers at once.
+/// How long to wait for an answer; the kernel answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Larger than any datagram of netlink's.
+/// Larger than any netlink datagram.
 const BUFFER: usize = 1 << 16;
 
-/// A socket that asks one thing at a time.
+/// A socket with one request at a time.
 pub struct Netlink {
     socket: Socket,
     buffer: Vec<u8>,
@@ -27,7 +27,7 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Of a netlink protocol, in this thread's network namespace.
+    /// Opens a socket of a netlink protocol in this thread's network namespace.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
@@ -40,12 +40,13 @@ impl Netlink {
         })
     }
 
-    /// Asks for something, and takes the one answer: a message, or nothing if it was done without. `kind`: the message's
-    /// type, where the payload does not tell.
+    /// Sends a request and takes its one answer: a message, or nothing if the kernel only
+    /// acknowledges. `kind`: the message's type, if the payload does not imply it.
     ///
     /// # Errors
     ///
-    /// The kernel's, as they are; others as [`io::ErrorKind::InvalidData`].
+    /// The kernel's errors unchanged; an answer that cannot be read is
+    /// [`io::ErrorKind::InvalidData`].
     pub fn ask<T: NetlinkSerializable + NetlinkDeserializable>(
         &mut self,
         request: NetlinkMessage<T>,
@@ -59,7 +60,8 @@ impl Netlink {
         Ok(answer)
     }
 
-    /// Sends a request, and hands each answer on, until there are no more or one is the last that is wanted.
+    /// Sends a request and passes each answer on, until there are no more or the caller wants no
+    /// more.
     fn exchange<T: NetlinkSerializable + NetlinkDeserializable>(
         &mut self,
         mut request: NetlinkMessage<T>,
@@ -72,7 +74,7 @@ impl Netlink {
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         if let Some(kind) = kind {
-            // `nlmsg_type`, behind the length.
+            // `nlmsg_type`, which follows the length.
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         }
         self.socket.send(&bytes, 0)?;
@@ -81,7 +83,7 @@ impl Netlink {
             for message in messages::<T>(&self.buffer) {
                 let message = message?;
                 if message.header.sequence_number != self.sequence {
-                    // Of one that was given up.
+                    // The answer to an earlier request that was given up.
                     continue;
                 }
                 match message.payload {
@@ -103,8 +105,9 @@ impl Netlink {
     }
 }
 
-/// Asks one thing on a socket of its own, and takes all answers. `flag`: `NLM_F_ACK` or `NLM_F_DUMP`, by which the kernel says
-/// which answer is the last, and more of them.
+/// Sends one request on a socket of its own, and takes all answers. `flag`: `NLM_F_ACK` or
+/// `NLM_F_DUMP`, with which the kernel marks the last answer; with `NLM_F_DUMP` there may be
+/// several.
 ///
 /// # Errors
 ///
@@ -124,11 +127,11 @@ where
     Ok(answers)
 }
 
-/// A socket on which the kernel tells unasked.
+/// A socket that receives the kernel's notifications.
 pub struct Notifications(Socket);
 
 impl Notifications {
-    /// From now on, of the groups of these bits.
+    /// Starts to receive the notifications of these groups, given as bits.
     pub fn open(protocol: isize, groups: u32) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.set_non_blocking(true)?;
@@ -136,11 +139,11 @@ impl Notifications {
         Ok(Self(socket))
     }
 
-    /// Takes the next datagram. Returns whether there is one.
+    /// Takes the next datagram. Returns whether there was one.
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`: the kernel had more to tell than there was room for.
+    /// `ENOBUFS`: notifications were lost because the socket's buffer was full.
     pub fn receive(&self, datagram: &mut Vec<u8>) -> io::Result<bool> {
         match receive(&self.0, datagram) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -182,7 +185,7 @@ pub fn messages<T: NetlinkDeserializable>(
             return None;
         }
         let message = NetlinkMessage::<T>::deserialize(datagram);
-        // Of one that cannot be read it is not known where it ends.
+        // If a message cannot be read, its end is unknown.
         let length = message.as_ref().map_or(usize::MAX, |it| {
             let length = it.header.length as usize;
             length.max(1).next_multiple_of(NLMSG_ALIGNTO.into())
@@ -211,7 +214,7 @@ mod tests {
             message.header.index = index;
             NetlinkMessage::new(header, RouteNetlinkMessage::GetLink(message).into())
         };
-        // Of all interfaces the first is taken, and the rest of the answers is left there.
+        // Only the first of all interfaces is taken; the other answers are left unread.
         assert!(netlink.ask(ask(0, NLM_F_DUMP), None).unwrap().is_some());
         let answer = netlink.ask(ask(1, 0), None).unwrap();
         let Some(RouteNetlinkMessage::NewLink(it)) = answer else {

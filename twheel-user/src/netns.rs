@@ -1,4 +1,5 @@
-//! Other network namespaces: those that have a name in `/run/netns`, where `ip netns` and container runtimes put one.
+//! Other network namespaces: those with a name in `/run/netns`, where `ip netns` and container
+//! runtimes put them.
 
 use std::{
     collections::BTreeMap,
@@ -31,21 +32,22 @@ use crate::{
     privilege::lacks,
 };
 
-/// Where they have their names.
+/// The directory of the names.
 pub const DIRECTORY: &str = "/run/netns";
 /// The file system of namespaces (`NSFS_MAGIC`, `include/uapi/linux/magic.h`).
 const NSFS: FsType = FsType(0x6e73_6673);
-/// How long a name may be there before its namespace is: `ip netns add` makes a file, then the namespace, and then mounts it there.
+/// How long a name may exist before its namespace does: `ip netns add` makes a file, then the
+/// namespace, and then mounts it on the file.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether it is. The kernel does not tell.
+/// How often to check whether the namespace exists. The kernel does not notify.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Which network namespaces a run is of.
+/// The network namespaces that a run watches.
 #[derive(Clone, Debug)]
 pub struct NamespaceSelection(Vec<Asked>);
 
 impl NamespaceSelection {
-    /// By the values of `--netns`.
+    /// From the values of `--netns`.
     ///
     /// # Errors
     ///
@@ -69,22 +71,22 @@ impl NamespaceSelection {
         }
     }
 
-    /// Whether there are others than the run's own.
+    /// Whether any of them is not the run's own.
     pub fn is_elsewhere(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Those that were given by name or by pattern.
+    /// The ones given by name or pattern.
     pub fn given(&self) -> impl Iterator<Item = &Asked> {
         self.0.iter().filter(|it| **it != Asked::All)
     }
 
-    /// Whether the run's own is one of them.
+    /// Whether the run's own is among them.
     pub fn has_own(&self) -> bool {
         self.0.is_empty() || self.0.contains(&Asked::All)
     }
 
-    /// Whether a network namespace of this name is one of them.
+    /// Whether a network namespace of this name is among them.
     pub fn matches(&self, name: &str) -> bool {
         self.0
             .iter()
@@ -92,7 +94,7 @@ impl NamespaceSelection {
     }
 }
 
-/// A network namespace. It lives on for as long as this is held.
+/// A network namespace. It exists at least as long as this value.
 #[derive(Debug)]
 pub struct Namespace {
     /// Its name.
@@ -101,13 +103,13 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// By its name. `None`: there is a file, and it is no namespace, or none yet.
+    /// Opens it by its name. `None`: the file is not a namespace, or not yet.
     ///
     /// # Errors
     ///
-    /// There is no such file, or it cannot be opened.
+    /// The file does not exist, or cannot be opened.
     pub fn open(name: &str) -> io::Result<Option<Self>> {
-        // Whatever else may be there is not waited for.
+        // Does not block, whatever kind of file it is.
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -117,23 +119,23 @@ impl Namespace {
         Ok(is_namespace.then_some(Self { name, file }))
     }
 
-    /// Its number, which no other has at the same time.
+    /// Its inode, which identifies it among the namespaces that exist at the same time.
     pub fn inode(&self) -> Result<u64> {
         Ok(self.file.metadata()?.ino())
     }
 
-    /// Does something with this thread in it. A socket that is opened there stays there.
+    /// Runs a closure with this thread in the namespace. A socket that is opened there stays there.
     ///
     /// # Errors
     ///
-    /// It cannot be entered.
+    /// The namespace cannot be entered.
     pub fn enter<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        /// Brings the thread back.
+        /// Brings the thread back when dropped.
         struct Back(File);
         impl Drop for Back {
             fn drop(&mut self) {
                 if let Err(error) = setns(&self.0, CloneFlags::CLONE_NEWNET) {
-                    // All else would be done in the wrong place.
+                    // Going on would do everything else in the wrong namespace.
                     eprintln!("twheel: cannot return to its network namespace: {error}");
                     process::abort();
                 }
@@ -152,7 +154,7 @@ impl Namespace {
     }
 }
 
-/// All names that are there.
+/// All names in the directory.
 ///
 /// # Errors
 ///
@@ -170,14 +172,14 @@ pub fn names() -> Result<Vec<String>> {
     names.map(name).collect()
 }
 
-/// What has become of a name.
+/// What happened to a name.
 #[derive(Debug)]
 pub enum News {
-    /// It is there, and its namespace is.
+    /// The name and its namespace exist.
     Is(Namespace),
-    /// It is there no more.
+    /// The name no longer exists.
     Gone(String),
-    /// It is there, and what it names is no network namespace, or cannot be opened: why.
+    /// The name exists, but is not a network namespace or cannot be opened; with the reason.
     IsNone(String, String),
 }
 
@@ -191,17 +193,17 @@ impl News {
     }
 }
 
-/// The names, and those that come and go.
+/// Watches the names as they appear and disappear.
 pub struct NameWatch {
     inotify: Inotify,
-    /// Runs while there are names whose namespaces are not there yet.
+    /// Runs while there are names whose namespaces do not exist yet.
     retry: TimerFd,
-    /// Those names, and since when.
+    /// Those names, and when they appeared.
     unmounted: BTreeMap<String, Instant>,
 }
 
 impl NameWatch {
-    /// From now on. Those that are there are told first.
+    /// Starts to watch. The names that exist already are reported first.
     ///
     /// # Errors
     ///
@@ -219,7 +221,7 @@ impl NameWatch {
     }
 
     fn watch_directory(&self) -> Result<()> {
-        // As `ip netns add` makes it.
+        // As `ip netns add` does.
         let made = fs::create_dir_all(DIRECTORY);
         made.with_context(|| format!("cannot make {DIRECTORY}: `mkdir` it before the start"))?;
         let flags = AddWatchFlags::IN_CREATE
@@ -231,13 +233,13 @@ impl NameWatch {
         Ok(())
     }
 
-    /// Tells of a name once more, if it is there.
+    /// Reports a name once more, if it exists.
     pub fn look_again(&mut self, name: &str) {
         self.unmounted.insert(name.to_owned(), Instant::now());
         self.wake();
     }
 
-    /// Notes all that are there.
+    /// Notes all names that exist.
     fn list(&mut self) -> Result<()> {
         for name in names()? {
             self.unmounted.entry(name).or_insert_with(Instant::now);
@@ -245,11 +247,12 @@ impl NameWatch {
         Ok(())
     }
 
-    /// What has become of them since. `known`: the names that were told and are not gone.
+    /// What happened since the last call. `known`: the names that were reported and have not
+    /// disappeared.
     ///
     /// # Errors
     ///
-    /// The kernel does not say.
+    /// The kernel does not tell.
     pub fn news(&mut self, known: &[&str]) -> Result<Vec<News>> {
         let mut news = Vec::new();
         loop {
@@ -262,7 +265,7 @@ impl NameWatch {
             for event in events {
                 let is_removed = event.mask.contains(AddWatchFlags::IN_IGNORED);
                 if is_removed {
-                    // The directory was removed.
+                    // The directory was removed: watch it anew.
                     self.watch_directory()?;
                 }
                 if is_removed || event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
@@ -292,7 +295,8 @@ impl NameWatch {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
                 Ok(None) => "it is no network namespace".to_owned(),
-                // So it is of the file of `ip netns add`, for all who may not read everything.
+                // A user without the right to read every file gets this for the file that `ip netns
+                // add` makes first.
                 Err(error) => format!("it cannot be opened: {error}"),
             };
             let is_patient = since.elapsed() < PATIENCE;
@@ -305,10 +309,11 @@ impl NameWatch {
         Ok(news)
     }
 
-    /// Sets the timer, if there is something to wait for. It is readable no more until it expires again.
+    /// Sets the timer, if names wait for their namespaces. The timer is not readable again until it
+    /// next expires.
     fn wake(&self) {
         let retry = TimeSpec::from(RETRY);
-        // These fail where their arguments are wrong, and these are not.
+        // These calls fail only for wrong arguments, and these are right.
         let _ = match self.unmounted.is_empty() {
             true => self.retry.unset(),
             false => self
@@ -317,12 +322,12 @@ impl NameWatch {
         };
     }
 
-    /// NameWatch of which nothing was told yet.
+    /// The names that were not reported yet.
     pub fn untold(&self) -> impl Iterator<Item = &str> {
         self.unmounted.keys().map(String::as_str)
     }
 
-    /// Of these one is readable when there may be [`news`](Self::news).
+    /// One of these is readable when there may be [`news`](Self::news).
     pub fn sources(&self) -> [BorrowedFd<'_>; 2] {
         [self.inotify.as_fd(), self.retry.as_fd()]
     }

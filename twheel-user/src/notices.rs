@@ -1,4 +1,5 @@
-//! What the kernel tells unasked: of interfaces that come, change and go, and of CPUs that do. Nobody polls.
+//! The kernel's notifications of interfaces that appear, change and disappear, and of CPUs that go
+//! on- and offline. Nothing polls.
 
 use std::{
     collections::HashSet,
@@ -20,24 +21,24 @@ use crate::{
 /// `RTMGRP_LINK`, and the kernel's group of uevents.
 const GROUP: u32 = 1;
 
-/// What the kernel may have to tell before it is read: a thousand interfaces that come at once.
+/// The socket's buffer: notifications of a thousand interfaces that appear at once.
 const ROOM: usize = 8 << 20;
 
-/// News of the interfaces of this network namespace.
+/// Notifications of the interfaces of this network namespace.
 pub struct InterfaceNotices(Notifications);
 
 impl InterfaceNotices {
-    /// From now on.
+    /// Starts to receive them.
     pub fn listen() -> Result<Self> {
         let listener = Notifications::open(NETLINK_ROUTE, GROUP);
         let listener = listener.context("cannot hear of changes of interfaces")?;
-        // Where there is less room, all interfaces are listed when it was not enough.
+        // With a smaller buffer, all interfaces are listed once notifications are lost.
         let _ = setsockopt(&listener, sockopt::RcvBufForce, &ROOM);
         Ok(Self(listener))
     }
 
-    /// What has changed, in order. Where the kernel had more to tell than there was room for: everything as it is, and
-    /// `known` that are not there as gone.
+    /// The changes, in order. If notifications were lost, all interfaces as they are now, and those
+    /// of `known` that no longer exist as [`Change::Gone`].
     pub fn changes(&self, known: impl Iterator<Item = u32>) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         let mut datagram = Vec::new();
@@ -67,7 +68,7 @@ impl InterfaceNotices {
     }
 }
 
-/// Everything as it is, and what is not there as gone.
+/// All interfaces as they are now; known ones that no longer exist are reported as gone.
 fn all(known: impl Iterator<Item = u32>) -> Result<Vec<Change>> {
     let there = interfaces::all()?;
     let indexes: HashSet<_> = there.iter().map(|it| it.index).collect();
@@ -77,7 +78,7 @@ fn all(known: impl Iterator<Item = u32>) -> Result<Vec<Change>> {
     Ok(changes)
 }
 
-/// Whether the kernel had more to tell than there was room for.
+/// Whether notifications were lost because the buffer was full.
 fn is_full(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
@@ -94,11 +95,12 @@ impl AsRawFd for InterfaceNotices {
     }
 }
 
-/// News of CPUs.
+/// Notifications of CPUs.
 pub struct CpuNotices(Notifications);
 
 impl CpuNotices {
-    /// From now on. (The kernel tells them in network namespaces of the first user namespace alone.)
+    /// Starts to receive them. (The kernel sends them only to network namespaces of the initial
+    /// user namespace.)
     pub fn listen() -> Result<Self> {
         let listener = Notifications::open(NETLINK_KOBJECT_UEVENT, GROUP);
         Ok(Self(
@@ -106,14 +108,14 @@ impl CpuNotices {
         ))
     }
 
-    /// Which have come (`true`) and gone since, in order.
+    /// The CPUs that came online (`true`) or went offline (`false`), in order.
     pub fn changes(&self) -> Vec<(u32, bool)> {
         let mut changes = Vec::new();
         let mut datagram = Vec::new();
         loop {
             match self.0.receive(&mut datagram) {
                 Ok(true) => changes.extend(cpu(&datagram)),
-                // Of more than there was room for, something comes next.
+                // If notifications were lost, the next one follows.
                 Err(error) if is_full(&error) => {}
                 Ok(false) | Err(_) => return changes,
             }
@@ -127,7 +129,7 @@ impl AsRawFd for CpuNotices {
     }
 }
 
-/// Reads `online@/devices/system/cpu/cpu1`, behind which come the same in other words.
+/// Reads `online@/devices/system/cpu/cpu1`. The rest of the message repeats this in other words.
 fn cpu(message: &[u8]) -> Option<(u32, bool)> {
     let message = message.split(|byte| *byte == 0).next()?;
     let (action, path) = str::from_utf8(message).ok()?.split_once('@')?;

@@ -1,10 +1,10 @@
-//! Where twheel's programs stand among those of others on the same hook: `--order`.
+//! Where twheel's programs stand among other programs on the same hook: `--order`.
 
 use std::{collections::HashMap, fmt, str::FromStr};
 
 use aya::programs::loaded_programs;
 
-/// What the kernel keeps of a program's name, bytes.
+/// How much of a program's name the kernel keeps, bytes.
 const NAME_BYTES: usize = 15;
 
 /// Where a program is to stand.
@@ -20,25 +20,25 @@ pub enum Order {
     After(Anchor),
 }
 
-/// A program of somebody else's.
+/// A program that is not twheel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// By its id.
+    /// By its program id.
     Id(u32),
-    /// By its name; that of a clsact filter, by the filter's.
+    /// By its name; a clsact filter by the filter's name.
     Name(String),
 }
 
-/// What stands on a hook beside twheel's program.
+/// A program on a hook beside twheel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
     /// Its program's id; a filter may have none.
     pub id: Option<u32>,
-    /// Its name, where one is known.
+    /// Its name, if known.
     pub name: Option<String>,
 }
 
-/// A place in a list of others.
+/// A position in a list of other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// Before all.
@@ -51,30 +51,30 @@ pub enum Position {
     After(usize),
 }
 
-/// The names of programs by their ids. To read them takes `CAP_SYS_ADMIN`, which a run gives up: so of those that were loaded
-/// before that.
+/// The names of programs by their ids. To read them takes `CAP_SYS_ADMIN`, which the running twheel
+/// drops, so only programs that were loaded before that have names here.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramNames(HashMap<u32, String>);
 
 impl ProgramNames {
-    /// Of the programs that are loaded; none where this user may not see them.
+    /// Reads the names of the loaded programs; none if this user may not see them.
     pub fn read() -> Self {
         let programs = loaded_programs().flatten();
         let named = programs.filter_map(|it| Some((it.id(), it.name_as_str()?.to_owned())));
         Self(named.collect())
     }
 
-    /// That of a program.
+    /// The name of a program.
     pub fn get(&self, id: u32) -> Option<&str> {
         self.0.get(&id).map(String::as_str)
     }
 
-    /// A program, for people.
+    /// Describes a program in messages.
     pub fn describe(&self, id: u32) -> String {
         self.other(id).to_string()
     }
 
-    /// The same, for the order.
+    /// The program as an entry in a list of others.
     pub fn other(&self, id: u32) -> Other {
         Other {
             id: Some(id),
@@ -94,7 +94,7 @@ impl fmt::Display for Other {
     }
 }
 
-/// Programs, for people.
+/// Lists programs in messages.
 pub fn list(others: &[Other]) -> String {
     match others {
         [] => "none".to_owned(),
@@ -119,7 +119,7 @@ impl Anchor {
 }
 
 impl Order {
-    /// The program beside which it is to stand.
+    /// The program beside which twheel's is to stand.
     pub fn anchor(&self) -> Option<&Anchor> {
         match self {
             Self::First | Self::Last => None,
@@ -127,14 +127,15 @@ impl Order {
         }
     }
 
-    /// Whether the program beside which it is to stand is there, if there is one.
+    /// Whether the program beside which twheel's is to stand is among these; `true` if there is no
+    /// such program.
     pub fn is_met(&self, others: &[Other]) -> bool {
         let anchor = self.anchor();
         anchor.is_none_or(|anchor| others.iter().any(|it| anchor.is(it)))
     }
 
-    /// The place among others, in their order. Of several of a name it is before, or after, all of them; where there is none, it
-    /// is the first.
+    /// The position among others, which are in their order. If several have the anchor's name, it
+    /// is before, or after, all of them; if none has it, it is the first position.
     pub fn position(&self, others: &[Other]) -> Position {
         let place = match self {
             Self::First => None,
@@ -242,7 +243,7 @@ mod tests {
             ("before:guard", Position::Before(0), true),
             ("after:guard", Position::After(2), true),
             ("after:id:4", Position::After(1), true),
-            // Longer than what the kernel keeps.
+            // Longer than what the kernel keeps of a name.
             ("before:a_name_that_is_longer", Position::Before(1), true),
             ("before:a_name", Position::First, false),
             ("after:id:6", Position::First, false),

@@ -1,4 +1,4 @@
-//! Interfaces by name, by pattern, or all of them: what `--iface`, `--exclude` and `--zone` take.
+//! Selects interfaces by name, by pattern, or all of them: for `--iface`, `--exclude` and `--zone`.
 
 use anyhow::Result;
 use glob::Pattern;
@@ -7,19 +7,19 @@ use crate::failure::{Failure, Kind};
 
 /// Every interface but the loopback interface.
 pub const ALL: &str = "all";
-/// Interfaces that a run with a pattern can watch at once.
+/// How many interfaces a run with a pattern can watch at once.
 pub const ROOM: usize = 1024;
 /// The longest pattern, in bytes: it becomes the name of a directory.
 const LONGEST: usize = 64;
 
-/// What stands for interfaces.
+/// A name or pattern, and so the interfaces that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// One, by its name.
+    /// The interface of this name.
     Name(String),
-    /// Those whose names match.
+    /// The interfaces whose names match.
     Pattern(Pattern),
-    /// All but the loopback interface.
+    /// All interfaces but the loopback interface.
     All,
 }
 
@@ -48,7 +48,7 @@ impl Asked {
                 text.escape_debug()
             ));
         }
-        // To glob, two stars would stand for directories.
+        // A single star: the glob library gives two stars a meaning for directories.
         let mut one_star = text.to_owned();
         while one_star.contains("**") {
             one_star = one_star.replace("**", "*");
@@ -62,7 +62,7 @@ impl Asked {
         }
     }
 
-    /// As it was given.
+    /// The text as the user gave it.
     pub fn text(&self) -> &str {
         match self {
             Self::Name(name) => name,
@@ -76,7 +76,8 @@ impl Asked {
         !matches!(self, Self::Name(_))
     }
 
-    /// Whether it stands for an interface. One whose name reads like a pattern stands for itself.
+    /// Whether it stands for this interface. An interface whose name reads like a pattern matches
+    /// itself.
     pub fn matches(&self, interface: &str) -> bool {
         match self {
             Self::Name(name) => name == interface,
@@ -85,7 +86,8 @@ impl Asked {
         }
     }
 
-    /// Whether there may be an interface for which both stand. Of two patterns only their beginnings are compared.
+    /// Whether some interface could match both. For two patterns, only the parts before their first
+    /// special characters are compared.
     fn may_meet(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Name(name), other) | (other, Self::Name(name)) => other.matches(name),
@@ -98,12 +100,12 @@ impl Asked {
     }
 }
 
-/// What a pattern begins with.
+/// The part of a pattern before its first special character.
 fn literal(pattern: &str) -> &str {
     pattern.split(['*', '?', '[']).next().unwrap_or_default()
 }
 
-/// The parts of lists with commas, except for those in brackets; each once.
+/// Splits lists at commas, except at those in brackets; each part once.
 fn split(texts: &[String]) -> Vec<&str> {
     let mut parts: Vec<&str> = Vec::new();
     for text in texts {
@@ -129,7 +131,7 @@ fn split(texts: &[String]) -> Vec<&str> {
 ///
 /// # Errors
 ///
-/// [`Kind::Usage`]: a pattern that is none, or a list with nothing between two commas.
+/// [`Kind::Usage`]: an invalid pattern, or a list with nothing between two commas.
 pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
     let refused = |why: String| Failure::new(Kind::Usage, format!("{option} {why}"));
     let parts = split(texts);
@@ -148,16 +150,16 @@ pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
 pub struct Selection {
     asked: Vec<Asked>,
     excluded: Vec<Asked>,
-    /// In several network namespaces: a name, too, is then one that interfaces may have.
+    /// In several network namespaces: then a name, too, may stand for several interfaces.
     is_everywhere: bool,
 }
 
 impl Selection {
-    /// By the values of `--iface` and `--exclude`.
+    /// From the values of `--iface` and `--exclude`.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: one of them cannot be read, or a name is both given and excluded.
+    /// [`Kind::Usage`]: a value cannot be read, or a name is both given and excluded.
     pub fn new(interfaces: &[String], exclude: &[String]) -> Result<Self> {
         let new = Self {
             asked: parse("--iface", interfaces)?,
@@ -188,7 +190,8 @@ impl Selection {
         Ok(new)
     }
 
-    /// The same in several network namespaces, of which none need have an interface of a name.
+    /// The same selection in several network namespaces, none of which need have an interface of a
+    /// given name.
     pub fn everywhere(self) -> Self {
         Self {
             is_everywhere: true,
@@ -196,23 +199,23 @@ impl Selection {
         }
     }
 
-    /// Whether it is of several network namespaces.
+    /// Whether it selects in several network namespaces.
     pub fn is_everywhere(&self) -> bool {
         self.is_everywhere
     }
 
-    /// Whether there is a pattern: interfaces come and go.
+    /// Whether it has a pattern, so that the selected interfaces may change.
     pub fn has_pattern(&self) -> bool {
         self.patterns().next().is_some()
     }
 
-    /// The names that were given, in order.
+    /// The names, in the order given.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let is_name = |it: &&Asked| !self.is_pattern(it);
         self.asked.iter().filter(is_name).map(Asked::text)
     }
 
-    /// The patterns, in order.
+    /// The patterns, in the order given.
     pub fn patterns(&self) -> impl Iterator<Item = &Asked> {
         self.asked.iter().filter(|it| self.is_pattern(it))
     }
@@ -221,23 +224,23 @@ impl Selection {
         self.is_everywhere || asked.is_pattern()
     }
 
-    /// All that was given, as it was given.
+    /// All names and patterns, as the user gave them.
     pub fn texts(&self) -> Vec<String> {
         self.asked.iter().map(|it| it.text().to_owned()).collect()
     }
 
-    /// How many interfaces it is of at least; with a pattern, several.
+    /// The least number of interfaces to expect; with a pattern, several.
     pub fn count(&self) -> usize {
         self.asked.len() + usize::from(self.has_pattern())
     }
 
-    /// Whether an interface is one of them.
+    /// Whether it selects an interface.
     pub fn matches(&self, interface: &str) -> bool {
         let matches = |it: &Asked| it.matches(interface);
         self.asked.iter().any(matches) && !self.excludes(interface)
     }
 
-    /// Whether a pattern, and not a name alone, is why an interface is watched.
+    /// Whether it selects an interface by a pattern, and not by its name alone.
     pub fn matches_pattern(&self, interface: &str) -> bool {
         self.patterns().any(|it| it.matches(interface)) && !self.excludes(interface)
     }
@@ -246,10 +249,10 @@ impl Selection {
         self.excluded.iter().any(|it| it.matches(interface))
     }
 
-    /// Whether a name or pattern may stand for one of them.
+    /// Whether a name or pattern may stand for one of the selected interfaces.
     pub fn may_have(&self, other: &Asked) -> bool {
         if let Asked::Name(name) = other {
-            // Of another network namespace: `blue/eth0`.
+            // An interface of another network namespace: `blue/eth0`.
             let inner = name.rsplit_once('/').filter(|_| self.is_everywhere);
             return self.matches(inner.map_or(name, |(_, name)| name));
         }
@@ -321,7 +324,7 @@ mod tests {
         ] {
             assert!(selection(interfaces, exclude).is_err(), "{interfaces:?}");
         }
-        // As one name, which no interface has.
+        // An empty text is one name, which no interface has.
         assert!(selection(&[""], &[]).is_ok());
     }
 

@@ -1,14 +1,15 @@
-//! What stepping a wheel costs: the cost model of Varghese & Lauck (section 7 of the ToN paper: scheme 6
-//! n·c/M a tick, scheme 7 n·m·c/T), for timers that are re-armed lazily.
+//! Computes the cost of stepping a wheel, by the cost model of Varghese & Lauck (section 7 of the
+//! ToN paper: scheme 6 n·c/M a tick, scheme 7 n·m·c/T), for timers that are re-armed lazily.
 //!
-//! A busy flow is not moved by its packets. The wheel comes to it, finds the deadline moved, and arms it
-//! again, so how often it comes is all that matters. In ticks, for a flow that is armed `d` ahead:
+//! A busy flow is not moved by its packets. When the wheel visits it, the wheel finds that its
+//! deadline has moved and re-arms it. So only the number of timer visits matters. For a flow that
+//! is armed `d` ticks ahead, the visits are:
 //!
-//! - scheme 4: once in `d`;
-//! - scheme 6, `M` slots: once in `d`, or once a round where `d` is longer;
-//! - scheme 7, levels of `M` slots: where `M^l <= d < M^(l+1)`, the flow stands in a slot of level `l` and
-//!   is met where that begins: every `⌊d / M^l⌋` slots of the level, and where a slot of the level above
-//!   begins. That is `⌈M / ⌊d / M^l⌋⌉` times in `M^(l+1)` ticks.
+//! - scheme 4: one every `d` ticks;
+//! - scheme 6, `M` slots: one every `d` ticks, or one every round if `d` is longer than a round;
+//! - scheme 7, levels of `M` slots: if `M^l <= d < M^(l+1)`, the flow is in a slot of level `l` and
+//!   is visited when that slot begins: every `⌊d / M^l⌋` slots of the level, and whenever a slot of
+//!   the level above begins. That is `⌈M / ⌊d / M^l⌋⌉` times in `M^(l+1)` ticks.
 
 use std::{
     hint::black_box,
@@ -38,18 +39,18 @@ use crate::{
     timeouts::Timeouts,
 };
 
-/// What things cost on a machine, nanoseconds.
+/// The costs on a machine, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// A visit that arms a flow again.
+    /// A timer visit that re-arms a flow.
     pub visit: f64,
     /// A stepper that wakes up, finds nothing due, and sleeps again.
     pub wake: f64,
 }
 
 impl Costs {
-    /// Of the machine that twheel was developed on, in a table of so many flows: a visit is a cache miss
-    /// or two where the table is larger than the caches.
+    /// The costs on the machine that twheel was developed on, for a table of this many flows: if
+    /// the table is larger than the caches, a timer visit costs a cache miss or two.
     pub fn typical(flows: u64) -> Self {
         let visit = match flows {
             0..=4_096 => 40.0,
@@ -63,23 +64,23 @@ impl Costs {
     }
 }
 
-/// What a host has to track.
+/// The load that a host has to track.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     /// Live flows.
     pub flows: u64,
-    /// How far ahead a flow is armed, ticks.
+    /// How many ticks ahead a flow is armed.
     pub ahead: u64,
     /// Length of a tick.
     pub tick: Duration,
-    /// The same in units of the data plane's clock.
+    /// Length of a tick in units of the data plane's clock.
     pub units: u32,
-    /// CPUs, a wheel each.
+    /// The number of CPUs; each has a wheel.
     pub cpus: u64,
 }
 
 impl Demand {
-    /// So many flows that are busy and established, under this configuration.
+    /// This many busy, established flows with this configuration.
     pub fn of(flows: u32, cpus: usize, (config, rule): &(Config, Rule), clock: Clock) -> Self {
         let established = rule.timeouts.0[State::Established as usize];
         Self {
@@ -92,25 +93,26 @@ impl Demand {
     }
 }
 
-/// What a geometry makes of a demand.
+/// What a geometry costs for a demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The wheel.
+    /// The shape of the wheel.
     pub geometry: Geometry,
-    /// Visits a second, all CPUs together.
+    /// Timer visits per second on all CPUs together.
     pub visits: f64,
-    /// Share of one CPU that all steppers take together.
+    /// Fraction of one CPU that all steppers use together.
     pub share: f64,
-    /// Bytes, of table, wheels and rings.
+    /// Memory of table, wheels and rings, in bytes.
     pub memory: u64,
 }
 
 impl Plan {
-    /// Of a wheel; `None` where it cannot do it: a simple wheel that does not reach, and more levels than the
-    /// clock has a use for.
+    /// The plan for a wheel; `None` if the wheel does not fit: a simple wheel that does not reach
+    /// far enough, or more levels than the clock can use.
     pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
         let simple = geometry.scheme == Scheme::Simple as u32;
-        // A deadline may lie anywhere within a tick: one more than the timeout.
+        // A deadline may lie anywhere within a tick, so the wheel must reach one tick beyond the
+        // timeout.
         if simple && geometry.range() < demand.ahead + 1 {
             return None;
         }
@@ -131,8 +133,8 @@ impl Plan {
         })
     }
 
-    /// The best of each scheme, in their order: who takes the least of a CPU and, where that is the same
-    /// to a fiftieth, the least memory.
+    /// The best plan for each scheme, in the schemes' order: the one that uses the least CPU or,
+    /// among those within a fiftieth of that, the least memory.
     pub fn all(demand: &Demand, costs: &Costs) -> Vec<Self> {
         [Scheme::Simple, Scheme::Hashed, Scheme::Hierarchical]
             .into_iter()
@@ -145,7 +147,7 @@ impl Plan {
             .collect()
     }
 
-    /// The better of two; the second where they are alike.
+    /// The better of two plans; the second if they are equal.
     pub fn better(self, other: Self) -> Self {
         let alike = (self.share - other.share).abs() <= 0.02 * self.share.min(other.share);
         let first = if alike {
@@ -167,7 +169,7 @@ fn shapes(scheme: Scheme, bits: u32) -> Vec<Geometry> {
     }
 }
 
-/// How often a busy flow is visited that is armed so many ticks ahead.
+/// Timer visits per tick to a busy flow that is armed this many ticks ahead.
 fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
     let slots = 1u64 << geometry.bits;
     if geometry.scheme == Scheme::Hashed as u32 {
@@ -183,7 +185,7 @@ fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
                 level += 1;
             }
             if level == geometry.levels {
-                // No level above in whose slots it could stand.
+                // There is no level above whose slots it could be in.
                 return 1.0 / (ahead / unit * unit) as f64;
             }
             slots.div_ceil(ahead / unit) as f64 / (unit * slots) as f64
@@ -192,7 +194,7 @@ fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
     }
 }
 
-/// Bytes of the maps that grow with flows, slots and CPUs, and of the ring.
+/// Memory of the ring and of the maps that grow with flows, slots and CPUs, in bytes.
 fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
     let lines = Hash::new([0; 11], flows.try_into().unwrap_or(u32::MAX)).lines();
     let details = flows + cpus * u64::from(SHELF);
@@ -204,10 +206,11 @@ fn memory(geometry: Geometry, flows: u64, cpus: u64) -> u64 {
         + u64::from(RING_BYTES)
 }
 
-/// Flows that a machine is measured with, at most: what they cost grows no more beyond.
+/// The most flows that a machine is measured with: beyond this, the cost per flow no longer grows.
 const MOST: u64 = 1 << 20;
 
-/// Measures this machine, with a table of so many flows: takes a second or two, attaches nothing.
+/// Measures this machine with a table of this many flows. Takes a second or two, and attaches
+/// nothing.
 pub fn calibrate(flows: u64) -> Result<Costs> {
     let flows = flows.clamp(1_024, MOST).next_power_of_two() as u32;
     pin_to(0)?;
@@ -230,7 +233,8 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
     }
     let mut visits = Vec::new();
     for _ in 0..3 {
-        // Odd, so that every flow has its turn, and neighbours in the wheel are none in the table.
+        // An odd factor, so that every flow gets its packet, and neighbours in the wheel are not
+        // neighbours in the table.
         for number in 0..flows {
             if number % (flows / 256) == 0 {
                 plane.set_clock(now + 200 + timeout / 2 * u64::from(number) / u64::from(flows))?;
@@ -259,7 +263,7 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
     })
 }
 
-/// What a stepper takes of the CPU that sleeps and finds nothing to do.
+/// CPU time of a stepper that wakes up and finds nothing to do.
 fn wake(plane: &mut DataPlane) -> Result<f64> {
     const TIMES: u32 = 200;
     let (_keep, calls) = channel::<()>();
@@ -272,7 +276,7 @@ fn wake(plane: &mut DataPlane) -> Result<f64> {
     Ok((cpu_time()? - begun).as_nanos() as f64 / f64::from(TIMES))
 }
 
-/// A packet of a flow, numbered below 2^24, comes in.
+/// Runs the data plane on an incoming packet of a flow, whose number is below 2^24.
 pub fn see(plane: &mut DataPlane, flow: u32) -> Result<()> {
     receive(plane, &segment(flow))
 }
@@ -289,7 +293,7 @@ pub fn segment(flow: u32) -> [u8; 54] {
     segment
 }
 
-/// Gives a frame to the data plane, as if it had come in.
+/// Runs the data plane on a frame as if it had come in.
 pub fn receive(plane: &mut DataPlane, frame: &[u8]) -> Result<()> {
     plane
         .xdp("twheel_xdp")?
@@ -301,7 +305,7 @@ pub fn receive(plane: &mut DataPlane, frame: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// This thread's.
+/// CPU time of this thread.
 fn cpu_time() -> Result<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map_err(std::io::Error::from)
@@ -320,7 +324,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts the visits to a busy flow by turning the wheel itself.
+    /// Counts the timer visits to a busy flow on a wheel that this function turns itself.
     fn visits(geometry: Geometry, ahead: u64, ticks: u64) -> f64 {
         let mut wheel = Wheel::default();
         let mut slots = BTreeMap::new();
@@ -410,7 +414,7 @@ mod tests {
             };
             Plan::of(Geometry::hashed(10), &demand, &costs).unwrap()
         };
-        // Ten ticks a second, at all of which something is due; a millisecond each.
+        // Ten ticks a second, each with something due, at a millisecond each.
         assert!((plan(1_000_000, 2).share - 0.02).abs() < 1e-6);
         assert!(plan(1, 1).share < 0.002, "an idle wheel is not woken up");
         let wheel = plan(1_000, 3).memory - plan(1_000, 2).memory;

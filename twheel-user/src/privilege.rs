@@ -1,8 +1,9 @@
-//! What a run may do: three capabilities, whoever starts it.
+//! Drops privileges: twheel keeps three capabilities, whatever user starts it.
 //!
-//! What takes more is opened first: a port below 1024 (`CAP_NET_BIND_SERVICE`), raw sockets (`CAP_NET_RAW`), sockets in
-//! other network namespaces (`CAP_SYS_ADMIN`), the history's directory. Then the rest is given up, for good, while there is
-//! one thread: capabilities are a thread's own, and those that it starts have what it has.
+//! What takes more is opened first: a port below 1024 (`CAP_NET_BIND_SERVICE`), raw sockets
+//! (`CAP_NET_RAW`), sockets in other network namespaces (`CAP_SYS_ADMIN`), the history's directory.
+//! Then the other capabilities are dropped for good, while the process still has a single thread:
+//! capabilities belong to a thread, and the threads that it starts inherit them.
 
 use std::io;
 
@@ -18,26 +19,28 @@ use nix::{
 
 use crate::failure::{Failure, Kind};
 
-/// What a run needs for as long as it lives: to load and verify programs, and to attach them and close sockets.
+/// What the running twheel needs all its life: to load and verify programs, to attach them, and to
+/// close sockets.
 pub const NEEDED: [Capability; 3] = [
     Capability::CAP_BPF,
     Capability::CAP_NET_ADMIN,
     Capability::CAP_PERFMON,
 ];
 
-/// Those of [`NEEDED`] that this thread lacks. `CAP_SYS_ADMIN`, of which they were once part, is none of them: a run would have
-/// to keep it.
+/// The capabilities of [`NEEDED`] that this thread lacks. `CAP_SYS_ADMIN`, which once included
+/// them, does not count in their place: twheel would have to keep it.
 pub fn missing() -> Result<Vec<Capability>> {
     let effective = read(CapSet::Effective)?;
     let is_missing = |it: &Capability| !effective.contains(it);
     Ok(NEEDED.into_iter().filter(is_missing).collect())
 }
 
-/// Gives up all capabilities but [`NEEDED`], and that any program could ever give this process more. (And but
-/// `CAP_SYS_NICE`, where steppers have no other way to their priority; and `CAP_SYS_ADMIN`, if it `enters` other network
-/// namespaces later.)
+/// Drops all capabilities except [`NEEDED`], and ensures that no program that this process executes
+/// can gain others. (It also keeps `CAP_SYS_NICE` if steppers have no other way to get their
+/// priority, and `CAP_SYS_ADMIN` if the process `enters` other network namespaces later.)
 pub fn give_up(enters: bool) -> Result<()> {
-    // For the steppers, which say so where they do not get it. A container's root may not raise the limit.
+    // For the steppers, which report it if they do not get their priority. Root in a container may
+    // not raise the limit.
     let has_limit = setrlimit(Resource::RLIMIT_RTPRIO, 1, 1).is_ok();
     let give_up = || -> Result<()> {
         prctl::set_no_new_privs().map_err(io::Error::from)?;
@@ -50,7 +53,8 @@ pub fn give_up(enters: bool) -> Result<()> {
             kept.insert(Capability::CAP_SYS_ADMIN);
         }
         kept.retain(|it| permitted.contains(it));
-        // Who may not do this gets no more by a program all the same: see above.
+        // Without `CAP_SETPCAP` the bounding set stays, but `no_new_privs` above still keeps
+        // executed programs from gaining capabilities.
         if read(CapSet::Effective)?.contains(&Capability::CAP_SETPCAP) {
             for capability in read(CapSet::Bounding)?.difference(&kept) {
                 caps::drop(None, CapSet::Bounding, *capability)?;
@@ -65,7 +69,7 @@ pub fn give_up(enters: bool) -> Result<()> {
     give_up().context("cannot give up capabilities")
 }
 
-/// A group's number, by its name or number.
+/// The number of a group, given by name or number.
 fn group(name: &str) -> Result<Gid> {
     let found = Group::from_name(name).map_err(io::Error::from)?;
     let number = || name.parse().ok().map(Gid::from_raw);
@@ -76,11 +80,11 @@ fn group(name: &str) -> Result<Gid> {
     })
 }
 
-/// Has what this process makes belong to a group, by name or number.
+/// Makes a group, given by name or number, the group of everything that this process creates.
 ///
 /// # Errors
 ///
-/// [`Kind::Usage`]: there is none. [`Kind::Permission`]: `CAP_SETGID` is missing.
+/// [`Kind::Usage`]: the group does not exist. [`Kind::Permission`]: `CAP_SETGID` is missing.
 pub fn join(name: &str) -> Result<Gid> {
     let group = group(name)?;
     if group != getegid() {
@@ -89,11 +93,11 @@ pub fn join(name: &str) -> Result<Gid> {
     Ok(group)
 }
 
-/// Fails where [`join`] would.
+/// Fails if [`join`] would.
 ///
 /// # Errors
 ///
-/// As there.
+/// As for [`join`].
 pub fn may_join(name: &str) -> Result<()> {
     if group(name)? != getegid() && !has(Capability::CAP_SETGID) {
         return Err(may_not_join(name, &io::ErrorKind::PermissionDenied.into()).into());
@@ -111,7 +115,8 @@ fn may_not_join(name: &str, error: &io::Error) -> Failure {
     )
 }
 
-/// What an error means where the capability decides: its name, if this thread lacks it.
+/// Explains an error that a missing capability may cause: names the capability if this thread lacks
+/// it.
 pub fn lacks(error: &io::Error, capability: Capability) -> String {
     let permitted = !matches!(error.kind(), io::ErrorKind::PermissionDenied);
     match permitted || has(capability) {
@@ -120,7 +125,7 @@ pub fn lacks(error: &io::Error, capability: Capability) -> String {
     }
 }
 
-/// Whether this thread has a capability; where that cannot be told it may.
+/// Whether this thread has a capability; `true` if that cannot be told.
 pub fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(true)
 }

@@ -1,4 +1,4 @@
-//! Progress of what takes long: on standard error, if that is a terminal; else nothing at all.
+//! Shows the progress of long work on standard error, if that is a terminal; otherwise nothing.
 
 use std::{
     io::{IsTerminal, stderr},
@@ -10,12 +10,12 @@ use std::{
 pub use indicatif::ProgressBar;
 use indicatif::{ProgressDrawTarget, ProgressFinish, ProgressIterator, ProgressStyle};
 
-/// What takes no longer shows nothing.
+/// Work that takes no longer shows nothing.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Between two pictures.
+/// The interval between redraws.
 const FRAME: Duration = Duration::from_millis(100);
 
-/// A bar over so many steps, which is gone when it is dropped.
+/// A bar over this many steps, which is erased when it is dropped.
 pub fn bar(what: impl Into<String>, steps: u64) -> ProgressBar {
     styled(
         "{msg} {wide_bar} {percent:>3} %  {eta}",
@@ -24,7 +24,7 @@ pub fn bar(what: impl Into<String>, steps: u64) -> ProgressBar {
     )
 }
 
-/// No bar, for whoever wants none.
+/// No bar, for callers that want none.
 pub fn none() -> ProgressBar {
     ProgressBar::hidden()
 }
@@ -38,7 +38,7 @@ pub fn over<I: ExactSizeIterator>(
     steps.progress_with(bar)
 }
 
-/// Does something of which nobody knows how long it takes; its name and a spinner stand there meanwhile.
+/// Does work whose duration is unknown; shows its name and a spinner meanwhile.
 pub fn spin<T>(what: &str, work: impl FnOnce() -> T) -> T {
     if !stderr().is_terminal() {
         return work();
@@ -60,7 +60,7 @@ pub fn spin<T>(what: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// The same, said by one line where standard error is no terminal.
+/// The same, but reports it on one line if standard error is not a terminal.
 pub fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
     if stderr().is_terminal() {
         return spin(what, work);
@@ -78,7 +78,7 @@ pub fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
 }
 
 fn styled(template: &str, what: String, steps: Option<u64>) -> ProgressBar {
-    // indicatif draws where standard error is a terminal, and nowhere else.
+    // indicatif draws only if standard error is a terminal.
     let bar = ProgressBar::with_draw_target(steps, ProgressDrawTarget::stderr());
     match ProgressStyle::with_template(template) {
         Ok(style) => bar

@@ -1,8 +1,9 @@
-//! Quotas: which sources hold more of a full table than one may, when others want room.
+//! Quotas: which sources hold more of a full table than one source may, while others need capacity.
 //!
-//! The packet path calls when it finds the table full of established flows, at most once a second. Then the table is read:
-//! first for the few sources that can hold so much, in memory that does not grow with the table; then for what these hold
-//! in truth; then for the flows of theirs that were idle for longest. Nothing of this costs anything before.
+//! The packet path calls for this when it finds the table full of established flows, at most once a
+//! second. The table is then read three times: first for the few sources that can hold so much, in
+//! memory that does not grow with the table; then for how many flows these really hold; then for
+//! those of their flows that have been idle longest. Until then, quotas cost nothing.
 
 use std::{
     cmp::Reverse,
@@ -29,13 +30,14 @@ use crate::{
     flows::{Flow, Flows},
 };
 
-/// How long flows were idle and where they stand, by the CPU of their wheel and their source: the longest of each.
+/// How long flows have been idle, and their records' indexes, by the CPU of their wheel and their
+/// source: the longest of each.
 type Longest = HashMap<(u32, Source), BinaryHeap<Reverse<(u32, u32)>>>;
 
-/// Victims named beyond those that may go.
+/// How many more victims to name than may be evicted.
 const SPARE: u64 = 16;
 
-/// What a source may hold of a full table, percent; `None`: all of it.
+/// How much of a full table a source may hold, in percent; `None`: all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota(pub Option<u8>);
 
@@ -53,7 +55,7 @@ impl FromStr for Quota {
     }
 }
 
-/// Who answers for an address: itself, or its network of 64 bits.
+/// The source that an address counts for: the address itself, or its 64-bit network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source([u64; 2]);
 
@@ -72,11 +74,11 @@ impl fmt::Display for Source {
 /// A source that holds more than its quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Who.
+    /// The source.
     pub source: Source,
-    /// Flows.
+    /// How many flows it holds.
     pub flows: u64,
-    /// It did not when the table was last read.
+    /// It did not exceed its quota when the table was last read.
     pub is_new: bool,
 }
 
@@ -86,17 +88,17 @@ pub struct QuotaReader {
     hogs: maps::HashMap<MapData, [u64; 2], OverQuota>,
     victims: PerCpuArray<MapData, Victims>,
     full: Array<MapData, u64>,
-    /// Flows that a source may hold.
+    /// How many flows a source may hold.
     most: u64,
-    /// Whether one direction counts as both.
+    /// Whether a flow of which one direction was seen counts as established.
     one_way: bool,
-    /// Clock units.
+    /// In clock units.
     lasts: u64,
     known: BTreeSet<Source>,
 }
 
 impl QuotaReader {
-    /// Of a table of which a source may hold so many percent.
+    /// Of a table of which a source may hold this many percent.
     pub fn new(plane: &DataPlane, percent: u8) -> Result<Self> {
         let open = |name: &str| plane.open(name);
         let room = u64::from(plane.config().max_flows);
@@ -112,20 +114,21 @@ impl QuotaReader {
         })
     }
 
-    /// Flows that a source may hold.
+    /// How many flows a source may hold.
     pub fn most(&self) -> u64 {
         self.most
     }
 
-    /// Tells the data plane who holds more, and which of their flows may go first.
+    /// Tells the data plane which sources exceed their quota, and which of their flows to evict
+    /// first.
     ///
     /// # Errors
     ///
-    /// A map cannot be read or written, or this host's addresses be told.
+    /// A map cannot be read or written, or this host's addresses cannot be listed.
     pub fn read(&mut self) -> Result<Vec<Holder>> {
         let now = self.full.get(&0, 0).context("cannot read FULL")?;
         let own = own_addresses()?;
-        // Nobody takes from those who are counted.
+        // While sources are being counted, none of their flows may be evicted.
         let hogs = self.hogs.iter().collect::<Result<Vec<_>, _>>();
         for (source, hog) in hogs.context("cannot read HOGS")? {
             let held = OverQuota { excess: 0, ..hog };
@@ -134,7 +137,8 @@ impl QuotaReader {
                 .context("cannot write HOGS")?;
         }
         let sources = |flow: &Flow| sources(flow, &own);
-        // Others make room for anybody as it is, and are no quota that anybody could keep.
+        // Flows that are not established make room for any new flow anyway, and a source could not
+        // keep a quota of them.
         let one_way = self.one_way;
         let flows = || {
             let flows = self.flows.iter();
@@ -154,7 +158,8 @@ impl QuotaReader {
         }
         counts.retain(|_, count| *count > self.most);
 
-        // Of each source no more than it has too many, and some in the place of those that cannot go at once.
+        // For each source no more flows than it has too many, and some spares in case some cannot
+        // be evicted at once.
         let mut first = Longest::new();
         if !counts.is_empty() {
             for flow in flows() {
@@ -227,8 +232,9 @@ impl QuotaReader {
     }
 }
 
-/// All sources that are more than one of [`MAX_OVER_QUOTA`] of what was added are among them (Misra and Gries, 1982): so few are
-/// kept, and whenever one more comes, each has one less, and so has the newcomer.
+/// Every source that occurs more often than one in [`MAX_OVER_QUOTA`] is among these candidates
+/// (Misra and Gries, 1982). Only that many are kept; when another source comes, the count of each
+/// kept one is decremented, and the new one is not kept.
 #[derive(Default)]
 struct Candidates(HashMap<Source, u64>);
 
@@ -245,8 +251,8 @@ impl Candidates {
     }
 }
 
-/// Whose a flow is: its initiator's; where its beginning was not seen, both ends'. What this host has begun is nobody's:
-/// it is not one of those who want some of it.
+/// The source of a flow: its initiator; both ends if its beginning was not seen. Flows that this
+/// host began have no source: this host is not one of the sources that compete for capacity.
 fn sources(flow: &Flow, own: &HashSet<[u64; 2]>) -> impl Iterator<Item = Source> + use<> {
     let [a, b, c, d] = flow.key.addresses();
     let seen = flow.word.seen();
@@ -260,7 +266,7 @@ fn sources(flow: &Flow, own: &HashSet<[u64; 2]>) -> impl Iterator<Item = Source>
     first.into_iter().chain(second)
 }
 
-/// This host's addresses, as keys have them.
+/// This host's addresses, in the form that keys have.
 fn own_addresses() -> Result<HashSet<[u64; 2]>> {
     let addresses = getifaddrs().context("cannot tell this host's addresses")?;
     let ip = |address: SockaddrStorage| -> Option<IpAddr> {
@@ -273,7 +279,7 @@ fn own_addresses() -> Result<HashSet<[u64; 2]>> {
         .collect())
 }
 
-/// An address as a key has it.
+/// An address in the form that keys have.
 fn words(address: IpAddr) -> [u64; 2] {
     let bytes = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -311,7 +317,7 @@ mod tests {
     #[test]
     fn who_holds_much_is_a_candidate_however_many_others_there_are() {
         let mut candidates = Candidates::default();
-        // Two in a hundred, spread and at the end.
+        // Two in a hundred; one of them spread out, one at the end.
         for number in 0..100_000 {
             let is_large = number % 100 == 0 || number >= 99_000;
             let source = if is_large { 0 } else { 1 + number };

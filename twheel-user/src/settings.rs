@@ -1,4 +1,4 @@
-//! What `twheel run` may be asked for, checked, in the units of the data plane.
+//! What a user may ask `twheel run` for, checked, and converted to the units of the data plane.
 
 use std::time::Duration;
 
@@ -19,12 +19,13 @@ use crate::{
     timeouts::Timeouts,
 };
 
-/// Flows a table may be made for: what the kernel can number, and the memory of a large host.
+/// The most flows that a table may be made for: what the kernel can number, and what fits the
+/// memory of a large host.
 pub const MAX_FLOWS: u32 = 1 << 26;
-/// Stamps are 32 bits wide and compared by their distance: a quarter of the circle is safe against
-/// any stall of userspace up to another quarter.
+/// Stamps are 32 bits wide and compared by their distance. With timeouts up to a quarter of the
+/// circle, userspace may stall for up to another quarter.
 const MAX_TIMEOUT_UNITS: u64 = 1 << 30;
-/// A wheel that turns once an hour is as slow as anybody wants.
+/// The longest tick.
 const MAX_TICK: Duration = Duration::from_secs(3600);
 
 /// Durations and sizes as a user gives them.
@@ -32,48 +33,48 @@ const MAX_TICK: Duration = Duration::from_secs(3600);
 pub struct Wanted {
     /// Precision of expiry.
     pub tick: Duration,
-    /// How long flows of no rule may be idle.
+    /// The timeouts of flows that match no rule.
     pub timeouts: Timeouts,
-    /// Whether one direction is all that will be seen.
+    /// Whether only one direction will be seen.
     pub one_way: bool,
     /// Whether a flow must begin with a SYN.
     pub strict: bool,
-    /// Whether answers may come in by the interface by which the first packet came in.
+    /// Whether answers may come in through the interface that the first packet came in through.
     pub one_armed: bool,
-    /// What is tracked.
+    /// The protocols to track.
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
     /// Whether retransmission timers run.
     pub rto: bool,
-    /// What a retransmission timeout is above the round trip, at least.
+    /// Minimum added to the RTT to form the retransmission timeout.
     pub rto_min: Duration,
-    /// And what it is at most.
+    /// Maximum of the retransmission timeout.
     pub rto_max: Duration,
-    /// Expiries in a row after which a flow is stalled.
+    /// Number of expiries in a row after which a flow is stalled.
     pub max_retrans: u32,
-    /// Packets of flows that have expired are answered, not passed.
+    /// Whether packets of expired flows are answered instead of passed.
     pub enforce: bool,
-    /// Whether they are refused for a moment, while a socket is closed.
+    /// Whether packets of an expired flow are refused for a moment, while its socket is closed.
     pub hold: bool,
-    /// Answers to a source in a second, at most; up to [`MAX_RATE`].
+    /// Maximum number of answers to a source per second; up to [`MAX_RATE`].
     pub enforce_rate: u32,
-    /// Whether sources that hold more than their share of a full table make room for others.
+    /// Whether over-quota sources make room for others in a full table.
     pub share: bool,
     /// Whether VLAN tags are part of a flow's key.
     pub vlans: bool,
     /// Capacity of the table.
     pub max_flows: u32,
-    /// How the wheels turn.
+    /// The timer scheme.
     pub scheme: Scheme,
-    /// Slots of a level, rounded up to a power of two; `None`: what suits the scheme.
+    /// Slots per level, rounded up to a power of two; `None`: chosen to suit the scheme.
     pub slots: Option<u32>,
-    /// Levels; `None`: what suits the scheme.
+    /// Number of levels; `None`: chosen to suit the scheme.
     pub levels: Option<u32>,
 }
 
 impl Default for Wanted {
-    /// What `twheel run` does when nothing else is asked for.
+    /// The defaults of `twheel run`.
     fn default() -> Self {
         Self {
             tick: Duration::from_millis(100),
@@ -101,11 +102,11 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// The data plane's configuration, and the timeouts of flows of no rule.
+    /// The data plane's configuration, and the timeouts of flows that match no rule.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`], with the value and what is allowed.
+    /// [`Kind::Usage`]: a value is not allowed; the message says what is.
     pub fn config(&self, clock: Clock) -> Result<(Config, Rule)> {
         let Self {
             tick, max_flows, ..
@@ -121,7 +122,7 @@ impl Wanted {
                 format_duration(MAX_TICK)
             ));
         }
-        // Of the two that do not go together, the one that somebody chose.
+        // Of two options that conflict, name the one that the user gave.
         let shortest = self.timeouts.of.into_iter().min().unwrap_or_default();
         if shortest < tick && shortest >= clock.unit() && tick != Self::default().tick {
             return usage(format!(
@@ -139,7 +140,8 @@ impl Wanted {
         let longest = rule.timeouts.longest();
         let config = Config {
             tick,
-            // A deadline may lie anywhere within a tick: one more than the timeout.
+            // A deadline may lie anywhere within a tick, so the wheel must reach one tick beyond
+            // the timeout.
             geometry: self.geometry(clock, tick, u64::from(longest.div_ceil(tick)) + 1)?,
             clock: clock.source,
             max_flows,
@@ -196,14 +198,14 @@ impl Wanted {
     }
 }
 
-/// The longest timeout that the clock can tell, whole days.
+/// The longest timeout that the clock can measure, in whole days.
 pub fn longest_timeout(clock: Clock) -> Duration {
     const DAY: u64 = 86_400;
     Duration::from_secs(clock.duration(MAX_TIMEOUT_UNITS - 1).as_secs() / DAY * DAY)
 }
 
 impl Wanted {
-    /// The shape of a wheel that must tell timers apart that are due up to so many ticks ahead.
+    /// The shape of a wheel that must distinguish timers due up to `reach` ticks ahead.
     fn geometry(&self, clock: Clock, tick: u32, reach: u64) -> Result<Geometry> {
         const SLOTS: std::ops::RangeInclusive<u32> = 1 << MIN_BITS..=1 << MAX_BITS;
         if let Some(slots) = self.slots
@@ -252,7 +254,7 @@ impl Wanted {
             }
             Scheme::Hashed => Geometry::hashed(bits(self.slots.unwrap_or(1024))),
             Scheme::Simple => {
-                // The slot that the hand is on is none to stand in.
+                // A flow cannot be put into the slot that the hand is on, so one more is needed.
                 let least = reach.saturating_add(1).min(u64::from(*SLOTS.end())) as u32;
                 let geometry = Geometry::simple(bits(self.slots.unwrap_or(least.max(1024))));
                 if geometry.range() < reach {
@@ -272,7 +274,8 @@ impl Wanted {
     }
 }
 
-/// Levels of so many slots, of which the highest is not beyond what the clock can tell apart.
+/// How many levels of this many slots there can be before the highest exceeds what the clock can
+/// measure.
 pub fn most_levels(bits: u32, tick: u32) -> u32 {
     let reaches = |levels: &u32| {
         u128::from(Geometry::hierarchical(*levels, bits).range()) * u128::from(tick)
@@ -342,7 +345,7 @@ mod tests {
             ..wanted()
         };
         assert_eq!(geometry(hashed), Geometry::hashed(9));
-        // 60 s are 600 ticks; where they end in the middle of one, 601.
+        // 60 s are 600 ticks; if they end in the middle of a tick, 601.
         let simple = Wanted {
             scheme: Scheme::Simple,
             slots: Some(601),
@@ -366,7 +369,7 @@ mod tests {
             timeouts: Timeouts::new(Duration::from_millis(timeout_ms), Duration::from_secs(1)),
             ..wanted()
         };
-        // 511 slots ahead, of which a deadline in the middle of a tick needs one more than its timeout.
+        // A timeout of 510 ticks: with a deadline in the middle of a tick it needs 511 slots ahead.
         assert!(simple(51_000).config(Clock::virtual_ms()).is_ok());
         let error = simple(51_001).config(Clock::virtual_ms()).unwrap_err();
         assert!(error.to_string().contains("reach 51s ahead"), "{error}");

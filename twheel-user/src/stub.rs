@@ -1,9 +1,10 @@
-//! Programs for interfaces of another network namespace.
+//! The programs for interfaces of other network namespaces.
 //!
-//! A program is told the index of its interface, and each network namespace counts its own from 1. So an interface of another
-//! namespace has a program of a few instructions, which leaves on its CPU what is to be added to the index
-//! ([`elsewhere`]) and goes on in the data plane's program: by a map of programs, so that a later
-//! run puts its own there, and no packet is missed.
+//! A program is told the number of its interface, and each network namespace counts its own
+//! interfaces from 1. So an interface of another namespace gets a program of a few instructions, a
+//! stub. It stores on its CPU what to add to the number ([`elsewhere`]) and then jumps to the data
+//! plane's program. It jumps through a map of programs, in which a later run puts its own program,
+//! so that no packet is missed.
 
 use std::{
     io,
@@ -28,23 +29,24 @@ use crate::{
     pins::{HOOK_PROGRAMS, Instance},
 };
 
-/// `XDP_PASS` and `TC_ACT_UNSPEC`: the packet passes if the data plane has no program, which is so for no longer than a start takes.
+/// `XDP_PASS` and `TC_ACT_UNSPEC`: the packet passes if the data plane has no program, which can
+/// only be during a start.
 const XDP_PASS: i32 = 2;
 const TC_ACT_UNSPEC: i32 = -1;
 /// `BPF_F_XDP_HAS_FRAGS`, `include/uapi/linux/bpf.h`.
 const HAS_FRAGS: u32 = 1 << 5;
-/// What the kernel knows as helpers.
+/// The kernel's numbers of the helpers.
 const MAP_LOOKUP_ELEM: i32 = 1;
 const TAIL_CALL: i32 = 12;
 
-/// The maps of programs of an instance, and the map through which a namespace is told.
+/// An instance's maps of programs, and the map through which the data plane is told the namespace.
 pub struct TailCalls {
     place: MapData,
     maps: Vec<OwnedFd>,
 }
 
 impl TailCalls {
-    /// Of a data plane, whose programs are those that packets meet from now on.
+    /// Of a data plane: from now on, packets meet its programs.
     ///
     /// # Errors
     ///
@@ -78,7 +80,7 @@ impl TailCalls {
         })
     }
 
-    /// Removes the pins of the maps, which nobody needs where no other network namespace is followed.
+    /// Removes the pins of the maps, which are not needed if no other network namespace is watched.
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ fn map_name(program: &str) -> String {
     program.replacen("twheel", "next", 1)
 }
 
-/// The programs for interfaces of one namespace.
+/// The programs for the interfaces of one namespace.
 pub struct Stubs {
     xdp: Xdp,
     ingress: SchedClassifier,
@@ -104,11 +106,12 @@ pub struct Stubs {
 }
 
 impl Stubs {
-    /// Loads and pins them. `namespace`: its number; `instance`: its part of the instance.
+    /// Loads and pins them. `namespace`: the namespace's number; `instance`: the instance's part
+    /// for it.
     ///
     /// # Errors
     ///
-    /// The kernel refuses one.
+    /// The kernel refuses a program.
     pub fn load(calls: &TailCalls, namespace: u32, instance: &Instance) -> Result<Self> {
         let place = calls.place.fd().as_fd().as_raw_fd();
         for (name, map) in HOOK_PROGRAMS.iter().zip(&calls.maps) {
@@ -154,7 +157,8 @@ impl ProgramSource for Stubs {
     }
 }
 
-/// The instructions (`Documentation/bpf/standardization/instruction-set.rst`; this machine is little-endian).
+/// The instructions (`Documentation/bpf/standardization/instruction-set.rst`; this machine is
+/// little-endian).
 fn code(place: i32, programs: i32, added: u32, verdict: i32) -> [u64; 18] {
     let make = |code: u8, dst: u8, src: u8, off: i16, imm: i32| {
         u64::from(code)
@@ -173,16 +177,16 @@ fn code(place: i32, programs: i32, added: u32, verdict: i32) -> [u64; 18] {
         make(0x07, 2, 0, 0, -4),
         make(0x85, 0, 0, 0, MAP_LOOKUP_ELEM),
         make(0x15, 0, 0, 8, 0),
-        // The second word of two: what is added.
+        // The second word of the pair: the number to add.
         make(0x62, 0, 0, 4, added as i32),
         make(0xbf, 7, 0, 0, 0),
-        // The data plane's program, from which nothing comes back here.
+        // Jump to the data plane's program, which does not return here.
         make(0xbf, 1, 6, 0, 0),
         make(0x18, 2, 1, 0, programs),
         0,
         make(0xb7, 3, 0, 0, 0),
         make(0x85, 0, 0, 0, TAIL_CALL),
-        // There is none: the next packet is of another interface.
+        // There is no program: clear the number, as the next packet may be another interface's.
         make(0x62, 7, 0, 4, 0),
         make(0xb7, 0, 0, 0, verdict),
         make(0x95, 0, 0, 0, 0),

@@ -1,7 +1,7 @@
-//! Traffic control by netlink, as far as twheel needs it: the qdisc for filters alone, and its filters.
+//! Traffic control over netlink, as far as twheel needs it: the clsact qdisc and its filters.
 //!
-//! Of what other people have there only the headers and the kind are read, so that nothing of theirs can be such that the
-//! rest cannot be listed.
+//! Of other programs' qdiscs and filters, only the headers and the kind are parsed, so that unusual
+//! options of theirs cannot make listing fail.
 
 use std::{
     io,
@@ -31,16 +31,16 @@ const HEADER: usize = 20;
 const KIND: u16 = 1;
 const OPTIONS: u16 = 2;
 const CHAIN: u16 = 11;
-/// `TCA_BPF_OPS_LEN`, `TCA_BPF_OPS`: a program of the old kind, with no program to load.
+/// `TCA_BPF_OPS_LEN`, `TCA_BPF_OPS`: a program in classic BPF, which need not be loaded first.
 const BPF_OPS_LEN: u16 = 4;
 const BPF_OPS: u16 = 5;
 
 /// A direction in which a clsact qdisc filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Packets that come in.
+    /// Incoming packets.
     In,
-    /// Packets that go out.
+    /// Outgoing packets.
     Out,
 }
 
@@ -64,22 +64,23 @@ pub struct Place {
     pub index: u32,
     /// The direction.
     pub way: Way,
-    /// The lowest comes first.
+    /// The filter with the lowest priority number comes first.
     pub priority: u16,
-    /// Which of those of one priority.
+    /// Distinguishes filters of the same priority.
     pub handle: u32,
 }
 
 /// A filter as the kernel lists it; each priority is also listed by itself, with the handle 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Its place.
+    /// Where it stands.
     pub place: Place,
-    /// Packets meet those of chain 0, and others where they are sent there.
+    /// Packets meet the filters of chain 0; they meet other chains only if a filter sends them
+    /// there.
     pub chain: u32,
-    /// The name that whoever added it gave it, where it is one of BPF.
+    /// The name that its creator gave it, if it is a BPF filter.
     pub name: Option<String>,
-    /// The id of its program, likewise.
+    /// The id of its program, if it is a BPF filter.
     pub program: Option<u32>,
 }
 
@@ -88,7 +89,8 @@ pub struct Filter {
 pub enum Code<'a> {
     /// A loaded program of type `SCHED_CLS`, whose return value is the verdict.
     Program(BorrowedFd<'a>),
-    /// One instruction of classic BPF that lets pass: to try whether there are such filters.
+    /// One instruction of classic BPF that lets packets pass: used to try whether the kernel has
+    /// such filters.
     Trial,
 }
 
@@ -96,29 +98,31 @@ pub enum Code<'a> {
 const INGRESS_BLOCK: u16 = 13;
 const EGRESS_BLOCK: u16 = 14;
 
-/// The qdisc that an interface has for filters of incoming packets, or of both directions.
+/// An interface's qdisc for filters of incoming packets, or of both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qdisc {
     /// `clsact`, or `ingress`.
     pub kind: String,
-    /// Filters of incoming, and of outgoing packets are those of a block that other interfaces may have, too.
+    /// For incoming and for outgoing packets: the filters are those of a block, which other
+    /// interfaces may share.
     shares: [bool; 2],
 }
 
 impl Qdisc {
-    /// Whether filters of this direction are those of a block that other interfaces may have, too.
+    /// Whether the filters of this direction are those of a block, which other interfaces may
+    /// share.
     pub fn shares(&self, way: Way) -> bool {
         self.shares[way as usize]
     }
 }
 
-/// The qdisc of an interface for filters.
+/// An interface's qdisc for filters.
 ///
 /// # Errors
 ///
 /// The kernel does not list qdiscs.
 pub fn qdisc(index: u32) -> Result<Option<Qdisc>> {
-    // The kernel lists those of all interfaces.
+    // The kernel lists the qdiscs of all interfaces.
     let all = dump(libc::RTM_GETQDISC, TcHeader::default()).context("cannot list the qdiscs")?;
     let found = all.iter().find(|message| {
         message.header.index == index as i32 && message.header.parent == TcHandle::CLSACT
@@ -136,7 +140,8 @@ pub fn qdisc(index: u32) -> Result<Option<Qdisc>> {
 ///
 /// # Errors
 ///
-/// `EEXIST`: there is one, or one of incoming packets alone. `ENOENT`: the kernel knows none of the kind.
+/// `EEXIST`: there is one already, or one for incoming packets alone. `ENOENT`: the kernel has no
+/// clsact.
 pub fn add_clsact(index: u32) -> io::Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL;
     change(libc::RTM_NEWQDISC, flags, of_clsact(index))
@@ -146,7 +151,7 @@ pub fn add_clsact(index: u32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// There is none.
+/// There is no such qdisc.
 pub fn remove_clsact(index: u32) -> io::Result<()> {
     change(libc::RTM_DELQDISC, 0, of_clsact(index))
 }
@@ -164,8 +169,8 @@ fn of_clsact(index: u32) -> TcMessage {
     TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
 }
 
-/// The filters of a clsact qdisc, in the order in which packets meet them; none where there is no such qdisc, or no such
-/// interface.
+/// The filters of a clsact qdisc, in the order in which packets meet them; none if the qdisc or the
+/// interface does not exist.
 ///
 /// # Errors
 ///
@@ -211,24 +216,25 @@ fn describe(message: &TcMessage, way: Way) -> Filter {
     filter
 }
 
-/// Adds a filter. What it says is done with a packet (`direct-action`); where it says `TC_ACT_UNSPEC`,
-/// the kernel goes on with the next one, and lets the packet pass behind the last.
+/// Adds a filter. Its return value is the verdict on the packet (`direct-action`). If that is
+/// `TC_ACT_UNSPEC`, the kernel goes on with the next filter; after the last one, the packet passes.
 ///
 /// # Errors
 ///
-/// `EEXIST`: there is one at this place.
+/// `EEXIST`: there is already a filter at this place.
 pub fn add_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL;
     change(libc::RTM_NEWTFILTER, flags, of_filter(place, name, code))
 }
 
-/// Puts a program in the place of that of a filter, between two packets.
+/// Replaces the program of a filter, atomically between two packets.
 ///
 /// # Errors
 ///
 /// `ENOENT`: there is no filter at this place.
 pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
-    // Without NLM_F_CREATE: one that has gone meanwhile does not come back at a place that may be another's by now.
+    // Without NLM_F_CREATE: a filter that was removed meanwhile is not made anew, as its place may
+    // be another's by now.
     let message = of_filter(place, name, code);
     change(libc::RTM_NEWTFILTER, NLM_F_REPLACE, message)
 }
@@ -237,7 +243,7 @@ pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()
 ///
 /// # Errors
 ///
-/// `ENOENT`, `EINVAL`, `ENODEV`: there is none, or no qdisc, or no interface.
+/// `ENOENT`, `EINVAL`, `ENODEV`: the filter, the qdisc or the interface does not exist.
 pub fn remove_filter(place: Place) -> io::Result<()> {
     let kind = vec![TcAttribute::Kind(TcFilterBpf::KIND.to_owned())];
     let message = TcMessage::from_parts(header_of(place), kind);
@@ -286,7 +292,7 @@ fn of_filter(place: Place, name: &str, code: Code<'_>) -> TcMessage {
     TcMessage::from_parts(header_of(place), attributes)
 }
 
-/// A message of traffic control, of any type.
+/// A traffic control message of any type.
 struct Message {
     number: u16,
     inner: TcMessage,
@@ -321,7 +327,8 @@ impl NetlinkDeserializable for Message {
             };
             if is_read {
                 let of = if is_bpf { TcFilterBpf::KIND } else { "" };
-                // One that cannot be read, a name that is no UTF-8 say, is none of twheel's.
+                // A filter that cannot be read, for example because its name is not UTF-8, is not
+                // twheel's.
                 inner
                     .attributes
                     .extend(TcAttribute::parse_with_param(&attribute, of));
@@ -340,7 +347,7 @@ impl From<Message> for NetlinkPayload<Message> {
     }
 }
 
-/// What a qdisc or a filter is.
+/// The kind of a qdisc or filter.
 fn kind(message: &TcMessage) -> Option<&str> {
     message.attributes.iter().find_map(|it| match it {
         TcAttribute::Kind(kind) => Some(kind.as_str()),
@@ -348,7 +355,7 @@ fn kind(message: &TcMessage) -> Option<&str> {
     })
 }
 
-/// Lists qdiscs or filters; none in a kernel that has neither.
+/// Lists qdiscs or filters; none if the kernel has neither.
 fn dump(number: u16, header: TcHeader) -> Result<Vec<TcMessage>> {
     let request = Message {
         number,
@@ -370,7 +377,7 @@ fn change(number: u16, flags: u16, inner: TcMessage) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// As the kernel sends it: header, kind, options.
+    /// A message as the kernel sends it: header, kind, options.
     fn listed(kind: &str, options: &[u8]) -> Vec<u8> {
         let place = Place {
             index: 3,
@@ -404,7 +411,7 @@ mod tests {
         let named = read(&listed("bpf", b"\x09\x00\x07\x00name\0\0\0\0")).unwrap();
         assert_eq!(named.name.as_deref(), Some("name"));
         assert_eq!((named.place.priority, named.place.handle), (17, 0x7477));
-        // Options that the library cannot read are none of ours.
+        // A filter with options that the library cannot read is not twheel's.
         for kind in ["u32", "flower", "unheard-of"] {
             let other = read(&listed(kind, &[0xff; 7])).unwrap();
             assert_eq!((other.name, other.place), (None, named.place));

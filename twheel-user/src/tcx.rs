@@ -1,4 +1,5 @@
-//! The programs that TCX runs on an interface, by their ids. Unlike their names, these can be asked for with what a run keeps.
+//! The programs that TCX runs on an interface, by id. Unlike names, ids can be queried with the
+//! capabilities that the running twheel keeps.
 
 use std::{io, mem};
 
@@ -11,7 +12,7 @@ use crate::{
     tc::Way,
 };
 
-/// The kernel runs no more on one hook (`BPF_MPROG_MAX`).
+/// The most programs that the kernel runs on one hook (`BPF_MPROG_MAX`).
 const MOST: usize = 64;
 
 /// The programs of an interface for one direction, in the order in which packets meet them.
@@ -21,7 +22,7 @@ const MOST: usize = 64;
 /// `EINVAL`: the kernel has no TCX. `EPERM`: without `CAP_NET_ADMIN`.
 pub fn programs(index: u32, way: Way) -> io::Result<Vec<u32>> {
     let mut ids = [0u32; MOST];
-    // SAFETY: all bytes of the attribute are then valid.
+    // SAFETY: all-zero bytes are a valid `bpf_attr`.
     let mut attr: bpf_attr = unsafe { mem::zeroed() };
     attr.query.__bindgen_anon_1.target_ifindex = index;
     attr.query.attach_type = match way {
@@ -30,20 +31,21 @@ pub fn programs(index: u32, way: Way) -> io::Result<Vec<u32>> {
     } as u32;
     attr.query.prog_ids = (&raw mut ids).addr() as u64;
     attr.query.__bindgen_anon_2.count = MOST as u32;
-    // SAFETY: the attribute is one of this command, and points to as many numbers as it says, which outlive the call.
+    // SAFETY: the attribute is filled for this command, and points to as many ids as it says, which
+    // outlive the call.
     unsafe { bpf::call(bpf_cmd::BPF_PROG_QUERY, &mut attr) }?;
-    // SAFETY: the kernel has written it, and any bits are a number.
+    // SAFETY: the kernel has written the count, and any bits are a valid number.
     let count = unsafe { attr.query.__bindgen_anon_2.count } as usize;
     Ok(ids[..count.min(MOST)].to_vec())
 }
 
-/// Whether the kernel has TCX: one without does not know the question.
+/// Whether the kernel has TCX: without it, the kernel does not know the query.
 pub fn exists(index: u32) -> bool {
     let answer = programs(index, Way::In);
     answer.map_or_else(|error| error.raw_os_error() != Some(libc::EINVAL), |_| true)
 }
 
-/// The same, but one of twheel's, with the names that are known.
+/// The same without twheel's own program, with the names that are known.
 ///
 /// # Errors
 ///
@@ -59,9 +61,10 @@ pub fn others(
     Ok(others.map(|id| names.other(id)).collect())
 }
 
-/// How the kernel is told of a place.
+/// A position in the form that the kernel takes.
 pub fn link_order(order: &Order, others: &[Other]) -> LinkOrder {
-    // SAFETY: this is an id that the kernel has given; of a program that has gone meanwhile the kernel says so.
+    // SAFETY: the id came from the kernel. If its program has been unloaded meanwhile, the kernel
+    // reports that.
     let id = |index: usize| unsafe { ProgramId::new(others[index].id.unwrap_or_default()) };
     match order.position(others) {
         Position::First => LinkOrder::first(),
@@ -71,7 +74,7 @@ pub fn link_order(order: &Order, others: &[Other]) -> LinkOrder {
     }
 }
 
-/// Whether a program stands where it is to stand among these, of which it is one.
+/// Whether twheel's program stands where `order` wants it in this list, which includes it.
 pub fn stands(order: &Order, own: u32, all: &[Other]) -> bool {
     let Some(at) = all.iter().position(|it| it.id == Some(own)) else {
         return false;
@@ -104,7 +107,7 @@ mod tests {
             ("before:id:3", 4, false),
             ("after:id:3", 4, true),
             ("after:id:3", 2, false),
-            // That is not there: the first.
+            // The anchor does not exist: first.
             ("after:id:9", 1, true),
             ("after:id:9", 2, false),
             ("first", 9, false),

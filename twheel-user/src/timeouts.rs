@@ -1,4 +1,4 @@
-//! How long a flow may be idle, state by state: conntrack's defaults, and `--timeout`.
+//! How long a flow may be idle in each state: conntrack's defaults, and `--timeout`.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use crate::{
 /// Their names, by the numbers of [`rule::Timeouts`].
 pub const NAMES: [&str; COUNT] = TimeoutName::NAMES;
 
-/// Where the kernel has conntrack's, in the order of [`NAMES`].
+/// The sysctls of conntrack's timeouts, in the order of [`NAMES`].
 const SYSCTLS: [&str; COUNT] = [
     "tcp_timeout_syn_sent",
     "tcp_timeout_syn_recv",
@@ -40,11 +40,11 @@ const SYSCTLS: [&str; COUNT] = [
     "tcp_timeout_max_retrans",
 ];
 
-/// conntrack's timeouts in a network namespace, held open: they may change.
+/// conntrack's timeouts in a network namespace. The files stay open, because the values may change.
 pub struct Sysctls([File; COUNT]);
 
 impl Sysctls {
-    /// Of this thread's network namespace.
+    /// Opens those of this thread's network namespace.
     pub fn open() -> Result<Self> {
         let mut files = Vec::new();
         for name in SYSCTLS {
@@ -55,7 +55,7 @@ impl Sysctls {
         files.map(Self).map_err(|_| anyhow!("as many as there are"))
     }
 
-    /// The one of this number.
+    /// Reads the timeout with this number.
     pub fn timeout(&self, number: usize) -> Result<Duration> {
         let mut text = [0; 32];
         let read = self.0[number].read_at(&mut text, 0);
@@ -79,15 +79,15 @@ fn seconds(name: &str, text: &str) -> Result<Duration> {
 /// Timeouts as a user gives them, by the numbers of [`NAMES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Each of them.
+    /// The timeouts.
     pub of: [Duration; COUNT],
-    /// Whether `unreplied` was asked for.
+    /// Whether the user gave `unreplied`.
     unreplied: bool,
 }
 
 impl Default for Timeouts {
-    /// Those of `nf_conntrack_proto_tcp.c`, `_udp.c` and `_icmp.c`; `unreplied` is conntrack's
-    /// `tcp_timeout_unacknowledged`.
+    /// The defaults of `nf_conntrack_proto_tcp.c`, `_udp.c` and `_icmp.c`; `unreplied` is
+    /// conntrack's `tcp_timeout_unacknowledged`.
     fn default() -> Self {
         let seconds = [
             120, 60, 432_000, 120, 60, 30, 120, 10, 300, 30, 120, 30, 300,
@@ -100,7 +100,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// One for all that goes on, one for what both sides have ended.
+    /// One timeout for all flows that are not over, and one for those that both sides have closed.
     pub fn new(idle: Duration, closed: Duration) -> Self {
         let mut timeouts = Self {
             of: [idle; COUNT],
@@ -112,12 +112,13 @@ impl Timeouts {
         timeouts
     }
 
-    /// From `--timeout`: a list of `NAME=DURATION`, of durations that no timeout is longer than and that
-    /// `established` is, and of `inherit`, which stands for this host's conntrack. Later ones win.
+    /// Reads `--timeout`: a list whose items are `NAME=DURATION`; a plain duration, which
+    /// `established` gets and no timeout exceeds; or `inherit`, which stands for this host's
+    /// conntrack timeouts. Later items win.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]; [`Kind::Unsupported`] where there is nothing to inherit.
+    /// [`Kind::Usage`]; [`Kind::Unsupported`] if there is nothing to inherit.
     pub fn parse(list: &str) -> Result<Self> {
         let mut timeouts = Self::default();
         for item in list.split(',').map(str::trim) {
@@ -153,7 +154,7 @@ impl Timeouts {
         self.of[State::Established as usize] = most;
     }
 
-    /// What conntrack has on this host.
+    /// conntrack's timeouts on this host.
     fn inherit() -> Result<Self> {
         let mut timeouts = Self::default();
         for (timeout, sysctl) in timeouts.of.iter_mut().zip(SYSCTLS) {
@@ -171,12 +172,12 @@ impl Timeouts {
         Ok(timeouts)
     }
 
-    /// In units of the data plane's clock. Where one direction is all that is seen, a flow that is established is
-    /// as good as replied to.
+    /// Converts the timeouts to units of the data plane's clock. If only one direction is seen, an
+    /// established flow counts as replied to.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: one that is not between the two, both included.
+    /// [`Kind::Usage`]: a timeout is out of range (the bounds are allowed).
     pub fn units(
         &self,
         clock: Clock,
@@ -212,7 +213,7 @@ impl fmt::Display for Timeouts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (name, timeout)) in NAMES.iter().zip(self.of).enumerate() {
             let comma = if number > 0 { "," } else { "" };
-            // Without blanks, so that it can be given again.
+            // Without blanks, so that the user can pass it again.
             let timeout = format_duration(timeout).to_string().replace(' ', "");
             write!(f, "{comma}{name}={timeout}")?;
         }

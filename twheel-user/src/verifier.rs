@@ -9,12 +9,14 @@ use crate::{
     host,
 };
 
-/// Instructions that the verifier goes through, at most (`BPF_COMPLEXITY_LIMIT_INSNS`, `include/linux/bpf.h`).
+/// The most instructions that the verifier processes (`BPF_COMPLEXITY_LIMIT_INSNS`,
+/// `include/linux/bpf.h`).
 const LIMIT: u32 = 1_000_000;
-/// Bytes of a log that are kept: its end.
+/// How much of the end of a log is kept, in bytes.
 const LOG_BYTES: usize = 1 << 20;
 
-/// The error for a program that the kernel refuses. The verifier's log has many lines, which go to a file.
+/// The error for a program that the kernel refuses. The verifier's log is long, so it goes to a
+/// file.
 pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
     let ProgramError::LoadError {
         verifier_log,
@@ -29,7 +31,7 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
         .and_then(|(_, text)| text.split_whitespace().next()?.parse().ok());
     let why = match (instructions, io_error.raw_os_error()) {
         (Some(LIMIT..), _) => "the kernel allows a million".to_owned(),
-        // The buffer of the log is full, not a disk.
+        // The log's buffer is full, not a disk.
         (_, Some(libc::ENOSPC)) => "its log is cut off".to_owned(),
         _ => io_error.to_string(),
     };
@@ -52,8 +54,9 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
     .into()
 }
 
-/// Writes the log to a file: in the state directory that systemd gives (its service has a /tmp of its own, which is gone
-/// with it), else in a new file of the directory for temporary files. `None`: there is nothing to write.
+/// Writes the log to a file: in the state directory that systemd provides (the service has a
+/// private /tmp, which disappears with it), otherwise to a new file in the directory for temporary
+/// files. `None`: there is nothing to write.
 fn keep_log(name: &str, log: &str) -> io::Result<Option<PathBuf>> {
     if log.is_empty() {
         return Ok(None);
@@ -68,7 +71,8 @@ fn keep_log(name: &str, log: &str) -> io::Result<Option<PathBuf>> {
     }
     let file = format!("twheel-{name}-{}.log", process::id());
     let path = env::temp_dir().join(file);
-    // Nobody else may have made it: the directory is everybody's.
+    // Must be a new file: everybody may write in that directory, so an existing one may be another
+    // user's.
     io::Write::write_all(&mut fs::File::create_new(&path)?, log)?;
     Ok(Some(path))
 }

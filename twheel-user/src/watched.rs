@@ -1,9 +1,12 @@
-//! What programs are told of the interfaces that they are attached to, and whose counters are whose.
+//! What programs are told of the interfaces that they are attached to, and which counters belong to
+//! which interface.
 //!
-//! An interface has a *place*: a number below [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that stays its own
-//! as long as it is watched, and that counters, flows and events bear. A place is given to another interface only when there is no other left. That of an
-//! interface of this network namespace is never given to one of another namespace, nor the reverse: flows that still bear the place
-//! would be taken for flows of the wrong namespace.
+//! An interface has a *place*: a number below
+//! [`MAX_INTERFACES`](twheel_common::counter::MAX_INTERFACES) that it keeps as long as it is
+//! watched, and that counters, flows and events carry. A place is given to another interface only
+//! when no other place is left. The place of an interface of this network namespace is never given
+//! to one of another namespace, nor the reverse: flows that still carry the place would be
+//! attributed to the wrong namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,7 +30,7 @@ use crate::{
     zones::{Zones, too_many_zones},
 };
 
-/// Places that nobody has had yet and that are kept for this network namespace, as long as there are others to give.
+/// How many unused places are kept for this network namespace while other places are available.
 const RESERVED: usize = 16;
 
 /// The interfaces of a data plane.
@@ -37,23 +40,25 @@ pub struct Watch {
     labels: Array<MapData, [u8; LABEL_BYTES]>,
     counters: PerCpuArray<MapData, Counters>,
     zones: Zones,
-    /// Of each place the interface that has it, or had it last; 0: none yet.
+    /// By place: the interface that has it or had it last; 0: none yet.
     places: Vec<u32>,
-    /// The names of those, by places.
+    /// The names of those interfaces, by place.
     names: Vec<String>,
-    /// Places by interface, of those that are watched.
+    /// The places of the watched interfaces, by interface.
     alive: BTreeMap<u32, u32>,
     /// What programs are told of them.
     told: BTreeMap<u32, Watched>,
-    /// Interfaces that are not watched and lie on those, of which programs are told, too.
+    /// Interfaces that are not watched but are stacked on watched ones; programs are told of these,
+    /// too.
     above: BTreeSet<u32>,
-    /// Places of those that are gone, the one that has been longest first.
+    /// The places of interfaces that disappeared, the earliest first.
     gone: VecDeque<u32>,
-    /// Interfaces of which an earlier run has told its programs. These go on by that until each is replaced.
+    /// Interfaces that an earlier run told its programs of. Those programs rely on that until each
+    /// is replaced.
     left: BTreeSet<u32>,
 }
 
-/// What programs are told of interfaces.
+/// The map that tells programs of interfaces.
 pub struct Programs {
     watched: HashMap<MapData, u32, Watched>,
     seated: Array<MapData, u64>,
@@ -68,7 +73,7 @@ impl Programs {
         })
     }
 
-    /// Tells them of an interface.
+    /// Tells programs of an interface.
     pub fn tell(&mut self, interface: u32, watched: Watched) -> Result<()> {
         let written = self.watched.insert(interface, watched, 0);
         written.context("cannot write WATCHED")?;
@@ -81,7 +86,7 @@ impl Programs {
         }
     }
 
-    /// Tells them that they know nothing of an interface any more.
+    /// Removes what programs were told of an interface.
     pub fn forget(&mut self, interface: u32) -> Result<()> {
         if let Seat::Own = self.seat_of(interface)? {
             self.set_seat(interface, 0)?;
@@ -94,7 +99,7 @@ impl Programs {
 
     fn seat_of(&self, interface: u32) -> Result<Seat> {
         if seat(interface) >= self.seated.len() {
-            // An instance that was made for one interface.
+            // An instance that was made for a single interface.
             return Ok(Seat::Other);
         }
         let has = self.seated.get(&seat(interface), 0);
@@ -111,7 +116,7 @@ impl Programs {
     }
 }
 
-/// Whose the seat of an interface is.
+/// Which interface the seat belongs to.
 enum Seat {
     Own,
     Free,
@@ -119,7 +124,8 @@ enum Seat {
 }
 
 impl Watch {
-    /// Of a data plane that was just loaded. Of an adopted one, interfaces keep their places; none is watched yet.
+    /// From a data plane that was just loaded. If it was adopted, interfaces keep their places;
+    /// none is watched yet.
     pub fn open(plane: &DataPlane) -> Result<Self> {
         let open = |name| plane.open(name);
         let counted = Array::<_, u32>::try_from(Map::Array(open("COUNTED")?))?;
@@ -152,7 +158,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Forgets what an earlier run watched and this one does not, once all are attached that are there.
+    /// Removes what programs were told of interfaces that only an earlier run watched. Call it once
+    /// all existing interfaces are attached.
     pub fn forget_left(&mut self) -> Result<()> {
         for interface in mem::take(&mut self.left) {
             if !self.is_told(interface) {
@@ -162,22 +169,22 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether programs are told of an interface by this run.
+    /// Whether this run has told programs of an interface.
     fn is_told(&self, interface: u32) -> bool {
         self.alive.contains_key(&interface) || self.above.contains(&interface)
     }
 
-    /// Interfaces that can be watched at once.
+    /// How many interfaces can be watched at once.
     pub fn room(&self) -> usize {
         self.places.len().saturating_sub(FIRST_INTERFACE as usize)
     }
 
-    /// Notes the name of the only interface, where programs do not ask.
+    /// Stores the name of the only interface; programs do not look it up then.
     pub fn name_only(&mut self, label: &str) -> Result<()> {
         self.set_label(NO_INTERFACE, label)
     }
 
-    /// Whether an interface has a place, or would get one.
+    /// Whether an interface has a place or could get one.
     pub fn has_room(&self, interface: u32, label: &str) -> bool {
         self.alive.contains_key(&interface)
             || choose(&self.places, &self.names, &self.gone, interface, label).is_some()
@@ -196,12 +203,14 @@ impl Watch {
         Ok(())
     }
 
-    /// Tells programs of an interface that is about to be attached. Until [`restack`](Self::restack) any other may have seen its
-    /// packets before. `flags`: [`Interface::flags`].
+    /// Tells programs of an interface that is about to be attached. Until
+    /// [`restack`](Self::restack) is called, they assume that any other interface may have seen its
+    /// packets first. `flags`: [`Interface::flags`].
     ///
     /// # Errors
     ///
-    /// [`Kind::Interface`]: there is no place for it. [`Kind::Usage`]: there is none for its zone.
+    /// [`Kind::Interface`]: no place is left for it. [`Kind::Usage`]: no place is left for its
+    /// zone.
     pub fn enter(&mut self, interface: u32, label: &str, zone: u16, flags: u8) -> Result<()> {
         let zone = self.zone(zone)?;
         let place = self.place(interface, label)?;
@@ -217,7 +226,7 @@ impl Watch {
         self.programs.tell(interface, watched)
     }
 
-    /// Tells programs which interfaces stand upon which, as these are now.
+    /// Tells programs which interfaces are stacked on which, as they are now.
     pub fn restack(&mut self, known: &Known) -> Result<()> {
         let below = below(known.iter());
         self.tell_above(&below)?;
@@ -238,8 +247,9 @@ impl Watch {
             .try_for_each(|(interface, watched)| self.programs.tell(interface, watched))
     }
 
-    /// Tells them of interfaces that are not watched and lie on watched ones: a bridge, a VRF, a bond. A packet that goes out has
-    /// come in by these, as the kernel says; it was seen below.
+    /// Tells them of interfaces that are not watched but are stacked on watched ones: a bridge, a
+    /// VRF, a bond. For an outgoing packet the kernel names such an interface as the one that it
+    /// came in through, but it was seen on the interface below.
     fn tell_above(&mut self, below: &Below) -> Result<()> {
         let above: BTreeSet<_> = below
             .keys()
@@ -256,7 +266,7 @@ impl Watch {
         above.into_iter().try_for_each(tell)
     }
 
-    /// The interface is watched no more. What was counted of it stays.
+    /// The interface is no longer watched. Its counters stay.
     pub fn leave(&mut self, interface: u32) -> Result<()> {
         match self.alive.remove(&interface) {
             Some(place) => {
@@ -268,8 +278,8 @@ impl Watch {
         }
     }
 
-    /// The place of an interface: its own, or that of one of its name that is gone; or one that nobody has had; else that of
-    /// the interface that has been gone for longest.
+    /// The place for an interface: its own, or that of an interface of the same name that
+    /// disappeared; or an unused one; otherwise that of the interface that disappeared first.
     fn place(&mut self, interface: u32, label: &str) -> Result<u32> {
         let free = choose(&self.places, &self.names, &self.gone, interface, label);
         let Some(place) = free else {
@@ -284,7 +294,7 @@ impl Watch {
             .into());
         };
         let had = self.places[place as usize];
-        // What was counted of an interface of this name goes on.
+        // The counters of an earlier interface of this name continue.
         let is_same = had == interface && !is_elsewhere(interface);
         if had != 0 && !is_same && self.names[place as usize] != label {
             self.empty(place)?;
@@ -296,7 +306,8 @@ impl Watch {
         Ok(place)
     }
 
-    /// Adds what was counted at a place to what the loader has counted: the sum over all places stays.
+    /// Moves the counters of a place to those of the running twheel, so that the sum over all
+    /// places stays the same.
     fn empty(&mut self, place: u32) -> Result<()> {
         let read = |map: &PerCpuArray<MapData, Counters>, place| {
             map.get(&place, 0).context("cannot read the counters")
@@ -327,7 +338,7 @@ impl Watch {
     }
 }
 
-/// Of interfaces those on which each lies directly.
+/// For each interface, those that it is stacked on directly.
 type Below = BTreeMap<u32, Vec<u32>>;
 
 fn below<'a>(interfaces: impl Iterator<Item = &'a Interface>) -> Below {
@@ -344,7 +355,7 @@ fn below<'a>(interfaces: impl Iterator<Item = &'a Interface>) -> Below {
     below
 }
 
-/// All interfaces on which one lies, directly or not.
+/// All interfaces that one is stacked on, directly or not.
 fn all_below(below: &Below, top: u32) -> impl Iterator<Item = u32> + use<> {
     let (mut seen, mut next) = (BTreeSet::from([top]), vec![top]);
     while let Some(at) = next.pop() {
@@ -357,8 +368,9 @@ fn all_below(below: &Below, top: u32) -> impl Iterator<Item = u32> + use<> {
     seen.into_iter().filter(move |it| *it != top)
 }
 
-/// Of watched interfaces whether they stand upon others that are, or below: flags of [`Watched`]. The loopback interface stands
-/// upon itself: what comes in there went out there before.
+/// For each watched interface, whether it is stacked on other watched ones, or they on it: flags of
+/// [`Watched`]. The loopback interface is stacked on itself, because what comes in there went out
+/// there before.
 fn stacked(below: &Below, watched: &BTreeMap<u32, u32>) -> BTreeMap<u32, u8> {
     let mut flags: BTreeMap<u32, u8> = BTreeMap::new();
     for top in watched.keys() {
@@ -373,8 +385,9 @@ fn stacked(below: &Below, watched: &BTreeMap<u32, u32>) -> BTreeMap<u32, u8> {
     flags
 }
 
-/// The place that an interface has, or gets. One of another network namespace is known by its name: the numbers of namespaces are
-/// given to others when these go, and anew by each run.
+/// The place that an interface has or gets. An interface of another network namespace is recognised
+/// by its name: the numbers of namespaces are reused when these disappear, and each run assigns
+/// them anew.
 fn choose(
     places: &[u32],
     names: &[String],
@@ -400,7 +413,7 @@ fn choose(
         .or(new)
 }
 
-/// The names of interfaces, each with its counters, of those of all places and CPUs.
+/// The names of interfaces, each with its counters, from the counters of all places and CPUs.
 ///
 /// # Errors
 ///
@@ -414,14 +427,14 @@ pub fn by_interface(pins: &Pins, places: &[Vec<Counters>]) -> Result<Vec<(String
         .map(|(_, (label, place))| (label, Counters::sum(place)))
         .collect();
     if interfaces.is_empty() {
-        // One interface has no place of its own.
+        // A single interface has no place of its own.
         let all = Counters::sum(places.iter().flatten());
         interfaces.extend(pins.interfaces()?.into_iter().map(|name| (name, all)));
     }
     Ok(interfaces)
 }
 
-/// Names of interfaces, by their places; of one that has none, an empty one.
+/// The names of interfaces by place; empty for a place that no interface has.
 pub fn labels(pins: &Pins) -> Result<Vec<String>> {
     let labels = Array::<_, [u8; LABEL_BYTES]>::try_from(Map::Array(pins.map("LABELS")?))?;
     read_labels(&labels)
@@ -477,7 +490,7 @@ mod tests {
             super::choose(&places, &names, &gone, interface, label)
         };
         assert_eq!(choose(&[2, 3], blue, "blue/eth0"), Some(2));
-        // A later run has numbered them the other way round.
+        // A later run has numbered the namespaces the other way round.
         assert_eq!(choose(&[2, 3], green, "blue/eth0"), Some(2));
         assert_eq!(choose(&[2, 3], blue, "green/eth0"), Some(3));
         assert_eq!(choose(&[2], blue, "red/eth0"), Some(2), "blue has gone");
@@ -528,7 +541,7 @@ mod tests {
             master,
             ..Interface::default()
         };
-        // Two members of a bond, a VLAN upon it, a bridge over that; and one apart.
+        // Two members of a bond, a VLAN on it, a bridge above that; and an unrelated interface.
         let interfaces = [
             interface(1, None, None),
             interface(2, None, Some(4)),
@@ -564,7 +577,7 @@ mod tests {
             master,
             ..Interface::default()
         };
-        // A member of a bond, a VLAN upon that, a port of a bridge.
+        // A member of a bond, a VLAN on the bond, a port of a bridge.
         let links = [
             link(2, None, Some(4)),
             link(4, None, None),

@@ -1,7 +1,9 @@
-//! The wheels of an instance as a reader sees them: how far they have turned, and what stands where.
+//! The wheels of an instance as a reader sees them: how far they have turned, and which flows are
+//! in which slots.
 //!
-//! They turn while they are looked at. A wheel is copied by one system call; the lists of its slots are followed
-//! through the flows, which come, go and move meanwhile: a count is exact where nothing moves, and near it elsewhere.
+//! The wheels turn while they are read. A wheel is copied by one system call. The lists of its
+//! slots are followed through the flows, which begin, end and move meanwhile, so a count is exact
+//! if nothing moves, and approximate otherwise.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,14 +15,14 @@ use crate::{clock::Clock, inspect::Reader};
 
 /// The wheels of all CPUs, as they were at one moment.
 pub struct Wheels {
-    /// Those that have turned or hold flows, by CPU.
+    /// The wheels that have turned or hold flows, by CPU.
     pub wheels: Vec<Turning>,
-    /// Shape of each.
+    /// The shape of each wheel.
     pub geometry: Geometry,
-    /// Clock units in a tick.
+    /// Clock units per tick.
     tick: u32,
     clock: Clock,
-    /// Low 32 bits of the clock, units.
+    /// Low 32 bits of the clock, in units.
     now: u32,
 }
 
@@ -28,16 +30,16 @@ pub struct Wheels {
 pub struct Turning {
     /// The CPU.
     pub cpu: u32,
-    /// Hand and occupancy.
+    /// Its hand and occupancy.
     pub wheel: Wheel,
 }
 
-/// Flows of a wheel, counted.
+/// The flows of a wheel, counted.
 #[derive(Clone, Default)]
 pub struct Counted {
-    /// Of its slots that are not empty, by level and slot.
+    /// The slots that are not empty, by level and slot.
     pub slots: Vec<Slot>,
-    /// Flows that were handed out and await their visit.
+    /// Flows that were handed out and await their timer visit.
     pub handed_out: u32,
 }
 
@@ -46,16 +48,16 @@ pub struct Counted {
 pub struct Slot {
     /// Its level.
     pub level: u32,
-    /// Its place in the level.
+    /// Its number within the level.
     pub slot: u32,
-    /// Flows in it.
+    /// How many flows it holds.
     pub flows: u32,
     /// The tick at which it is handed out.
     pub turn: u64,
 }
 
 impl Counted {
-    /// Flows on the wheel.
+    /// The number of flows on the wheel.
     pub fn flows(&self) -> u64 {
         let slots = self.slots.iter().map(|slot| u64::from(slot.flows));
         slots.sum::<u64>() + u64::from(self.handed_out)
@@ -63,14 +65,14 @@ impl Counted {
 }
 
 impl Turning {
-    /// Whether whoever steps it waits to be called.
+    /// Whether its stepper sleeps until it is woken.
     pub fn sleeps(&self) -> bool {
         self.wheel.wake == NEVER
     }
 }
 
 impl Wheels {
-    /// Reads them; `now` as [`Reader::now`] has told it.
+    /// Reads the wheels; `now` as returned by [`Reader::now`].
     pub fn read(reader: &Reader, now: u32) -> Result<Self> {
         let map = Map::PerCpuArray(reader.pins().map("WHEEL")?);
         let wheels = PerCpuArray::<_, Wheel>::try_from(map)?;
@@ -78,7 +80,7 @@ impl Wheels {
         let geometry = reader.meta().geometry;
         let wheels = (0..).zip(wheels.iter());
         Ok(Self {
-            // A CPU that a host may have but has not has a wheel that has never turned.
+            // A CPU that the host may have but does not have has a wheel that has never turned.
             wheels: wheels
                 .filter(|(_, wheel)| wheel.elapsed > 0 || wheel.first(geometry).is_some())
                 .map(|(cpu, &wheel)| Turning { cpu, wheel })
@@ -90,42 +92,43 @@ impl Wheels {
         })
     }
 
-    /// The time, units. The hand tells its upper bits, if it does not lie back by months.
+    /// The time in units. Its upper bits follow from the hand, unless the hand lags by months.
     fn now(&self, turning: &Turning) -> i128 {
         let elapsed = i128::from(turning.wheel.elapsed) * i128::from(self.tick);
         elapsed + i128::from(self.now.wrapping_sub(elapsed as u32) as i32)
     }
 
-    /// Milliseconds until a tick of a wheel begins; below zero if it is overdue.
+    /// Milliseconds until a tick of a wheel begins; negative if it is overdue.
     pub fn until(&self, turning: &Turning, tick: u64) -> i64 {
         let units = i128::from(tick) * i128::from(self.tick) - self.now(turning);
         (units * self.clock.unit().as_nanos() as i128 / 1_000_000) as i64
     }
 
-    /// Milliseconds until the next slot has its turn, likewise; `None` if the wheel is empty.
+    /// Milliseconds until the next slot is due; negative if it is overdue; `None` if the wheel is
+    /// empty.
     pub fn next(&self, turning: &Turning) -> Option<i64> {
         let first = turning.wheel.first(self.geometry)?;
         Some(self.until(turning, first.starts))
     }
 
-    /// A tick.
+    /// The length of a tick.
     pub fn tick(&self) -> Duration {
         self.clock.duration(self.tick.into())
     }
 
-    /// What a slot of a level spans.
+    /// The time that a slot of a level spans.
     pub fn span(&self, level: u32) -> Duration {
         let units = u64::from(self.tick) << (level * self.geometry.bits);
         self.clock.duration(units)
     }
 
-    /// Slots of a level.
+    /// The number of slots per level.
     pub fn slots(&self) -> u32 {
         1 << self.geometry.bits
     }
 
-    /// The slot of a level on which the hand stands, and over empty slots it moves with time: its driver moves it when
-    /// there is something to hand out.
+    /// The slot of a level that the hand is on. Over empty slots it is computed from the time,
+    /// because the stepper moves the hand only when there is something to hand out.
     pub fn hand(&self, turning: &Turning, level: u32) -> u32 {
         let tick = self.now(turning) / i128::from(self.tick.max(1));
         let first = turning.wheel.first(self.geometry);
@@ -139,7 +142,7 @@ impl Wheels {
         let geometry = self.geometry;
         let map = Map::PerCpuArray(reader.pins().map("SLOTS")?);
         let heads = PerCpuArray::<_, Heads>::try_from(map)?;
-        // One system call tells the heads of all CPUs.
+        // One system call returns the list heads of all CPUs.
         let mut wanted: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, turning) in self.wheels.iter().enumerate() {
             for level in 0..geometry.levels {
@@ -151,7 +154,7 @@ impl Wheels {
         }
         wanted.insert(geometry.slots(), (0..self.wheels.len()).collect());
         let mut counted = vec![Counted::default(); self.wheels.len()];
-        // A list that changes while it is followed may lead in a circle.
+        // A list that changes while it is followed may become a circle.
         let mut left = vec![reader.table().records(); self.wheels.len()];
         for (index, places) in wanted {
             let heads = heads.get(&index, 0).context("cannot read SLOTS")?;
@@ -177,7 +180,8 @@ impl Wheels {
     }
 }
 
-/// Flows of a list of a CPU: up to its end, or to what is no flow of this CPU by now, or as many as are `left`.
+/// Counts the flows of a CPU's list: up to its end, or up to a record that is not a flow of this
+/// CPU by now, or until `left` is used up.
 fn length(reader: &Reader, head: Link, cpu: u32, left: &mut u32) -> u32 {
     let mut flows = 0;
     let mut link = head;
@@ -192,12 +196,12 @@ fn length(reader: &Reader, head: Link, cpu: u32, left: &mut u32) -> u32 {
     flows
 }
 
-/// When flows are due, counted.
+/// How many flows are due when.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Due([u64; Due::BOUNDS.len() + 1]);
 
 impl Due {
-    /// Bounds, and their names.
+    /// The bounds and their names.
     const BOUNDS: [(Duration, &str); 6] = [
         (Duration::from_secs(1), "1s"),
         (Duration::from_secs(10), "10s"),
@@ -207,7 +211,7 @@ impl Due {
         (Duration::from_secs(86_400), "1d"),
     ];
 
-    /// Of flows with so long left.
+    /// Counts flows by the time that they have left.
     pub fn of(left: impl Iterator<Item = Duration>) -> Self {
         let mut due = Self::default();
         for left in left {
@@ -216,7 +220,8 @@ impl Due {
         due
     }
 
-    /// A name, a bound, and the flows that are due within it and not within the one before; the last has no bound.
+    /// Each name and bound with the number of flows that are due within this bound but not within
+    /// the one before; the last has no bound.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, Option<Duration>, u64)> {
         let bounds = Self::BOUNDS.map(|(bound, name)| (name, Some(bound)));
         let bounds = bounds.into_iter().chain([("later", None)]);
@@ -226,8 +231,8 @@ impl Due {
     }
 }
 
-/// What fills slots of a level, drawn in `width` cells at most: each stands for the same number of slots, and its height
-/// for what is in them, the fullest cell being full.
+/// Draws the filled slots of a level in at most `width` cells. Each cell stands for the same number
+/// of slots; its height shows how many flows they hold, relative to the fullest cell.
 pub fn draw(slots: u32, filled: impl Iterator<Item = (u32, u32)>, width: usize) -> Vec<char> {
     const GLYPHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let mut cells = vec![0u64; cell(slots, slots - 1, width) + 1];
@@ -239,7 +244,7 @@ pub fn draw(slots: u32, filled: impl Iterator<Item = (u32, u32)>, width: usize) 
     cells.into_iter().map(glyph).collect()
 }
 
-/// The cell in which [`draw`] has a slot.
+/// The cell in which [`draw`] shows a slot.
 pub fn cell(slots: u32, slot: u32, width: usize) -> usize {
     let width = u32::try_from(width).unwrap_or(u32::MAX).max(1);
     (slot / slots.div_ceil(width).next_power_of_two()) as usize

@@ -1,4 +1,4 @@
-//! Which zone an interface is in, and the places of zones in keys of flows.
+//! Which zone an interface is in, and the places of zones in the keys of flows.
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, Map, MapData};
@@ -10,12 +10,12 @@ use crate::{
     pins::Pins,
 };
 
-/// The zone of an interface.
+/// The zone of an interface, as given by `--zone`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// The interface's name.
     pub interface: String,
-    /// conntrack's number.
+    /// conntrack's number of the zone.
     pub number: u16,
 }
 
@@ -24,7 +24,7 @@ impl Zone {
     ///
     /// # Errors
     ///
-    /// What to give instead.
+    /// The text to give instead.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wanted = "give an interface and its zone from 1 to 65535, such as eth0=7";
         let (interface, number) = text.rsplit_once('=').ok_or(wanted)?;
@@ -38,7 +38,8 @@ impl Zone {
     }
 }
 
-/// The number of an interface's zone: that of the first that names it, else of the first pattern that matches; 0: none.
+/// The number of an interface's zone: that of the first entry that names it, otherwise that of the
+/// first pattern that matches; 0: none.
 pub fn zone_of(zones: &[Zone], interface: &str) -> u16 {
     let named = zones.iter().find(|zone| zone.interface == interface);
     let matches =
@@ -47,7 +48,7 @@ pub fn zone_of(zones: &[Zone], interface: &str) -> u16 {
     zone.map_or(0, |zone| zone.number)
 }
 
-/// Why there is no place for a zone.
+/// The error that there is no place left for a zone.
 pub fn too_many_zones(number: u16) -> anyhow::Error {
     let most = ZONES - 1;
     Failure::new(
@@ -60,25 +61,26 @@ pub fn too_many_zones(number: u16) -> anyhow::Error {
     .into()
 }
 
-/// The zones of a data plane. Each has a *place*, by which keys of flows have it; zone 0, of interfaces that have none,
-/// has place 0. A place is never given to another zone.
+/// The zones of a data plane. Each has a *place*, the number by which the keys of flows contain it.
+/// Zone 0, for interfaces that have no zone, has place 0. A place is never given to another zone.
 ///
-/// Two processes must not enter zones at once: a run enters all of its own as it starts, and a policy is given its
-/// places when it is loaded, both under [`Pins::lock_policy`].
+/// Two processes must not enter zones at the same time. A run enters all of its zones when it
+/// starts, and a policy's zones get their places when it is loaded, both under
+/// [`Pins::lock_policy`].
 pub struct Zones(Array<MapData, u32>);
 
 impl Zones {
-    /// Of the map of their numbers.
+    /// From the map of zone numbers.
     pub fn open(map: MapData) -> Result<Self> {
         let map = Array::try_from(Map::Array(map));
         map.map(Self).context("ZONES is no such array")
     }
 
-    /// Gives each of these zones its place, whether or not its interface is there yet.
+    /// Gives each of these zones a place, whether or not its interface exists yet.
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: there is no place left.
+    /// [`Kind::Usage`]: no place is left.
     pub fn enter_all(&mut self, numbers: &[u16]) -> Result<()> {
         let places = self.enter(numbers)?;
         let mut all = numbers.iter().zip(places);
@@ -88,8 +90,8 @@ impl Zones {
         }
     }
 
-    /// The places of these zones: those that they have, or else free ones, which are theirs from now on. `None` for
-    /// each zone that is too many; then no zone has got a place.
+    /// The places of these zones: the ones that they have, otherwise free ones, which they keep.
+    /// `None` for each zone that has no place left; in that case no zone gets a new place.
     pub fn enter(&mut self, numbers: &[u16]) -> Result<Vec<Option<u8>>> {
         let get = |place| self.0.get(&place, 0).context("cannot read ZONES");
         let before: Vec<u32> = (0..ZONES as u32).map(get).collect::<Result<_>>()?;
@@ -110,7 +112,7 @@ impl Zones {
     }
 }
 
-/// The place of a zone among those that are held; the first free one, if it has none.
+/// The place of a zone among the places in use; the first free one if it has none.
 fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
     if number == 0 {
         return Some(0);
@@ -122,7 +124,7 @@ fn zone_place(held: &mut [u32], number: u16) -> Option<u8> {
     Some(place)
 }
 
-/// Numbers of zones, by their places in keys.
+/// The numbers of zones, by their places in keys.
 pub fn numbers(pins: &Pins) -> Result<Vec<u16>> {
     let zones = Array::<_, u32>::try_from(Map::Array(pins.map("ZONES")?))?;
     (0..zones.len())

@@ -1,4 +1,4 @@
-//! A table in the kernel's hash as userspace sweeps it: in batches, and what is idle is deleted in batches.
+//! Sweeps a kernel hash map from userspace: reads it in batches, and deletes idle flows in batches.
 
 use std::{
     io,
@@ -12,36 +12,36 @@ use aya_obj::generated::{bpf_attr, bpf_cmd};
 
 use crate::plane::cpu_time;
 
-/// Of `FlowKey`.
+/// The size of a `FlowKey`.
 type Key = [u64; 5];
-/// What a flow has in the table of the peer: when it was last seen, and the rest.
+/// The value of a flow in the peer's table: when it was last seen, and the rest.
 type Value = [u64; 5];
 
-/// Who sweeps; the memory is its own, so that a pass allocates none.
+/// Sweeps a table, with memory of its own so that a pass allocates nothing.
 pub struct Sweeper {
     keys: Vec<Key>,
     values: Vec<Value>,
     idle: Vec<Key>,
 }
 
-/// What a pass came to.
+/// The result of a pass.
 #[derive(Default)]
 pub struct Swept {
-    /// CPU time of this thread, the kernel's part included.
+    /// CPU time of this thread, including time in the kernel.
     pub cpu: Duration,
     /// Flows looked at.
     pub met: u64,
     /// Flows deleted.
     pub deleted: u64,
-    /// The youngest stamp.
+    /// The most recent stamp.
     pub newest: u64,
 }
 
 impl Sweeper {
-    /// Flows of a batch.
+    /// Flows per batch.
     pub const CHUNK: usize = 4096;
 
-    /// With memory for a batch.
+    /// Allocates the memory for a batch.
     pub fn new() -> Self {
         Self {
             keys: vec![[0; 5]; Self::CHUNK],
@@ -50,7 +50,7 @@ impl Sweeper {
         }
     }
 
-    /// Looks at every flow of an LRU hash, and deletes those last seen before this.
+    /// Looks at every flow of an LRU hash, and deletes those last seen before this time.
     pub fn pass(&mut self, map: &Map, before: u64) -> Result<Swept> {
         let Map::LruHashMap(map) = map else {
             bail!("not an LRU hash");
@@ -58,12 +58,12 @@ impl Sweeper {
         let fd = map.fd().as_fd().as_raw_fd();
         let begun = cpu_time()?;
         let mut swept = Swept::default();
-        // Where the last batch ended, which is the kernel's to say: four bytes for a hash.
+        // Where the last batch ended, in the kernel's own form: four bytes for a hash map.
         let (mut from, mut to) = (0u32, 0u32);
         let mut first = true;
         loop {
             let in_batch = if first { 0 } else { (&raw const from) as u64 };
-            // SAFETY: all bytes of the attribute are then valid, and no more is set than of this command.
+            // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
             let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
             attr.batch.in_batch = in_batch;
             attr.batch.out_batch = (&raw mut to) as u64;
@@ -71,13 +71,13 @@ impl Sweeper {
             attr.batch.values = self.values.as_mut_ptr() as u64;
             attr.batch.count = Self::CHUNK as u32;
             attr.batch.map_fd = fd as u32;
-            // SAFETY: keys and values are that many, of the sizes that the map has.
+            // SAFETY: there is memory for as many keys and values as passed, of the map's sizes.
             let ended = match unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
                 Ok(()) => false,
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
                 Err(error) => return Err(error).context("cannot look up a batch"),
             };
-            // SAFETY: the kernel has written it.
+            // SAFETY: the kernel has written the count.
             let count = unsafe { attr.batch.count } as usize;
             self.idle.clear();
             for (key, value) in self.keys.iter().zip(&self.values).take(count) {
@@ -98,7 +98,7 @@ impl Sweeper {
         Ok(swept)
     }
 
-    /// Deletes the idle ones of a batch.
+    /// Deletes the idle flows of a batch.
     fn delete(&mut self, fd: i32) -> Result<u64> {
         if self.idle.is_empty() {
             return Ok(0);
@@ -116,13 +116,13 @@ impl Sweeper {
     }
 }
 
-/// bpf(2), for whose batches aya has no function.
+/// `bpf(2)`, because aya has no functions for batches.
 ///
 /// # Safety
 ///
-/// The attribute is one of the command, and its pointers are valid for what the command does with them.
+/// The attribute is filled for this command, and its pointers are valid for what the command does.
 unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

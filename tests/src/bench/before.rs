@@ -1,4 +1,5 @@
-//! What the data plane costs beside an earlier one: objects of the benches, loaded side by side and run in turn.
+//! Compares the data plane with an earlier one: two benchmark objects, loaded side by side and run
+//! in turn.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -17,24 +18,24 @@ use crate::{
 
 /// Numbers of flows at which a packet of a known flow is measured.
 const SIZES: [u32; 2] = [1, 1 << 10];
-/// And those options.
+/// The options with which that is measured.
 const OPTIONS: [&str; 3] = ["", "--accounting", "--rto on"];
-/// A packet of a known flow may take so many times what it took.
+/// Maximum cost of a packet of a known flow, relative to before.
 const TOUCH: f64 = 1.03;
-/// A new flow, a visit and an eviction so many.
+/// The same for a new flow, a timer visit and an eviction.
 const OTHERS: f64 = 1.05;
-/// Flows of those.
+/// Number of flows for these.
 const FLOWS: u32 = size(1 << 13, 1 << 11);
-/// The table is never made smaller than this.
+/// The table is never smaller than this.
 const SMALLEST_TABLE: u32 = 1 << 16;
-/// Milliseconds of virtual time.
+/// In milliseconds of virtual time.
 const TIMEOUT: u64 = 60_000;
 const WARM_UP: u32 = 2;
 
 const NOW: usize = 0;
 const BEFORE: usize = 1;
 
-/// Measures the present object beside the one in a file, which must be of the same layout.
+/// Measures the present object beside the one in a file, which must have the same layout.
 pub fn bench(before: &Path, rounds: u32, report: &mut Report) -> Result<()> {
     let before = fs::read(before).with_context(|| format!("cannot read {}", before.display()))?;
     let objects = [object("TWHEEL_BENCH_OBJECT")?, before];
@@ -135,7 +136,7 @@ fn insert(objects: &[Vec<u8>; 2], rounds: u32) -> Result<[Vec<f64>; 2]> {
     Ok(samples)
 }
 
-/// Of visits that re-arm, and of evictions.
+/// Measures timer visits that re-arm, and evictions.
 fn steps(objects: &[Vec<u8>; 2], rounds: u32) -> Result<[[Vec<f64>; 2]; 2]> {
     let clock = Clock::virtual_ms();
     let mut sides = Vec::new();

@@ -1,4 +1,5 @@
-//! What a tracker adds to bulk data of one TCP connection on its way through a gateway, where GRO joins segments.
+//! What a tracker adds to bulk data of one TCP connection through a gateway, where GRO joins
+//! segments.
 
 use std::{
     io::{Read, Write},
@@ -24,18 +25,18 @@ use crate::{
     size,
 };
 
-/// Bytes of a round.
+/// Bytes per round.
 const BYTES: usize = size(256 << 20, 4 << 20);
-/// What is written and read at a time.
+/// Bytes per write and read.
 const BLOCK: usize = 1 << 17;
 const PORT: u16 = 9000;
 
-/// A gateway between a client and a server of its own.
+/// A gateway between its own client and server.
 struct Lane {
     stream: [TcpStream; 2],
     twheel: Option<Twheel>,
     gateway: Namespace,
-    // They live as long as their sockets.
+    // Kept because their sockets need them.
     _ends: [Namespace; 2],
 }
 
@@ -87,8 +88,8 @@ impl Lane {
         })
     }
 
-    /// Sends so many bytes. Nanoseconds for each KiB, of one CPU that does all of it: sending, both ways through the gateway,
-    /// receiving.
+    /// Sends the data. Returns nanoseconds per KiB on the one CPU that does everything: sending,
+    /// both directions through the gateway, receiving.
     fn run(&self) -> Result<f64> {
         let [client, server] = &self.stream;
         let begin = Instant::now();
@@ -117,7 +118,7 @@ impl Lane {
         Ok(begin.elapsed().as_nanos() as f64 / (BYTES >> 10) as f64)
     }
 
-    /// twheel must have seen all of it, as it was sent.
+    /// Checks that twheel has seen all the data, as it was sent.
     fn end(self, rounds: u32) -> Result<()> {
         let Some(twheel) = self.twheel else {
             return Ok(());
@@ -126,7 +127,7 @@ impl Lane {
         let line = ended.lines.first().context("no flow")?;
         ensure!(line.text.contains("\"established\""), "{}", line.text);
         let touched = self.gateway.counter("touched")?;
-        // Of a packet of 64 KiB at most, and one of its acknowledgments for some of them.
+        // One packet per 64 KiB at least, and one acknowledgment for several of these.
         let least = u64::from(rounds) * (BYTES as u64 >> 16);
         ensure!(touched >= least, "{touched} packets, not {least} at least");
         ensure!(twheel.stop()?.code() == Some(0));
@@ -134,7 +135,7 @@ impl Lane {
     }
 }
 
-/// All gateways.
+/// Measures all gateways.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     let object = inputs::object("TWHEEL_PEERS_OBJECT")?;
     let mut bpf = Ebpf::load(&object).context("cannot load the peers")?;

@@ -21,25 +21,26 @@ use crate::{
     size,
 };
 
-/// Flows of one CPU.
+/// Flows per CPU.
 const SIZES: [u32; 4] = [1, 1 << 10, size(1 << 17, 1 << 11), size(1 << 20, 1 << 12)];
 /// As in `touch`.
 const SMALLEST_TABLE: u32 = 1 << 16;
-/// Nanoseconds a packet on flows that both CPUs touch, over those on flows of one's own.
+/// Maximum cost of a packet on flows that both CPUs touch, relative to flows that only one CPU
+/// touches.
 const BOUND: f64 = 1.8;
-/// Runs of a CPU in a round, one after the other.
+/// Runs per CPU and round, one after the other.
 const RUNS: usize = size(8, 32);
-/// Of these, how many must lie within the other CPU's, at least.
+/// How many of these must overlap with the other CPU's runs completely, at least.
 const TOGETHER: usize = size(RUNS / 4, 1);
 
-/// Who touches what.
+/// Which CPU touches which flows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Case {
-    /// One CPU runs, the other sleeps.
+    /// One CPU runs while the other sleeps.
     Alone,
-    /// Each has flows of its own.
+    /// Each CPU has its own flows.
     Disjoint,
-    /// Both have the same, each in an order of its own.
+    /// Both CPUs have the same flows, each in its own order.
     Same,
 }
 
@@ -48,7 +49,7 @@ const ALONE: usize = 0;
 const DISJOINT: usize = 1;
 const SAME: usize = 2;
 
-/// Touch, and the LRU hash.
+/// Measures touch and the LRU hash.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "Nanoseconds a packet on each of two CPUs that touch flows at the same time: median (least–most) of {rounds} rounds. \
@@ -120,7 +121,7 @@ fn siblings() -> String {
     }
 }
 
-/// Samples of touch and of the LRU hash, each of the three cases.
+/// Samples of touch and of the LRU hash, for each of the three cases.
 fn measure(flows: u32, rounds: u32) -> Result<[[Vec<f64>; CASES.len()]; 2]> {
     let clock = Clock::jiffies()?;
     // Nothing is due while this runs.
@@ -149,7 +150,7 @@ fn measure(flows: u32, rounds: u32) -> Result<[[Vec<f64>; CASES.len()]; 2]> {
                 (0..RUNS).map(|_| run()).collect()
             };
             let second = match CASES[case] {
-                // Each CPU has its turn to be alone.
+                // Each CPU runs alone in turn.
                 Case::Alone => Vec::new(),
                 Case::Disjoint => work(halves[1]),
                 Case::Same => work(halves[0]),
@@ -182,7 +183,8 @@ fn counted(bench: &Bench, counter: Counter) -> Result<u64> {
     Ok(bench.plane.counters()?.get(counter))
 }
 
-/// Both CPUs at the same time: nanoseconds a packet, of the runs of both that lie within the other's.
+/// Runs both CPUs at the same time. Returns nanoseconds per packet, from those runs of each CPU
+/// that lie within the other's.
 fn together(program: &Xdp, orders: &mut [Order; 2], work: &[Vec<Vec<u32>>; 2]) -> Result<f64> {
     let busy = work.iter().filter(|runs| !runs.is_empty()).count();
     let start = Barrier::new(busy);
@@ -227,9 +229,9 @@ fn together(program: &Xdp, orders: &mut [Order; 2], work: &[Vec<Vec<u32>>; 2]) -
             of_this.len() >= TOGETHER,
             "the CPUs did not run at the same time"
         );
-        // Packets a second of one CPU.
+        // Packets per second of one CPU.
         took.push(Figure::from_samples(&of_this).median.recip());
     }
-    // What both do, as nanoseconds of each.
+    // The combined rate of both, as nanoseconds per packet of one CPU.
     Ok(took.len() as f64 / took.iter().sum::<f64>())
 }

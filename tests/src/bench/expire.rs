@@ -1,4 +1,4 @@
-//! What it takes of a CPU to find flows that are idle.
+//! The CPU time that it takes to find idle flows.
 
 mod steppers;
 mod sweeps;
@@ -36,15 +36,15 @@ const TIMEOUTS: [Duration; 3] = [
     Duration::from_secs(size(60, 2)),
     Duration::from_secs(size(300, 3)),
 ];
-/// What is bound, and what it may take of a CPU.
+/// The precision and timeout that have a bound, and the fraction of a CPU that they may take.
 const BOUND: (Duration, Duration, f64) = (PRECISIONS[1], TIMEOUTS[1], 0.008);
-/// Times that a sweep in the kernel takes, at least.
+/// How many times as much a sweep in the kernel takes, at least.
 const SWEEP: f64 = 100.0;
 
-/// Turns of the wheel at what is bound, one after the other.
+/// Turns of the wheel that are measured at that point, one after the other.
 const TURNS: usize = size(5, 1);
 
-/// Steppers, sweeps, timers.
+/// Measures steppers, sweeps and timers.
 pub fn bench(report: &mut Report) -> Result<()> {
     let costs = costs()?;
     report.say(&format!(
@@ -163,7 +163,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
         report.say(&row);
     }
     let (precision, timeout, most) = BOUND;
-    // The dearer of both.
+    // The more expensive of the two.
     let share = stepping(FLOWS, timeout, precision)?.max(real.share.median);
     let times = of_sweep(&sweeps.kernel, precision) / share;
     let least = times * sweeps.kernel.min / sweeps.kernel.median;
@@ -194,7 +194,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
     timers(report)
 }
 
-/// Of this machine: the median of three, as a wake-up costs many times as much where others disturb.
+/// The costs on this machine: the median of three, because a disturbed wake-up costs many times as
+/// much.
 fn costs() -> Result<Costs> {
     let mut all = Vec::new();
     for _ in progress::over("calibrating", 0..3) {

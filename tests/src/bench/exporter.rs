@@ -1,4 +1,4 @@
-//! A flow exporter, and twheel, beside one another before the same packets.
+//! Compares a flow exporter with twheel on the same packets.
 
 use std::{
     array,
@@ -37,15 +37,16 @@ use crate::{
     size,
 };
 
-/// Connections in the capture, all at once, and packets of each: a handshake, then acknowledgments by turns.
+/// Connections in the capture, all at once, and packets of each: a handshake, then acknowledgments
+/// in turn.
 const FLOWS: u32 = size(50_000, 20_000);
 const EACH: u32 = 20;
 const PACKETS: u64 = FLOWS as u64 * EACH as u64;
-/// What both have room for.
+/// The flow capacity of both.
 const MAX_FLOWS: &str = "65536";
-/// Where flows are exported to: a socket that nobody reads.
+/// The address that flows are exported to: a socket that nobody reads.
 const COLLECTOR: &str = "127.0.0.1:9995";
-/// Of the capture library's: its default, of 2 MiB, loses packets.
+/// The capture library's buffer: the default of 2 MiB loses packets.
 const BUFFER: &str = "134217728";
 const WATCHERS: [&str; 4] = ["nobody", "xdp", "softflowd", "twheel"];
 const NOBODY: usize = 0;
@@ -53,10 +54,10 @@ const PASS: usize = 1;
 const SOFTFLOWD: usize = 2;
 const TWHEEL: usize = 3;
 
-/// Writes a capture (pcap): in turn after turn each flow has a packet, in another order.
+/// Writes a capture (pcap): turn after turn, each flow has a packet, each time in another order.
 fn capture(path: &Path) -> Result<()> {
     let mut file = BufWriter::new(File::create(path).context("cannot write a capture")?);
-    // Microseconds; version 2.4; longest frame; Ethernet.
+    // The file header: microseconds; version 2.4; longest frame; Ethernet.
     for word in [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1u32] {
         file.write_all(&word.to_le_bytes())?;
     }
@@ -71,7 +72,7 @@ fn capture(path: &Path) -> Result<()> {
         };
         random.shuffle(&mut flows);
         for flow in &flows {
-            // An address and a port of its own.
+            // Each flow has its own address and port.
             let frame = frame(flow * 50_001, back, flags);
             let length = frame.len() as u32;
             micros += 10;
@@ -84,7 +85,7 @@ fn capture(path: &Path) -> Result<()> {
     file.flush().context("cannot write a capture")
 }
 
-/// softflowd, watching; killed when this is dropped.
+/// A running softflowd; killed when this is dropped.
 struct Softflowd {
     child: Child,
     control: String,
@@ -108,7 +109,7 @@ impl Softflowd {
         Ok(it)
     }
 
-    /// Packets that it has had, and flows.
+    /// How many packets it has seen, and how many flows.
     fn statistics(&self) -> Result<[u64; 2]> {
         let mut command = Command::new(program("softflowctl"));
         let output = command.args(["-c", &self.control, "statistics"]).output()?;
@@ -128,7 +129,7 @@ impl Drop for Softflowd {
     }
 }
 
-/// `softflowd` without what it watches.
+/// The `softflowd` command, without what it captures from.
 fn exporter(host: &Namespace, directory: &Directory) -> Result<Command> {
     let mut command = host.command(program("softflowd"))?;
     command
@@ -138,7 +139,7 @@ fn exporter(host: &Namespace, directory: &Directory) -> Result<Command> {
     Ok(command)
 }
 
-/// The number after a text.
+/// The number that follows a label.
 fn number(text: &str, label: &str) -> Result<u64> {
     let found = text.split_once(label).map(|(_, rest)| {
         let digits = rest.split(|it: char| !it.is_ascii_digit()).next();
@@ -147,31 +148,32 @@ fn number(text: &str, label: &str) -> Result<u64> {
     Ok(found.with_context(|| format!("no {label:?} in {text:?}"))??)
 }
 
-/// What one replay has taken.
+/// The cost of one replay.
 struct Replay {
-    /// As tcpreplay says.
+    /// The duration that tcpreplay reports.
     seconds: f64,
-    /// CPU time of the sender, in whose softirqs packets arrive, and of what these are left to.
+    /// CPU time of the sender, in whose softirqs packets arrive, and of the thread that takes over
+    /// softirqs.
     sender: Duration,
-    /// And of the watcher.
+    /// CPU time of the watcher.
     watcher: Duration,
-    /// Packets seen.
+    /// Packets that the watcher saw.
     seen: u64,
 }
 
 impl Replay {
-    /// Nanoseconds of CPU a packet sent, altogether.
+    /// Nanoseconds of CPU time per packet sent, in total.
     fn each(&self) -> f64 {
         (self.sender + self.watcher).as_nanos() as f64 / PACKETS as f64
     }
 }
 
-/// Two hosts joined by a cable.
+/// Two hosts joined by a veth pair.
 struct Lab {
     sender: Namespace,
     receiver: Namespace,
     directory: Directory,
-    // Exports go here.
+    // The exports' destination.
     _collector: UdpSocket,
 }
 
@@ -200,7 +202,8 @@ impl Lab {
         })
     }
 
-    /// Replays the capture once. `settled`: packets and flows that the watcher has seen, once it has come to their end.
+    /// Replays the capture once. `settled`: returns how many packets and flows the watcher has
+    /// seen, once it has seen all.
     fn replay(
         &self,
         watcher: Option<u32>,
@@ -229,7 +232,7 @@ impl Lab {
             .split_once("sent in ")
             .and_then(|(_, rest)| rest.split_ascii_whitespace().next()?.parse().ok());
         let [seen, flows] = settled()?;
-        // A packet in a hundred may be lost on a busy machine, all twenty of a flow are not.
+        // On a busy machine a packet in a hundred may be lost, but never all twenty of a flow.
         ensure!(
             watcher.is_none() || seen >= PACKETS / 100 * 99 && flows == u64::from(FLOWS),
             "of {PACKETS} packets of {FLOWS} flows {seen} of {flows} were seen"
@@ -246,7 +249,7 @@ impl Lab {
         self.replay(None, || Ok([0; 2]))
     }
 
-    /// With an XDP program that passes.
+    /// With an XDP program that passes everything.
     fn pass(&self) -> Result<Replay> {
         let mut bpf =
             Ebpf::load(&object("TWHEEL_PEERS_OBJECT")?).context("cannot load the peers")?;
@@ -261,7 +264,7 @@ impl Lab {
     fn softflowd(&self) -> Result<Replay> {
         let softflowd = Softflowd::start(&self.receiver, &self.directory)?;
         self.replay(Some(softflowd.child.id()), || {
-            // Until nothing more comes: not every packet that is lost is counted.
+            // Until nothing more arrives: not every lost packet is counted.
             let mut before = None;
             loop {
                 let now = softflowd.statistics()?;
@@ -297,10 +300,11 @@ impl Lab {
         Ok(replay)
     }
 
-    /// softflowd reads the file: its time from start to end, and its CPU time, nanoseconds a packet.
+    /// softflowd reads the capture file. Returns its duration and its CPU time, in nanoseconds per
+    /// packet.
     fn offline(&self) -> Result<[f64; 2]> {
         let mut command = exporter(&self.receiver, &self.directory)?;
-        // With a control socket, it waits for somebody to connect.
+        // With a control socket, it would wait for a client.
         command.args(["-c", "none", "-r", &self.directory.file("capture")]);
         let (begun, before) = (Instant::now(), children_time()?);
         let output = run(command)?;
@@ -319,7 +323,7 @@ impl Lab {
     }
 }
 
-/// Replays, in turn, and the file.
+/// Measures replays, in turn, and reading the file.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "A capture of {FLOWS} TCP connections, {PACKETS} packets in random order, is replayed (tcpreplay --topspeed, \
@@ -355,7 +359,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         };
         replays.each_ref().map(figure)
     };
-    // In all rounds.
+    // Over all rounds.
     let lost = |replays: &Vec<Replay>| replays.iter().map(|it| PACKETS - it.seen).sum::<u64>();
     let nanoseconds = |time: Duration| time.as_nanos() as f64 / PACKETS as f64;
     let columns = [
@@ -389,7 +393,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs);
         Figure::from_samples(&ratios.collect::<Vec<_>>())
     };
-    // But for what any XDP program costs on a veth.
+    // Without the cost that any XDP program has on a veth.
     let alone = added(TWHEEL)
         .iter()
         .zip(added(PASS))
@@ -429,7 +433,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end, which must be good.
+/// Runs a command to its end; fails if the command does.
 fn run(mut command: Command) -> Result<Output> {
     let output = command
         .stdin(Stdio::null())
@@ -458,10 +462,10 @@ fn process_time(process: u32) -> Result<Duration> {
 /// CPU time of all children that have been waited for.
 fn children_time() -> Result<Duration> {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the place is valid for writes.
+    // SAFETY: the pointer is valid for writes.
     let result = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) };
     ensure!(result == 0, "no usage of children");
-    // SAFETY: the kernel has filled it in; and all zeros are valid.
+    // SAFETY: the kernel has filled it in, and all-zero bytes are valid anyway.
     let usage = unsafe { usage.assume_init() };
     let times = [usage.ru_utime, usage.ru_stime].map(|time| {
         Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)

@@ -1,4 +1,4 @@
-//! Gateways side by side, frames through them, and what a tracker does there.
+//! Gateways side by side, the frames that pass them, and the trackers that run there.
 
 use std::{fs, time::Duration};
 
@@ -30,42 +30,43 @@ use crate::{
     size,
 };
 
-/// Frames of a run at least.
+/// Minimum number of frames in a run.
 pub const FRAMES: u32 = size(1 << 18, 1 << 13);
-/// Gateways, by what watches.
+/// The gateways, by what tracks packets there.
 pub const LANES: [&str; 5] = ["base", "xdp", "conntrack", "twheel", "tcx"];
 pub const BASE: usize = 0;
 pub const PASS: usize = 1;
 pub const CONNTRACK: usize = 2;
 pub const TWHEEL: usize = 3;
 pub const TCX: usize = 4;
-/// A gateway's interfaces: that on the flows' side, which twheel watches, and the other.
+/// A gateway's interfaces: the one on the flows' side, which twheel watches, and the other.
 pub const INTERFACES: [&str; 2] = ["in0", "out0"];
-/// twheel's table is never made smaller: nobody would.
+/// twheel's table is never smaller than this, as nobody would make it smaller.
 const SMALLEST_TABLE: u32 = 1 << 16;
-/// Frames that the kernel makes at a time: a driver's poll.
+/// Frames that the kernel makes at a time: one poll of a driver.
 const BATCH: u32 = 64;
-/// `ETHTOOL_SGRO`: a veth polls then, and takes frames.
+/// `ETHTOOL_SGRO`: with it, a veth polls and accepts frames.
 pub const GRO: u32 = 0x2c;
-/// What may be due to other work of the softirq's thread, of the time of a run.
+/// Maximum fraction of a run's time that may be other work of the softirq thread.
 const MAX_THREAD: f64 = 0.1;
 /// Rounds before those that count.
 pub const WARM_UP: u32 = 1;
 
-/// IPv4 and TCP without options: an acknowledgment to the server, without what `twheel-ebpf/src/bench/path.rs` writes.
+/// IPv4 and TCP without options: an acknowledgment to the server, without the fields that
+/// `twheel-ebpf/src/bench/path.rs` fills in.
 const SEGMENT: [u8; 54] = [
     0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
     0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1, // IPv4
     0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 4, 0, 0, 0, 0, 0, // TCP
 ];
 
-/// A packet of each flow of a run.
+/// The packet that each flow has in a run.
 #[derive(Clone, Copy)]
 pub enum Packet {
     Syn,
     SynAck,
     Ack,
-    /// The server's.
+    /// An acknowledgment of the server's.
     BackAck,
 }
 
@@ -90,34 +91,37 @@ impl Packet {
     }
 }
 
-/// Which flows the frames of a run are of.
+/// The flows of a run's frames.
 #[derive(Clone, Copy)]
 pub struct Flows {
-    /// Number of the first.
+    /// Number of the first flow.
     pub first: u32,
-    /// There are two to the power of so many.
+    /// There are two to the power of this many flows.
     pub bits: u32,
-    /// Each once, in order; or, in some order, as often as frames are wanted, beginning at this place of it.
+    /// `None`: each flow once, in order. Otherwise in another order, which begins at this position,
+    /// and as often as frames are wanted.
     pub from: Option<u32>,
 }
 
-/// How many conntrack's hash has.
+/// How many buckets conntrack's hash has.
 #[derive(Clone, Copy)]
 pub enum Buckets {
-    /// One for each end of a flow.
+    /// One for each of a flow's two entries.
     Enough,
-    /// What the kernel has made of this machine's memory, as where only `nf_conntrack_max` was raised.
+    /// What the kernel chose for this machine's memory, as if only `nf_conntrack_max` had been
+    /// raised.
     Default,
 }
 
-/// Both globals of conntrack's, which are put back at the end.
+/// Two global settings of conntrack, which are restored at the end.
 struct Limits(Vec<(&'static str, String)>);
 
 impl Limits {
-    /// Room for so many entries. The module is there: a namespace has rules that need it.
+    /// Sets the capacity for this many entries. The module is loaded, because a namespace has rules
+    /// that need it.
     fn raise(entries: u32, buckets: Buckets) -> Result<Self> {
         let mut before = Self(Vec::new());
-        // Two a flow stand in the hash.
+        // Each flow has two entries in the hash.
         let wanted = [
             ("nf_conntrack_max", 2 * entries),
             ("nf_conntrack_buckets", 2 * entries),
@@ -146,13 +150,13 @@ impl Drop for Limits {
     }
 }
 
-/// Sets what is below `/proc/sys/net` in a namespace.
+/// Sets a value below `/proc/sys/net` in a namespace.
 pub fn sysctl(namespace: &Namespace, name: &str, value: &str) -> Result<()> {
     let path = format!("/proc/sys/net/{name}");
     namespace.enter(|| fs::write(&path, value).with_context(|| format!("cannot set {path}")))
 }
 
-/// A namespace that forwards, or sends, IPv4 alone.
+/// A namespace that forwards or sends only IPv4.
 pub fn namespace(role: &str) -> Result<Namespace> {
     let namespace = Namespace::new(role)?;
     for (name, value) in [
@@ -198,7 +202,7 @@ impl Gateway {
         Ok(Self { gateway, ends })
     }
 
-    /// Entries of conntrack's here.
+    /// How many entries conntrack has here.
     fn entries(&self) -> Result<u64> {
         let path = "/proc/sys/net/netfilter/nf_conntrack_count";
         let count = self.gateway.enter(|| Ok(fs::read_to_string(path)?))?;
@@ -206,13 +210,13 @@ impl Gateway {
     }
 }
 
-/// All of them side by side, so that a round is not interrupted.
+/// All gateways side by side, so that no setup interrupts a round.
 pub struct Lab {
     bpf: Ebpf,
     frames: Array<MapData, [u32; 16]>,
     sunk: PerCpuArray<MapData, u64>,
     thread: u32,
-    /// Of the time of all runs, what was the softirq's thread's.
+    /// How much of the time of all runs belonged to the softirq thread.
     in_thread: Duration,
     in_all: Duration,
     // Dropped before their namespaces.
@@ -222,7 +226,7 @@ pub struct Lab {
     source: Namespace,
 }
 
-/// A run of twheel's on a gateway.
+/// A running twheel on a gateway.
 struct Watcher {
     lane: usize,
     reader: Reader,
@@ -231,7 +235,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// By this hook, with a table for so many flows.
+    /// With this hook, and a table for this many flows.
     fn start(lanes: &[Gateway], lane: usize, hook: &str, flows: u32) -> Result<Self> {
         let gateway = &lanes[lane].gateway;
         let max_flows = flows.max(SMALLEST_TABLE).to_string();
@@ -266,7 +270,7 @@ impl Watcher {
 }
 
 impl Lab {
-    /// With tables for so many flows.
+    /// With tables for this many flows.
     pub fn new(flows: u32, buckets: Buckets) -> Result<Self> {
         let source = namespace("source")?;
         let lanes = LANES
@@ -274,7 +278,8 @@ impl Lab {
             .map(|name| Gateway::new(&source, name))
             .collect::<Result<Vec<_>>>()?;
         let conntrack = &lanes[CONNTRACK].gateway;
-        // Registers the hooks; no packet that is forwarded comes by, and pays for the rule.
+        // Makes conntrack register its hooks. No forwarded packet reaches the rule, so none pays
+        // for it.
         conntrack.nft(
             "table ip bench { chain in { type filter hook input priority 0; ct state invalid drop; }; }",
         )?;
@@ -325,7 +330,7 @@ impl Lab {
         })
     }
 
-    /// Sends frames of these flows through a gateway; nanoseconds a frame.
+    /// Sends frames of these flows through a gateway. Returns nanoseconds per frame.
     pub fn run(&mut self, lane: usize, packet: Packet, flows: Flows) -> Result<f64> {
         let frames = match flows.from {
             None => 1 << flows.bits,
@@ -364,7 +369,7 @@ impl Lab {
             "{}: of {frames} frames {came} have come",
             LANES[lane]
         );
-        // A packet in 100,000 may have found no room.
+        // One packet in 100,000 may have found no free record.
         for ((watcher, now), before) in self.watchers.iter().zip(self.touched()?).zip(touched) {
             let wanted = match packet {
                 Packet::SynAck | Packet::Ack | Packet::BackAck if lane == watcher.lane => {
@@ -385,7 +390,7 @@ impl Lab {
         Ok((in_kernel + in_thread).as_nanos() as f64 / f64::from(frames))
     }
 
-    /// Ends what was measured here.
+    /// Finishes the measurement.
     pub fn end(self, report: &mut Report) -> Result<()> {
         let share = self.in_thread.as_secs_f64() / self.in_all.as_secs_f64();
         report.say(&format!(
@@ -410,7 +415,8 @@ impl Lab {
         Ok([xdp?, tcx?])
     }
 
-    /// Whether both trackers have so many flows, and nobody else has any.
+    /// Checks that both trackers have exactly this many flows, and that the other gateways have
+    /// none.
     pub fn check(&self, flows: u32) -> Result<()> {
         let entries = self.lanes[CONNTRACK].entries()?;
         ensure!(
@@ -447,14 +453,14 @@ impl Lab {
             while reader.table().iter().next().is_some() {
                 delete_all(reader, |_, _| true, Reason::Flushed, None)?;
             }
-            // Until all is told.
+            // Until all events have been printed.
             while twheel.line(Duration::from_millis(300))?.is_some() {}
         }
         self.check(0)
     }
 }
 
-/// The sum of words as they stand in memory.
+/// The sum of 16-bit words in memory order.
 fn sum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks_exact(2);
     words
@@ -468,7 +474,7 @@ pub fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
     program.with_context(|| format!("the object has no program {name}"))
 }
 
-/// The thread that softirqs of [`CPU`] are left to when there are too many.
+/// The thread that takes over the softirqs of [`CPU`] if there are too many.
 pub fn softirq_thread() -> Result<u32> {
     let name = format!("ksoftirqd/{CPU}\n");
     for entry in fs::read_dir("/proc")? {
@@ -481,7 +487,7 @@ pub fn softirq_thread() -> Result<u32> {
     bail!("there is no {}", name.trim());
 }
 
-/// What a thread has run.
+/// CPU time of a thread.
 pub fn cpu_time(thread: u32) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{thread}/schedstat"))?;
     let nanoseconds = text

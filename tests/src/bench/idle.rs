@@ -1,4 +1,4 @@
-//! What a program costs that has nothing to do, and what is left of flows that are gone.
+//! The cost of a running twheel that has nothing to do, and what remains of flows that have ended.
 
 use std::{
     collections::BTreeMap,
@@ -18,18 +18,18 @@ use crate::{
     size,
 };
 
-/// A program that has just begun, or has just had a flow, is left alone for so long before it is watched.
+/// How long to wait, after the start or after a flow, before measuring.
 const SETTLED: Duration = Duration::from_secs(size(3, 1));
 /// Flows that begin at once.
 const BATCH: u32 = size(10_000, 1_000);
-/// Flows in the table, at most: others wait.
+/// The most flows in the table: further flows wait.
 const LIVE: u64 = size(400_000, 20_000);
-/// Flows after which memory is looked at, when all are gone.
+/// Memory is read each time this many flows have ended.
 pub const ROUND: u32 = size(1_000_000, 10_000);
-/// Flows of the next rounds are the same again: there are so many addresses. They have all expired by then.
+/// After this many addresses the flows repeat; the first ones have all expired by then.
 const ADDRESSES: u32 = 10_000_000;
 
-/// What a process holds on to.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     resident: u64,
@@ -54,7 +54,7 @@ impl Held {
     }
 }
 
-/// Both.
+/// Measures both.
 pub fn bench(seconds: u32, flows: u32, report: &mut Report) -> Result<()> {
     wake_ups(seconds, report)?;
     growth(flows, report)
@@ -116,7 +116,7 @@ fn wake_ups(seconds: u32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// How often all threads of a process were on a CPU, and for how many nanoseconds.
+/// How often all threads of a process were scheduled, and for how many nanoseconds.
 fn turns(pid: u32) -> Result<[u64; 2]> {
     let mut sum = [0; 2];
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -180,7 +180,7 @@ fn growth(flows: u32, report: &mut Report) -> Result<()> {
     let count = |counter| counters.get(counter);
     let begun = count(Counter::Created);
     let refused = count(Counter::WindowFull);
-    // Where a window is full, a flow goes for the newcomer or that is refused.
+    // If a window is full, a flow is evicted for the new one, or the new one is refused.
     let [expired, evicted] = [Counter::Expired, Counter::Evicted].map(count);
     ensure!(
         begun + refused == u64::from(flows) && expired + evicted == begun,
@@ -227,7 +227,7 @@ fn growth(flows: u32, report: &mut Report) -> Result<()> {
             == (last.maps, last.descriptors, last.threads),
         "maps, descriptors or threads have grown: {first:?}, {last:?}"
     );
-    // Of its own: what it has of files, the kernel may take and give back.
+    // Anonymous memory only: the kernel may reclaim and reload file pages at any time.
     let most = |rounds: &[Held]| rounds.iter().map(|held| held.anonymous).max().unwrap_or(0);
     let begin = held.get(1).map_or(0, |held| held.anonymous);
     let own = most(&held[half..]).saturating_sub(first.anonymous);

@@ -1,10 +1,10 @@
-//! What the programs of the benches are run with: their object, the CPU, segments.
+//! Inputs of the benchmarks' programs: their object, the CPU, segments.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// The CPU that everything is measured on.
+/// The CPU on which everything is measured.
 pub const CPU: u32 = 0;
 
 /// The object in the file that an environment variable names.
@@ -14,10 +14,10 @@ pub fn object(variable: &str) -> Result<Vec<u8>> {
     fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// What the kernel's hash is made for that is to hold so many flows: a quarter more. It has a bucket for each entry, in
-/// number rounded up to a power of two, so one that is made for just a power of two has buckets half as many. And an LRU
-/// hash that is full pushes out whoever has not been looked up lately, dead or alive, and each CPU keeps some of the
-/// free entries to itself.
+/// Capacity of a kernel hash map that is to hold this many flows: a quarter more. The map has a
+/// bucket per entry, rounded up to a power of two, so a map made for exactly a power of two has
+/// half as many buckets. And a full LRU hash evicts flows that have not been looked up lately, live
+/// or not, while each CPU keeps some of the free entries to itself.
 pub fn hash_entries(flows: u32) -> u32 {
     flows + flows / 4
 }
@@ -29,28 +29,29 @@ const SEGMENT: [u8; 54] = [
     0, 0, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, // TCP
 ];
 
-/// What a segment is.
+/// The kind of a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Segment {
-    /// Of a flow that is established, or so when first seen.
+    /// Belongs to an established flow; a flow first seen with it is established.
     Ack,
-    /// Of a flow that begins.
+    /// Begins a flow.
     Syn,
-    /// The end of a connection that nobody knows: begins no flow.
+    /// The end of an unknown connection: begins no flow.
     Absent,
-    /// What the other side says to the first ACK.
+    /// The other side's answer to the first ACK.
     Reply,
-    /// Data, up to so many steps from the connection's beginning.
+    /// Data, up to this many steps from the beginning of the connection.
     Data(u32),
 }
 
-/// What a packet of data brings that no packet of one step before has brought, …
+/// How many new bytes a data packet carries compared with that of one step before, …
 const STEP: u32 = 100;
-/// … and all that it brings: of the steps before, too, so that a flow that had no packet in those misses nothing.
+/// … and how many it carries in all. It repeats bytes of earlier steps, so that a flow that had no
+/// packet in those misses nothing.
 const LENGTH: u16 = 60_000;
 
 impl Segment {
-    /// Without the flow's own end, which the programs write.
+    /// Without the flow's own endpoint, which the programs fill in.
     pub fn bytes(self) -> [u8; SEGMENT.len()] {
         let mut segment = SEGMENT;
         match self {

@@ -1,4 +1,4 @@
-//! Nanoseconds of a new flow.
+//! Nanoseconds for a new flow.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ const SIZES: [u32; 3] = [
     size(1 << 17, 1 << 13),
     size(1 << 20, 1 << 14),
 ];
-/// What a new flow may cost: so many times the floor,
+/// Maximum cost of a new flow, relative to the floor, …
 const BOUND: f64 = 0.9;
-/// and so many times an insertion into an LRU hash.
+/// … and relative to an insertion into an LRU hash.
 const LRU_BOUND: f64 = 0.55;
-/// Rules of the policy.
+/// Numbers of rules in the policy.
 const RULES: [u32; 3] = [0, 10, 100];
-/// Tables that are filled for the parts.
+/// How many tables are filled to measure the parts.
 const PARTS: u32 = 5;
 const VARIANTS: [(&str, &str); 4] = [
     ("floor", "floor_insert"),
@@ -121,7 +121,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     )
 }
 
-/// Nanoseconds of a new flow's parts, each in a table of its own: the table's, the policy's, and the rest.
+/// Nanoseconds of the parts of a new flow, each measured in its own table: the table's part, the
+/// policy's, and the rest.
 fn parts(flows: u32) -> Result<[f64; 3]> {
     let clock = Clock::jiffies()?;
     let filled = |programs: &[&str], rules: u32| -> Result<Vec<f64>> {
@@ -145,7 +146,7 @@ fn parts(flows: u32) -> Result<[f64; 3]> {
     Ok([enter - parse, rule - parse, touch - enter])
 }
 
-/// A policy of so many rules that none of the bench's flows meets; they go to 192.0.2.1.
+/// A policy of this many rules, none of which matches the benchmark's flows, which go to 192.0.2.1.
 fn policy(rules: u32) -> String {
     let rule = |number: u32| {
         let port = format!("dport = {}\n", 10_000 + number);
@@ -173,7 +174,7 @@ fn measure(flows: u32, rounds: u32, rules: u32) -> Result<[Vec<f64>; VARIANTS.le
     let entered = bench.plane.counters()?.get(Counter::Created);
     let half = flows as usize / 2;
     let mut samples = plane::no_samples();
-    // The first warms up.
+    // The first round warms up.
     let what = format!("{flows} flows, {rules} rules");
     for round in progress::over(what, 0..rounds + 1) {
         let gone = bench.delete(half)?;

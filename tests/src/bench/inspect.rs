@@ -1,4 +1,4 @@
-//! What it takes to look at a large table from the command line.
+//! The cost of inspecting a large table from the command line.
 
 use std::{
     mem::MaybeUninit,
@@ -18,10 +18,10 @@ use crate::{
 const FLOWS: u32 = size(1_000_000, 10_000);
 const ROUNDS: usize = size(5, 1);
 const INTERFACE: &str = "bench0";
-/// Seconds, and bytes.
+/// In seconds and bytes.
 const LISTING_BOUNDS: (f64, f64) = (2.0, (64 << 20) as f64);
 
-/// Lists a million flows of a running instance, which a loader steps meanwhile.
+/// Lists a million flows of an instance whose twheel runs meanwhile.
 pub fn bench(report: &mut Report) -> Result<()> {
     let host = Namespace::new("bench")?;
     host.ip(&format!("link add {INTERFACE} type veth peer name bench1"))?;
@@ -90,7 +90,7 @@ fn within(value: f64, bound: Option<f64>) -> String {
         .map_or_else(String::new, |(_, rest)| rest.to_owned())
 }
 
-/// Runs a command; how long that took, and its memory in bytes.
+/// Runs a command. Returns its duration and its memory in bytes.
 fn run(host: &Namespace, args: &str) -> Result<(Duration, u64)> {
     let args: Vec<_> = args.split(' ').collect();
     let mut command = host.twheel(&args)?;
@@ -99,11 +99,12 @@ fn run(host: &Namespace, args: &str) -> Result<(Duration, u64)> {
     let child = command.spawn()?;
     let mut status = 0;
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: both places are valid for writes; the child is ours, and nobody else waits for it.
+    // SAFETY: both pointers are valid for writes; the child is this process's, and nothing else
+    // waits for it.
     let waited = unsafe { libc::wait4(child.id() as i32, &raw mut status, 0, usage.as_mut_ptr()) };
     let time = begun.elapsed();
     ensure!(waited > 0 && status == 0, "{args:?} has failed: {status}");
-    // SAFETY: the kernel has filled it in; and all zeros are valid.
+    // SAFETY: the kernel has filled it in, and all-zero bytes are valid anyway.
     let usage = unsafe { usage.assume_init() };
     Ok((time, usage.ru_maxrss as u64 * 1024))
 }

@@ -1,4 +1,4 @@
-//! How late flows expire where packets leave no CPU idle.
+//! How late flows expire while packets keep all CPUs busy.
 
 use std::{
     fs,
@@ -23,27 +23,27 @@ use crate::{
     size,
 };
 
-/// Flows that begin in a minute.
+/// Flows that begin per minute.
 const A_MINUTE: u64 = 1_000_000;
 const TIMEOUT: Duration = Duration::from_secs(size(10, 2));
 const TICK: Duration = Duration::from_millis(100);
-/// What 999 of 1,000 may be late by, beside a tick.
+/// How late 999 of 1,000 flows may be, in addition to a tick.
 const BEYOND: Duration = Duration::from_millis(5);
-/// Flows on each CPU that have packets all the time: the load.
+/// The load: flows on each CPU that have packets all the time.
 const BUSY: u32 = 1 << 10;
-/// The first of them.
+/// The number of the first of these flows.
 const BUSY_FROM: u32 = 1 << 23;
-/// Packets of the load between two looks at the clock.
+/// Packets of the load between two readings of the clock.
 const BURST: usize = 16;
-/// The load goes on for so long after the last flow is due.
+/// How long the load continues after the last flow is due.
 const AFTER: Duration = Duration::from_secs(2);
-/// What of a CPU may have been idle under the load.
+/// Maximum fraction of a CPU that may have been idle under the load.
 const IDLE: f64 = 0.02;
-/// A thread that does nothing sleeps for so long at a time.
+/// How long a thread that does nothing sleeps at a time.
 const NAP: Duration = Duration::from_millis(10);
-/// And one that looks at the ring.
+/// How long a thread that watches the ring sleeps at a time.
 const LOOK: Duration = Duration::from_micros(500);
-/// Columns, and the share of flows that are later than the figure there.
+/// The columns, and the fraction of flows that are later than the figure there.
 const QUANTILES: [(&str, f64); 6] = [
     ("least", 1.0),
     ("median", 0.5),
@@ -53,29 +53,29 @@ const QUANTILES: [(&str, f64); 6] = [
     ("most", 0.0),
 ];
 
-/// A flow's end as it was reported.
+/// The end of a flow as it was reported.
 struct End {
     flow: u32,
     at: Instant,
     idle: Duration,
 }
 
-/// And as it was seen in the ring.
+/// The end of a flow as it was seen in the ring.
 type Seen = (u32, Instant);
 
-/// What a run came to, milliseconds, sorted.
+/// The results of a run, in milliseconds, sorted.
 struct Measured {
     ring: Vec<f64>,
     event: Vec<f64>,
     line: Vec<f64>,
-    /// Of threads that only sleep.
+    /// How late the threads that only sleep woke up.
     naps: Vec<f64>,
     packets: u64,
     seconds: f64,
     idle: f64,
 }
 
-/// A run of `twheel run`.
+/// Measures a `twheel run`.
 pub fn bench(seconds: u32, report: &mut Report) -> Result<()> {
     let flows = (A_MINUTE * u64::from(seconds) / 60) as u32;
     report.say(&format!(
@@ -151,7 +151,7 @@ pub fn bench(seconds: u32, report: &mut Report) -> Result<()> {
     )
 }
 
-/// What a share of all exceeds.
+/// The value that this fraction of all values exceeds.
 fn later(sorted: &[f64], share: f64) -> f64 {
     let index = (sorted.len() as f64 * (1.0 - share)).ceil() as usize;
     sorted[index.clamp(1, sorted.len()) - 1]
@@ -159,7 +159,7 @@ fn later(sorted: &[f64], share: f64) -> f64 {
 
 fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     let lab = Lab::new()?;
-    // All flows are in the table for their timeout.
+    // Every flow is in the table for its timeout.
     let live = (u64::from(flows) * TIMEOUT.as_secs()).div_ceil(spread.as_secs());
     let room = live.min(flows.into()) * 3 / 2 + u64::from(2 * CPUS * BUSY);
     let arguments = format!(
@@ -242,17 +242,18 @@ fn measure(flows: u32, spread: Duration) -> Result<Measured> {
     })
 }
 
-/// When flows begin: one after the other.
+/// When flows begin, one after the other.
 #[derive(Clone, Copy)]
 struct Beginnings {
-    /// The first.
+    /// When the first begins.
     begun: Instant,
-    /// Over so long.
+    /// The time over which they begin.
     spread: Duration,
     flows: u32,
 }
 
-/// Sends packets of busy flows, and those with which others begin when it is their time. Gives the times.
+/// Sends packets of busy flows, and the packets with which other flows begin at their times.
+/// Returns those times.
 fn send(
     mut sender: Sender,
     cpu: u32,
@@ -283,7 +284,7 @@ fn send(
     Ok(sent)
 }
 
-/// What threads have come to.
+/// The results of threads.
 fn joined<T>(threads: Vec<thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<Vec<T>> {
     let join = |thread: thread::ScopedJoinHandle<'_, Result<T>>| {
         thread
@@ -293,7 +294,7 @@ fn joined<T>(threads: Vec<thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<Ve
     threads.into_iter().map(join).collect()
 }
 
-/// Sleeps, and wakes up late.
+/// Sleeps again and again, and measures how late it wakes up.
 fn nap(cpu: u32, stop: &AtomicBool) -> Result<Vec<f64>> {
     pin_to(cpu)?;
     run_ahead(true).context("no real-time priority")?;
@@ -317,8 +318,9 @@ fn each_once(flows: u32, ended: impl Iterator<Item = u32>) -> Result<()> {
     Ok(())
 }
 
-/// Looks into the ring, and leaves there what it finds: that is another's. Nobody gives the room to other events in the
-/// time in which this looks and looks again, which what it has found in the end tells.
+/// Watches the ring without consuming anything, because twheel reads it. Between two looks an
+/// event's space in the ring must not be reused for other events. The number of events found shows
+/// at the end whether that was so.
 fn look(events: &mut Events, stop: &AtomicBool, flows: u32) -> Result<Vec<Seen>> {
     run_ahead(true).context("no real-time priority")?;
     let (mut seen, mut read) = (Vec::with_capacity(flows as usize), Vec::new());
@@ -339,7 +341,7 @@ fn look(events: &mut Events, stop: &AtomicBool, flows: u32) -> Result<Vec<Seen>>
     Ok(seen)
 }
 
-/// Reads what is reported.
+/// Reads what twheel reports.
 fn listen(twheel: &Twheel, until: Instant, flows: u32) -> Result<Vec<End>> {
     let mut ends = Vec::with_capacity(flows as usize);
     let bar = progress::bar("flows expire", flows.into());
@@ -358,7 +360,7 @@ fn listen(twheel: &Twheel, until: Instant, flows: u32) -> Result<Vec<End>> {
     Ok(ends)
 }
 
-/// How long CPUs have been idle, all together.
+/// How long all CPUs together have been idle.
 fn idle_time() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().context("no line")?;
@@ -366,6 +368,6 @@ fn idle_time() -> Result<Duration> {
         let field = line.split_ascii_whitespace().nth(number);
         Ok(field.context("too short a line")?.parse()?)
     };
-    // Idle, and waiting for a disk; hundredths of a second.
+    // Idle, and waiting for a disk; in hundredths of a second.
     Ok(Duration::from_millis((field(4)? + field(5)?) * 10))
 }

@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! Describes the machine that the figures were measured on.
 
 use std::{fs, process::Command};
 
@@ -35,7 +35,7 @@ pub fn describe() -> String {
     )
 }
 
-/// Those of the first CPU that hold data.
+/// The caches of the first CPU that hold data.
 fn caches() -> String {
     let cache = |number: u32| {
         let read = |name| {
@@ -51,7 +51,7 @@ fn caches() -> String {
     caches.join(", ")
 }
 
-/// What the tree that this was built from is, pages apart.
+/// The commit that this was built from; changes to documents do not count.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
         let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

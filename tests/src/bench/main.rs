@@ -1,6 +1,6 @@
-//! `twheel-bench`, the benches of `cargo xtask bench`.
+//! `twheel-bench`, the benchmarks of `cargo xtask bench`.
 //!
-//! Those of the data plane need root; their times are the kernel's own, `duration` of
+//! Those of the data plane need root. Their times are the kernel's own, `duration` of
 //! `BPF_PROG_TEST_RUN`, never with `repeat`.
 //!
 //! | question | modules |
@@ -49,8 +49,9 @@ use clap::{Parser, Subcommand};
 
 use crate::report::Report;
 
-/// A size or a time: in a debug build, whose figures mean nothing, the least with which a bench still runs. `cargo xtask test`
-/// runs each so, to see whether it does.
+/// A size or a time: `full`, or in a debug build the least with which a benchmark still runs.
+/// Figures of a debug build mean nothing; `cargo xtask test` runs each benchmark that way only to
+/// see whether it works.
 const fn size<T: Copy>(full: T, least: T) -> T {
     if cfg!(debug_assertions) { least } else { full }
 }
@@ -164,7 +165,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// All benches, as they are without options.
+/// All benchmarks that run by default, without options.
 const ALL: [&str; 15] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
     "cores", "plan", "inspect", "rto", "schemes",
@@ -184,7 +185,7 @@ fn run(cli: &Cli) -> Result<()> {
     }
 }
 
-/// One bench in a process of its own: some go to one CPU, and stay there.
+/// Runs a benchmark in a process of its own, because some pin themselves to a CPU and stay there.
 fn alone(name: &str, cli: &Cli) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(name);
@@ -209,9 +210,10 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         report.say("A debug build, with the least sizes: its figures mean nothing.");
     }
     match *bench {
-        // Writes a page of its own.
+        // Writes its own page.
         Bench::Schemes(ref options) => return schemes::bench(options, report),
-        // Says what it finds, and has no page: what it is beside is not of this tree.
+        // Prints its results and has no page: the object that it compares with is not from this
+        // tree.
         Bench::Before { ref object, rounds } => return before::bench(object, rounds, report),
         Bench::Touch { rounds } => touch::bench(rounds, report),
         Bench::Insert { rounds } => insert::bench(rounds, report),
@@ -231,7 +233,7 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
     report.end()
 }
 
-/// What somebody would give to have this measured again, wherever the page then goes.
+/// The command line that repeats this measurement, wherever the page is written.
 fn command(bench: &Bench) -> String {
     let given: Vec<_> = std::env::args().skip(1).collect();
     let mut given = given.iter().map(String::as_str);

@@ -1,4 +1,4 @@
-//! Bytes a flow, and the time that a large table takes to load.
+//! Bytes per flow, and how long a large table takes to load.
 
 use std::{
     thread,
@@ -20,19 +20,19 @@ use crate::{
     size,
 };
 
-/// Capacity at which bytes are counted.
+/// Capacity at which bytes per flow are measured.
 const FLOWS: u32 = size(1 << 20, 1 << 15);
-/// And those at which they are compared.
+/// Capacities at which they are compared.
 const SIZES: [u32; 4] = [1 << 14, 1 << 17, FLOWS, MANY];
-/// What a flow may take, everything included.
+/// Maximum number of bytes per flow, everything included.
 const BOUND: f64 = 160.0;
 /// Capacity at which loading is timed.
 const MANY: u32 = size(10_000_000, 1 << 18);
-/// Seconds that it may take.
+/// Maximum loading time in seconds.
 const LOAD_BOUND: f64 = 4.0;
 const LOADS: usize = size(3, 1);
 
-/// `memlock` of all maps, and the time of a load.
+/// Measures `memlock` of all maps, and the time of a load.
 pub fn bench(report: &mut Report) -> Result<()> {
     let clock = Clock::jiffies()?;
     let object = inputs::object("TWHEEL_BPF_OBJECT")?;
@@ -66,15 +66,15 @@ pub fn bench(report: &mut Report) -> Result<()> {
     for load in progress::over("loading", 0..LOADS + 1) {
         let begun = Instant::now();
         let plane = plane::load(&object, config(MANY)?, clock)?;
-        // A virtual machine may give its free memory back to its host, which it is then long in getting
-        // again: that is told apart.
+        // A virtual machine may give free memory back to its host and then takes long to get it
+        // again, so the first load is reported separately.
         match load {
             0 => first = begun.elapsed().as_secs_f64(),
             _ => seconds.push(begun.elapsed().as_secs_f64()),
         }
         drop(plane);
-        // The kernel frees maps in the background, and the next load is to have the same memory; but
-        // within two seconds of that it goes back.
+        // The kernel frees maps in the background, and the next load should get the same memory.
+        // But within two seconds, the memory goes back to the host.
         thread::sleep(Duration::from_millis(300));
     }
     let figure = Figure::from_samples(&seconds);
@@ -95,7 +95,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Beside tables of the kernel's hash.
+/// Compares with kernel hash maps.
 fn compare(object: &[u8], clock: Clock, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "\nBytes a flow, everything included, beside one map of the kernel's: keys of 40 bytes as ours, a value of 40. hash: a \

@@ -1,4 +1,4 @@
-//! What a tracker adds to a packet on its way through a gateway, beside the kernel's own.
+//! What a tracker adds to a packet on its way through a gateway, compared with conntrack.
 
 use anyhow::Result;
 use serde_json::json;
@@ -14,14 +14,16 @@ use crate::{
     size,
 };
 
-/// Numbers of flows, as powers of two, and what twheel may add there: so many times what conntrack does.
+/// Numbers of flows as powers of two, each with the most that twheel may add, relative to what
+/// conntrack adds.
 const SIZES: [(u32, f64); 3] = [(10, 0.12), (size(17, 11), 0.20), (size(20, 12), 0.28)];
-/// New flows that come in a round, as powers of two, and what they may take. There is room for twice as many.
+/// Numbers of new flows per round as powers of two, each with its bound. There is capacity for
+/// twice as many.
 const NEW: [(u32, f64); 2] = [(size(17, 11), 0.25), (size(20, 12), 0.25)];
-/// Nanoseconds that a packet may take more by TCX than by XDP.
+/// Maximum of what a packet may cost more with TCX than with XDP, in nanoseconds.
 const TCX_MORE: f64 = 60.0;
 
-/// All sizes, all gateways.
+/// Measures all sizes with all gateways.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "Nanoseconds a packet takes through a gateway: median (least–most) of {rounds} rounds. A round runs each gateway \
@@ -72,10 +74,10 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     )
 }
 
-/// Of each gateway, its times by round: none where it was not measured.
+/// For each gateway, its times by round; empty if it was not measured.
 type Samples = [Vec<f64>; LANES.len()];
 
-/// What a tracker has added, round by round.
+/// What a tracker added, round by round.
 fn added(samples: &Samples, lane: usize) -> Vec<f64> {
     let pairs = samples[lane].iter().zip(&samples[BASE]);
     pairs.map(|(with, without)| with - without).collect()
@@ -139,7 +141,7 @@ fn table(report: &mut Report, way: &str, title: &str, rows: &[(u32, f64, Samples
     }
 }
 
-/// Flows that are established: packets from the flow's source, and those to it.
+/// Established flows: packets from the flow's source, and packets to it.
 fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
     let each = |from| Flows {
         first: 0,
@@ -154,11 +156,11 @@ fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
     lab.check(1 << bits)?;
     let mut samples = [plane::no_samples(), plane::no_samples()];
     for round in progress::over(format!("{} flows", 1 << bits), 0..WARM_UP + rounds) {
-        // Not always the same after the same.
+        // The order changes from round to round.
         for turn in 0..LANES.len() {
             let lane = (turn + round as usize) % LANES.len();
             for (kind, samples) in [Packet::Ack, Packet::BackAck].into_iter().zip(&mut samples) {
-                // What goes back does not come by the program.
+                // Packets back do not pass the program.
                 if lane == PASS && kind.is_back() {
                     continue;
                 }
@@ -173,12 +175,12 @@ fn established(lab: &mut Lab, bits: u32, rounds: u32) -> Result<[Samples; 2]> {
     Ok(samples)
 }
 
-/// Flows that begin, in tables that are empty.
+/// New flows, in empty tables.
 fn new(lab: &mut Lab, bits: u32, rounds: u32) -> Result<Samples> {
     let mut samples = plane::no_samples();
     for round in progress::over(format!("{} new flows", 1 << bits), 0..WARM_UP + rounds) {
         let flows = Flows {
-            // The generator has room for sixteen times a million.
+            // The generator can number sixteen times a million flows.
             first: round << bits & 0xff_ffff,
             bits,
             from: None,

@@ -1,4 +1,4 @@
-//! What others do, as programs of its own object: `twheel-ebpf/src/bench/peers.rs`.
+//! Alternatives to twheel, as programs of a separate object: `twheel-ebpf/src/bench/peers.rs`.
 
 use std::{
     fs,
@@ -25,31 +25,32 @@ use crate::inputs::{self, CPU, Segment, hash_entries};
 pub struct Peers {
     bpf: Ebpf,
     order: Order,
-    /// Those of the trackers that are among them.
+    /// The trackers among the loaded programs.
     trackers: Vec<&'static str>,
 }
 
-/// Trackers of `twheel-ebpf/src/bench/trackers.rs`: their programs, and their tables.
+/// The trackers of `twheel-ebpf/src/bench/trackers.rs`: their programs and their tables.
 const TRACKERS: [(&str, &str); 3] = [(LRU, "LRU"), (SMALL, "SMALL"), (RESIZABLE, RESIZABLE_TABLE)];
-/// In an LRU hash.
+/// Tracks in an LRU hash.
 pub const LRU: &str = "peer_lru";
-/// In the kernel's hash, with the smallest key that IPv4 allows.
+/// Tracks in the kernel's hash map, with the smallest key possible for IPv4.
 pub const SMALL: &str = "peer_small";
-/// In the kernel's resizable hash, which kernels before 7.2 do not have.
+/// Tracks in the kernel's resizable hash, which kernels before 7.2 do not have.
 pub const RESIZABLE: &str = "peer_resizable";
-/// What is said where there is none.
+/// The message if the kernel has none.
 pub const NO_RESIZABLE: &str = "This kernel has no resizable hash (BPF_MAP_TYPE_RHASH, from 7.2 on), so there is no figure of it.";
 const RESIZABLE_TABLE: &str = "RESIZABLE";
 /// `BPF_MAP_TYPE_RHASH` of linux/bpf.h.
 const RHASH: u32 = 35;
 
 impl Peers {
-    /// Loads these programs, with maps of these sizes.
+    /// Loads these programs with maps of these sizes.
     pub fn load(programs: &[&str], sizes: &[(&str, u32)]) -> Result<Self> {
         Self::load_with(EbpfLoader::new(), programs, sizes)
     }
 
-    /// Loads these trackers, those that this kernel has a table for, with room for so many flows.
+    /// Loads those of these trackers whose table this kernel has, each with capacity for this many
+    /// flows.
     pub fn trackers(wanted: &[&str], flows: u32) -> Result<Self> {
         let entries = hash_entries(flows);
         let mut loader = EbpfLoader::new();
@@ -102,7 +103,7 @@ impl Peers {
         self.trackers.contains(&tracker)
     }
 
-    /// Enters flows into the tables of all trackers that were loaded.
+    /// Enters flows into the tables of all loaded trackers.
     pub fn enter(&mut self, flows: &[u32]) -> Result<()> {
         for tracker in self.trackers.clone() {
             self.run(tracker, Segment::Ack, flows)?;
@@ -110,7 +111,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Takes them out.
+    /// Removes flows from them.
     pub fn remove(&mut self, flows: &[u32]) -> Result<()> {
         for tracker in self.trackers.clone() {
             self.run(&format!("{tracker}_delete"), Segment::Ack, flows)?;
@@ -124,18 +125,18 @@ impl Peers {
         map.with_context(|| format!("the object has no map {name}"))
     }
 
-    /// The same, to write to.
+    /// A map, for writing.
     pub fn map_mut(&mut self, name: &str) -> Result<&mut Map> {
         let map = self.bpf.map_mut(name);
         map.with_context(|| format!("the object has no map {name}"))
     }
 
-    /// Flows that trackers have inserted.
+    /// How many flows trackers have inserted.
     pub fn inserts(&self) -> Result<u64> {
         self.count("INSERTS")
     }
 
-    /// The sum of a counter of each CPU.
+    /// A counter, summed over all CPUs.
     pub fn count(&self, map: &str) -> Result<u64> {
         let counter = PerCpuArray::<_, u64>::try_from(self.map(map)?)?;
         Ok(counter.get(&0, 0)?.iter().sum())
@@ -146,7 +147,7 @@ impl Peers {
         program_of(&mut self.bpf, name)
     }
 
-    /// Runs a program over a packet of each of these flows; the kernel's time for it.
+    /// Runs a program over a packet of each of these flows. Returns the kernel's time for it.
     pub fn run(&mut self, program: &str, segment: Segment, flows: &[u32]) -> Result<Duration> {
         let program = program_of(&mut self.bpf, program)?;
         self.order.run(program, CPU, &segment.bytes(), flows)
@@ -159,24 +160,24 @@ fn program_of<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(program.try_into()?)
 }
 
-/// A map that is pinned until this is dropped: so aya takes it for one of the object's.
+/// A map that is pinned until this is dropped, so that aya uses it as one of the object's.
 struct Pinned(PathBuf);
 
 impl Pinned {
-    /// The kernel's resizable hash; `None` where the kernel has none.
+    /// Makes the kernel's resizable hash; `None` if the kernel has none.
     fn resizable(entries: u32) -> Result<Option<Self>> {
-        // SAFETY: all zeros are a value of it.
+        // SAFETY: all-zero bytes are a valid `bpf_attr`.
         let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel reads these as numbers. (A union's fields of `Copy` types.)
+        // SAFETY: the kernel reads these fields as numbers, and all fields of the union are `Copy`.
         let create = unsafe { &mut attr.__bindgen_anon_1 };
         create.map_type = RHASH;
         create.key_size = size_of::<FlowKey>() as u32;
         create.value_size = size_of::<[u64; 5]>() as u32;
         create.max_entries = entries;
         create.map_flags = BPF_F_NO_PREALLOC;
-        // SAFETY: an attribute of this command; it has no pointers.
+        // SAFETY: the attribute is filled for this command, and has no pointers.
         let map = match unsafe { bpf::call(bpf_cmd::BPF_MAP_CREATE, &mut attr) } {
-            // SAFETY: the kernel has just made it for us.
+            // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
             Ok(map) => unsafe { OwnedFd::from_raw_fd(map) },
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
             Err(error) => {
@@ -189,7 +190,7 @@ impl Pinned {
         let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
         attr.__bindgen_anon_4.pathname = name.as_ptr() as u64;
         attr.__bindgen_anon_4.bpf_fd = map.as_raw_fd() as u32;
-        // SAFETY: an attribute of this command; the name lives until it returns.
+        // SAFETY: the attribute is filled for this command, and the name outlives the call.
         unsafe { bpf::call(bpf_cmd::BPF_OBJ_PIN, &mut attr) }
             .with_context(|| format!("cannot pin a map as {}", path.display()))?;
         Ok(Some(Self(path)))

@@ -1,4 +1,4 @@
-//! What `twheel plan` predicts, beside what steppers then take.
+//! Compares what `twheel plan` predicts with what steppers take.
 
 use std::{
     fs,
@@ -25,21 +25,21 @@ use crate::{report::Report, size};
 const FLOWS: u32 = size(1 << 17, 1 << 12);
 const TIMEOUT: Duration = Duration::from_secs(size(4, 2));
 const TICK: Duration = Duration::from_millis(20);
-/// How long steppers are watched, after the first visit of all flows.
+/// How long steppers are watched, once all flows have had their first timer visit.
 const WATCHED: Duration = Duration::from_secs(size(8, 1));
-/// Every flow has a packet this often.
+/// The interval between packets of a flow.
 const TOUCHED: Duration = Duration::from_millis(500);
-/// What the prediction may be wrong by, either way.
+/// Maximum factor between prediction and measurement, either way.
 const FACTOR: f64 = 1.5;
 
-/// A wheel for each scheme; the hashed one goes round three times in a timeout.
+/// A wheel for each scheme; the hashed one turns three times in a timeout.
 const SHAPES: [(Scheme, u32); 3] = [
     (Scheme::Simple, 256),
     (Scheme::Hashed, 64),
     (Scheme::Hierarchical, 64),
 ];
 
-/// All schemes: real time, real steppers.
+/// Measures all schemes in real time, with real steppers.
 pub fn bench(report: &mut Report) -> Result<()> {
     let costs = calibrate(FLOWS.into())?;
     report.say(&format!(
@@ -104,7 +104,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Visits a second, and the share of a CPU that steppers take.
+/// Timer visits per second, and the fraction of a CPU that steppers take.
 fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     let program = instance.object("twheel_step");
     plane.xdp("twheel_step")?.pin(&program)?;
@@ -116,7 +116,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         Arc::default(),
         None,
     )?;
-    // The flows stand on the wheel of CPU 1, where nobody touches them.
+    // The flows are on the wheel of CPU 1, where no packet touches them.
     pin_to(1)?;
     for flow in 0..FLOWS {
         see(&mut plane, flow)?;
@@ -159,12 +159,12 @@ fn visits(plane: &DataPlane) -> Result<u64> {
     Ok(plane.counters()?.get(Counter::Visits))
 }
 
-/// CPU time of the steppers' threads of this process.
+/// CPU time of this process's stepper threads.
 pub fn stepper_time() -> Result<Duration> {
     Ok(stepper_stats()?.0)
 }
 
-/// The same, and how often they were given a CPU: each wake-up is one.
+/// The same, and how often they were scheduled, which is once per wake-up.
 pub fn stepper_stats() -> Result<(Duration, u64)> {
     let (mut time, mut runs) = (0, 0);
     for task in fs::read_dir("/proc/self/task")? {

@@ -1,5 +1,5 @@
-//! A data plane of the bench's own, loaded as production loads it and attached to nothing, and beside it
-//! the tables in the kernel's hash that it is compared with.
+//! A data plane for benchmarks, loaded as in production and attached to nothing, together with the
+//! kernel hash maps that it is compared with.
 
 use std::{array, time::Duration};
 
@@ -33,12 +33,12 @@ use crate::{
     report::Figure,
 };
 
-/// A table is aged by removing one flow in so many at random and entering new ones instead, …
+/// A table is aged by replacing one in this many of its flows, chosen at random, by new ones, …
 const BATCHES: usize = 16;
-/// … until it has had so many times its flows.
+/// … until it has held this many times its number of flows.
 const LIVES: usize = 3;
 
-/// A generator: SplitMix64.
+/// A random number generator: SplitMix64.
 #[derive(Default)]
 pub struct Random(u64);
 
@@ -51,12 +51,12 @@ impl Random {
         word ^ word >> 31
     }
 
-    /// A number below another.
+    /// A number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
         (((self.word() >> 32) * u64::from(end)) >> 32) as u32
     }
 
-    /// Puts numbers in another order.
+    /// Shuffles numbers.
     pub fn shuffle(&mut self, numbers: &mut [u32]) {
         for end in (1..numbers.len()).rev() {
             numbers.swap(end, self.below(end as u32 + 1) as usize);
@@ -64,19 +64,19 @@ impl Random {
     }
 }
 
-/// The tables of the kernel's hash in the object of the benches.
+/// The kernel hash maps in the benchmarks' object.
 const HASHES: [&str; 2] = ["FLOOR", "LISTED"];
 
-/// The data plane of the benches.
+/// The data plane of the benchmarks.
 pub struct Bench {
-    /// With production's stepper, and its program that deletes.
+    /// With the stepper and the deleting program of production.
     pub plane: DataPlane,
-    /// What it reports.
+    /// Its ring of events.
     pub events: Events,
-    /// For all that is at random.
+    /// For everything random.
     pub random: Random,
     cpu: u32,
-    /// Flows that there have been.
+    /// How many flows have begun so far.
     begun: u32,
     flows: Flows,
     hash: Hash,
@@ -84,12 +84,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Loads it, and the tables of the kernel's hash beside it with room for as many flows.
+    /// Loads it, with kernel hash maps that have capacity for as many flows.
     pub fn load(config: (Config, Rule), clock: Clock) -> Result<Self> {
         Self::load_object(&object("TWHEEL_BENCH_OBJECT")?, config, clock)
     }
 
-    /// The same as for a run on several interfaces. That by which packets come is in this zone.
+    /// The same as for a run on several interfaces. The interface that packets come in through is
+    /// in this zone.
     pub fn load_several(config: (Config, Rule), clock: Clock, zone: u8) -> Result<Self> {
         let object = object("TWHEEL_BENCH_OBJECT")?;
         let plane = load_with_hashes(&object, config, clock, 1)?;
@@ -102,12 +103,12 @@ impl Bench {
         Self::over(plane)
     }
 
-    /// The same of another object of the benches.
+    /// The same with another object of the benchmarks.
     pub fn load_object(object: &[u8], config: (Config, Rule), clock: Clock) -> Result<Self> {
         Self::over(load_with_hashes(object, config, clock, 0)?)
     }
 
-    /// The same over a data plane that was loaded from the bench's object.
+    /// The same with a data plane that was loaded from the benchmarks' object.
     pub fn over(mut plane: DataPlane) -> Result<Self> {
         let order = Order::open(plane.map("ORDER")?)?;
         let meta = Array::<_, Meta>::try_from(plane.map("META")?)?.get(&0, 0)?;
@@ -133,13 +134,13 @@ impl Bench {
         install::install(&open, Some((&policy, &compiled)), clock)
     }
 
-    /// Goes to another CPU with this thread, whose packets come in there from now on.
+    /// Moves this thread to another CPU, on which its packets come in from now on.
     pub fn go_to(&mut self, cpu: u32) -> Result<()> {
         self.cpu = cpu;
         pin_to(cpu)
     }
 
-    /// Runs a program over a packet of each of these flows; the kernel's time for it.
+    /// Runs a program over a packet of each of these flows. Returns the kernel's time for it.
     pub fn run(&mut self, program: &str, segment: Segment, flows: &[u32]) -> Result<Duration> {
         let program = self.plane.xdp(&format!("bench_{program}"))?;
         self.order.run(program, self.cpu, &segment.bytes(), flows)
@@ -164,7 +165,7 @@ impl Bench {
             for (flow, entry) in chosen.iter().zip(&entries) {
                 match Deleted::from_raw(entry.outcome) {
                     Some(Deleted::Done) => deleted.push(source(&flow.key)),
-                    // Chosen twice.
+                    // It was chosen twice.
                     Some(Deleted::Changed) => {}
                     outcome => anyhow::bail!("a flow was not deleted: {outcome:?}"),
                 }
@@ -175,17 +176,17 @@ impl Bench {
         Ok(deleted)
     }
 
-    /// Flows that there were none of before.
+    /// New flows, none of which has existed before.
     pub fn fresh(&mut self, count: usize) -> Vec<u32> {
         let begin = self.begun;
         self.begun += count as u32;
         (begin..self.begun).map(address).collect()
     }
 
-    /// Fills twheel's table, which is empty, and brings it to the state that it has in long use: the
-    /// flows that stand there have come one by one to a table that was full. Gives the flows, in random
-    /// order. The floor's table, if it is wanted, holds the same, with the same past, and so do those of the peers that are
-    /// trackers.
+    /// Fills twheel's empty table and brings it to the state that long use leads to: its flows have
+    /// come one by one to a table that was full. Returns the flows in random order. The floor's
+    /// table, if it is wanted, holds the same flows with the same past, and so do the tables of
+    /// those peers that are trackers.
     pub fn age(
         &mut self,
         flows: u32,
@@ -213,14 +214,15 @@ impl Bench {
                 peers.enter(&come)?;
             }
         }
-        // Who found no free record in its window has taken another's place; that is not what is measured next.
+        // New flows without a free record in their window have evicted others; their events are not
+        // part of the next measurement.
         self.events.drain_ended(&mut Vec::new());
         let mut flows: Vec<_> = self.flows.iter().map(|flow| source(&flow.key)).collect();
         self.random.shuffle(&mut flows);
         Ok(flows)
     }
 
-    /// The share of flows that stand in their home.
+    /// The fraction of flows that are in their home.
     pub fn at_home(&self) -> f64 {
         let (mut flows, mut at_home) = (0, 0);
         for flow in self.flows.iter() {
@@ -230,8 +232,8 @@ impl Bench {
         f64::from(at_home) / f64::from(flows)
     }
 
-    /// Checks that a counter has gone up by `wanted`, but for the one insertion in 100,000 that may
-    /// be refused.
+    /// Checks that a counter has gone up by `wanted`, allowing for the one insertion in 100,000
+    /// that may be refused.
     pub fn check(&self, counter: Counter, wanted: u64) -> Result<()> {
         let counted = self.plane.counters()?.get(counter);
         ensure!(
@@ -243,13 +245,13 @@ impl Bench {
     }
 }
 
-/// Sources of flows, for those who have no table of twheel's.
+/// Source addresses of flows, for benchmarks without a twheel table.
 pub fn addresses(numbers: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
     numbers.map(address)
 }
 
-/// The source address of the flow of a number, which the programs write, and of which they take the
-/// low half for the port. As good as random (MurmurHash3's finalizer, a bijection).
+/// The source address of the flow with this number. The programs write it into the packet, and take
+/// its low half as the port. As good as random (MurmurHash3's finalizer, a bijection).
 fn address(number: u32) -> u32 {
     let mut address = number;
     address = (address ^ address >> 16).wrapping_mul(0x85eb_ca6b);
@@ -257,7 +259,7 @@ fn address(number: u32) -> u32 {
     address ^ address >> 16
 }
 
-/// And of a flow in the table: the endpoint that is not the one of [`SEGMENT`].
+/// The source address of a flow in the table: of the endpoint that is not [`SEGMENT`]'s.
 fn source(key: &FlowKey) -> u32 {
     let address = |direction| match key.sender(direction).ip() {
         std::net::IpAddr::V4(address) => u32::from_ne_bytes(address.octets()),
@@ -276,7 +278,8 @@ pub fn cpu_time() -> Result<Duration> {
     Ok(time.into())
 }
 
-/// Configuration and timeouts, with this one for all; else as production has it by default.
+/// Configuration and timeouts: this timeout for all states, everything else as in production by
+/// default.
 pub fn config(clock: Clock, timeout: Duration, max_flows: u32) -> Result<(Config, Rule)> {
     Wanted {
         timeouts: Timeouts::new(timeout, timeout),
@@ -286,13 +289,14 @@ pub fn config(clock: Clock, timeout: Duration, max_flows: u32) -> Result<(Config
     .config(clock)
 }
 
-/// Loads an object, with this thread on [`CPU`]. Its pins are gone when this returns.
+/// Loads an object, with this thread on [`CPU`]. Its pins are removed when this returns.
 pub fn load(object: &[u8], config: (Config, Rule), clock: Clock) -> Result<DataPlane> {
     pin_to(CPU)?;
     DataPlane::load_unpinned(&Load::new(object, config, clock), "bench")
 }
 
-/// The same with the tables of the kernel's hash, and with room for so many interfaces; 0: for one, which is not looked up.
+/// The same with the kernel hash maps, and with capacity for this many interfaces; 0: a single one,
+/// which is not looked up.
 fn load_with_hashes(
     object: &[u8],
     config: (Config, Rule),
@@ -309,7 +313,7 @@ fn load_with_hashes(
     DataPlane::load_unpinned(&load, "bench")
 }
 
-/// Each sample of one side over the same round's of the other.
+/// Each sample of one side divided by the other side's of the same round.
 pub fn ratio<const N: usize>(samples: &[Vec<f64>; N], side: usize, other: usize) -> Figure {
     let pairs = samples[side].iter().zip(&samples[other]);
     Figure::from_samples(&pairs.map(|(side, other)| side / other).collect::<Vec<_>>())

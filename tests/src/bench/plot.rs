@@ -1,19 +1,19 @@
-//! Plots, log-log.
+//! Draws plots with logarithmic axes.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 
-/// Of a plot, in pixels.
+/// Size of a plot in pixels.
 const SIZE: (u32, u32) = (960, 600);
-/// Width of the key to its curves.
+/// Width of the legend.
 const KEY: i32 = 250;
 
-/// Its name, and its points.
+/// A curve: its name and its points.
 pub type Curve = (String, Vec<(f64, f64)>);
 
-/// Points with the names of their curves, as curves.
+/// Groups points with the names of their curves into curves.
 pub fn curves(points: impl IntoIterator<Item = (String, (f64, f64))>) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for (name, point) in points {
@@ -25,7 +25,7 @@ pub fn curves(points: impl IntoIterator<Item = (String, (f64, f64))>) -> Vec<Cur
     curves
 }
 
-/// A power of ten at or below all values, and one at or above.
+/// The powers of ten that enclose all values.
 fn decades<'a>(values: impl Iterator<Item = &'a f64>) -> std::ops::Range<f64> {
     let (least, most) = values.fold((f64::INFINITY, 1.0f64), |(least, most), value| {
         (least.min(*value), most.max(*value))
@@ -34,7 +34,7 @@ fn decades<'a>(values: impl Iterator<Item = &'a f64>) -> std::ops::Range<f64> {
     power(least.min(most).log10().floor())..power(most.log10().ceil())
 }
 
-/// Draws curves; nothing, where there are none.
+/// Draws curves; nothing if there are none.
 pub fn draw(path: &Path, title: &str, [across, up]: [&str; 2], curves: &[Curve]) -> Result<()> {
     let points = || curves.iter().flat_map(|(_, curve)| curve);
     if points().next().is_none() {
@@ -61,7 +61,7 @@ pub fn draw(path: &Path, title: &str, [across, up]: [&str; 2], curves: &[Curve])
             .y_label_formatter(&|y| format!("{y}"))
             .draw()?;
         for (number, (name, curve)) in curves.iter().enumerate() {
-            // Eleven hues, far apart one after the other.
+            // Eleven hues; those of successive curves are far apart.
             let hue = (number * 4 % 11) as f64 / 11.0;
             let style = HSLColor(hue, 0.8, 0.38).stroke_width(2);
             chart.draw_series(LineSeries::new(curve.iter().copied(), style).point_size(3))?;

@@ -1,4 +1,4 @@
-//! A real `twheel run` on an interface of its own, where no packet comes but those that a bench sends.
+//! A real `twheel run` on its own interface, where only the packets of a benchmark come in.
 
 use std::{
     collections::HashMap,
@@ -26,24 +26,25 @@ use twheel_tests::{
     plane::{ACK, PASS, frame},
 };
 
-/// The interface to watch.
+/// The watched interface.
 pub const WATCHED: &str = "watched";
-/// The other end of its cable.
+/// The other end of its veth pair.
 const WIRE: &str = "wire";
-/// CPUs that flows begin on.
+/// How many CPUs flows begin on.
 pub const CPUS: u32 = 2;
-/// Where the source address of a frame is.
+/// The offset of the source address in a frame.
 const SOURCE: usize = 26;
 /// The source address of flow 0.
 const FIRST: u32 = 0x0a00_0000;
 
-/// A network namespace with a cable whose ends are both in it.
+/// A network namespace with both ends of a veth pair.
 pub struct Lab {
     namespace: Namespace,
 }
 
 impl Lab {
-    /// Makes it. A queue for each CPU; no IPv6, so the kernel itself sends nothing.
+    /// Makes it, with a queue for each CPU, and without IPv6, so that the kernel itself sends
+    /// nothing.
     pub fn new() -> Result<Self> {
         let namespace = Namespace::new("real")?;
         namespace.enter(|| {
@@ -58,35 +59,36 @@ impl Lab {
         Ok(Self { namespace })
     }
 
-    /// Where to run things.
+    /// The namespace to run commands in.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// What the running program has pinned.
+    /// What the running twheel has pinned.
     pub fn pins(&self) -> Result<Pins> {
         self.namespace.enter(|| Instance::of(WATCHED))
     }
 
-    /// Something that puts frames on the wire.
+    /// Opens a sender of frames to the watched interface.
     pub fn sender(&self) -> Result<Sender> {
         self.namespace.enter(Sender::open)
     }
 }
 
-/// A frame of a flow: TCP over IPv4 with an ACK and nothing else, from 10.0.0.0 + `flow`, below 2^24.
+/// A frame of a flow, whose number is below 2^24: TCP over IPv4 with only an ACK, from 10.0.0.0 +
+/// `flow`.
 pub fn segment(flow: u32) -> Vec<u8> {
     let mut segment = frame(0, false, ACK);
     address(&mut segment, flow);
     segment
 }
 
-/// Makes a segment one of another flow.
+/// Changes the flow of a segment.
 fn address(segment: &mut [u8], flow: u32) {
     segment[SOURCE..SOURCE + 4].copy_from_slice(&(FIRST + flow).to_be_bytes());
 }
 
-/// The flow of an address.
+/// The flow with this source address.
 pub fn flow_of(source: std::net::IpAddr) -> Option<u32> {
     match source {
         std::net::IpAddr::V4(source) => u32::from(source).checked_sub(FIRST),
@@ -94,20 +96,20 @@ pub fn flow_of(source: std::net::IpAddr) -> Option<u32> {
     }
 }
 
-/// A packet socket. What it sends goes through XDP on the other end of the cable in a softirq of the sender's CPU,
-/// before the call returns.
+/// A packet socket. What it sends goes through XDP at the other end of the veth pair, in a softirq
+/// on the sender's CPU, before the call returns.
 pub struct Sender(File);
 
 impl Sender {
     fn open() -> Result<Self> {
         let name = CString::new(WIRE)?;
-        // SAFETY: plain calls with buffers of their own; the descriptor is nobody else's.
+        // SAFETY: plain calls with local buffers; nothing else owns the descriptor.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             ensure!(fd >= 0, "no packet socket");
             let fd = OwnedFd::from_raw_fd(fd);
             let one = 1i32;
-            // Past the queueing discipline, to the queue of this CPU.
+            // Bypasses the queueing discipline: straight to the queue of this CPU.
             let set = libc::setsockopt(
                 fd.as_raw_fd(),
                 libc::SOL_PACKET,
@@ -130,7 +132,7 @@ impl Sender {
         Ok(Self(fd.into()))
     }
 
-    /// Sends a frame. One that finds no room is lost, as on any wire.
+    /// Sends a frame. If there is no room for it, it is lost, as on any wire.
     pub fn send(&mut self, frame: &[u8]) -> Result<()> {
         match self.0.write(frame) {
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(()),
@@ -139,7 +141,8 @@ impl Sender {
     }
 }
 
-/// Begins flows with the running program: a packet of each goes through its pinned program, from a thread on each CPU.
+/// Begins flows with the running twheel: runs its pinned program on a packet of each, from a thread
+/// on each CPU.
 pub fn begin(pins: &Pins, flows: std::ops::Range<u32>) -> Result<()> {
     let share = flows.len().div_ceil(CPUS as usize);
     let all: Vec<u32> = flows.collect();
@@ -177,7 +180,7 @@ fn see(program: &Xdp, flows: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Begins a flow with the running program, and lets the other side answer: it is established then.
+/// Begins a flow with the running twheel and answers it, so that it is established.
 pub fn establish(pins: &Pins) -> Result<()> {
     let program = pins.xdp("twheel_xdp")?;
     for back in [false, true, false] {
@@ -191,18 +194,18 @@ pub fn establish(pins: &Pins) -> Result<()> {
     Ok(())
 }
 
-/// Counters of the running program.
+/// The counters of the running twheel.
 pub fn counters(pins: &Pins) -> Result<Counters> {
     data_plane::counters(&Map::PerCpuArray(pins.map("COUNTERS")?))
 }
 
-/// Flows in its table.
+/// How many flows are in its table.
 pub fn tracked(pins: &Pins) -> Result<u64> {
     let tracked = Array::<_, u64>::try_from(Map::Array(pins.map("TRACKED")?))?;
     tracked.get(&0, 0).context("cannot read TRACKED")
 }
 
-/// Memory of a process, bytes: a field of its `status`.
+/// Memory of a process in bytes: a field of its `status`.
 pub fn memory(pid: u32, field: &str) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let value = status
@@ -213,7 +216,7 @@ pub fn memory(pid: u32, field: &str) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// What the kernel charges for the maps that a process has open, bytes.
+/// What the kernel charges for the maps that a process has open, in bytes.
 pub fn memlock(pid: u32) -> Result<u64> {
     let mut maps = HashMap::new();
     for info in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
@@ -230,23 +233,23 @@ pub fn memlock(pid: u32) -> Result<u64> {
     Ok(maps.values().sum())
 }
 
-/// Descriptors that a process has open, and its threads.
+/// How many descriptors a process has open, and how many threads it has.
 pub fn handles(pid: u32) -> Result<[usize; 2]> {
     let count = |what| fs::read_dir(format!("/proc/{pid}/{what}")).map(Iterator::count);
     Ok([count("fd")?, count("task")?])
 }
 
-/// A directory for a history, removed when dropped.
+/// A directory for a history, removed when this is dropped.
 pub struct History(PathBuf);
 
 impl History {
-    /// Of a name that no other bench has.
+    /// With a name that no other benchmark uses.
     pub fn new(bench: &str) -> Self {
         let name = format!("twheel-{}-{bench}", std::process::id());
         Self(std::env::temp_dir().join(name))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &str {
         self.0.to_str().expect("a name of our own")
     }

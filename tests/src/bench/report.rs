@@ -1,4 +1,4 @@
-//! Figures, for people or for programs.
+//! Reports figures, for people or for programs.
 
 use std::{
     fmt::{Display, Write as _},
@@ -13,21 +13,21 @@ use serde_json::json;
 
 use crate::plot::{self, Curve};
 
-/// What was measured over several rounds.
+/// A figure that was measured in several rounds.
 #[derive(Clone, Copy)]
 pub struct Figure {
-    /// Of the rounds.
+    /// Over the rounds.
     pub median: f64,
-    /// As above.
+    /// Over the rounds.
     pub min: f64,
-    /// As above.
+    /// Over the rounds.
     pub max: f64,
-    /// How many there were.
+    /// The number of rounds.
     pub rounds: usize,
 }
 
 impl Figure {
-    /// Of samples, at least one.
+    /// From samples, of which there must be at least one.
     pub fn from_samples(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -40,7 +40,7 @@ impl Figure {
         }
     }
 
-    /// Figures beside one another.
+    /// Figures side by side, as a table row.
     pub fn row(figures: &[Self]) -> String {
         let cell = |figure: &Self| {
             let spread = format!("({:.1}–{:.1})", figure.min, figure.max);
@@ -50,7 +50,7 @@ impl Figure {
     }
 }
 
-/// A ratio, the least and the most of its rounds where there were several, and whether its median is within its bound.
+/// A ratio, its range if there were several rounds, and whether its median is within its bound.
 pub fn verdict(ratio: &Figure, bound: Option<f64>) -> String {
     let spread = match ratio.rounds {
         1 => String::new(),
@@ -64,22 +64,22 @@ pub fn verdict(ratio: &Figure, bound: Option<f64>) -> String {
     format!("{:.3}{spread}{verdict}", ratio.median)
 }
 
-/// Where figures go.
+/// Where figures are written.
 pub struct Report {
     json: bool,
-    /// Where pages are written to.
+    /// The directory for pages.
     out: Option<PathBuf>,
     bench: &'static str,
-    /// With which it was asked for.
+    /// The command that repeats the measurement.
     command: String,
-    /// What was said of this bench.
+    /// The text of this benchmark so far.
     text: String,
-    /// Links to its plots.
+    /// Markdown links to its plots.
     plots: String,
 }
 
 impl Report {
-    /// On standard output: as JSON lines, or as text, and as pages in a directory, too.
+    /// Writes to standard output, as JSON lines or as text; text also goes to pages in a directory.
     pub fn new(json: bool, out: PathBuf) -> Result<Self> {
         let mut report = Self {
             json,
@@ -96,7 +96,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Begins a bench that was asked for with this command.
+    /// Begins a benchmark, with the command that repeats it.
     pub fn begin(&mut self, bench: &'static str, command: String) {
         self.bench = bench;
         self.command = command;
@@ -104,7 +104,7 @@ impl Report {
         self.plots.clear();
     }
 
-    /// A line for people.
+    /// Writes a line for people.
     pub fn say(&mut self, line: &str) {
         if !self.json {
             put(line);
@@ -112,12 +112,12 @@ impl Report {
         }
     }
 
-    /// Where pages are written to.
+    /// The directory for pages.
     pub fn out(&self) -> Option<PathBuf> {
         self.out.clone()
     }
 
-    /// A plot beside the page: what lies across, what up.
+    /// Draws a plot beside the page, with the names of the horizontal and the vertical axis.
     pub fn plot(
         &mut self,
         name: &str,
@@ -134,7 +134,7 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the page of the bench: what was said, and the plots.
+    /// Writes the benchmark's page: its text and the plots.
     pub fn end(&mut self) -> Result<()> {
         self.page(&format!(
             "# {}\n\nBy `{}`.\n\n```text\n{}```\n{}",
@@ -142,7 +142,7 @@ impl Report {
         ))
     }
 
-    /// Writes a page of another make.
+    /// Writes a page whose text the caller has made.
     pub fn page(&self, text: &str) -> Result<()> {
         let Some(out) = &self.out else {
             return Ok(());
@@ -153,7 +153,7 @@ impl Report {
         Ok(())
     }
 
-    /// A figure in nanoseconds, for programs; people get it in a table.
+    /// Writes a figure in nanoseconds for programs; for people it is in a table.
     pub fn nanoseconds(&mut self, bench: &str, variant: &str, n: u64, figure: &Figure) {
         if self.json {
             // Hundredths are already noise.
@@ -170,14 +170,14 @@ impl Report {
         }
     }
 
-    /// Any figures, for programs.
+    /// Writes any figures for programs.
     pub fn object(&mut self, figures: &serde_json::Value) {
         if self.json {
             put(figures);
         }
     }
 
-    /// Bytes, for programs.
+    /// Writes a number of bytes for programs.
     pub fn bytes(&mut self, bench: &str, variant: &str, n: u64, bytes: u64) {
         if self.json {
             put(json!({ "bench": bench, "variant": variant, "n": n, "bytes": bytes }));
@@ -185,7 +185,8 @@ impl Report {
     }
 }
 
-/// Writes a line. Once nobody reads, there is nothing left to measure for; benches have no pins while they report.
+/// Writes a line. If the reader has closed the output, the process ends, as there is nothing left
+/// to measure for; benchmarks have no pins while they report.
 fn put(line: impl Display) {
     if let Err(error) = writeln!(stdout(), "{line}") {
         exit((error.kind() != ErrorKind::BrokenPipe).into());

@@ -41,16 +41,17 @@ use crate::{
 
 const FLOWS: u32 = size(100_000, 1_000);
 const TICK: Duration = Duration::from_millis(10);
-/// Each flow has an acknowledgment, and more data, this often: its timer starts anew.
+/// The interval at which each flow has an acknowledgment and more data, so that its timer starts
+/// anew.
 const PROGRESS: Duration = Duration::from_millis(100);
 const WARM_UP: Duration = Duration::from_secs(size(2, 1));
 const WATCHED: Duration = Duration::from_secs(size(8, 1));
 /// Bytes in flight: more than are acknowledged one by one.
 const DATA: u16 = 1_400;
-/// What the steppers may take of a CPU.
+/// Maximum fraction of a CPU that the steppers may take.
 const BOUND: f64 = 0.15;
 
-/// Real time, real steppers.
+/// Measures real steppers in real time.
 pub fn bench(report: &mut Report) -> Result<()> {
     report.say(&format!(
         "{FLOWS} flows with data in flight, all of one CPU, tick {} ms, a retransmission timeout of 200 ms that starts \
@@ -100,7 +101,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         signals.clone(),
         None,
     )?;
-    // Timers expire while the flows are made, and must not while steppers are watched.
+    // Timers expire while the flows are made, but must not while steppers are watched.
     let expired = Arc::new(AtomicU64::new(0));
     thread::spawn({
         let expired = expired.clone();
@@ -108,7 +109,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             let runtime = runtime.expect("a runtime needs nothing that a bench has not");
             let mut batch = Vec::new();
-            // To the end of the process.
+            // Until the process ends.
             loop {
                 runtime.block_on(signals.filled());
                 events.drain(&mut batch);
@@ -122,13 +123,13 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         min: plane.config().rto.min,
         max: plane.config().rto.max,
     };
-    // The flows stand on the wheel of CPU 1, where no packet comes after these.
+    // The flows are on the wheel of CPU 1, where no packet comes in after these.
     pin_to(1)?;
     for flow in 0..FLOWS {
         receive(&mut plane, &segment(flow, 1, 0))?;
         receive(&mut plane, &answer(flow))?;
     }
-    // Where each flow's timers are, and which of its sides is the client's.
+    // The index of each flow's timers, and which of its sides is the client.
     let server = |flow: &Flow| flow.key.sender(Direction::FromLow).port() == 443;
     let indices: Vec<_> = plane
         .flows()?
@@ -148,7 +149,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         window: 1,
         packets: 1,
     };
-    // A round trip of a millisecond. Then there is more, and that is under way.
+    // A round trip of a millisecond. Then more data is in flight.
     for (index, direction) in &indices {
         timers.with(*index, *direction, |side| {
             let mut rare = Rare::default();
@@ -211,13 +212,13 @@ fn segment(flow: u32, seq: u32, length: u16) -> Vec<u8> {
     let mut segment = plan::segment(flow).to_vec();
     segment[16..18].copy_from_slice(&(40 + length).to_be_bytes());
     segment[38..42].copy_from_slice(&seq.to_be_bytes());
-    // A window that is open.
+    // An open window.
     segment[48] = 4;
     segment.resize(54 + usize::from(length), 0);
     segment
 }
 
-/// A segment of the other side, without which there are no timers.
+/// A segment of the other side; without it there are no timers.
 fn answer(flow: u32) -> Vec<u8> {
     let mut segment = segment(flow, 0, 0);
     let (source, destination) = segment[26..34].split_at_mut(4);
@@ -233,7 +234,7 @@ fn micros() -> u32 {
     now.unwrap_or_default().as_micros() as u32
 }
 
-/// The map `RTOS`, as the data plane has it.
+/// The map `RTOS`, which the data plane also uses.
 struct Mapped {
     timers: *mut Timers,
     count: u32,
@@ -245,7 +246,7 @@ impl Mapped {
             anyhow::bail!("RTOS is no array");
         };
         let count = data.info()?.max_entries();
-        // SAFETY: a new mapping of a map that is mappable; it lives as long as the process.
+        // SAFETY: a new mapping of a map that can be mapped; it lives as long as the process.
         let timers = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -263,7 +264,7 @@ impl Mapped {
         })
     }
 
-    /// Changes a side, as a CPU does that sees its packets.
+    /// Changes a side, as a CPU does that processes its packets.
     fn with(
         &self,
         index: u32,
@@ -271,7 +272,8 @@ impl Mapped {
         change: impl FnOnce(&mut twheel_common::rto::Side),
     ) {
         assert!(index < self.count && direction < 2);
-        // SAFETY: within the mapping. The data plane reads and writes there too; what is torn is an estimate.
+        // SAFETY: within the mapping. The data plane reads and writes there, too; a torn value only
+        // makes an estimate wrong.
         let mut side = unsafe {
             (&raw const (*self.timers.add(index as usize)).sides[direction]).read_volatile()
         };

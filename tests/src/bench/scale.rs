@@ -1,4 +1,4 @@
-//! As many flows as there may be.
+//! The largest number of flows.
 
 use std::{
     fs::File,
@@ -34,26 +34,26 @@ use crate::{
     step::{self, Side},
 };
 
-/// Seconds that loading may take.
+/// Maximum loading time in seconds.
 const LOAD: f64 = 4.0;
-/// Times the floor that a touch may cost.
+/// Maximum cost of a touch, relative to the floor.
 const TOUCH: f64 = 0.50;
-/// GiB that all may take.
+/// Maximum memory in total, in GiB.
 const MEMORY: f64 = 1.6;
-/// Loads, of which the first does not count.
+/// Number of loads, of which the first does not count.
 const LOADS: usize = size(4, 2);
 const TIMEOUT: Duration = Duration::from_secs(size(10, 2));
-/// What the program says while it loads.
+/// What twheel prints while it loads.
 const LOADING: &str = "making a table";
-/// Runs over flows at random.
+/// Runs over random flows.
 const TOUCHES: u32 = size(64, 2);
 
 /// A `twheel run` whose standard error is a terminal.
 struct OnTerminal {
     child: Child,
-    /// From its start to `attached`.
+    /// The time from its start to `attached`.
     loading: Duration,
-    /// Pictures of progress that it has shown until then.
+    /// How often it drew its progress until then.
     pictures: usize,
 }
 
@@ -74,7 +74,7 @@ impl OnTerminal {
             .stderr(terminal.slave);
         let begun = Instant::now();
         let child = command.spawn().context("cannot start twheel")?;
-        // Has the slave, which would keep the terminal open.
+        // The command holds the terminal's other end, which would keep the terminal open.
         drop(command);
         let pictures = Arc::new(AtomicUsize::new(0));
         let attached = watch(terminal.master.into(), pictures.clone());
@@ -90,7 +90,7 @@ impl OnTerminal {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        // Not yet waited for, so the number is still its own.
+        // The child has not been waited for yet, so the process id is still its own.
         kill(Pid::from_raw(self.child.id() as i32), signal).context("cannot signal twheel")
     }
 
@@ -112,7 +112,7 @@ impl Drop for OnTerminal {
     }
 }
 
-/// Reads a terminal until nobody has it any more; says when `attached` stood there.
+/// Reads a terminal until its other end is closed. Sends the time at which `attached` appeared.
 fn watch(mut terminal: File, pictures: Arc<AtomicUsize>) -> Receiver<Instant> {
     let (tell, told) = channel();
     thread::spawn(move || {
@@ -128,7 +128,7 @@ fn watch(mut terminal: File, pictures: Arc<AtomicUsize>) -> Receiver<Instant> {
     told
 }
 
-/// The real program, then the data plane alone.
+/// Measures the real program, then the data plane alone.
 pub fn bench(flows: u32, report: &mut Report) -> Result<()> {
     real(flows, report)?;
     alone(flows, report)
@@ -155,8 +155,8 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
             break program;
         }
         program.stop()?;
-        // The kernel frees maps in the background, and the next load is to have the same memory; but
-        // within two seconds of that it goes back to the host.
+        // The kernel frees maps in the background, and the next load should get the same memory.
+        // But within two seconds, the memory goes back to the host.
         thread::sleep(Duration::from_millis(300));
     };
     let load = Figure::from_samples(&loads[1..]);
@@ -168,7 +168,7 @@ fn real(flows: u32, report: &mut Report) -> Result<()> {
     real::begin(&pins, 0..flows)?;
     let begin = begun.elapsed();
     let tracked = real::tracked(&pins)?;
-    // Where a window is full, a flow goes or the newcomer is refused.
+    // If a window is full, a flow is evicted for the new one, or the new one is refused.
     let full = u64::from(flows) - tracked;
     ensure!(
         full <= u64::from(flows) / 100_000,
@@ -281,7 +281,7 @@ fn alone(flows: u32, report: &mut Report) -> Result<()> {
     );
     let [floor, lru] = [1, 2].map(|other| plane::ratio(&samples, 0, other));
     let figures = samples.map(|samples| Figure::from_samples(&samples));
-    // Where windows were full, flows may have gone for others.
+    // If windows were full, flows may have been evicted for others.
     let mut gone = Vec::new();
     bench.events.drain_ended(&mut gone);
     let counters = bench.plane.counters()?;

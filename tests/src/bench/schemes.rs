@@ -51,7 +51,7 @@ const SIZES: [u32; 7] = size(
 );
 
 impl Options {
-    /// Whether this is all that there is to measure.
+    /// Whether this measures everything.
     fn is_all(&self) -> bool {
         self.only.is_empty() && self.sizes == SIZES && self.intervals == Intervals::ALL
     }
@@ -92,7 +92,7 @@ impl Operation {
         }
     }
 
-    /// How many times slower than the wheels, with the most timers, the peer is to be at least.
+    /// How many times slower than the wheels the peer must be at least, with the most timers.
     fn target(self) -> Option<f64> {
         match self {
             Self::Start | Self::Stop | Self::Rearm => Some(3.0),
@@ -102,22 +102,22 @@ impl Operation {
     }
 }
 
-/// Which figure: intervals, a place in [`contender::ALL`], what is measured, and the timers.
+/// Identifies a figure: intervals, index in [`contender::ALL`], operation, number of timers.
 type Key = (&'static str, usize, Operation, u32);
 
-/// All that was measured.
+/// All results.
 #[derive(Default)]
 struct Results {
     sizes: Vec<u32>,
     samples: BTreeMap<Key, Vec<f64>>,
-    /// Bytes a timer, by contender and timers.
+    /// Bytes per timer, by contender and number of timers.
     bytes: BTreeMap<(usize, u32), f64>,
     /// The same after some re-arms.
     rearmed: BTreeMap<(usize, u32), f64>,
-    /// Microseconds of the longest call while all timers drain, by a place in [`drain::SCHEMES`] and one in
-    /// [`drain::BUDGETS`].
+    /// Microseconds of the longest call while all timers drain, by index in [`drain::SCHEMES`] and
+    /// in [`drain::BUDGETS`].
     drains: Vec<[f64; drain::BUDGETS.len()]>,
-    /// Nanoseconds of a read of memory, by bytes.
+    /// Nanoseconds of a memory read, by bytes.
     misses: Vec<(f64, f64)>,
 }
 
@@ -160,14 +160,14 @@ impl Results {
     }
 }
 
-/// Steps in which all timers expire.
+/// Number of steps in which all timers expire.
 const STEPS: u32 = 64;
-/// Parts in which timers are stopped and started again.
+/// Number of parts in which timers are stopped and started again.
 const PARTS: usize = 10;
-/// Empty ticks of a round.
+/// Empty ticks per round.
 const TICKS: u32 = size(4096, 256);
 
-/// All schemes, all sizes.
+/// Measures all schemes with all sizes.
 pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
     let mut results = Results {
         sizes: options.sizes.clone(),
@@ -190,7 +190,7 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
         for n in results.sizes.clone() {
             for &intervals in &options.intervals {
                 let workload = Workload::new(n as usize, intervals);
-                // The first round warms up; it needs not be long.
+                // The first round warms up; it need not be long.
                 if round == 0 && n > 100_000 {
                     continue;
                 }
@@ -218,7 +218,7 @@ pub fn bench(options: &Options, report: &mut Report) -> Result<()> {
     emit(&results, report);
     let text = document::write(&machine::describe(), &how, &results);
     report.say(&text);
-    // Of a part of it there is no page.
+    // Only a complete measurement makes a page.
     match report.out().filter(|_| options.is_all()) {
         Some(out) => {
             plot::all(&out, &results)?;
@@ -265,7 +265,7 @@ fn measure(
 ) -> Result<()> {
     let n = workload.first.len();
     let entry = &contender::ALL[contender];
-    // A list that is counted down takes its time, n after n.
+    // A list whose timers are all counted down needs time proportional to n in each tick.
     let ticks = if entry.name.starts_with('1') {
         TICKS / 64
     } else {
@@ -332,14 +332,15 @@ fn measure(
     Ok(())
 }
 
-/// Bytes a timer, beside the driver's handles, of a structure made when so many were allocated.
+/// Bytes per timer, without the driver's handles, of a structure that was made when this many bytes
+/// were allocated.
 fn each(before: usize, timers: &dyn Contender, n: usize) -> f64 {
-    // It is there still.
+    // Keeps it alive until here.
     std::hint::black_box(timers);
     alloc::live().saturating_sub(before + timers.handles()) as f64 / n as f64
 }
 
-/// Bytes a timer after 4 re-arms of each while time passes.
+/// Bytes per timer after 4 re-arms of each while time passes.
 fn rearmed(contender: usize, workload: &Workload) -> f64 {
     let n = workload.first.len();
     let before = alloc::live();

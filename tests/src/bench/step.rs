@@ -1,4 +1,4 @@
-//! Nanoseconds of what the stepper does.
+//! Nanoseconds of the stepper's work.
 
 use std::time::{Duration, Instant};
 
@@ -29,28 +29,29 @@ use crate::{
     size,
 };
 
-/// Numbers of flows: of the first all is in the caches, and no lookup waits for memory.
+/// Numbers of flows. With the first, everything is in the caches, and no lookup waits for memory.
 const SIZES: [u32; 3] = [
     size(1 << 13, 1 << 11),
     size(1 << 17, 1 << 12),
     size(1 << 20, 1 << 13),
 ];
-/// Milliseconds, as all times here.
+/// In milliseconds, like all times here.
 const TIMEOUT: u64 = 60_000;
 const TICK: u64 = 100;
-/// Flows are touched over this long, so that visits spread them over many slots.
+/// The time over which flows are touched, so that timer visits spread over many slots.
 const SPREAD: u64 = 30_000;
-/// In so many portions.
+/// The number of portions in which they are touched.
 const PORTIONS: usize = 128;
-/// Lists of the wheel over the kernel's hash: the flows to visit, and the slots.
+/// Lists of the wheel over the kernel's hash map: the flows to visit, and the slots.
 const LISTS: u64 = 1 + 512;
-/// What a visit may cost: so many times a lookup in the kernel's hash, of the largest table and of smaller ones.
+/// Maximum cost of a timer visit, relative to a lookup in the kernel's hash map, for the largest
+/// table and for smaller ones.
 const REARM: [f64; 2] = [0.22, 0.45];
-/// And an eviction: so many times one over the kernel's hash,
+/// Maximum cost of an eviction, relative to one over the kernel's hash map, …
 const EVICT: f64 = 0.15;
-/// and so many times the record of the ring alone.
+/// … and relative to the ring's record alone.
 const RECORD: f64 = 1.5;
-/// Evictions a second, at least.
+/// Minimum number of evictions per second.
 const RATE: f64 = 2.5e6;
 
 const VARIANTS: [&str; 7] = [
@@ -70,37 +71,37 @@ const RECORD_ALONE: usize = 4;
 const BATCH: usize = 5;
 const LOOKUP: usize = 6;
 
-/// Whose stepper.
+/// Which stepper.
 #[derive(Clone, Copy)]
 pub enum Side {
-    /// That over the kernel's hash.
+    /// The one over the kernel's hash map.
     Hash,
-    /// Ours.
+    /// twheel's.
     Twheel,
 }
 
-/// What one turn of a stepper came to.
+/// The result of one turn of a stepper.
 #[derive(Default)]
 pub struct Turn {
-    /// Visits to flows.
+    /// Timer visits.
     pub visits: u64,
-    /// Flows that have expired.
+    /// Flows that expired.
     pub expired: u64,
     /// The kernel's time for all calls.
     pub in_kernel: Duration,
 }
 
 impl Turn {
-    /// Each visit's, mean.
+    /// Mean time per timer visit.
     pub fn nanoseconds(&self) -> f64 {
         self.in_kernel.as_nanos() as f64 / self.visits as f64
     }
 }
 
-/// Calls of a round, each way.
+/// Calls per round, by each way.
 const CALLS: u32 = size(2_000, 20);
 
-/// What a call of the stepper costs that finds nothing to do, by test runs and by live frames.
+/// The cost of a stepper call that finds nothing to do, by test runs and by live frames.
 fn calls(rounds: u32, report: &mut Report) -> Result<()> {
     let clock = Clock::virtual_ms();
     let config = plane::config(clock, Duration::from_millis(TIMEOUT), SIZES[0])?;
@@ -140,7 +141,7 @@ fn calls(rounds: u32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Lives of whole tables: begun, touched in another order, visited, evicted.
+/// Measures the lives of whole tables: begun, touched in another order, visited, evicted.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "Nanoseconds each: median (least–most) of {rounds} rounds. All flows begin at once (and twheel's table is aged: one in \
@@ -238,8 +239,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
 fn measure(flows: u32, rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     let clock = Clock::virtual_ms();
     let timeout = Duration::from_millis(TIMEOUT);
-    // One for all: the wheel comes to a flow as often as its shortest timeout asks, and how often
-    // that is should be known here.
+    // One timeout for all states: the wheel visits a flow as often as its shortest timeout
+    // requires, and that frequency should be known here.
     let config = plane::config(clock, timeout, flows)?;
     let mut bench = Bench::load(config, clock)?;
     let mut samples = plane::no_samples();
@@ -302,7 +303,8 @@ fn measure(flows: u32, rounds: u32) -> Result<[Vec<f64>; VARIANTS.len()]> {
     Ok(samples)
 }
 
-/// A turn of both sides, that over the kernel's hash in front. Not always the same is measured first.
+/// One turn of both sides; the one over the kernel's hash map comes first in the result. Which side
+/// runs first alternates.
 fn turns(bench: &mut Bench, round: u32) -> Result<[Turn; 2]> {
     if round.is_multiple_of(2) {
         let hash = turn(bench, Side::Hash)?;
@@ -313,8 +315,8 @@ fn turns(bench: &mut Bench, round: u32) -> Result<[Turn; 2]> {
     }
 }
 
-/// Steps until nothing more is due, reading the ring after each call as production does. Every
-/// eviction has its event, or this fails.
+/// Steps until nothing more is due, and reads the ring after each call as in production. Fails
+/// unless every eviction has its event.
 pub fn turn(bench: &mut Bench, side: Side) -> Result<Turn> {
     let mut turn = Turn::default();
     match side {
@@ -327,7 +329,7 @@ pub fn turn(bench: &mut Bench, side: Side) -> Result<Turn> {
             }
         },
         Side::Hash => {
-            // From the first list flows go to the others: of these, then, only what is due.
+            // Flows move from the first list to the others. In the others, only what is due.
             for list in 0..LISTS {
                 while call(bench, "bench_listed_step", list, &mut turn)?.visits == STEP_BUDGET {}
                 if list == 0 && turn.visits > 0 {
@@ -346,7 +348,7 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
         next: list,
         ..Step::default()
     };
-    // SAFETY: `Step` is `repr(C)`, integers alone, without padding.
+    // SAFETY: `Step` is `repr(C)` and consists of integers alone, without padding.
     let data: [u8; size_of::<Step>()] = unsafe { std::mem::transmute(call) };
     let mut out = [0; size_of::<Step>()];
     let result = bench
@@ -358,9 +360,9 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
             ..TestRunOptions::new()
         })
         .context("cannot run a stepper")?;
-    // SAFETY: as above, and any bytes are a valid `Step`.
+    // SAFETY: as above; any bytes are a valid `Step`.
     let step: Step = unsafe { std::mem::transmute(out) };
-    // Calls for an empty list are not what is measured.
+    // Calls for an empty list are not measured.
     if step.visits > 0 {
         turn.in_kernel += result.duration;
     }

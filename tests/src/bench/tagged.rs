@@ -15,18 +15,18 @@ use crate::{
     size,
 };
 
-/// How the frame is tagged.
+/// The tags of the frame.
 const TAGS: [(&str, &[u8]); 3] = [
     ("no tag", &[]),
     ("one tag", &[0x81, 0, 0, 7]),
     ("two tags", &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 7]),
 ];
-/// Runs of a program over a frame in a round.
+/// Runs of a program over a frame per round.
 const PACKETS: u32 = size(1 << 18, 1 << 8);
 /// `XDP_PASS`.
 const PASS: u32 = 2;
 
-/// Nanoseconds of one frame, again and again.
+/// Nanoseconds for one frame, again and again.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     let clock = Clock::jiffies()?;
     let mut planes = Vec::new();

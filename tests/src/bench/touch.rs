@@ -1,4 +1,4 @@
-//! Nanoseconds a packet.
+//! Nanoseconds per packet.
 
 use std::{
     hint::black_box,
@@ -20,7 +20,7 @@ use crate::{
     size, tagged,
 };
 
-/// Numbers of flows, and what touch may cost there: so many times the floor.
+/// Numbers of flows, each with the maximum cost of a touch relative to the floor.
 const SIZES: [(u32, f64); 4] = [
     (1, 0.45),
     (CACHED, 0.45),
@@ -29,13 +29,14 @@ const SIZES: [(u32, f64); 4] = [
 ];
 /// The number of flows that stay in the processor's caches.
 const CACHED: u32 = 1 << 10;
-/// Not an option, but what flows that both sides were seen of cost while one side sends data.
+/// Not an option, but the cost of flows of which both sides were seen, while one side sends data.
 const DATA: &str = "data: both sides of the flows were seen, and the first packet of a flow in each run moves its sender on";
-/// Nor are these: what a packet costs where the programs look up its interface and count for each, …
+/// Not options either: the cost of a packet if the programs look up its interface and count for
+/// each interface, …
 const SEVERAL: &str = "several interfaces";
-/// … and where the interface is in a zone, which is in the key.
+/// … and if the interface is in a zone, which is part of the key.
 const ZONE: &str = "several interfaces, in zones";
-/// What costs more, and what touch may cost with it.
+/// Options that cost more, and the maximum cost of a touch with each.
 const OPTIONS: [(&str, &str, Option<f64>); 5] = [
     (SEVERAL, "several", None),
     (ZONE, "zone", None),
@@ -43,9 +44,9 @@ const OPTIONS: [(&str, &str, Option<f64>); 5] = [
     ("--accounting", "accounting", Some(0.60)),
     ("--rto on", "rto", Some(0.75)),
 ];
-/// Numbers of flows at which a packet of none is bound, and by how much.
+/// Numbers of flows at which the cost of a packet without a flow has a bound, with that bound.
 const ABSENT: [(u32, f64); 3] = [(SIZES[0].0, 0.5), (SIZES[1].0, 0.5), (SIZES[3].0, 0.6)];
-/// Programs, and what they are given.
+/// The programs and their input.
 const VARIANTS: [(&str, &str, Segment); 10] = [
     ("empty", "empty", Segment::Ack),
     ("parse", "parse", Segment::Ack),
@@ -70,20 +71,20 @@ const SMALL: usize = 8;
 const RESIZABLE: usize = 9;
 /// Runs before the rounds.
 const WARM_UP: u32 = 2;
-/// The table is never made smaller than this, so that few flows are not measured in a table that
-/// nobody would make.
+/// The table is never smaller than this, so that few flows are not measured in a table that nobody
+/// would make.
 const SMALLEST_TABLE: u32 = 1 << 16;
 
-/// What was measured at one number of flows.
+/// The measurements at one number of flows.
 struct Measured {
     samples: [Vec<f64>; VARIANTS.len()],
     at_home: f64,
-    /// Of the programs, as they run: bytes of machine code.
+    /// Size of the programs' machine code in bytes.
     code: [u32; VARIANTS.len()],
 }
 
 impl Measured {
-    /// Those that were measured: not every kernel has a table for each.
+    /// The variants that were measured: not every kernel has a table for each.
     fn variants(&self) -> impl Iterator<Item = (usize, &(&str, &str, Segment))> {
         let is_measured = |number: usize| !self.samples[number].is_empty();
         VARIANTS
@@ -96,19 +97,19 @@ impl Measured {
         Figure::from_samples(&self.samples[variant])
     }
 
-    /// Of one variant over another, round by round.
+    /// One variant relative to another, round by round.
     fn ratio(&self, side: usize, other: usize) -> Figure {
         plane::ratio(&self.samples, side, other)
     }
 
-    /// What one variant takes more than another, round by round.
+    /// How much more one variant takes than another, round by round.
     fn more(&self, side: usize, than: usize) -> Figure {
         let pairs = self.samples[side].iter().zip(&self.samples[than]);
         Figure::from_samples(&pairs.map(|(side, than)| side - than).collect::<Vec<_>>())
     }
 }
 
-/// All sizes, all variants.
+/// Measures all sizes with all variants.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
         "Nanoseconds a packet: median (least–most) of {rounds} rounds. A round runs each program once, in \
@@ -197,7 +198,7 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     )
 }
 
-/// Beside other tables of the kernel's.
+/// Compares with other tables of the kernel.
 fn floors(all: &[(u32, Measured)], report: &mut Report) {
     report.say(&format!(
         "\nOther floors: parser, lookup, a store. `small` is the kernel's hash with the smallest key that IPv4 and TCP allow, 12 \
@@ -228,7 +229,7 @@ fn floors(all: &[(u32, Measured)], report: &mut Report) {
     }
 }
 
-/// What the nanoseconds of a touch are.
+/// What the nanoseconds of a touch are spent on.
 fn parts(all: &[(u32, Measured)], report: &mut Report) {
     report.say(&format!(
         "\nWhat a touch is made of: differences of programs, the median (least–most) of those of each round. Rest: the \
@@ -298,7 +299,7 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
     ));
 }
 
-/// Nanoseconds of a miss: a walk over as many lines, where each says which is next.
+/// Nanoseconds of a cache miss: a walk over this many lines, each of which says which is next.
 fn miss(lines: u32) -> f64 {
     const LINE: usize = 64 / size_of::<u32>();
     const STEPS: u32 = size(1 << 18, 1 << 12);
@@ -341,7 +342,7 @@ fn measure(flows: u32, rounds: u32, option: &str) -> Result<Measured> {
     let one_of = |random: &mut Random| all[random.below(all.len() as u32) as usize];
     let mut samples = plane::no_samples::<{ VARIANTS.len() }>();
     for round in progress::over(format!("{flows} flows"), 0..WARM_UP + rounds) {
-        // Not always the same after the same.
+        // The order changes from round to round.
         for turn in 0..VARIANTS.len() {
             let number = (turn + round as usize) % VARIANTS.len();
             let (_, program, segment) = VARIANTS[number];

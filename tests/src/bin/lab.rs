@@ -1,4 +1,4 @@
-//! `twheel-lab`: shows twheel at work on two hosts of its own, then checks what it has shown.
+//! `twheel-lab`: shows twheel at work on two hosts of its own, then checks what twheel reported.
 //!
 //! Arguments are passed on to `twheel run`. With `--json`, standard output is twheel's own and
 //! everything else goes to standard error.
@@ -26,14 +26,14 @@ use twheel_tests::{
     running::Twheel,
 };
 
-/// Connections of each habit.
+/// Connections of each kind of behaviour.
 const EACH: usize = 5;
-/// Later than its timeout, this is how long an expiry may take to be shown.
+/// How long after its timeout an expiry may be shown.
 const GRACE: Duration = Duration::from_secs(2);
-/// As shells report a program that Ctrl-C has ended.
+/// The exit code that shells report for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// What a connection does with its life.
+/// How a connection behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Habit {
     Busy,
@@ -72,7 +72,7 @@ impl Habit {
         }
     }
 
-    /// The state and reason with which its flows ought to expire.
+    /// The state and reason with which its flow should end.
     fn expected(self) -> (&'static str, &'static str) {
         match self {
             Self::Busy | Self::Idle => ("established", "idle"),
@@ -83,14 +83,14 @@ impl Habit {
     }
 }
 
-/// A connection, and what twheel has said of it.
+/// A connection, and what twheel reported of it.
 struct Flow {
     habit: Habit,
-    /// State and reason of each expiry; there ought to be one.
+    /// State and reason of each reported end; there should be one.
     expiries: Vec<(String, String)>,
 }
 
-/// What the user wants.
+/// What the user asked for.
 struct Options {
     args: Vec<String>,
     json: bool,
@@ -118,7 +118,7 @@ impl Options {
         };
         let list = text("--timeout", "3s,time_wait=1s,close=1s");
         text("--tick", "100ms");
-        // What twheel cannot read, it will say.
+        // If the text is invalid, twheel will report it.
         let timeouts = Timeouts::parse(&list).unwrap_or_default();
         let of = |state: State| timeouts.of[state as usize];
         let json = user.iter().any(|arg| arg == "--json");
@@ -135,7 +135,7 @@ impl Options {
     }
 }
 
-/// The show.
+/// The demonstration.
 struct Lab {
     options: Options,
     interrupted: Arc<AtomicBool>,
@@ -159,9 +159,9 @@ impl std::fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 impl Lab {
-    /// Prints for people.
+    /// Prints text for people.
     fn say(&self, text: &str) {
-        // A reader who has gone is no reason to leave things behind.
+        // A reader that has closed the output must not keep the lab from cleaning up.
         let _ = if self.options.json {
             writeln!(std::io::stderr(), "{text}")
         } else {
@@ -193,7 +193,7 @@ impl Lab {
         Ok(connections)
     }
 
-    /// Notes and shows what twheel reports until then, or until `done`.
+    /// Records and shows what twheel reports until this time, or until `done`.
     fn watch(
         &mut self,
         twheel: &Twheel,
@@ -245,7 +245,7 @@ impl Lab {
         self.check_interrupt()?;
         let args: Vec<&str> = self.options.args.iter().map(String::as_str).collect();
         self.say(&format!("On one of them: twheel run {}", args.join(" ")));
-        // If it does not start, the error shows all that it has said.
+        // If it does not start, the error shows everything that it printed.
         let started = Arc::new(AtomicBool::new(false));
         let show = started.clone();
         let twheel = Twheel::start_with(&pair.server, &args, move |line| {
@@ -293,7 +293,8 @@ impl Lab {
             let mut others = flows.values().filter(|flow| flow.habit != Habit::Busy);
             others.all(|flow| !flow.expiries.is_empty())
         })?;
-        // A while longer: the busy ones are older than the timeout by now, and must not expire.
+        // Wait a while longer: the busy connections are now older than the timeout, and must not
+        // expire.
         self.watch(
             &twheel,
             Instant::now() + (timeout / 2).min(Duration::from_secs(1)),
@@ -315,7 +316,7 @@ impl Lab {
         self.watch(&twheel, Instant::now() + timeout + GRACE, |flows| {
             flows.values().all(|flow| !flow.expiries.is_empty())
         })?;
-        // What would come twice.
+        // In case an end is reported twice.
         self.watch(&twheel, Instant::now() + Duration::from_millis(200), |_| {
             false
         })?;
@@ -416,7 +417,7 @@ impl Lab {
     }
 }
 
-/// Raises the flag when a signal asks this program to end, from the moment this returns.
+/// Returns a flag that is set when a signal asks this program to end, from now on.
 fn on_signal() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let raised = flag.clone();

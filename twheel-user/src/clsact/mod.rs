@@ -1,35 +1,44 @@
-//! Packets of either direction without TCX, which came with Linux 6.6: a filter of a clsact qdisc.
+//! Sees packets of either direction without TCX, which came with Linux 6.6: by a filter of a clsact
+//! qdisc.
 //!
-//! A filter is no link. It cannot be pinned, it outlives whoever added it, and it stands among those of other people.
+//! A filter is not a BPF link. It cannot be pinned, it outlives the process that added it, and it
+//! stands among the filters of other programs.
 //!
-//! **Which one is twheel's.** The kernel keeps a name with each filter: `twheel:7@eth0`, where 7 is the id of the instance's
-//! map `META` and `eth0` the interface as it was asked for. No two instances have a map in common, nor is an id given out again
-//! before the next boot, so the name says whose the filter is whichever program it runs: also where the one of a dead run
-//! is no longer the one that is pinned, and where another mount of bpffs has an instance of the same name.
+//! **Which filters are twheel's.** The kernel keeps a name with each filter: `twheel:7@eth0`, where
+//! 7 is the id of the instance's map `META` and `eth0` the interface as the user named it. No two
+//! instances share a map, and an id is not used again before the next boot. So the name identifies
+//! the instance, whichever program the filter runs. That holds even if the filter runs a dead run's
+//! program that is no longer the pinned one, or if an instance of the same name is pinned in
+//! another bpffs.
 //!
-//! **Where it stands.** In a priority that nobody else uses, before all others if there is room and `--order` says nothing
-//! else: a filter that says "this packet passes" ends the search, and those behind it do not see the packet. Alone it has
-//! [`PRIORITY`], because people and programs mostly number theirs 1, 2, 3, and the kernel from 49152 downwards. The handle
-//! is always [`HANDLE`].
+//! **Where the filter stands.** It has a priority that no other filter has, and comes before all
+//! others if such a priority is free and `--order` asks for nothing else. A filter that says "this
+//! packet passes" ends the search, and the filters behind it do not see the packet. If there are no
+//! other filters, the priority is [`PRIORITY`], because people and programs mostly number theirs 1,
+//! 2, 3, and the kernel counts down from 49152. The handle is always [`HANDLE`].
 //!
-//! **How it is found.** Pins, all further names of `META`, which say it of the interface of that number:
+//! **How the filter is found.** By pins, which are further names of the map `META`. Each says
+//! something of the interface with the number in its name:
 //!
 //! | pin | made | removed |
 //! |---|---|---|
-//! | `clsact-2@eth0`: may have a filter of ours for outgoing packets | before the filter | after the filter |
-//! | `clsact_in-2@eth0`: the same for incoming packets | before the filter | after the filter |
-//! | `qdisc-2@eth0`: its qdisc may be of our making | before the qdisc | after the qdisc |
+//! | `clsact-2@eth0`: may have twheel's filter for outgoing packets | before the filter | after it |
+//! | `clsact_in-2@eth0`: the same for incoming packets | before the filter | after it |
+//! | `qdisc-2@eth0`: its qdisc may have been made by twheel | before the qdisc | after it |
 //!
-//! So wherever the process dies, what there may be is pinned, like a link, and all that looks for pins finds it: adoption,
-//! `detach`, the end of a run. A number is not given to another interface, and an interface loses qdisc and filters
-//! when it goes, to another network namespace too.
+//! So wherever the process dies, everything that may exist has a pin, as a BPF link has, and
+//! everything that looks for pins finds it: adoption, `detach`, the end of a run. A number is never
+//! given to another interface. An interface that disappears, or moves to another network namespace,
+//! loses its qdisc and filters.
 //!
-//! **How it is replaced.** The kernel exchanges the program of the filter at its place: each packet meets the old one or
-//! the new one. A run that takes the other way removes what is there first, or packets would be counted twice.
+//! **How the program is replaced.** The kernel exchanges the program of the existing filter: each
+//! packet meets either the old program or the new one. A run that uses another hook first removes
+//! the filter, or packets would be counted twice.
 //!
-//! **What becomes of the qdisc.** It is removed if it was of our making and no filter is left in it, of either direction.
-//! One that others made stays, and so does one to which they have added filters. (Should somebody remove ours and make
-//! another while the instance lives, that is taken for ours once it is empty.)
+//! **What becomes of the qdisc.** twheel removes it if twheel made it and no filter is left in it,
+//! for either direction. A qdisc that others made stays, and so does one to which others have added
+//! filters. (If someone removes twheel's qdisc and makes another while the instance lives, that one
+//! is taken for twheel's once it is empty.)
 
 mod notes;
 mod priority;
@@ -62,25 +71,27 @@ use crate::{
     tcx,
 };
 
-/// The handle of each filter of twheel's.
+/// The handle of every filter of twheel's.
 pub const HANDLE: u32 = 0x7477;
-/// The loopback interface of a new network namespace.
+/// The number of the loopback interface in a new network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Whether a filter of ours may be what sees packets of an interface in this direction.
+/// Whether an earlier run may have left a filter on an interface for this direction.
 pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool {
     let note = Note::new(directory, What::Filter(way), interface, index);
     note.path.exists()
 }
 
-/// Puts a program where it sees the packets of an interface in one direction: in place of the one that an earlier run has
-/// left there, or in a new filter. Returns whether there was one. Where this fails there is none.
+/// Attaches a program for one direction of an interface: it replaces the program of the filter that
+/// an earlier run left, or adds a new filter. Returns whether there was a filter. If this fails, no
+/// filter is left.
 ///
-/// `order`: where it is to stand; one that is there stays where it stands if nothing was said.
+/// `order`: where the filter is to stand. An existing filter keeps its position if this is `None`.
 ///
 /// # Errors
 ///
-/// [`Kind::Unsupported`]: the kernel has no such filters, or the interface has a qdisc that leaves no room for them.
+/// [`Kind::Unsupported`]: the kernel has no such filters, or the interface has a qdisc that cannot
+/// hold them.
 pub fn attach(
     program: &SchedClassifier,
     directory: &Path,
@@ -112,7 +123,7 @@ fn try_attach(
     order: Option<&Order>,
 ) -> Result<bool> {
     let index = if_nametoindex(interface)?;
-    // Of one that had this name before.
+    // An interface that had this name before may have left them.
     for note in notes(directory, interface)? {
         if note.index != index {
             note.undo()?;
@@ -172,7 +183,7 @@ pub fn others(interface: &str, way: Way) -> Result<Vec<Other>> {
         .collect())
 }
 
-/// `false`: there is nothing to replace any more.
+/// `false`: the filter to be replaced no longer exists.
 fn is_replaced(result: io::Result<()>) -> Result<bool> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
@@ -182,16 +193,16 @@ fn is_replaced(result: io::Result<()>) -> Result<bool> {
     }
 }
 
-/// Fails if an interface has a qdisc that leaves no room for filters of this direction.
+/// Fails if an interface has a qdisc that cannot hold filters for this direction.
 ///
 /// # Errors
 ///
-/// It has; or it is gone.
+/// It has such a qdisc, or the interface no longer exists.
 pub fn check(interface: &str, way: Way) -> Result<()> {
     has_qdisc(interface, if_nametoindex(interface)?, way).map(drop)
 }
 
-/// Whether there is a qdisc for filters of this direction.
+/// Whether the interface has a qdisc for filters of this direction.
 fn has_qdisc(interface: &str, index: u32, way: Way) -> Result<bool> {
     let Some(qdisc) = tc::qdisc(index)? else {
         return Ok(false);
@@ -201,15 +212,15 @@ fn has_qdisc(interface: &str, index: u32, way: Way) -> Result<bool> {
         Way::Out => ("egress_block", "--egress off"),
     };
     match &*qdisc.kind {
-        // The kernel adds no filter for one interface then.
+        // The kernel then adds no filter to a single interface.
         kind if qdisc.shares(way) => bail!(
             "the {kind} qdisc of {interface} may share its filters with other interfaces (`{block}`): \
              give {instead}"
         ),
         CLSACT => Ok(true),
-        // It filters incoming packets as well as clsact does.
+        // It filters incoming packets as clsact does.
         _ if way == Way::In => Ok(true),
-        // It would take a filter of outgoing packets, and run it for those that come in.
+        // It would accept a filter for outgoing packets, but run it on incoming ones.
         other => bail!(
             "{interface} has an {other} qdisc, where that of outgoing packets would be: \
              `tc qdisc del dev {interface} ingress` removes it, and its filters, or give --egress off"
@@ -217,7 +228,7 @@ fn has_qdisc(interface: &str, index: u32, way: Way) -> Result<bool> {
     }
 }
 
-/// Sees that there is a qdisc for filters of this direction.
+/// Makes a qdisc for filters of this direction, unless there is one.
 fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result<()> {
     if has_qdisc(interface, index, way)? {
         return Ok(());
@@ -229,7 +240,7 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result
     };
     note.remove()?;
     match error.raw_os_error() {
-        // Somebody else was faster: theirs.
+        // Someone else has just made the qdisc: it is theirs.
         Some(libc::EEXIST) if tc::qdisc(index)?.is_some_and(|it| it.kind == CLSACT) => Ok(()),
         _ => Err(error).context(
             "the kernel adds no clsact qdisc (has it CONFIG_NET_SCH_INGRESS, or the module sch_ingress?)",
@@ -248,7 +259,7 @@ fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
     }
 }
 
-/// Removes what an instance has of clsact's on all interfaces, be they still there or not.
+/// Removes an instance's filters and qdiscs from all interfaces, whether they still exist or not.
 ///
 /// # Errors
 ///
@@ -262,7 +273,7 @@ pub fn let_go_of_all(directory: &Path) -> Result<()> {
     notes.iter().try_for_each(Note::undo)
 }
 
-/// What is pinned of an interface.
+/// The pins of an interface's filters and qdisc.
 ///
 /// # Errors
 ///
@@ -272,7 +283,7 @@ pub fn pins(directory: &Path, interface: &str) -> Result<Vec<PathBuf>> {
     Ok(notes.into_iter().map(|note| note.path).collect())
 }
 
-/// Removes what an instance has of clsact's on an interface, be that still there or not.
+/// Removes an instance's filters and qdisc from an interface, whether it still exists or not.
 ///
 /// # Errors
 ///
@@ -281,7 +292,8 @@ pub fn let_go(directory: &Path, interface: &str) -> Result<()> {
     notes(directory, interface)?.iter().try_for_each(Note::undo)
 }
 
-/// Removes what it has there of one direction; the qdisc, too, unless it is used for the other.
+/// Removes an instance's filter of one direction from an interface; also the qdisc, unless the
+/// other direction uses it.
 ///
 /// # Errors
 ///
@@ -301,11 +313,12 @@ pub fn let_go_of(directory: &Path, interface: &str, way: Way) -> Result<()> {
         .try_for_each(Note::undo)
 }
 
-/// Removes filters of instances whose pins are gone, from an interface on which no other instance is alive.
+/// Removes filters of instances whose pins are gone, from an interface on which no other instance
+/// runs.
 ///
 /// # Errors
 ///
-/// They cannot be listed, or removed.
+/// The filters cannot be listed, or not removed.
 pub fn remove_others(directory: &Path, interface: &str) -> Result<()> {
     let index = if_nametoindex(interface)?;
     let notes = notes(directory, interface)?;
@@ -317,12 +330,13 @@ pub fn remove_others(directory: &Path, interface: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes filters of instances whose pins are gone, if no program of XDP or TCX sees what comes in: then none is alive there,
-/// but one whose own filters these are in another bpffs. Returns whether there were any.
+/// Removes filters of instances whose pins are gone, if no XDP or TCX program sees incoming
+/// packets. In that case no instance runs there, except one that is pinned in another bpffs and
+/// owns these filters itself. Returns whether there were any.
 ///
 /// # Errors
 ///
-/// They cannot be listed, or removed.
+/// The filters cannot be listed, or not removed.
 pub fn remove_stray(interface: &str) -> Result<bool> {
     let Ok(index) = if_nametoindex(interface) else {
         return Ok(false);
@@ -334,7 +348,7 @@ pub fn remove_stray(interface: &str) -> Result<bool> {
     Ok(remove_named(index, Way::In, None)? | remove_named(index, Way::Out, None)?)
 }
 
-/// Removes all filters of any instance but one.
+/// Removes the filters of all instances but one.
 fn remove_named(index: u32, way: Way, but: Option<&str>) -> Result<bool> {
     let mut removed = false;
     for filter in tc::filters(index, way)? {
@@ -347,12 +361,12 @@ fn remove_named(index: u32, way: Way, but: Option<&str>) -> Result<bool> {
     Ok(removed)
 }
 
-/// Whether the kernel has clsact qdiscs and their filters: tried on the loopback interface of a network namespace that
-/// nobody else sees, and that is gone with this thread.
+/// Whether the kernel has clsact qdiscs and their filters. Tries it on the loopback interface of a
+/// private network namespace, which disappears with this thread.
 ///
 /// # Errors
 ///
-/// It has not; or no network namespace can be made, which takes `CAP_SYS_ADMIN`.
+/// The kernel has none; or a network namespace cannot be made, which takes `CAP_SYS_ADMIN`.
 pub fn probe() -> Result<()> {
     let trial = || {
         unshare(CloneFlags::CLONE_NEWNET)

@@ -1,4 +1,5 @@
-//! Pins that say that an interface may have a filter or a qdisc of ours, and how that is removed.
+//! Pins that say that an interface may have a filter or a qdisc of twheel's, and how those are
+//! removed.
 
 use std::{
     fs, io,
@@ -13,10 +14,10 @@ use crate::{
     tc::{self, CLSACT, Place, Way},
 };
 
-/// How the names of its filters begin.
+/// The prefix of the names of twheel's filters.
 pub(super) const PREFIX: &str = "twheel:";
 
-/// What a pin says that there may be.
+/// What a pin says that the interface may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Filter(Way),
@@ -35,14 +36,14 @@ impl What {
     }
 }
 
-/// A pin that says that an interface may have something of ours.
+/// A pin that says that an interface may have a filter or a qdisc of twheel's.
 pub(super) struct Note {
     pub(super) what: What,
     /// The number of the interface.
     pub(super) index: u32,
-    /// As it was asked for.
+    /// The interface's name, as the user gave it.
     pub(super) interface: String,
-    /// The pin.
+    /// The path of the pin.
     pub(super) path: PathBuf,
 }
 
@@ -57,7 +58,7 @@ impl Note {
         }
     }
 
-    /// `None`: a pin of something else.
+    /// `None`: the pin is for something else.
     pub(super) fn read(path: PathBuf) -> Option<Self> {
         let file = name(&path);
         let (what, interface) = file.split_once('@')?;
@@ -70,7 +71,7 @@ impl Note {
         })
     }
 
-    /// Pins it.
+    /// Makes the pin.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
         match fs::hard_link(directory.join("META"), &self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -85,7 +86,7 @@ impl Note {
             .with_context(|| format!("cannot remove {}", self.path.display()))
     }
 
-    /// The name of the filter, which holds for as long as the map does.
+    /// The name of the filter, valid as long as the map exists.
     pub(super) fn filter(&self) -> Result<String> {
         let map = MapData::from_pin(&self.path);
         let id = map.and_then(|map| Ok(map.info()?.id()));
@@ -94,7 +95,7 @@ impl Note {
         Ok(format!("{PREFIX}{id}@{}", self.interface))
     }
 
-    /// Removes what it says, and then the pin.
+    /// Removes what the pin stands for, then the pin.
     pub(super) fn undo(&self) -> Result<()> {
         match self.what {
             What::Filter(way) => {
@@ -111,7 +112,7 @@ impl Note {
     }
 }
 
-/// What is pinned of an interface, filters first.
+/// The notes of an interface, filters first.
 pub(super) fn notes(directory: &Path, interface: &str) -> Result<Vec<Note>> {
     let all = entries(directory)?.into_iter().filter_map(Note::read);
     let mut notes: Vec<_> = all.filter(|it| it.interface == interface).collect();
@@ -133,8 +134,8 @@ pub(super) fn remove(place: Place) -> Result<()> {
     })
 }
 
-/// Whoever adds a filter between the two steps loses it: the kernel has no "remove if empty". Filters are looked for in the
-/// very microseconds before.
+/// If another program adds a filter between the two steps, that filter is lost: the kernel has no
+/// "remove if empty". The check for filters comes only microseconds before the removal.
 fn remove_qdisc(index: u32) -> Result<()> {
     if tc::qdisc(index)?.is_none_or(|it| it.kind != CLSACT) {
         return Ok(());
@@ -147,7 +148,7 @@ fn remove_qdisc(index: u32) -> Result<()> {
     is_gone(tc::remove_clsact(index)).context("cannot remove the clsact qdisc")
 }
 
-/// Nothing to remove is as good as removed.
+/// If there is nothing to remove, that counts as success.
 fn is_gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error)

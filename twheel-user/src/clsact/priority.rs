@@ -1,4 +1,4 @@
-//! Where a filter stands among those of others.
+//! Which priority a filter gets among those of others.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,11 @@ use crate::{
     tc::Filter,
 };
 
-/// The priority of a filter that is alone.
+/// The priority of a filter if there are no others.
 pub const PRIORITY: u16 = 17;
 
-/// Filters that packets meet, each once. (A priority is also listed by itself, with the handle 0.)
+/// The filters that packets meet, each once. (The kernel also lists each priority by itself, with
+/// handle 0.)
 pub(super) fn described(filters: &[Filter]) -> impl Iterator<Item = (&Filter, Other)> {
     let met = filters
         .iter()
@@ -26,9 +27,9 @@ pub(super) fn described(filters: &[Filter]) -> impl Iterator<Item = (&Filter, Ot
     })
 }
 
-/// Whether a filter of this priority stands where it is to stand.
+/// Whether a filter with this priority stands where `order` wants it.
 pub(super) fn stands(order: &Order, priority: u16, others: &[Filter]) -> bool {
-    // Where there is no room before all others, it cannot stand better.
+    // If no priority before all others is free, there is no better one.
     if choose(Some(order), others).is_ok_and(|best| best == priority) {
         return true;
     }
@@ -42,8 +43,8 @@ pub(super) fn stands(order: &Order, priority: u16, others: &[Filter]) -> bool {
     }
 }
 
-/// The priority for a filter beside these: where `--order` says, and by default the first of all; if there is no room, the
-/// next one that is free.
+/// Chooses a priority beside these filters: where `--order` says, by default before all others. If
+/// no such priority is free, the next free one.
 pub(super) fn choose(order: Option<&Order>, others: &[Filter]) -> Result<u16> {
     let taken: BTreeSet<_> = others
         .iter()
@@ -110,7 +111,7 @@ mod tests {
             ("after:at 5", &[1, 5, 9], Some(6)),
             ("after:id:5", &[5, 6, 9], Some(7)),
             ("after:at 65535", &[1, u16::MAX], None),
-            // It is none of this direction's.
+            // That filter is not in this direction.
             ("after:other", &[20], Some(PRIORITY)),
         ] {
             let (order, others) = (order(wanted), taken(others, 0));

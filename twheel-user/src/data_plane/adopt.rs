@@ -1,4 +1,4 @@
-//! What pinned maps were made for, and whether a run can go on with them.
+//! What pinned maps were made for, and whether a new run can adopt them.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -22,17 +22,17 @@ use crate::{
     pins::{Instance, Pins},
 };
 
-/// The object that this program carries.
+/// The BPF object that this executable contains.
 pub static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/twheel.bpf.o"));
 
-/// The map of answers.
+/// The name of the map of answers.
 const CALLS: &str = "CALLS";
 
-/// What an instance's maps were made for.
+/// Reads what an instance's maps were made for.
 ///
 /// # Errors
 ///
-/// [`Kind::Pins`]: they are laid out in another way than this version reads them.
+/// [`Kind::Pins`]: their layout is not the one that this version reads.
 pub fn meta(pins: &Pins) -> Result<Meta> {
     let (path, data) = (pins.object("META"), pins.map("META")?);
     if data.info()?.value_size() as usize != size_of::<Meta>() {
@@ -58,7 +58,7 @@ fn other_layout(path: &Path) -> Failure {
     )
 }
 
-/// What maps are made for.
+/// What the maps of this configuration are made for.
 pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Meta {
     Meta {
         layout: LAYOUT,
@@ -71,7 +71,7 @@ pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Met
     }
 }
 
-/// Fails if a run with this configuration could not go on with what is pinned.
+/// Fails if a run with this configuration could not adopt what is pinned.
 ///
 /// # Errors
 ///
@@ -81,8 +81,8 @@ pub fn check_adoptable(pins: &Pins, config: &Config, clock: Clock) -> Result<()>
     adoptable(pins, &wanted_meta(config, clock, keys), OBJECT).map(drop)
 }
 
-/// What pinned maps were made for, if they can be adopted. `None`: there are none, or their loader died before it had
-/// set all up.
+/// What pinned maps were made for, if they can be adopted. `None`: there are no maps, or the run
+/// that made them died before it had set up everything.
 pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Option<Meta>> {
     let meta = match MapData::from_pin(pins.object("META")) {
         Ok(map) => {
@@ -104,7 +104,7 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
     if meta.layout != LAYOUT {
         return Err(other_layout(&pins.object("META")).into());
     }
-    // The secret of the hash is the table's own.
+    // The hash's secret belongs to the table, so the table's own is kept.
     let hash = Hash {
         keys: meta.hash.keys,
         ..wanted.hash
@@ -151,11 +151,11 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
     Ok(Some(meta))
 }
 
-/// aya opens a pin without a look at it: a map of another type or size would be accepted silently.
+/// aya opens a pin without checking it: it would silently accept a map of another type or size.
 fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
     let object = Object::parse(object).context("cannot read the eBPF object")?;
     let is_pinned = |(name, map): &(&String, &aya_obj::Map)| {
-        // Whether it fits or not: see `drop_calls`.
+        // `CALLS` may differ: see `drop_calls`.
         map.pinning() == PinningType::ByName && name.as_str() != CALLS
     };
     for (name, map) in object.maps.iter().filter(is_pinned) {
@@ -180,8 +180,8 @@ fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the pin of the map of answers if it is not of this size, which says how programs are called. It holds nothing
-/// that anybody waits for longer than a call takes.
+/// Removes the pin of the map of answers if the map does not have this size. The size says how
+/// programs are called. Nobody waits for an answer in it for longer than one call takes.
 pub(super) fn drop_calls(instance: &Instance, answers: u32) -> Result<()> {
     let pin = instance.object(CALLS);
     let is_fit = MapInfo::from_pin(&pin).is_ok_and(|info| {

@@ -1,4 +1,5 @@
-//! The map of counters: whose they are, and what the loader itself counts there.
+//! The map of counters: which interface each place of it belongs to, and what the running twheel
+//! itself counts there.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,7 @@ use twheel_common::counter::{Counter, Counters, LOADER};
 
 use crate::pins::Pins;
 
-/// The interface that each place of the map `COUNTERS` is of, or 0.
+/// The number of the interface that each place of the map `COUNTERS` belongs to, or 0.
 pub fn counted(pins: &Pins) -> Result<Vec<u32>> {
     let map = Array::<_, u32>::try_from(Map::Array(pins.map("COUNTED")?))?;
     (0..map.len())
@@ -21,7 +22,7 @@ pub fn counters(map: &Map) -> Result<Counters> {
     Ok(Counters::sum(counters_of_places(map)?.iter().flatten()))
 }
 
-/// The counters of the map `COUNTERS`, of each place and there of each CPU that this host may have.
+/// The counters of the map `COUNTERS`, by place and by possible CPU.
 pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
     let per_cpu = PerCpuArray::<_, Counters>::try_from(map)?;
     (0..per_cpu.len())
@@ -32,17 +33,19 @@ pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
         .collect()
 }
 
-/// What the loader counts. It stands beside what the programs count, and outlives the run like that.
+/// What the running twheel counts. It is kept beside the programs' counters, and so outlives the
+/// run.
 pub struct LoaderCounters(Mutex<Pending>);
 
 struct Pending {
     map: PerCpuArray<MapData, Counters>,
-    /// What could not be written yet.
+    /// What could not yet be written.
     more: Counters,
 }
 
 impl LoaderCounters {
-    /// Of pinned maps. Whoever holds their instance has one: a counter is read and then written.
+    /// Opens the pinned maps. Only the process that holds the instance may do so: a counter is read
+    /// and then written, which is not atomic.
     pub fn open(pins: &Pins) -> Result<Self> {
         let map = Map::PerCpuArray(pins.map("COUNTERS")?);
         Ok(Self(Mutex::new(Pending {
@@ -51,7 +54,7 @@ impl LoaderCounters {
         })))
     }
 
-    /// What was counted, by earlier runs as well.
+    /// The value of a counter, which includes earlier runs.
     pub fn get(&self, counter: Counter) -> Result<u64> {
         let unwritten = self.lock();
         Ok(unwritten.read()?[0].get(counter) + unwritten.more.get(counter))
@@ -72,7 +75,7 @@ impl LoaderCounters {
 }
 
 impl Pending {
-    /// Of each CPU; the loader's are the first one's.
+    /// The counters by CPU; the running twheel counts in those of the first CPU.
     fn read(&self) -> Result<Vec<Counters>> {
         let cpus = self.map.get(&LOADER, 0);
         let cpus = cpus.context("cannot read the counters")?;

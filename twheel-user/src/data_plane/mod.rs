@@ -1,4 +1,4 @@
-//! The eBPF object, loaded: maps, programs, and what userspace does with them.
+//! The loaded eBPF object: its maps and programs, and what userspace does with them.
 
 mod adopt;
 mod counters;
@@ -45,47 +45,49 @@ use crate::{
     verifier::refused,
 };
 
-/// Visits of a stepper's call: enough to make the cost of the call small, few enough to keep bottom
-/// halves off for no longer than a packet burst does.
+/// Timer visits per call of the stepper: enough to make the cost of the call itself small, few
+/// enough to disable softirqs for no longer than a burst of packets does.
 pub const STEP_BUDGET: u32 = 256;
 
-/// Interfaces for which there is always room: a run that is adopted may have more of them than the one before.
+/// Minimum capacity for interfaces: an adopting run may have more of them than the run before.
 const LEAST_ROOM: u32 = 16;
 
-/// Size of production's ring of events: room for some 7,200.
+/// Size of the ring of events in production, bytes: it holds some 7,200 events.
 pub const RING_BYTES: u32 = 1 << 20;
 
 /// What to load.
 pub struct Load<'a> {
-    /// The object: [`OBJECT`], or that of the benches.
+    /// The BPF object: [`OBJECT`], or that of the benchmarks.
     pub object: &'a [u8],
     /// Configuration of the data plane.
     pub config: Config,
-    /// What flows of no rule are given.
+    /// The timeouts of flows that match no rule.
     pub rule: Rule,
-    /// Interfaces for which there is room. 0: there is one, of which there is nothing to say.
+    /// Capacity for interfaces. 0: there is a single interface, and flows need not say on which
+    /// they are.
     pub room: u32,
     /// Its clock.
     pub clock: Clock,
     /// Size of the ring of events, bytes, a power of two and at least a page.
     pub ring_bytes: u32,
-    /// How programs are run that are attached to nothing.
+    /// How the programs that are attached to no interface are run.
     pub stepping: Stepping,
     /// aya-log's level: 0 is off, 1 errors, … 5 traces.
     pub log_level: u8,
     /// Secret of the hash, for tests; `None`: random.
     pub secret: Option<[u64; 11]>,
-    /// Entries of maps that only the object of the benches has.
+    /// Capacities of maps that only the benchmarks' object has.
     pub others: Vec<(&'static str, u32)>,
-    /// Programs that are loaded when they are [asked for](DataPlane::demand): to verify one takes time.
+    /// Programs that are loaded only when they are [demanded](DataPlane::demand), because verifying
+    /// one takes time.
     pub later: &'a [&'static str],
 }
 
-/// The programs of which an interface needs one.
+/// The programs for incoming packets, of which each interface needs one.
 pub const INCOMING: &[&str] = &["twheel_xdp", "twheel_ingress"];
 
 impl<'a> Load<'a> {
-    /// As production loads it, with the timeouts that come with the configuration.
+    /// Loads as in production, with the timeouts of the configuration.
     pub fn new(object: &'a [u8], (config, rule): (Config, Rule), clock: Clock) -> Self {
         Self {
             object,
@@ -113,12 +115,13 @@ pub struct DataPlane {
 }
 
 impl DataPlane {
-    /// Loads the object over the maps that the instance has pinned, or over new ones.
+    /// Loads the object over the instance's pinned maps, or over new ones.
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`](crate::failure::Kind::Pins) if the pinned maps were made for something else. [`Kind::Unsupported`](crate::failure::Kind::Unsupported) if the verifier refuses a program,
-    /// and names the file that has its log.
+    /// [`Kind::Pins`](crate::failure::Kind::Pins) if the pinned maps were made for something else.
+    /// [`Kind::Unsupported`](crate::failure::Kind::Unsupported) if the verifier refuses a program;
+    /// the message names the file with the verifier's log.
     pub fn load(load: &Load<'_>, instance: &Instance) -> Result<Self> {
         let keys = load.secret.map_or_else(random_keys, Ok)?;
         let wanted = wanted_meta(&load.config, load.clock, keys);
@@ -129,7 +132,7 @@ impl DataPlane {
                 (wanted, false)
             }
         };
-        // Once several interfaces were watched, flows say where they are counted.
+        // Flows keep saying where they are counted once an instance has watched several interfaces.
         let had = match adopted {
             true => counted(&instance.pins())?,
             false => Vec::new(),
@@ -137,7 +140,7 @@ impl DataPlane {
         let was_watched = had.iter().any(|it| *it != 0);
         let places = match had.len() {
             0 => places(load.room.max(LEAST_ROOM))?,
-            // The maps are as large as they are.
+            // Adopted maps keep their size.
             places => places as u32,
         };
         let details = details(load.config.max_flows)?;
@@ -145,7 +148,7 @@ impl DataPlane {
             0 => 1,
             _ => wanted.hash.records() as u32,
         };
-        // Not a matter of what is adopted, unless it is for good.
+        // Does not depend on what is adopted, unless flows are enforced for good.
         let tombs = match load.config.enforce.is_for_good() {
             false => HELD,
             true => MAX_TOMBS,
@@ -156,8 +159,9 @@ impl DataPlane {
         };
         let answers = match load.stepping {
             Stepping::TestRuns => 1,
-            // Of an LRU map each CPU takes up to 128 free entries for itself (`LOCAL_FREE_TARGET` in
-            // `kernel/bpf/bpf_lru_list.c`). In a smaller one they take the newest from one another.
+            // In an LRU map each CPU takes up to 128 free entries for itself (`LOCAL_FREE_TARGET`
+            // in `kernel/bpf/bpf_lru_list.c`). In a smaller map the CPUs would evict one another's
+            // newest entries.
             Stepping::LiveFrames => MIN_ANSWERS.max(cpus()? * 512),
         };
         if adopted {
@@ -184,7 +188,8 @@ impl DataPlane {
             .map_max_entries("SLOTS", load.config.geometry.slots() + 1)
             .map_max_entries("EVENTS", load.ring_bytes)
             .map_max_entries("WAKES", wakes_bytes()?)
-            // And those that lie on watched ones, and those of an earlier run.
+            // Twice as many: for interfaces that are stacked on watched ones, and for those of an
+            // earlier run.
             .map_max_entries("WATCHED", 2 * places)
             .map_max_entries("SEATED", if config.watched == 0 { 1 } else { SEATS })
             .map_max_entries("COUNTERS", places)
@@ -208,7 +213,7 @@ impl DataPlane {
         plane.set_rule(0, &load.rule)?;
         plane.set_rule(UNRULED, &load.rule)?;
         if !adopted {
-            // Last, so that maps with it are whole.
+            // Written last: if `META` is filled, the other maps are complete.
             let mut meta = Array::<_, Meta>::try_from(plane.map_mut("META")?)?;
             meta.set(0, wanted, 0).context("cannot write META")?;
         }
@@ -220,7 +225,7 @@ impl DataPlane {
         Ok(plane)
     }
 
-    /// Loads a program that was left for later, unless it is loaded, and pins it.
+    /// Loads a program that was left for later, unless it is already loaded, and pins it.
     ///
     /// # Errors
     ///
@@ -240,7 +245,7 @@ impl DataPlane {
         pin_program(name, program, instance)
     }
 
-    /// Pins the programs that are loaded, in place of those that an earlier loader pinned.
+    /// Pins the loaded programs, in place of those that an earlier run pinned.
     ///
     /// # Errors
     ///
@@ -252,7 +257,7 @@ impl DataPlane {
         })
     }
 
-    /// Removes the pins of programs that no interface has needed: an earlier loader's.
+    /// Removes the pins of programs that no interface needs, which an earlier run made.
     ///
     /// # Errors
     ///
@@ -275,8 +280,8 @@ impl DataPlane {
         Ok(())
     }
 
-    /// The same for whoever measures or tests: no pins are left when this returns. The name is one that nobody
-    /// else has.
+    /// The same for tests and benchmarks: no pins are left when this returns. Nobody else may use
+    /// the name.
     pub fn load_unpinned(load: &Load<'_>, name: &str) -> Result<Self> {
         let instance = Instance::open(&[format!("{name}-{}", std::process::id())])?;
         let plane = Self::load(load, &instance);
@@ -286,8 +291,8 @@ impl DataPlane {
         Ok(plane)
     }
 
-    /// What the kernel's verifier went through for each program, instructions (`verified_insns` of
-    /// `struct bpf_prog_info`), by name, of those that are loaded. Empty where the kernel does not tell.
+    /// How many instructions the kernel's verifier processed for each loaded program
+    /// (`verified_insns` of `struct bpf_prog_info`), by name. Empty if the kernel does not tell.
     pub fn verified(&self) -> Result<BTreeMap<String, u32>> {
         let mut verified = BTreeMap::new();
         for (name, program) in self.bpf.programs() {
@@ -301,7 +306,7 @@ impl DataPlane {
         Ok(verified)
     }
 
-    /// Whether the maps were there before.
+    /// Whether the maps were adopted.
     pub fn adopted(&self) -> bool {
         self.adopted
     }
@@ -316,7 +321,7 @@ impl DataPlane {
         self.clock
     }
 
-    /// By what its records are read.
+    /// How to read its records.
     pub fn measure(&self) -> Measure {
         Measure {
             clock: self.clock,
@@ -329,7 +334,7 @@ impl DataPlane {
         &self.bpf
     }
 
-    /// The loaded object, for the logger.
+    /// The loaded object, mutable, for the logger.
     pub fn bpf_mut(&mut self) -> &mut Ebpf {
         &mut self.bpf
     }
@@ -350,18 +355,18 @@ impl DataPlane {
             .try_into()?)
     }
 
-    /// One call of the stepper on the CPU of this thread, which must be pinned to it.
+    /// Calls the stepper once, on the CPU of this thread, which must be pinned to it.
     pub fn step(&self, budget: u32) -> Result<Step> {
         call::step(self.called("twheel_step")?, self.answers.as_ref(), budget)
     }
 
-    /// Deletes flows of the wheel of this thread's CPU: see [`call::delete`].
+    /// Deletes flows from the wheel of this thread's CPU: see [`call::delete`].
     pub fn delete(&self, entries: &mut [Delete]) -> Result<()> {
         let program = self.called("twheel_delete")?;
         call::delete(program, self.answers.as_ref(), entries)
     }
 
-    /// One call of the program that sweeps on the CPU of this thread: see [`call::sweep`].
+    /// Calls the sweeping program once, on the CPU of this thread: see [`call::sweep`].
     pub fn sweep(&self, call: Sweep) -> Result<Sweep> {
         let program = self.called("twheel_sweep")?;
         call::sweep(program, self.answers.as_ref(), call)
@@ -383,13 +388,13 @@ impl DataPlane {
         )
     }
 
-    /// The room in the table that is taken: flows, and those that are just entering.
+    /// How many records of the table are in use: by flows, and by flows that are just being entered.
     pub fn tracked(&self) -> Result<u64> {
         let tracked = Array::<_, u64>::try_from(self.map("TRACKED")?)?;
         tracked.get(&0, 0).context("cannot read TRACKED")
     }
 
-    /// Takes the ring of events; once.
+    /// Takes the ring of events. It can be taken once.
     pub fn take_events(&mut self) -> Result<Events> {
         match self.take_map("EVENTS")? {
             Map::RingBuf(map) => Events::open(map),
@@ -397,7 +402,7 @@ impl DataPlane {
         }
     }
 
-    /// Takes the ring of calls to sleeping steppers; once.
+    /// Takes the ring of wake-up calls for sleeping steppers. It can be taken once.
     pub fn take_wakes(&mut self) -> Result<RingBuf<MapData>> {
         Ok(RingBuf::try_from(self.take_map("WAKES")?)?)
     }
@@ -407,7 +412,7 @@ impl DataPlane {
         counters(self.map("COUNTERS")?)
     }
 
-    /// Sets virtual time, units.
+    /// Sets virtual time, in units.
     pub fn set_clock(&mut self, now: u64) -> Result<()> {
         assert_eq!(
             self.config.clock, CLOCK_VIRTUAL,
@@ -417,7 +422,8 @@ impl DataPlane {
         clock.set(0, now, 0).context("cannot set virtual time")
     }
 
-    /// Sets how long flows of a rule may be idle; 0 is no rule. Flows follow when they are next visited.
+    /// Sets the timeouts of a rule; 0 stands for flows without a rule. Flows follow at their next
+    /// timer visit.
     pub fn set_timeouts(&mut self, rule: u16, timeouts: &Timeouts) -> Result<()> {
         let of = Rule {
             timeouts: *timeouts,
@@ -437,12 +443,12 @@ impl DataPlane {
         map.get(&number.into(), 0).context("cannot read timeouts")
     }
 
-    /// How long flows of a rule may be idle.
+    /// The timeouts of a rule.
     pub fn timeouts(&self, rule: u16) -> Result<Timeouts> {
         Ok(self.rule(rule)?.timeouts)
     }
 
-    /// Opens a map again, for whoever writes there.
+    /// Opens a map again, for writing.
     pub fn open(&self, name: &str) -> Result<MapData> {
         let data = match self.map(name)? {
             Map::Array(data)
@@ -452,20 +458,20 @@ impl DataPlane {
             | Map::LpmTrie(data) => data,
             _ => bail!("{name} is a map of a type that is not expected"),
         };
-        // Not by its number, which takes more than a run keeps.
+        // Not by the map's id, which takes capabilities that the running twheel has dropped.
         let fd = data.fd().as_fd().try_clone_to_owned();
         let open = || Ok::<_, anyhow::Error>(MapData::from_fd(fd?)?);
         open().with_context(|| format!("cannot open {name}"))
     }
 
-    /// A map, for whoever reads it.
+    /// A map, for reading.
     pub fn map(&self, name: &str) -> Result<&Map> {
         self.bpf
             .map(name)
             .with_context(|| format!("the object has no map {name}"))
     }
 
-    /// Memory that the kernel accounts for all maps, bytes: `memlock` of each map's `fdinfo`.
+    /// Memory that the kernel accounts for all maps, in bytes: `memlock` in each map's `fdinfo`.
     pub fn memory(&self) -> Result<HashMap<String, u64>> {
         self.bpf
             .maps()
@@ -502,7 +508,7 @@ fn pin_program(name: &str, program: &mut Program, instance: &Instance) -> Result
         .with_context(|| format!("cannot pin {}", path.display()))
 }
 
-/// Removes the pin of a program, if it is there. Returns where it is.
+/// Removes the pin of a program, if it exists. Returns its path.
 pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
     let path = instance.object(name);
     match fs::remove_file(&path) {
@@ -513,7 +519,7 @@ pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
     }
 }
 
-/// From the kernel's generator.
+/// Random keys from the kernel's generator.
 fn random_keys() -> Result<[u64; 11]> {
     let mut bytes = [0; 88];
     io::Read::read_exact(
@@ -538,7 +544,7 @@ fn explain_load(error: EbpfError) -> anyhow::Error {
     error.context("cannot load the eBPF object")
 }
 
-/// What the kernel charges for a map, bytes.
+/// Memory that the kernel accounts for a map, in bytes.
 pub fn memlock(map: &Map) -> Result<u64> {
     use std::os::fd::AsRawFd;
     let data = match map {
@@ -559,7 +565,7 @@ pub fn memlock(map: &Map) -> Result<u64> {
         .with_context(|| format!("{path} has no memlock"))
 }
 
-/// The errno of a program error, where the kernel gave one.
+/// The errno of a program error, if the kernel gave one.
 pub fn errno(error: &ProgramError) -> Option<i32> {
     match error {
         ProgramError::SyscallError(SyscallError { io_error, .. }) => io_error.raw_os_error(),

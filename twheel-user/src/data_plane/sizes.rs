@@ -1,4 +1,4 @@
-//! How many entries maps have.
+//! How many entries the maps have.
 
 use anyhow::{Result, ensure};
 use aya::util::nr_cpus;
@@ -9,7 +9,7 @@ use twheel_common::{
 
 use crate::failure::{Failure, Kind};
 
-/// Places of the counters of so many interfaces.
+/// How many places the counters of this many interfaces need.
 pub(super) fn places(room: u32) -> Result<u32> {
     ensure!(
         room <= MAX_INTERFACES,
@@ -18,16 +18,17 @@ pub(super) fn places(room: u32) -> Result<u32> {
     Ok(FIRST_INTERFACE + room)
 }
 
-/// CPUs that a record of the flow table can name.
+/// How many CPUs a record of the flow table can name.
 const MAX_CPUS: usize = 1 << 12;
 
-/// Details for so many flows, whichever CPU's they are: those that lie on shelves are nobody's. Whole chains.
+/// How many details this many flows need, on whichever CPUs. It includes the free details on
+/// shelves, which no other CPU can use. A multiple of a whole chain.
 pub(super) fn details(max_flows: u32) -> Result<u32> {
     let most = u64::from(max_flows) + u64::from(cpus()?) * u64::from(SHELF);
     Ok(most.next_multiple_of(CHAIN.into()).min(1 << 30) as u32)
 }
 
-/// CPUs that this host may have.
+/// The number of CPUs that this host may have.
 pub(super) fn cpus() -> Result<u32> {
     let cpus = nr_cpus().map_err(|(path, error)| {
         anyhow::Error::new(error).context(format!("cannot read {path}"))
@@ -42,7 +43,8 @@ pub(super) fn cpus() -> Result<u32> {
     Ok(cpus as u32)
 }
 
-/// Room for every CPU to call its stepper several times before anybody listens.
+/// Size of the ring of wake-up calls: every CPU can call its stepper several times before anyone
+/// reads the ring.
 pub(super) fn wakes_bytes() -> Result<u32> {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?.unwrap_or(4096) as u32;
     Ok((cpus()? * 8 * 16).next_power_of_two().max(page))

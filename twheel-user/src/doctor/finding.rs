@@ -1,4 +1,4 @@
-//! What a check finds, and what it is asked about.
+//! What a check finds, and the run that it is about.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
@@ -7,13 +7,13 @@ use twheel_common::{config::Config, rule::Rule};
 
 use crate::{clock::Clock, hooks::Hooks, stepping::Stepping};
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// Everything is as it should be.
     Ok,
-    /// Worse than it could be, or not to be seen from here.
+    /// Worse than it could be, or not visible from here.
     Warn,
     /// `twheel run` will fail.
     Fail,
@@ -22,38 +22,39 @@ pub enum Status {
 /// What a check has found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     #[serde(rename = "check")]
     pub name: &'static str,
-    /// The interface, where it is one's.
+    /// The interface, if the check is about one.
     pub interface: Option<String>,
     /// How it went.
     pub status: Status,
-    /// What is the case.
+    /// What was found.
     pub what: String,
     /// What to do.
     pub remedy: Option<String>,
-    /// Of the programs: instructions that the verifier went through, by program.
+    /// For the programs: how many instructions the verifier processed, by program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<BTreeMap<String, u32>>,
-    /// Of the programs: milliseconds until they were loaded.
+    /// For the programs: how long loading took, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_ms: Option<u64>,
 }
 
 /// What `twheel run` would do.
 pub struct Intended {
-    /// The interfaces; none: of this network namespace all but loopback are looked at, and one is loaded for.
+    /// The interfaces. If there are none, all interfaces of this network namespace except loopback
+    /// are checked, and the programs are loaded as for one interface.
     pub interfaces: Vec<String>,
     /// Whether it would wait for interfaces that do not exist.
     pub waits: bool,
-    /// By what it would see packets.
+    /// How it would choose hooks.
     pub hooks: Hooks,
-    /// Its configuration, with what flows of no rule are given.
+    /// Its configuration, and the timeouts of flows that match no rule.
     pub config: (Config, Rule),
     /// Its clock.
     pub clock: Clock,
-    /// How wheels are stepped, where that was asked for.
+    /// How it would step wheels, if the user chose that.
     pub stepping: Option<Stepping>,
     /// Its policy.
     pub policy: Option<PathBuf>,
@@ -61,7 +62,7 @@ pub struct Intended {
     pub log_level: u8,
     /// Where it would serve its metrics.
     pub metrics: Option<SocketAddr>,
-    /// The group that it would let in.
+    /// The group to which it would give access.
     pub group: Option<String>,
 }
 
@@ -101,7 +102,7 @@ impl Finding {
     }
 }
 
-/// A command of twheel for these interfaces.
+/// A twheel command line for these interfaces.
 pub(super) fn with_interfaces(command: &str, interfaces: &[String]) -> String {
     let options = interfaces.iter().map(|name| format!(" --iface {name}"));
     format!("`twheel {command}{}`", options.collect::<String>())

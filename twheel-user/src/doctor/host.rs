@@ -1,4 +1,4 @@
-//! What the kernel and the host offer: one finding a question.
+//! What the kernel and the host offer: one finding per question.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use humantime::format_duration;
 use super::finding::Finding;
 use crate::{bpf::BPFFS, clock::Clock, host};
 
-/// Conntrack's table is called nearly full at so many hundredths.
+/// Conntrack's table counts as nearly full from this percentage on.
 const NEARLY_FULL: u64 = 90;
 
-/// What the kernel said when it was asked for what the programs need; `None`: it was not asked.
+/// What the kernel answered when asked for what the programs need; `None`: it was not asked.
 pub(super) fn kernel(release: &str, answer: Option<&Result<(), String>>) -> Finding {
     match answer {
         Some(Ok(())) => Finding::ok("kernel", release),
@@ -62,7 +62,7 @@ pub(super) fn bpffs(mounted: bool) -> Finding {
         .remedy(format!("mount -t bpf bpf {BPFFS}"))
 }
 
-/// The setting is that of the host's own network namespace, and not to be seen in others.
+/// The setting is visible only in the host's own network namespace.
 pub(super) fn jit(setting: Option<&str>, loads: bool) -> Finding {
     match setting {
         _ if host::is_off(setting) => Finding::fail(

@@ -1,4 +1,4 @@
-//! What an interface is, and what others have attached there.
+//! What an interface is, and what other programs have attached to it.
 
 use aya::programs::loaded_programs;
 
@@ -11,7 +11,7 @@ use crate::{
     tcx,
 };
 
-/// Of the interfaces of a run, or of all but loopback. `own`: ids of twheel's programs.
+/// Checks the interfaces of a run, or all except loopback. `own`: ids of twheel's programs.
 pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
     let all = match interfaces::all() {
         Ok(all) => all,
@@ -50,8 +50,8 @@ pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
     found.chain(missing).collect()
 }
 
-/// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's programs. `name`: that of a
-/// program, by its id.
+/// `is_run`: these are the options of a run on this very interface. `own`: ids of twheel's
+/// programs. `name`: looks up a program's name by its id.
 fn interface(
     it: &Interface,
     hooks: &Hooks,
@@ -86,7 +86,7 @@ fn interface(
     found
 }
 
-/// The kernel attaches no XDP program below one that is attached.
+/// The kernel attaches no XDP program below an interface that has one.
 fn above(it: &Interface, all: &[Interface]) -> Option<Finding> {
     let other = hooks::above(it, all)?;
     let finding = Finding::fail(
@@ -143,7 +143,7 @@ pub(super) fn xdp(
     match foreign[..] {
         [] if all.is_empty() => Finding::ok("XDP", "no program is attached"),
         [] => Finding::ok("XDP", format!("twheel's own: {all}")),
-        // Who may not see a program's name does not see whose it is.
+        // A user who may not see a program's name cannot tell whose it is.
         [(_, id), ..] if name(*id).is_none() => {
             Finding::warn("XDP", format!("a program, and this user cannot see whose: {all}"))
                 .remedy("run this as root")
@@ -160,7 +160,7 @@ pub(super) fn xdp(
     }
 }
 
-/// What is at TCX, in the order in which packets meet it; nothing where that cannot be asked.
+/// The programs at TCX, in the order in which packets meet them; `None` if that cannot be queried.
 fn tcx(it: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Option<Finding> {
     let describe = |id: &u32| {
         let whose = if own.contains(id) {
@@ -188,7 +188,7 @@ fn tcx(it: &Interface, own: &[u32], name: &dyn Fn(u32) -> Option<String>) -> Opt
     ))
 }
 
-/// The name of a loaded program; `None` if it is gone, or if this user may not see it.
+/// The name of a loaded program; `None` if it was unloaded, or if this user may not see it.
 fn name(id: u32) -> Option<String> {
     let program = loaded_programs().flatten().find(|it| it.id() == id)?;
     Some(program.name_as_str().unwrap_or("?").to_owned())

@@ -1,16 +1,16 @@
-//! What `twheel run` will meet on this host: one finding a question, each with what to do.
+//! What `twheel run` will meet on this host: one finding per question, each with what to do.
 //!
-//! A check is a function of what was read; [`examine`] reads. Nothing is attached, and what is loaded for a trial is
-//! gone at the end.
+//! A check is a function of what was read; [`examine`] does the reading. Nothing is attached, and
+//! what is loaded for a trial is unloaded at the end.
 //!
 //! | question | file |
 //! |---|---|
 //! | what a finding is | `finding.rs` |
-//! | what kernel and host offer | `host.rs` |
+//! | what the kernel and the host offer | `host.rs` |
 //! | whether the programs load and run | `programs.rs` |
-//! | what interfaces are and carry | `interfaces.rs` |
+//! | what the interfaces are, and what is attached to them | `interfaces.rs` |
 //! | what is pinned | `pinned.rs` |
-//! | what a run would refuse on its own account | `run.rs` |
+//! | what a run itself would refuse | `run.rs` |
 
 mod finding;
 mod host;
@@ -35,10 +35,10 @@ use crate::{
     privilege, tcx,
 };
 
-/// The loopback interface, which has this number in each network namespace.
+/// The loopback interface, which has this number in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Looks at this host and its interfaces, and tries what a run would load.
+/// Checks this host and its interfaces, and tries to load what a run would load.
 pub fn examine(intended: &Intended) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let permitted = crate::host::check_capabilities().is_ok();
@@ -80,7 +80,7 @@ pub fn examine(intended: &Intended) -> Vec<Finding> {
         ),
     ];
     let instances = pins::found();
-    // What a run on these would have.
+    // The pins that a run on these interfaces would adopt.
     let kept = match intended.interfaces[..] {
         [] => Ok(None),
         _ => Instance::find(&intended.interfaces),
@@ -102,7 +102,7 @@ pub fn examine(intended: &Intended) -> Vec<Finding> {
     }));
     findings.extend(interfaces::interfaces(intended, &own));
     findings.extend(pinned::pinned(instances));
-    // Another user has other rights.
+    // Another user has other permissions.
     if permitted && bpffs {
         findings.extend(run::findings(intended, kept));
     }

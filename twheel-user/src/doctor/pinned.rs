@@ -1,4 +1,4 @@
-//! What is pinned, by whom, and whether its interfaces are still there.
+//! What is pinned, by which instances, and whether their interfaces still exist.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -22,7 +22,7 @@ pub(super) fn pinned(instances: Result<Vec<FoundInstance>>) -> Vec<Finding> {
         Ok((instances, _)) if instances.is_empty() => vec![Finding::ok("pins", "none")],
         Ok((instances, here)) => {
             let exists = |name: &str| match name.rsplit_once('/') {
-                // Of interfaces elsewhere the namespace is looked for.
+                // For interfaces of other namespaces, checks whether the namespace exists.
                 Some((namespace, _)) => Path::new(netns::DIRECTORY).join(namespace).exists(),
                 None => if_nametoindex(name).is_ok(),
             };
@@ -36,18 +36,19 @@ pub(super) fn pinned(instances: Result<Vec<FoundInstance>>) -> Vec<Finding> {
     }
 }
 
-/// The ids of the programs by which an instance sees packets.
+/// The ids of the programs that an instance attaches to interfaces.
 pub(super) fn programs_of(instance: &Path) -> Vec<u32> {
     let seeing = ["twheel_xdp", "twheel_ingress", "twheel_egress"];
     let programs = seeing.map(|name| ProgramInfo::from_pin(instance.join(name)));
-    // Of a run that was killed while it attached, a link may have another program than the one that is pinned.
+    // If a run was killed while it attached, a BPF link may have another program than the pinned
+    // one.
     let links = pins::entries(instance).unwrap_or_default();
     let of_links = links.iter().filter_map(|it| hooks::program(it));
     let programs = programs.iter().flatten().map(ProgramInfo::id);
     programs.chain(of_links).collect()
 }
 
-/// The network namespaces that this user sees: those of processes, and those with a name.
+/// The network namespaces that this user can see: those of processes, and those with a name.
 fn namespaces() -> HashSet<u64> {
     let list = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
     let processes = list("/proc").map(|process| process.path().join("ns/net"));
@@ -58,7 +59,8 @@ fn namespaces() -> HashSet<u64> {
         .collect()
 }
 
-/// The run for these interfaces: those of other network namespaces, `blue/eth0`, are given by two options.
+/// The `twheel run` for these interfaces. Interfaces of other network namespaces, as `blue/eth0`,
+/// take two options.
 fn run_for(interfaces: &[String]) -> String {
     let (mut namespaces, mut names) = (BTreeSet::new(), BTreeSet::new());
     for interface in interfaces {
@@ -76,7 +78,8 @@ fn run_for(interfaces: &[String]) -> String {
     with_interfaces(&command, &names)
 }
 
-/// `here`: the network namespace, in which `exists` knows the interfaces; `alive`: those that are seen.
+/// `here`: this network namespace, in which `exists` looks up interfaces; `alive`: the namespaces
+/// that this user sees.
 pub(super) fn instance(
     it: &FoundInstance,
     here: u64,

@@ -1,4 +1,4 @@
-//! Whether the programs can be loaded and run here, tried.
+//! Tries whether the programs can be loaded and run here.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
     stepping::{self, Stepping, Why},
 };
 
-/// What became of loading it.
+/// The result of loading.
 pub(super) struct Tried {
     pub(super) verified: BTreeMap<String, u32>,
     pub(super) took: Duration,
@@ -56,8 +56,8 @@ pub(super) fn stepping(found: Option<&Result<stepping::Found, String>>) -> Findi
     }
 }
 
-/// Loads the data plane, and drops it. Its pins are in a bpffs that nobody else sees, and that is gone with
-/// this thread: whatever ends the process leaves nothing behind.
+/// Loads the data plane and unloads it. Its pins are in a private bpffs that disappears with this
+/// thread, so nothing is left behind however the process ends.
 pub(super) fn trial(wanted: &Intended, way: Stepping) -> Result<Tried> {
     let unseen = || {
         unshare(CloneFlags::CLONE_NEWNS)?;
@@ -127,8 +127,8 @@ pub(super) fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
     }
 }
 
-/// How a run would see outgoing packets. `tcx`: whether the kernel has TCX, if this user may ask; `clsact` tries a
-/// filter, if it can (`None`).
+/// How a run would see outgoing packets. `tcx`: whether the kernel has TCX, if this user may ask;
+/// `clsact` tries a filter; `None`: it could not try.
 pub(super) fn egress(
     wanted: Egress,
     tcx: Option<bool>,

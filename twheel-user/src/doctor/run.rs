@@ -1,4 +1,4 @@
-//! What `twheel run` would refuse on its own account: pins, a port, a group, a way to see packets.
+//! What `twheel run` itself would refuse: pins, a port, a group, a way to see packets.
 
 use anyhow::Result;
 use nix::net::if_::if_nametoindex;
@@ -15,7 +15,7 @@ use crate::{
     tc::Way,
 };
 
-/// What a run with these options would refuse before it loads anything.
+/// Checks what a run with these options would refuse before it loads anything.
 ///
 /// `kept`: what is pinned for its interfaces.
 pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<Finding> {
@@ -24,7 +24,7 @@ pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<F
     let directory = directory.map(|pins| pins.path().to_owned());
     found.extend(instance(intended, kept));
     for name in &intended.interfaces {
-        // Another check says that it will not do.
+        // Another check reports that this interface cannot be used.
         if check_interface(name).is_err() {
             continue;
         }
@@ -58,7 +58,7 @@ pub(super) fn findings(intended: &Intended, kept: Result<Option<Pins>>) -> Vec<F
     found
 }
 
-/// Whether a run may have the instance of its interfaces, and can go on with what is pinned there.
+/// Whether a run may take the instance of its interfaces, and can adopt what is pinned there.
 fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> {
     const NAME: &str = "instance";
     let result = || {
@@ -83,7 +83,7 @@ fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> 
     })
 }
 
-/// By what incoming packets of an interface would be seen, and why.
+/// The hook that would see an interface's incoming packets, and why.
 fn hook(interface: &str, choice: Result<Choice>) -> Finding {
     const NAME: &str = "hook";
     let finding = match choice {
@@ -95,7 +95,7 @@ fn hook(interface: &str, choice: Result<Choice>) -> Finding {
         }
         Ok(choice) => {
             let by = match (choice.by, choice.goes_on) {
-                // Be it native or generic.
+                // Native or generic.
                 (Incoming::Xdp(_), true) => "XDP",
                 (by, _) => by.name(),
             };

@@ -1,4 +1,4 @@
-//! Findings, of what was read.
+//! Findings from given inputs.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,7 +21,7 @@ use crate::{
     stepping::{self as ways, Stepping, Why},
 };
 
-/// Every finding that is not `ok` says what to do; checks its status.
+/// Checks the status of a finding, and that every finding that is not `ok` says what to do.
 fn is(finding: &Finding, status: Status) {
     assert_eq!(finding.status, status, "{finding:?}");
     assert_eq!(

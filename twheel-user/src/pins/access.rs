@@ -1,4 +1,4 @@
-//! Who may use what is pinned, and who has it locked.
+//! Who may use what is pinned, and which process has it locked.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -17,7 +17,8 @@ use nix::{
 
 use super::path::{check_real, in_the_way, root};
 
-/// Gives a directory or a pin to a group, or takes it from all but its owner.
+/// Gives a group access to a directory or a pin; without a group, takes access from all but the
+/// owner.
 pub(super) fn permit(path: &Path, group: Option<Gid>) -> Result<()> {
     let mode = match (path.is_dir(), group) {
         (true, Some(_)) => 0o750,
@@ -30,7 +31,7 @@ pub(super) fn permit(path: &Path, group: Option<Gid>) -> Result<()> {
         .with_context(|| format!("cannot set the mode of {}", path.display()))
 }
 
-/// Makes a directory where there is none.
+/// Makes a directory unless it exists.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error)
@@ -39,7 +40,7 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     }
 }
 
-/// Makes an instance's directory and those above it.
+/// Makes an instance's directory and its parents.
 pub(super) fn make_directories(path: &Path) -> Result<()> {
     make_directory(&root(), 0o755)?;
     make_directory(path.parent().unwrap_or(path), 0o755)?;
@@ -47,8 +48,8 @@ pub(super) fn make_directories(path: &Path) -> Result<()> {
     check_ours(path)
 }
 
-/// Fails if an instance's directory, or one above it, could be in somebody else's hands. A BPF file system that was mounted
-/// by hand is writable for all: what is found there need not be twheel's.
+/// Fails if others could control an instance's directory or one of its parents. A BPF file system
+/// that was mounted by hand is writable for everybody, so what it contains need not be twheel's.
 pub(super) fn check_ours(path: &Path) -> Result<()> {
     let is_below = |it: &&Path| it.starts_with(root());
     let mut directories: Vec<_> = path.ancestors().take_while(is_below).collect();
@@ -75,7 +76,7 @@ pub(super) fn check_ours(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a directory, which a symbolic link is not.
+/// Opens a directory; fails for a symbolic link.
 fn open_directory(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -83,7 +84,7 @@ fn open_directory(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Locks a pin directory; `None` if others have it locked.
+/// Locks a pin directory; `None` if another process has it locked.
 pub(super) fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>> {
     let directory = open_directory(path)
         .with_context(|| format!("cannot open the pin directory {}", path.display()))?;
@@ -96,8 +97,8 @@ pub(super) fn try_lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>
     }
 }
 
-/// Whether a loader has an instance; `None` if it has just gone. A loader that starts in the very microseconds of this
-/// finds it taken.
+/// Whether a running twheel holds an instance; `None` if the directory has just been removed. This
+/// takes the lock for microseconds; a twheel that starts just then finds it taken.
 pub(super) fn is_held(path: &Path) -> Result<Option<bool>> {
     let directory = match open_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -113,8 +114,9 @@ pub(super) fn is_held(path: &Path) -> Result<Option<bool>> {
     }
 }
 
-/// A lock among those who start, to be had until links are pinned: only then others see which interfaces an instance has,
-/// and two of different names might want the same.
+/// The lock that orders starts. It is held until the BPF links are pinned: only then can other
+/// processes see which interfaces an instance has, and two instances with different names might
+/// want the same interface.
 pub fn lock_start() -> Result<Flock<File>> {
     // A start takes seconds at most.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,7 +127,7 @@ pub fn lock_start() -> Result<Flock<File>> {
         check_ours(&root)?;
         let there = || Ok::<_, io::Error>(fs::metadata(&root)?.ino());
         if let Some(lock) = try_lock(&root, FlockArg::LockExclusiveNonblock)?
-            // Who removes the last instance takes it away.
+            // The process that removes the last instance removes the lock's directory, too.
             && there().ok() == lock.metadata().ok().map(|it| it.ino())
         {
             return Ok(lock);

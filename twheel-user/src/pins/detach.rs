@@ -1,4 +1,4 @@
-//! Detaching interfaces, whatever has left them attached.
+//! Detaches interfaces, whichever run attached them.
 
 use anyhow::Result;
 
@@ -10,12 +10,13 @@ use super::{
 };
 use crate::{clsact, interfaces, patterns::Asked};
 
-/// Detaches an interface, or those that a pattern stands for: its links, and the whole instance when no link is left; and a
-/// filter whose pins somebody has removed. Works for pins of any version. Returns whether there was anything.
+/// Detaches an interface, or those that a pattern stands for: removes its BPF links, the whole
+/// instance if no BPF link is left, and filters whose pins were removed by hand. Works for pins of
+/// any version. Returns whether there was anything to detach.
 ///
 /// # Errors
 ///
-/// [`Kind::Pins`](crate::failure::Kind::Pins): a loader is running on it.
+/// [`Kind::Pins`](crate::failure::Kind::Pins): a running twheel uses the interface.
 pub fn detach(interface: &Asked) -> Result<bool> {
     let mut found = false;
     for directory in holding(interface.text())? {

@@ -1,4 +1,4 @@
-//! Which instances there are, and which one holds an interface.
+//! Which instances exist, and which one holds an interface.
 
 use std::{
     collections::HashSet,
@@ -17,22 +17,22 @@ use crate::{
     patterns::Selection,
 };
 
-/// An instance as it is found, of any version and network namespace.
+/// An instance that was found, of any version and network namespace.
 #[derive(Clone, Debug)]
 pub struct FoundInstance {
     /// Its directory.
     pub path: PathBuf,
-    /// Its maps are laid out as this version's are.
+    /// Its maps have the layout that this version reads.
     pub current: bool,
-    /// Inode of its network namespace; `None` where the name of the directory is none of twheel's.
+    /// Inode of its network namespace; `None` if the directory's name is not one that twheel gives.
     pub namespace: Option<u64>,
-    /// The interfaces to which it has links.
+    /// The interfaces that its BPF links are attached to.
     pub interfaces: Vec<String>,
-    /// A loader is using it.
+    /// A running twheel uses it.
     pub held: bool,
 }
 
-/// All instances there are.
+/// All instances that exist.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub fn found() -> Result<Vec<FoundInstance>> {
     Ok(found)
 }
 
-/// The directory for these interfaces.
+/// The directory of the instance for these interfaces.
 pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
     let mut found = Vec::new();
     for directory in everywhere()? {
@@ -105,9 +105,11 @@ pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The instances of any version that hold an interface of this network namespace, or one that a pattern stands for; that are
-/// named after the pattern; or that were about to hold it when their loader died. Those named after it come alone. Where no
-/// interface here is called so: those that hold one of another network namespace.
+/// The instances, of any version, that match: those that hold this interface of this network
+/// namespace, or one that the pattern stands for; those named after the pattern; and those that
+/// were about to hold the interface when their run died. If there are instances named after the
+/// pattern, only those. If nothing in this network namespace matches, those that hold an interface
+/// of this name in another network namespace.
 pub(crate) fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     let asked = Selection::new(&[interface.to_owned()], &[])?;
     let (mut named, mut found, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());
@@ -134,7 +136,7 @@ pub(crate) fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The name of an interface within its network namespace: `eth0` of `blue/eth0`.
+/// An interface's name within its network namespace: `eth0` of `blue/eth0`.
 pub(super) fn there(interface: &str) -> &str {
     interface.rsplit('/').next().unwrap_or(interface)
 }
@@ -148,8 +150,8 @@ fn everywhere() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The name or pattern after which an instance is named, if it is one of these; after that of an interface, only if it holds
-/// none.
+/// The name or pattern that an instance is named after, if it is selected. The name of an interface
+/// counts only if the instance holds no interface.
 fn named_after(directory: &Path, interfaces: &Selection) -> Result<Option<String>> {
     let after = first_of(directory).filter(|first| interfaces.texts().contains(first));
     let Some(after) = after else {
@@ -160,7 +162,7 @@ fn named_after(directory: &Path, interfaces: &Selection) -> Result<Option<String
     Ok(names_it.then_some(after))
 }
 
-/// As a shell takes it.
+/// Quoted for a shell.
 pub(super) fn quoted(interface: &str) -> String {
     match interface.contains(['*', '?', '[']) {
         true => format!("'{interface}'"),
@@ -168,7 +170,7 @@ pub(super) fn quoted(interface: &str) -> String {
     }
 }
 
-/// What of a directory is of instances in this network namespace.
+/// The entries of a directory that are instances in this network namespace.
 pub(crate) fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
     let prefix = format!("{}-", namespace()?);
     let mut found = entries(directory)?;
@@ -176,16 +178,16 @@ pub(crate) fn all_here(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The interface or pattern after which an instance is named.
+/// The interface or pattern that an instance is named after.
 pub(crate) fn first_of(instance: &Path) -> Option<String> {
     let name = name(instance);
     name.split_once('-').map(|(_, first)| unescape(first))
 }
 
-/// The interfaces to which an instance has links, each once.
+/// The interfaces that an instance's BPF links are attached to, each once.
 pub(super) fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
     let entries = match entries(instance) {
-        // Who may not look has its name to go by.
+        // A user who may not read the directory has only the instance's name to go by.
         Err(error) if exit_code(&error) == Kind::Permission as u8 => {
             return Ok(first_of(instance).into_iter().collect());
         }
@@ -203,7 +205,7 @@ pub(super) fn interfaces_of(instance: &Path) -> Result<Vec<String>> {
     Ok(interfaces)
 }
 
-/// The interfaces of other network namespaces, too: those as `blue/eth0`.
+/// The same, with the interfaces of other network namespaces as `blue/eth0`.
 pub(super) fn all_interfaces_of(instance: &Path) -> Result<Vec<String>> {
     let mut interfaces = interfaces_of(instance)?;
     for part in parts(instance).unwrap_or_default() {

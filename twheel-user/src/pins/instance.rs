@@ -1,4 +1,5 @@
-//! An instance: the directory of one `twheel run`, found or made, locked, permitted to others, and removed.
+//! An instance, the directory of one `twheel run`: finds or makes it, locks it, sets its
+//! permissions, and removes it.
 
 use std::{
     collections::HashSet,
@@ -27,8 +28,8 @@ use super::{
 };
 use crate::{clsact, patterns::Selection};
 
-/// An instance's directory, or the part of it that is of another network namespace; locked: one loader at a time. The lock ends
-/// with the process.
+/// An instance's directory, or its part for another network namespace. It is locked, so only one
+/// twheel runs on it; the lock ends with the process.
 #[derive(Clone)]
 pub struct Instance {
     path: PathBuf,
@@ -40,17 +41,17 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`](crate::failure::Kind::Pins): it has interfaces other than these, is in use, or was made by a version with
-    /// another layout.
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): the instance also has other interfaces, is in
+    /// use, or was made by a version with another layout.
     pub fn open(interfaces: &[String]) -> Result<Self> {
         Self::open_for(&Selection::new(interfaces, &[])?)
     }
 
-    /// The same, for interfaces that patterns stand for.
+    /// The same, for a selection with patterns.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`open`](Self::open).
     pub fn open_for(interfaces: &Selection) -> Result<Self> {
         let path = choose(interfaces)?;
         make_directories(&path)?;
@@ -61,7 +62,7 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// As there, but that it may be in use.
+    /// As for [`open`](Self::open), except that the instance may be in use.
     pub fn find(interfaces: &[String]) -> Result<Option<Pins>> {
         if !root().exists() {
             return Ok(None);
@@ -75,11 +76,12 @@ impl Instance {
         Ok(Some(Pins(path)))
     }
 
-    /// The instance that holds an interface, or one that a pattern stands for, be a loader running or not.
+    /// The instance that holds an interface, or one that a pattern stands for, whether its twheel
+    /// runs or not.
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is none of this layout, or several claim the interface.
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): no instance of this layout does, or several do.
     pub fn of(interface: &str) -> Result<Pins> {
         let found = holding(interface)?;
         let ours: Vec<_> = found
@@ -108,11 +110,12 @@ impl Instance {
         }
     }
 
-    /// The instance that holds an interface; without one, the only instance in this network namespace.
+    /// The instance that holds an interface; without a name, the only instance in this network
+    /// namespace.
     ///
     /// # Errors
     ///
-    /// As [`of`](Self::of); and if without an interface there are several.
+    /// As for [`of`](Self::of); and, without a name, if there are several instances.
     pub fn the(interface: Option<&str>) -> Result<Pins> {
         if let Some(interface) = interface {
             return Self::of(interface);
@@ -123,7 +126,7 @@ impl Instance {
             if !held.is_empty() {
                 all.push((path, held.join(", ")));
             } else if is_held(&path)? == Some(true) {
-                // A run that waits for its interfaces.
+                // A run that still waits for its interfaces.
                 let first = first_of(&path).unwrap_or_default();
                 all.push((path, first));
             }
@@ -145,14 +148,14 @@ impl Instance {
         }
     }
 
-    /// Where everything is.
+    /// Its pins.
     pub fn pins(&self) -> Pins {
         Pins(self.path.clone())
     }
 
-    /// Locks a directory that exists.
+    /// Locks an existing directory.
     pub(super) fn lock(path: PathBuf) -> Result<Self> {
-        // Whoever only looks whether it is locked holds it for a moment.
+        // A process that only checks the lock holds it for a moment.
         const TRIES: u32 = 10;
         const PAUSE: Duration = Duration::from_millis(50);
         for again in 0..TRIES {
@@ -172,23 +175,24 @@ impl Instance {
         ))
     }
 
-    /// The directory.
+    /// Its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a link is pinned here.
+    /// Whether a BPF link is pinned here.
     pub fn is_attached(&self) -> Result<bool> {
         Ok(!all_interfaces_of(&self.path)?.is_empty())
     }
 
-    /// The part that is of another network namespace, made if it is not there; and its number. That is the one that its programs
-    /// have, if an earlier run has left some; else the lowest that `is_free`. What was of an earlier namespace of this name is
-    /// removed. `None`: there is no number.
+    /// The part for another network namespace, which is made unless it exists, and its number. The
+    /// number is the one that an earlier run's programs have, if there are any; otherwise the
+    /// lowest that `is_free`. What is left of an earlier namespace of this name is removed. `None`:
+    /// no number is free.
     ///
     /// # Errors
     ///
-    /// It cannot be made.
+    /// The part cannot be made.
     pub fn elsewhere(
         &self,
         namespace: &str,
@@ -212,7 +216,7 @@ impl Instance {
         let part = format!("{NETNS}{number}-{inode}-{}", escape(namespace));
         let path = self.path.join(part);
         make_directory(&path, 0o700)?;
-        // Filters there are this instance's, too.
+        // Filters in that namespace belong to this instance, too.
         let meta = path.join("META");
         match fs::hard_link(self.object("META"), &meta) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -222,23 +226,23 @@ impl Instance {
         }
     }
 
-    /// A part of it, under the same lock.
+    /// A part of this instance, under the same lock.
     pub(super) fn at(&self, path: PathBuf) -> Self {
         let lock = self.lock.clone();
         Self { path, lock }
     }
 
-    /// Where a map or a program is pinned.
+    /// The path of the pin of a map or program.
     pub fn object(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Where a link is pinned.
+    /// The path of the pin of a BPF link.
     pub fn link(&self, hook: Hook, interface: &str) -> PathBuf {
         self.path.join(link_name(hook, interface))
     }
 
-    /// Lets go of an interface, be it still there or not.
+    /// Detaches from an interface, whether it still exists or not.
     ///
     /// # Errors
     ///
@@ -248,7 +252,8 @@ impl Instance {
         clsact::let_go(&self.path, interface)
     }
 
-    /// The same of one that is gone for sure, and its filters with it.
+    /// The same for an interface that certainly no longer exists, so that its filters are gone,
+    /// too.
     pub(super) fn forget(&self, interface: &str) -> Result<()> {
         self.unpin_all(interface)?;
         for pin in clsact::pins(&self.path, interface)? {
@@ -263,11 +268,11 @@ impl Instance {
         self.unpin(Hook::Egress, interface)
     }
 
-    /// Detaches a link and removes its pin, if it is there.
+    /// Detaches a BPF link and removes its pin, if it exists.
     ///
     /// # Errors
     ///
-    /// It cannot be removed.
+    /// The pin cannot be removed.
     pub fn unpin(&self, hook: Hook, interface: &str) -> Result<()> {
         let link = self.link(hook, interface);
         detach_link(&link);
@@ -279,7 +284,7 @@ impl Instance {
         }
     }
 
-    /// Who may use the links that are pinned for an interface, likewise.
+    /// Sets who may use the pinned BPF links of an interface, as [`permit`](Self::permit) does.
     ///
     /// # Errors
     ///
@@ -296,7 +301,8 @@ impl Instance {
             .try_for_each(|pin| permit(pin, group))
     }
 
-    /// Who may use what is pinned here, beside its owner: nobody, or a group that this process is in.
+    /// Sets who may use what is pinned here besides its owner: nobody, or a group that this process
+    /// is in.
     pub fn permit(&self, group: Option<Gid>) -> Result<()> {
         for entry in entries(&self.path)? {
             permit(&entry, group)?;
@@ -304,12 +310,13 @@ impl Instance {
         permit(&self.path, group)
     }
 
-    /// Removes all pins, links first: what is attached goes before what it needs.
+    /// Removes all pins. BPF links first, because what is attached needs the rest.
     pub fn remove(self) -> Result<()> {
         remove_directory(&self.path)
     }
 
-    /// Removes the parts that are of other network namespaces, but for those that are there and are to be kept, by their names.
+    /// Removes the parts for other network namespaces, except those that exist and whose names are
+    /// to be kept.
     pub fn remove_elsewhere_but(&self, is_kept: impl Fn(&str) -> bool) -> Result<()> {
         for part in parts(&self.path)? {
             if !is_kept(&part.namespace) || part.open()?.is_none() {
@@ -319,8 +326,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Removes the pins of maps and programs of an instance that has no links: a loader died before
-    /// it had set all up.
+    /// Removes the pins of maps and programs of an instance without BPF links: its run died before
+    /// it had set up everything.
     pub fn clear(&self) -> Result<()> {
         clear_directory(&self.path)
     }

@@ -1,24 +1,28 @@
-//! Where things are pinned: one directory an instance, below one for the layout's version. It is named after what `--iface` gave
-//! first, be that an interface or a pattern.
+//! Where objects are pinned: one directory per instance, below one for the layout's version. An
+//! instance is named after the first value of `--iface`, an interface or a pattern.
 //!
 //! ```text
+<<<<<<< HEAD
 //! /sys/fs/bpf/twheel/vN/4026531840-eth0/    network namespace (inode) and first interface
+=======
+//! /sys/fs/bpf/twheel/v18/4026531840-eth0/    network namespace (inode) and first interface
+>>>>>>> words-c4
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
-//!     xdp@eth0 ingress@eth0 egress@eth0     the links
-//!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a link: see `clsact/`
-//!     next_xdp next_ingress next_egress     the programs again, for those of other network namespaces: see `stub.rs`
-//!     netns-0-4026532177-blue/              of that network namespace: its programs and links
+//!     xdp@eth0 ingress@eth0 egress@eth0     the BPF links
+//!     clsact-2@eth0 qdisc-2@eth0 …          a filter instead of a BPF link: see `clsact/`
+//!     next_xdp next_ingress next_egress     programs for other network namespaces: see `stub.rs`
+//!     netns-0-4026532177-blue/              one of those namespaces: its programs and BPF links
 //! ```
 //!
 //! | question | file |
 //! |---|---|
-//! | what directories and pins are called | `path.rs` |
-//! | who may use them, who has them locked | `access.rs` |
-//! | which instances there are, and which one holds an interface | `find.rs` |
-//! | one of them, as a run has it | `instance.rs` |
+//! | how directories and pins are named | `path.rs` |
+//! | who may use them, and which process has them locked | `access.rs` |
+//! | which instances exist, and which one holds an interface | `find.rs` |
+//! | one instance, as a run has it | `instance.rs` |
 //! | its maps and programs | `objects.rs` |
-//! | what of it is of other network namespaces | `parts.rs` |
+//! | its parts for other network namespaces | `parts.rs` |
 //! | how it is removed, and `twheel detach` | `remove.rs`, `detach.rs` |
 
 mod access;

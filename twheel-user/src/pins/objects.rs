@@ -1,4 +1,4 @@
-//! The maps and programs of an instance, opened by whoever uses them beside a loader.
+//! The maps and programs of an instance, opened by processes other than its running twheel.
 
 use std::{
     fs::File,
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::call::Callable;
 
-/// The programs that are pinned, if they are loaded: of those for incoming packets, those that an interface needs.
+/// The programs that are pinned if they are loaded. Of the programs for incoming packets, only
+/// those that an interface needs are loaded.
 pub const PROGRAMS: [&str; 7] = [
     "twheel_xdp",
     "twheel_ingress",
@@ -30,10 +31,10 @@ pub const PROGRAMS: [&str; 7] = [
     "twheel_sweep",
 ];
 
-/// Those of them that interfaces have.
+/// Those of [`PROGRAMS`] that are attached to interfaces.
 pub const HOOK_PROGRAMS: [&str; 3] = ["twheel_xdp", "twheel_ingress", "twheel_egress"];
 
-/// Where an instance's maps and programs are, for those who use them beside a loader.
+/// The pins of an instance's maps and programs, for processes other than its running twheel.
 #[derive(Clone, Debug)]
 pub struct Pins(pub(super) PathBuf);
 
@@ -43,41 +44,42 @@ impl Pins {
         &self.0
     }
 
-    /// Where a map or a program is pinned.
+    /// The path of the pin of a map or program.
     pub fn object(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Its name: the network namespace's inode, and the first interface.
+    /// The instance's name: the network namespace's inode, and the first interface.
     pub fn name(&self) -> String {
         name(&self.0)
     }
 
-    /// Where a link is pinned.
+    /// The path of the pin of a BPF link.
     pub fn link(&self, hook: Hook, interface: &str) -> PathBuf {
         self.0.join(link_name(hook, interface))
     }
 
-    /// Whether a loader holds it.
+    /// Whether a running twheel holds the instance.
     pub fn has_loader(&self) -> Result<bool> {
         Ok(try_lock(&self.0, FlockArg::LockSharedNonblock)?.is_none())
     }
 
-    /// Holds it as a loader does, for whoever does a loader's work for a moment; `None` if one does.
+    /// Holds the instance as a running twheel would, for a process that briefly does its work;
+    /// `None` if a twheel runs.
     pub fn hold(&self) -> Result<Option<Flock<File>>> {
         try_lock(&self.0, FlockArg::LockExclusiveNonblock)
     }
 
-    /// The interfaces to which there are links.
+    /// The interfaces that its BPF links are attached to.
     pub fn interfaces(&self) -> Result<Vec<String>> {
         interfaces_of(&self.0)
     }
 
-    /// The same, if there is something.
+    /// The path of the pin of a map or program, if it exists.
     ///
     /// # Errors
     ///
-    /// [`Kind::Pins`](crate::failure::Kind::Pins): there is not.
+    /// [`Kind::Pins`](crate::failure::Kind::Pins): it does not exist.
     fn there(&self, name: &str) -> Result<PathBuf> {
         let path = self.object(name);
         let exists = path.try_exists();
@@ -111,15 +113,16 @@ impl Pins {
         Callable::new(self.xdp(name)?, self.map("CALLS")?)
     }
 
-    /// A lock among those who change the policy.
+    /// Takes the lock that orders changes to the policy.
     ///
     /// # Errors
     ///
-    /// It is held.
+    /// Another process holds it.
     pub fn lock_policy(&self) -> Result<Flock<File>> {
-        // The instance's own lock is the loader's, for as long as it runs.
+        // Not the instance's own lock: the running twheel holds that one as long as it runs.
         let path = self.0.parent().unwrap_or(&self.0);
-        // Another instance that starts holds it for a moment; one with many flows to sweep, longer.
+        // Another instance that starts holds it for a moment, or for longer if it has many flows to
+        // sweep.
         const TRIES: u32 = 40;
         const PAUSE: Duration = Duration::from_millis(50);
         for again in 0..TRIES {

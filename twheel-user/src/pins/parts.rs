@@ -1,4 +1,4 @@
-//! The parts of an instance that are of other network namespaces.
+//! The parts of an instance for other network namespaces.
 
 use std::{
     io,
@@ -10,22 +10,22 @@ use anyhow::{Context, Result};
 use super::path::{entries, name, unescape};
 use crate::netns::{self, Namespace};
 
-/// How the directory of another network namespace's part of an instance begins.
+/// The prefix of the directory names of these parts.
 pub(super) const NETNS: &str = "netns-";
 
-/// The part of an instance that is of another network namespace.
+/// The part of an instance for another network namespace.
 pub(super) struct Part {
     /// The namespace's name.
     pub namespace: String,
     /// Its inode.
     pub inode: u64,
-    /// What its programs add to the indexes of interfaces.
+    /// The number that its programs add to the numbers of interfaces.
     pub number: u32,
     /// The directory.
     pub path: PathBuf,
 }
 
-/// The parts of an instance that are of other network namespaces.
+/// An instance's parts for other network namespaces.
 pub(super) fn parts(instance: &Path) -> Result<Vec<Part>> {
     let part = |path: PathBuf| {
         let name = name(&path);
@@ -43,11 +43,11 @@ pub(super) fn parts(instance: &Path) -> Result<Vec<Part>> {
 }
 
 impl Part {
-    /// The namespace, by its name, or by another that it has. `None`: it has none.
+    /// Opens the namespace by its name, or by another name that it has. `None`: it has no name.
     ///
     /// # Errors
     ///
-    /// It cannot be told.
+    /// The kernel does not tell.
     pub fn open(&self) -> Result<Option<Namespace>> {
         let is_it = |it: &Namespace| it.inode().is_ok_and(|inode| inode == self.inode);
         match Namespace::open(&self.namespace) {
@@ -63,7 +63,7 @@ impl Part {
         Ok(others.into_iter().find(is_it))
     }
 
-    /// Does something there; or something else, if it is gone.
+    /// Runs a closure in the namespace, or another one if the namespace no longer exists.
     pub fn within(
         &self,
         there: impl FnOnce() -> Result<()>,

@@ -1,4 +1,4 @@
-//! What the directories and the pins are called, and how they are listed.
+//! How directories and pins are named, and how they are listed.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use crate::{
     failure::{Failure, Kind},
 };
 
-/// The directory of all instances.
+/// The directory of all instances, of any layout.
 pub(super) fn root() -> PathBuf {
     Path::new(bpf::BPFFS).join("twheel")
 }
@@ -24,14 +24,14 @@ pub(super) fn version() -> PathBuf {
     root().join(format!("v{LAYOUT}"))
 }
 
-/// A link's hook.
+/// The hook of a BPF link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// XDP, packets that come in.
+    /// XDP: incoming packets.
     Xdp,
-    /// TCX, packets that come in.
+    /// TCX: incoming packets.
     Ingress,
-    /// TCX, packets that go out.
+    /// TCX: outgoing packets.
     Egress,
 }
 
@@ -45,7 +45,7 @@ impl Hook {
     }
 }
 
-/// What a directory holds; nothing if it does not exist.
+/// The entries of a directory; none if it does not exist.
 pub(crate) fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", path.display());
     match fs::symlink_metadata(path) {
@@ -71,8 +71,9 @@ pub(crate) fn link_name(hook: Hook, interface: &str) -> String {
     format!("{}@{}", hook.name(), escape(interface))
 }
 
-/// What names of interfaces and patterns may have and names of pins do not: bpffs reserves the dot, which names of VLAN
-/// interfaces have, and a shell would take what patterns have for a pattern.
+/// Characters that names of interfaces and patterns may have but names of pins do not, and their
+/// replacements. bpffs reserves the dot, which names of VLAN interfaces have; and a shell would
+/// expand a pattern's characters.
 const ESCAPED: [(char, &str); 6] = [
     ('.', "%2E"),
     ('@', "%40"),
@@ -96,14 +97,15 @@ pub(crate) fn unescape(name: &str) -> String {
     unescaped.replace("%25", "%")
 }
 
-/// The inode of this network namespace: interfaces of other namespaces may have the same names.
+/// The inode of this network namespace. It is part of an instance's name because interfaces in
+/// other namespaces may have the same names.
 pub fn namespace() -> Result<u64> {
     Ok(fs::metadata("/proc/thread-self/ns/net")
         .context("cannot tell the network namespace")?
         .ino())
 }
 
-/// Why something that is pinned cannot be opened.
+/// Explains why a pin cannot be opened.
 pub(super) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
     let is_refusal = |it: &io::Error| it.kind() == io::ErrorKind::PermissionDenied;
     let causes = || {
@@ -123,7 +125,7 @@ pub(super) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
     ))
 }
 
-/// Fails unless this is a directory, which a symbolic link is not.
+/// Fails unless this is a directory; a symbolic link is not.
 pub(super) fn check_real(path: &Path, found: &fs::Metadata) -> Result<()> {
     if found.is_dir() {
         return Ok(());
@@ -138,7 +140,7 @@ pub(super) fn check_real(path: &Path, found: &fs::Metadata) -> Result<()> {
     ))
 }
 
-/// Pins are in the way, or there are none.
+/// The error that pins are in the way, or that there are none.
 pub(super) fn in_the_way<T>(message: String) -> Result<T> {
     Err(Failure::new(Kind::Pins, message).into())
 }

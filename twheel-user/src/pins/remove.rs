@@ -1,4 +1,4 @@
-//! Removing pins, and what they hold.
+//! Removes pins and what they hold.
 
 use std::{fs, os::fd::AsFd, path::Path};
 
@@ -12,21 +12,24 @@ use super::{
 };
 use crate::{bpf, clsact};
 
-/// Detaches a link, if that is what is pinned there, before its pin goes: of one that is merely unpinned the kernel lets go a
-/// moment later, and whoever attaches next would find its place taken, or count packets twice.
+/// Detaches a BPF link, if the pin is one, before the pin is removed. If the pin were only removed,
+/// the kernel would release the BPF link a moment later, and the next program to attach would find
+/// the hook taken, or count packets twice.
 pub(super) fn detach_link(pin: &Path) {
-    // A link whose interface is gone, or no link at all: without its pin nothing is left of it.
+    // Fails for a BPF link whose interface no longer exists, and for a pin of something else:
+    // removing those pins is enough.
     let _ = bpf::open(pin).and_then(|link| bpf::detach(link.as_fd()));
 }
 
-/// Removes the pins of a part. Its filters are gone with its interfaces if it is gone.
+/// Removes the pins of a part. If its namespace no longer exists, neither do its interfaces and
+/// their filters.
 pub(super) fn remove_part(part: &Part) -> Result<()> {
     part.within(|| clear_directory(&part.path), || clear_pins(&part.path))?;
     let path = &part.path;
     fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// Removes all that is in the directory of an instance, or of a part.
+/// Removes everything in the directory of an instance or a part.
 pub(super) fn clear_directory(path: &Path) -> Result<()> {
     for part in parts(path)? {
         remove_part(&part)?;
@@ -51,7 +54,8 @@ fn clear_pins(path: &Path) -> Result<()> {
 pub(super) fn remove_directory(path: &Path) -> Result<()> {
     clear_directory(path)?;
     fs::remove_dir(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    // The directories above go with the last instance, unless another is just starting.
+    // The directories above are removed with the last instance, unless another one is just
+    // starting.
     let Ok(Some(_lock)) = try_lock(&root(), FlockArg::LockExclusiveNonblock) else {
         return Ok(());
     };

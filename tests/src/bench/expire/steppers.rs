@@ -28,21 +28,21 @@ use crate::{
     size,
 };
 
-/// Slots of a level.
+/// Slots per level.
 const SLOTS: u32 = size(1024, 16);
-/// Flows begin, and have their packets, in so many portions a timeout.
+/// Flows begin, and have their packets, in this many portions per timeout.
 const PORTIONS: u32 = size(1_000, 50);
-/// The CPU on whose wheel the flows stand; their packets come in on the other.
+/// The CPU whose wheel the flows are on; their packets come in on the other CPU.
 const WHEEL: u32 = 1;
 
-/// No more timeouts than this of virtual time: where the ticks are long, a whole turn of the wheel is hours.
+/// The most timeouts of virtual time to run: with long ticks, a full turn of the wheel takes hours.
 pub const MOST_TIMEOUTS: u32 = 2;
-/// Every flow has so many packets in a timeout.
+/// Packets per flow and timeout.
 pub const TOUCHES: usize = 10;
 
-/// What steppers took.
+/// What steppers cost.
 pub struct Stepped {
-    /// Of one CPU.
+    /// Fraction of one CPU.
     pub share: Figure,
     pub visits: f64,
     pub wakes: f64,
@@ -57,7 +57,7 @@ fn wanted(flows: u32, timeout: Duration, precision: Duration) -> Wanted {
     }
 }
 
-/// The share of one CPU, by the cost model.
+/// The fraction of one CPU that the cost model predicts.
 pub fn predict(flows: u32, timeout: Duration, precision: Duration, costs: &Costs) -> Result<f64> {
     let clock = Clock::jiffies()?;
     let config = wanted(flows, timeout, precision).config(clock)?;
@@ -67,7 +67,7 @@ pub fn predict(flows: u32, timeout: Duration, precision: Duration, costs: &Costs
     Ok(plan.share)
 }
 
-/// Real steppers over real time.
+/// Runs real steppers in real time.
 pub fn watch(flows: u32, timeout: Duration, precision: Duration) -> Result<Stepped> {
     let clock = Clock::jiffies()?;
     let config = wanted(flows, timeout, precision).config(clock)?;
@@ -139,7 +139,7 @@ fn step(
     let (cpu_after, runs_after) = stepper_stats()?;
     let seconds = since.elapsed().as_secs_f64();
     let met = bench.plane.counters()?.get(Counter::Visits) - met;
-    // Nobody reads what is not to come.
+    // No events will follow that anyone would read.
     signals.close();
     steppers.stop()?;
     let mut ended = Vec::new();
@@ -156,15 +156,15 @@ fn step(
     })
 }
 
-/// Packets of flows that have begun, each once a round, the rounds in different orders: what flows have in common
-/// when they begin has no part in when they are due.
+/// Packets of flows that have begun, one per flow and round, each round in another order. So flows
+/// that began together do not stay due together.
 #[derive(Default)]
 struct Packets {
     round: Vec<u32>,
 }
 
 impl Packets {
-    /// So many come in.
+    /// Runs this many of the packets.
     fn come(&mut self, bench: &mut Bench, begun: &[u32], count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {
@@ -182,7 +182,7 @@ impl Packets {
 }
 
 impl Bench {
-    /// Fails where flows are gone, or were never there but for those that found no room.
+    /// Fails if flows are missing, except those that were refused because there was no free record.
     fn all_live(&self, tracked: u64, flows: u32) -> Result<()> {
         ensure!(
             self.plane.tracked()? == tracked
@@ -211,7 +211,7 @@ pub fn virtually(
     let mut now = start;
     let (mut begun, mut packets) = (0, Packets::default());
     let mut next = NEVER;
-    // A tick: what comes in, and the stepper if it wakes up for this.
+    // One tick: incoming packets, and the stepper if it wakes up for this tick.
     let mut advance = |bench: &mut Bench, cost: &mut Cost| -> Result<()> {
         now += tick;
         bench.plane.set_clock(now)?;
@@ -246,7 +246,7 @@ pub fn virtually(
         advance(&mut bench, &mut Cost::default())?;
     }
     let tracked = bench.plane.tracked()?;
-    // Where timeouts reach into the next level, it is that level's slots that come one by one.
+    // If timeouts reach into the next level, that level's slots are the ones that come one by one.
     let slot = u64::from(if span / tick < SLOTS.into() { 1 } else { SLOTS });
     let whole = if slot == 1 {
         SLOTS.into()
@@ -274,7 +274,7 @@ pub fn virtually(
     })
 }
 
-/// What was spent in a turn.
+/// What one turn cost.
 #[derive(Default)]
 struct Cost {
     cpu: Duration,

@@ -19,20 +19,20 @@ use crate::{
 /// Passes of each sweep.
 pub const PASSES: usize = size(5, 1);
 
-/// Passes of the sweeps, seconds.
+/// The time of each pass, in seconds.
 pub struct Sweeps {
     pub kernel: Figure,
     pub batch: Figure,
 }
 
-/// Passes over as many live flows, both kinds in turn.
+/// Passes over this many live flows, both kinds of sweep in turn.
 pub fn sweeps(count: u32) -> Result<Sweeps> {
     let mut peers = Peers::load(&["peer_lru", "peer_sweep"], &[("LRU", hash_entries(count))])?;
     let flows: Vec<_> = plane::addresses(0..count).collect();
     for flows in flows.chunks(PACKETS) {
         peers.run("peer_lru", Segment::Ack, flows)?;
     }
-    // Nothing is idle for so long.
+    // No flow is idle for this long.
     let timeout = Clock::jiffies()?.units_ceil(Duration::from_secs(3600));
     let mut sweeper = Sweeper::new();
     let (mut kernel, mut batch) = (Vec::new(), Vec::new());
@@ -51,13 +51,14 @@ pub fn sweeps(count: u32) -> Result<Sweeps> {
             swept.deleted
         );
         newest = swept.newest.saturating_sub(timeout);
-        // The first warms up.
+        // The first pass warms up.
         if pass > 0 {
             kernel.push(took.as_secs_f64());
             batch.push(swept.cpu.as_secs_f64());
         }
     }
-    // What is idle goes: in the kernel; and from userspace, whatever has come again.
+    // Now idle flows are deleted: by the kernel's sweep, then, after they have begun again, from
+    // userspace.
     thread::sleep(Duration::from_millis(100));
     let (_, _, deleted) = sweep(&mut peers, 1)?;
     ensure!(
@@ -79,7 +80,7 @@ pub fn sweeps(count: u32) -> Result<Sweeps> {
     })
 }
 
-/// One pass in the kernel: its time, flows met, flows deleted.
+/// One pass in the kernel. Returns its time, the flows met, and the flows deleted.
 fn sweep(peers: &mut Peers, timeout: u64) -> Result<(Duration, u64, u64)> {
     let mut pass = Array::<_, [u64; 4]>::try_from(peers.map_mut("PASS")?)?;
     pass.set(0, [timeout, 0, 0, 0], 0)?;

@@ -1,4 +1,4 @@
-//! A timer of the kernel for each flow.
+//! A kernel timer for each flow.
 
 use std::{thread, time::Duration};
 
@@ -16,13 +16,13 @@ use crate::{
     size,
 };
 
-/// Numbers of flows with a timer each.
+/// Numbers of flows, each with a timer.
 const TIMED: [u32; 2] = [1, 64];
-/// And the most that is tried.
+/// The most flows that are tried.
 const MOST_TIMED: u32 = 1 << 16;
 const ROUNDS: u32 = size(31, 1);
 
-/// A timer of the kernel for each flow.
+/// Measures a kernel timer for each flow.
 pub fn timers(report: &mut Report) -> Result<()> {
     report.say(&format!(
         "\nOne `bpf_timer` a flow, moved by every packet: nanoseconds a packet, median (least–most) of {ROUNDS} rounds \
@@ -69,7 +69,7 @@ pub fn timers(report: &mut Report) -> Result<()> {
             ratios[1]
         ));
     }
-    // How many can be had, and that they fire.
+    // Find out how many timers there can be, and that they fire.
     let mut peers = load_timers(Duration::from_secs(2))?;
     let flows: Vec<_> = plane::addresses(0..MOST_TIMED).collect();
     let mut had = Vec::new();
@@ -107,7 +107,7 @@ fn load_timers(timeout: Duration) -> Result<Peers> {
     Ok(peers)
 }
 
-/// Timeout, timers made, failures, the last one's errno.
+/// Timeout, timers made, failures, errno of the last failure.
 fn timers_of(peers: &Peers) -> Result<[u64; 4]> {
     Ok(Array::<_, [u64; 4]>::try_from(peers.map("TIMERS")?)?.get(&0, 0)?)
 }

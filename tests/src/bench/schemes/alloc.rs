@@ -1,17 +1,17 @@
-//! Counts what is allocated.
+//! Counts allocated memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// The system's allocator, and how many bytes it has given out and not got back.
+/// The system's allocator, with a count of the bytes that are allocated and not yet freed.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// No read-modify-write: the benches that ask have one thread, and an atomic addition would be
-/// charged to those that allocate a timer at a time.
+/// Not a read-modify-write: the benchmarks that use this have a single thread, and an atomic
+/// addition would be charged to the contenders that allocate one timer at a time.
 fn add(bytes: usize) {
     LIVE.store(
         LIVE.load(Ordering::Relaxed).wrapping_add(bytes),
@@ -19,11 +19,11 @@ fn add(bytes: usize) {
     );
 }
 
-// SAFETY: all is passed on to the system's allocator as it came.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(layout) }
     }
 

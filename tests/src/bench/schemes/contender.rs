@@ -1,4 +1,4 @@
-//! What is compared: the schemes, and two crates that people use.
+//! The contenders: the schemes, and two widely used crates.
 
 use std::{rc::Rc, task::Context, task::Poll, task::Waker, time::Duration};
 
@@ -15,34 +15,35 @@ use twheel_common::schemes::{
 
 use super::stopwatch;
 
-/// Slots of the wheels that have one level: more than the longest interval, as scheme 4 demands.
+/// Slots of the wheels with one level: more than the longest interval, which scheme 4 requires.
 pub const SLOTS: u32 = 1 << 16;
-/// Looks at a time, and what is found is handed out while it is in the cache.
+/// Timers to look at per call, so that what is found is handed out while it is in the cache.
 const BUDGET: usize = 256;
 
-/// A tick is 1 ms where it has a meaning. Each call is a batch, so that what it takes to get there
-/// does not count. All know their timers by what they are numbered in a vector of handles, except
-/// where ids are all there is.
+/// A tick is 1 ms for contenders to which the length matters. Each call is a batch, so that the
+/// cost of the call itself does not count. Contenders keep the handles of their timers in a vector,
+/// indexed by the timer's number, except those that only have ids.
 pub trait Contender {
     /// Starts a timer for each interval.
     fn start(&mut self, intervals: &[u32]);
-    /// Starts timers of these numbers again, which were stopped.
+    /// Starts the timers with these numbers again after they were stopped.
     fn start_again(&mut self, order: &[u32], intervals: &[u32]);
-    /// Moves the timers, in an order, to new intervals from now.
+    /// Re-arms the timers in this order, with new intervals from now.
     fn rearm(&mut self, order: &[u32], intervals: &[u32]);
-    /// Stops the timers, in an order.
+    /// Stops the timers in this order.
     fn stop(&mut self, order: &[u32]);
-    /// Lets time pass; not measured.
+    /// Lets time pass, unmeasured.
     fn pass(&mut self, ticks: u32);
-    /// Hands out all that is due; how many.
+    /// Hands out all timers that are due. Returns how many.
     fn expire(&mut self) -> usize;
 
-    /// Bytes of the vector of handles.
+    /// Size of the vector of handles, in bytes.
     fn handles(&self) -> usize {
         0
     }
 
-    /// Does both, tick by tick. How many were due, and how long that took.
+    /// Lets time pass and hands out timers, tick by tick. Returns how many were due, and how long
+    /// handing out took.
     fn tick(&mut self, ticks: u32) -> (usize, Duration) {
         let begin = stopwatch::start();
         let mut count = 0;
@@ -54,13 +55,14 @@ pub trait Contender {
     }
 }
 
-/// A contender's name, how to make one for so many timers, and up to how many it is measured.
+/// A contender: its name, a function that makes it for a number of timers, and the most timers that
+/// it is measured with.
 pub struct Entry {
-    /// As in the tables.
+    /// Its name in the tables.
     pub name: &'static str,
-    /// With space for the handles of so many timers, and none for the timers.
+    /// Allocates space for the handles of this many timers, but none for the timers.
     pub make: fn(usize) -> Box<dyn Contender>,
-    /// What is beyond takes minutes.
+    /// More timers would take minutes.
     pub most: usize,
 }
 
@@ -125,10 +127,10 @@ pub const ALL: [Entry; 11] = {
     ]
 };
 
-/// The one to beat.
+/// The contender to beat.
 pub const DELAY_QUEUE: &str = "tokio-util DelayQueue";
 
-/// What the bench asks for is possible.
+/// Unwraps what must succeed, because the benchmark asks only for what is possible.
 pub fn must<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("the bench asks for the impossible: {error}"))
 }
@@ -203,7 +205,7 @@ impl<S: Scheme<u64>> Contender for Ours<S> {
     }
 }
 
-/// On tokio's paused clock, so that time passes when it is told to.
+/// Runs on tokio's paused clock, so that time passes only when told to.
 struct Queue {
     queue: DelayQueue<u64>,
     keys: Vec<Key>,
@@ -270,7 +272,7 @@ impl Contender for Queue {
         self.now += ms(ticks);
         self.runtime.block_on(async {
             tokio::time::advance(ms(ticks)).await;
-            // The runtime's own wheel turns.
+            // Lets the runtime turn its own wheel.
             tokio::task::yield_now().await;
         });
     }
@@ -291,7 +293,7 @@ impl Contender for Queue {
 
     fn tick(&mut self, ticks: u32) -> (usize, Duration) {
         let (mut count, mut total) = (0, Duration::ZERO);
-        // Moving tokio's clock is not the queue's doing; nor is reading ours.
+        // The queue is not charged for moving tokio's clock, nor for reading the stopwatch.
         let mut reading = Duration::ZERO;
         for _ in 0..ticks {
             let begin = std::time::Instant::now();
@@ -305,8 +307,8 @@ impl Contender for Queue {
     }
 }
 
-/// Its timers are known by ids, through a hash map of its own. There is no moving one: it is
-/// cancelled and inserted.
+/// Its timers are known by ids, which it looks up in a hash map of its own. It cannot move a timer:
+/// the timer is cancelled and inserted again.
 #[derive(Default)]
 struct Quad {
     wheel: QuadWheelWithOverflow<IdOnlyTimerEntry<u64>>,
@@ -337,7 +339,7 @@ impl Contender for Quad {
     fn rearm(&mut self, order: &[u32], intervals: &[u32]) {
         for (id, interval) in order.iter().zip(intervals) {
             let id = u64::from(*id);
-            // It was not there if it has fired.
+            // Fails if the timer has already fired.
             let _ = self.wheel.cancel(&id);
             self.insert(id, *interval);
         }

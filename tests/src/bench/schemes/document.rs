@@ -1,4 +1,4 @@
-//! The page of figures.
+//! Writes the page of figures.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::report::Figure;
 
-/// Markdown.
+/// Returns the page as Markdown.
 pub fn write(machine: &str, how: &str, results: &Results) -> String {
     let mut text = format!("# Schemes\n\nBy `cargo xtask bench schemes`. {machine}.\n\n{how}");
     for operation in Operation::ALL {
@@ -116,7 +116,7 @@ fn peers(text: &mut String, results: &Results) {
     );
 }
 
-/// What a budget is good for.
+/// What a budget achieves.
 fn drains(text: &mut String, results: &Results) {
     let Some(n) = results.sizes.last() else {
         return;
@@ -145,7 +145,7 @@ fn drains(text: &mut String, results: &Results) {
     }
 }
 
-/// What a read costs in so many bytes.
+/// The cost of a read within this many bytes.
 fn read(results: &Results, bytes: f64) -> f64 {
     let after = results.misses.partition_point(|point| point.0 < bytes);
     let (Some(a), Some(b)) = (
@@ -160,7 +160,7 @@ fn read(results: &Results, bytes: f64) -> f64 {
     a.1 + (b.1 - a.1) * (bytes.ln() - a.0.ln()) / (b.0.ln() - a.0.ln())
 }
 
-/// Whether what an operation costs more with more timers is misses.
+/// Whether cache misses explain why an operation costs more with more timers.
 fn working_set(text: &mut String, results: &Results) {
     let (Some(&least), Some(&most)) = (results.sizes.first(), results.sizes.last()) else {
         return;

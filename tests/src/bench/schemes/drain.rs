@@ -1,4 +1,4 @@
-//! The longest call of the bookkeeping while very many timers are due at once.
+//! The longest call of the per-tick bookkeeping while very many timers are due at once.
 
 use twheel_common::schemes::{Hashed, Hierarchical, Scheme, Simple, Timers};
 
@@ -8,10 +8,10 @@ use super::{
     workload::Workload,
 };
 
-/// Looks that a call may have.
+/// How many timers a call may look at.
 pub const BUDGETS: [usize; 4] = [100, 1_000, 10_000, usize::MAX];
 
-/// The schemes that are drained.
+/// The schemes that are measured.
 pub const SCHEMES: [&str; 3] = ["4 simple", "6 hashed", "7 hierarchical"];
 
 fn make(name: &str) -> Box<dyn Scheme<u64>> {
@@ -22,8 +22,8 @@ fn make(name: &str) -> Box<dyn Scheme<u64>> {
     }
 }
 
-/// Microseconds of the longest call, each with the handing out of what it has found: the median of three
-/// drains, since one interrupt makes a call longer.
+/// The longest call in microseconds, which includes handing out what it has found. The median of
+/// three drains, because a single interrupt can lengthen a call.
 pub fn longest(name: &str, workload: &Workload, budget: usize) -> f64 {
     let drain = |_| {
         let mut timers = make(name);

@@ -1,11 +1,11 @@
-//! The figures of the paper that are not nanoseconds an operation.
+//! The figures of the paper that are not nanoseconds per operation.
 
 use twheel_common::schemes::{End, Hashed, Ordered, Scheme, Timers};
 
 use super::{contender::must, stopwatch, workload::Random};
 use crate::size;
 
-/// A straight line through points, by least squares: what it is at 0, and its slope.
+/// Fits a straight line to points by least squares. Returns its value at 0 and its slope.
 pub fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -19,10 +19,10 @@ pub fn line(points: &[(f64, f64)]) -> (f64, f64) {
     (y - slope * x, slope)
 }
 
-/// Element reads of an insertion into scheme 2, with about n timers armed: 2 that link it, and those
-/// of the search.
+/// Element reads of an insertion into scheme 2, with about n timers armed: the 2 that link the
+/// timer into the list, and those of the search.
 pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
-    /// Ticks of a mean interval: so many that no two deadlines are alike.
+    /// The mean interval in ticks: so long that no two deadlines are equal.
     const MEAN: f64 = 1e7;
     const INSERTIONS: u32 = size(20_000, 500);
     let mut random = Random(11);
@@ -30,7 +30,7 @@ pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
         let mut timers = Timers::new(Ordered::new(end));
         let (mut now, mut reads, mut armed) = (0.0, 0, 0.0);
         let mut insert = |random: &mut Random, timers: &mut Timers<(), Ordered>| {
-            // Timers come at random, at the rate that keeps n of them armed.
+            // Timers start at random times, at the rate that keeps n of them armed.
             now += random.exponential() * MEAN / n;
             while !timers.per_tick_bookkeeping(now as u64, usize::MAX) {}
             while timers.expiry_processing().is_some() {}
@@ -39,7 +39,7 @@ pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
             must(timers.start_timer(now as u64, interval, ()));
             armed as f64
         };
-        // Until none is left of those that found it empty.
+        // Until no timer is left that started while the list was still filling.
         for _ in 0..20 * n as u32 {
             insert(&mut random, &mut timers);
         }
@@ -57,7 +57,8 @@ pub fn insertion(end: End, draw: fn(&mut Random) -> f64) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// Nanoseconds of a tick of scheme 6, with so many timers a slot, none of which is due for long.
+/// Nanoseconds of a tick of scheme 6, by the number of timers per slot, none of which is due for
+/// long.
 pub fn hashed_tick() -> Vec<(f64, f64)> {
     const SLOTS: u32 = 256;
     const TURNS: u64 = size(64, 4);
@@ -80,13 +81,14 @@ pub fn hashed_tick() -> Vec<(f64, f64)> {
     [1, 2, 4, 6, 8, 12, 16].into_iter().map(point).collect()
 }
 
-/// Nanoseconds of one read of memory whose address the read before has told, in so many bytes.
+/// Nanoseconds of one memory read whose address depends on the previous read, within this many
+/// bytes.
 pub fn miss(bytes: usize) -> f64 {
     const LINE: usize = 64 / size_of::<u64>();
     const READS: usize = size(1 << 18, 1 << 10);
     let lines = (bytes / 64).max(2);
     let mut random = Random(13);
-    // One cycle through all lines (Sattolo).
+    // One cycle through all lines (Sattolo's algorithm).
     let mut next: Vec<usize> = (0..lines).collect();
     for at in (1..lines).rev() {
         next.swap(at, (random.unit() * at as f64) as usize);

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{Operation, Results, contender, workload::Intervals};
 use crate::plot::{Curve, draw};
 
-/// A plot of each operation, and one against the working set.
+/// A plot for each operation, and one against the working set.
 pub fn all(out: &Path, results: &Results) -> Result<()> {
     for operation in Operation::ALL {
         let curve = |(contender, entry): (usize, &contender::Entry)| {
@@ -30,7 +30,7 @@ pub fn all(out: &Path, results: &Results) -> Result<()> {
                 .into_iter();
             let curve = curve.filter_map(|(n, each)| {
                 let bytes = results.bytes.get(&(contender, n as u32))?;
-                // The driver's handles are read too.
+                // The driver's handles are read, too.
                 Some(((bytes + 8.0) * n, each))
             });
             curves.push((

@@ -1,19 +1,19 @@
-//! The CPU time of this thread: on a machine that others use too, the time on the wall tells more of
-//! them.
+//! Measures the CPU time of this thread. On a shared machine, wall-clock time would mostly show the
+//! load of others.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Since when.
+/// The CPU time at the start.
 pub struct Stopwatch(Duration);
 
 fn now() -> Duration {
-    // Every Linux has it.
+    // Every Linux has this clock.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// From now on.
+/// Starts a stopwatch.
 pub fn start() -> Stopwatch {
     Stopwatch(now())
 }

@@ -1,4 +1,4 @@
-//! Intervals and orders, the same in each round.
+//! The intervals and orders of timers, the same in each round.
 
 /// How long timers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -10,10 +10,10 @@ pub enum Intervals {
 }
 
 impl Intervals {
-    /// Both.
+    /// Both distributions.
     pub const ALL: [Self; 2] = [Self::Uniform, Self::Exponential];
 
-    /// As in the tables.
+    /// Its name in the tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -29,7 +29,7 @@ pub const LONGEST: u32 = (1 << 16) - 1;
 pub struct Random(pub u64);
 
 impl Random {
-    /// At least 0 and less than 1.
+    /// A number from 0 up to, but not including, 1.
     pub fn unit(&mut self) -> f64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -38,7 +38,7 @@ impl Random {
         bits as f64 / (1u64 << 53) as f64
     }
 
-    /// Of mean 1.
+    /// An exponentially distributed number of mean 1.
     pub fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
@@ -50,18 +50,19 @@ impl Random {
 
 /// What a round does.
 pub struct Workload {
-    /// Intervals of the starts.
+    /// Intervals for the starts.
     pub first: Vec<u32>,
-    /// Intervals of the re-arms: earlier or later, as it comes.
+    /// Intervals for the re-arms, earlier or later at random.
     pub again: Vec<u32>,
-    /// Intervals of the upper half of the range: for long, no tick has anything to do.
+    /// Intervals in the upper half of the range, so that for a long time no tick has anything to
+    /// do.
     pub far: Vec<u32>,
-    /// All timers, in an order of which no cache knows.
+    /// All timers in an order that no cache can predict.
     pub order: Vec<u32>,
 }
 
 impl Workload {
-    /// Of so many timers.
+    /// For this many timers.
     pub fn new(n: usize, intervals: Intervals) -> Self {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut draw = |count: usize| -> Vec<u32> {
