@@ -1,9 +1,4 @@
-<<<<<<< HEAD
 //! What others do, for comparison: flows in the kernel's LRU hash, `twheel-ebpf/src/bench/trackers.rs`.
-=======
-//! A common alternative for comparison: flows in the kernel's LRU hash,
-//! `twheel-ebpf/src/bench/lru.rs`.
->>>>>>> words-c4
 
 use std::collections::HashSet;
 

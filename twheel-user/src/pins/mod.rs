@@ -2,11 +2,7 @@
 //! instance is named after the first value of `--iface`, an interface or a pattern.
 //!
 //! ```text
-<<<<<<< HEAD
 //! /sys/fs/bpf/twheel/vN/4026531840-eth0/    network namespace (inode) and first interface
-=======
-//! /sys/fs/bpf/twheel/v18/4026531840-eth0/    network namespace (inode) and first interface
->>>>>>> words-c4
 //!     FLOWS WHEEL SLOTS EVENTS …            the maps
 //!     twheel_xdp twheel_egress …            the programs
 //!     xdp@eth0 ingress@eth0 egress@eth0     the BPF links
