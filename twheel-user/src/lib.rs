@@ -15,7 +15,7 @@
 //! | from start to end | [`daemon`] |
 //! | the capabilities of this process | [`privilege`] |
 //! | what is loaded, adopted, pinned | [`data_plane`], [`pins`], [`maps`] |
-//! | the interfaces as the programs know them, and their counters | [`watched`] |
+//! | the interfaces as the programs know them, and their counters | [`watched`], [`stack`] |
 //! | **attaching to an interface** | |
 //! | interfaces, and the kernel's notices of changes | [`interfaces`], [`notices`], [`netlink`] |
 //! | which hook, and how to attach there | [`hooks`], [`attach`], [`order`] |
@@ -88,6 +88,7 @@ pub mod quota;
 pub mod reap;
 pub mod ring;
 pub mod settings;
+pub mod stack;
 pub mod stepper;
 pub mod stepping;
 pub mod stub;
