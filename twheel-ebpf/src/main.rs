@@ -28,7 +28,7 @@ use twheel_ebpf::{
     count::{count_for, count_for_none, count_skip, is_watched},
     extension::{Context, Long, packed},
     frame::Frame,
-    policy::Place,
+    policy::{Place, Sight},
     step,
     touch::{Touched, touch},
     verifier::{given_mut, in_memory, masked},
@@ -48,7 +48,8 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let mut segment = MaybeUninit::uninit();
     let is_plain = !watched.has(Watched::IS_IP)
         && (parse_plain(&frame, wanted(), &mut segment)
-            || is_tagged(&frame) && xdp_parse_tagged(ctx.ctx, segment.as_mut_ptr()) == PARSED);
+            || is_tagged(&of_xdp(ctx.ctx))
+                && xdp_parse_tagged(ctx.ctx, segment.as_mut_ptr()) == PARSED);
     if !is_plain {
         segment.write(Segment::NONE);
         let network = xdp_network(ctx.ctx, watched.flags.into());
@@ -64,9 +65,11 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         interface,
         hook: Hook::Ingress,
         way: Way::of(interface, interface),
-        point: Point::new(watched.place.into(), Hook::Ingress),
+        sight: Sight::new(
+            Point::new(watched.place.into(), Hook::Ingress),
+            watched.has(Watched::IS_ABOVE),
+        ),
         is_forwarded: false,
-        may_be_known: watched.has(Watched::IS_ABOVE),
     };
     match touch(segment, clock::now(), place) {
         Touched::Refused => xdp_action::XDP_DROP,
@@ -147,16 +150,16 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
         Hook::Egress => added | skb.ingress_ifindex,
     };
     let is_forwarded = hook == Hook::Egress && is_watched(origin);
+    let may_be_known = match hook {
+        Hook::Ingress => watched.has(Watched::IS_ABOVE),
+        Hook::Egress => is_forwarded || watched.has(Watched::IS_BELOW),
+    };
     let place = Place {
         interface,
         hook,
         way: Way::of(interface, origin),
-        point: Point::new(watched.place.into(), hook),
+        sight: Sight::new(Point::new(watched.place.into(), hook), may_be_known),
         is_forwarded,
-        may_be_known: match hook {
-            Hook::Ingress => watched.has(Watched::IS_ABOVE),
-            Hook::Egress => is_forwarded || watched.has(Watched::IS_BELOW),
-        },
     };
     let touched = touch(segment, clock::now(), place);
     tell(ctx, touched);

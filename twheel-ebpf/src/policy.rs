@@ -26,12 +26,38 @@ pub struct Place {
     pub hook: Hook,
     /// The way by which it came.
     pub way: Way,
-    /// The observation point, as flows store it; none if there is one interface.
-    pub point: Point,
+    /// The observation point.
+    pub sight: Sight,
     /// Whether another interface saw it before, when it came in.
     pub is_forwarded: bool,
-    /// Whether another interface may have seen it before.
-    pub may_be_known: bool,
+}
+
+/// An observation point, none if there is one interface; and whether another interface may have
+/// seen the packet before. One number: `twheel_xdp` has no space on the stack for two. With more,
+/// Linux 6.1 counts 544 bytes of stack for it and what it calls, and refuses it.
+#[derive(Clone, Copy)]
+pub struct Sight(u32);
+
+impl Sight {
+    const MAY_BE_KNOWN: u32 = 1 << 16;
+
+    /// At this point.
+    #[inline(always)]
+    pub fn new(point: Point, may_be_known: bool) -> Self {
+        Self(u32::from(point.0) | u32::from(may_be_known) << 16)
+    }
+
+    /// The point, as flows store it.
+    #[inline(always)]
+    pub fn point(self) -> Point {
+        Point(self.0 as u16)
+    }
+
+    /// Whether another interface may have seen the packet before.
+    #[inline(always)]
+    pub fn may_be_known(self) -> bool {
+        self.0 & Self::MAY_BE_KNOWN != 0
+    }
 }
 
 /// The number of the rule that matches a new flow, by its first packet; 0 if none does.

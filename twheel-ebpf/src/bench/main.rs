@@ -40,7 +40,7 @@ use twheel_ebpf::{
     count::count_for,
     emit::{self, Ended, Stage},
     frame,
-    policy::{self, Place},
+    policy::{self, Place, Sight},
     rule, step, table,
     touch::{Touched, touch},
     verifier::in_memory,
@@ -484,9 +484,8 @@ fn see(frame: Frame) -> Option<Touched> {
         interface: 1,
         hook: Hook::Ingress,
         way: Way::of(1, 1),
-        point: Point::new(watched.place.into(), Hook::Ingress),
+        sight: Sight::new(Point::new(watched.place.into(), Hook::Ingress), false),
         is_forwarded: false,
-        may_be_known: false,
     };
     let wanted = Wanted {
         protocols: Protocols::TCP,

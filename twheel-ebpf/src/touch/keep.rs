@@ -56,7 +56,13 @@ pub const TAKEN: u64 = 4;
 pub fn note_point(flow: Hot, segment: &Segment, now: u64, place: Place, changed: u64) {
     if config!(watched) != 0 {
         let taken = (changed & TAKEN) as u32;
-        point::point_note(flow.index(), segment, now, place.point.0.into(), taken);
+        point::point_note(
+            flow.index(),
+            segment,
+            now,
+            place.sight.point().0.into(),
+            taken,
+        );
     }
 }
 

@@ -58,7 +58,7 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
             };
             match config!(watched) {
                 0 => count(counter),
-                _ => count_at(place.point.place(), counter),
+                _ => count_at(place.sight.point().place(), counter),
             }
             return Touched::Known;
         }
@@ -80,10 +80,17 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Plac
     if is_kept {
         flags |= point::NOTES;
     }
-    if place.may_be_known {
+    if place.sight.may_be_known() {
         flags |= point::MAY_BE_KNOWN;
     }
-    if point::point_see(flow.index(), segment, now, place.point.0.into(), flags) == 0 {
+    if point::point_see(
+        flow.index(),
+        segment,
+        now,
+        place.sight.point().0.into(),
+        flags,
+    ) == 0
+    {
         return false;
     }
     if word.is_older_than(now) {
