@@ -223,6 +223,7 @@ impl Watch {
             flags: Watched::IS_ABOVE | Watched::IS_BELOW | flags,
         };
         self.alive.insert(interface, place);
+        self.above.remove(&interface);
         self.told.insert(interface, watched);
         self.programs.tell(interface, watched)
     }
@@ -258,13 +259,14 @@ impl Watch {
             .filter(|top| all_below(below, **top).any(|it| self.alive.contains_key(&it)))
             .copied()
             .collect();
-        for interface in mem::replace(&mut self.above, above.clone()) {
-            if !self.is_told(interface) {
-                self.programs.forget(interface)?;
-            }
+        let before = mem::replace(&mut self.above, above);
+        for interface in before.difference(&self.above) {
+            self.programs.forget(*interface)?;
         }
-        let tell = |interface| self.programs.tell(interface, Watched::IS_SEEN_BELOW);
-        above.into_iter().try_for_each(tell)
+        for interface in self.above.difference(&before) {
+            self.programs.tell(*interface, Watched::IS_SEEN_BELOW)?;
+        }
+        Ok(())
     }
 
     /// The interface is no longer watched. Its counters stay.

@@ -15,9 +15,8 @@ use twheel_tests::{
 
 use crate::lab::*;
 
-/// A router whose first host is behind a bridge, which has the router's address there.
-fn bridged() -> Result<Lab> {
-    let lab = Lab::new(2)?;
+/// Puts a bridge before the router's first leg, with the router's addresses there.
+fn bridge(lab: &Lab) -> Result<()> {
     lab.router.ip("link add br0 type bridge")?;
     lab.router.ip("link set br0 up")?;
     lab.router.ip("addr flush dev leg0")?;
@@ -26,7 +25,13 @@ fn bridged() -> Result<Lab> {
         lab.router
             .add_address(address(family, 0, 1), length, "br0")?;
     }
-    Ok(lab)
+    Ok(())
+}
+
+/// twheel counts what conntrack counts, and ignores nothing.
+fn agree_on_all(lab: &Lab) -> Result<()> {
+    agree((&lab.router, "leg0"), &lab.conntrack, |_, _| true, 16)?;
+    nothing_is_ignored(&lab.router)
 }
 
 /// Packets that interfaces have counted are those of conntrack.
@@ -44,13 +49,12 @@ fn counted_once(lab: &Lab) -> Result<()> {
 #[test]
 fn a_bridge_that_is_not_named_between_two_legs_that_are() -> Result<()> {
     require_root();
-    let lab = bridged()?;
+    let lab = Lab::new(2)?;
+    bridge(&lab)?;
     let twheel = lab.watch(&["leg0", "leg1"], &[])?;
-    let open = lab.talk()?;
-    agree((&lab.router, "leg0"), &lab.conntrack, |_, _| true, 16)?;
-    nothing_is_ignored(&lab.router)?;
+    let _open = lab.talk()?;
+    agree_on_all(&lab)?;
     counted_once(&lab)?;
-    drop(open);
     ensure!(twheel.stop()?.code() == Some(0));
     Ok(())
 }
@@ -61,20 +65,11 @@ fn a_bridge_that_comes_between_later() -> Result<()> {
     require_root();
     let lab = Lab::new(2)?;
     let twheel = lab.watch(&["leg*"], &[])?;
-    lab.router.ip("link add br0 type bridge")?;
-    lab.router.ip("link set br0 up")?;
-    lab.router.ip("addr flush dev leg0")?;
-    lab.router.ip("link set leg0 master br0")?;
-    for (family, length) in [(Family::V4, 24), (Family::V6, 64)] {
-        lab.router
-            .add_address(address(family, 0, 1), length, "br0")?;
-    }
+    bridge(&lab)?;
     // As long as it may take until the programs know.
     thread::sleep(Duration::from_millis(500));
-    let open = lab.talk()?;
-    agree((&lab.router, "leg0"), &lab.conntrack, |_, _| true, 16)?;
-    nothing_is_ignored(&lab.router)?;
-    drop(open);
+    let _open = lab.talk()?;
+    agree_on_all(&lab)?;
     ensure!(twheel.stop()?.code() == Some(0));
     Ok(())
 }
