@@ -40,7 +40,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     refused(
         &once(&["flows", "state == foo"])?,
         2,
-        "filter, column 10: no state is called `foo`",
+        "filter, column 10: unknown state `foo`",
     );
     refused(&once(&["flows", "bytes > 1"])?, 2, "--accounting");
     refused(

@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
             2,
             "already has a zone",
         ),
-        (&zones.concat(), 2, "one zone too many"),
+        (&zones.concat(), 2, "is too many: a run has a capacity of"),
         (
             &["--iface", "veth*,nothing0"],
             5,
