@@ -229,13 +229,13 @@ fn pins_that_a_run_refuses() -> Result<()> {
     ];
     let twheel = Twheel::start(&host, &keep)?;
     let (found, _) = examine(&host, &["--iface", SERVER])?;
-    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    check(&found, "instance", "fail", "also has other", Some(&detach))?;
     let both = &keep[..4];
     let (found, _) = examine(&host, both)?;
     check(&found, "instance", "fail", "second run", Some("stop"))?;
     twheel.stop()?;
     let found = refused(&host, &["--iface", SERVER])?;
-    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    check(&found, "instance", "fail", "also has other", Some(&detach))?;
     let found = refused(&host, &[both, &["--max-flows", "5000"]].concat())?;
     let words = "were made with --max-flows 131072";
     check(&found, "instance", "fail", words, Some("twheel detach"))?;

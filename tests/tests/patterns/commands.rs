@@ -52,7 +52,7 @@ fn an_instance_is_found_by_its_pattern_and_its_interfaces() -> Result<()> {
         // Not all of it is asked for.
         let ended = lab.host.twheel_once(&["run", "--iface", "veth*"])?;
         ensure!(
-            ended.code() == Some(6) && ended.stderr.contains("holds eth.7 as well"),
+            ended.code() == Some(6) && ended.stderr.contains("also has eth.7"),
             "{ended:?}"
         );
         let ended = lab.host.twheel_once(&["detach", "--iface", "veth*"])?;
