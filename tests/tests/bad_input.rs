@@ -154,7 +154,7 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
             check_refused(
                 &ended,
                 Kind::Interface,
-                &[SERVER, "already carries another XDP program", "detach"],
+                &[SERVER, "already has another XDP program", "detach"],
             )
             .with_context(|| format!("{mode}, then {wanted:?}"))?;
             ensure!(host.instances()?.is_empty(), "left: {:?}", host.instances());
@@ -177,7 +177,7 @@ fn of_two_interfaces_neither_is_attached_if_the_second_is_taken() -> Result<()> 
     let ended = host.twheel_once(&[&both[..], &["--hook", "xdp"]].concat())?;
     ensure!(ended.code() == Some(Kind::Interface as i32), "{ended:?}");
     ensure!(
-        ended.stderr.contains(&format!("{SERVER} already carries")),
+        ended.stderr.contains(&format!("{SERVER} already has")),
         "{ended:?}"
     );
     host.check_clean("other")?;

@@ -195,7 +195,7 @@ fn other_peoples_filters_go_on_beside_it() -> Result<()> {
     };
     check(false)?;
     let twheel = start(host, &["clsact", "--keep"])?;
-    let stderr = twheel.await_stderr("stands before twheel's (priority 1)")?;
+    let stderr = twheel.await_stderr("another filter (priority 1) comes before twheel's")?;
     ensure!(stderr.contains("both directions"), "{stderr}");
     check(true)?;
     // It sees what they let pass, and what the one behind it drops.

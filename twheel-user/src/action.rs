@@ -12,7 +12,7 @@ use twheel_common::{event::Event, named};
 pub enum Action {
     /// Later packets are dropped.
     EnforceDrop = 1,
-    /// Later packets are answered by a RST.
+    /// Later packets are answered with a RST.
     EnforceReset = 2,
     /// Both ends get a RST.
     Reset = 4,
@@ -79,12 +79,14 @@ impl Actions {
         let action = |name: &str| {
             Action::from_name(name).ok_or_else(|| {
                 let names = Action::ALL.map(Action::name).join(", ");
-                format!("no action is called `{name}`: there are {names}; or none of them, `none`")
+                format!("unknown action `{name}`: give `none`, or some of {names}")
             })
         };
         let actions: Self = list.split(',').map(action).collect::<Result<_, _>>()?;
         if actions.iter().filter(|action| action.enforces()).count() > 1 {
-            return Err("packets are dropped or answered, not both".to_owned());
+            return Err(
+                "enforce=drop and enforce=reset exclude each other: give only one".to_owned(),
+            );
         }
         Ok(actions)
     }
@@ -148,31 +150,31 @@ named! {
         Nothing = "nothing",
         /// failed
         Failed = "failed",
-        /// not done: the flow came back
+        /// not done: the flow is active again
         Back = "back",
-        /// not done: by the kernel's own clocks the connection was not idle for that long; its flow is tracked again
+        /// not done: the kernel saw activity within the timeout; the flow is tracked again
         Alive = "alive",
-        /// not done: not both sides of the connection were seen, or nobody has acknowledged its FIN
+        /// not done: packets of only one side were seen, or a FIN was not acknowledged
         OneSided = "one_sided",
-        /// not done: the flow is in a VLAN or zone, and what is here may be of another
+        /// not done: outside its VLAN, zone or namespace, its addresses may be those of another flow
         OtherZone = "other_zone",
-        /// not done: packets that would have begun flows found no room, and this may be one that came back
+        /// not done: the flow may be active again: some packets found no free record in the table
         Unknown = "unknown",
-        /// not done: the policy asks for it no more
+        /// not done: the policy no longer asks for it
         Revoked = "revoked",
-        /// not done: the flow is protected
+        /// not done: --protect excludes the flow
         Protected = "protected",
-        /// not done: too large a share was to be reaped
+        /// not done: the reaper is paused (--reap-max-share)
         Paused = "paused",
-        /// not done: the queue was full, or the run ended first
+        /// not done: the reaper's queue was full, or the run ended first
         Overrun = "overrun",
-        /// would be done, but for --dry-run
+        /// would be done without --dry-run
         Would = "would",
     }
 }
 
 impl Outcome {
-    /// Returns `Done` if the action was done before the rest was stopped, else `why`.
+    /// Returns `Done` if the action was done before the others were stopped, else `why`.
     pub(crate) fn or(self, why: Self) -> Self {
         match self {
             Self::Done => Self::Done,

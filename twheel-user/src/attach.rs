@@ -67,7 +67,7 @@ pub fn check_name(interface: &str) -> Result<()> {
     Err(Failure::new(
         Kind::Interface,
         format!(
-            "{}: an interface with control characters in its name: rename it",
+            "{}: the interface's name has control characters: rename it",
             interface.escape_debug()
         ),
     )
@@ -82,7 +82,8 @@ pub fn check_interface(interface: &str) -> Result<Interface> {
         Failure::new(
             Kind::Interface,
             format!(
-                "no interface {interface} here ({error}): `ip link` lists them, and `twheel run --wait-iface` waits"
+                "there is no interface {interface} ({error}): `ip link` lists those that exist; \
+                 `twheel run --wait-iface` waits for one"
             ),
         )
     })?;
@@ -164,7 +165,7 @@ pub fn attach(
     }
 }
 
-/// Whether the interface carries an XDP program that is not this instance's. It may be another
+/// Whether the interface has an XDP program that is not this instance's. It may be another
 /// instance's.
 fn has_others(interface: &str, instance: &Instance) -> Result<bool> {
     let own = hooks::program(&instance.link(Hook::Xdp, interface));
@@ -234,7 +235,7 @@ fn see_xdp(
     let asked = hooks.mode.is_some_and(|mode| mode != Mode::Auto);
     if asked && pinned(instance, Hook::Xdp, interface)?.is_some() {
         // The kernel does not say in which mode a BPF link is attached, and cannot change the mode.
-        log::warn!("{interface}: attached anew for --mode; packets in between are not seen");
+        log::warn!("{interface}: attached again for --mode; packets in between were not seen");
         instance.unpin(Hook::Xdp, interface)?;
     }
     if adopt_xdp(program, instance, interface)? {
@@ -311,7 +312,7 @@ fn adopt_xdp(program: &mut Xdp, instance: &Instance, interface: &str) -> Result<
     let Some(link) = pinned(instance, Hook::Xdp, interface)? else {
         return Ok(false);
     };
-    let link = XdpLink::try_from(link).context("the pinned link is not one of XDP")?;
+    let link = XdpLink::try_from(link).context("the pinned BPF link is not an XDP link")?;
     if let Ok(id) = program.attach_to_link(link) {
         // The pin keeps the BPF link alive, so this handle may be dropped.
         drop(program.take_link(id)?);
@@ -375,17 +376,17 @@ fn why_not_native(interface: &str, hooks: &Hooks, error: ProgramError) -> String
 fn explain(interface: &str, mode: Mode, error: ProgramError) -> anyhow::Error {
     let message = if is_taken(errno(&error)) {
         format!(
-            "{interface} already carries another XDP program: see `ip link show {interface}`, and detach that one first, or \
-             give --hook tcx, which goes beside it"
+            "{interface} already has another XDP program: detach it first \
+             (`ip link show {interface}` shows it), or use --hook tcx, which works beside it"
         )
     } else {
         let by = Incoming::Xdp(mode).name();
-        format!("cannot attach to {interface} by {by}: try --hook auto")
+        format!("cannot attach to {interface} with {by}: try --hook auto")
     };
     anyhow::Error::new(error).context(Failure::new(Kind::Interface, message))
 }
 
-/// Whether the interface of this name carries this XDP program.
+/// Whether the interface of this name has this XDP program.
 fn carries(interface: &str, program: u32) -> Result<bool> {
     let found = interfaces::one(interface).ok();
     Ok(found.is_some_and(|found| found.xdp.iter().any(|(_, id)| *id == program)))
@@ -412,7 +413,7 @@ fn interface_of(link: &FdLink) -> Result<u32> {
             return Ok(interface);
         }
     }
-    bail!("what is pinned as a link is on no interface: `twheel detach` removes it")
+    bail!("a pinned BPF link is attached to no interface: remove it with `twheel detach`")
 }
 
 /// Attaches TCX for one direction. Returns whether an earlier run's BPF link was taken over.
@@ -427,13 +428,13 @@ fn attach_tcx(
         Way::In => (
             Hook::Ingress,
             TcAttachType::Ingress,
-            "come into",
+            "incoming",
             "--hook clsact",
         ),
         Way::Out => (
             Hook::Egress,
             TcAttachType::Egress,
-            "go out of",
+            "outgoing",
             "--egress clsact",
         ),
     };
@@ -443,7 +444,7 @@ fn attach_tcx(
         let is_here = interface_of(&link)? == index;
         let own = link.info()?.program_id();
         let link =
-            SchedClassifierLink::try_from(link).context("the pinned link is not one of TCX")?;
+            SchedClassifierLink::try_from(link).context("the pinned BPF link is not a TCX link")?;
         let stands = match &hooks.order {
             Some(order) if is_here => {
                 let all = tcx::others(index, way, None, &hooks.names)?;
@@ -453,7 +454,7 @@ fn attach_tcx(
             _ => true,
         };
         if !stands {
-            log::warn!("{interface}: moved, as --order says; packets in between are not seen");
+            log::warn!("{interface}: moved for --order; packets in between were not seen");
         } else if is_here && let Ok(id) = program.attach_to_link(link) {
             drop(program.take_link(id)?);
             return Ok(true);
@@ -476,8 +477,8 @@ fn attach_tcx(
     let id = attached.context(Failure::new(
         Kind::Unsupported,
         format!(
-            "packets that {what} {interface} cannot be seen by TCX: has this kernel CONFIG_NET_XGRESS? `{instead}` does \
-             without"
+            "cannot see {what} packets of {interface} with TCX (has this kernel \
+             CONFIG_NET_XGRESS?): `{instead}` works without it"
         ),
     ))?;
     let link = FdLink::try_from(program.take_link(id)?)
@@ -497,7 +498,7 @@ fn pin(link: FdLink, instance: &Instance, hook: Hook, interface: &str) -> Result
     let path = instance.link(hook, interface);
     // If pinning fails, the BPF link is dropped, which detaches the program.
     link.pin(&path)
-        .with_context(|| format!("cannot pin the link at {}", path.display()))?;
+        .with_context(|| format!("cannot pin the BPF link at {}", path.display()))?;
     Ok(())
 }
 
@@ -509,6 +510,6 @@ fn pinned(instance: &Instance, hook: Hook, interface: &str) -> Result<Option<FdL
         {
             Ok(None)
         }
-        Err(error) => Err(error).context("cannot open the pinned link"),
+        Err(error) => Err(error).context("cannot open the pinned BPF link"),
     }
 }

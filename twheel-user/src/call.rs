@@ -87,7 +87,7 @@ impl Callable {
     /// Low 32 bits of the data plane's clock, in units, as the sweeping program returns them.
     pub fn now(&self) -> Result<u32> {
         let call = self.sweep(Sweep::default());
-        Ok(call.context("cannot ask the data plane for the time")?.now)
+        Ok(call.context("cannot read the data plane's clock")?.now)
     }
 
     /// Calls the sweeping program once, on the CPU that the calling thread is pinned to.
@@ -98,7 +98,7 @@ impl Callable {
     /// Enters a flow, on the current CPU.
     pub fn enter(&self, call: Enter) -> Result<()> {
         run(&self.program, self.answers.as_ref(), &mut [call])
-            .context("cannot run the program that enters a flow")
+            .context("cannot run the program that adds a flow")
     }
 
     /// Deletes flows from the wheel of the CPU that the calling thread is pinned to. Each entry's
@@ -121,14 +121,14 @@ pub fn step(program: &Xdp, answers: Option<&Answers>, budget: u32) -> Result<Ste
 /// As [`Callable::sweep`].
 pub fn sweep(program: &Xdp, answers: Option<&Answers>, call: Sweep) -> Result<Sweep> {
     let mut call = [call];
-    run(program, answers, &mut call).context("cannot run the program that sweeps")?;
+    run(program, answers, &mut call).context("cannot run the sweeping program")?;
     Ok(call[0])
 }
 
 /// As [`Callable::delete`].
 pub fn delete(program: &Xdp, answers: Option<&Answers>, entries: &mut [Delete]) -> Result<()> {
     for entries in entries.chunks_mut(MAX_DELETES) {
-        run(program, answers, entries).context("cannot run the program that deletes")?;
+        run(program, answers, entries).context("cannot run the deleting program")?;
     }
     Ok(())
 }
@@ -177,9 +177,11 @@ fn live(program: &Xdp, answers: &Answers, call: &mut [u8]) -> Result<()> {
     let answer = match answers.0.get(&number, 0) {
         Ok(answer) => answer,
         Err(MapError::KeyNotFound) => {
-            anyhow::bail!("the program's answer is gone: too many programs are run at once")
+            anyhow::bail!(
+                "the program's result was overwritten: too many programs run at once: try again"
+            )
         }
-        Err(error) => return Err(error).context("cannot read the program's answer"),
+        Err(error) => return Err(error).context("cannot read the program's result"),
     };
     let bytes = answer.iter().flat_map(|word| word.to_ne_bytes());
     for (place, byte) in call.iter_mut().zip(bytes) {

@@ -28,6 +28,9 @@ pub fn pin_to(cpu: u32) -> Result<()> {
     set.set(cpu as usize)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
         .with_context(|| {
-            format!("cannot run on CPU {cpu}, whose wheel must be stepped there: is a cpuset in the way?")
+            format!(
+                "cannot run on CPU {cpu}, which twheel needs for the wheel of that CPU: does a \
+                 cpuset exclude it?"
+            )
         })
 }

@@ -33,9 +33,9 @@ use crate::{
     progress, reap,
 };
 
-/// How long the ring of events may stay full before its reader is taken for gone.
+/// How long the ring of events may stay full before a deletion assumes that nobody reads it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two looks at a full ring.
+/// How long to wait before a full ring is checked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The result of a deletion.
@@ -54,7 +54,7 @@ impl fmt::Display for Tally {
         write!(f, "{} flows deleted", self.done)?;
         match self.changed {
             0 => Ok(()),
-            changed => write!(f, ", {changed} had a packet or an end meanwhile"),
+            changed => write!(f, ", {changed} not: they had a packet or ended meanwhile"),
         }
     }
 }
@@ -68,7 +68,7 @@ pub struct Unread {
     events: Events,
     history: Option<Writer>,
     tally: Arc<LoaderCounters>,
-    /// The ring holds others' events, which no running twheel has printed yet.
+    /// The ring holds events of other flows, which no running twheel has printed yet.
     left: bool,
     /// Actions that were requested for the deleted flows.
     asked: u64,
@@ -99,12 +99,12 @@ impl Unread {
             asked: 0,
         };
         unread.keep()?;
-        // Events that are already in the ring are not of this deletion.
+        // Events that are already in the ring do not belong to this deletion.
         unread.left = unread.events.has_unreleased();
         Ok(Some(unread))
     }
 
-    /// Writes the new events to the history, and leaves them in the ring.
+    /// Writes the new events to the history; they stay in the ring.
     fn keep(&mut self) -> Result<()> {
         let mut batch = Vec::new();
         self.events.read(&mut batch, usize::MAX);
@@ -125,8 +125,8 @@ impl Unread {
         Ok(())
     }
 
-    /// If all events are of this deletion, they are released. Otherwise they stay in the ring, for
-    /// the next run to print and act upon.
+    /// If all events belong to this deletion, they are released. Otherwise they stay in the ring,
+    /// for the next run to print and act upon.
     fn end(&mut self) -> Result<()> {
         self.keep()?;
         if !self.left {
@@ -135,8 +135,8 @@ impl Unread {
         Ok(())
     }
 
-    /// Releases events to make room for more. Actions that were requested for their flows are not
-    /// done; the next run counts them.
+    /// Releases events, so that the ring has space for more. Actions that were requested for their
+    /// flows are not done; the next run counts them.
     fn make_room(&mut self) -> Result<()> {
         self.keep()?;
         self.left = false;
@@ -179,7 +179,7 @@ pub fn delete_all(
                 Ok(deletion.tally)
             })
             .join()
-            .unwrap_or_else(|_| Err(anyhow!("the thread that deletes panicked")))
+            .unwrap_or_else(|_| Err(anyhow!("the deleting thread panicked")))
     })
 }
 
@@ -272,7 +272,7 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
                     Some(Deleted::RingFull | Deleted::Posted) => left.push(*entry),
                     None => {
                         return Err(anyhow!("outcome {}", answer.outcome))
-                            .context("the program that deletes gives an answer that is none");
+                            .context("invalid result from twheel_delete");
                     }
                 }
             }
@@ -280,14 +280,15 @@ impl<C: Fn(&Flow, u32) -> bool> Deletion<'_, C> {
                 since = Instant::now();
             } else if since.elapsed() > PATIENCE {
                 return Err(Failure::new(
-                Kind::Other,
-                format!(
-                    "{} flows deleted; the rest stay, since nobody reads the events: run twheel on the \
-                     interface meanwhile, or remove the instance with `twheel detach`",
-                    tally.done
-                ),
-            )
-            .into());
+                    Kind::Other,
+                    format!(
+                        "{} flows deleted, the others not: the ring of events is full, and nobody \
+                         reads it: start `twheel run` on the interface, or remove the instance \
+                         with `twheel detach`",
+                        tally.done
+                    ),
+                )
+                .into());
             }
             batch = left;
             match &mut self.unread {

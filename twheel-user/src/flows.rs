@@ -140,14 +140,14 @@ impl Flows {
     ///
     /// # Errors
     ///
-    /// The answer cannot be told: the table cannot be mapped, or a record keeps changing.
+    /// The answer is unknown: the table cannot be mapped, or a record keeps changing.
     pub fn find(&self, hash: &Hash, key: &FlowKey) -> Result<Option<Flow>> {
         let maps = self.maps()?;
         let home = hash.place(key).home;
-        // Looks through the key's whole window: packets find what stands there.
+        // Looks through the key's whole window: packets find every flow there.
         for index in home..(home + table::WINDOW).min(self.count) {
             let flow = maps.read(index);
-            let flow = flow.map_err(|Changed| anyhow!("a record changes all the time"))?;
+            let flow = flow.map_err(|Changed| anyhow!("a record keeps changing: try again"))?;
             if flow.is_some_and(|flow| flow.key == *key) {
                 return Ok(flow);
             }
@@ -193,7 +193,7 @@ struct Values {
 impl Values {
     fn new<T>(map: &Map) -> Result<Self> {
         let Map::Array(data) = map else {
-            anyhow::bail!("it is no array");
+            anyhow::bail!("it is not an array");
         };
         let info: MapInfo = data.info()?;
         ensure!(

@@ -17,7 +17,7 @@ use crate::{
     tcx,
 };
 
-/// By what incoming packets are to be seen.
+/// The hook for incoming packets, as the user chose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ingress {
     /// Native XDP if the driver has it and no other program uses it, else as `tcx`; never generic XDP
@@ -41,7 +41,7 @@ pub enum Mode {
     Generic,
 }
 
-/// Whether packets that go out are seen too.
+/// The hook for outgoing packets, as the user chose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Egress {
     /// TCX if the kernel has it (6.6), else a clsact filter; if neither works, only incoming packets are seen
@@ -65,16 +65,16 @@ pub enum Outgoing {
     Clsact,
 }
 
-/// What the user asked for concerning hooks.
+/// The user's choice of hooks.
 #[derive(Clone, Debug)]
 pub struct Hooks {
-    /// How incoming packets are to be seen.
+    /// The hook for incoming packets.
     pub ingress: Ingress,
-    /// Where XDP is to run; `None` if the user did not say.
+    /// Where XDP runs; `None` if the user did not choose.
     pub mode: Option<Mode>,
-    /// How outgoing packets are to be seen.
+    /// The hook for outgoing packets.
     pub egress: Egress,
-    /// Where twheel's programs are to stand among those of others; `None` if the user did not say.
+    /// The position of twheel's programs among those of others; `None` if the user did not choose.
     pub order: Option<Order>,
     /// Packets are answered with a RST.
     pub resets: bool,
@@ -124,7 +124,8 @@ pub struct Choice {
 }
 
 /// Why XDP does not see VLAN tags.
-pub const HIDES_TAGS: &str = "the card takes VLAN tags out of frames, so XDP does not see them";
+pub const HIDES_TAGS: &str =
+    "the network card removes VLAN tags from frames, so XDP does not see them";
 
 /// How to make the tags visible.
 pub fn shows_tags(interface: &str) -> String {
@@ -185,7 +186,7 @@ impl Hooks {
         Ok(choice)
     }
 
-    /// Whether VLAN tags are part of the key, but the card takes them out of frames before XDP sees
+    /// Whether VLAN tags are part of the key, but the card removes them from frames before XDP sees
     /// them.
     pub fn hides_tags(&self, interface: &Interface, known: &Known) -> bool {
         self.vlans && known.is_tagged(interface) && interfaces::strips_vlan_tags(&interface.name)
@@ -206,12 +207,12 @@ impl Hooks {
             Ingress::Auto | Ingress::Xdp => Kind::Interface,
             Ingress::Tcx | Ingress::Clsact => Kind::Usage,
         };
-        let why = choice.why.as_deref().unwrap_or("as --hook says");
+        let why = choice.why.as_deref().unwrap_or("as --hook requests");
         Failure::new(
             kind,
             format!(
-                "{interface}: enforce=reset takes XDP, and incoming packets would be seen by {} ({why}): give --hook xdp, or \
-                 enforce=drop",
+                "{interface}: enforce=reset needs XDP, but incoming packets would be seen by {} \
+                 ({why}): give --hook xdp, or use enforce=drop",
                 choice.by.name()
             ),
         )
@@ -228,7 +229,7 @@ impl Hooks {
         }
     }
 
-    /// Fails if the program beside which twheel's are to stand is at none of twheel's hooks.
+    /// Fails if the program that `--order` names is on none of twheel's hooks.
     fn check_order(
         &self,
         directory: Option<&Path>,
@@ -277,7 +278,10 @@ impl Hooks {
             .flat_map(|(_, others)| others)
             .any(|it| it.name.is_none());
         let hint = match unnamed {
-            true => " (names of programs take CAP_SYS_ADMIN at the start: give id:N)",
+            true => {
+                " (without CAP_SYS_ADMIN at the start, twheel cannot read the names of programs: \
+                 give id:N)"
+            }
             false => "",
         };
         Err(Failure::new(
@@ -291,7 +295,7 @@ impl Hooks {
     }
 }
 
-/// Chooses by the facts alone, without asking the kernel.
+/// Chooses from the facts, without asking the kernel.
 fn choose(hooks: &Hooks, facts: &Facts<'_>) -> Choice {
     let by = |by| Choice {
         by,

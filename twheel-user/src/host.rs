@@ -98,18 +98,18 @@ pub fn release() -> String {
 pub fn check_kernel() -> Result<()> {
     for (kind, name) in TYPES {
         let known = is_program_supported(kind)
-            .with_context(|| format!("cannot ask the kernel for {name}"))?;
+            .with_context(|| format!("cannot find out whether the kernel has {name}"))?;
         if !known {
             return complain(&release(), &[format!("{name} (CONFIG_NET)")]);
         }
     }
     let mut missing = Vec::new();
-    if !loads(&EXCHANGES).context("cannot ask the kernel for atomic operations")? {
+    if !loads(&EXCHANGES).context("cannot find out whether the kernel has atomic operations")? {
         missing.push("atomic exchange (Linux 5.12)".to_owned());
     }
     for (helper, name, since) in HELPERS {
         let known = is_helper_supported(ProgramType::Xdp, helper)
-            .with_context(|| format!("cannot ask the kernel for {name}"))?;
+            .with_context(|| format!("cannot find out whether the kernel has {name}"))?;
         if !known {
             missing.push(format!("{name} (Linux {since})"));
         }
@@ -124,8 +124,8 @@ pub(crate) fn is_off(jit: Option<&str>) -> bool {
 
 fn check_jit(setting: Option<&str>) -> Result<()> {
     if is_off(setting) {
-        let message = "the JIT of BPF is off, and the interpreter cannot run the programs: \
-                       `sysctl -w net.core.bpf_jit_enable=1`";
+        let message = "the BPF JIT is off, and the kernel's interpreter cannot run twheel's \
+                       programs: run `sysctl -w net.core.bpf_jit_enable=1`";
         return Err(Failure::new(Kind::Unsupported, message.to_owned()).into());
     }
     Ok(())
@@ -160,7 +160,8 @@ fn complain(release: &str, missing: &[String]) -> Result<()> {
     Err(Failure::new(
         Kind::Unsupported,
         format!(
-            "kernel {release} has no {}: twheel needs Linux {OLDEST_KERNEL}, or an older one with all of this",
+            "kernel {release} has no {}: twheel needs Linux {OLDEST_KERNEL}, or an older one with \
+             all of this",
             missing.join(", no ")
         ),
     )
@@ -176,7 +177,8 @@ pub(crate) fn check_capabilities() -> Result<()> {
     Err(Failure::new(
         Kind::Permission,
         format!(
-            "not permitted to load BPF programs: no {}: run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+            "not permitted to load BPF programs: no {}: run as root, or with CAP_BPF, CAP_PERFMON \
+             and CAP_NET_ADMIN",
             missing.join(", no ")
         ),
     )

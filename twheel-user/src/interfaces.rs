@@ -147,8 +147,8 @@ impl Interface {
     pub fn layer(&self) -> Result<LinkLayer> {
         self.layer.ok_or_else(|| {
             let message = format!(
-                "{} is of type {}, which twheel does not read: give an interface whose packets begin with an Ethernet or \
-                 IP header",
+                "{} has type {}, which twheel does not support: give an interface whose packets \
+                 begin with an Ethernet or IP header",
                 self.name, self.link_type
             );
             Failure::new(Kind::Interface, message).into()
@@ -217,8 +217,8 @@ impl Known {
         self.0.values()
     }
 
-    /// Whether tagged frames pass an interface, as far as can be told: a VLAN device or a bridge
-    /// with VLAN filtering is above it, directly or with other interfaces in between.
+    /// Whether tagged frames pass an interface, as far as is known: a VLAN device or a bridge with
+    /// VLAN filtering is above it, directly or with other interfaces in between.
     pub fn is_tagged(&self, interface: &Interface) -> bool {
         let (mut seen, mut next) = (HashSet::from([interface.index]), vec![interface]);
         while let Some(below) = next.pop() {
@@ -251,7 +251,8 @@ pub fn one(interface: &str) -> Result<Interface> {
     let name = LinkAttribute::IfName(interface.to_owned());
     message.attributes.push(name);
     let missing = || {
-        let message = format!("no interface {interface} here: `ip link` lists them");
+        let message =
+            format!("there is no interface {interface}: `ip link` lists those that exist");
         Failure::new(Kind::Interface, message)
     };
     // The kernel rejects a request with an impossible name.
@@ -284,7 +285,7 @@ fn query(message: LinkMessage) -> Result<Interface> {
         RouteNetlinkMessage::NewLink(link) => Some(link),
         _ => None,
     });
-    let link = link.context("the kernel does not describe the interface")?;
+    let link = link.context("the kernel did not describe the interface")?;
     let native = native(Some(link.header.index)).unwrap_or_default();
     Ok(describe(&link, &native))
 }
@@ -434,7 +435,7 @@ fn native(index: Option<u32>) -> Result<HashMap<u32, bool>> {
             GenlCtrlAttrs::FamilyId(id) => Some(*id),
             _ => None,
         })
-        .context("the kernel has no family netdev")?;
+        .context("the kernel has no netlink family netdev")?;
     let asked = Netdev {
         index: index.unwrap_or_default(),
         ..Netdev::default()

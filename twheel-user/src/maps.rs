@@ -16,5 +16,6 @@ pub fn pinned(pins: &Pins) -> impl Fn(&str) -> Result<MapData> + use<> {
 
 /// An array of a data plane.
 pub fn array<V: aya::Pod>(open: Open<'_>, name: &str) -> Result<Array<MapData, V>> {
-    Array::try_from(Map::Array(open(name)?)).with_context(|| format!("{name} is no such array"))
+    Array::try_from(Map::Array(open(name)?))
+        .with_context(|| format!("the map {name} is not an array as expected"))
 }

@@ -48,8 +48,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// `None` if the protocol is none that a data plane tracks. `one_way`: only one side of each
-    /// flow is ever seen.
+    /// `None` if twheel does not track the protocol. `one_way`: only one side of each flow is ever
+    /// seen.
     pub fn new(key: FlowKey, seen: Seen, rule: u16, from: Origin, one_way: bool) -> Option<Self> {
         let initiator = seen.initiator();
         Some(Self {

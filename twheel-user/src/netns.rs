@@ -51,7 +51,7 @@ impl NamespaceSelection {
     ///
     /// # Errors
     ///
-    /// [`Kind::Usage`]: one of them cannot be read.
+    /// [`Kind::Usage`]: one of them is not a valid name or pattern.
     pub fn parse(texts: &[String]) -> Result<Self> {
         let wanted = patterns::parse("--netns", texts)?;
         let bad = wanted
@@ -135,14 +135,16 @@ impl Namespace {
         impl Drop for Back {
             fn drop(&mut self) {
                 if let Err(error) = setns(&self.0, CloneFlags::CLONE_NEWNET) {
-                    // Going on would do everything else in the wrong namespace.
-                    eprintln!("twheel: cannot return to its network namespace: {error}");
+                    // If the thread went on, everything else would happen in the wrong namespace.
+                    eprintln!(
+                        "twheel: cannot return to its own network namespace, and stops: {error}"
+                    );
                     process::abort();
                 }
             }
         }
         let own = File::open("/proc/thread-self/ns/net");
-        let back = Back(own.context("cannot open this network namespace")?);
+        let back = Back(own.context("cannot open the current network namespace")?);
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|error| {
             let error = io::Error::from(error);
             let why = lacks(&error, Capability::CAP_SYS_ADMIN);
@@ -207,7 +209,7 @@ impl NameWatch {
     ///
     /// # Errors
     ///
-    /// The directory cannot be made or watched.
+    /// The directory cannot be created or watched.
     pub fn watch() -> Result<Self> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let mut names = Self {
@@ -223,7 +225,9 @@ impl NameWatch {
     fn watch_directory(&self) -> Result<()> {
         // As `ip netns add` does.
         let made = fs::create_dir_all(DIRECTORY);
-        made.with_context(|| format!("cannot make {DIRECTORY}: `mkdir` it before the start"))?;
+        made.with_context(|| {
+            format!("cannot create {DIRECTORY}: create it before you start twheel")
+        })?;
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_DELETE
@@ -252,7 +256,7 @@ impl NameWatch {
     ///
     /// # Errors
     ///
-    /// The kernel does not tell.
+    /// The kernel's notifications cannot be read.
     pub fn news(&mut self, known: &[&str]) -> Result<Vec<News>> {
         let mut news = Vec::new();
         loop {
@@ -260,7 +264,10 @@ impl NameWatch {
                 Ok(events) => events,
                 Err(nix::Error::EAGAIN) => break,
                 Err(nix::Error::EINTR) => continue,
-                Err(error) => return Err(error).context("cannot hear of network namespaces"),
+                Err(error) => {
+                    return Err(error)
+                        .context("cannot receive notifications about network namespaces");
+                }
             };
             for event in events {
                 let is_removed = event.mask.contains(AddWatchFlags::IN_IGNORED);
@@ -294,9 +301,9 @@ impl NameWatch {
                     return false;
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
-                Ok(None) => "it is no network namespace".to_owned(),
-                // A user without the right to read every file gets this for the file that `ip netns
-                // add` makes first.
+                Ok(None) => "it is not a network namespace".to_owned(),
+                // A user who may not read every file gets this for the file that `ip netns add`
+                // makes first.
                 Err(error) => format!("it cannot be opened: {error}"),
             };
             let is_patient = since.elapsed() < PATIENCE;
@@ -313,7 +320,7 @@ impl NameWatch {
     /// next expires.
     fn wake(&self) {
         let retry = TimeSpec::from(RETRY);
-        // These calls fail only for wrong arguments, and these are right.
+        // These calls fail only for invalid arguments, and these are valid.
         let _ = match self.unmounted.is_empty() {
             true => self.retry.unset(),
             false => self

@@ -31,7 +31,7 @@ impl InterfaceNotices {
     /// Starts to receive them.
     pub fn listen() -> Result<Self> {
         let listener = Notifications::open(NETLINK_ROUTE, GROUP);
-        let listener = listener.context("cannot hear of changes of interfaces")?;
+        let listener = listener.context("cannot receive notifications about interfaces")?;
         // With a smaller buffer, all interfaces are listed once notifications are lost.
         let _ = setsockopt(&listener, sockopt::RcvBufForce, &ROOM);
         Ok(Self(listener))
@@ -47,7 +47,9 @@ impl InterfaceNotices {
                 Ok(true) => {}
                 Ok(false) => return Ok(changes),
                 Err(error) if is_full(&error) => return all(known),
-                Err(error) => return Err(error).context("cannot hear of changes of interfaces"),
+                Err(error) => {
+                    return Err(error).context("cannot receive notifications about interfaces");
+                }
             }
             for message in messages::<RouteNetlinkMessage>(&datagram) {
                 match message?.payload {
@@ -104,7 +106,7 @@ impl CpuNotices {
     pub fn listen() -> Result<Self> {
         let listener = Notifications::open(NETLINK_KOBJECT_UEVENT, GROUP);
         Ok(Self(
-            listener.context("cannot hear of CPUs that come and go")?,
+            listener.context("cannot receive notifications about CPUs")?,
         ))
     }
 

@@ -1,4 +1,4 @@
-//! Where twheel's programs stand among other programs on the same hook: `--order`.
+//! The position of twheel's programs among other programs on the same hook: `--order`.
 
 use std::{collections::HashMap, fmt, str::FromStr};
 
@@ -7,7 +7,7 @@ use aya::programs::loaded_programs;
 /// How much of a program's name the kernel keeps, bytes.
 const NAME_BYTES: usize = 15;
 
-/// Where a program is to stand.
+/// The position of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Before all others.
@@ -51,7 +51,7 @@ pub enum Position {
     After(usize),
 }
 
-/// The names of programs by their ids. To read them takes `CAP_SYS_ADMIN`, which the running twheel
+/// The names of programs by their ids. Reading them needs `CAP_SYS_ADMIN`, which the running twheel
 /// drops, so only programs that were loaded before that have names here.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramNames(HashMap<u32, String>);
@@ -119,7 +119,7 @@ impl Anchor {
 }
 
 impl Order {
-    /// The program beside which twheel's is to stand.
+    /// The program before or after which twheel's comes.
     pub fn anchor(&self) -> Option<&Anchor> {
         match self {
             Self::First | Self::Last => None,
@@ -127,8 +127,8 @@ impl Order {
         }
     }
 
-    /// Whether the program beside which twheel's is to stand is among these; `true` if there is no
-    /// such program.
+    /// Whether the program before or after which twheel's comes is among these; `true` if the order
+    /// names none.
     pub fn is_met(&self, others: &[Other]) -> bool {
         let anchor = self.anchor();
         anchor.is_none_or(|anchor| others.iter().any(|it| anchor.is(it)))
@@ -176,10 +176,9 @@ impl FromStr for Order {
             _ if name.is_empty() || name.chars().any(char::is_control) => {
                 Err("give the name of a program, or id:N".to_owned())
             }
-            Some(id) => id
-                .parse()
-                .map(Anchor::Id)
-                .map_err(|_| format!("`{id}` is no id of a program: `bpftool prog` lists them")),
+            Some(id) => id.parse().map(Anchor::Id).map_err(|_| {
+                format!("`{id}` is not the id of a program: `bpftool prog` lists them")
+            }),
             None => Ok(Anchor::Name(name.to_owned())),
         };
         match text.split_once(':') {

@@ -138,7 +138,7 @@ pub fn parse(option: &str, texts: &[String]) -> Result<Vec<Asked>> {
     let is_list = parts.len() > 1;
     let parse = |part: &&str| match part.is_empty() && is_list {
         true => Err(refused(
-            "has an empty name in its list: leave out the comma".to_owned(),
+            "has an empty name in its list: remove the extra comma".to_owned(),
         )),
         false => Asked::parse(part).map_err(refused),
     };

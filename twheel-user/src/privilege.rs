@@ -66,7 +66,7 @@ pub fn give_up(enters: bool) -> Result<()> {
         caps::set(None, CapSet::Permitted, &kept)?;
         Ok(())
     };
-    give_up().context("cannot give up capabilities")
+    give_up().context("cannot drop capabilities")
 }
 
 /// The number of a group, given by name or number.
@@ -125,7 +125,7 @@ pub fn lacks(error: &io::Error, capability: Capability) -> String {
     }
 }
 
-/// Whether this thread has a capability; `true` if that cannot be told.
+/// Whether this thread has a capability; `true` if that is unknown.
 pub fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(true)
 }

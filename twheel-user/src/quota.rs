@@ -50,7 +50,7 @@ impl FromStr for Quota {
         }
         match text.trim_end_matches('%').parse() {
             Ok(percent @ 1..=100) => Ok(Self(Some(percent))),
-            _ => Err("give 1 to 100, percent, or off".to_owned()),
+            _ => Err("give a percentage from 1 to 100, or off".to_owned()),
         }
     }
 }
@@ -268,7 +268,7 @@ fn sources(flow: &Flow, own: &HashSet<[u64; 2]>) -> impl Iterator<Item = Source>
 
 /// This host's addresses, in the form that keys have.
 fn own_addresses() -> Result<HashSet<[u64; 2]>> {
-    let addresses = getifaddrs().context("cannot tell this host's addresses")?;
+    let addresses = getifaddrs().context("cannot list this host's addresses")?;
     let ip = |address: SockaddrStorage| -> Option<IpAddr> {
         let v4 = address.as_sockaddr_in().map(|it| it.ip().into());
         v4.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))

@@ -57,7 +57,7 @@ pub struct Events {
 impl Events {
     /// Opens the map `EVENTS`.
     pub fn open(map: MapData) -> Result<Self> {
-        let page = sysconf(SysconfVar::PAGE_SIZE)?.context("pages have no size")? as usize;
+        let page = sysconf(SysconfVar::PAGE_SIZE)?.context("cannot read the page size")? as usize;
         let size = map.info()?.max_entries() as usize;
         let context = "cannot map EVENTS";
         let consumer = MmapOptions::new()

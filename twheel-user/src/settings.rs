@@ -126,7 +126,8 @@ impl Wanted {
         let shortest = self.timeouts.of.into_iter().min().unwrap_or_default();
         if shortest < tick && shortest >= clock.unit() && tick != Self::default().tick {
             return usage(format!(
-                "--tick {}: give {} (the resolution of this kernel's clock) to {} (the shortest timeout)",
+                "--tick {}: give {} (the resolution of this kernel's clock) to {} (the shortest \
+                 timeout)",
                 format_duration(tick),
                 format_duration(clock.unit()),
                 format_duration(shortest)
@@ -178,7 +179,8 @@ impl Wanted {
         let (min, max) = (self.rto_min, self.rto_max);
         if !(clock.unit()..=MAX).contains(&max) || !(clock.unit()..=max).contains(&min) {
             return usage(format!(
-                "--rto-min {} --rto-max {}: give {} (the resolution of this kernel's clock) to {}, the smaller first",
+                "--rto-min {} --rto-max {}: give {} (the resolution of this kernel's clock) to {}, \
+                 the smaller first",
                 format_duration(min),
                 format_duration(max),
                 format_duration(clock.unit()),
@@ -242,7 +244,8 @@ impl Wanted {
                 if levels > most {
                     let reach = Geometry::hierarchical(levels - 1, bits).range();
                     return usage(format!(
-                        "--levels {levels}: {} of {} slots of {} reach {} days ahead, the clock {}: give 1 to {most}",
+                        "--levels {levels}: {} levels of {} slots of {} already reach {} days \
+                         ahead, and the clock only {}: give 1 to {most}",
                         levels - 1,
                         1 << bits,
                         format_duration(clock.duration(tick.into())),
@@ -260,8 +263,9 @@ impl Wanted {
                 if geometry.range() < reach {
                     let range = (geometry.range() - 1) * u64::from(tick);
                     return usage(format!(
-                        "--scheme simple: {} slots of {} reach {} ahead, which must be as long as every \
-                         timeout: give a longer --tick, more --slots (up to {}), or another --scheme",
+                        "--scheme simple: {} slots of {} reach {} ahead, but they must reach as \
+                         far as the longest timeout: give a longer --tick, more --slots (up to \
+                         {}), or another --scheme",
                         geometry.slots(),
                         format_duration(clock.duration(tick.into())),
                         format_duration(clock.duration(range)),
@@ -467,7 +471,8 @@ mod tests {
                 },
             ),
             (
-                "--levels 4: 3 of 4096 slots of 100ms reach 79517 days ahead, the clock 12: give 1 to 2",
+                "--levels 4: 3 levels of 4096 slots of 100ms already reach 79517 days ahead, and \
+                 the clock only 12: give 1 to 2",
                 Wanted {
                     levels: Some(4),
                     slots: Some(4096),
@@ -475,7 +480,8 @@ mod tests {
                 },
             ),
             (
-                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 10s (the shortest timeout)",
+                "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 10s (the \
+                 shortest timeout)",
                 Wanted {
                     tick: Duration::from_secs(61),
                     ..wanted()

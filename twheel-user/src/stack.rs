@@ -1,4 +1,4 @@
-//! Which interfaces lie on which: a VLAN on a card, a bridge on its ports.
+//! Which interfaces are stacked on which: a VLAN on a card, a bridge on its ports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::interfaces::Interface;
 /// For each interface, those that it is stacked on directly.
 pub type Below = BTreeMap<u32, Vec<u32>>;
 
-/// Of these interfaces, on which others each lies.
+/// For each of these interfaces, the ones that it is stacked on directly.
 pub fn below<'a>(interfaces: impl Iterator<Item = &'a Interface>) -> Below {
     let mut below = Below::new();
     for interface in interfaces {

@@ -5,9 +5,8 @@
 //! until then, or until it is called: by the packet path, for a new flow that is due earlier, or to
 //! stop. An idle host has no wake-ups.
 //!
-//! Where packets take all of a CPU's time, a stepper would have to wait for its turn like any
-//! thread, and flows would expire late. So a stepper has a real-time priority while it has little
-//! to do.
+//! If packets take all of a CPU's time, a stepper would have to wait for its turn like any thread,
+//! and flows would expire late. So a stepper has a real-time priority while it has little to do.
 
 use std::{
     path::PathBuf,
@@ -31,7 +30,7 @@ pub use crate::cpu::{pin_to, run_ahead};
 use crate::{call::Callable, clock::Clock, data_plane::STEP_BUDGET, ring::Signals};
 
 /// Calls per turn that a stepper makes with real-time priority: 8,192 timer visits, a few
-/// milliseconds. If more is due, it goes on with normal priority.
+/// milliseconds. If more is due, it continues with normal priority.
 const AHEAD: u32 = 32;
 
 /// Observes what the steppers do.
@@ -180,7 +179,8 @@ impl Shared {
         if let Err(error) = run_ahead(true) {
             self.told.call_once(|| {
                 say!(
-                    "twheel: steppers have no real-time priority ({error}): flows expire later where CPUs are busy"
+                    "twheel: steppers have no real-time priority ({error}): flows expire later \
+                     where CPUs are busy"
                 );
             });
         }
@@ -236,7 +236,7 @@ impl Shared {
             // program works on the wheel of the CPU that it runs on), but its own wheel would wait
             // for ever.
             if sched_getcpu()? != cpu as usize && pin_to(cpu).is_err() {
-                log::warn!("CPU {cpu} is away: its flows wait until it is back");
+                log::warn!("CPU {cpu} is not available to its stepper: its flows wait until it is");
                 return Ok(None);
             }
             let room = self.signals.room();
@@ -265,7 +265,7 @@ impl Shared {
                         return Ok(None);
                     }
                 }
-                None => bail!("the stepper gave no answer"),
+                None => bail!("the stepper program returned no result"),
             }
         }
     }

@@ -39,10 +39,10 @@ static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/probe.b
 /// How to run programs that are attached to nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Stepping {
-    /// Plain test runs, which hold bottom halves off
+    /// Plain test runs, which disable softirqs
     #[value(skip)]
     TestRuns,
-    /// Test runs of live frames: these work on every kernel, and cost more
+    /// Test runs of live frames: work on every kernel, but cost more
     LiveFrames,
 }
 
@@ -70,7 +70,7 @@ const TIMERS: u32 = 20;
 /// there.
 const QUIET: u32 = 3;
 
-/// The way to run the stepper program, and why it was chosen.
+/// How to run the stepper program, and why that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The way.
@@ -140,12 +140,13 @@ fn by_thread(trial: &mut Trial) -> Result<Option<bool>> {
     match trial.by_thread(Stepping::LiveFrames)? {
         Some(false) => Ok(test_runs),
         Some(true) => Err(unsafe_here(
-            "this kernel (PREEMPT_RT) lets two softirqs of a CPU interleave, which twheel's wheels do not survive: \
-             boot one with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, or one without PREEMPT_RT",
+            "this kernel (PREEMPT_RT) lets two softirqs of a CPU interleave, which would corrupt \
+             twheel's wheels: boot a kernel with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK, or one without \
+             PREEMPT_RT",
         )),
         None => Err(unsafe_here(
-            "whether this kernel (PREEMPT_RT) keeps the softirqs of a CPU apart could not be told, because the CPUs are \
-             busy: try again",
+            "twheel could not find out whether this kernel (PREEMPT_RT) lets two softirqs of a CPU \
+             interleave, because the CPUs are busy: try again",
         )),
     }
 }
@@ -171,9 +172,11 @@ struct Trial {
 impl Trial {
     fn new() -> Result<Self> {
         let bpf = EbpfLoader::new().load(OBJECT);
-        let bpf = bpf.context("cannot load the programs that try how programs are run")?;
+        let bpf = bpf.context("cannot load the trial programs")?;
         let Some(Map::Array(map)) = bpf.map("PROBE") else {
-            return Err(anyhow!("the object of the trials has no PROBE"));
+            return Err(anyhow!(
+                "the object file of the trial programs has no map PROBE"
+            ));
         };
         let probe = MmapOptions::new()
             .len(size_of::<Probe>())
@@ -229,7 +232,8 @@ impl Trial {
         load(&mut self.bpf, "probe_enter")?;
         self.run("probe_enter", Stepping::LiveFrames)
             .map_err(|error| {
-                let message = "this kernel has no test runs of live frames (Linux 5.18), by which wheels would be stepped";
+                let message = "this kernel has no test runs of live frames (Linux 5.18), which \
+                               twheel needs to step its wheels: boot a newer kernel";
                 error.context(Failure::new(Kind::Unsupported, message.to_owned()))
             })
     }
@@ -311,7 +315,9 @@ impl Trial {
         let program: &Xdp = self
             .bpf
             .program(name)
-            .with_context(|| format!("the object of the trials has no {name}"))?
+            .with_context(|| {
+                format!("the object file of the trial programs has no program {name}")
+            })?
             .try_into()?;
         let frame = [0; ETH_HEADER];
         let attrs = match stepping {
@@ -358,7 +364,7 @@ enum Field {
 fn load(bpf: &mut Ebpf, name: &str) -> Result<()> {
     let program: &mut Xdp = bpf
         .program_mut(name)
-        .with_context(|| format!("the object of the trials has no {name}"))?
+        .with_context(|| format!("the object file of the trial programs has no program {name}"))?
         .try_into()?;
     match program.load() {
         Ok(()) | Err(aya::programs::ProgramError::AlreadyLoaded) => Ok(()),

@@ -73,7 +73,7 @@ impl TailCalls {
                 Ok(map)
             })
             .collect::<Result<_>>()
-            .context("cannot make the maps by which other network namespaces are followed")?;
+            .context("cannot create the maps for other network namespaces")?;
         Ok(Self {
             place: plane.open("PLACE")?,
             maps,
@@ -125,9 +125,8 @@ impl Stubs {
                 _ => (bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, 0, 0, TC_ACT_UNSPEC),
             };
             let code = code(place, map.as_raw_fd(), elsewhere(namespace), verdict);
-            let program = bpf::load(name, kind, attach, flags, &code).with_context(|| {
-                format!("the kernel refuses the program that goes on in {name}")
-            })?;
+            let program = bpf::load(name, kind, attach, flags, &code)
+                .with_context(|| format!("the kernel refuses the stub that jumps to {name}"))?;
             let pin = remove_pin(name, instance)?;
             bpf::pin(program.as_fd(), &pin)
                 .with_context(|| format!("cannot pin {}", pin.display()))?;

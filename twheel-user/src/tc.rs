@@ -57,7 +57,7 @@ impl Way {
     }
 }
 
-/// Where a filter for all protocols stands.
+/// The position of a filter for all protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The interface's number.
@@ -73,7 +73,7 @@ pub struct Place {
 /// A filter as the kernel lists it; each priority is also listed by itself, with the handle 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Where it stands.
+    /// Its position.
     pub place: Place,
     /// Packets meet the filters of chain 0; they meet other chains only if a filter sends them
     /// there.

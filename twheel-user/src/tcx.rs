@@ -74,7 +74,7 @@ pub fn link_order(order: &Order, others: &[Other]) -> LinkOrder {
     }
 }
 
-/// Whether twheel's program stands where `order` wants it in this list, which includes it.
+/// Whether twheel's program is where `order` wants it in this list, which includes it.
 pub fn stands(order: &Order, own: u32, all: &[Other]) -> bool {
     let Some(at) = all.iter().position(|it| it.id == Some(own)) else {
         return false;

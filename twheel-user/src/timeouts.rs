@@ -72,7 +72,8 @@ fn sysctl(name: &str) -> String {
 fn seconds(name: &str, text: &str) -> Result<Duration> {
     let text = text.trim();
     let seconds = text.parse();
-    let seconds = seconds.with_context(|| format!("{} holds no number: {text}", sysctl(name)))?;
+    let seconds =
+        seconds.with_context(|| format!("{} does not contain a number: {text}", sysctl(name)))?;
     Ok(Duration::from_secs(seconds))
 }
 
@@ -138,7 +139,7 @@ impl Timeouts {
     fn set(&mut self, name: &str, value: Duration) -> Result<()> {
         let Some(number) = NAMES.iter().position(|it| *it == name) else {
             return Err(usage(format!(
-                "--timeout {name}: there is none of that name: give {}",
+                "--timeout {name}: unknown name: give one of {}",
                 NAMES.join(", ")
             )));
         };
@@ -163,7 +164,8 @@ impl Timeouts {
                 Failure::new(
                     Kind::Unsupported,
                     format!(
-                        "--timeout inherit: cannot read {path} ({error}): load nf_conntrack, or name the timeouts"
+                        "--timeout inherit: cannot read {path} ({error}): load nf_conntrack, or \
+                         name the timeouts"
                     ),
                 )
             })?;
@@ -270,7 +272,7 @@ mod tests {
                 "close=",
                 "--timeout : value was empty: give 90s, 5m, 2h, … (in close=)",
             ),
-            ("closed=2s", "--timeout closed: there is none of that name"),
+            ("closed=2s", "--timeout closed: unknown name"),
             ("", "--timeout :"),
         ] {
             let error = Timeouts::parse(list).unwrap_err();

@@ -30,9 +30,9 @@ pub(crate) fn refused(name: &str, error: ProgramError) -> anyhow::Error {
         .rsplit_once("processed ")
         .and_then(|(_, text)| text.split_whitespace().next()?.parse().ok());
     let why = match (instructions, io_error.raw_os_error()) {
-        (Some(LIMIT..), _) => "the kernel allows a million".to_owned(),
+        (Some(LIMIT..), _) => "the kernel allows one million".to_owned(),
         // The log's buffer is full, not a disk.
-        (_, Some(libc::ENOSPC)) => "its log is cut off".to_owned(),
+        (_, Some(libc::ENOSPC)) => "the verifier's log was too long".to_owned(),
         _ => io_error.to_string(),
     };
     let instructions = match instructions {

@@ -289,8 +289,9 @@ impl Watch {
             return Err(Failure::new(
                 Kind::Interface,
                 format!(
-                    "{label}: no room for another interface: this run has room for {}: name those that matter, or \
-                     `twheel detach` and start again with all of them",
+                    "{label}: cannot watch another interface: this run has reached its capacity of \
+                     {} interfaces: select fewer, or run `twheel detach` and start again with all \
+                     of them",
                     self.room()
                 ),
             )

@@ -54,8 +54,8 @@ pub fn too_many_zones(number: u16) -> anyhow::Error {
     Failure::new(
         Kind::Usage,
         format!(
-            "--zone: {number} is one zone too many: a run tells {most} apart, with those that its policies name; start \
-             another run for other interfaces"
+            "--zone: zone {number} is too many: a run has a capacity of {most} zones, which \
+             includes those of its policies: start another run for other interfaces"
         ),
     )
     .into()
@@ -73,7 +73,8 @@ impl Zones {
     /// From the map of zone numbers.
     pub fn open(map: MapData) -> Result<Self> {
         let map = Array::try_from(Map::Array(map));
-        map.map(Self).context("ZONES is no such array")
+        map.map(Self)
+            .context("the map ZONES is not an array as expected")
     }
 
     /// Gives each of these zones a place, whether or not its interface exists yet.

@@ -193,9 +193,7 @@ fn growth(flows: u32, report: &mut Report) -> Result<()> {
         ended.stderr
     );
     let lost = ended.stderr.lines().find_map(|line| {
-        let count = line
-            .trim()
-            .split_once("  events that are not in the history");
+        let count = line.trim().split_once("  events missing from the history");
         count?.0.parse::<u64>().ok()
     });
 

@@ -83,7 +83,7 @@ fn twheel_itself_running_and_gone() -> Result<()> {
                 &found,
                 "pins",
                 "warn",
-                "not all there any more",
+                "not all of which exist any more",
                 Some(&detach),
             )?;
             host.twheel_once(&["detach", "--iface", SERVER])?;
@@ -126,7 +126,7 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
     // Pinned elsewhere, it is no instance of twheel's.
     let elsewhere = format!("/sys/fs/bpf/twl-{}-doctor/v0/pins", process::id());
     let foreign = Moved::new(&host, elsewhere.into())?;
-    let whose = "somebody else's: twheel_xdp (id";
+    let whose = "another program is attached: twheel_xdp (id";
     let found = refused(&host, &["--iface", SERVER, "--hook", "xdp"])?;
     check(&found, "XDP", "fail", whose, Some("xdp off"))?;
     let (found, code) = examine(&host, &["--iface", SERVER])?;
@@ -201,10 +201,7 @@ fn what_a_run_refuses_is_said_before() -> Result<()> {
     for qdisc in ["ingress", "egress_block 7 clsact"] {
         tc(&host, &format!("qdisc add dev {SERVER} {qdisc}"))?;
         let found = refused(&host, &with(&["--egress", "clsact"]))?;
-        let words = format!(
-            "qdisc{}",
-            if qdisc == "ingress" { ", where" } else { " of" }
-        );
+        let words = format!("qdisc{}", if qdisc == "ingress" { ", so" } else { " of" });
         check(&found, "egress", "fail", &words, Some("--egress off"))?;
         // TCX needs none.
         let (found, code) = examine(&host, &iface)?;
@@ -232,13 +229,13 @@ fn pins_that_a_run_refuses() -> Result<()> {
     ];
     let twheel = Twheel::start(&host, &keep)?;
     let (found, _) = examine(&host, &["--iface", SERVER])?;
-    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    check(&found, "instance", "fail", "also has other", Some(&detach))?;
     let both = &keep[..4];
     let (found, _) = examine(&host, both)?;
     check(&found, "instance", "fail", "second run", Some("stop"))?;
     twheel.stop()?;
     let found = refused(&host, &["--iface", SERVER])?;
-    check(&found, "instance", "fail", "holds other", Some(&detach))?;
+    check(&found, "instance", "fail", "also has other", Some(&detach))?;
     let found = refused(&host, &[both, &["--max-flows", "5000"]].concat())?;
     let words = "were made with --max-flows 131072";
     check(&found, "instance", "fail", words, Some("twheel detach"))?;
@@ -260,7 +257,7 @@ fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
         &found,
         "XDP",
         "fail",
-        "somebody else's: twheel_xdp",
+        "another program is attached: twheel_xdp",
         Some("detach"),
     )?;
     host.ip(&format!("link set renamed0 name {SERVER}"))?;
@@ -299,7 +296,7 @@ fn a_name_with_control_characters() -> Result<()> {
         "interface",
         "fail",
         "control characters",
-        Some("renames"),
+        Some("rename it"),
     )
 }
 
@@ -319,7 +316,7 @@ fn pins_of_a_namespace_that_is_gone() -> Result<()> {
         &found,
         "pins",
         "warn",
-        &format!("{path}: no network namespace"),
+        &format!("{path}: this user cannot see its network namespace"),
         Some(&format!("rm -r {path}")),
     )
 }
@@ -337,7 +334,7 @@ fn interfaces_that_will_not_do() -> Result<()> {
         &found,
         "interface",
         "fail",
-        "none of this name",
+        "does not exist",
         Some("ip link"),
     )?;
     // Of CAN.
@@ -352,7 +349,7 @@ fn interfaces_that_will_not_do() -> Result<()> {
             &found,
             "packets",
             status,
-            "of type Can (280)",
+            "has type Can (280)",
             Some("Ethernet or IP header"),
         )?;
     }

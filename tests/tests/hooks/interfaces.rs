@@ -43,7 +43,7 @@ fn interfaces_without_a_link_layer_header_are_attached_by_tcx() -> Result<()> {
     let _can = host.tun("can0", Some(280))?;
     let ended = host.twheel_once(&["run", "--iface", "can0"])?;
     ensure!(ended.code() == Some(5), "{ended:?}");
-    let words = "can0 is of type Can (280), which twheel does not read";
+    let words = "can0 has type Can (280), which twheel does not support";
     ensure!(ended.stderr.contains(words), "{ended:?}");
     host.check_clean("can0")
 }

@@ -19,7 +19,7 @@ use crate::{detach, programs, start, stop};
 /// The name of a program of somebody else's.
 const GUARD: &str = "guard";
 /// What a run says of a program of an earlier run's that stands elsewhere than it is to stand.
-const MOVED: &str = "moved, as --order says";
+const MOVED: &str = "moved for --order";
 /// A port of the server's of which it lets no datagram in or out.
 const GUARDED: u16 = 5001;
 

@@ -28,7 +28,7 @@ fn what_cannot_be_is_said_in_one_sentence_and_nothing_is_attached() -> Result<()
         (&["--hook", "tc"][..], 2, "possible values"),
         (&["--order", "sideways"], 2, "give first, last, before:NAME"),
         (&["--order", "before:"], 2, "give the name of a program"),
-        (&["--order", "after:id:x"], 2, "no id of a program"),
+        (&["--order", "after:id:x"], 2, "is not the id of a program"),
         (&["--hook", "tcx", "--mode", "native"], 2, "--mode sets"),
         (&["--hook", "clsact", "--mode", "auto"], 2, "--mode sets"),
         (&["--hook", "tcx", "--order", "before:nobody"], 2, &listed),
@@ -57,7 +57,7 @@ fn what_cannot_be_is_said_in_one_sentence_and_nothing_is_attached() -> Result<()
     let ended = run_once(host, &both)?;
     ensure!(ended.code() == Some(5), "{ended:?}");
     let words =
-        "lo: enforce=reset takes XDP, and incoming packets would be seen by TCX (the driver";
+        "lo: enforce=reset needs XDP, but incoming packets would be seen by TCX (the driver";
     ensure!(ended.stderr.contains(words), "{ended:?}");
     // Nor if XDP is taken.
     let other = Other::xdp("theirs")?;
@@ -80,7 +80,7 @@ fn a_policy_that_asks_for_resets_takes_xdp() -> Result<()> {
     let ended = run_once(&pair.server, &[&args[..], &["--hook", "tcx"]].concat())?;
     ensure!(ended.code() == Some(2), "{ended:?}");
     ensure!(
-        ended.stderr.contains("enforce=reset takes XDP"),
+        ended.stderr.contains("enforce=reset needs XDP"),
         "{ended:?}"
     );
     check_clean(&pair.server)?;

@@ -136,7 +136,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
     refused(
         &pair.server.twheel_once(&expired)?,
         1,
-        "is no history of twheel's: move it away",
+        "is not a history of twheel: move the file away",
     );
     let none = ["expired", "--iface", SERVER, "--history", "/nowhere"];
     refused(

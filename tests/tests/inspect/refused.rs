@@ -40,7 +40,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     refused(
         &once(&["flows", "state == foo"])?,
         2,
-        "filter, column 10: no state is called `foo`",
+        "filter, column 10: unknown state `foo`",
     );
     refused(&once(&["flows", "bytes > 1"])?, 2, "--accounting");
     refused(
@@ -74,7 +74,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
     refused(
         &once(&["flows"])?,
         6,
-        "there are several instances here: say which with --iface NAME",
+        "there are several instances here: choose one with --iface NAME",
     );
     assert_eq!(once(&["flows", "--iface", SERVER])?.code(), Some(0));
     let mut instances = pair.server.instances()?;

@@ -230,7 +230,7 @@ fn a_port_in_use_and_what_is_no_address() -> Result<()> {
         assert_eq!(ended.code(), Some(Kind::Other as i32), "{ended:?}");
         assert_eq!(
             ended.stderr,
-            "twheel: --metrics 127.0.0.1:9435: the port is in use: give another, or end the program that listens \
+            "twheel: --metrics 127.0.0.1:9435: the port is in use: give another, or stop the program that listens \
              there\n"
         );
         pair.server.check_clean(SERVER)?;

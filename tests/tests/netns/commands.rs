@@ -154,7 +154,9 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     // What is none after a while is said to be none.
     let file = PathBuf::from("/run/netns").join(&name);
     File::create(&file)?;
-    let said = twheel.await_stderr(&format!("{name}: not watched: it is no network namespace"));
+    let said = twheel.await_stderr(&format!(
+        "{name}: not watched: it is not a network namespace"
+    ));
     std::fs::remove_file(&file)?;
     said?;
     stop(twheel)?;

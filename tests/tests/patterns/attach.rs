@@ -219,7 +219,7 @@ fn what_cannot_be_attached_is_said_once() -> Result<()> {
         twheel.await_stderr(&format!("veth0: MTU changed to {mtu}:"))?;
     }
     let stderr = twheel.stderr();
-    let line = "can0: not attached: can0 is of type Can (280), which twheel does not read";
+    let line = "can0: not attached: can0 has type Can (280), which twheel does not support";
     ensure!(stderr.matches(line).count() == 1, "{stderr}");
     drop(can);
     stop(twheel)?;

@@ -52,7 +52,7 @@ fn an_instance_is_found_by_its_pattern_and_its_interfaces() -> Result<()> {
         // Not all of it is asked for.
         let ended = lab.host.twheel_once(&["run", "--iface", "veth*"])?;
         ensure!(
-            ended.code() == Some(6) && ended.stderr.contains("holds eth.7 as well"),
+            ended.code() == Some(6) && ended.stderr.contains("also has eth.7"),
             "{ended:?}"
         );
         let ended = lab.host.twheel_once(&["detach", "--iface", "veth*"])?;
@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
             2,
             "already has a zone",
         ),
-        (&zones.concat(), 2, "one zone too many"),
+        (&zones.concat(), 2, "is too many: a run has a capacity of"),
         (
             &["--iface", "veth*,nothing0"],
             5,

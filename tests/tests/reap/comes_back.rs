@@ -174,7 +174,7 @@ fn comes_back(actions: &str, more: &[&str], allowed: usize) -> Result<()> {
     let tally = race(&pair, millis(300), millis(4), millis(24))?;
     let ended = twheel.stop()?;
     let done = summed(&ended, "socket: done");
-    let back = summed(&ended, "socket: not done: the flow came back");
+    let back = summed(&ended, "socket: not done: the flow is active again");
     println!("--reap {actions}: {tally:?}; sockets closed {done}, flows back before that {back}");
     assert_eq!(tally.tries, TRIES);
     assert!(tally.lost <= allowed, "{tally:?}");

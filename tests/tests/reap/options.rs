@@ -143,7 +143,7 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
     let done = summed(&ended, "socket: done");
     let rest = summed(
         &ended,
-        "socket: not done: the queue was full, or the run ended first",
+        "socket: not done: the reaper's queue was full, or the run ended first",
     );
     assert_eq!(done + rest, 100, "{}", ended.stderr);
     assert!((60..65).contains(&done), "{}", ended.stderr);
@@ -331,9 +331,9 @@ fn what_cannot_be_is_refused_before_anything_is_attached() -> Result<()> {
         ),
         (
             &["--reap", "socket", "--reap-netns", "there-is-none"],
-            "--reap-netns there-is-none: no network namespace",
+            "--reap-netns there-is-none: not a network namespace",
         ),
-        (&["--reap", "sockets"], "no action is called `sockets`"),
+        (&["--reap", "sockets"], "unknown action `sockets`"),
         (&["--reap", "socket", "--protect", "prot == 1"], "prot"),
         (&["--reap", "socket", "--protect", ""], "give a filter"),
     ] {

@@ -2,7 +2,7 @@
 //! qdisc.
 //!
 //! A filter is not a BPF link. It cannot be pinned, it outlives the process that added it, and it
-//! stands among the filters of other programs.
+//! is one of a list with the filters of other programs.
 //!
 //! **Which filters are twheel's.** The kernel keeps a name with each filter: `twheel:7@eth0`, where
 //! 7 is the id of the instance's map `META` and `eth0` the interface as the user named it. No two
@@ -11,7 +11,7 @@
 //! program that is no longer the pinned one, or if an instance of the same name is pinned in
 //! another bpffs.
 //!
-//! **Where the filter stands.** It has a priority that no other filter has, and comes before all
+//! **The position of the filter.** It has a priority that no other filter has, and comes before all
 //! others if such a priority is free and `--order` asks for nothing else. A filter that says "this
 //! packet passes" ends the search, and the filters behind it do not see the packet. If there are no
 //! other filters, the priority is [`PRIORITY`], because people and programs mostly number theirs 1,
@@ -86,7 +86,7 @@ pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool 
 /// an earlier run left, or adds a new filter. Returns whether there was a filter. If this fails, no
 /// filter is left.
 ///
-/// `order`: where the filter is to stand. An existing filter keeps its position if this is `None`.
+/// `order`: the position of the filter. An existing filter keeps its position if this is `None`.
 ///
 /// # Errors
 ///
@@ -101,12 +101,12 @@ pub fn attach(
 ) -> Result<bool> {
     let attached = try_attach(program, directory, interface, way, order).with_context(|| {
         let what = match way {
-            Way::In => "come into",
-            Way::Out => "go out of",
+            Way::In => "incoming",
+            Way::Out => "outgoing",
         };
         Failure::new(
             Kind::Unsupported,
-            format!("packets that {what} {interface} cannot be seen by a clsact filter"),
+            format!("cannot see {what} packets of {interface} with a clsact filter"),
         )
     });
     if attached.is_err() {
@@ -144,7 +144,7 @@ fn try_attach(
                 return Ok(true);
             }
         } else {
-            log::warn!("{interface}: moved, as --order says; packets in between are not seen");
+            log::warn!("{interface}: moved for --order; packets in between were not seen");
             remove(ours.place)?;
         }
     }
@@ -159,7 +159,7 @@ fn try_attach(
     }
     tc::add_filter(place, &name, code).with_context(|| {
         format!(
-            "the kernel adds no filter at priority {} (has it CONFIG_NET_CLS_BPF?)",
+            "cannot add a filter at priority {} (has the kernel CONFIG_NET_CLS_BPF?)",
             place.priority
         )
     })?;
@@ -189,7 +189,7 @@ fn is_replaced(result: io::Result<()>) -> Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         result => result
             .map(|()| true)
-            .context("the kernel does not replace the filter of an earlier run"),
+            .context("cannot replace the program in the filter of an earlier run"),
     }
 }
 
@@ -214,16 +214,17 @@ fn has_qdisc(interface: &str, index: u32, way: Way) -> Result<bool> {
     match &*qdisc.kind {
         // The kernel then adds no filter to a single interface.
         kind if qdisc.shares(way) => bail!(
-            "the {kind} qdisc of {interface} may share its filters with other interfaces (`{block}`): \
-             give {instead}"
+            "the {kind} qdisc of {interface} may share its filters with other interfaces \
+             (`{block}`): give {instead}"
         ),
         CLSACT => Ok(true),
         // It filters incoming packets as clsact does.
         _ if way == Way::In => Ok(true),
         // It would accept a filter for outgoing packets, but run it on incoming ones.
         other => bail!(
-            "{interface} has an {other} qdisc, where that of outgoing packets would be: \
-             `tc qdisc del dev {interface} ingress` removes it, and its filters, or give --egress off"
+            "{interface} has an {other} qdisc, so it can have none for outgoing packets: remove \
+             it, with its filters, by `tc qdisc del dev {interface} ingress`, or give --egress \
+             off"
         ),
     }
 }
@@ -243,7 +244,8 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result
         // Someone else has just made the qdisc: it is theirs.
         Some(libc::EEXIST) if tc::qdisc(index)?.is_some_and(|it| it.kind == CLSACT) => Ok(()),
         _ => Err(error).context(
-            "the kernel adds no clsact qdisc (has it CONFIG_NET_SCH_INGRESS, or the module sch_ingress?)",
+            "cannot add a clsact qdisc (has the kernel CONFIG_NET_SCH_INGRESS, or the module \
+             sch_ingress?)",
         ),
     }
 }
@@ -252,8 +254,8 @@ fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
     let is_earlier = |it: &&Filter| it.chain == 0 && it.place.priority < place.priority;
     if let Some(first) = others.iter().find(is_earlier) {
         log::warn!(
-            "{interface}: a filter stands before twheel's (priority {}): packets of which it says that they pass or are \
-             dropped are not seen",
+            "{interface}: another filter (priority {}) comes before twheel's: packets that it \
+             accepts or drops are not seen",
             first.place.priority
         );
     }
@@ -371,7 +373,7 @@ pub fn probe() -> Result<()> {
     let trial = || {
         unshare(CloneFlags::CLONE_NEWNET)
             .map_err(io::Error::from)
-            .context("cannot make a network namespace to try it in")?;
+            .context("cannot create a private network namespace for the trial")?;
         tc::add_clsact(LOOPBACK).context("no clsact qdisc (CONFIG_NET_SCH_INGRESS)")?;
         let place = Place {
             index: LOOPBACK,

@@ -75,7 +75,7 @@ impl Note {
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
         match fs::hard_link(directory.join("META"), &self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(error).with_context(|| format!("cannot make the pin {}", self.path.display()))
+                Err(error).with_context(|| format!("cannot create the pin {}", self.path.display()))
             }
             _ => Ok(()),
         }
@@ -91,7 +91,7 @@ impl Note {
         let map = MapData::from_pin(&self.path);
         let id = map.and_then(|map| Ok(map.info()?.id()));
         let id =
-            id.with_context(|| format!("cannot tell what is pinned at {}", self.path.display()))?;
+            id.with_context(|| format!("cannot read what is pinned at {}", self.path.display()))?;
         Ok(format!("{PREFIX}{id}@{}", self.interface))
     }
 

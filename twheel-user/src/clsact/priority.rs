@@ -27,7 +27,7 @@ pub(super) fn described(filters: &[Filter]) -> impl Iterator<Item = (&Filter, Ot
     })
 }
 
-/// Whether a filter with this priority stands where `order` wants it.
+/// Whether a filter with this priority is where `order` wants it.
 pub(super) fn stands(order: &Order, priority: u16, others: &[Filter]) -> bool {
     // If no priority before all others is free, there is no better one.
     if choose(Some(order), others).is_ok_and(|best| best == priority) {
@@ -68,7 +68,7 @@ pub(super) fn choose(order: Option<&Order>, others: &[Filter]) -> Result<u16> {
         Position::Before(index) => free_below(at(index)),
         Position::After(index) => at(index).checked_add(1).and_then(free_from),
     }
-    .context("other filters leave no priority free there")
+    .context("no priority is free there: other filters use them")
 }
 
 #[cfg(test)]

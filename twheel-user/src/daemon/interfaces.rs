@@ -306,7 +306,10 @@ impl<'a> Interfaces<'a> {
             && self.common.setup.reaps()
             && self.common.setup.selection.count() == 1
         {
-            say!("{interface}: --reap: outgoing packets are not seen, so they keep no flow alive");
+            say!(
+                "{interface}: outgoing packets are not seen, so --reap may act on flows that only \
+                 this host keeps alive"
+            );
         }
         match attached.ingress {
             Incoming::Xdp(_) if !setup.hooks.hides_tags(&is, &self.known) => {
@@ -318,15 +321,17 @@ impl<'a> Interfaces<'a> {
         Ok(())
     }
 
-    /// Fails if an interface of another network namespace could not be told apart from others.
+    /// Fails if an interface of another network namespace could be mistaken for another one.
     fn check_elsewhere(&self, is: &Interface) -> Result<()> {
         let why = match &self.elsewhere {
             None => return Ok(()),
             Some(_) if is.index == Way::LOOPBACK.0 => {
-                "loopback of another network namespace cannot be watched: start a `twheel run` inside that namespace"
+                "twheel cannot watch the loopback interface of another network namespace: start \
+                 another `twheel run` inside that namespace"
             }
             Some(_) if is.index >> INDEX_BITS != 0 => {
-                "its index is above a million: start a `twheel run` inside its network namespace"
+                "its index is above a million: start another `twheel run` inside its network \
+                 namespace"
             }
             Some(_) => return Ok(()),
         };
@@ -334,7 +339,7 @@ impl<'a> Interfaces<'a> {
     }
 
     /// Attaches to an interface that matches a pattern. Returns whether it did. If that fails, it
-    /// prints why, and the run goes on.
+    /// prints why, and the run continues.
     fn attach_matching(&mut self, plane: &mut DataPlane, interface: &Interface) -> Result<bool> {
         let (name, label) = (&interface.name, self.label(&interface.name));
         let number = self.number(interface.index);
@@ -344,8 +349,8 @@ impl<'a> Interfaces<'a> {
             if !said.full {
                 let room = self.common.watch.borrow().room();
                 say!(
-                    "{label}: not attached, nor are other new interfaces: this run has reached its capacity of {room} \
-                     interfaces: exclude some with --exclude"
+                    "{label}: not attached, nor are other new interfaces: this run has reached its \
+                     capacity of {room} interfaces: exclude some with --exclude"
                 );
                 said.full = true;
             }
@@ -423,7 +428,8 @@ impl<'a> Interfaces<'a> {
         if changed.is_renamed {
             let now = &is.name;
             say!(
-                "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} by twheel"
+                "{prefix}{name}: renamed to {now}: still watched, and still called {prefix}{name} \
+                 by twheel"
             );
         }
         if changed.has_new_mtu {
@@ -479,15 +485,16 @@ impl<'a> Interfaces<'a> {
         Ok(attached)
     }
 
-    /// Prints, once per interface, that XDP no longer sees its VLAN tags, since there is a VLAN on
-    /// it now.
+    /// Prints, once per interface, that XDP does not see its VLAN tags, since it has a VLAN
+    /// interface now.
     fn tell_hidden_tags(&mut self) {
         let (hooks, known) = (&self.common.setup.hooks, &self.known);
         self.by_xdp.retain(|index| {
             let hidden = known.get(*index).filter(|it| hooks.hides_tags(it, known));
             if let Some(Interface { name, .. }) = hidden {
                 say!(
-                    "{name}: a VLAN lies on it now, and {HIDES_TAGS}: run `{}`, or start twheel again",
+                    "{name}: it has a VLAN interface now, and {HIDES_TAGS}: run `{}`, or restart \
+                     twheel",
                     shows_tags(name)
                 );
             }
@@ -516,15 +523,16 @@ impl<'a> Interfaces<'a> {
             if !above.is_vlan() {
                 if !said.port {
                     say!(
-                        "{above_name} is on top of {below_name}, and both are watched: the same packets are seen twice, and \
-                         each is counted where it is seen first"
+                        "{above_name} is on top of {below_name}, and both are watched: the same \
+                         packets are seen twice, and each is counted where it is seen first"
                     );
                     said.port = true;
                 }
             } else if self.common.setup.config.0.vlans != 0 && !said.vlan {
                 say!(
-                    "{above_name} is on top of {below_name}, and both are watched: the same packets are seen twice, as flows \
-                     with VLAN tag and without: exclude one with --exclude, or use --vlan ignore"
+                    "{above_name} is on top of {below_name}, and both are watched: the same \
+                     packets are seen twice, as flows with VLAN tag and without: exclude one with \
+                     --exclude, or use --vlan ignore"
                 );
                 said.vlan = true;
             }

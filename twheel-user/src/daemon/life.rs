@@ -78,7 +78,7 @@ impl Outlet {
     /// The outlet after a line could not be written, and how the run ends because of it.
     pub fn after(error: &io::Error, life: Life) -> (Self, End) {
         let end = match error.kind() {
-            // A broken pipe is no error: `| head` has read what it wanted.
+            // A broken pipe is not an error: `| head` has read what it wanted.
             io::ErrorKind::BrokenPipe => End::Good,
             _ => End::Failed,
         };

@@ -86,7 +86,7 @@ struct Opened {
 ///
 /// # Errors
 ///
-/// An error keeps it from starting, or from going on.
+/// It cannot start, or cannot continue.
 pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     host::check()?;
     for interface in setup.selection.names() {
@@ -225,7 +225,7 @@ impl<'a> Daemon<'a> {
         plane.pin_programs(instance)?;
         let pins = instance.pins();
         if plane.adopted() {
-            // A policy that an earlier run has left does not outlive that run.
+            // Replaces or removes the policy that an earlier run left in force.
             install::load(
                 &pins,
                 setup.policy.as_deref(),
@@ -352,7 +352,8 @@ impl<'a> Daemon<'a> {
     async fn until_told(&mut self, stop: &mut Stop) -> Result<Result<()>> {
         loop {
             if self.report.is_closed() {
-                // A broken pipe is no error: `| head` has read what it wanted, and nobody reads on.
+                // A broken pipe is not an error: `| head` has read what it wanted, and nobody reads
+                // on.
                 return Ok(Ok(()));
             }
             tokio::select! {
@@ -540,14 +541,15 @@ impl QuotaWatch {
             Ok(holders) => {
                 for holder in holders.iter().filter(|holder| holder.is_new) {
                     say!(
-                        "the table is full: {} has {} flows, its quota is {}: its flows above the quota make way for others (--source-share)",
+                        "the table is full: {} has {} flows, its quota is {}: its flows above the \
+                         quota are evicted when others need space (--source-share)",
                         holder.source,
                         holder.flows,
                         reader.most()
                     );
                 }
             }
-            Err(error) => say!("twheel: cannot find the sources that fill the table: {error:#}"),
+            Err(error) => say!("twheel: cannot find the over-quota sources: {error:#}"),
         }
     }
 }

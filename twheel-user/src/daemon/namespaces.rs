@@ -77,7 +77,8 @@ impl OtherNamespace {
         let name = &self.namespace.name;
         if let Err(error) = self.namespace.enter(|| self.part.remove()) {
             say!(
-                "{name}: some pins could not be removed: {error:#}: remove them with `twheel detach`"
+                "{name}: some pins could not be removed: {error:#}: remove them with \
+                 `twheel detach`"
             );
         }
     }
@@ -404,8 +405,8 @@ impl<'a> Namespaces<'a> {
         let Some((part, number)) = self.instance.elsewhere(&name, inode, is_free)? else {
             if others.waiting.is_empty() {
                 say!(
-                    "{name}: not watched, nor are other new namespaces: a run has a capacity of {MAX_NAMESPACES} network \
-                     namespaces: name the ones you want with --netns"
+                    "{name}: not watched, nor are other new namespaces: a run has a capacity of \
+                     {MAX_NAMESPACES} network namespaces: name the ones you want with --netns"
                 );
             }
             others.waiting.insert(name);

@@ -36,7 +36,7 @@ const BATCHES: usize = 8;
 const PIPE: usize = 4096;
 /// How long events wait for a slow disk.
 const SLOW: Duration = Duration::from_secs(1);
-/// Causes of failures that the summary lists one by one.
+/// How many causes of failures the summary lists separately.
 const REASONS: usize = 16;
 
 /// Takes events from station to station, and counts them.
@@ -198,7 +198,7 @@ impl<S: Stations> Report<S> {
         for record in &records {
             said.push(self.take(record, &mut ended)?);
         }
-        // Of those that have ended, how many the metrics have counted, and how many have a line in `out`.
+        // How many ended flows the metrics have counted, and how many of them have a line in `out`.
         let (mut counted, mut written) = (0, 0);
         let (mut out, mut line) = (Vec::with_capacity(PIPE), Vec::new());
         // How many bytes of `out` belong to whole records, and where the last of those records
@@ -366,7 +366,7 @@ impl<S: Stations> Report<S> {
             say!("  {count:>8}  failed: {why}");
         }
         if lost > 0 {
-            say!("  {lost:>8}  events that are not in the history: the disk was too slow or full");
+            say!("  {lost:>8}  events missing from the history: the disk was too slow or full");
         }
     }
 }

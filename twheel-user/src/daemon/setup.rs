@@ -85,7 +85,7 @@ impl Setup {
     }
 
     /// Makes the history's directory, unless there is to be no history. If the disk has no space
-    /// for it, the run goes on without one: flows are watched anyway.
+    /// for it, the run continues without one: flows are watched anyway.
     pub(super) fn history_directory(
         &self,
         pins: &Pins,

@@ -29,7 +29,7 @@ pub trait Stations {
     /// Position up to which the history has stored what was read, or has lost it; `None`: there is
     /// no history.
     fn kept(&self) -> Option<watch::Receiver<u64>>;
-    /// Takes the actions on expired flows.
+    /// Queues the actions on expired flows.
     fn reap(&self, records: &[Record]) -> Result<()>;
     /// The names that belong to a flow.
     fn known_as(&self, flow: &Flow) -> Result<KnownAs>;

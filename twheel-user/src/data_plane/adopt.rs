@@ -51,8 +51,8 @@ fn other_layout(path: &Path) -> Failure {
     Failure::new(
         Kind::Pins,
         format!(
-            "the pins at {} were made by another version of twheel, whose maps this one cannot read: use that one, or \
-             run `twheel detach` first",
+            "the pins at {} were made by another version of twheel, whose maps this version cannot \
+             read: use that version, or run `twheel detach` first",
             path.display()
         ),
     )
@@ -140,7 +140,8 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
         return Err(Failure::new(
             Kind::Pins,
             format!(
-                "the pins at {} were made with {}, not {}: run with those, or run `twheel detach` first",
+                "the pins at {} were made with {}, not {}: use those options, or run \
+                 `twheel detach` first",
                 pins.path().display(),
                 options(&meta),
                 options(wanted),
@@ -170,7 +171,8 @@ fn check_pinned(pins: &Pins, object: &[u8]) -> Result<()> {
             return Err(Failure::new(
                 Kind::Pins,
                 format!(
-                    "{} is not the map that this version of twheel makes: run `twheel detach` first",
+                    "the map pinned at {} does not fit this version of twheel: run `twheel detach` \
+                     first",
                     pins.object(name).display()
                 ),
             )

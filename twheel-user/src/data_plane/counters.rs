@@ -65,7 +65,10 @@ impl LoaderCounters {
         let mut unwritten = self.lock();
         unwritten.more.0[counter as usize] += number;
         if let Err(error) = unwritten.write() {
-            log::error!("cannot count {}, tried again: {error:#}", counter.name());
+            log::error!(
+                "cannot update the counter {}, and will try again: {error:#}",
+                counter.name()
+            );
         }
     }
 

@@ -398,7 +398,7 @@ impl DataPlane {
     pub fn take_events(&mut self) -> Result<Events> {
         match self.take_map("EVENTS")? {
             Map::RingBuf(map) => Events::open(map),
-            _ => bail!("EVENTS is a map of a type that is not expected"),
+            _ => bail!("the map EVENTS has an unexpected type"),
         }
     }
 
@@ -416,7 +416,7 @@ impl DataPlane {
     pub fn set_clock(&mut self, now: u64) -> Result<()> {
         assert_eq!(
             self.config.clock, CLOCK_VIRTUAL,
-            "the data plane reads another clock"
+            "the data plane does not use virtual time"
         );
         let mut clock = Array::<_, u64>::try_from(self.map_mut("CLOCK")?)?;
         clock.set(0, now, 0).context("cannot set virtual time")
@@ -456,7 +456,7 @@ impl DataPlane {
             | Map::HashMap(data)
             | Map::LruHashMap(data)
             | Map::LpmTrie(data) => data,
-            _ => bail!("{name} is a map of a type that is not expected"),
+            _ => bail!("the map {name} has an unexpected type"),
         };
         // Not by the map's id, which takes capabilities that the running twheel has dropped.
         let fd = data.fd().as_fd().try_clone_to_owned();
@@ -488,7 +488,7 @@ impl DataPlane {
     fn take_map(&mut self, name: &str) -> Result<Map> {
         self.bpf
             .take_map(name)
-            .with_context(|| format!("the map {name} is not there"))
+            .with_context(|| format!("the map {name} does not exist, or was taken already"))
     }
 }
 
@@ -496,7 +496,7 @@ fn load_program(name: &str, program: &mut Program) -> Result<()> {
     let loaded = match program {
         Program::Xdp(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
-        _ => bail!("the object has a program {name} of a type that is not expected"),
+        _ => bail!("the program {name} has an unexpected type"),
     };
     loaded.map_err(|error| refused(name, error))
 }
@@ -539,7 +539,8 @@ fn explain_load(error: EbpfError) -> anyhow::Error {
     );
     let error = anyhow::Error::new(error);
     if no_memory {
-        return error.context("the kernel has no memory for the table: give a smaller --max-flows");
+        return error
+            .context("the kernel has not enough memory for the table: give a smaller --max-flows");
     }
     error.context("cannot load the eBPF object")
 }
@@ -555,7 +556,7 @@ pub fn memlock(map: &Map) -> Result<u64> {
         | Map::PerCpuHashMap(data)
         | Map::LruHashMap(data)
         | Map::LpmTrie(data) => data,
-        _ => bail!("a map of a type that is not expected"),
+        _ => bail!("a map has an unexpected type"),
     };
     let path = format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd());
     let info = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

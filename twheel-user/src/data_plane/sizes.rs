@@ -13,7 +13,7 @@ use crate::failure::{Failure, Kind};
 pub(super) fn places(room: u32) -> Result<u32> {
     ensure!(
         room <= MAX_INTERFACES,
-        "{room} interfaces: there is room for {MAX_INTERFACES} at most"
+        "{room} interfaces are too many: twheel can watch at most {MAX_INTERFACES}"
     );
     Ok(FIRST_INTERFACE + room)
 }
@@ -36,7 +36,7 @@ pub(super) fn cpus() -> Result<u32> {
     if cpus > MAX_CPUS {
         return Err(Failure::new(
             Kind::Unsupported,
-            format!("this host may have {cpus} CPUs: twheel can tell {MAX_CPUS} apart"),
+            format!("this host may have {cpus} CPUs, but twheel supports at most {MAX_CPUS}"),
         )
         .into());
     }

@@ -11,9 +11,9 @@ use crate::{clock::Clock, hooks::Hooks, stepping::Stepping};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Everything is as it should be.
+    /// Nothing to do.
     Ok,
-    /// Worse than it could be, or not visible from here.
+    /// `twheel run` works, but could work better; or this user cannot check it.
     Warn,
     /// `twheel run` will fail.
     Fail,

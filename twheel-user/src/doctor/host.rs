@@ -11,16 +11,16 @@ use crate::{bpf::BPFFS, clock::Clock, host};
 /// Conntrack's table counts as nearly full from this percentage on.
 const NEARLY_FULL: u64 = 90;
 
-/// What the kernel answered when asked for what the programs need; `None`: it was not asked.
+/// Whether the kernel has what the programs need; `None`: this user may not ask.
 pub(super) fn kernel(release: &str, answer: Option<&Result<(), String>>) -> Finding {
     match answer {
         Some(Ok(())) => Finding::ok("kernel", release),
         Some(Err(error)) => Finding::fail("kernel", error).remedy("boot a newer kernel"),
         None => Finding::warn(
             "kernel",
-            format!("{release}: this user cannot ask what it has"),
+            format!("{release}: this user may not ask the kernel for its features"),
         )
-        .remedy("run this as root"),
+        .remedy("run `twheel doctor` as root"),
     }
 }
 
@@ -28,28 +28,28 @@ pub(super) fn policy(file: &Path, checked: Result<()>) -> Finding {
     match checked {
         Ok(()) => Finding::ok("policy", file.display().to_string()),
         Err(error) => Finding::fail("policy", format!("{error:#}"))
-            .remedy(format!("`twheel policy check {}`", file.display())),
+            .remedy(format!("run `twheel policy check {}`", file.display())),
     }
 }
 
 pub(super) fn btf(there: bool) -> Finding {
     if there {
-        return Finding::ok("BTF", "the kernel describes its types");
+        return Finding::ok("BTF", "the kernel has type information");
     }
     Finding::warn(
         "BTF",
-        "none at /sys/kernel/btf/vmlinux: twheel runs, tools that look into it show less",
+        "there is no /sys/kernel/btf/vmlinux: twheel works, but tools such as bpftool show less",
     )
-    .remedy("for those, a kernel with CONFIG_DEBUG_INFO_BTF")
+    .remedy("boot a kernel with CONFIG_DEBUG_INFO_BTF")
 }
 
 pub(super) fn capabilities(permitted: bool) -> Finding {
     if permitted {
-        return Finding::ok("capabilities", "may load and attach programs");
+        return Finding::ok("capabilities", "this user may load and attach programs");
     }
     Finding::warn(
         "capabilities",
-        "this user may not load programs: not all can be seen",
+        "this user may not load programs, so some checks are skipped",
     )
     .remedy("run twheel as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
 }
@@ -67,16 +67,16 @@ pub(super) fn jit(setting: Option<&str>, loads: bool) -> Finding {
     match setting {
         _ if host::is_off(setting) => Finding::fail(
             "JIT",
-            "off: the kernel's interpreter cannot run the programs",
+            "off: the kernel's interpreter cannot run twheel's programs",
         )
         .remedy("sysctl -w net.core.bpf_jit_enable=1"),
         Some(_) => Finding::ok("JIT", "on"),
-        None if loads => Finding::ok("JIT", "on: the programs load, which they do not without"),
+        None if loads => Finding::ok("JIT", "on: the programs load, and they need it"),
         None => Finding::warn(
             "JIT",
-            "cannot be seen in this network namespace by this user",
+            "this user cannot read the setting in this network namespace",
         )
-        .remedy("run this as root, or in the host's own network namespace"),
+        .remedy("run `twheel doctor` as root, or in the host's own network namespace"),
     }
 }
 
@@ -90,26 +90,23 @@ pub(super) fn clock(clock: Result<Clock>) -> Finding {
             )
         }
         Err(error) => Finding::fail("clock", format!("{error:#}"))
-            .remedy("report it: the kernel should have CLOCK_MONOTONIC_COARSE"),
+            .remedy("report this: the kernel should have CLOCK_MONOTONIC_COARSE"),
     }
 }
 
 pub(super) fn conntrack(count: Option<&str>, most: Option<&str>) -> Finding {
     let number = |text: Option<&str>| text?.trim().parse::<u64>().ok();
     let (Some(count), Some(most)) = (number(count), number(most)) else {
-        return Finding::ok(
-            "conntrack",
-            "not loaded: nothing for `--timeout inherit` to inherit",
-        );
+        return Finding::ok("conntrack", "not loaded: `--timeout inherit` would fail");
     };
     let what = format!("{count} of {most} entries");
     if count * 100 > most * NEARLY_FULL {
         return Finding::warn(
             "conntrack",
-            format!("{what}: nearly full, it will refuse connections"),
+            format!("{what}: nearly full: conntrack will drop new connections"),
         )
         .remedy(format!(
-            "sysctl -w net.netfilter.nf_conntrack_max={}, or shorter timeouts there",
+            "sysctl -w net.netfilter.nf_conntrack_max={}, or shorten conntrack's timeouts",
             most.saturating_mul(2)
         ));
     }

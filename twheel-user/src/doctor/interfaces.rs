@@ -17,9 +17,7 @@ pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
         Ok(all) => all,
         Err(error) => {
             let what = format!("{error:#}");
-            return vec![
-                Finding::warn("interfaces", what).remedy("`ip -d link` may still describe them"),
-            ];
+            return vec![Finding::warn("interfaces", what).remedy("list them with `ip -d link`")];
         }
     };
     let given = &intended.interfaces;
@@ -40,10 +38,13 @@ pub(super) fn interfaces(intended: &Intended, own: &[u32]) -> Vec<Finding> {
         .filter(|name| all.iter().all(|it| it.name != **name));
     let missing = missing.map(|name| {
         let finding = if intended.waits {
-            Finding::ok("interface", "not there yet: `--wait-iface` waits for it")
+            Finding::ok(
+                "interface",
+                "does not exist yet: `--wait-iface` waits for it",
+            )
         } else {
-            Finding::fail("interface", "there is none of this name here")
-                .remedy("give one of those that `ip link` lists")
+            Finding::fail("interface", "does not exist")
+                .remedy("give an interface that `ip link` lists")
         };
         finding.on(name)
     });
@@ -62,7 +63,7 @@ fn interface(
     if is_run && let Err(error) = attach::check_name(&it.name) {
         return vec![
             Finding::fail("interface", format!("{error:#}"))
-                .remedy("`ip link set dev OLD name NEW` renames it")
+                .remedy("rename it with `ip link set dev OLD name NEW`")
                 .on(&it.name),
         ];
     }
@@ -71,7 +72,7 @@ fn interface(
             true => Status::Fail,
             false => Status::Warn,
         };
-        let what = format!("of type {}, which twheel does not read", it.link_type);
+        let what = format!("has type {}, which twheel does not support", it.link_type);
         return vec![
             Finding::new("packets", status, what)
                 .remedy("give an interface whose packets begin with an Ethernet or IP header")
@@ -91,10 +92,13 @@ fn above(it: &Interface, all: &[Interface]) -> Option<Finding> {
     let other = hooks::above(it, all)?;
     let finding = Finding::fail(
         "XDP",
-        format!("{} above it has a program, so it can have none", other.name),
+        format!(
+            "{} above it has an XDP program, so the kernel allows none here",
+            other.name
+        ),
     );
     let remedy = format!(
-        "give --hook tcx, run twheel on {}, or detach that program first",
+        "use --hook tcx, run twheel on {}, or detach that program first",
         other.name
     );
     Some(finding.remedy(remedy).on(&it.name))
@@ -104,25 +108,26 @@ pub(super) fn driver(it: &Interface, hooks: &Hooks) -> Finding {
     let driver = it.driver.as_deref().unwrap_or("no driver");
     let mode = hooks.mode.unwrap_or(Mode::Auto);
     match (mode, it.native) {
-        (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as asked for")),
+        (Mode::Generic, _) => Finding::ok("driver", format!("{driver}: generic XDP, as requested")),
         (_, Some(true)) => Finding::ok("driver", format!("{driver}: native XDP")),
         (_, _) if !hooks.takes_xdp() => Finding::ok(
             "driver",
-            format!("{driver}: no native XDP, and none is needed"),
+            format!("{driver}: no native XDP, but none is needed"),
         ),
         (Mode::Native, Some(false)) => {
-            Finding::fail("driver", format!("{driver}: has no native XDP")).remedy("`--hook auto`")
+            Finding::fail("driver", format!("{driver}: has no native XDP"))
+                .remedy("use `--hook auto`")
         }
         (Mode::Auto, Some(false)) => Finding::warn(
             "driver",
-            format!("{driver}: generic XDP alone, which costs more a packet"),
+            format!("{driver}: only generic XDP, which costs more per packet"),
         )
-        .remedy("`--hook auto` takes TCX, which costs less"),
+        .remedy("use `--hook auto`: TCX costs less"),
         (_, None) => Finding::warn(
             "driver",
-            format!("{driver}: the kernel does not say whether it has native XDP"),
+            format!("{driver}: the kernel does not report whether it has native XDP"),
         )
-        .remedy("`twheel run` says which it got"),
+        .remedy("start `twheel run`: it reports the mode"),
     }
 }
 
@@ -144,18 +149,21 @@ pub(super) fn xdp(
         [] if all.is_empty() => Finding::ok("XDP", "no program is attached"),
         [] => Finding::ok("XDP", format!("twheel's own: {all}")),
         // A user who may not see a program's name cannot tell whose it is.
-        [(_, id), ..] if name(*id).is_none() => {
-            Finding::warn("XDP", format!("a program, and this user cannot see whose: {all}"))
-                .remedy("run this as root")
-        }
+        [(_, id), ..] if name(*id).is_none() => Finding::warn(
+            "XDP",
+            format!("a program is attached, but this user cannot see whose: {all}"),
+        )
+        .remedy("run `twheel doctor` as root"),
         _ if !hooks.takes_xdp() => {
-            let what = format!("a program of somebody else's: {all}; twheel goes beside it");
+            let what =
+                format!("another program is attached: {all}; twheel uses another hook, beside it");
             Finding::ok("XDP", what)
         }
-        _ => Finding::fail("XDP", format!("a program of somebody else's: {all}")).remedy(format!(
-            "give --hook tcx, which goes beside it, or stop whoever attached it (`bpftool net show dev {interface}` and \
-             `bpftool link` tell more; `twheel detach` removes what was pinned under another name); what was attached \
-             without a link goes with `ip link set dev {interface} xdp off`"
+        _ => Finding::fail("XDP", format!("another program is attached: {all}")).remedy(format!(
+            "use --hook tcx, which works beside it, or remove that program: \
+             `bpftool net show dev {interface}` and `bpftool link` show what it is. If it is an \
+             earlier twheel's, pinned under another name, `twheel detach` removes it; without a \
+             BPF link, `ip link set dev {interface} xdp off` does"
         )),
     }
 }

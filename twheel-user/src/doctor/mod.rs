@@ -1,4 +1,5 @@
-//! What `twheel run` will meet on this host: one finding per question, each with what to do.
+//! Checks whether `twheel run` would work on this host: one finding per question, each with what to
+//! do.
 //!
 //! A check is a function of what was read; [`examine`] does the reading. Nothing is attached, and
 //! what is loaded for a trial is unloaded at the end.
@@ -102,7 +103,7 @@ pub fn examine(intended: &Intended) -> Vec<Finding> {
     }));
     findings.extend(interfaces::interfaces(intended, &own));
     findings.extend(pinned::pinned(instances));
-    // Another user has other permissions.
+    // A user without these permissions cannot check this.
     if permitted && bpffs {
         findings.extend(run::findings(intended, kept));
     }

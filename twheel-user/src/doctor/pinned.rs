@@ -31,7 +31,7 @@ pub(super) fn pinned(instances: Result<Vec<FoundInstance>>) -> Vec<Finding> {
             instances.iter().map(describe).collect()
         }
         Err(error) => {
-            vec![Finding::warn("pins", format!("{error:#}")).remedy("run this as root")]
+            vec![Finding::warn("pins", format!("{error:#}")).remedy("run `twheel doctor` as root")]
         }
     }
 }
@@ -99,18 +99,20 @@ pub(super) fn instance(
             ),
             (false, true) => Finding::warn(
                 "pins",
-                format!("{path}: kept in another network namespace, nothing expires"),
+                format!("{path}: kept in another network namespace, where its flows do not expire"),
             )
             .remedy(format!(
-                "there: {} adopts it, {} removes it",
+                "in that network namespace, {} adopts it, {} removes it",
                 run_for(&it.interfaces),
                 options("detach")
             )),
             (false, false) => Finding::warn(
                 "pins",
-                format!("{path}: no network namespace that it could be of is seen"),
+                format!(
+                    "{path}: this user cannot see its network namespace, which may no longer exist"
+                ),
             )
-            .remedy(format!("if it is gone: {remove}")),
+            .remedy(format!("if that namespace no longer exists: {remove}")),
         };
     }
     let gone = it.interfaces.iter().any(|name| !exists(name));
@@ -120,10 +122,10 @@ pub(super) fn instance(
             "pins",
             format!("{path}: another version of twheel is running on {names}"),
         )
-        .remedy("stop that one before this one runs there"),
+        .remedy("stop it before you start this version there"),
         (false, _, true) => Finding::warn(
             "pins",
-            format!("{path}: attached to nothing: a loader was killed"),
+            format!("{path}: attached to no interface: a `twheel run` was killed"),
         )
         .remedy(remove),
         (false, false, false) => Finding::fail(
@@ -133,15 +135,17 @@ pub(super) fn instance(
         .remedy(options("detach")),
         (false, true, false) if gone => Finding::warn(
             "pins",
-            format!("{path}: of {names}, which is not all there any more"),
+            format!("{path}: for {names}, not all of which exist any more"),
         )
         .remedy(options("detach")),
         (false, true, false) => Finding::warn(
             "pins",
-            format!("{path}: flows of {names} are tracked, and nothing expires"),
+            format!(
+                "{path}: flows on {names} are tracked, but do not expire, since no twheel runs"
+            ),
         )
         .remedy(format!(
-            "{} goes on with them, {} removes them",
+            "{} adopts them, {} removes them",
             run_for(&it.interfaces),
             options("detach")
         )),

@@ -32,27 +32,28 @@ pub(super) fn stepping(found: Option<&Result<stepping::Found, String>>) -> Findi
         Some(Ok(stepping::Found { way, why })) => {
             let way = way.name();
             match why {
-                Why::Safe => {
-                    Finding::ok("stepping", format!("{way}, which hold softirqs off here"))
-                }
-                Why::Asked => Finding::ok("stepping", format!("{way}, as asked for")),
+                Why::Safe => Finding::ok(
+                    "stepping",
+                    format!("{way}, which disable softirqs on this kernel"),
+                ),
+                Why::Asked => Finding::ok("stepping", format!("{way}, as requested")),
                 Why::Unsafe => Finding::ok(
                     "stepping",
-                    format!("{way}: test runs do not hold softirqs off here"),
+                    format!("{way}: test runs do not disable softirqs on this kernel"),
                 ),
                 Why::Untold => Finding::warn(
                     "stepping",
-                    format!("{way}: whether test runs hold softirqs off could not be told"),
+                    format!("{way}: twheel could not find out whether test runs disable softirqs"),
                 )
                 .remedy(
-                    "nothing need be done, but a step costs more: try when the CPUs are less busy",
+                    "twheel works, but each step costs more: try again when the CPUs are less busy",
                 ),
             }
         }
         Some(Err(error)) => Finding::fail("stepping", error)
-            .remedy("wheels cannot be stepped safely on this kernel: boot another"),
-        None => Finding::warn("stepping", "how wheels can be stepped here was not tried")
-            .remedy("run this as root"),
+            .remedy("boot another kernel: twheel cannot step its wheels safely on this one"),
+        None => Finding::warn("stepping", "not tried: how twheel can step its wheels")
+            .remedy("run `twheel doctor` as root"),
     }
 }
 
@@ -68,7 +69,7 @@ pub(super) fn trial(wanted: &Intended, way: Stepping) -> Result<Tried> {
     let trial = || {
         unseen()
             .map_err(io::Error::from)
-            .context("cannot mount a bpffs to try it in")?;
+            .context("cannot mount a private bpffs for the trial")?;
         load(wanted, way)
     };
     thread::scope(|scope| {
@@ -95,7 +96,7 @@ fn load(wanted: &Intended, way: Stepping) -> Result<Tried> {
     let took = before.elapsed();
     plane
         .step(STEP_BUDGET)
-        .context("they load, and cannot be run")?;
+        .context("the programs load, but cannot be run")?;
     Ok(Tried {
         took,
         verified: plane.verified()?,
@@ -114,15 +115,18 @@ pub(super) fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
                 ..Finding::ok(
                     "programs",
                     format!(
-                        "the kernel accepts them: {most} instructions verified at most, loaded in {ms} ms"
+                        "the kernel accepts them: {most} instructions verified at most, loaded in \
+                         {ms} ms"
                     ),
                 )
             }
         }
         Some(Err(error)) => Finding::fail("programs", error.lines().next().unwrap_or_default())
-            .remedy("`twheel run` with the same options will fail likewise"),
-        None => Finding::warn("programs", "whether the kernel accepts them was not tried").remedy(
-            "run this as root (it takes CAP_SYS_ADMIN, for a bpffs of its own), with bpffs mounted",
+            .remedy(
+                "resolve this first: `twheel run` with the same options would fail in the same way",
+            ),
+        None => Finding::warn("programs", "not tried: whether the kernel accepts them").remedy(
+            "run `twheel doctor` as root, with bpffs mounted: the trial needs CAP_SYS_ADMIN",
         ),
     }
 }
@@ -135,9 +139,11 @@ pub(super) fn egress(
     clsact: impl FnOnce() -> Option<Result<()>>,
 ) -> Finding {
     const NAME: &str = "egress";
-    const OFF: &str = "`--egress off`, which sees incoming packets only";
+    const OFF: &str = "use `--egress off`, which sees only incoming packets";
     match (wanted, tcx) {
-        (Egress::Off, _) => return Finding::ok(NAME, "outgoing packets are not to be seen"),
+        (Egress::Off, _) => {
+            return Finding::ok(NAME, "outgoing packets are not seen, as requested");
+        }
         (Egress::Auto | Egress::On | Egress::Tcx, Some(true)) => {
             return Finding::ok(NAME, "TCX: outgoing packets can be seen");
         }
@@ -146,10 +152,11 @@ pub(super) fn egress(
                 NAME,
                 "this kernel has no TCX (CONFIG_NET_XGRESS, Linux 6.6)",
             )
-            .remedy("`--egress clsact`, or `--egress auto`");
+            .remedy("use `--egress clsact` or `--egress auto`");
         }
         (_, None) => {
-            return Finding::warn(NAME, "cannot be seen by this user").remedy("run this as root");
+            return Finding::warn(NAME, "this user may not ask whether the kernel has TCX")
+                .remedy("run `twheel doctor` as root");
         }
         (Egress::Clsact, _) | (_, Some(false)) => {}
     }
@@ -160,10 +167,13 @@ pub(super) fn egress(
             format!("neither TCX nor clsact, so only incoming packets can be seen: {error:#}"),
         )
         .remedy(
-            "a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF",
+            "boot a kernel with CONFIG_NET_XGRESS (6.6), or with CONFIG_NET_SCH_INGRESS and \
+             CONFIG_NET_CLS_BPF",
         ),
-        Some(Err(error)) => Finding::fail(NAME, format!("no clsact filter: {error:#}")).remedy(OFF),
-        None => Finding::warn(NAME, "whether the kernel has clsact filters was not tried")
-            .remedy("run this as root (it takes CAP_SYS_ADMIN, for a network namespace of its own)"),
+        Some(Err(error)) => {
+            Finding::fail(NAME, format!("clsact filters do not work: {error:#}")).remedy(OFF)
+        }
+        None => Finding::warn(NAME, "not tried: whether the kernel has clsact filters")
+            .remedy("run `twheel doctor` as root: the trial needs CAP_SYS_ADMIN"),
     }
 }

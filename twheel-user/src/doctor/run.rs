@@ -1,4 +1,4 @@
-//! What `twheel run` itself would refuse: pins, a port, a group, a way to see packets.
+//! What `twheel run` itself would refuse: pins, a port, a group, a hook.
 
 use anyhow::Result;
 use nix::net::if_::if_nametoindex;
@@ -67,8 +67,11 @@ fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> 
         };
         if pins.has_loader()? {
             return Ok(Some(
-                Finding::fail(NAME, "twheel is running there: a second run is refused")
-                    .remedy("stop the first one before you start another"),
+                Finding::fail(
+                    NAME,
+                    "twheel is already running there: a second run would be refused",
+                )
+                .remedy("stop the first one before you start another"),
             ));
         }
         data_plane::check_adoptable(&pins, &intended.config.0, intended.clock)?;
@@ -78,7 +81,7 @@ fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> 
         let detach = with_interfaces("detach", &intended.interfaces);
         Some(
             Finding::fail(NAME, format!("{error:#}"))
-                .remedy(format!("{detach} removes what is pinned")),
+                .remedy(format!("remove the pins with {detach}")),
         )
     })
 }
@@ -88,7 +91,7 @@ fn hook(interface: &str, choice: Result<Choice>) -> Finding {
     const NAME: &str = "hook";
     let finding = match choice {
         Err(error) => Finding::fail(NAME, format!("{error:#}"))
-            .remedy("give other options, or leave them out"),
+            .remedy("change or remove the options that it names"),
         Ok(choice) if choice.hides_tags => {
             Finding::warn(NAME, format!("{}: {HIDES_TAGS}", choice.by.name()))
                 .remedy(shows_tags(interface))
@@ -101,7 +104,7 @@ fn hook(interface: &str, choice: Result<Choice>) -> Finding {
             };
             let why = match (&choice.why, choice.goes_on) {
                 (Some(why), _) => format!(": {why}"),
-                (None, true) => ": an earlier run has left it there".to_owned(),
+                (None, true) => ": an earlier run left its program attached".to_owned(),
                 (None, false) => String::new(),
             };
             Finding::ok(NAME, format!("{by} would see incoming packets{why}"))

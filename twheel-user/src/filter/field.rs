@@ -9,7 +9,7 @@ use super::{subject::Subject, value::FlowValue};
 /// Which fields are known where a filter is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Knowable {
-    /// The flows have ended; else they are in the table.
+    /// The flows have ended; otherwise they are in the table.
     pub ended: bool,
     /// Packets and bytes are counted.
     pub accounting: bool,
@@ -89,47 +89,47 @@ fields! {
     Src = "src": Type::Address,
     /// address of the responder
     Dst = "dst": Type::Address,
-    /// address of either
+    /// address of the initiator or the responder
     Host = "host": Type::Address,
     /// port of the initiator
     Sport = "sport": PORT,
     /// port of the responder
     Dport = "dport": PORT,
-    /// port of either
+    /// port of the initiator or the responder
     Port = "port": PORT,
-    /// name of the rule that it has met
+    /// policy rule that the flow matches
     Rule = "rule": Type::Name(&[]),
-    /// interface where its initiator's packets are counted
+    /// interface where the initiator's packets are counted
     Iface = "iface": Type::Name(&[]),
-    /// whether those come in there or go out: in, out
+    /// direction of the initiator's packets at that interface: in, out
     Direction = "direction": Type::Name(DIRECTIONS),
-    /// VLAN in which it was seen, the outer or the inner one
+    /// VLAN of the flow: the outer or the inner one
     Vlan = "vlan": Type::Number(4094),
-    /// zone of its interface; 0: none
+    /// zone of the interface; 0 if it has none
     Zone = "zone": PORT,
-    /// time since its latest packet
+    /// time since the latest packet
     Idle = "idle": Type::Duration,
-    /// time since its first packet
+    /// time since the first packet
     Age = "age": Type::Duration,
-    /// its beginning was not seen
+    /// the beginning of the flow was not seen
     PickedUp = "picked_up": Type::Flag,
-    /// time until it expires
+    /// time until the flow expires
     Expires = "expires": Type::Duration,
-    /// CPU on whose wheel it stands
+    /// CPU whose wheel holds the flow
     Cpu = "cpu": COUNT,
-    /// why it ended
+    /// why the flow ended
     Reason = "reason": Type::Name(REASONS),
-    /// time since it ended
+    /// time since the flow ended
     Ended = "ended": Type::Duration,
-    /// packets of both sides
+    /// packets of both sides together
     Packets = "packets": COUNT,
-    /// bytes of both sides
+    /// bytes of both sides together
     Bytes = "bytes": COUNT,
-    /// round trip of either side
+    /// round-trip time of either side
     Rtt = "rtt": Type::Duration,
-    /// segments of both sides that were sent again
+    /// retransmitted segments of both sides together
     Retransmissions = "retransmissions": COUNT,
-    /// nobody answers its retransmissions
+    /// the retransmissions of one side are not answered
     Stalled = "stalled": Type::Flag,
 }
 
@@ -143,16 +143,16 @@ impl Field {
     pub(super) fn unknown(self, known: Knowable) -> Option<&'static str> {
         match self {
             Self::Reason | Self::Ended if !known.ended => {
-                Some("is known of flows that have ended: `twheel expired`")
+                Some("is known only of ended flows: use `twheel expired`")
             }
             Self::Expires | Self::Cpu if known.ended => {
-                Some("is known of flows that are in the table: `twheel flows`")
+                Some("is known only of flows in the table: use `twheel flows`")
             }
             Self::Packets | Self::Bytes if !known.accounting => {
-                Some("is not counted: start with `twheel run --accounting`")
+                Some("is not counted: start twheel with `twheel run --accounting`")
             }
             Self::Rtt | Self::Retransmissions | Self::Stalled if !known.rto => {
-                Some("is not measured: start with `twheel run --rto on`")
+                Some("is not measured: start twheel with `twheel run --rto on`")
             }
             _ => None,
         }

@@ -18,8 +18,8 @@ use crate::policy::network::Network;
 #[grammar = "filter/filter.pest"]
 struct Grammar;
 
-/// Most levels of nested parentheses and negations: more than anybody writes, and few enough for
-/// the stack.
+/// Most levels of nested parentheses and negations: more than anybody writes, and few enough not to
+/// overflow the stack.
 const DEPTH: usize = 64;
 
 /// What is wrong with a filter, and where.
@@ -73,7 +73,7 @@ pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
             ErrorVariant::CustomError { message } => message.clone(),
         };
         let what = match expected.as_str() {
-            "" => "this is no filter".to_owned(),
+            "" => "this is not a filter such as `state == established`".to_owned(),
             expected => format!("expected {expected}"),
         };
         Wrong { at, what }
@@ -84,7 +84,7 @@ pub(super) fn parse(text: &str, known: Knowable) -> Result<Test, Wrong> {
         Some(pair) => test(pair, known),
         None => Err(Wrong {
             at: 0,
-            what: "this is no filter".to_owned(),
+            what: "this is not a filter such as `state == established`".to_owned(),
         }),
     }
 }
@@ -112,7 +112,9 @@ fn check_depth(text: &str) -> Result<(), Wrong> {
         if depth > DEPTH || negations > DEPTH {
             return Err(Wrong {
                 at,
-                what: format!("more than {DEPTH} of these within one another"),
+                what: format!(
+                    "more than {DEPTH} nested parentheses or negations: give a simpler filter"
+                ),
             });
         }
     }
@@ -129,7 +131,7 @@ fn name(rule: Rule) -> &'static str {
         Rule::within | Rule::word_in => "`in`",
         Rule::word_and | Rule::and => "`and`",
         Rule::word_or | Rule::or => "`or`",
-        Rule::EOI => "the end",
+        Rule::EOI => "the end of the filter",
         Rule::not | Rule::word_not | Rule::group => "",
         _ => "",
     }
@@ -198,7 +200,7 @@ fn comparison(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
         };
     };
     if field.kind() == Type::Flag {
-        let what = format!("{} is true or not: write `{0}` or `not {0}`", field.name());
+        let what = format!("{} is a flag: write `{0}` or `not {0}`", field.name());
         return Err(Wrong::at(&operator, what));
     }
     let values: Vec<_> = values
@@ -220,14 +222,11 @@ fn comparison(pair: Pair<'_, Rule>, known: Knowable) -> Result<Test, Wrong> {
         }
         (Type::Number(_), _) => Err(Wrong::at(
             &operator,
-            "a range is compared by `==`, `!=` or `in`".to_owned(),
+            "a range has no order: use `==`, `!=` or `in`".to_owned(),
         )),
         _ => Err(Wrong::at(
             &operator,
-            format!(
-                "{} has no order: compare it by `==`, `!=` or `in`",
-                field.name()
-            ),
+            format!("{} has no order: use `==`, `!=` or `in`", field.name()),
         )),
     }
 }
@@ -240,7 +239,7 @@ fn field_of(pair: &Pair<'_, Rule>, known: Knowable) -> Result<Field, Wrong> {
             .filter(|field| field.unknown(known).is_none())
             .map(|field| field.name())
             .collect();
-        let what = format!("no field is called `{name}`: there are {}", all.join(", "));
+        let what = format!("unknown field `{name}`: give one of {}", all.join(", "));
         return Err(Wrong::at(pair, what));
     };
     match field.unknown(known) {
@@ -259,7 +258,7 @@ fn value(field: Field, pair: &Pair<'_, Rule>) -> Result<Value, Wrong> {
                 return Ok(Value::Name(text.to_owned()));
             }
             Err(wrong(format!(
-                "no {} is called `{text}`: there are {}",
+                "unknown {} `{text}`: give one of {}",
                 field.name(),
                 names.join(", ")
             )))
@@ -267,15 +266,17 @@ fn value(field: Field, pair: &Pair<'_, Rule>) -> Result<Value, Wrong> {
         Type::Number(most) => number(text, most).ok_or_else(|| {
             let most = match most {
                 u64::MAX => String::new(),
-                most => format!(", 0 to {most}"),
+                most => format!(" from 0 to {most}"),
             };
-            wrong(format!("`{text}` is no number{most}, or range such as 1-9"))
+            wrong(format!(
+                "`{text}` is not a number{most}, nor a range such as 1-9"
+            ))
         }),
         Type::Duration => humantime::parse_duration(text)
             .map(Value::Duration)
             .map_err(|error| {
                 wrong(format!(
-                    "`{text}` is no duration such as 30s or 5m: {error}"
+                    "`{text}` is not a duration such as 30s or 5m: {error}"
                 ))
             }),
         Type::Address => Network::parse(text).map(Value::Network).map_err(wrong),

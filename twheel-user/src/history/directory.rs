@@ -62,10 +62,14 @@ impl Directory {
                 return Err(Failure::new(
                     Kind::Other,
                     format!(
-                        "{} is {} of user {} (mode {:o}), who could put anything there: remove it, or give another \
-                         --history",
+                        "{} is {} of user {} (mode {:o}), who could put anything there: remove it, \
+                         or choose another directory with --history",
                         path.display(),
-                        if found.is_dir() { "a directory" } else { "a symbolic link" },
+                        if found.is_dir() {
+                            "a directory"
+                        } else {
+                            "a symbolic link"
+                        },
                         found.uid(),
                         found.mode() & 0o7777
                     ),
@@ -87,7 +91,7 @@ impl Directory {
         };
         lchown(&self.own, None, group.map(Gid::as_raw))
             .and_then(|()| fs::set_permissions(&self.own, Permissions::from_mode(mode)))
-            .with_context(|| format!("cannot set the mode of {}", self.own.display()))
+            .with_context(|| format!("cannot set the permissions of {}", self.own.display()))
     }
 }
 

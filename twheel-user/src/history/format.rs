@@ -11,7 +11,7 @@ use twheel_common::event::Event;
 use crate::failure::{Failure, Kind};
 
 pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
-/// To be changed whenever [`Event`] changes.
+/// Must change whenever [`Event`] changes.
 pub(super) const VERSION: u32 = 4;
 pub(super) const HEADER: usize = 32;
 pub(super) const BODY: usize = size_of::<Event>();
@@ -66,11 +66,14 @@ impl Header {
         let failure = |what: &str| {
             Failure::new(
                 Kind::Other,
-                format!("{} {what}: move it away to read the rest", path.display()),
+                format!(
+                    "{} {what}: move the file away to read the rest of the history",
+                    path.display()
+                ),
             )
         };
         if bytes[..8] != MAGIC {
-            return Err(failure("is no history of twheel's").into());
+            return Err(failure("is not a history of twheel").into());
         }
         if (word(0), word(1)) != (VERSION, RECORD as u32) {
             return Err(failure("was written by another version of twheel").into());

@@ -50,7 +50,7 @@ pub(super) struct Log {
     buffered: u64,
     /// Identifies the ring that the events come from; see `mod.rs`.
     ring: u32,
-    /// What earlier writers have written of that ring.
+    /// How much of that ring earlier writers have written.
     had: Option<Had>,
     /// Where in that ring the last event of the present batch ends.
     pub(super) end: u64,
@@ -265,16 +265,16 @@ impl Log {
     }
 }
 
-/// What the segments have of a ring.
+/// How much of a ring the segments hold.
 #[derive(Clone, Copy)]
 struct Had {
-    /// Where the last event ends that is in the history, or is recorded as lost.
+    /// Where the last event ends that the history holds or records as lost.
     end: u64,
     /// Lost events that the instance had counted at the last record of lost events.
     counted: Option<u64>,
 }
 
-/// What the segments have of a ring, if it is the last one in them.
+/// How much of a ring the segments hold, if their last records are from that ring.
 fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>> {
     let mut had = None;
     for (_, path) in segments.iter().rev() {
@@ -358,7 +358,7 @@ fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
         .with_context(context)?;
     let length = file.metadata().with_context(context)?.len();
     let mut found = [0; HEADER];
-    // A file that is no history is left alone; its reader reports it.
+    // A file that is not a history is left as it is; readers report it.
     if file.read_exact_at(&mut found, 0).is_err() || Header::read(&found, path).ok() != Some(header)
     {
         return Ok(None);
@@ -376,7 +376,7 @@ fn go_on(path: &Path, header: Header) -> Result<Option<(File, u64)>> {
     let length = HEADER as u64 + records * RECORD as u64;
     file.set_len(length).with_context(|| {
         format!(
-            "cannot cut off what was torn at the end of {}",
+            "cannot cut off the torn record at the end of {}",
             path.display()
         )
     })?;

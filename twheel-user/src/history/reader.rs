@@ -95,7 +95,7 @@ impl HistoryReader {
     }
 
     /// The next event; `None` if there is none yet.
-    // No iterator: it may go on after `None`.
+    // Not an iterator: more events may follow after `None`.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Past>> {
         loop {
@@ -194,8 +194,8 @@ impl HistoryReader {
         Ok(false)
     }
 
-    /// Something to wait with for more events. Create it before reading the present ones, so that
-    /// none is missed.
+    /// Returns a means to wait for more events. Create it before you read the present ones, so that
+    /// you miss none.
     pub fn follow(&self) -> Result<Follow> {
         let watch = || -> nix::Result<Inotify> {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
@@ -278,8 +278,7 @@ impl Segment {
     }
 }
 
-/// Fills a buffer; if the file ends before, leaves the file's position where it was, and returns
-/// false.
+/// Fills a buffer; if the file ends first, restores the file's position and returns false.
 fn read_whole(file: &mut BufReader<File>, buffer: &mut [u8]) -> io::Result<bool> {
     let mut filled = 0;
     while filled < buffer.len() {

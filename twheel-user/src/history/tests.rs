@@ -322,7 +322,7 @@ fn a_time_that_no_calendar_has_is_damage() {
 #[test]
 fn another_version_is_refused_by_the_reader_and_left_alone_by_the_writer() {
     for (at, part) in [
-        (0, "no history"),
+        (0, "not a history"),
         (8, "another version"),
         (16, "damaged at its beginning"),
     ] {

@@ -90,8 +90,8 @@ impl Writer {
         let missing = log.adopt(events.released(), tally.get(Counter::HistoryLost)?);
         if missing > 0 {
             say!(
-                "twheel: up to {missing} events that have left the ring are not in the history: an earlier run kept \
-                 none, or was killed while the disk was slow"
+                "twheel: up to {missing} events are not in the history: an earlier run kept no \
+                 history, or was killed while the disk was slow"
             );
         }
         let lost = Arc::new(Lost {
@@ -204,7 +204,10 @@ impl Keeper {
             // A lost event counts as done, so that nobody waits for it.
             self.tell.send_replace(self.log.end);
             if !self.failing {
-                say!("twheel: {error:#}: what ends meanwhile is not in the history");
+                say!(
+                    "twheel: {error:#}: until this works again, ended flows are missing from the \
+                     history"
+                );
             }
             self.failing = true;
         }
@@ -276,8 +279,7 @@ fn ring_of(pins: &Pins) -> Result<u32> {
     Ok(checksum.finalize())
 }
 
-/// The names that belong to an event, with the numbers that they have in
-/// [`NAME`](super::format::NAME).
+/// The names that belong to an event, with their numbers in [`NAME`](super::format::NAME).
 fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
     let mut named = Vec::new();
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));

@@ -94,21 +94,21 @@ impl Metrics {
         let ended = IntCounterVec::new(
             Opts::new(
                 "twheel_expired_flows_total",
-                "flows whose end was reported, by reason and state",
+                "ended flows that were reported, by reason and state",
             ),
             &["reason", "state"],
         )?;
         let steps = Histogram::with_opts(
             HistogramOpts::new(
                 "twheel_step_seconds",
-                "time of a stepper's call, of 256 visits at most",
+                "duration of a stepper's call, which makes at most 256 timer visits",
             )
             .buckets(STEP_BUCKETS.to_vec()),
         )?;
         let lateness = Histogram::with_opts(
             HistogramOpts::new(
                 "twheel_expiry_lateness_seconds",
-                "how long after its timeout a flow ended, of those that are idle, closed or reset",
+                "how long after its timeout a flow ended, for the reasons idle, closed and reset",
             )
             .buckets(LATENESS_BUCKETS.to_vec()),
         )?;
@@ -121,10 +121,13 @@ impl Metrics {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0.0, |since| since.as_secs_f64()),
         );
-        let most = IntGauge::new("twheel_max_flows", "flows that the table admits")?;
+        let most = IntGauge::new("twheel_max_flows", "capacity of the flow table")?;
         most.set(plane.config().max_flows.into());
         let build = IntGaugeVec::new(
-            Opts::new("twheel_build_info", "1, for this version"),
+            Opts::new(
+                "twheel_build_info",
+                "1, with the version of twheel as a label",
+            ),
             &["version"],
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
@@ -211,14 +214,15 @@ impl Metrics {
         let packets = IntCounterVec::new(
             Opts::new(
                 "twheel_interface_packets_total",
-                "packets that an interface has seen, by what became of them",
+                "packets of each interface, by verdict",
             ),
             &["interface", "verdict"],
         )?;
         let ended = IntCounterVec::new(
             Opts::new(
                 "twheel_interface_expired_flows_total",
-                "flows whose end was reported, by the interface where their initiator's packets were counted and the direction",
+                "ended flows that were reported, by interface and direction of their initiators' \
+                 packets",
             ),
             &["interface", "direction"],
         )?;
@@ -272,7 +276,7 @@ fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
     let actions = IntCounterVec::new(
         Opts::new(
             "twheel_reaped_total",
-            "what was to be done to expired flows, by what became of it",
+            "actions on expired flows, by action and outcome",
         ),
         &["action", "outcome"],
     )?;
@@ -285,7 +289,7 @@ fn reaped(reaper: &reap::ReaperState) -> prometheus::Result<Vec<MetricFamily>> {
     }
     let paused = IntGauge::new(
         "twheel_reaper_paused",
-        "1 if nothing is reaped, because too large a share was to be",
+        "1 while the reaper is paused, because it would have reaped too many flows",
     )?;
     paused.set(reaper.is_paused().into());
     let mut families = actions.collect();
@@ -298,7 +302,7 @@ fn kernel(counters: &Counters) -> prometheus::Result<Vec<MetricFamily>> {
     let flows = IntGauge::new("twheel_flows", "flows in the table")?;
     flows.set(counters.live() as i64);
     let packets = IntCounterVec::new(
-        Opts::new("twheel_packets_total", "packets, by what became of them"),
+        Opts::new("twheel_packets_total", "packets, by verdict"),
         &["verdict"],
     )?;
     let mut families = flows.collect();

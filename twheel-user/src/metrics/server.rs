@@ -63,7 +63,7 @@ impl Listener {
             let (kind, what) = match error.kind() {
                 io::ErrorKind::AddrInUse => (
                     Kind::Other,
-                    "the port is in use: give another, or end the program that listens there"
+                    "the port is in use: give another, or stop the program that listens there"
                         .to_owned(),
                 ),
                 io::ErrorKind::AddrNotAvailable => (
@@ -72,7 +72,9 @@ impl Listener {
                 ),
                 io::ErrorKind::PermissionDenied => (
                     Kind::Permission,
-                    "not permitted without CAP_NET_BIND_SERVICE: give a port from 1024 on, or run as root".to_owned(),
+                    "not permitted without CAP_NET_BIND_SERVICE: give a port of 1024 or above, or \
+                     run as root"
+                        .to_owned(),
                 ),
                 _ => (Kind::Other, format!("{error}: give another address")),
             };
@@ -120,7 +122,7 @@ impl Server {
                     }
                 });
             })
-            .context("cannot start the thread of the metrics")?;
+            .context("cannot start the metrics server's thread")?;
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),
@@ -180,7 +182,11 @@ async fn serve(
 /// The refusal of a request; `None` if it is served.
 fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>>> {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
-        let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET and HEAD alone\n");
+        let mut refusal = response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT,
+            "only GET and HEAD are supported\n",
+        );
         let allowed = HeaderValue::from_static("GET, HEAD");
         refusal.headers_mut().insert(header::ALLOW, allowed);
         return Some(refusal);
@@ -190,7 +196,7 @@ fn refuse<B>(request: &Request<B>, bound: IpAddr) -> Option<Response<Full<Bytes>
     // Prevents DNS rebinding: if an attacker's name resolved to the loopback address, pages of that
     // name could read the answers.
     if bound.to_canonical().is_loopback() && !host.is_some_and(is_no_name) {
-        let why = "ask for this by an IP address, or as localhost\n";
+        let why = "use an IP address or localhost in the URL\n";
         return Some(response(StatusCode::FORBIDDEN, TEXT, why));
     }
     None
@@ -253,7 +259,7 @@ async fn answer(path: &str, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
         _ => response(
             StatusCode::NOT_FOUND,
             TEXT,
-            "there are /, /metrics, /healthz and /api/status\n",
+            "not found: there are /, /metrics, /healthz and /api/status\n",
         ),
     }
 }

@@ -64,7 +64,8 @@ impl Output for Text {
         };
         writeln!(
             to,
-            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto {:.1}ms{}{}",
+            "rto      {}  {:<21} {arrow} {:<21}  {:<11}  outstanding {}  backoff {}  rtt {}  rto \
+             {:.1}ms{}{}",
             flow.proto,
             from,
             with,

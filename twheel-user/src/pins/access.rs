@@ -28,10 +28,10 @@ pub(super) fn permit(path: &Path, group: Option<Gid>) -> Result<()> {
     };
     lchown(path, None, group.map(Gid::as_raw))
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
-        .with_context(|| format!("cannot set the mode of {}", path.display()))
+        .with_context(|| format!("cannot set the permissions of {}", path.display()))
 }
 
-/// Makes a directory unless it exists.
+/// Creates a directory unless it exists.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error)
@@ -40,7 +40,7 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<()> {
     }
 }
 
-/// Makes an instance's directory and its parents.
+/// Creates an instance's directory and its parents.
 pub(super) fn make_directories(path: &Path) -> Result<()> {
     make_directory(&root(), 0o755)?;
     make_directory(path.parent().unwrap_or(path), 0o755)?;
@@ -58,15 +58,16 @@ pub(super) fn check_ours(path: &Path) -> Result<()> {
         let owner = match fs::symlink_metadata(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             found => {
-                let found =
-                    found.with_context(|| format!("cannot look at {}", directory.display()))?;
+                let found = found
+                    .with_context(|| format!("cannot read the owner of {}", directory.display()))?;
                 check_real(directory, &found)?;
                 found
             }
         };
         if ![0, geteuid().as_raw()].contains(&owner.uid()) || owner.mode() & 0o022 != 0 {
             return in_the_way(format!(
-                "{} belongs to user {} (mode {:o}), who could put anything there: run as that user, or remove it",
+                "{} belongs to user {} (mode {:o}), who could put anything there: run as that \
+                 user, or remove it",
                 directory.display(),
                 owner.uid(),
                 owner.mode() & 0o7777
@@ -110,13 +111,13 @@ pub(super) fn is_held(path: &Path) -> Result<Option<bool>> {
         Ok(_) => Ok(Some(false)),
         Err((_, nix::Error::EWOULDBLOCK)) => Ok(Some(true)),
         Err((_, error)) => Err(io::Error::from(error))
-            .with_context(|| format!("cannot look at the lock of {}", path.display())),
+            .with_context(|| format!("cannot check the lock of {}", path.display())),
     }
 }
 
-/// The lock that orders starts. It is held until the BPF links are pinned: only then can other
-/// processes see which interfaces an instance has, and two instances with different names might
-/// want the same interface.
+/// The lock that lets only one twheel start at a time. It is held until the BPF links are pinned:
+/// only then can other processes see which interfaces an instance has, and two instances with
+/// different names might want the same interface.
 pub fn lock_start() -> Result<Flock<File>> {
     // A start takes seconds at most.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -134,7 +135,8 @@ pub fn lock_start() -> Result<Flock<File>> {
         }
         if Instant::now() > until {
             return in_the_way(format!(
-                "another twheel is just starting, and does not come to an end: `fuser {}` says which",
+                "another twheel has not finished starting within a minute: find it with \
+                 `fuser {}`, and stop it",
                 root.display()
             ));
         }

@@ -71,7 +71,8 @@ pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
         };
         if directory.parent() != Some(&version()) {
             return in_the_way(format!(
-                "{held} carries pins of another version of twheel at {}: remove them with `twheel detach --iface {}`",
+                "another version of twheel left pins for {held} at {}: remove them with \
+                 `twheel detach --iface {}`",
                 directory.display(),
                 quoted(&held)
             ));
@@ -87,7 +88,8 @@ pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
         [one] => one.clone(),
         [one, two, ..] => {
             return in_the_way(format!(
-                "the interfaces belong to two instances, {} and {}: run `twheel detach` on one",
+                "the interfaces belong to two instances, {} and {}: remove one with \
+                 `twheel detach`",
                 one.display(),
                 two.display()
             ));
@@ -96,7 +98,7 @@ pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
     for held in interfaces_of(&path)? {
         if !interfaces.matches(&held) {
             return in_the_way(format!(
-                "the instance at {} holds {held} as well: give --iface {held} too, or run \
+                "the instance at {} also has {held}: also give --iface {held}, or run \
                  `twheel detach --iface {held}`",
                 path.display()
             ));
@@ -106,10 +108,10 @@ pub(super) fn choose(interfaces: &Selection) -> Result<PathBuf> {
 }
 
 /// The instances, of any version, that match: those that hold this interface of this network
-/// namespace, or one that the pattern stands for; those named after the pattern; and those that
-/// were about to hold the interface when their run died. If there are instances named after the
-/// pattern, only those. If nothing in this network namespace matches, those that hold an interface
-/// of this name in another network namespace.
+/// namespace, or one that the pattern stands for; those named after the pattern; and those whose
+/// run died before it attached to the interface. If there are instances named after the pattern,
+/// only those. If nothing in this network namespace matches, those that hold an interface of this
+/// name in another network namespace.
 pub(crate) fn holding(interface: &str) -> Result<Vec<PathBuf>> {
     let asked = Selection::new(&[interface.to_owned()], &[])?;
     let (mut named, mut found, mut elsewhere) = (Vec::new(), Vec::new(), Vec::new());

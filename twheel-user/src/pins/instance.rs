@@ -1,4 +1,4 @@
-//! An instance, the directory of one `twheel run`: finds or makes it, locks it, sets its
+//! An instance, the directory of one `twheel run`: finds or creates it, locks it, sets its
 //! permissions, and removes it.
 
 use std::{
@@ -91,18 +91,19 @@ impl Instance {
         match ours.as_slice() {
             [path] => Ok(Pins((*path).clone())),
             [one, two, ..] => in_the_way(format!(
-                "{interface} belongs to two instances, {} and {}: run `twheel detach --iface {interface}`",
+                "{interface} belongs to two instances, {} and {}: run \
+                 `twheel detach --iface {interface}`",
                 one.display(),
                 two.display()
             )),
             [] => match found.first() {
                 Some(other) => in_the_way(format!(
-                    "{interface} carries pins of another version of twheel at {}: use that version, or run \
-                     `twheel detach --iface {interface}`",
+                    "another version of twheel left pins for {interface} at {}: use that version, \
+                     or run `twheel detach --iface {interface}`",
                     other.display()
                 )),
                 None => in_the_way(format!(
-                    "twheel is not running on {interface}, and has left nothing there: start it with \
+                    "twheel is not running on {interface} and left no pins for it: start it with \
                      `twheel run --iface {}`",
                     quoted(interface)
                 )),
@@ -134,11 +135,12 @@ impl Instance {
         match all.as_slice() {
             [(path, _)] => Ok(Pins(path.clone())),
             [] => in_the_way(
-                "twheel is not running here, and has left nothing: start it with `twheel run --iface NAME`"
+                "twheel is not running here and left no pins: start it with \
+                 `twheel run --iface NAME`"
                     .to_owned(),
             ),
             several => in_the_way(format!(
-                "there are several instances here: say which with --iface NAME, one of {}",
+                "there are several instances here: choose one with --iface NAME: {}",
                 several
                     .iter()
                     .map(|(_, held)| held.as_str())
@@ -220,7 +222,7 @@ impl Instance {
         let meta = path.join("META");
         match fs::hard_link(self.object("META"), &meta) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(error).with_context(|| format!("cannot make the pin {}", meta.display()))
+                Err(error).with_context(|| format!("cannot create the pin {}", meta.display()))
             }
             _ => Ok(Some((self.at(path), number))),
         }

@@ -85,7 +85,7 @@ impl Pins {
         let exists = path.try_exists();
         if !exists.map_err(|error| refused(error.into(), &path))? {
             return in_the_way(format!(
-                "there is no {}: the instance is just being set up, or removed: try again",
+                "{} does not exist: the instance is just being created or removed: try again",
                 path.display()
             ));
         }
@@ -113,7 +113,7 @@ impl Pins {
         Callable::new(self.xdp(name)?, self.map("CALLS")?)
     }
 
-    /// Takes the lock that orders changes to the policy.
+    /// Takes the lock that lets only one process change the policy at a time.
     ///
     /// # Errors
     ///
@@ -133,6 +133,6 @@ impl Pins {
                 return Ok(lock);
             }
         }
-        in_the_way("another twheel is changing a policy just now: try again".to_owned())
+        in_the_way("another twheel is just loading a policy: try again".to_owned())
     }
 }

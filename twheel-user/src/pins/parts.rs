@@ -47,7 +47,7 @@ impl Part {
     ///
     /// # Errors
     ///
-    /// The kernel does not tell.
+    /// A namespace cannot be opened, or their names cannot be listed.
     pub fn open(&self) -> Result<Option<Namespace>> {
         let is_it = |it: &Namespace| it.inode().is_ok_and(|inode| inode == self.inode);
         match Namespace::open(&self.namespace) {

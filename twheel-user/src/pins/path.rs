@@ -101,7 +101,7 @@ pub(crate) fn unescape(name: &str) -> String {
 /// other namespaces may have the same names.
 pub fn namespace() -> Result<u64> {
     Ok(fs::metadata("/proc/thread-self/ns/net")
-        .context("cannot tell the network namespace")?
+        .context("cannot determine the current network namespace")?
         .ino())
 }
 
@@ -120,27 +120,28 @@ pub(super) fn refused(error: anyhow::Error, path: &Path) -> anyhow::Error {
     error.context(Failure::new(
         Kind::Permission,
         format!(
-            "not permitted to open {path}: do this as the user of `twheel run`, or give that a --group that you are in"
+            "not permitted to open {path}: use the account of `twheel run`, or start that with \
+             --group and a group that you are in"
         ),
     ))
 }
 
-/// Fails unless this is a directory; a symbolic link is not.
+/// Fails unless this is a directory; a symbolic link does not count.
 pub(super) fn check_real(path: &Path, found: &fs::Metadata) -> Result<()> {
     if found.is_dir() {
         return Ok(());
     }
     let what = match found.is_symlink() {
-        true => "a symbolic link, which is not followed",
-        false => "no directory",
+        true => "a symbolic link, which twheel does not follow",
+        false => "not a directory",
     };
     in_the_way(format!(
-        "{} is {what}: it is not twheel's, find out who put it there and remove it",
+        "{} is {what}: twheel did not create it: find out who did, and remove it",
         path.display()
     ))
 }
 
-/// The error that pins are in the way, or that there are none.
+/// The error for pins that are in the way, or that do not exist.
 pub(super) fn in_the_way<T>(message: String) -> Result<T> {
     Err(Failure::new(Kind::Pins, message).into())
 }

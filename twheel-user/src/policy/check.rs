@@ -13,7 +13,7 @@ use super::{
     rule::{Policy, Rule, refuse},
 };
 
-/// Refuses rules that cannot be meant, or do not fit into the kernel's tables.
+/// Refuses rules that no flow can match, or that do not fit into the kernel's tables.
 pub(super) fn check(policy: &Policy) -> Result<()> {
     let rules = &policy.rules;
     let extents: Vec<_> = rules.iter().map(Extent::new).collect();
@@ -24,20 +24,21 @@ pub(super) fn check(policy: &Policy) -> Result<()> {
         let name = &rule.name;
         if extent.is_empty() {
             return error(format!(
-                "no flow can meet rule `{name}`: src, dst and any rule each other out (both ends \
-                 of a flow are of one family): widen one of them"
+                "no flow can match rule `{name}`: src, dst and any exclude each other (both ends \
+                 of a flow have one address family): widen one of them"
             ));
         }
         if number != last && extent.covers(&everything) {
             return error(format!(
-                "rule `{name}` restricts nothing and hides all that follow: make it the last, or restrict it"
+                "rule `{name}` matches every flow and hides all rules after it: make it the last, \
+                 or restrict it"
             ));
         }
         let hides = |(_, earlier): &(&Rule, &Extent)| earlier.covers(extent);
         if let Some((earlier, _)) = rules.iter().zip(&extents).take(number).find(hides) {
             return error(format!(
-                "no flow can meet rule `{name}`: rule `{}` of line {} comes first and admits all that it does: \
-                 move `{name}` before it, or remove one",
+                "no flow can match rule `{name}`: rule `{}` on line {} comes first and matches all \
+                 of its flows: move `{name}` before it, or remove one",
                 earlier.name, earlier.place.line
             ));
         }
@@ -66,8 +67,8 @@ fn limits(policy: &Policy) -> Result<()> {
     check(
         &|rules| compile::port_classes(rules).is_some(),
         format!(
-            "the ports of the rules so far make more than {MAX_CLASSES} different sets of rules, which is what is \
-             allowed: name fewer ports, or ranges that overlap less"
+            "the rules so far need more than {MAX_CLASSES} classes of ports, the maximum: name \
+             fewer ports, or ranges that overlap less"
         ),
     )?;
     check(
@@ -78,7 +79,7 @@ fn limits(policy: &Policy) -> Result<()> {
                 .all(|end| compile::trie(rules, *end).len() <= MAX_PREFIXES)
         },
         format!(
-            "the rules so far name too many networks: {} are allowed for either end",
+            "the rules so far name too many networks: {} are allowed for each end",
             MAX_PREFIXES - 2
         ),
     )?;

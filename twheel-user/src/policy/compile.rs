@@ -79,7 +79,8 @@ impl Policy {
             for (name, place) in rule.interfaces.iter().flatten() {
                 let Some(index) = index(name) else {
                     let what = format!(
-                        "iface: there is no interface `{name}` here: create it first, or leave it out"
+                        "iface: there is no interface `{name}` here: create it first, or leave it \
+                         out"
                     );
                     return Err(refuse(&self.file, *place, what));
                 };

@@ -140,8 +140,8 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
         return Err(Failure::new(
             Kind::Usage,
             format!(
-                "{}: it has enforce in a reap: packets will be dropped: confirm it by starting `twheel run` with \
-                 --i-know-this-drops-traffic",
+                "{}: a reap list has `enforce`, which drops packets: to confirm, start \
+                 `twheel run` with --i-know-this-drops-traffic",
                 policy.file
             ),
         )
@@ -162,7 +162,8 @@ pub(super) fn check_vlans(policy: &Policy, meta: &Meta) -> Result<()> {
             &policy.file,
             rule.place,
             format!(
-                "rule `{}` has vlan, but this run has --vlan ignore and knows no VLANs: leave vlan out, or run without",
+                "rule `{}` has vlan, but this run ignores VLANs: leave vlan out, or run without \
+                 --vlan ignore",
                 rule.name
             ),
         )),
@@ -210,7 +211,8 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                     !taken[usize::from(*at)] && known[usize::from(*at)] == [0; NAME_BYTES]
                 });
                 *number = free.context(
-                    "no number is free for a rule: sweeping the table has failed before",
+                    "no number is free for a rule, because an earlier sweep of the table failed: \
+                     run `twheel detach` and start again",
                 )?;
                 taken[usize::from(*number)] = true;
                 // No flow has this number yet.
@@ -301,7 +303,7 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
             scope
                 .spawn(sweep)
                 .join()
-                .unwrap_or_else(|_| Err(anyhow!("the thread that sweeps panicked")))
+                .unwrap_or_else(|_| Err(anyhow!("the sweeping thread panicked")))
         });
         armed += swept?;
     }
@@ -349,11 +351,13 @@ fn with(mut base: Rule, given: &Timeouts, reap: Option<Actions>, clock: Clock) -
 }
 
 fn trie(open: Open<'_>, name: &str) -> Result<LpmTrie<MapData, [u32; 5], Ends>> {
-    LpmTrie::try_from(Map::LpmTrie(open(name)?)).with_context(|| format!("{name} is no such trie"))
+    LpmTrie::try_from(Map::LpmTrie(open(name)?))
+        .with_context(|| format!("the map {name} is not a trie as expected"))
 }
 
 fn interfaces(open: Open<'_>) -> Result<HashMap<MapData, [u32; 2], Rules>> {
-    HashMap::try_from(Map::HashMap(open("INTERFACES")?)).context("INTERFACES is no such hash")
+    HashMap::try_from(Map::HashMap(open("INTERFACES")?))
+        .context("the map INTERFACES is not a hash as expected")
 }
 
 /// Empties one of the two policies.
@@ -395,8 +399,9 @@ fn zone_places(open: Open<'_>, policy: &Policy) -> Result<BTreeMap<u16, u8>> {
     for ((number, at), place) in named.into_iter().zip(places) {
         let Some(place) = place else {
             let what = format!(
-                "zone {number} is one zone too many: a run tells {MAX_ZONES} apart, with those of its --zone and of \
-                 policies before: name fewer, or `twheel detach` and start again"
+                "zone {number} is too many: a run has a capacity of {MAX_ZONES} zones, which \
+                 includes those of --zone and of earlier policies: name fewer, or run \
+                 `twheel detach` and start again"
             );
             return Err(refuse(&policy.file, *at, what));
         };

@@ -43,7 +43,8 @@ impl Network {
         };
         let address: IpAddr = address.parse().map_err(|_| {
             format!(
-                "`{text}` is no address or network: give one such as 192.0.2.1, 192.0.2.0/24 or 2001:db8::/32"
+                "`{text}` is not an address or network: give one such as 192.0.2.1, 192.0.2.0/24 \
+                 or 2001:db8::/32"
             )
         })?;
         let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -63,7 +64,8 @@ impl Network {
         };
         if network != canonical {
             return Err(format!(
-                "`{text}` has bits beyond its prefix: give {canonical} for the network, or {} for the one address",
+                "`{text}` has bits beyond its prefix: give {canonical} for the network, or {} for \
+                 the one address",
                 mapped(address).to_canonical()
             ));
         }

@@ -70,7 +70,7 @@ impl Parser<'_> {
                     };
                     for item in items.iter() {
                         if rules.len() == MAX_RULES {
-                            let what = format!("one rule too many: {MAX_RULES} are allowed");
+                            let what = format!("too many rules: {MAX_RULES} are allowed");
                             return Err(self.error(item.span().start, what));
                         }
                         let rule = self.rule(item, &rules)?;
@@ -137,7 +137,7 @@ impl Parser<'_> {
             }
         }
         if rule.name.is_empty() {
-            let what = "this rule has no name: give it one of its own, name = \"...\"";
+            let what = "this rule has no name: give it a unique one, name = \"...\"";
             return Err(self.error(value.span().start, what));
         }
         if let (Some(at), Some(protocols)) = (ports_at, &rule.protocols)
@@ -159,7 +159,7 @@ impl Parser<'_> {
         if let Some(other) = earlier.iter().find(|rule| rule.name == name) {
             let line = other.place.line;
             let what = format!(
-                "the rule of line {line} is called `{name}` too: give each a name of its own"
+                "the rule on line {line} is also called `{name}`: give each rule a unique name"
             );
             return Err(self.at(value, what));
         }
@@ -254,7 +254,8 @@ impl Parser<'_> {
 
     fn zones(&self, value: &Value) -> Result<Vec<(u16, Location)>> {
         let allowed = format!(
-            "give a zone as `twheel run --zone` has it, 1 to {}, 0 for flows of no zone, or a list of them",
+            "give a zone as `twheel run --zone` has it, 1 to {}, 0 for flows of no zone, or a list \
+             of them",
             u16::MAX
         );
         self.numbers("zone", value, u16::MAX, &allowed)
@@ -366,7 +367,7 @@ impl Parser<'_> {
         };
         let actions: Actions = items.iter().map(action).collect::<Result<_>>()?;
         if actions.iter().filter(|action| action.enforces()).count() > 1 {
-            let what = "reap: packets are dropped or answered, not both: give one enforce";
+            let what = "reap: enforce=drop and enforce=reset exclude each other: give only one";
             return Err(self.at(value, what));
         }
         Ok(actions)
@@ -377,7 +378,7 @@ impl Parser<'_> {
         match value.get_ref() {
             DeValue::Array(items) if items.is_empty() => {
                 let what = format!(
-                    "{key} is an empty list, which no flow meets: leave it out, or fill it"
+                    "{key} is an empty list, which no flow matches: leave it out, or fill it"
                 );
                 Err(self.at(value, what))
             }
@@ -404,7 +405,7 @@ impl Parser<'_> {
     fn unknown_key(&self, at: usize, key: &str, allowed: &str) -> anyhow::Error {
         self.error(
             at,
-            format!("unknown key {}: there are {allowed}", quoted(key)),
+            format!("unknown key {}: use one of {allowed}", quoted(key)),
         )
     }
 

@@ -122,7 +122,7 @@ impl Conntrack {
         let invalid = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                "conntrack answers without a timeout or a state",
+                "conntrack's answer has no timeout or no state",
             )
         };
         entry.ok_or_else(invalid).map(Some)
@@ -135,7 +135,10 @@ impl Conntrack {
             // An entry was found, so conntrack is loaded by now.
             self.1 = Some(Sysctls::open()?);
         }
-        let sysctls = self.1.as_ref().context("conntrack's timeouts")?;
+        let sysctls = self
+            .1
+            .as_ref()
+            .context("conntrack's timeouts were not read")?;
         let numbers = entry.timeouts();
         let timeouts = numbers.into_iter().map(|number| sysctls.timeout(number));
         let timeouts = timeouts.collect::<Result<Vec<_>>>()?;

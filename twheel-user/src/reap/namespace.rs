@@ -41,7 +41,8 @@ impl NamespacePath {
             Failure::new(
                 Kind::Usage,
                 format!(
-                    "--reap-netns {name}: no network namespace there ({error:#}): `ip netns` lists them"
+                    "--reap-netns {name}: not a network namespace ({error:#}): `ip netns` lists \
+                     them"
                 ),
             )
         })?;

@@ -62,7 +62,8 @@ impl Reaper {
         let lost = unsettled(&tally)?;
         if lost > 0 {
             say!(
-                "twheel: up to {lost} actions on expired flows were not done: an earlier run was killed before"
+                "twheel: up to {lost} actions on expired flows were not done, because an earlier \
+                 run was killed"
             );
             tally.add(Counter::ReapLost, lost);
         }

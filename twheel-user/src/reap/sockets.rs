@@ -142,7 +142,7 @@ impl Sockets {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Err(io::Error::new(
                 error.kind(),
-                "this kernel closes no sockets: it has no CONFIG_INET_DIAG_DESTROY",
+                "this kernel cannot close sockets: it has no CONFIG_INET_DIAG_DESTROY",
             )),
             Err(error) => Err(error),
         }

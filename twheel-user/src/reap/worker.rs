@@ -46,7 +46,7 @@ use crate::{
     pins::Pins,
 };
 
-/// The largest age of the count of live flows from which the share is computed.
+/// How old the count of live flows may be from which the share is computed.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// A flow in the queue, with its actions.
@@ -170,7 +170,7 @@ impl Worker {
         }
         let one_way = self.reader.is_one_way();
         let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
-            bail!("an event that cannot be read");
+            bail!("invalid event");
         };
         let known_as = self.names.known_as(&ended.flow)?;
         let subject = Subject::ended(&ended, known_as.named(), Duration::ZERO);
@@ -202,8 +202,9 @@ impl Worker {
         let admitted = self.guard.admit(now, left);
         if self.guard.is_tripped() && !self.shared.paused.swap(true, Ordering::Relaxed) {
             say!(
-                "twheel: nothing is reaped any more: more than {:.0} % of the live flows were to be within a minute. \
-                 If that is meant, give a larger --reap-max-share; SIGHUP goes on",
+                "twheel: reaping paused: more than {:.0} % of the live flows would have been \
+                 reaped within a minute. Send SIGHUP to resume; to allow more, raise \
+                 --reap-max-share",
                 100.0 * self.mandate.max_share
             );
         }
@@ -217,7 +218,7 @@ impl Worker {
         let hash = &self.reader.meta().hash;
         let found = self.reader.table().find(hash, &job.event.key);
         if found
-            .context("cannot tell whether the flow is back")?
+            .context("cannot find out whether the flow is active again")?
             .is_some()
         {
             return Ok(Some(Outcome::Back));
@@ -230,7 +231,7 @@ impl Worker {
     fn act(&mut self, job: &Job, action: Action, reset: bool) -> Done {
         let event = &job.event;
         if self.mandate.strict {
-            bail!("with --pickup strict it cannot be told whether the flow is back");
+            bail!("with --pickup strict, twheel cannot see whether the flow is active again");
         }
         if !self.asked.of_rule(event.rule.into())?.has(action) {
             return Ok(Outcome::Revoked);
@@ -492,11 +493,11 @@ impl Worker {
             let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
             self.expired = Some(HashMap::try_from(map)?);
         }
-        self.expired.as_mut().context("no map EXPIRED")
+        self.expired.as_mut().context("there is no map EXPIRED")
     }
 
-    /// Has the flow's packets dropped for a moment, if the program can do that and does not do so
-    /// anyway. Returns whether [`release`](Self::release) must undo it.
+    /// Has the flow's packets dropped for a moment, if the XDP program can do that and does not do
+    /// so already. Returns whether [`release`](Self::release) must undo it.
     fn hold(&mut self, job: &Job) -> Result<bool> {
         if !self.mandate.holds || job.actions.iter().any(Action::enforces) {
             return Ok(false);
@@ -519,7 +520,8 @@ impl Worker {
     fn enforce(&mut self, job: &Job, action: Action) -> Done {
         if !self.reader.meta().features.has(Features::ENFORCE) {
             bail!(
-                "this run drops no packets: start with --reap enforce --i-know-this-drops-traffic"
+                "this run cannot drop packets: start twheel with --reap enforce \
+                 --i-know-this-drops-traffic"
             );
         }
         let verdict = match action {

@@ -74,13 +74,14 @@ function drawWheels(status) {
     const held = wheel.occupied.map((occupied) => occupied.length).join(", ");
     const label = `The wheel of CPU ${wheel.cpu}: slots that hold flows, by level: ${held}`;
     return html("figure", svg("svg", { viewBox: "-100 -100 200 200", role: "img", "aria-label": label }, ...parts),
-      html("figcaption", `CPU ${wheel.cpu} · tick ${wheel.elapsed} · slots held: ${held}`));
+      html("figcaption", `CPU ${wheel.cpu} · tick ${wheel.elapsed} · slots with flows: ${held}`));
   });
   by("wheels").replaceChildren(...figures);
   time = { tick: status.tick ?? 0, at: performance.now(), perSecond: 1 / status.tick_seconds };
   turn(performance.now());
   by("geometry").textContent = `${status.scheme}: ${status.levels} level(s) of ${status.slots} slots, the finest outside; `
-    + `a tick is ${Math.round(status.tick_seconds * 1000)} ms. Lit slots hold flows; the hands are now.`;
+    + `a tick is ${Math.round(status.tick_seconds * 1000)} ms. Lit slots hold flows; `
+    + "the hands show the present time.";
 }
 
 function turn(at) {
@@ -132,7 +133,7 @@ function drawRates(status) {
     ? count(Math.max(0, of(status.counters) - of(before.counters)) / (at - before.at)) : "–");
   const shown = [
     ["flows", `${count(status.flows)}`],
-    ["room for", count(status.max_flows)],
+    ["capacity", count(status.max_flows)],
     ["packets/s", rate((c) => c.touched)],
     ["new flows/s", rate((c) => c.created)],
     ["ended/s", rate(ended)],

@@ -7,18 +7,18 @@ fn rules_in_each_others_way_are_refused() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["", "dport = 1"],
-            "p:2:3: rule `r1` restricts nothing and hides all that follow",
+            "p:2:3: rule `r1` matches every flow and hides all rules after it",
         ),
         (
             &[
                 "src = ['0.0.0.0/1', '128.0.0.0/1', '::/0'], proto = ['tcp', 'udp', 'icmp']",
                 "dport = 1",
             ],
-            "p:2:3: rule `r1` restricts nothing",
+            "p:2:3: rule `r1` matches every flow",
         ),
         (
             &["dport = 1", "dport = 1"],
-            "p:3:3: no flow can meet rule `r2`: rule `r1` of line 2 comes first",
+            "p:3:3: no flow can match rule `r2`: rule `r1` on line 2 comes first",
         ),
         (
             &[
@@ -26,7 +26,7 @@ fn rules_in_each_others_way_are_refused() {
                 "dport = '1-9'",
                 "src = '10.0.0.0/8', dport = [2, 3]",
             ],
-            "p:4:3: no flow can meet rule `r3`: rule `r2` of line 3",
+            "p:4:3: no flow can match rule `r3`: rule `r2` on line 3",
         ),
         (
             &["dport = ['1-5', '6-9']", "dport = '2-8'"],
@@ -53,7 +53,7 @@ fn rules_in_each_others_way_are_refused() {
         (&["zone = [7, 8]", "zone = [8, 7]"], "p:3:3: no flow"),
         (
             &["zone = 0", "zone = 0, vlan = 10"],
-            "p:3:3: no flow can meet rule `r2`: rule `r1` of line 2 comes first",
+            "p:3:3: no flow can match rule `r2`: rule `r1` on line 2 comes first",
         ),
         (
             &["direction = 'in'", "direction = 'in', proto = 'tcp'"],
@@ -90,11 +90,11 @@ fn rules_in_each_others_way_are_refused() {
         // Conditions that no flow can match.
         (
             &["src = '10.0.0.0/8', dst = '::1'"],
-            "p:2:3: no flow can meet rule `r1`: src, dst and any",
+            "p:2:3: no flow can match rule `r1`: src, dst and any",
         ),
         (
             &["src = '10.0.0.0/8', dst = '10.0.0.0/8', any = '11.0.0.0/8'"],
-            "p:2:3: no flow can meet rule `r1`",
+            "p:2:3: no flow can match rule `r1`",
         ),
     ];
     for (conditions, error) in cases {
@@ -142,7 +142,7 @@ fn there_are_limits() {
     );
     refused(
         many(MAX_RULES + 1, &port).as_bytes(),
-        "p:257:3: one rule too many: 255 are allowed",
+        "p:257:3: too many rules: 255 are allowed",
     );
     let interface = |number| format!("iface = 'eth{number}'");
     assert!(parse(&many(64, &interface)).is_ok());
@@ -201,7 +201,7 @@ fn there_are_limits() {
     assert!(parse(&many(9, &bit)).is_ok());
     refused(
         many(11, &bit).as_bytes(),
-        "p:11:3: rule `r10`: the ports of the rules so far make more than 512",
+        "p:11:3: rule `r10`: the rules so far need more than 512",
     );
     let networks = |count: u32| {
         let all = (0..count).map(|number| format!("'{}'", std::net::Ipv4Addr::from(number)));

@@ -78,7 +78,7 @@ fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
     assert!(
         error
             .to_string()
-            .starts_with("p:3:3: rule `r2` has vlan, but this run has --vlan ignore"),
+            .starts_with("p:3:3: rule `r2` has vlan, but this run ignores VLANs"),
         "{error}"
     );
     assert_eq!(exit_code(&error), Kind::Usage as u8);
@@ -171,7 +171,7 @@ fn the_sets_find_the_rule_that_going_through_them_finds() {
             if let Err(error) = parse(&text) {
                 let error = error.to_string();
                 assert!(
-                    error.contains("no flow can meet") || error.contains("restricts nothing"),
+                    error.contains("no flow can match") || error.contains("matches every flow"),
                     "{error}\n{text}"
                 );
                 refused += 1;

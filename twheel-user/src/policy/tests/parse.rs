@@ -109,15 +109,15 @@ fn what_is_wrong_is_said_with_its_place() {
         // Unknown keys.
         (
             "\n  tiemouts = 1",
-            "p:2:3: unknown key `tiemouts`: there are timeouts, reap, rule",
+            "p:2:3: unknown key `tiemouts`: use one of timeouts, reap, rule",
         ),
         (
             "[[rule]]\nname = \"a\"\nsport = 1",
-            "p:3:1: unknown key `sport`: there are name, dport, src, dst, any, iface, vlan, zone, ",
+            "p:3:1: unknown key `sport`: use one of name, dport, src, dst, any, iface, vlan, ",
         ),
         (
             "[timeouts]\nsyn = \"1s\"",
-            "p:2:1: unknown key `syn`: there are syn_sent, ",
+            "p:2:1: unknown key `syn`: use one of syn_sent, ",
         ),
         // Names.
         ("\n[[rule]]\ndport = 1", "p:2:1: this rule has no name"),
@@ -129,7 +129,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ("[[rule]]\nname = \"ä\"", "p:2:8: name `ä`: "),
         (
             "[[rule]]\nname = \"a\"\ndport = 1\n[[rule]]\nname = \"a\"",
-            "p:5:8: the rule of line 1 is called `a` too",
+            "p:5:8: the rule on line 1 is also called `a`",
         ),
     ];
     for (text, error) in cases {
@@ -167,7 +167,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "reap = [\"enforce\", \"enforce=reset\"]",
-            "p:3:8: reap: packets are dropped or answered, not both",
+            "p:3:8: reap: enforce=drop and enforce=reset exclude",
         ),
         ("proto = 6", "p:3:9: proto is an integer: give \"tcp\""),
         (
@@ -211,7 +211,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "any = \"a.example\"",
-            "p:3:7: any: `a.example` is no address or network",
+            "p:3:7: any: `a.example` is not an address or network",
         ),
         // Names: known and unknown ones.
         ("iface = \"a/b\"", "p:3:9: iface `a/b`: "),
