@@ -1,4 +1,4 @@
-//! What options and rules ask for, protect and refuse.
+//! What options and rules request, protect and refuse.
 
 use std::{
     io::ErrorKind,
@@ -121,7 +121,7 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
         .map(|it| it.at)
         .collect();
     assert_eq!(times.len(), 60);
-    // One each 50 ms; what is missed is made up for, if it is no more than two.
+    // One action per 50 ms; up to two that were missed are made up for.
     for (number, time) in times.iter().enumerate() {
         let least = millis(50) * (number as u32).saturating_sub(2);
         assert!(
@@ -185,10 +185,10 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
             .collect()
     };
     let mut idle = connect(IDLE)?;
-    // The first action is done; the rest wait for their turn, each a second.
+    // The first action is done; the others wait for their turn, one a second.
     let said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
-    // Others take all the room, and keep it.
+    // Other flows take all the capacity, and keep it.
     let mut others = connect(ROOM + 10)?;
     others.iter_mut().try_for_each(Connection::talk)?;
     let busy = twheel_tests::pair::Busy::start(others, millis(200));
@@ -208,7 +208,7 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
     for (connection, alive) in idle.iter_mut().zip(alive) {
         assert!(
             !alive || connection.talk().is_ok(),
-            "one that talked was closed"
+            "a connection that talked was closed"
         );
     }
     busy.stop()?;
@@ -219,7 +219,7 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
 #[test]
 fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     require_root();
-    // One a second, so that most are waiting when the policy comes.
+    // One action a second, so that most are waiting when the policy comes.
     const CONNECTIONS: usize = 20;
     let pair = Pair::new()?;
     let asks = PolicyFile::new("asks", "reap = [\"socket\"]\n")?;
@@ -240,11 +240,12 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let mut said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
-    // What expires under the other policy is not to be reaped in the first place.
+    // Flows that expire under the new policy would not be reaped in the first place, so wait for
+    // all expiries.
     let expired = |said: &[Said]| said.iter().filter(|it| it.is("expired")).count();
     let rest = CONNECTIONS - expired(&said);
     said.extend(events(&twheel, "expired", rest, PATIENCE)?);
-    assert_eq!(expired(&said), CONNECTIONS, "not all have expired");
+    assert_eq!(expired(&said), CONNECTIONS, "not all flows have expired");
     let load = ["policy", "load", asks_not.path(), "--iface", SERVER];
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let early = said.iter().filter(|it| it.is("reap")).count();
@@ -252,7 +253,7 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     let mut outcomes = said.iter().filter(|it| it.is("reap"));
     let revoked = |it: &Said| it.text("outcome") == "revoked";
     let done = outcomes.by_ref().take_while(|it| !revoked(it)).count();
-    assert!(done < CONNECTIONS / 2, "{done} were done meanwhile");
+    assert!(done < CONNECTIONS / 2, "{done} actions were done meanwhile");
     assert!(outcomes.all(revoked), "{said:?}");
     let open = connections.iter().filter(|it| is_open(&it.server)).count();
     assert_eq!(open, count(&said, "socket", "revoked"), "{said:?}");
@@ -381,7 +382,7 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
     let said = actions(&twheel, 1, millis(3000))?;
     assert_eq!(count(&said, "enforce=reset", "done"), 1, "{said:?}");
     connection.expect_reset()?;
-    // A connection of the same name begins anew.
+    // A new connection with the same endpoints.
     let name = connection.client.local_addr()?;
     drop(connection);
     let listener = pair
@@ -431,7 +432,7 @@ fn what_fails_is_counted_with_its_reason() -> Result<()> {
         error.starts_with("cannot send a RST to 10.77.0.1:") && error.contains("unreachable"),
         "{error}"
     );
-    // The other end is told all the same.
+    // The other end is reset all the same.
     assert_eq!(
         read_error(&mut connection.server),
         Some(ErrorKind::ConnectionReset)
@@ -443,7 +444,7 @@ fn what_fails_is_counted_with_its_reason() -> Result<()> {
         ended.stderr
     );
 
-    // By a policy, which is not asked of its --pickup: each action fails, and says so.
+    // Requested by a policy, which is not checked against --pickup: each action fails and says so.
     let file = PolicyFile::new("strict", "reap = ['socket']\n")?;
     let twheel = run(
         &pair.server,
