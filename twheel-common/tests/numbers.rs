@@ -1,8 +1,10 @@
 //! Sequence numbers at the limits: those just inside are accepted, those just outside are not.
 #![allow(missing_docs)]
 
+mod segments;
+
 use twheel_common::{
-    flow::{Direction, Direction::*, FlowKey},
+    flow::{Direction, Direction::*},
     numbers::{
         Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, may_skip,
     },
@@ -13,14 +15,7 @@ use twheel_common::{
     state::{Change, Known, Seen, State, View},
 };
 
-const BOTH: View = View {
-    one_way: false,
-    strict: false,
-};
-const ONE_WAY: View = View {
-    one_way: true,
-    strict: false,
-};
+use segments::{BOTH, ONE_WAY, segment};
 
 /// The window, which is also the most that may have been lost of it (docs/states.md).
 const FORWARD: u32 = 1 << 24;
@@ -32,19 +27,6 @@ const UNSEEN: u32 = 1 << 20;
 /// Two positions: one wraps around within any window, the other does not.
 const HERE: u32 = u32::MAX - 10;
 const THERE: u32 = 1 << 30;
-
-fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> Segment {
-    let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment {
-        key: FlowKey::default(),
-        direction,
-        flags,
-        seq,
-        ack,
-        end: seq.wrapping_add(length).wrapping_add(counted),
-        ..Segment::NONE
-    }
-}
 
 /// Both directions of a flow, each with the positions of a flow in which its sender is at `here`
 /// and the other side at `there`.

@@ -4,14 +4,13 @@
 mod conntrack;
 mod forged;
 mod numbers;
+#[path = "../segments/mod.rs"]
+mod segments;
 mod sockets;
 mod timeouts;
 
 use twheel_common::{
-    flow::{
-        Direction::{self, *},
-        FlowKey,
-    },
+    flow::Direction::{self, *},
     packet::{
         Segment,
         tcp::{ACK, FIN, RST, SYN},
@@ -24,15 +23,8 @@ use twheel_common::{
     tracked::Tracked,
 };
 
-/// Both directions are seen.
-const BOTH: View = View {
-    one_way: false,
-    strict: false,
-};
-const ONE_WAY: View = View {
-    one_way: true,
-    strict: false,
-};
+use segments::{BOTH, ONE_WAY, segment};
+
 const STRICT: View = View {
     one_way: true,
     strict: true,
@@ -171,19 +163,3 @@ const WAYS: [(State, &[(Direction, u8)]); 9] = [
     ),
     (SynSent2, &[(FromLow, SYN), (FromHigh, SYN)]),
 ];
-
-fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> Segment {
-    let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment {
-        key: FlowKey::default(),
-        direction,
-        flags,
-        seq,
-        ack,
-        end: seq.wrapping_add(length).wrapping_add(counted),
-        bytes: 40 + length,
-        stamp: [0; 2],
-        window: 1,
-        packets: 1,
-    }
-}
