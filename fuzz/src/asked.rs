@@ -118,6 +118,25 @@ impl Asked {
         Next::Again(patch)
     }
 
+    /// Refuses a header of which the frame has only the beginning.
+    fn part_of_header(&mut self, stop: Option<&SliceError>) -> Next {
+        match stop {
+            Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
+            _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
+        }
+    }
+
+    /// Handles a header up to `end` that is longer than the frame, or than the IP header's length
+    /// field allows. `rule` is for the latter; `length`: where that field is.
+    fn beyond(&mut self, frame: &[u8], end: usize, rule: Rule, length: usize) -> Next {
+        if end > frame.len() {
+            return self.again(Rule::Cut, Patch::Pad(end));
+        }
+        // The length is cleared, to see what etherparse finds behind the header.
+        self.too_short = true;
+        self.again(rule, Patch::Clear(length))
+    }
+
     pub fn ask(&mut self, frame: &[u8]) -> Next {
         let Ok(packet) = LaxSlicedPacket::from_ethernet(frame) else {
             return Next::Answer(Err(Skip::Truncated));
@@ -262,10 +281,7 @@ impl Asked {
     ) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + 4 {
-            return match stop {
-                Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
-                _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
-            };
+            return self.part_of_header(stop);
         }
         if frame[at + 1] == 0 {
             let (first, next) = (frame[ip], frame[at]);
@@ -284,13 +300,9 @@ impl Asked {
             return self.again(Rule::ShortAuthentication, Patch::SetAll(patch));
         }
         match stop {
-            Some(SliceError::Len(error)) if at + error.required_len > frame.len() => {
-                self.again(Rule::Cut, Patch::Pad(at + error.required_len))
-            }
-            Some(SliceError::Len(_)) => {
-                // The total length is cleared, to see what etherparse finds behind the header.
-                self.too_short = true;
-                self.again(Rule::TotalLength, Patch::Clear(ip + 2))
+            Some(SliceError::Len(error)) => {
+                let end = at + error.required_len;
+                self.beyond(frame, end, Rule::TotalLength, ip + 2)
             }
             _ => unreachable!("etherparse stops at an authentication header: {stop:?}"),
         }
@@ -410,10 +422,7 @@ impl Asked {
     ) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + 4 {
-            return match stop {
-                Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
-                _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
-            };
+            return self.part_of_header(stop);
         }
         if kind == ip_number::AUTH && frame[at + 1] == 0 {
             return self.again(Rule::ShortAuthentication, Patch::Set(link, OPTIONS));
@@ -422,13 +431,9 @@ impl Asked {
             Some(SliceError::Ipv6Exts(HeaderError::HopByHopNotAtStart)) => {
                 self.again(Rule::HopByHop, Patch::Set(link, OPTIONS))
             }
-            Some(SliceError::Len(error)) if at + error.required_len > frame.len() => {
-                self.again(Rule::Cut, Patch::Pad(at + error.required_len))
-            }
-            Some(SliceError::Len(_)) => {
-                // The payload length is cleared, to see what etherparse finds behind the header.
-                self.too_short = true;
-                self.again(Rule::PayloadLength, Patch::Clear(ip + 4))
+            Some(SliceError::Len(error)) => {
+                let end = at + error.required_len;
+                self.beyond(frame, end, Rule::PayloadLength, ip + 4)
             }
             _ => unreachable!("etherparse stops at {kind:?}: {stop:?}"),
         }
