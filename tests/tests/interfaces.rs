@@ -373,8 +373,8 @@ fn tracked<T>(
     Ok(flows)
 }
 
-/// Checks that on this interface no connection is seen of another one, though its packets pass it
-/// in another form.
+/// Checks that twheel sees no connection on this interface, through which packets of the
+/// connections over another one pass in another form.
 fn sees_nothing(name: &'static str, interface: &str) -> Result<()> {
     require_root();
     let joined = match Joined::new(&Kind::named(name)?, |_| Ok(()))? {

@@ -239,7 +239,7 @@ fn many_interfaces_have_a_row_each_and_few_a_column() -> Result<()> {
             "{lines:#?}"
         );
         let rows = lines.iter().filter(|it| it.starts_with("veth")).count();
-        // The columns of what the kernel has passed on, in the upper rows.
+        // With few interfaces, these are the rows of the table above, of what the kernel has passed.
         ensure!(rows == if few { 6 } else { 7 }, "{lines:#?}");
         stop(twheel)?;
     }
