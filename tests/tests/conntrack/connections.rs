@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use twheel_common::state::State::*;
+use twheel_common::state::State::{self, *};
 use twheel_tests::{
     netns::require_root,
     pair::Family,
@@ -103,17 +103,11 @@ fn real(lab: &mut Lab) -> Result<()> {
         ("a port used again after a close", Family::V4, false),
         ("a port used again after a reset", Family::V6, true),
     ] {
-        let (mut client, mut server) = lab.connect(family)?;
+        let (client, mut server) = lab.connect(family)?;
         let name = name_of(&client)?;
-        let state = if reset_first {
-            reset(client)?;
-            Close
-        } else {
-            // The server's end, not the client's, is in TIME_WAIT.
-            half_close(&server, &mut client)?;
-            half_close(&client, &mut server)?;
-            drop(client);
-            TimeWait
+        let state = match reset_first {
+            true => reset(client).map(|()| Close)?,
+            false => close(client, &mut server)?,
         };
         lab.check(name, state)?;
         drop(server);
@@ -126,6 +120,14 @@ fn real(lab: &mut Lab) -> Result<()> {
         lab.keep(ends);
     }
     used_again_at_speed(lab)
+}
+
+/// Closes a connection so that the server's end, not the client's, is in TIME_WAIT. Returns the
+/// state of its flow.
+fn close(mut client: TcpStream, server: &mut TcpStream) -> Result<State> {
+    half_close(server, &mut client)?;
+    half_close(&client, server)?;
+    Ok(TimeWait)
 }
 
 /// A port is used again as soon as its connection is over, and the test does not look at the flow
@@ -142,10 +144,7 @@ fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
             ensure!(server.read(&mut [0]).is_err(), "the server received no RST");
             Close
         } else {
-            half_close(&server, &mut client)?;
-            half_close(&client, &mut server)?;
-            drop(client);
-            TimeWait
+            close(client, &mut server)?
         };
         lives.push(Life::same("superseded", state));
         drop(server);
@@ -160,24 +159,19 @@ fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
 /// Crafted connections on which both trackers agree.
 fn crafted(lab: &mut Lab) -> Result<()> {
     let mut wire = lab.craft_established()?;
-    for (side, flags, state) in [
+    let both_close = [
         (Client, FIN | ACK, FinWait),
         // Sent before it has received the other's FIN.
         (Server, FIN | ACK, LastAck),
         (Client, ACK, TimeWait),
         (Server, ACK, TimeWait),
-    ] {
-        wire.send(lab, side, flags)?;
-        wire.check(lab, state)?;
-    }
+    ];
+    wire.walk(lab, &both_close)?;
     let lives = [Life::same("closed", TimeWait)];
     lab.expect("both close at once", wire.name(), lives);
 
     let mut wire = lab.craft();
-    wire.send(lab, Client, SYN)?;
-    wire.check(lab, SynSent)?;
-    wire.send(lab, Server, SYN)?;
-    wire.check(lab, SynSent2)?;
+    wire.walk(lab, &[(Client, SYN, SynSent), (Server, SYN, SynSent2)])?;
     // The first SYN again, now with an ACK.
     let first = wire.next[Client as usize] - 1;
     wire.send_at(lab, Client, SYN | ACK, first)?;
@@ -333,11 +327,9 @@ fn differences(lab: &mut Lab) -> Result<()> {
     // After a reset, the responder may begin anew: conntrack continues the old entry once the SYN
     // is answered.
     let mut wire = lab.craft_established()?;
-    wire.send(lab, Client, RST | ACK)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Client, RST | ACK, Close)])?;
     wire.next = [3_000_000, 4_000_000];
-    wire.send(lab, Server, SYN)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Server, SYN, Close)])?;
     wire.send(lab, Client, SYN | ACK)?;
     lab.check_both(wire.name(), Some(SynRecv), Some(Close))?;
     let lives = [
@@ -352,15 +344,14 @@ fn differences(lab: &mut Lab) -> Result<()> {
 
     // The same if the server has sent the RST, and the client begins again.
     let mut wire = lab.craft_established()?;
-    wire.send(lab, Server, RST | ACK)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Server, RST | ACK, Close)])?;
     wire.next = [3_000_000, 4_000_000];
-    wire.send(lab, Client, SYN)?;
-    wire.check(lab, Close)?;
-    wire.send(lab, Server, SYN | ACK)?;
-    wire.check(lab, SynRecv)?;
-    wire.send(lab, Client, ACK)?;
-    wire.check(lab, Established)?;
+    let begun_anew = [
+        (Client, SYN, Close),
+        (Server, SYN | ACK, SynRecv),
+        (Client, ACK, Established),
+    ];
+    wire.walk(lab, &begun_anew)?;
     let lives = [
         Life::ours("superseded", Close),
         Life::same("idle", Established).started_apart(),

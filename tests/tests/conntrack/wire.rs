@@ -71,6 +71,15 @@ impl Wire {
         self.send_data(lab, side, flags, 0)
     }
 
+    /// Sends segments without data, and checks the state after each.
+    pub fn walk(&mut self, lab: &Lab, steps: &[(Side, u8, State)]) -> Result<()> {
+        for (side, flags, state) in steps {
+            self.send(lab, *side, *flags)?;
+            self.check(lab, *state)?;
+        }
+        Ok(())
+    }
+
     pub fn send_data(&mut self, lab: &Lab, side: Side, flags: u8, length: u32) -> Result<()> {
         let seq = self.next[side as usize];
         self.put(lab, side, flags, Data { seq, length })?;
@@ -133,12 +142,12 @@ impl Lab {
     /// A crafted connection that is established.
     pub fn craft_established(&mut self) -> Result<Wire> {
         let mut wire = self.craft();
-        wire.send(self, Client, SYN)?;
-        wire.check(self, SynSent)?;
-        wire.send(self, Server, SYN | ACK)?;
-        wire.check(self, SynRecv)?;
-        wire.send(self, Client, ACK)?;
-        wire.check(self, Established)?;
+        let handshake = [
+            (Client, SYN, SynSent),
+            (Server, SYN | ACK, SynRecv),
+            (Client, ACK, Established),
+        ];
+        wire.walk(self, &handshake)?;
         Ok(wire)
     }
 }
