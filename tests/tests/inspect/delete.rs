@@ -15,15 +15,15 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, end, millis, names, objects, sources, src};
+use crate::{end, millis, names, objects, sources, src};
 
 #[test]
 fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--json"])?;
-    let idle = connect(&pair, 40)?;
-    let busy = connect(&pair, 4)?;
+    let idle = pair.connect_some(40)?;
+    let busy = pair.connect_some(4)?;
     let busy_names = names(&busy);
     let busy = Busy::start(busy, Duration::ZERO);
     thread::sleep(millis(100));

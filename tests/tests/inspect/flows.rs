@@ -10,7 +10,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, lines, millis, names, objects, sources, src};
+use crate::{lines, millis, names, objects, sources, src};
 
 #[test]
 fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<()> {
@@ -25,9 +25,9 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         "60s",
     ];
     let twheel = Twheel::start(&pair.server, &args)?;
-    let old = connect(&pair, 5)?;
+    let old = pair.connect_some(5)?;
     thread::sleep(millis(1500));
-    let mut young = connect(&pair, 5)?;
+    let mut young = pair.connect_some(5)?;
     let half_open = pair.half_open(Family::V4)?;
     let closed = pair.connect(Family::V6)?;
     let closed_name = closed.name;

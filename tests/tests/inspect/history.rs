@@ -18,7 +18,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, lines, millis, objects, refused, src};
+use crate::{lines, millis, objects, refused, src};
 
 #[test]
 fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> {
@@ -49,7 +49,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
     // Three runs: one is killed, one is stopped, and one is still running.
     for round in 0..3 {
         let twheel = Twheel::start(&pair.server, &run)?;
-        open.extend(connect(&pair, 10)?);
+        open.extend(pair.connect_some(10)?);
         let expiries = twheel.expiries_until(Instant::now() + millis(900))?;
         assert_eq!(expiries.len(), 10);
         told.extend(expiries);

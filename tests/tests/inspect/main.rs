@@ -10,20 +10,10 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use twheel_tests::{
-    netns::Namespace,
-    pair::{Connection, Family, Pair},
-    running::Ended,
-};
+use twheel_tests::{netns::Namespace, pair::Connection, running::Ended};
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
-}
-
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect()
 }
 
 fn names(connections: &[Connection]) -> BTreeSet<SocketAddr> {

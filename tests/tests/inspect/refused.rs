@@ -10,7 +10,7 @@ use twheel_tests::{
     running::{Twheel, once, wait_within},
 };
 
-use crate::{connect, millis, refused};
+use crate::{millis, refused};
 
 #[test]
 fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
@@ -124,7 +124,7 @@ fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
             "300ms,established=1h",
         ],
     )?;
-    let _connections = connect(&pair, 50)?;
+    let _connections = pair.connect_some(50)?;
     for args in [
         &["flows"][..],
         &["flows", "--json"],

@@ -14,14 +14,14 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, history::follow, lines, millis, objects};
+use crate::{history::follow, lines, millis, objects};
 
 #[test]
 fn counters_and_talkers_add_up() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--accounting"])?;
-    let connections = connect(&pair, 30)?;
+    let connections = pair.connect_some(30)?;
     for _ in 0..7 {
         pair.half_open(Family::V4)?;
     }
@@ -52,7 +52,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
         if line["counter"] == "created" {
             rates.push(line["per_second"].as_f64());
             if number < twheel_common::counter::COUNT {
-                more = connect(&pair, 6)?;
+                more = pair.connect_some(6)?;
             }
         }
     }
@@ -135,7 +135,7 @@ fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
 
     let args = ["--accounting", "--iface", SERVER, "--iface", OTHER];
     let twheel = Twheel::start(&pair.server, &args)?;
-    let mut connections = connect(&pair, 5)?;
+    let mut connections = pair.connect_some(5)?;
     let mut others = connect_other(9)?;
     check("created", 5, 9)?;
     // All packets, as counted in the flows.
@@ -167,13 +167,13 @@ fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
     // The data plane keeps counting without a run, and so does the next run, whatever the order of
     // its interfaces.
     twheel.kill()?;
-    connections.extend(connect(&pair, 2)?);
+    connections.extend(pair.connect_some(2)?);
     check("created", 7, 9)?;
     let args = ["--accounting", "--iface", OTHER, "--iface", SERVER];
     let twheel = Twheel::start(&pair.server, &args)?;
     twheel.await_stderr("adopted 16 flows")?;
     check("created", 7, 9)?;
-    connections.extend(connect(&pair, 1)?);
+    connections.extend(pair.connect_some(1)?);
     others.extend(connect_other(4)?);
     check("created", 8, 13)?;
 

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     netns::Namespace,
-    pair::{Connection, Family, PORT},
+    pair::{Connection, Family, PORT, Pair, SERVER},
     running::{Ended, Twheel},
 };
 
@@ -96,6 +96,13 @@ fn run(namespace: &Namespace, interface: &str, more: &[&str]) -> Result<Twheel> 
     let mut args = vec!["--iface", interface, "--json"];
     args.extend(more);
     Twheel::start(namespace, &args)
+}
+
+/// Starts a run on the server of a pair of hosts. `options` are separated by spaces; `more` may have
+/// spaces in them.
+fn run_on(pair: &Pair, options: &str, more: &[&str]) -> Result<Twheel> {
+    let options: Vec<_> = options.split(' ').chain(more.iter().copied()).collect();
+    run(&pair.server, SERVER, &options)
 }
 
 fn read_error(socket: &mut TcpStream) -> Option<ErrorKind> {

@@ -12,6 +12,7 @@ use twheel_tests::{
     ctnetlink::Conntrack,
     netns::{Namespace, require_root},
     pair::Connection,
+    running::Twheel,
 };
 
 use crate::{Busy, FAMILIES, HOST, LEGS, Lab, actions, count, is_open, is_reset, millis, run};
@@ -35,6 +36,26 @@ fn masquerade(router: &Namespace) -> Result<Conntrack> {
     Ok(conntrack)
 }
 
+/// A router with NAT between the server and a client, and a run on this leg of the router, with
+/// these actions.
+fn reap_behind_nat(leg: &str, actions: &str) -> Result<(Lab, Conntrack, Twheel)> {
+    let lab = Lab::new(2)?;
+    let conntrack = masquerade(&lab.router)?;
+    let twheel = run(
+        &lab.router,
+        leg,
+        &[
+            "--timeout",
+            "1s",
+            "--reap",
+            actions,
+            "--reap-max-share",
+            "100",
+        ],
+    )?;
+    Ok((lab, conntrack, twheel))
+}
+
 /// The clients' endpoints of the connections that conntrack knows.
 fn known(conntrack: &Conntrack) -> Result<HashSet<SocketAddr>> {
     Ok(conntrack.dump()?.iter().map(|entry| entry.src).collect())
@@ -45,20 +66,7 @@ fn conntrack_entries_behind_nat_are_deleted_by_either_tuple() -> Result<()> {
     require_root();
     // The watched legs: the LAN's, where flows have the addresses before NAT, and the WAN's.
     for leg in [LEGS[1], LEGS[0]] {
-        let lab = Lab::new(2)?;
-        let conntrack = masquerade(&lab.router)?;
-        let twheel = run(
-            &lab.router,
-            leg,
-            &[
-                "--timeout",
-                "1s",
-                "--reap",
-                "conntrack",
-                "--reap-max-share",
-                "100",
-            ],
-        )?;
+        let (lab, conntrack, twheel) = reap_behind_nat(leg, "conntrack")?;
         let busy = lab.connect_some(1, 20)?;
         let busy_names: HashSet<_> = busy
             .iter()
@@ -140,21 +148,8 @@ fn both_ends_of_an_idle_connection_are_reset() -> Result<()> {
 fn resets_find_their_way_through_nat_before_the_entry_goes() -> Result<()> {
     require_root();
     for leg in [LEGS[1], LEGS[0]] {
-        let lab = Lab::new(2)?;
-        let conntrack = masquerade(&lab.router)?;
         // The actions in the other order.
-        let twheel = run(
-            &lab.router,
-            leg,
-            &[
-                "--timeout",
-                "1s",
-                "--reap",
-                "conntrack,reset",
-                "--reap-max-share",
-                "100",
-            ],
-        )?;
+        let (lab, conntrack, twheel) = reap_behind_nat(leg, "conntrack,reset")?;
         let mut connections = spoken(&lab)?;
         let said = actions(&twheel, 12, millis(3000))?;
         assert_eq!(count(&said, "reset", "done"), 6, "{leg}: {said:?}");

@@ -13,9 +13,7 @@ use twheel_tests::{
     running::PolicyFile,
 };
 
-use crate::{
-    FAMILIES, Said, actions, count, events, is_open, is_reset, millis, read_error, run, summed,
-};
+use crate::{Said, actions, count, events, is_open, is_reset, millis, read_error, run_on, summed};
 
 #[test]
 fn a_dry_run_says_what_and_why_and_does_nothing() -> Result<()> {
@@ -25,11 +23,8 @@ fn a_dry_run_says_what_and_why_and_does_nothing() -> Result<()> {
         &format!("[[rule]]\nname = 'web'\ndport = {PORT}\nreap = ['socket', 'reset']\n"),
     )?;
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &["--timeout", "500ms", "--dry-run", "--policy", file.path()],
-    )?;
+    let options = "--timeout 500ms --dry-run --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
     let connection = pair.connect(Family::V4)?;
     let said = actions(&twheel, 2, millis(3000))?;
     let reaps: Vec<_> = said.iter().filter(|it| it.is("reap")).collect();
@@ -57,33 +52,12 @@ fn what_is_protected_is_left_alone() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let protect = format!("src == {}", Family::V4.client());
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--protect",
-            &protect,
-            "--protect",
-            "dport == 22",
-        ],
-    )?;
-    let mut connections = FAMILIES
-        .into_iter()
-        .map(|family| pair.connect(family))
-        .collect::<Result<Vec<_>>>()?;
+    let protect = ["--protect", &protect, "--protect", "dport == 22"];
+    let twheel = run_on(&pair, "--timeout 500ms --reap socket", &protect)?;
+    let mut connections = pair.connect_some(2)?;
     let said = actions(&twheel, 2, millis(3000))?;
-    assert_eq!(
-        (
-            count(&said, "socket", "protected"),
-            count(&said, "socket", "done")
-        ),
-        (1, 1),
-        "{said:?}"
-    );
+    let outcomes = ["protected", "done"].map(|outcome| count(&said, "socket", outcome));
+    assert_eq!(outcomes, [1, 1], "{said:?}");
     connections[0].talk()?;
     assert_eq!(
         read_error(&mut connections[1].server),
@@ -97,23 +71,9 @@ fn what_is_protected_is_left_alone() -> Result<()> {
 fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--reap-max-share",
-            "100",
-            "--reap-rate",
-            "20",
-        ],
-    )?;
-    let connections = (0..100)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap socket --reap-max-share 100 --reap-rate 20";
+    let twheel = run_on(&pair, options, &[])?;
+    let connections = pair.connect_some(100)?;
     let said = actions(&twheel, 60, millis(6000))?;
     let times: Vec<_> = said
         .iter()
@@ -160,36 +120,15 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
     const IDLE: usize = 10;
     const ROOM: usize = 40;
     let pair = Pair::new()?;
-    let room = ROOM.to_string();
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "2s",
-            "--tick",
-            "50ms",
-            "--max-flows",
-            &room,
-            "--reap",
-            "socket",
-            "--reap-max-share",
-            "100",
-            "--reap-rate",
-            "1",
-        ],
-    )?;
-    let connect = |count: usize| -> Result<Vec<Connection>> {
-        (0..count)
-            .map(|number| pair.connect(Family::alternate(number)))
-            .collect()
-    };
-    let mut idle = connect(IDLE)?;
+    let table = format!("--timeout 2s --tick 50ms --max-flows {ROOM}");
+    let reap = "--reap socket --reap-max-share 100 --reap-rate 1";
+    let twheel = run_on(&pair, &format!("{table} {reap}"), &[])?;
+    let mut idle = pair.connect_some(IDLE)?;
     // The first action is done; the others wait for their turn, one a second.
     let said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
     // Other flows take all the capacity, and keep it.
-    let mut others = connect(ROOM + 10)?;
+    let mut others = pair.connect_some(ROOM + 10)?;
     others.iter_mut().try_for_each(Connection::talk)?;
     let busy = twheel_tests::pair::Busy::start(others, millis(200));
     let alive: Vec<_> = idle
@@ -224,20 +163,9 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     let pair = Pair::new()?;
     let asks = PolicyFile::new("asks", "reap = [\"socket\"]\n")?;
     let asks_not = PolicyFile::new("asks-not", "reap = []\n")?;
-    let args = [
-        "--timeout",
-        "500ms",
-        "--reap-max-share",
-        "100",
-        "--reap-rate",
-        "1",
-        "--policy",
-        asks.path(),
-    ];
-    let twheel = run(&pair.server, SERVER, &args)?;
-    let connections = (0..CONNECTIONS)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap-max-share 100 --reap-rate 1 --policy";
+    let twheel = run_on(&pair, options, &[asks.path()])?;
+    let connections = pair.connect_some(CONNECTIONS)?;
     let mut said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
     // Flows that expire under the new policy would not be reaped in the first place, so wait for
@@ -272,36 +200,17 @@ fn rules_say_what_is_done_to_their_flows() -> Result<()> {
         ),
     )?;
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--policy",
-            file.path(),
-        ],
-    )?;
-    let mut connections = FAMILIES
-        .into_iter()
-        .map(|family| pair.connect(family))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap socket --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
+    let mut connections = pair.connect_some(2)?;
     let listener = pair
         .server
         .enter(|| Ok(TcpListener::bind((Family::V6.server(), PORT + 2))?))?;
     let mut other = Connection::open(&pair.client, &listener)?;
     let said = actions(&twheel, 3, millis(1500))?;
     assert_eq!(said.iter().filter(|it| it.is("expired")).count(), 3);
-    assert_eq!(
-        (
-            count(&said, "reset", "done"),
-            count(&said, "socket", "done")
-        ),
-        (1, 1),
-        "{said:?}"
-    );
+    let done = ["reset", "socket"].map(|action| count(&said, action, "done"));
+    assert_eq!(done, [1, 1], "{said:?}");
     assert_eq!(said.iter().filter(|it| it.is("reap")).count(), 2);
     connections[0].talk()?;
     is_reset(&mut connections[1])?;
@@ -357,7 +266,7 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
         &format!("[[rule]]\nname = 'web'\ndport = {PORT}\nreap = ['enforce=reset']\n"),
     )?;
     let load = ["policy", "load", file.path(), "--iface", SERVER];
-    let twheel = run(&pair.server, SERVER, &["--timeout", "500ms"])?;
+    let twheel = run_on(&pair, "--timeout 500ms", &[])?;
     let ended = pair.server.twheel_once(&load)?;
     assert_eq!(ended.code(), Some(2), "{}", ended.stderr);
     assert!(
@@ -366,17 +275,8 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
         ended.stderr
     );
     twheel.stop()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--mode",
-            "generic",
-            "--i-know-this-drops-traffic",
-        ],
-    )?;
+    let options = "--timeout 500ms --mode generic --i-know-this-drops-traffic";
+    let twheel = run_on(&pair, options, &[])?;
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let mut connection = pair.connect(Family::V4)?;
     let said = actions(&twheel, 1, millis(3000))?;
@@ -413,11 +313,7 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
 fn what_fails_is_counted_with_its_reason() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &["--timeout", "500ms", "--reap", "reset,socket"],
-    )?;
+    let twheel = run_on(&pair, "--timeout 500ms --reap reset,socket", &[])?;
     let mut connection = pair.connect(Family::V4)?;
     pair.server
         .ip(&format!("route del 10.77.0.0/24 dev {SERVER}"))?;
@@ -446,18 +342,8 @@ fn what_fails_is_counted_with_its_reason() -> Result<()> {
 
     // Requested by a policy, which is not checked against --pickup: each action fails and says so.
     let file = PolicyFile::new("strict", "reap = ['socket']\n")?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--pickup",
-            "strict",
-            "--policy",
-            file.path(),
-        ],
-    )?;
+    let options = "--timeout 500ms --pickup strict --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
     let connection = pair.connect(Family::V6)?;
     let said = actions(&twheel, 1, millis(3000))?;
     assert_eq!(count(&said, "socket", "failed"), 1, "{said:?}");
