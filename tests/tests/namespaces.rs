@@ -17,7 +17,7 @@ use nix::{
 };
 use twheel_tests::{
     netns::{Namespace, PATIENCE, require_root},
-    pair::{Busy, Connection, Family, PORT, Pair, SERVER},
+    pair::{Busy, Family, PORT, Pair, SERVER},
     running::{Expiry, PolicyFile, Twheel, wait_within},
 };
 
@@ -52,12 +52,6 @@ fn names<'a>(names: impl IntoIterator<Item = &'a SocketAddr>) -> Vec<SocketAddr>
     names
 }
 
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
-}
-
 /// Fails if the test's own threads were stalled for so long that an expiry would be correct.
 fn check_pace(gap: Duration, timeout: Duration) {
     assert!(
@@ -83,7 +77,7 @@ fn exactly_the_idle_half_expires_and_on_time() -> Result<()> {
             "--json",
         ],
     )?;
-    let busy = connect(&pair, 100)?;
+    let busy = pair.connect_some(100)?;
     let busy_names = names(busy.iter().map(|it| &it.name));
     let busy = Busy::start(busy, timeout / 10);
     let mut idle = Vec::new();
@@ -140,8 +134,8 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     let args = ["--iface", SERVER, "--timeout", "2s", "--keep", "--json"];
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &args)?;
-    let idle = connect(&pair, 20)?;
-    let busy = Busy::start(connect(&pair, 20)?, timeout / 10);
+    let idle = pair.connect_some(20)?;
+    let busy = Busy::start(pair.connect_some(20)?, timeout / 10);
     assert_eq!(
         twheel.expiries_until(Instant::now() + millis(300))?.len(),
         0
@@ -197,7 +191,7 @@ fn ctrl_c_leaves_nothing_behind() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
-    let _connections = connect(&pair, 4)?;
+    let _connections = pair.connect_some(4)?;
     assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
     assert_eq!(pair.server.instances()?.len(), 1);
     let ended = twheel.stop()?;
@@ -256,7 +250,7 @@ fn ipv4_and_ipv6_expire_by_their_addresses() -> Result<()> {
         &pair.server,
         &["--iface", SERVER, "--timeout", "500ms", "--json"],
     )?;
-    let connections = connect(&pair, 2)?;
+    let connections = pair.connect_some(2)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
     let found = by_name(&expiries)?;
     assert_eq!(found.len(), 2, "{expiries:?}");
@@ -453,7 +447,7 @@ fn an_idle_host_is_left_alone() -> Result<()> {
         &["--iface", SERVER, "--timeout", "500ms", "--json"],
     )?;
     let asleep = twheel.switches()?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
     assert_eq!(expiries.len(), 2, "{expiries:?}");
 
@@ -480,7 +474,7 @@ fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
     let mut text = String::new();
     while !text.contains(": attached") && stderr.read_line(&mut text)? > 0 {}
     drop(child.stdout.take());
-    let connections = connect(&pair, 2)?;
+    let connections = pair.connect_some(2)?;
 
     let Some(status) = wait_within(&mut child, PATIENCE)? else {
         panic!("twheel keeps running without a reader: {text}");

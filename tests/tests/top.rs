@@ -16,7 +16,7 @@ use serde_json::Value;
 use twheel::failure::Kind;
 use twheel_tests::{
     netns::{Namespace, require_root},
-    pair::{Connection, Family, Pair, SERVER},
+    pair::{Family, Pair, SERVER},
     running::{Twheel, twheel_bin},
 };
 
@@ -145,18 +145,12 @@ fn number(screen: &str, word: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
-}
-
 #[test]
 fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let _run = Twheel::start(&pair.server, &["--iface", SERVER, "--accounting"])?;
-    let _connections = connect(&pair, 6)?;
+    let _connections = pair.connect_some(6)?;
     // Younger by more than a clock unit.
     thread::sleep(Duration::from_millis(50));
     let half_open = pair.half_open(Family::V4)?.to_string();
@@ -237,7 +231,7 @@ fn rates_and_the_hand_move() -> Result<()> {
     terminal.until("rates", |screen| {
         screen.contains("new 0/s") && screen.contains("expired 0/s")
     })?;
-    let _silent = connect(&pair, 40)?;
+    let _silent = pair.connect_some(40)?;
     let screen = terminal.until("new flows", |screen| {
         number(screen, "new ").is_some_and(|rate| rate > 0)
     })?;
@@ -253,7 +247,7 @@ fn rates_and_the_hand_move() -> Result<()> {
 
     terminal.press(&["p"])?;
     terminal.until("a pause", |screen| screen.contains("paused"))?;
-    let _connections = connect(&pair, 3)?;
+    let _connections = pair.connect_some(3)?;
     thread::sleep(Duration::from_millis(1200));
     let screen = terminal.screen()?;
     assert!(screen.contains("server0  0 flows"), "{screen}");
@@ -380,7 +374,7 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
     assert!(!numbers(&empty, "wheel", "elapsed").is_empty());
 
     let begun = Instant::now();
-    let _connections = connect(&pair, 20)?;
+    let _connections = pair.connect_some(20)?;
     let check = |lines: &[Value], loader: bool| {
         assert_eq!(numbers(lines, "slot", "flows").iter().sum::<i64>(), 20);
         assert_eq!(numbers(lines, "wheel", "flows").iter().sum::<i64>(), 20);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use twheel_tests::{netns::require_root, pair::Pair};
 
-use crate::{Watched, connect, expiries};
+use crate::{Watched, expiries};
 
 /// A file of the project's documentation.
 fn document(name: &str) -> Result<String> {
@@ -52,7 +52,7 @@ fn the_documents_name_what_is_served() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--timeout", "300ms"])?;
-    let _connection = connect(&pair, 1)?;
+    let _connection = pair.connect_some(1)?;
     expiries(&watched.twheel, 1)?;
     let served = watched.scrape()?.families;
     assert_eq!(

@@ -17,18 +17,12 @@ use anyhow::{Context, Result, ensure};
 use prometheus_parse::{Scrape, Value};
 use twheel_tests::{
     netns::Namespace,
-    pair::{Connection, Family, Pair, SERVER},
+    pair::SERVER,
     running::{Expiry, Twheel},
 };
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
-}
-
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
 }
 
 /// The first expiries that are reported.

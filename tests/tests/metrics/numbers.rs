@@ -22,7 +22,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{Watched, connect, expiries, millis, reply};
+use crate::{Watched, expiries, millis, reply};
 
 #[test]
 fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
@@ -33,12 +33,12 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     assert_eq!(before.value("twheel_flows", &[]), 0.0);
     assert_eq!(before.sum("twheel_expired_flows_total"), 0.0);
 
-    let busy = Busy::start(connect(&pair, 4)?, millis(100));
-    let _idle = connect(&pair, 3)?;
-    for connection in connect(&pair, 3)? {
+    let busy = Busy::start(pair.connect_some(4)?, millis(100));
+    let _idle = pair.connect_some(3)?;
+    for connection in pair.connect_some(3)? {
         connection.close()?;
     }
-    for connection in connect(&pair, 2)? {
+    for connection in pair.connect_some(2)? {
         connection.reset()?;
     }
     pair.half_open(Family::V4)?;

@@ -18,7 +18,7 @@ use twheel_tests::{
     pair::{Busy, Family, PORT, Pair, SERVER},
 };
 
-use crate::{Watched, connect, connect_to, expiries, millis};
+use crate::{Watched, connect_to, expiries, millis};
 
 /// Opens an address in a browser, lets this many of the page's seconds pass, and returns the
 /// document as markup. Also takes a screenshot, if `TWHEEL_SCREENSHOT` names a place for it.
@@ -78,9 +78,9 @@ fn a_browser_draws_the_page() -> Result<()> {
         &pair.server,
         &["--timeout", "60s,close=1s", "--slots", "64"],
     )?;
-    let busy = Busy::start(connect(&pair, 5)?, millis(50));
+    let busy = Busy::start(pair.connect_some(5)?, millis(50));
     pair.half_open(Family::V4)?;
-    for connection in connect(&pair, 3)? {
+    for connection in pair.connect_some(3)? {
         connection.reset()?;
     }
     let ended = expiries(&watched.twheel, 3)?;
@@ -162,7 +162,7 @@ fn what_strangers_say_is_no_markup() -> Result<()> {
             .is_ok_and(|it| it.starts_with(b"markup"))
     });
     names.set(number.context("no rule")?, name, 0)?;
-    let _connection = connect(&pair, 1)?;
+    let _connection = pair.connect_some(1)?;
     let ended = expiries(&watched.twheel, 1)?;
     assert_eq!(ended[0].rule.as_deref(), Some(markup));
     let shown = browse(&pair.server, watched.address, 3, "markup.png")?;
@@ -201,7 +201,7 @@ fn the_page_says_when_the_connection_is_lost() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &[])?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     let bind = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
     let listener = pair.server.enter(bind)?;
     let address = listener.local_addr()?;

@@ -15,14 +15,14 @@ use twheel_tests::{
     pair::{CLIENT, Pair, SERVER},
 };
 
-use crate::{Numbers, Watched, address, connect, connect_to, expiries, millis, reply};
+use crate::{Numbers, Watched, address, connect_to, expiries, millis, reply};
 
 #[test]
 fn nobody_asks_and_nobody_wakes() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--timeout", "500ms"])?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     expiries(&watched.twheel, 2)?;
     for path in ["/metrics", "/api/status", "/"] {
         assert_eq!(watched.get(path)?.code, 200);
@@ -75,7 +75,7 @@ fn a_blocked_output_keeps_nobody_from_asking() -> Result<()> {
         }
         let address = address(&stderr)?;
         // About 20 kB, of which the pipe and the buffer in front hold 12.
-        let _connections = connect(&pair, 100)?;
+        let _connections = pair.connect_some(100)?;
         thread::sleep(millis(1500));
         let ask = || {
             let socket = connect_to(&pair.server, address)?;
@@ -107,7 +107,7 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
     // More than are accepted at once.
     let mut silent: Vec<_> = (0..100).map(|_| watched.connect()).collect::<Result<_>>()?;
     write!(silent[0], "GET /metrics HTTP/1.1\r\nHost")?;
-    let _connections = connect(&pair, 3)?;
+    let _connections = pair.connect_some(3)?;
     assert_eq!(
         expiries(&watched.twheel, 3)?.len(),
         3,
