@@ -202,7 +202,7 @@ pub fn compare(lab: &mut Lab, folder: &Path) -> Result<Summary> {
                 None => match lab.replay(&path).with_context(|| name.clone())? {
                     Some(replayed) => summary.add(&name, &capture, &replayed),
                     None => {
-                        *summary.skipped.entry("tcpreplay refuses it").or_default() += 1;
+                        *summary.skipped.entry("tcpreplay gives it up").or_default() += 1;
                     }
                 },
             }
