@@ -49,7 +49,7 @@ pub enum Next {
     Again(Patch),
 }
 
-/// A change to a frame that removes what etherparse stops at.
+/// A change to a frame that removes what made etherparse stop.
 pub enum Patch {
     /// Pad with zeros to this length.
     Pad(usize),
@@ -64,7 +64,7 @@ pub enum Patch {
 impl Patch {
     pub fn apply(self, frame: &mut Vec<u8>) {
         match self {
-            // Each change leaves less to stop at, so the changes come to an end.
+            // Each change removes a reason to stop, so the number of changes is limited.
             Self::Pad(length) => {
                 assert!(length > frame.len());
                 frame.resize(length, 0);
@@ -92,7 +92,7 @@ pub struct Asked {
     /// Its length before any change.
     pub whole: usize,
     pub wanted: Wanted,
-    /// The VLANs that it is in, as far as they are wanted.
+    /// The identifiers of the VLANs that it is in, as many as are wanted.
     pub vlans: [u16; 2],
     /// It is a fragment, and more fragments follow.
     pub more: bool,
@@ -104,7 +104,7 @@ pub struct Asked {
 /// The length of an Ethernet header, and of a tag.
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
-/// IPv6 destination options, which other extension headers of the same form are changed into.
+/// IPv6 destination options: other extension headers of the same form are changed into these.
 const OPTIONS: u8 = 60;
 
 impl Asked {
@@ -118,14 +118,33 @@ impl Asked {
         Next::Again(patch)
     }
 
+    /// Refuses a header of which the frame has only the beginning.
+    fn part_of_header(&mut self, stop: Option<&SliceError>) -> Next {
+        match stop {
+            Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
+            _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
+        }
+    }
+
+    /// Handles a header up to `end` that is longer than the frame, or than the IP header's length
+    /// field allows. `rule` is for the latter; `length`: where that field is.
+    fn beyond(&mut self, frame: &[u8], end: usize, rule: Rule, length: usize) -> Next {
+        if end > frame.len() {
+            return self.again(Rule::Cut, Patch::Pad(end));
+        }
+        // The length is cleared, to see what etherparse finds behind the header.
+        self.too_short = true;
+        self.again(rule, Patch::Clear(length))
+    }
+
     pub fn ask(&mut self, frame: &[u8]) -> Next {
         let Ok(packet) = LaxSlicedPacket::from_ethernet(frame) else {
             return Next::Answer(Err(Skip::Truncated));
         };
         let Some(LinkSlice::Ethernet2(ethernet)) = &packet.link else {
-            unreachable!("it was asked for Ethernet");
+            unreachable!("etherparse was asked for Ethernet");
         };
-        // Each EtherType but the last is that of a tag.
+        // Each EtherType but the last is a tag's.
         let mut kind = ethernet.ether_type();
         let mut tags = 0;
         self.vlans = [0; 2];
@@ -148,7 +167,7 @@ impl Asked {
             };
             kind = tag.ether_type();
             tags += 1;
-            // 0 is no VLAN, but a priority tag: it takes no place.
+            // Identifier 0 is a priority tag and no VLAN: it is not stored.
             let vlan = tag.vlan_identifier().value();
             if self.wanted.vlans
                 && let Some(place) = self.vlans.iter_mut().find(|vlan| **vlan == 0)
@@ -158,7 +177,7 @@ impl Asked {
         }
     }
 
-    /// At `at` is an IP header of at least this length.
+    /// Parses the IP header at `at`, which has at least this length.
     fn ip(&mut self, frame: &[u8], packet: &LaxSlicedPacket, at: usize, least: usize) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + least {
@@ -231,7 +250,7 @@ impl Asked {
         };
         if header.more_fragments() {
             self.more = true;
-            // The other bits of the fragment word; the offset is 0.
+            // Clears the other bits of the fragment word; the offset is 0.
             return self.again(Rule::FirstFragment, Patch::Clear(at + 6));
         }
         self.transport(
@@ -251,8 +270,8 @@ impl Asked {
         )
     }
 
-    /// An authentication header in IPv4 that etherparse stopped at. `ip`: where the IP header is;
-    /// `at`: where the authentication header is.
+    /// Handles an authentication header in IPv4 at which etherparse stopped. `ip`: where the IP
+    /// header is; `at`: where the authentication header is.
     fn authentication(
         &mut self,
         frame: &[u8],
@@ -262,34 +281,28 @@ impl Asked {
     ) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + 4 {
-            return match stop {
-                Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
-                _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
-            };
+            return self.part_of_header(stop);
         }
         if frame[at + 1] == 0 {
             let (first, next) = (frame[ip], frame[at]);
-            // A second one behind it is not skipped, as etherparse would do after the change.
+            // A second authentication header behind it is not skipped; etherparse would skip it
+            // after the change.
             if next == ip_number::AUTH.0 {
                 return self.refuse(Rule::ShortAuthentication, Skip::NotTracked);
             }
             let patch = if first & 0xf < 14 {
-                // Its 8 bytes become options.
+                // The 8 bytes of the header become IP options.
                 vec![(ip, first + 2), (ip + 9, next)]
             } else {
-                // The last 4 bytes of the options become its first bytes.
+                // The last 4 bytes of the options become the header's first bytes.
                 vec![(ip, first - 1), (at - 4, next), (at - 3, 1)]
             };
             return self.again(Rule::ShortAuthentication, Patch::SetAll(patch));
         }
         match stop {
-            Some(SliceError::Len(error)) if at + error.required_len > frame.len() => {
-                self.again(Rule::Cut, Patch::Pad(at + error.required_len))
-            }
-            Some(SliceError::Len(_)) => {
-                // The total length is cleared, to see what etherparse finds behind.
-                self.too_short = true;
-                self.again(Rule::TotalLength, Patch::Clear(ip + 2))
+            Some(SliceError::Len(error)) => {
+                let end = at + error.required_len;
+                self.beyond(frame, end, Rule::TotalLength, ip + 2)
             }
             _ => unreachable!("etherparse stops at an authentication header: {stop:?}"),
         }
@@ -302,16 +315,16 @@ impl Asked {
         ip: &LaxIpv6Slice,
         at: usize,
     ) -> Next {
-        // Where the number of the extension header stands that etherparse has reached.
+        // Where the number of the extension header is stored that etherparse has reached.
         let mut link = at + 6;
         let mut behind = at + 40;
         let mut kind = ip.header().next_header();
         let mut count = 0;
-        // One by one: the iterator of etherparse 0.18 reads beyond the end of a chain that was cut
-        // off.
+        // Slices the headers one by one: the iterator of etherparse 0.18 reads beyond the end of a
+        // truncated chain.
         let mut rest = ip.extensions().slice();
         while !rest.is_empty() {
-            let whole = "it is one that etherparse has walked over";
+            let whole = "etherparse has read this header";
             let (next, length) = match kind {
                 ip_number::IPV6_FRAG => {
                     let header = Ipv6FragmentHeaderSlice::from_slice(rest).expect(whole);
@@ -398,8 +411,8 @@ impl Asked {
         )
     }
 
-    /// An extension header that etherparse stopped at. `ip`: where the IP header is; `link`: where
-    /// the extension header's number stands; `at`: where the extension header is.
+    /// Handles an extension header at which etherparse stopped. `ip`: where the IP header is;
+    /// `link`: where the extension header's number is stored; `at`: where the extension header is.
     fn extension(
         &mut self,
         frame: &[u8],
@@ -409,10 +422,7 @@ impl Asked {
     ) -> Next {
         let stop = packet.stop_err.as_ref().map(|(error, _)| error);
         if self.whole < at + 4 {
-            return match stop {
-                Some(SliceError::Len(_)) => Next::Answer(Err(Skip::Truncated)),
-                _ => self.refuse(Rule::PartOfHeader, Skip::Truncated),
-            };
+            return self.part_of_header(stop);
         }
         if kind == ip_number::AUTH && frame[at + 1] == 0 {
             return self.again(Rule::ShortAuthentication, Patch::Set(link, OPTIONS));
@@ -421,13 +431,9 @@ impl Asked {
             Some(SliceError::Ipv6Exts(HeaderError::HopByHopNotAtStart)) => {
                 self.again(Rule::HopByHop, Patch::Set(link, OPTIONS))
             }
-            Some(SliceError::Len(error)) if at + error.required_len > frame.len() => {
-                self.again(Rule::Cut, Patch::Pad(at + error.required_len))
-            }
-            Some(SliceError::Len(_)) => {
-                // The payload length is cleared, to see what etherparse finds behind.
-                self.too_short = true;
-                self.again(Rule::PayloadLength, Patch::Clear(ip + 4))
+            Some(SliceError::Len(error)) => {
+                let end = at + error.required_len;
+                self.beyond(frame, end, Rule::PayloadLength, ip + 4)
             }
             _ => unreachable!("etherparse stops at {kind:?}: {stop:?}"),
         }
@@ -435,7 +441,10 @@ impl Asked {
 
     fn transport(&mut self, packet: &LaxSlicedPacket, network: Network) -> Next {
         let Some(transport) = &packet.transport else {
-            let (error, layer) = packet.stop_err.as_ref().expect("it has found none");
+            let (error, layer) = packet
+                .stop_err
+                .as_ref()
+                .expect("etherparse has a reason to stop");
             return match (error, layer) {
                 (SliceError::Len(error), Layer::TcpHeader)
                     if error.required_len > 20 && network.at + error.required_len > self.whole =>
@@ -448,8 +457,8 @@ impl Asked {
                 (SliceError::Len(error), Layer::Icmpv4) if error.required_len == 20 => {
                     self.again(Rule::TimestampLength, Patch::Set(network.at + 1, 1))
                 }
-                // The bytes that etherparse needed are not in the frame; or they are, but by the
-                // headers' lengths they do not belong to the packet.
+                // Either the frame lacks the bytes that etherparse needed, or it has them, but by
+                // the headers' lengths they do not belong to the packet.
                 (SliceError::Len(error), _) if network.at + error.required_len > self.whole => {
                     Next::Answer(Err(Skip::Truncated))
                 }
@@ -481,7 +490,7 @@ impl Asked {
                     Icmpv6Type::EchoRequest(_) => datagram::QUERY,
                     Icmpv6Type::EchoReply(_) => datagram::ANSWER,
                     _ => match icmp.type_u8() {
-                        // With a code, which has no meaning.
+                        // Their code has no meaning.
                         128 => datagram::QUERY,
                         129 => datagram::ANSWER,
                         _ => return self.refuse(Rule::NoQuery, Skip::NotTracked),
@@ -503,7 +512,7 @@ impl Asked {
             tcp.urg(),
         ];
         let [fin, syn, rst, _, ack, urg] = flags;
-        // RFC 9293 has no other combinations except for tests, and conntrack accepts no others.
+        // RFC 9293 allows no other combinations except for tests, and conntrack accepts no others.
         let sent = match (fin, syn, rst, ack) {
             (false, true, false, true) | (false, false, true, _) => !urg,
             (false, true, false, false) | (_, false, false, true) => true,
@@ -537,7 +546,7 @@ impl Asked {
                 Some(TcpOptionElement::Noop),
                 Some(TcpOptionElement::Timestamp(value, echo)),
             ) = (next(), next(), next())
-                // Not if the option was cut off.
+                // Not if the option was truncated.
                 && network.at + 32 <= self.whole
             {
                 said.stamp = [value, echo];
@@ -555,7 +564,7 @@ struct Network {
     proto: IpNumber,
     /// Where the transport header is.
     at: usize,
-    /// From there to the end of the packet, if the headers say so.
+    /// Length from there to the end of the packet, if the headers tell.
     room: Option<usize>,
     bytes: usize,
 }

@@ -1,7 +1,7 @@
-//! The corpus, which the fuzzer starts from. The fuzzer has found these inputs itself; `cargo xtask
-//! fuzz --keep` adds to them.
+//! The corpus from which the fuzzer starts. The fuzzer found these inputs itself;
+//! `cargo xtask fuzz --keep` adds to them.
 
-/// The inputs, minimised by the fuzzer, one a line in hexadecimal.
+/// The inputs in hexadecimal, one per line, minimised by the fuzzer.
 const KEPT: &str = include_str!("../corpus.hex");
 
 /// The inputs.

@@ -1,4 +1,4 @@
-//! Makes packets that no sender sends: of parts that are each valid or not, and then damaged.
+//! Makes packets that no sender sends: built of valid and invalid parts, and then damaged.
 
 /// xorshift64*: the packets are the same in each run.
 pub struct Random(pub u64);
@@ -12,7 +12,7 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as usize % bound
     }
 
-    /// True once in so many times, on average.
+    /// True once in `times` calls, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// EtherTypes of tags, among them, once each, the old one and MACsec.
+/// EtherTypes of tags. The old one (0x9100) and MACsec occur once each.
 const TAGS: [[u8; 2]; 12] = [
     [0x81, 0],
     [0x81, 0],
@@ -42,16 +42,16 @@ const TAGS: [[u8; 2]; 12] = [
     [0x91, 0],
     [0x88, 0xe5],
 ];
-/// Extension headers, among them some of other forms, and some numbers that are none.
+/// Extension headers; some have other forms, and some numbers are no extension headers.
 const EXTENSIONS: [u8; 14] = [0, 43, 44, 44, 51, 60, 135, 139, 140, 253, 254, 50, 59, 4];
 /// Flags that stacks send, and a few others.
 const FLAGS: [u8; 12] = [
     0x02, 0x12, 0x10, 0x10, 0x18, 0x11, 0x04, 0x14, 0x22, 0x31, 0xc2, 0x03,
 ];
-/// Values at which parsers tend to fail.
+/// Values on which parsers tend to fail.
 const EDGES: [u8; 12] = [0, 1, 2, 3, 4, 5, 6, 17, 0x1f, 0x7f, 0xfe, 0xff];
 
-/// A random packet, damaged in places. Addresses are few, so that packets share flows.
+/// A random packet, damaged in places. There are few addresses, so that packets share flows.
 pub fn packet(random: &mut Random, frame: &mut Vec<u8>) {
     frame.clear();
     if random.once_in(50) {
@@ -105,7 +105,7 @@ fn build(random: &mut Random, frame: &mut Vec<u8>) {
     } else {
         frame[ip + 2..ip + 4].copy_from_slice(&(length as u16).to_be_bytes());
     }
-    // Padding, as Ethernet adds.
+    // Padding, as Ethernet adds it.
     if random.once_in(4) {
         frame.resize(frame.len() + random.below(20), 0);
     }
@@ -212,7 +212,7 @@ fn tcp(random: &mut Random, frame: &mut Vec<u8>) {
         frame.extend([1, 1, 8, 10, 0, 0, 0, random.byte(), 0, 0, 0, random.byte()]);
     }
     while frame.len() < end {
-        // Lengths of 0 and 1, and beyond the end.
+        // Also lengths of 0 and 1, and lengths beyond the end.
         let kind = random.one_of(&[1, 2, 3, 4, 5, 8, 0, 30]);
         frame.extend([kind, random.one_of(&EDGES)]);
     }
@@ -244,14 +244,14 @@ fn icmp_query(random: &mut Random, frame: &mut Vec<u8>, v6: bool) {
     frame.resize(frame.len() + data, 7);
 }
 
-/// Damages a frame in one way in which no sender would.
+/// Damages a frame in one way, as no sender would.
 pub fn damage(random: &mut Random, frame: &mut Vec<u8>) {
     if frame.is_empty() {
         return frame.push(random.byte());
     }
     let length = frame.len();
     let at = random.below(length);
-    // Rather in headers than in data, and rather there than in Ethernet addresses.
+    // Prefers headers to data, and other headers to Ethernet addresses.
     let early = random.below(length.min(80));
     match random.below(10) {
         0 => frame.truncate(at),

@@ -2,10 +2,10 @@
 //! answer differently.
 //!
 //! etherparse parses the whole frame at once, leniently ([`etherparse::LaxSlicedPacket`]). Where
-//! twheel goes on and etherparse stops, a rule removes from the frame what etherparse stopped at,
-//! and etherparse is asked again. Where twheel refuses what etherparse accepts, a rule says so, by
-//! what etherparse has found. No rule knows twheel's answer. So each frame has exactly one expected
-//! answer, whether rules apply to it or not, and any other answer is a disagreement.
+//! etherparse stops and twheel goes on, a rule removes from the frame what made etherparse stop,
+//! and etherparse is asked again. Where etherparse accepts what twheel refuses, a rule refuses it
+//! by what etherparse has found. No rule uses twheel's answer. So each frame has exactly one
+//! expected answer, whether rules apply to it or not, and any other answer is a disagreement.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl fmt::Display for Disagreement {
     }
 }
 
-/// Asks both. Returns the rules by which they agree.
+/// Parses a frame with both. Returns the rules by which they agree.
 pub fn compare(frame: &[u8], wanted: Wanted) -> Result<Rules, Box<Disagreement>> {
     let ours = parse_any(frame, wanted).map(Said::from);
     let (theirs, rules) = second_opinion(frame, wanted);

@@ -5,7 +5,7 @@
 pub enum Rule {
     /// twheel skips two tags, not three.
     MoreTags,
-    /// 0x9100, the tag of switches before 802.1ad, is not a tag to twheel.
+    /// 0x9100, the tag of switches before 802.1ad, is no tag to twheel.
     OldTag,
     /// twheel does not look behind MACsec.
     Macsec,
@@ -13,16 +13,16 @@ pub enum Rule {
     Version,
     /// An incomplete header is truncated, whatever its bytes are.
     PartOfHeader,
-    /// The rest of a header that was cut off is not needed, for IP, extension headers and TCP
-    /// options.
+    /// If a header is truncated, its rest is not needed: this holds for IP, extension headers and
+    /// TCP options.
     Cut,
     /// The total length is less than that of the IP header and its authentication header.
     TotalLength,
     /// The payload length is less than that of the extension headers.
     PayloadLength,
-    /// There is no length: the packet is yet to be segmented, or is a jumbogram.
+    /// There is no length: the packet has yet to be segmented, or is a jumbogram.
     NoLength,
-    /// A later fragment counts as one as soon as its offset says so, whatever follows.
+    /// A later fragment is recognised by its offset alone, whatever follows.
     LaterFragment,
     /// The first fragment has the ports, so it is parsed.
     FirstFragment,
@@ -34,13 +34,13 @@ pub enum Rule {
     HopByHop,
     /// Mobility, HIP, shim6 and the two experimental headers are skipped.
     OtherExtension,
-    /// An authentication header of 8 bytes is skipped, as the kernel does.
+    /// An authentication header of 8 bytes is skipped, as the kernel skips it.
     ShortAuthentication,
     /// Nine extension headers are too many.
     TooManyExtensions,
     /// ICMPv6 in IPv4 is not tracked, nor is ICMP in IPv6.
     OtherIcmp,
-    /// Of ICMP, only queries and answers are tracked.
+    /// The only ICMP messages that are tracked are queries and answers.
     NoQuery,
     /// The length of an ICMP timestamp is not checked.
     TimestampLength,
@@ -86,7 +86,7 @@ impl Rules {
         self.0 |= 1 << rule as u32;
     }
 
-    /// Whether no rule was applied: the two agree without any.
+    /// Whether no rule was applied: the two parsers agree without any.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }

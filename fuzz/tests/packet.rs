@@ -1,5 +1,5 @@
-//! Compares the host's parser with etherparse, on many packets made at random, the same in each
-//! run. `cargo xtask fuzz` does the same with libFuzzer, which is guided by coverage.
+//! Compares the host's parser with etherparse on many random packets, the same in each run.
+//! `cargo xtask fuzz` does the same with libFuzzer, which is guided by coverage.
 #![allow(missing_docs)]
 
 use std::{collections::BTreeMap, env};
@@ -47,7 +47,7 @@ fn no_disagreement_with_etherparse_is_unexplained() {
     let mut frame = Vec::new();
     while tally.executions < executions {
         let wanted = Wanted {
-            // All protocols, three times out of four.
+            // All protocols in three cases of four.
             protocols: Protocols([7, 7, 7, random.below(8) as u32][random.below(4)]),
             timing: !random.once_in(4),
             vlans: !random.once_in(4),

@@ -142,6 +142,13 @@ impl Pair {
         Connection::open(&self.client, listener)
     }
 
+    /// Opens several connections, of IPv4 and IPv6 in turn.
+    pub fn connect_some(&self, count: usize) -> Result<Vec<Connection>> {
+        (0..count)
+            .map(|number| self.connect(Family::alternate(number)))
+            .collect()
+    }
+
     /// Sends a SYN to an address that never answers. Returns the client's endpoint.
     pub fn half_open(&self, family: Family) -> Result<SocketAddr> {
         self.client.enter(|| {

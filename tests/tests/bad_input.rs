@@ -1,5 +1,5 @@
-//! What cannot be done is refused in one sentence, with the exit code of its kind, and leaves
-//! nothing half attached.
+//! twheel refuses what it cannot do in one sentence, with the exit code for that kind of error, and
+//! attaches nothing partially.
 
 use std::{
     fs,
@@ -21,9 +21,9 @@ use twheel_tests::{
     running::{Ended, Twheel, once, twheel_bin},
 };
 
-/// Fails unless twheel has refused with this code, in one sentence that has these words.
+/// Fails unless twheel has refused with this exit code, in one sentence that contains these words.
 fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
-    // A start that takes long says so first.
+    // A start that takes long reports so first.
     let lines = ended.stderr.lines();
     let lines: Vec<_> = lines
         .filter(|line| !line.starts_with("twheel: loading the programs"))
@@ -32,21 +32,25 @@ fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
     let stderr = &lines.join("\n");
     ensure!(
         ended.code() == Some(kind as i32),
-        "not exit code {kind:?}: {ended:?}"
+        "wrong exit code, expected {kind:?}: {ended:?}"
     );
     ensure!(
         stderr.starts_with("twheel: "),
-        "no sentence of twheel's: {stderr}"
+        "not a message of twheel: {stderr}"
     );
-    ensure!(stderr.lines().count() == 1, "not one line: {stderr}");
+    ensure!(stderr.lines().count() == 1, "more than one line: {stderr}");
     for word in words {
         ensure!(stderr.contains(word), "no {word:?} in {stderr}");
     }
-    ensure!(ended.lines.is_empty(), "output: {:?}", ended.lines);
+    ensure!(
+        ended.lines.is_empty(),
+        "standard output is not empty: {:?}",
+        ended.lines
+    );
     Ok(())
 }
 
-/// A host with the interface [`SERVER`], and nobody at the other end.
+/// A host with the interface [`SERVER`]; there is no host at the other end.
 fn host() -> Result<Namespace> {
     require_root();
     let host = Namespace::new("host")?;
@@ -56,15 +60,16 @@ fn host() -> Result<Namespace> {
     Ok(host)
 }
 
-/// Has `twheel run --keep` leave its pins. Returns their directory.
+/// Runs `twheel run --keep`, which leaves its pins. Returns their directory.
 fn keep(host: &Namespace, more: &[&str]) -> Result<PathBuf> {
     let args = [&["--iface", SERVER, "--keep"], more].concat();
     let ended = Twheel::start(host, &args)?.stop()?;
     ensure!(ended.code() == Some(0), "{ended:?}");
-    host.instances()?.pop().context("nothing was kept")
+    host.instances()?.pop().context("the run left no pins")
 }
 
-/// Pins moved to where twheel does not look for them, or not as its own; removed when dropped.
+/// Pins that were moved to a place where twheel does not look, or does not take them for its own;
+/// removed when dropped.
 struct Moved(PathBuf);
 
 impl Moved {
@@ -105,7 +110,7 @@ fn unusable_arguments() -> Result<()> {
         check_refused(&ended, Kind::Usage, &[option, "give"]).context(value)?;
         host.check_clean(SERVER)?;
     }
-    // The words are clap's.
+    // These messages are clap's.
     for args in [
         &["run", "--iface", SERVER, "--nonsense"][..],
         &["run", "--iface", SERVER, "--tick", "soon"],
@@ -131,7 +136,7 @@ fn unknown_interface() -> Result<()> {
     let host = host()?;
     let ended = host.twheel_once(&["run", "--iface", "nowhere0"])?;
     check_refused(&ended, Kind::Interface, &["nowhere0", "ip link"])?;
-    // None is attached if one cannot be.
+    // If one interface cannot be attached, none is.
     let ended = host.twheel_once(&["run", "--iface", SERVER, "--iface", "nowhere0"])?;
     check_refused(&ended, Kind::Interface, &["nowhere0"])?;
     host.check_clean(SERVER)
@@ -141,7 +146,7 @@ fn unknown_interface() -> Result<()> {
 fn the_xdp_program_of_somebody_else() -> Result<()> {
     for mode in ["native", "generic"] {
         let host = host()?;
-        // Pinned elsewhere, it is no instance of twheel's.
+        // Pinned in another place, it is no instance of twheel's.
         let pins = keep(&host, &["--mode", mode, "--egress", "off"])?;
         let elsewhere = format!("/sys/fs/bpf/twl-{}-{mode}/v0/pins", process::id());
         let foreign = Moved::new(&pins, elsewhere.into())?;
@@ -157,9 +162,13 @@ fn the_xdp_program_of_somebody_else() -> Result<()> {
                 &[SERVER, "already has another XDP program", "detach"],
             )
             .with_context(|| format!("{mode}, then {wanted:?}"))?;
-            ensure!(host.instances()?.is_empty(), "left: {:?}", host.instances());
+            ensure!(
+                host.instances()?.is_empty(),
+                "instances are left: {:?}",
+                host.instances()
+            );
             host.await_attached(SERVER, &["xdp"])?;
-            ensure!(link()? == before, "it was replaced: {}", link()?);
+            ensure!(link()? == before, "the link was replaced: {}", link()?);
         }
         drop(foreign);
         host.check_clean(SERVER)?;
@@ -189,7 +198,7 @@ fn of_two_interfaces_neither_is_attached_if_the_second_is_taken() -> Result<()> 
 #[test]
 fn no_root() -> Result<()> {
     let host = host()?;
-    // Where everybody may execute it.
+    // A directory where everybody may execute the program.
     let directory = std::env::temp_dir().join(format!("twl-{}", process::id()));
     fs::create_dir(&directory)?;
     let program = directory.join("twheel");
@@ -200,8 +209,8 @@ fn no_root() -> Result<()> {
         for args in [["run", "--iface", SERVER], ["detach", "--iface", SERVER]] {
             let mut command = host.command(&program)?;
             command.args(args);
-            // SAFETY: between fork and exec the closure makes two system calls and allocates
-            // nothing.
+            // SAFETY: between fork and exec the closure makes two system calls and allocates no
+            // memory.
             unsafe {
                 command.pre_exec(|| {
                     let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
@@ -225,13 +234,13 @@ fn no_bpffs() -> Result<()> {
     for args in [["run", "--iface", SERVER], ["detach", "--iface", SERVER]] {
         let mut command = host.twheel(&args)?;
         // SAFETY: between fork and exec the closure makes system calls; paths this short are copied
-        // to the stack, so it allocates nothing.
+        // to the stack, so it allocates no memory.
         unsafe {
             command.pre_exec(|| {
                 unshare(CloneFlags::CLONE_NEWNS)?;
                 let none = None::<&str>;
                 mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
-                // One may be mounted upon another.
+                // One file system may be mounted over another.
                 while umount2("/sys/fs/bpf", MntFlags::MNT_DETACH).is_ok() {}
                 Ok(())
             });
@@ -275,7 +284,7 @@ fn an_interface_in_use() -> Result<()> {
         check_refused(&ended, Kind::Pins, &["another twheel is using"])?;
         ensure!(host.pins()? == before, "{:?}", host.pins());
     }
-    // The first one has not noticed.
+    // The first run is undisturbed.
     let connection = pair.connect(Family::V4)?;
     let line = twheel.line(std::time::Duration::from_secs(2))?;
     ensure!(line.context("no expiry")?.expiry()?.src == connection.name);
@@ -306,7 +315,7 @@ fn pins_made_with_other_settings() -> Result<()> {
             ensure!(host.attached(SERVER)? == ["xdp", "egress"]);
         }
     }
-    // Those it was made with still adopt it.
+    // A run with the original options still adopts the pins.
     let twheel = Twheel::start(&host, &[&["--iface", SERVER], &made[..]].concat())?;
     twheel.await_stderr("adopted 0 flows")?;
     twheel.stop()?;

@@ -1,5 +1,5 @@
-//! Outgoing packets seen by a filter of a clsact qdisc, as where the kernel has no TCX: alone, and among those of other
-//! people. What stands there is asked of `tc`.
+//! Outgoing packets are seen by a filter of a clsact qdisc, as on kernels without TCX: alone, and
+//! among other people's filters. The tests ask `tc` what is attached.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use twheel_tests::{
     wire::Wire,
 };
 
-/// Flows of UDP, of which each packet is counted, and none are sent but those that are meant.
+/// Tracks UDP flows, so each packet is counted, and no packets are sent but those of the test.
 const RUN: [&str; 9] = [
     "--iface",
     SERVER,
@@ -31,9 +31,10 @@ const RUN: [&str; 9] = [
     "--json",
     "--egress",
 ];
-/// Of a filter of twheel's that is alone.
+/// The priority of a filter of twheel's that is alone.
 const PRIORITY: u64 = 17;
-/// Ports of which other people's filters let no datagram out: the one before twheel's, the one behind it.
+/// Ports whose datagrams other people's filters drop: the filter before twheel's, and the one
+/// behind it.
 const BEFORE: u16 = 5001;
 const BEHIND: u16 = 5002;
 
@@ -41,7 +42,7 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// The one filter of twheel's on the server.
+/// twheel's only filter on the server.
 fn ours(host: &Namespace) -> Result<Filter> {
     let mut found = filters(host, SERVER)?;
     found.retain(Filter::is_ours);
@@ -49,7 +50,7 @@ fn ours(host: &Namespace) -> Result<Filter> {
     found.pop().context("one")
 }
 
-/// What is pinned of the filter and of the qdisc, without the interface's number.
+/// The names of the filter's and the qdisc's pins, without the interface's number.
 fn notes(host: &Namespace) -> Result<Vec<String>> {
     let pins = host.pins()?;
     let names = pins.iter().filter_map(|it| it.file_name()?.to_str());
@@ -57,16 +58,19 @@ fn notes(host: &Namespace) -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Nothing of twheel's is left, the filter and the qdisc included.
+/// Nothing of twheel's is left, not even the filter and the qdisc.
 fn check_clean(host: &Namespace, interface: &str) -> Result<()> {
     await_links(host, interface)?;
     let found = filters(host, interface)?;
-    ensure!(!found.iter().any(Filter::is_ours), "left: {found:?}");
+    ensure!(
+        !found.iter().any(Filter::is_ours),
+        "a filter of twheel's is left: {found:?}"
+    );
     ensure!(!has_qdisc(host, interface)?, "the qdisc is left");
     Ok(())
 }
 
-/// Waits until it is so, and fails with what it was last.
+/// Waits until the check succeeds; fails with its last error.
 fn until(mut is: impl FnMut() -> Result<()>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -77,7 +81,7 @@ fn until(mut is: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Nothing that is pinned, nor a link: of those the kernel lets go a moment later.
+/// Waits until there are no pins and no BPF links: the kernel removes links with a short delay.
 fn await_links(host: &Namespace, interface: &str) -> Result<()> {
     until(|| host.check_clean(interface))
 }
@@ -92,7 +96,7 @@ fn start(host: &Namespace, args: &[&str]) -> Result<Twheel> {
     Twheel::start(host, &[&RUN[..], args].concat())
 }
 
-/// A run that leaves everything at its end.
+/// A run that ends and leaves everything attached.
 fn keep(host: &Namespace, egress: &str) -> Result<Ended> {
     let ended = start(host, &[egress, "--keep"])?.stop()?;
     ensure!(ended.code() == Some(0), "{}", ended.stderr);
@@ -108,7 +112,10 @@ fn both_directions_are_seen_and_each_packet_counts_once() -> Result<()> {
     ensure!(twheel.stderr().contains(attached), "{}", twheel.stderr());
     let filter = ours(&pair.server)?;
     ensure!(filter.priority == PRIORITY, "{filter:?}");
-    ensure!(pair.server.attached(SERVER)? == ["xdp"], "TCX as well");
+    ensure!(
+        pair.server.attached(SERVER)? == ["xdp"],
+        "TCX is attached as well"
+    );
     let wire = Wire::new(&pair, 6000)?;
     wire.talk(7, 4)?;
     let flow = wire.counted(&pair.server)?;
@@ -127,10 +134,10 @@ fn a_filter_outlives_its_run_and_the_next_one_replaces_it_in_place() -> Result<(
     wire.talk(3, 1)?;
     let mut before = ours(&pair.server)?;
     ensure!(twheel.kill()?.signal() == Some(9));
-    ensure!(ours(&pair.server)? == before, "it stays as it was");
+    ensure!(ours(&pair.server)? == before, "the filter was replaced");
     wire.talk(2, 2)?;
 
-    // While packets go out all the time: none is missed, none is counted twice.
+    // Packets go out all the time: none is missed, and none is counted twice.
     let mut out = 5;
     for _ in 0..2 {
         let stop = std::sync::atomic::AtomicBool::new(false);
@@ -146,23 +153,26 @@ fn a_filter_outlives_its_run_and_the_next_one_replaces_it_in_place() -> Result<(
             });
             let started = start(&pair.server, &args);
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
-            let sent = sender.join().expect("no panic")?;
+            let sent = sender.join().expect("the sender panicked")?;
             let stderr = started?.kill()?.stderr;
             ensure!(stderr.contains("attached, adopted XDP"), "{stderr}");
             Ok(sent)
         })?;
-        ensure!(sent > 100, "only {sent} were sent meanwhile");
+        ensure!(sent > 100, "only {sent} packets were sent meanwhile");
         out += sent;
         let after = ours(&pair.server)?;
         ensure!(after.place() == before.place(), "{after:?}");
         ensure!(
             after.program != before.program,
-            "the old program: {after:?}"
+            "the filter still has the old program: {after:?}"
         );
         before = after;
     }
     let counted = wire.counted(&pair.server)?;
-    ensure!(counted == (out as u64, 3), "{counted:?}, not {out}");
+    ensure!(
+        counted == (out as u64, 3),
+        "{counted:?} packets counted, {out} sent"
+    );
 
     detach(&pair.server)?;
     check_clean(&pair.server, SERVER)
@@ -198,7 +208,7 @@ fn other_peoples_filters_go_on_beside_it() -> Result<()> {
     let stderr = twheel.await_stderr("another filter (priority 1) comes before twheel's")?;
     ensure!(stderr.contains("both directions"), "{stderr}");
     check(true)?;
-    // It sees what they let pass, and what the one behind it drops.
+    // twheel sees what the filter before it passes, and what the one behind it drops.
     let wire = Wire::new(&pair, 6001)?;
     wire.talk(2, 0)?;
     ensure!(wire.counted(host)? == (2, 0), "{:?}", wire.counted(host));
@@ -236,7 +246,7 @@ fn a_qdisc_of_our_making_stays_where_others_have_come_to_use_it() -> Result<()> 
         let left = tc(host, &format!("filter show dev {SERVER} {way}"))?;
         ensure!(left.contains("pref 9"), "{way}: {left:?}");
         ensure!(filters(host, SERVER)?.iter().all(|it| !it.is_ours()));
-        // One that was there before, be it empty, is somebody's.
+        // A qdisc that was there before, even an empty one, belongs to somebody else.
         tc(host, &format!("filter del dev {SERVER} {way}"))?;
         keep(host, "clsact")?;
         ensure!(notes(host)? == ["clsact"], "{:?}", notes(host));
@@ -261,7 +271,7 @@ fn one_way_takes_the_place_of_the_other() -> Result<()> {
         let (hooks, filter): (&[_], _) = match egress {
             "clsact" => (&["xdp"], 1),
             "off" => (&["xdp"], 0),
-            // This kernel has it.
+            // This kernel has TCX.
             _ => (&["xdp", "egress"], 0),
         };
         ensure!(host.attached(SERVER)? == hooks, "{egress}");
@@ -279,7 +289,7 @@ fn one_way_takes_the_place_of_the_other() -> Result<()> {
     check_clean(host, SERVER)
 }
 
-/// A state in which a run may have died, made by hand of one that was kept.
+/// Turns what a run has kept into a state in which a run may have died.
 fn leave(host: &Namespace, what: &str) -> Result<()> {
     let pin = |name: &str| -> Result<PathBuf> {
         let pins = host.pins()?;
@@ -301,14 +311,14 @@ fn leave(host: &Namespace, what: &str) -> Result<()> {
             tc(host, &format!("qdisc del dev {SERVER} clsact"))?;
             fs::remove_file(pin("clsact")?)?;
         }
-        // Which is no state of a run's: somebody has removed all pins.
+        // A run cannot leave this state: somebody has removed all pins.
         "no pins" => host
             .instances()?
             .iter()
             .for_each(|it| twheel_tests::netns::remove_pins(it)),
         other => anyhow::bail!("no state {other}"),
     }
-    // The kernel takes a moment to let go of a link.
+    // The kernel removes a BPF link with a short delay.
     thread::sleep(millis(100));
     Ok(())
 }
@@ -345,7 +355,7 @@ fn wherever_a_run_dies_the_next_command_clears_up() -> Result<()> {
                 ensure!(twheel.stop()?.code() == Some(0));
             }
             if what == "no pins" {
-                // Nobody can tell any more whose the qdisc is.
+                // Nobody can tell any more who made the qdisc.
                 ensure!(filters(host, SERVER)?.is_empty(), "{next}");
                 tc(host, &format!("qdisc del dev {SERVER} clsact"))?;
             }
@@ -383,7 +393,7 @@ fn an_interface_that_goes_takes_its_filter_along() -> Result<()> {
     };
     told("by a clsact filter", 2)?;
     drop(ours(host)?);
-    // Into another network namespace, where nothing of it is left.
+    // Moves it to another network namespace, where nothing of twheel's is left.
     host.ip(&format!("link set {SERVER} netns {}", pair.client.name()))?;
     told("disappeared:", 2)?;
     check_clean_interface(&pair.client)?;
@@ -391,7 +401,7 @@ fn an_interface_that_goes_takes_its_filter_along() -> Result<()> {
     create()?;
     told("by a clsact filter", 3)?;
     drop(ours(host)?);
-    // Under another name it is still that of this run.
+    // Under another name it still belongs to this run.
     host.ip(&format!("link set {SERVER} down"))?;
     host.ip(&format!("link set {SERVER} name other0"))?;
     ensure!(filters(host, "other0")?.len() == 1);
@@ -425,7 +435,7 @@ fn a_filter_on_what_had_this_name_before_is_removed() -> Result<()> {
 }
 
 fn check_clean_interface(host: &Namespace) -> Result<()> {
-    // The kernel lets go of a link a moment after its pin.
+    // The kernel removes a BPF link shortly after its pin.
     until(|| {
         let attached = host.attached(SERVER)?;
         ensure!(attached.is_empty(), "{attached:?}");
@@ -462,7 +472,7 @@ fn an_interface_without_room_for_it_is_told_and_left_as_it_was() -> Result<()> {
     Ok(())
 }
 
-/// A mount namespace in which a user has a bpffs of his own; gone with the test.
+/// A mount namespace in which a user has a bpffs of his own; removed with the test.
 struct Mounted(Child);
 
 impl Drop for Mounted {

@@ -1,4 +1,4 @@
-//! Packets of a flow that has expired, between two hosts: what becomes of the connection.
+//! What happens to the connection between two hosts when packets of its expired flow are refused.
 #![allow(missing_docs)]
 
 use std::time::Duration;
@@ -10,7 +10,8 @@ use twheel_tests::{
     running::Twheel,
 };
 
-/// How the program runs, and what the client's end of a veth pair must have so that an answer gets there.
+/// How the program is attached, and what the client's end of the veth pair needs to receive an
+/// answer.
 struct Way {
     mode: &'static str,
     receives: fn(&Pair) -> Result<Option<Twheel>>,
@@ -20,7 +21,8 @@ const GENERIC: Way = Way {
     mode: "generic",
     receives: |_| Ok(None),
 };
-/// What a program of one end sends back the other takes only if it has a program, too.
+/// In native mode, what a program sends back at one end of a veth pair arrives only if the other
+/// end has a program, too.
 const NATIVE: Way = Way {
     mode: "native",
     receives: |pair| {
@@ -48,15 +50,15 @@ fn refusing(server: &Namespace, mode: &str, action: &str) -> Result<Twheel> {
     )
 }
 
-/// Waits until the connection's flow has expired, and its packets are refused.
+/// Waits until the connection's flow has expired and its packets are refused.
 fn expire(twheel: &Twheel, connection: &Connection) -> Result<()> {
-    let line = twheel.line(PATIENCE)?.context("nothing has expired")?;
+    let line = twheel.line(PATIENCE)?.context("no flow has expired")?;
     ensure!(
         line.expiry()?.src == connection.name,
-        "another has expired: {}",
+        "another flow has expired: {}",
         line.text
     );
-    let line = twheel.line(PATIENCE)?.context("nothing was done")?;
+    let line = twheel.line(PATIENCE)?.context("no action was reported")?;
     ensure!(line.text.contains(r#""outcome":"done""#), "{}", line.text);
     Ok(())
 }
@@ -70,8 +72,11 @@ fn a_reset_comes(way: &Way) -> Result<()> {
         connection.talk()?;
         expire(&twheel, &connection)?;
         connection.expect_reset()?;
-        ensure!(pair.server.counter("enforced_reset")? >= 1, "not counted");
-        // The next connection is none of this.
+        ensure!(
+            pair.server.counter("enforced_reset")? >= 1,
+            "the answers were not counted"
+        );
+        // The next connection is not affected.
         let mut next = pair.connect(family)?;
         next.talk()?;
         twheel.stop()?;
@@ -95,7 +100,7 @@ fn the_peer_of_a_connection_that_has_expired_gets_a_reset_native() -> Result<()>
 fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
     require_root();
     for (family, mode) in [(Family::V4, "native"), (Family::V6, "generic")] {
-        // Hosts of its own: what the first connection still sends is none of the second's.
+        // New hosts: otherwise packets of the first connection would disturb the second.
         let pair = Pair::new()?;
         let twheel = refusing(&pair.server, mode, "enforce=drop")?;
         let mut connection = pair.connect(family)?;
@@ -105,7 +110,10 @@ fn nothing_of_a_connection_that_has_expired_arrives() -> Result<()> {
             connection.unacknowledged(Duration::from_secs(1))? > 0,
             "acknowledged"
         );
-        ensure!(pair.server.counter("enforced_dropped")? >= 1, "not counted");
+        ensure!(
+            pair.server.counter("enforced_dropped")? >= 1,
+            "the drops were not counted"
+        );
         twheel.stop()?;
     }
     Ok(())
@@ -126,13 +134,13 @@ fn what_refuses_is_adopted_by_what_refuses() -> Result<()> {
         ended.code() == Some(6) && ended.stderr.contains(" --i-know-this-drops-traffic, not "),
         "{ended:?}"
     );
-    // What was buried is refused without a loader, and by the next one.
+    // Tombstones still refuse packets while no twheel is running, and under the next run.
     connection.expect_reset()?;
     let twheel = refusing(&pair.server, "auto", RESET)?;
     twheel.await_stderr("adopted")?;
     ensure!(
         pair.server.counter("enforced_reset")? >= 1,
-        "the counters are gone"
+        "the counters were lost"
     );
     twheel.stop()?;
     Ok(())

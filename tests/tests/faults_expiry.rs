@@ -1,6 +1,6 @@
-//! No expiry is lost: flows that are all due at once, a small ring, and a reader that stalls.
+//! No expiry is lost: all flows are due at once, the ring is small, and the reader stalls.
 //!
-//! With `TWHEEL_SOAK` set, the whole program has a million flows, too.
+//! With `TWHEEL_SOAK` set, the test of the whole program has a million flows, too.
 #![allow(missing_docs)]
 
 use std::{
@@ -33,7 +33,7 @@ use twheel_tests::{
 
 const CPUS: [u32; 2] = [0, 1];
 
-/// Begins flows with SYNs from 10.0.0.0 + their number, on the CPU of this thread.
+/// Begins flows on the CPU of this thread: one SYN each from address 10.0.0.0 + the flow's number.
 fn begin(program: &Xdp, flows: std::ops::Range<u32>) {
     let mut bytes = frame(0, false, SYN);
     for flow in flows {
@@ -46,7 +46,7 @@ fn begin(program: &Xdp, flows: std::ops::Range<u32>) {
     }
 }
 
-/// The number of a flow that has ended.
+/// The number of an ended flow.
 fn number(event: &Event) -> usize {
     match event.key.sender(event.seen().initiator()).ip() {
         IpAddr::V4(source) => (source.to_bits() - 0x0a00_0000) as usize,
@@ -58,7 +58,8 @@ fn number(event: &Event) -> usize {
 fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
     const FLOWS: u32 = 1_000_000;
     let setup = Setup {
-        // Filled to its limit, a table has flows now and then that find their window full: docs/design.md, "Load".
+        // If a table is filled to its limit, some flows find their window full: docs/design.md,
+        // "Load".
         max_flows: FLOWS / 4 * 5,
         ring_bytes: 64 << 10,
         ..Setup::default()
@@ -81,7 +82,7 @@ fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
     assert_eq!(plane.counters().live(), u64::from(FLOWS));
     plane.pass(60_100);
 
-    // How often a stepper has found the ring full; who reads goes by that, and by no clock.
+    // How often a stepper has found the ring full; the reader waits for that and not for a clock.
     let (refused, steppers) = (AtomicU64::new(0), AtomicU64::new(CPUS.len() as u64));
     let mut drains = 0;
     {
@@ -100,7 +101,7 @@ fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
                                 refused.fetch_add(1, Relaxed);
                                 thread::yield_now();
                             }
-                            None => panic!("no outcome"),
+                            None => panic!("the step has no valid outcome"),
                         }
                     }
                     steppers.fetch_sub(1, Relaxed);
@@ -108,7 +109,7 @@ fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
             }
             scope.spawn(|| {
                 while steppers.load(Relaxed) > 0 {
-                    // Now and then for long.
+                    // A long wait now and then.
                     let stall = if drains % 500 == 250 { 10_000 } else { 4 };
                     let end = refused.load(Relaxed) + stall;
                     while refused.load(Relaxed) < end && steppers.load(Relaxed) > 0 {
@@ -125,25 +126,31 @@ fn a_million_flows_due_at_once_outlive_a_reader_that_stalls() {
     let mut seen = vec![false; FLOWS as usize];
     for event in &ended {
         let flow = number(event);
-        assert!(!std::mem::replace(&mut seen[flow], true), "{flow} twice");
+        assert!(
+            !std::mem::replace(&mut seen[flow], true),
+            "{flow} reported twice"
+        );
         assert_eq!(event.reason, Reason::Idle as u32);
     }
     let counters = plane.counters();
     let count = |counter| counters.get(counter);
     println!(
-        "{} ended, read in {drains} goes; the ring was full {} times",
+        "{} flows ended, read in {drains} drains; the ring was full {} times",
         ended.len(),
         count(Counter::RingFull)
     );
-    assert_eq!(ended.len(), FLOWS as usize, "some were lost");
+    assert_eq!(ended.len(), FLOWS as usize, "some events were lost");
     assert_eq!(count(Counter::Expired), u64::from(FLOWS));
     assert_eq!(count(Counter::EventsLost), 0);
     assert_eq!(count(Counter::RingFull), refused.into_inner());
-    assert!(count(Counter::RingFull) > 10_000, "nothing stalled");
+    assert!(
+        count(Counter::RingFull) > 10_000,
+        "the ring was seldom full"
+    );
     assert_eq!(counters.live(), 0);
 }
 
-/// A `twheel run --json` whose output is read when the test wants.
+/// A `twheel run --json` whose output the test reads when it chooses.
 struct Run {
     child: Child,
     lines: Receiver<String>,
@@ -162,7 +169,8 @@ impl Run {
             .context("cannot start twheel")?;
         let stdout = child.stdout.take().context("no stdout")?;
         let stderr = child.stderr.take().context("no stderr")?;
-        // Hands a line over and then reads the next: so it stalls when the test does.
+        // The thread reads the next line only when the test has taken the last one, so it stalls
+        // with the test.
         let (to_lines, lines) = sync_channel(0);
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -180,7 +188,7 @@ impl Run {
         })
     }
 
-    /// Reads so many lines, each of a flow that has expired, into a set of those.
+    /// Reads this many lines, each of an expired flow, and adds the flows to a set.
     fn read(&mut self, lines: usize, seen: &mut HashSet<u32>) -> Result<()> {
         for _ in 0..lines {
             let line = self.lines.recv_timeout(PATIENCE).context("no line")?;
@@ -190,7 +198,10 @@ impl Run {
             let IpAddr::V4(source) = source else {
                 anyhow::bail!("not IPv4: {line}");
             };
-            ensure!(seen.insert(source.to_bits() - 0x0a00_0000), "twice: {line}");
+            ensure!(
+                seen.insert(source.to_bits() - 0x0a00_0000),
+                "reported twice: {line}"
+            );
         }
         Ok(())
     }
@@ -204,7 +215,9 @@ impl Run {
         let rest = self.lines.iter().count();
         ensure!(rest == 0, "{rest} lines too many");
         let stderr = self.stderr.take().context("no stderr")?;
-        let stderr = stderr.join().expect("a reader of standard error");
+        let stderr = stderr
+            .join()
+            .expect("the reader of standard error panicked");
         ensure!(status.success(), "{stderr}");
         Ok(stderr)
     }
@@ -217,7 +230,7 @@ impl Drop for Run {
     }
 }
 
-/// Waits until a counter has a value that it keeps, and gives that.
+/// Waits until a counter keeps its value, and returns the value.
 fn settled(namespace: &Namespace, name: &str) -> Result<u64> {
     let end = Instant::now() + PATIENCE;
     let mut before = namespace.counter(name)?;
@@ -227,7 +240,10 @@ fn settled(namespace: &Namespace, name: &str) -> Result<u64> {
         if now == before && now > 0 {
             return Ok(now);
         }
-        ensure!(Instant::now() < end, "{name} goes on: {before}, {now}");
+        ensure!(
+            Instant::now() < end,
+            "{name} still changes: {before}, {now}"
+        );
         before = now;
     }
 }
@@ -241,10 +257,10 @@ fn nothing_is_lost_between_the_ring_and_an_output_that_nobody_reads() -> Result<
     };
     let pair = Pair::new()?;
     let server = &pair.server;
-    // Room beside them: a table that is full evicts.
+    // Twice the capacity: a full table would evict.
     let size = (2 * flows).to_string();
     let common = ["--max-flows", &size, "--timeout", "1s", "--egress", "off"];
-    // They begin while nobody steps, and so are all due when somebody does.
+    // The flows begin while no run is stepping, so all are due when one starts.
     let args = [&["--iface", SERVER, "--keep"], &common[..]].concat();
     Twheel::start_muted(server, &args)?.stop()?;
     let program = server.enter(|| twheel::pins::Instance::of(SERVER)?.xdp("twheel_xdp"))?;
@@ -253,22 +269,26 @@ fn nothing_is_lost_between_the_ring_and_an_output_that_nobody_reads() -> Result<
     thread::sleep(Duration::from_millis(1_100));
 
     let mut run = Run::start(server, &common)?;
-    // Nobody reads: what the pipe and the ring do not hold stays in the table.
+    // The output is not read: flows whose events fit neither into the pipe nor into the ring stay
+    // in the table.
     let stalled = settled(server, "expired")?;
-    ensure!(stalled < 40_000, "{stalled} expired while nobody reads");
+    ensure!(
+        stalled < 40_000,
+        "{stalled} flows expired while the output was not read"
+    );
     ensure!(server.counter("events_lost")? == 0);
     let mut seen = HashSet::new();
-    // Slowly.
+    // The test reads slowly.
     for _ in 0..20 {
         run.read(50, &mut seen)?;
         thread::sleep(Duration::from_millis(20));
     }
     run.read(flows as usize / 2 - 1_000, &mut seen)?;
-    // And no more, for a while.
+    // And then not at all for a while.
     let again = settled(server, "expired")?;
     ensure!(
         (flows / 2..flows).contains(&(again as u32)),
-        "{again} expired with half of them read"
+        "{again} flows expired when half of them were read"
     );
     run.read(flows as usize - seen.len(), &mut seen)?;
     ensure!(seen.len() == flows as usize);

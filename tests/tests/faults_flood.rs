@@ -1,6 +1,7 @@
-//! A full table under floods: whoever is established stays, no packet is dropped, and what goes is counted.
+//! A full table under floods: established flows stay, no packet is dropped, and all evictions are
+//! counted.
 //!
-//! With `TWHEEL_SOAK` set, the flood on a real interface goes on for a minute.
+//! With `TWHEEL_SOAK` set, the flood on a real interface lasts a minute.
 #![allow(missing_docs)]
 
 use std::{
@@ -32,19 +33,20 @@ use twheel_tests::{
 };
 
 const CPUS: [u32; 2] = [0, 1];
-/// What the table holds.
+/// Capacity of the table.
 const CAPACITY: u32 = 1 << 16;
-/// Connections that are there before the flood and talk on.
+/// Connections that are established before the flood, and send packets during it.
 const ESTABLISHED: u32 = 10_000;
-/// A flood goes on for so many ticks of 100 ms, …
+/// A flood lasts this many ticks of 100 ms.
 const TICKS: u32 = 120;
-/// … and each connection has a packet in so many of them: every three seconds.
+/// Each connection has a packet once in this many ticks: every three seconds.
 const PAUSE: u32 = 30;
-/// From this number on flows are of one source, which has many behind it, from one port each.
+/// Flows with numbers from this on are of one source: a NAT with many hosts behind it, each flow
+/// from its own port.
 const NAT: u32 = 1 << 30;
 
-/// The source address of a flow, as it stands in the frame, of which the port is the low half: a bijection that leaves
-/// no order in them (MurmurHash3's finalizer).
+/// The source address of a flow, as it is in the frame; its low half is the port. A bijection that
+/// leaves the addresses in no order (MurmurHash3's finalizer).
 fn source(flow: u32) -> u32 {
     let mut source = flow;
     source = (source ^ source >> 16).wrapping_mul(0x85eb_ca6b);
@@ -52,7 +54,7 @@ fn source(flow: u32) -> u32 {
     source ^ source >> 16
 }
 
-/// Makes the frame one of a flow.
+/// Makes the frame a packet of this flow.
 fn readdress(frame: &mut [u8], flow: u32, back: bool) {
     let (address, port) = if back { (30, 36) } else { (26, 34) };
     let source = source(flow.min(NAT)).to_ne_bytes();
@@ -70,7 +72,7 @@ fn key(flow: u32) -> FlowKey {
     parse(&bytes[..]).unwrap().key
 }
 
-/// The programs, as the thread of a CPU drives them. Every packet passes, which this asserts.
+/// The programs as one CPU's thread runs them. Asserts that every packet passes.
 #[derive(Clone, Copy)]
 struct Wire<'a> {
     ingress: &'a Xdp,
@@ -95,10 +97,11 @@ impl Wire<'_> {
     }
 }
 
-/// The table that is flooded.
+/// The flooded table.
 struct Table {
     plane: Plane,
-    /// Who counts what each source has, and who calls for it; where sources have shares.
+    /// Counts the flows of each source, and receives the calls to do so; present if sources have
+    /// quotas.
     shares: Option<(Reader, RingBuf<MapData>)>,
     /// Keys of the established flows.
     established: HashSet<FlowKey>,
@@ -106,7 +109,8 @@ struct Table {
 }
 
 impl Table {
-    /// With these timeouts, and connections on the wheels of these CPUs. `one_way`: answers are not seen.
+    /// Makes a table with these timeouts, and connections on the wheels of these CPUs. `one_way`:
+    /// answers are not seen.
     fn new(established: u64, opening: u32, cpus: &[u32], setup: Setup) -> Self {
         let mut plane = Setup {
             timeout: established,
@@ -117,7 +121,7 @@ impl Table {
         .load();
         let mut timeouts = plane.plane().timeouts(0).unwrap();
         timeouts.0[State::SynSent as usize] = opening;
-        // As production has it.
+        // The ratio that production has by default.
         timeouts.0[Timeouts::UNREPLIED] = opening * 5 / 2;
         plane.plane().set_timeouts(0, &timeouts).unwrap();
         let shares = setup.share.then(|| {
@@ -135,7 +139,7 @@ impl Table {
         table
     }
 
-    /// Begins connections, on the wheels of these CPUs.
+    /// Begins connections on the wheels of these CPUs.
     fn establish(&mut self, flows: Range<u32>, cpus: &[u32], one_way: bool) {
         self.on(cpus, |wire, turn| {
             let ours = || share(flows.clone(), turn, cpus.len());
@@ -147,7 +151,7 @@ impl Table {
         });
     }
 
-    /// Counts what each source has, if the packet path calls for it.
+    /// Counts the flows of each source, if the packet path has called for it.
     fn count_sources(&mut self) {
         let Some((reader, calls)) = &mut self.shares else {
             return;
@@ -161,7 +165,7 @@ impl Table {
         }
     }
 
-    /// Does something on several CPUs at once.
+    /// Runs `work` on several CPUs at once.
     fn on(&mut self, cpus: &[u32], work: impl Fn(Wire<'_>, usize) + Sync) {
         let (plane, _) = self.plane.parts();
         let wire = Wire {
@@ -189,7 +193,7 @@ impl Table {
         });
     }
 
-    /// The steppers' turn, on all CPUs.
+    /// Steps the wheels of all CPUs.
     fn step(&mut self) {
         for cpu in CPUS {
             pin_to(cpu).unwrap();
@@ -197,7 +201,7 @@ impl Table {
                 let reason = Reason::from_raw(event.reason).unwrap();
                 assert!(
                     !self.established.contains(&event.key),
-                    "a live connection was given up: {event:?}"
+                    "a live connection was evicted: {event:?}"
                 );
                 *self
                     .ended
@@ -208,9 +212,9 @@ impl Table {
         pin_to(CPUS[0]).unwrap();
     }
 
-    /// Packets of new flows, from the number of established ones on, spread over twelve seconds in which connections have theirs.
-    /// An LRU, if there is one, has the same packets on the same CPUs in the same order, but that a batch of one
-    /// comes after that of the other.
+    /// Sends packets of new flows, numbered from the established ones on, over twelve seconds,
+    /// during which connections have theirs. An LRU, if there is one, gets the same packets on the
+    /// same CPUs in the same order, batch after batch: first the table, then the LRU.
     fn flood(&mut self, flags: u8, flows: u32, cpus: &[u32], lru: Option<&Lru>) {
         for tick in 0..TICKS {
             self.on(cpus, |wire, turn| {
@@ -233,13 +237,14 @@ impl Table {
         }
     }
 
-    /// Established connections in the table.
+    /// How many of the connections are established in the table.
     fn standing(&mut self) -> usize {
         let flows = self.plane.plane().flows().unwrap();
         standing(&flows, &self.established)
     }
 
-    /// Says what has come of it, and checks that it adds up; the connections all stand.
+    /// Prints the result and checks that the counts add up and that all connections are
+    /// established.
     fn check(&mut self, what: &str, flows: u32) {
         let counters = self.plane.counters();
         let count = |counter| counters.get(counter);
@@ -253,14 +258,18 @@ impl Table {
             count(Counter::TableFull),
             count(Counter::WindowFull),
         );
-        assert_eq!(self.standing(), ESTABLISHED as usize, "connections lost");
+        assert_eq!(
+            self.standing(),
+            ESTABLISHED as usize,
+            "connections were lost"
+        );
         assert_eq!(
             count(Counter::Created)
                 + count(Counter::TableFull)
                 + count(Counter::WindowFull)
                 + count(Counter::NoFlow),
             u64::from(ESTABLISHED + flows),
-            "packets that nobody has counted"
+            "some packets were not counted"
         );
         let (evicted, expired): (Vec<_>, Vec<_>) = self
             .ended
@@ -278,7 +287,7 @@ impl Table {
     }
 }
 
-/// How many of these are established.
+/// How many of these flows are established.
 fn standing(flows: &Flows, keys: &HashSet<FlowKey>) -> usize {
     let live = flows
         .iter()
@@ -286,7 +295,7 @@ fn standing(flows: &Flows, keys: &HashSet<FlowKey>) -> usize {
     live.count()
 }
 
-/// What falls to one of several CPUs.
+/// The part of the flows that one of several CPUs gets.
 fn share(flows: impl Iterator<Item = u32>, turn: usize, of: usize) -> impl Iterator<Item = u32> {
     flows.skip(turn).step_by(of)
 }
@@ -297,7 +306,7 @@ const BOTH_WAYS: Setup = Setup {
     ..Setup::DEFAULT
 };
 const HOUR: u64 = 3_600_000;
-/// Percent of the table that a source may hold when others want room.
+/// Quota of a source, as a percentage of the table.
 const SHARE: u8 = 25;
 
 #[test]
@@ -315,7 +324,7 @@ fn a_million_syns_cost_an_lru_its_connections_and_twheel_none() {
     table.check("a million SYNs", FLOOD);
     assert!(table.plane.count(Counter::Evicted) > u64::from(FLOOD - CAPACITY) * 9 / 10);
 
-    // Whoever is entered beyond the flood was entered before: its entry had gone.
+    // Any insert beyond the number of flows is of a connection that had been evicted.
     let entered_again = lru.inserts().unwrap() - u64::from(ESTABLISHED + FLOOD);
     let held = lru.keys().unwrap();
     let gone = table.established.difference(&held).count();
@@ -332,7 +341,7 @@ fn a_million_syns_cost_an_lru_its_connections_and_twheel_none() {
 #[test]
 fn connections_that_are_due_before_the_flood_is_stay_too() {
     const FLOOD: u32 = 200_000;
-    // The slots nearest their turn are always those of connections.
+    // The slots whose turn comes next always hold connections.
     let mut table = Table::new(5_000, 120_000, &CPUS, BOTH_WAYS);
     table.flood(SYN, FLOOD, &CPUS, None);
     table.check("SYNs, connections due first", FLOOD);
@@ -348,7 +357,8 @@ fn what_a_source_has_above_its_share_makes_room_and_no_other_connection() {
         share: true,
         ..BOTH_WAYS
     };
-    // Connections are nearest their turn, so that newcomers find nothing else; none is due meanwhile.
+    // The slots whose turn comes next hold connections, so newcomers find no others; none of these
+    // is due meanwhile.
     let mut table = Table::new(60_000, 120_000, &CPUS, setup);
     table.establish(NAT..NAT + HELD, &CPUS, setup.one_way);
     table.flood(SYN, FLOOD, &CPUS, None);
@@ -357,7 +367,11 @@ fn what_a_source_has_above_its_share_makes_room_and_no_other_connection() {
     let held = standing(&table.plane.plane().flows().unwrap(), &keys) as u32;
     let gone = table.plane.count(Counter::OverShare);
     println!("of its {HELD} connections {held} stand, its share is {MAY_HOLD}; {gone} made room");
-    assert_eq!(u64::from(HELD - held), gone, "gone otherwise");
+    assert_eq!(
+        u64::from(HELD - held),
+        gone,
+        "some connections ended for another reason"
+    );
     assert!((MAY_HOLD..HELD).contains(&held), "{held}");
     let ended = table.ended.get(&(Reason::Evicted, State::Established));
     assert_eq!(ended, Some(&gone), "reported");
@@ -366,13 +380,13 @@ fn what_a_source_has_above_its_share_makes_room_and_no_other_connection() {
 #[test]
 fn segments_of_connections_that_nobody_knows_push_none_out() {
     const FLOOD: u32 = 100_000;
-    // One side alone is no connection: they make room for one another.
+    // Flows of one side alone are no connections: they evict one another.
     let mut table = Table::new(HOUR, 120_000, &CPUS, BOTH_WAYS);
     table.flood(ACK, FLOOD, &CPUS, None);
     table.check("ACKs, both directions seen", FLOOD);
     assert!(table.plane.count(Counter::Evicted) > u64::from(FLOOD - CAPACITY) * 9 / 10);
 
-    // Where one side is all that is ever seen, they are as good as any, and hold the table.
+    // If only one direction is ever seen, they count like any other, and keep their places.
     let mut table = Table::new(HOUR, 120_000, &CPUS, Setup::DEFAULT);
     table.flood(ACK, FLOOD, &CPUS, None);
     table.check("ACKs, one direction seen", FLOOD);
@@ -382,7 +396,7 @@ fn segments_of_connections_that_nobody_knows_push_none_out() {
         u64::from(ESTABLISHED + FLOOD - CAPACITY)
     );
 
-    // Unless flows have to begin with a SYN.
+    // Unless flows must begin with a SYN.
     let strict = Setup {
         strict: true,
         ..Setup::DEFAULT
@@ -409,7 +423,7 @@ fn resets_and_fins_of_no_flow_begin_none() {
 fn a_flood_on_one_cpu_takes_nothing_from_the_wheel_of_the_other() {
     const FLOOD: u32 = 100_000;
     let mut table = Table::new(HOUR, 120_000, &[0], BOTH_WAYS);
-    // The rest of the table, half-open, on the same wheel.
+    // The rest of the table: half-open flows on the same wheel.
     let rest = ESTABLISHED + FLOOD..FLOOD + CAPACITY;
     let filled = rest.len() as u32;
     table.on(&[0], |wire, _| wire.carry(false, SYN, rest.clone()));
@@ -464,7 +478,7 @@ fn a_flood_on_a_real_interface_loses_no_packet() -> Result<()> {
             });
             threads
                 .into_iter()
-                .try_for_each(|it| it.join().expect("a sender"))
+                .try_for_each(|it| it.join().expect("a sender panicked"))
         })
     };
     on_both(&|turn| {
@@ -473,7 +487,7 @@ fn a_flood_on_a_real_interface_loses_no_packet() -> Result<()> {
         carry(true, SYN | ACK, &mut ours())?;
         carry(false, ACK, &mut ours())
     })?;
-    // A tenth of a second each, and as long as sending takes.
+    // A round takes a tenth of a second, plus the time to send.
     let mut ended = BTreeMap::new();
     let mut read = || -> Result<()> {
         while let Some(line) = twheel.line(Duration::from_millis(100))? {
@@ -513,8 +527,11 @@ fn a_flood_on_a_real_interface_loses_no_packet() -> Result<()> {
         "{sent} frames sent, {passed} passed; {created:?} begun, {evicted:?} evicted, {expired:?} expired, {refused:?} \
          refused, {lost:?} events lost; {standing} connections stand; ended: {ended:?}"
     );
-    ensure!(passed == sent, "{sent} sent, {passed} passed");
-    ensure!(standing == ESTABLISHED as usize, "{standing} stand");
+    ensure!(passed == sent, "{sent} packets sent, {passed} passed");
+    ensure!(
+        standing == ESTABLISHED as usize,
+        "only {standing} connections are left"
+    );
     ensure!(
         ended.keys().all(|(_, state)| state == "syn_sent"),
         "{ended:?}"
@@ -527,16 +544,16 @@ fn a_flood_on_a_real_interface_loses_no_packet() -> Result<()> {
             .copied()
             .unwrap_or(0)
     };
-    // Some of what was lost may have been due.
+    // Some of the lost events may have been expiries.
     let (evicted, told) = (evicted?, reported("evicted"));
     ensure!(
         (told..=told + lost).contains(&evicted),
         "{evicted} evicted, {lost} lost, {ended:?}"
     );
-    ensure!(told > 0, "nothing was evicted");
+    ensure!(told > 0, "no eviction was reported");
     let twheel = twheel.stop()?;
     ensure!(twheel.code() == Some(0), "{}", twheel.stderr);
-    // The kernel takes a link off when it comes to it.
+    // The kernel removes BPF links with some delay.
     let end = Instant::now() + PATIENCE;
     while server.check_clean(SERVER).is_err() && Instant::now() < end {
         thread::sleep(Duration::from_millis(10));

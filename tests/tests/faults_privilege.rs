@@ -1,4 +1,5 @@
-//! What a run may do and what it can do without, who may use what it makes, and what somebody else has put in its way.
+//! What a run may do and what it can do without, who may use what it makes, and what it does about
+//! obstacles that somebody else has put in its way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,17 +22,18 @@ use twheel_tests::{
     running::{Ended, Twheel, once, twheel_bin},
 };
 
-/// Nobody's, as user and as group.
+/// User and group `nobody`.
 const NOBODY: &str = "65534";
 /// A group that has no name and no members.
 const GROUP: u32 = 4242;
-/// Number of that capability (`linux/capability.h`).
+/// The capability's number (`linux/capability.h`).
 const CAP_SYS_NICE: u32 = 23;
 /// The highest exposure that `systemd-analyze security` may find: 2.5 of 10.
 const EXPOSURE: &str = "25";
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/twheel@.service");
 
-/// A directory that all may enter, with a `twheel` that all may execute; gone with the test.
+/// A directory that everybody may enter, with a `twheel` that everybody may execute; removed when
+/// dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -55,7 +57,7 @@ impl Directory {
         self.0.to_str().expect("ASCII")
     }
 
-    /// `setpriv` and its arguments, for a user and group with these capabilities and no others.
+    /// `setpriv` and its arguments: this user and group, these capabilities and no others.
     fn as_user(&self, user: &str, group: &str, capabilities: &[&str]) -> String {
         let set = capabilities
             .iter()
@@ -74,7 +76,8 @@ impl Drop for Directory {
     }
 }
 
-/// A shell on a host; where `bpffs` is given, in a mount namespace of its own, with a BPF file system mounted so.
+/// A shell on a host. If `bpffs` is given, the shell has its own mount namespace, with a BPF file
+/// system mounted with these options.
 fn shell(host: &Namespace, bpffs: Option<&str>, script: &str) -> Result<Command> {
     let mut command = match bpffs {
         Some(_) => host.command("unshare")?,
@@ -91,7 +94,10 @@ fn shell(host: &Namespace, bpffs: Option<&str>, script: &str) -> Result<Command>
 }
 
 fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
-    ensure!(ended.code() == Some(kind as i32), "not {kind:?}: {ended:?}");
+    ensure!(
+        ended.code() == Some(kind as i32),
+        "the exit code is not {kind:?}: {ended:?}"
+    );
     for word in words {
         ensure!(
             ended.stderr.contains(word),
@@ -103,16 +109,18 @@ fn check_refused(ended: &Ended, kind: Kind, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The capabilities of each thread of a process, by set; and whether no program may give it more.
+/// Checks the sets of capabilities of each thread of a process, and that no program may give it
+/// more.
 fn check_threads(pid: u32, least: usize, is_root: bool) -> Result<()> {
     let mut needed = NEEDED.iter().fold(0, |bits, it| bits | it.bitmask());
-    // Where a limit gives steppers no priority, the capability does, if it was there: root's.
+    // If the limit allows steppers no real-time priority, the capability does, provided it was
+    // there: root's.
     let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
     let limit = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max realtime priority"))
         .and_then(|limits| limits.split_whitespace().next())
-        .context("no limit of real-time priority")?;
+        .context("no limit for real-time priority")?;
     if is_root && limit == "0" {
         needed |= 1 << CAP_SYS_NICE;
     }
@@ -135,7 +143,7 @@ fn check_threads(pid: u32, least: usize, is_root: bool) -> Result<()> {
         ensure!(fields["NoNewPrivs"].trim() == "1", "{name} may get more");
         threads += 1;
     }
-    ensure!(threads >= least, "{threads} threads");
+    ensure!(threads >= least, "only {threads} threads");
     Ok(())
 }
 
@@ -154,19 +162,19 @@ fn modes(directory: &Path) -> Result<BTreeSet<(u32, u32, u32)>> {
 fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(20);
     while !is()? {
-        ensure!(Instant::now() < end, "{what}: not within 20 s");
+        ensure!(Instant::now() < end, "{what}: not reached within 20 s");
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
-/// Expects the ends of these connections, and what was done to each.
+/// Waits for the ends of this many connections, and for these actions on each.
 fn expect_reaped(twheel: &Twheel, flows: usize, actions: &[&str]) -> Result<()> {
     let (mut expired, mut done) = (0, BTreeMap::new());
     while expired < flows || done.values().sum::<usize>() < flows * actions.len() {
         let line = twheel
             .line(Duration::from_secs(20))?
-            .context("nothing more comes")?;
+            .context("no more lines")?;
         let object: serde_json::Value = serde_json::from_str(&line.text)?;
         match object["event"].as_str() {
             Some("expired") => expired += 1,
@@ -196,7 +204,7 @@ fn three_capabilities_are_enough() -> Result<()> {
         shell(&pair.server, own, &format!("{user} {args}"))
     };
 
-    // What needs more says what.
+    // An option that needs another capability names it.
     let other = format!("--reap-netns {}", pair.client.name());
     for (args, capability) in [
         ("--reap reset", "CAP_NET_RAW"),
@@ -213,7 +221,7 @@ fn three_capabilities_are_enough() -> Result<()> {
         let refused = once(nobody(&two, RUN)?)?;
         check_refused(&refused, Kind::Permission, &[&format!("no {capability}:")])?;
     }
-    // Of which they were once part: it would have to be kept.
+    // CAP_BPF and CAP_PERFMON were once part of CAP_SYS_ADMIN, which the run would have to keep.
     let refused = once(nobody(&["sys_admin", "net_admin"], RUN)?)?;
     check_refused(&refused, Kind::Permission, &["CAP_BPF", "CAP_PERFMON"])?;
     let doctor = once(nobody(&three, "doctor --iface server0 --json")?)?;
@@ -221,13 +229,13 @@ fn three_capabilities_are_enough() -> Result<()> {
         .lines
         .iter()
         .find(|line| line.text.contains("\"programs\""));
-    let programs = &programs.context("nothing about programs")?.text;
+    let programs = &programs.context("no finding about programs")?.text;
     ensure!(
         programs.contains("\"warn\"") && programs.contains("CAP_SYS_ADMIN"),
         "{programs}"
     );
 
-    // And all else works.
+    // Everything else works.
     let run = format!("{RUN} --reap socket,conntrack --metrics 0");
     let twheel = Twheel::start_command(nobody(&three, &run)?, |_| {})?;
     twheel.await_stderr("metrics and page")?;
@@ -237,7 +245,7 @@ fn three_capabilities_are_enough() -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     connections.iter_mut().try_for_each(|it| it.talk())?;
     expect_reaped(&twheel, 4, &["socket", "conntrack"])?;
-    // Its owner sees that the socket was closed: it was, for real.
+    // The socket's owner sees that the socket was really closed.
     for connection in &mut connections {
         let told = connection.client.read(&mut [0]).map_err(|it| it.kind());
         ensure!(told == Err(io::ErrorKind::ConnectionReset), "{told:?}");
@@ -249,14 +257,14 @@ fn three_capabilities_are_enough() -> Result<()> {
     pair.server.check_clean(SERVER)
 }
 
-/// No user's but nobody's.
+/// Checks that the process runs as `nobody` in every respect.
 fn check_threads_of_nobody(pid: u32) -> Result<()> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     ensure!(
         status.contains("Uid:\t65534\t65534\t65534\t65534"),
         "{status}"
     );
-    // Two steppers, perhaps one; the reaper; the metrics; and the first.
+    // Two steppers, or just one; the reaper; the metrics; and the main thread.
     check_threads(pid, 4, false)
 }
 
@@ -287,10 +295,10 @@ fn root_gives_up_the_rest_and_shares_with_a_group_alone() -> Result<()> {
 
     let mut connections = [pair.connect(Family::V4)?, pair.connect(Family::V6)?];
     connections.iter_mut().try_for_each(|it| it.talk())?;
-    // In the other namespace, too, for which there is no capability any more.
+    // Also in the other namespace, for which no capability is left.
     expect_reaped(&twheel, 2, &["reset", "socket"])?;
 
-    // A member needs no capability; anybody else is refused.
+    // A member of the group needs no capability; anybody else is refused.
     let history = history.display().to_string();
     let asked = [
         "flows".to_owned(),
@@ -316,7 +324,7 @@ fn root_gives_up_the_rest_and_shares_with_a_group_alone() -> Result<()> {
         }
     }
 
-    // Killed, and adopted by a run without a group: it is its user's alone again.
+    // Killed, and adopted by a run without a group: the pins are for its user alone again.
     twheel.kill()?;
     let twheel = Twheel::start(
         &pair.server,
@@ -368,7 +376,7 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
         for command in ["run", "detach"] {
             let script = format!("{plant} && exec {twheel} {command} --iface {SERVER}");
             let ended = once(shell(&pair.server, Some("mode=1777"), &script)?)?;
-            // There is nothing to detach where nothing of its name is.
+            // If there is nothing under its name, there is nothing to detach.
             if number != 4 || command == "run" {
                 check_refused(&ended, Kind::Pins, &[why]).with_context(|| plant.clone())?;
             }
@@ -376,7 +384,8 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
         }
     }
 
-    // A history in a directory that all may write to, with one of its name already there.
+    // A history in a directory that everybody may write to, in which something with the history's
+    // name already exists.
     let history = directory.0.join("all");
     fs::create_dir(&history)?;
     fs::set_permissions(&history, fs::Permissions::from_mode(0o1777))?;
@@ -389,7 +398,7 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
     let ended = run.stop()?;
     ensure!(ended.code() == Some(0), "{ended:?}");
     untouched()?;
-    // The same of a command that writes one, and a directory of somebody else's.
+    // The same for a command that writes a history, and for a directory of somebody else's.
     for plant in ["link", "directory"] {
         if plant == "directory" {
             fs::remove_file(history.join(&name))?;
@@ -419,7 +428,7 @@ fn directive<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// The system calls that the unit allows: systemd's sets, spelled out by systemd.
+/// The system calls that the unit allows: systemd expands its own sets.
 fn allowed(unit: &str) -> Result<BTreeSet<String>> {
     let output = Command::new("systemd-analyze")
         .arg("syscall-filter")
@@ -452,7 +461,7 @@ fn allowed(unit: &str) -> Result<BTreeSet<String>> {
             false => allowed.extend(named),
         }
     }
-    // What is always allowed.
+    // These are always allowed.
     spell(&sets, "@default", &mut allowed);
     Ok(allowed)
 }
@@ -502,8 +511,9 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
         }
     }
 
-    // Not under systemd, which must be process 1 for that: its capabilities, its read-only file systems and no new
-    // privileges, with every system call noted.
+    // systemd is not used, because it must be process 1. The test gives the process the unit's
+    // capabilities, its read-only file systems and no new privileges, and records every system
+    // call.
     let pair = Pair::new()?;
     let state = directory.0.join("state");
     let trace = state.join("trace");
@@ -529,7 +539,7 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
     let mut connection = pair.connect(Family::V4)?;
     connection.talk()?;
     expect_reaped(&twheel, 1, &["socket"])?;
-    // strace stands before it.
+    // strace is its parent.
     let children = format!("/proc/{0}/task/{0}/children", twheel.pid());
     let child = fs::read_to_string(children)?
         .trim()
@@ -547,7 +557,7 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
         let allowed = allowed(&unit)?;
         let calls = trace
             .lines()
-            // What setpriv does is not the unit's.
+            // The system calls of setpriv are not the unit's.
             .skip_while(|line| !line.contains(&format!("execve(\"{}/twheel\"", directory.path())))
             .filter_map(|line| line.split_ascii_whitespace().nth(1)?.split_once('('))
             .map(|(name, _)| name);

@@ -1,4 +1,5 @@
-//! Several at once: loaders on one interface, of which one may start, and readers beside a run, of which none disturbs it.
+//! Several processes at once: runs on one interface, of which one may start, and readers beside a
+//! run, which must not disturb it.
 
 use std::{
     collections::HashSet,
@@ -26,7 +27,7 @@ use twheel_tests::{
     running::{Ended, Twheel, once, wait_within},
 };
 
-/// The other end of the cable, here a second interface of the same host.
+/// The other end of the cable: here a second interface of the same host.
 const OTHER: &str = "other";
 
 fn host() -> Result<Namespace> {
@@ -39,7 +40,7 @@ fn host() -> Result<Namespace> {
 }
 
 fn check_refused(ended: &Ended) -> Result<()> {
-    // The other tests of this file start runs, too, and one starts at a time.
+    // The other tests of this file start runs, too, and only one run starts at a time.
     let waited = "twheel: waiting for another twheel to finish starting\n";
     let said = ended.stderr.trim();
     let said = said.strip_prefix(waited).unwrap_or(said);
@@ -67,9 +68,9 @@ fn the_second_loader_is_refused_and_the_first_goes_on() -> Result<()> {
     host.begin_flows(SERVER, flows)?;
     for interfaces in [
         &["--iface", SERVER][..],
-        // Under another name: that of its first interface.
+        // Under another name, since an instance is named after its first interface.
         &["--iface", OTHER, "--iface", SERVER],
-        // And options that would not suit what is there.
+        // Options that do not suit the existing instance.
         &["--iface", SERVER, "--max-flows", "77", "--mode", "generic"],
     ] {
         check_refused(&host.twheel_once(&[&["run"], interfaces].concat())?)?;
@@ -78,10 +79,14 @@ fn the_second_loader_is_refused_and_the_first_goes_on() -> Result<()> {
     while seen.len() < flows as usize {
         let line = first
             .line(Duration::from_secs(20))?
-            .context("nothing more expires")?;
-        ensure!(seen.insert(src(&line.text)?), "twice: {}", line.text);
+            .context("no more flows expire")?;
+        ensure!(
+            seen.insert(src(&line.text)?),
+            "reported twice: {}",
+            line.text
+        );
     }
-    ensure!(host.pins()? == pins, "its pins have changed");
+    ensure!(host.pins()? == pins, "the first run's pins have changed");
     ensure!(host.attached(SERVER)? == ["xdp", "egress"]);
     ensure!(host.attached(OTHER)?.is_empty());
     let ended = first.stop()?;
@@ -92,7 +97,7 @@ fn the_second_loader_is_refused_and_the_first_goes_on() -> Result<()> {
     host.check_clean(SERVER)
 }
 
-/// Starts so many at once, with these interfaces in turn: exactly one attaches.
+/// Starts this many runs at once, with these interfaces in turn: exactly one attaches.
 fn race(host: &Namespace, starts: usize, interfaces: &[&[&str]]) -> Result<()> {
     let ended = AtomicUsize::new(0);
     let won = thread::scope(|scope| -> Result<Vec<Ended>> {
@@ -104,13 +109,13 @@ fn race(host: &Namespace, starts: usize, interfaces: &[&[&str]]) -> Result<()> {
             threads.push(scope.spawn(move || -> Result<Ended> {
                 let twheel = match Twheel::start_command(command, |_| {}) {
                     Ok(twheel) => twheel,
-                    // It has ended, and this is what it said.
+                    // The run has ended, and this is its message.
                     Err(error) => {
                         ended.fetch_add(1, Ordering::SeqCst);
                         bail!("{error}");
                     }
                 };
-                // The one that runs does so until all others have been refused.
+                // The one that attached runs until all others have been refused.
                 let end = Instant::now() + Duration::from_secs(30);
                 while ended.load(Ordering::SeqCst) < starts - 1 && Instant::now() < end {
                     thread::sleep(Duration::from_millis(20));
@@ -120,7 +125,7 @@ fn race(host: &Namespace, starts: usize, interfaces: &[&[&str]]) -> Result<()> {
         }
         let mut won = Vec::new();
         for thread in threads {
-            match thread.join().expect("no panic") {
+            match thread.join().expect("a thread panicked") {
                 Ok(ended) => won.push(ended),
                 Err(error) => {
                     let said = error.to_string();
@@ -130,7 +135,7 @@ fn race(host: &Namespace, starts: usize, interfaces: &[&[&str]]) -> Result<()> {
         }
         Ok(won)
     })?;
-    ensure!(won.len() == 1, "{} have won: {won:?}", won.len());
+    ensure!(won.len() == 1, "{} runs have attached: {won:?}", won.len());
     ensure!(won[0].code() == Some(0), "{won:?}");
     host.check_clean(SERVER)?;
     host.check_clean(OTHER)
@@ -141,7 +146,7 @@ fn of_twenty_that_start_at_once_one_wins() -> Result<()> {
     let host = host()?;
     for _ in 0..if is_soak() { 10 } else { 1 } {
         race(&host, 20, &[&["--iface", SERVER]])?;
-        // Two names for an instance, each after its first interface.
+        // Two names for an instance, each from its first interface.
         race(
             &host,
             20,
@@ -190,7 +195,8 @@ impl Follower {
         Ok(kill(Pid::from_raw(self.child.id() as i32), signal)?)
     }
 
-    /// What it has said on standard error, and the flows that it has shown, when it has come to that one.
+    /// Waits until it has printed this flow. Returns its messages on standard error, and the flows
+    /// that it has printed.
     fn end(mut self, last: &(String, u64)) -> Result<(String, Vec<(String, u64)>)> {
         let end = Instant::now() + Duration::from_secs(20);
         let shown = loop {
@@ -201,11 +207,15 @@ impl Follower {
             {
                 break whole.lines().map(src).collect::<Result<_>>()?;
             }
-            ensure!(Instant::now() < end, "a follower does not come to the end");
+            ensure!(
+                Instant::now() < end,
+                "a follower does not reach the last flow"
+            );
             thread::sleep(Duration::from_millis(50));
         };
         self.signal(Signal::SIGTERM)?;
-        wait_within(&mut self.child, Duration::from_secs(5))?.context("it does not end")?;
+        wait_within(&mut self.child, Duration::from_secs(5))?
+            .context("the follower does not end")?;
         Ok((fs::read_to_string(&self.errors)?, shown))
     }
 }
@@ -217,28 +227,29 @@ impl Drop for Follower {
     }
 }
 
-/// Whether a follower that says how many segments it has missed lacks as many events: a segment has some 3,300.
+/// Checks that a follower lacks about as many events as it says that it has missed segments: a
+/// segment holds about 3,300.
 fn check_missed(said: &str, events: usize) -> Result<()> {
     let segments = said.lines().find_map(|line| {
         let (count, _) = line.split_once(" segments of the history were removed")?;
         count.rsplit(' ').next()?.parse::<usize>().ok()
     });
-    let segments = segments.with_context(|| format!("how many segments? {said:?}"))?;
+    let segments = segments.with_context(|| format!("no number of missed segments: {said:?}"))?;
     let expected = (segments - 1) * 3_000..=(segments + 1) * 3_600;
     ensure!(
         expected.contains(&events),
-        "{events} events are missing, and {segments} segments"
+        "{events} events are missing, but {segments} segments"
     );
     Ok(())
 }
 
-/// Whether `part` has members of `whole` alone, in their order, each once at most.
+/// Whether `part` contains only members of `whole`, in the same order, each at most once.
 fn is_in_order(part: &[(String, u64)], whole: &[(String, u64)]) -> bool {
     let mut rest = whole.iter();
     part.iter().all(|it| rest.any(|other| other == it))
 }
 
-/// What `/metrics` has, which is whole.
+/// The page `/metrics`; checks that it is complete.
 fn scrape(host: &Namespace, address: &str) -> Result<prometheus_parse::Scrape> {
     let mut stream = host.enter(|| TcpStream::connect(address).context("cannot connect"))?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -303,7 +314,7 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
     let address = address.context("no address")?.0.to_owned();
     let end = Instant::now() + Duration::from_secs(20);
     while fs::read_dir(history)?.count() == 0 {
-        ensure!(Instant::now() < end, "no history");
+        ensure!(Instant::now() < end, "the run writes no history");
         thread::sleep(Duration::from_millis(10));
     }
     let followers = (0..3)
@@ -313,11 +324,11 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
     host.begin_flows(SERVER, 1)?;
     let first = run
         .line(Duration::from_secs(20))?
-        .context("nothing expires")?;
-    // It has the first segment open, and then sleeps through the rest.
+        .context("no flow expires")?;
+    // The sleeper has opened the first segment, and then sleeps through the rest.
     let end = Instant::now() + Duration::from_secs(20);
     while fs::metadata(&sleeper.lines)?.len() == 0 {
-        ensure!(Instant::now() < end, "the follower does not follow");
+        ensure!(Instant::now() < end, "the follower prints nothing");
         thread::sleep(Duration::from_millis(10));
     }
     sleeper.signal(Signal::SIGSTOP)?;
@@ -376,13 +387,14 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
         });
         done.store(true, Ordering::Relaxed);
         for reader in readers {
-            reader.join().expect("no panic")?;
+            reader.join().expect("a reader panicked")?;
         }
         result
     })?;
     sleeper.signal(Signal::SIGCONT)?;
 
-    // The run has lost nothing, and told nothing twice: the first flow was begun again with the rest.
+    // The run has lost no event and reported none twice. (The first flow was begun again with the
+    // rest.)
     ensure!(reported.len() == flows as usize + 1, "{}", reported.len());
     let distinct: HashSet<_> = reported[1..].iter().collect();
     ensure!(
@@ -398,12 +410,13 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
     let lost: Value = serde_json::from_str(&lost.context("no events_lost")?.text)?;
     ensure!(lost["total"] == 0, "{lost}");
 
-    // What the disk was too slow for is counted, and in nobody's view of the history.
+    // Events for which the disk was too slow are counted, and no reader's view of the history has
+    // them.
     let unwritten = sample(host, &address, "twheel_history_lost_total")?;
     host.begin_these(SERVER, flows..flows + 1)?;
     let line = run
         .line(Duration::from_secs(20))?
-        .context("the last one does not expire")?;
+        .context("the last flow does not expire")?;
     let last = src(&line.text)?;
     reported.push(last.clone());
     let written = reported.len() - unwritten;
@@ -411,7 +424,7 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
     for follower in followers {
         let (said, shown) = follower.end(&last)?;
         ensure!(is_in_order(&shown, &reported), "not in order, or twice");
-        // Whoever misses something says so.
+        // A follower that misses events reports so.
         let misses = said.contains("segments of the history were removed before they were read");
         if misses {
             check_missed(&said, written - shown.len())?;
@@ -443,7 +456,7 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
     )?;
     ensure!(segments.count() == 8, "the history has not turned over");
     println!(
-        "{flows} flows, {unwritten} not in the history, {} answers; {whole} of 3 followers saw all, the one that slept {} and said: {}",
+        "{flows} flows, {unwritten} not in the history, {} answers; {whole} of 3 followers saw all, the one that slept saw {} and reported: {}",
         asked.load(Ordering::Relaxed),
         shown.len(),
         said.trim()

@@ -1,4 +1,4 @@
-//! A loader that stands still, a stepper that does, CPUs and interfaces that go.
+//! A run that is stopped, a stepper that is held, and CPUs and interfaces that disappear.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ fn signal(twheel: &Twheel, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(twheel.pid() as i32), signal)?)
 }
 
-/// So many expiries, or as many as come; of each flow one.
+/// Reads this many expiries, or those that come within the time; each flow has one.
 fn expiries(
     twheel: &Twheel,
     count: usize,
@@ -53,7 +53,7 @@ fn expiries(
     Ok(found)
 }
 
-/// One number of the metrics that are served in a namespace.
+/// A number from the metrics that a run in this namespace serves.
 fn metric(namespace: &Namespace, port: u16, name: &str) -> Result<f64> {
     let mut stream = namespace.enter(|| Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
@@ -73,7 +73,7 @@ fn stepper(twheel: &Twheel, cpu: u32) -> Result<Pid> {
     thread_of(twheel, &format!("twheel-step-{cpu}"))
 }
 
-/// The thread of a name.
+/// The thread with this name.
 fn thread_of(twheel: &Twheel, name: &str) -> Result<Pid> {
     for task in fs::read_dir(format!("/proc/{}/task", twheel.pid()))? {
         let task = task?;
@@ -84,14 +84,14 @@ fn thread_of(twheel: &Twheel, name: &str) -> Result<Pid> {
     anyhow::bail!("no thread {name}")
 }
 
-/// Begins flows up to that number that are not there yet, on the wheel of a CPU.
+/// Begins the flows up to this number that do not exist yet, on the wheel of a CPU.
 fn begin(namespace: &Namespace, cpu: u32, flows: u32) -> Result<()> {
     thread::scope(|scope| {
         let begin = || {
             pin_to(cpu)?;
             namespace.begin_flows(SERVER, flows)
         };
-        scope.spawn(begin).join().expect("no panic")
+        scope.spawn(begin).join().expect("the thread panicked")
     })
 }
 
@@ -113,7 +113,7 @@ fn what_was_due_while_the_loader_stood_still_is_reported_late_and_once() -> Resu
     begin(&pair.server, 0, 2000)?;
     signal(&twheel, Signal::SIGSTOP)?;
     let since = Instant::now();
-    // More than the ring holds, on both wheels.
+    // More flows than the ring holds events, on both wheels.
     let mut flows = 2000;
     while since.elapsed() < STALL / 2 {
         flows += 500;
@@ -125,10 +125,10 @@ fn what_was_due_while_the_loader_stood_still_is_reported_late_and_once() -> Resu
     let resumed = Instant::now();
     let found = expiries(&twheel, flows as usize, PATIENCE)?;
     let caught_up = resumed.elapsed();
-    assert_eq!(found.len(), flows as usize, "all, and each once");
+    assert_eq!(found.len(), flows as usize, "flows reported once each");
     let latest = found.values().map(|it| it.idle).max().context("some")?;
     let earliest = found.values().map(|it| it.idle).min().context("some")?;
-    // All were due before the loader went on, most of them long before.
+    // All were due before the run continued, most of them long before.
     assert!(earliest >= STALL / 2 - millis(1000), "{earliest:?}");
     eprintln!("{flows} flows, idle for {earliest:?} to {latest:?}, reported within {caught_up:?}");
 
@@ -138,9 +138,9 @@ fn what_was_due_while_the_loader_stood_still_is_reported_late_and_once() -> Resu
     assert_eq!(
         (count, on_time),
         (f64::from(flows), 0.0),
-        "how late they were shows"
+        "the reports do not show how late they were"
     );
-    assert_eq!(expiries(&twheel, 1, millis(1500))?.len(), 0, "none twice");
+    assert_eq!(expiries(&twheel, 1, millis(1500))?.len(), 0, "duplicates");
     let ended = twheel.stop()?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     assert!(
@@ -153,13 +153,14 @@ fn what_was_due_while_the_loader_stood_still_is_reported_late_and_once() -> Resu
     pair.server.check_clean(SERVER)
 }
 
-/// Holds one thread of another process, until it is dropped.
+/// Holds a thread of another process until it is dropped.
 struct Held(Pid);
 
 impl Held {
     fn new(thread: Pid) -> Result<Self> {
         let mut status = 0;
-        // SAFETY: requests without memory of ours, and a word that is alive.
+        // SAFETY: requests that use none of our memory, and one with a word that lives until the
+        // call returns.
         let held = unsafe {
             libc::ptrace(libc::PTRACE_SEIZE, thread.as_raw(), 0, 0) == 0
                 && libc::ptrace(libc::PTRACE_INTERRUPT, thread.as_raw(), 0, 0) == 0
@@ -176,7 +177,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: without memory of ours.
+        // SAFETY: it uses none of our memory.
         unsafe { libc::ptrace(libc::PTRACE_DETACH, self.0.as_raw(), 0, 0) };
     }
 }
@@ -191,11 +192,11 @@ fn while_one_stepper_stands_still_the_others_go_on() -> Result<()> {
     begin(&pair.server, 0, 500)?;
     begin(&pair.server, 1, 1000)?;
     let others = expiries(&twheel, 501, millis(4000))?;
-    assert_eq!(others.len(), 500, "those of the other CPU");
+    assert_eq!(others.len(), 500, "flows of the other CPU");
     drop(held);
     let late = expiries(&twheel, 500, PATIENCE)?;
-    assert_eq!(late.len(), 500, "and then the rest");
-    assert!(late.keys().all(|it| !others.contains_key(it)), "each once");
+    assert_eq!(late.len(), 500, "flows of the held stepper");
+    assert!(late.keys().all(|it| !others.contains_key(it)), "duplicates");
     let of = |it: &BTreeMap<_, Expiry>| it.values().map(|it| it.idle).max().unwrap_or_default();
     eprintln!(
         "idle at the end: {:?}; where the stepper was held {:?}",
@@ -204,7 +205,7 @@ fn while_one_stepper_stands_still_the_others_go_on() -> Result<()> {
     );
     assert!(
         late.values().all(|it| it.idle >= millis(3500)),
-        "they were late"
+        "they were not late"
     );
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
@@ -220,7 +221,7 @@ fn a_run_that_is_ended_while_its_history_stands_still_ends_and_has_all() -> Resu
     begin(&pair.server, 0, 100)?;
     thread::sleep(millis(200));
     let held = Held::new(thread_of(&twheel, "twheel-history")?)?;
-    // They have ended by then, and wait for the history.
+    // The flows have ended by then, and their events wait for the history.
     thread::sleep(millis(1200));
     signal(&twheel, Signal::SIGINT)?;
     thread::sleep(millis(200));
@@ -247,19 +248,19 @@ fn a_stepper_that_is_moved_to_another_cpu_goes_back() -> Result<()> {
     begin(&pair.server, 1, 10)?;
     let mut set = CpuSet::new();
     set.set(0)?;
-    // As the kernel does when the CPU goes.
+    // The kernel does this when the CPU goes offline.
     sched_setaffinity(stepper(&twheel, 1)?, &set)?;
     assert_eq!(expiries(&twheel, 10, millis(5000))?.len(), 10);
-    // The kernel says it again for whoever asks.
+    // The kernel repeats the event on request.
     fs::write("/sys/devices/system/cpu/cpu1/uevent", "online")?;
     twheel.await_stderr("CPU 1 came online")?;
     begin(&pair.server, 1, 20)?;
-    assert_eq!(expiries(&twheel, 20, millis(5000))?.len(), 20, "it goes on");
+    assert_eq!(expiries(&twheel, 20, millis(5000))?.len(), 20, "it resumed");
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
 }
 
-/// Brings a CPU back, however the test ends.
+/// Brings a CPU back online, however the test ends.
 struct Online(&'static str);
 
 impl Drop for Online {
@@ -272,14 +273,14 @@ impl Drop for Online {
 fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
     require_root();
     const CPU: &str = "/sys/devices/system/cpu/cpu1/online";
-    // It takes the CPU from everybody on the machine.
+    // This takes the CPU away from every process on the machine.
     if !twheel_tests::is_soak() && std::env::var_os("TWHEEL_HOTPLUG").is_none() {
         let can = match fs::metadata(CPU) {
             Ok(_) => "this machine has the switch for it",
             Err(_) => "and this machine has no switch for it",
         };
         twheel_tests::skipped(format_args!(
-            "no CPU is taken away without TWHEEL_HOTPLUG or TWHEEL_SOAK; {can}"
+            "no CPU is taken offline without TWHEEL_HOTPLUG or TWHEEL_SOAK; {can}"
         ));
         return Ok(());
     }
@@ -288,7 +289,7 @@ fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
     let twheel = Twheel::start(&pair.server, &args)?;
     begin(&pair.server, 1, 500)?;
     if let Err(error) = fs::write(CPU, "0") {
-        twheel_tests::skipped(format_args!("CPU 1 cannot be taken away here: {error}"));
+        twheel_tests::skipped(format_args!("CPU 1 cannot be taken offline here: {error}"));
         return Ok(());
     }
     let online = Online(CPU);
@@ -296,11 +297,11 @@ fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
     let here = expiries(&twheel, 501, millis(5000));
     drop(online);
     let here = here?;
-    assert_eq!(here.len(), 500, "those of the CPU that is there");
+    assert_eq!(here.len(), 500, "flows of the CPU that is online");
     twheel.await_stderr("CPU 1 went offline")?;
     let late = expiries(&twheel, 500, PATIENCE)?;
-    assert_eq!(late.len(), 500, "and then the rest");
-    assert!(late.keys().all(|it| !here.contains_key(it)), "each once");
+    assert_eq!(late.len(), 500, "flows of the CPU that was offline");
+    assert!(late.keys().all(|it| !here.contains_key(it)), "duplicates");
     let ended = twheel.stop()?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     assert!(
@@ -314,10 +315,10 @@ fn flows_of_a_cpu_that_goes_wait_until_it_is_back() -> Result<()> {
 /// The interface that comes and goes.
 const LINK: &str = "link0";
 
-/// Who may look at it all: a number is enough.
+/// The group that may read everything; a number suffices.
 const GROUP: &str = "65534";
 
-/// All that is pinned, links among it, is the group's to use.
+/// Checks that the group may use everything that is pinned, BPF links included.
 fn check_shared(host: &Namespace) -> Result<()> {
     let pins = host.pins()?;
     let is_link = |pin: &&PathBuf| pin.to_string_lossy().contains('@');
@@ -330,7 +331,7 @@ fn check_shared(host: &Namespace) -> Result<()> {
     Ok(())
 }
 
-/// Creates it, with an address, and a neighbour who never answers.
+/// Creates the interface, with an address and a neighbour that never answers.
 fn create(host: &Namespace) -> Result<()> {
     host.ip(&format!("link add {LINK} type veth peer name peer0"))?;
     bring_up(host)
@@ -346,21 +347,21 @@ fn bring_up(host: &Namespace) -> Result<()> {
     Ok(())
 }
 
-/// Sends a SYN that nobody answers, and sees it expire.
+/// Sends a SYN that stays unanswered, and checks that its flow expires.
 fn check_seen(host: &Namespace, twheel: &Twheel) -> Result<()> {
     let to = SocketAddr::from(([10, 99, 0, 2], 7777));
     let connected = host.enter(|| Ok(TcpStream::connect_timeout(&to, millis(100))))?;
-    ensure!(connected.is_err(), "nobody is there");
+    ensure!(connected.is_err(), "the neighbour must not answer");
     let found = expiries(twheel, 1, millis(4000))?;
     ensure!(
         found.values().any(|it| it.dst == to),
-        "it was not seen: {}",
+        "the SYN was not seen: {}",
         twheel.stderr()
     );
     Ok(())
 }
 
-/// Waits until a text has come so often on standard error.
+/// Waits until a text occurs this many times on standard error.
 fn await_times(twheel: &Twheel, text: &str, times: usize) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while twheel.stderr().matches(text).count() < times {
@@ -394,21 +395,21 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
     check_seen(&host, &twheel)?;
     check_shared(&host)?;
 
-    // Removed, and made again.
+    // Removed and created again.
     host.ip(&format!("link del {LINK}"))?;
     await_times(&twheel, "disappeared:", 1)?;
     assert!(
         host.pins()?
             .iter()
             .all(|pin| !pin.to_string_lossy().contains('@')),
-        "a link is left"
+        "a BPF link is left"
     );
     create(&host)?;
     await_times(&twheel, ": attached", 2)?;
     check_seen(&host, &twheel)?;
     check_shared(&host)?;
 
-    // Another MTU, another name: it stays what it is.
+    // Another MTU, another name: it is still the same interface.
     host.ip(&format!("link set {LINK} mtu 1400"))?;
     await_times(&twheel, "MTU changed to 1400:", 1)?;
     host.ip(&format!("link set {LINK} down"))?;
@@ -420,7 +421,7 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
     bring_up(&host)?;
     check_seen(&host, &twheel)?;
 
-    // Another takes its name.
+    // Another interface takes its name.
     host.ip(&format!("link set {LINK} down"))?;
     host.ip(&format!("link set {LINK} name other0"))?;
     host.ip("link set peer0 name peer1")?;
@@ -430,7 +431,7 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
     await_clean(&host, "other0")?;
     check_seen(&host, &twheel)?;
 
-    // Into another namespace, where it is not to be watched; and back.
+    // Moved to another namespace, where it must not be watched, and back.
     host.ip(&format!("link set {LINK} netns {}", other.name()))?;
     await_times(&twheel, "disappeared:", 2)?;
     await_clean(&other, LINK)?;
@@ -444,7 +445,7 @@ fn an_interface_that_goes_is_let_go_of_and_attached_again_when_it_is_back() -> R
     host.check_clean(LINK)
 }
 
-/// The kernel takes a moment to let go of a link.
+/// Waits until nothing is attached: the kernel removes BPF links with a short delay.
 fn await_clean(host: &Namespace, interface: &str) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !host.attached(interface)?.is_empty() {
@@ -486,7 +487,7 @@ fn links_left_on_what_has_another_name_by_now_are_not_taken_for_those_of_who_has
     Ok(())
 }
 
-/// Pins what is no link where that of outgoing packets is to be.
+/// Pins something other than a BPF link at the place of the link for outgoing packets.
 fn obstruct(host: &Namespace, interface: &str) -> Result<()> {
     let pins = host.pins()?;
     let map = pins.iter().find(|it| it.ends_with("META"));
@@ -502,13 +503,13 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     let args = ["--iface", LINK, "--egress", "on", "--timeout", "500ms"];
     let args = [&args[..], &["--json", "--wait-iface"]].concat();
 
-    // One that a run waits for.
+    // An interface that a run waits for.
     create(&host)?;
     let twheel = Twheel::start(&host, &args)?;
     host.ip(&format!("link del {LINK}"))?;
     await_times(&twheel, "disappeared:", 1)?;
     obstruct(&host, LINK)?;
-    // The kernel tells of it once.
+    // The kernel reports it once.
     host.ip(&format!("link add {LINK} type veth peer name peer0"))?;
     await_times(&twheel, "trying again when the interface changes", 1)?;
     assert_eq!(host.attached(LINK)?, [""; 0]);
@@ -518,7 +519,7 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     check_seen(&host, &twheel)?;
     assert_eq!(twheel.stop()?.code(), Some(0));
 
-    // One more than an instance has that was kept.
+    // An interface more than a kept instance has.
     let kept = Twheel::start(&host, &[&args[..], &["--keep"]].concat())?;
     assert_eq!(kept.stop()?.code(), Some(0));
     obstruct(&host, "peer0")?;
@@ -528,10 +529,10 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     await_clean(&host, "peer0")?;
     assert_eq!(host.attached(LINK)?, ["xdp", "egress"]);
 
-    // The same where somebody else sees its incoming packets.
+    // The same while another program sees its incoming packets.
     let pins = host.pins()?;
     let wrong = pins.iter().find(|it| it.ends_with("egress@peer0"));
-    fs::remove_file(wrong.context("it is left")?)?;
+    fs::remove_file(wrong.context("the wrong pin is gone")?)?;
     let other = host.enter(|| {
         let mut other = Instance::of(LINK)?.xdp("twheel_sweep")?;
         other.attach("peer0", XdpMode::Driver)?;
@@ -539,7 +540,7 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     })?;
     let ended = host.twheel_once(&[&more[..], &["--hook", "xdp"]].concat())?;
     assert_eq!(ended.code(), Some(5), "{}", ended.stderr);
-    assert_eq!(host.attached("peer0")?, ["xdp"], "not ours");
+    assert_eq!(host.attached("peer0")?, ["xdp"], "the other program only");
     drop(other);
     assert_eq!(host.attached(LINK)?, ["xdp", "egress"]);
     for interface in ["peer0", LINK] {
@@ -573,7 +574,7 @@ fn an_interface_that_is_not_there_is_waited_for_or_said() -> Result<()> {
             "{}",
             twheel.stderr()
         );
-        maker.join().expect("no panic")?;
+        maker.join().expect("the thread panicked")?;
         await_times(&twheel, ": attached", 1)?;
         check_seen(&host, &twheel)?;
         assert_eq!(twheel.stop()?.code(), Some(0));
@@ -581,14 +582,14 @@ fn an_interface_that_is_not_there_is_waited_for_or_said() -> Result<()> {
     });
     maker?;
 
-    // Without: said, and the flows that there are end.
+    // Without the option, the run reports it, and the existing flows end.
     let twheel = Twheel::start(&host, &args[1..])?;
     host.ip(&format!("link del {LINK}"))?;
     let stderr = twheel.await_stderr("disappeared:")?;
     assert!(stderr.contains("--wait-iface"), "{stderr}");
     create(&host)?;
     thread::sleep(millis(500));
-    assert_eq!(host.attached(LINK)?, [""; 0], "nobody has asked for that");
+    assert_eq!(host.attached(LINK)?, [""; 0], "attached unasked");
     let ended = twheel.stop()?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     host.check_clean(LINK)

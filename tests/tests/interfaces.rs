@@ -1,5 +1,6 @@
-//! `twheel` on each kind of interface, beside `nf_conntrack` on the same host: both must know the same connections in the same
-//! states, and each must end as it should. `cargo xtask vm-test` runs all of these; a host's kernel may lack some kinds.
+//! `twheel` on each kind of interface, compared with `nf_conntrack` on the same host: both must
+//! know the same connections in the same states, and each must end as it should.
+//! `cargo xtask vm-test` runs all of these; a host's kernel may lack some kinds.
 #![allow(missing_docs)]
 
 use std::{
@@ -23,16 +24,17 @@ use twheel_tests::{
     skipped,
 };
 
-/// Options of each run on a kind of interface: where its packets are met.
+/// Options of the runs on each kind of interface: their hooks.
 const HOOKS: &[&[&str]] = &[&["--hook", "xdp"], &["--hook", "tcx"]];
-/// Whether `twheel` takes interfaces whose packets have no Ethernet header. Where it does not, only conntrack watches.
+/// Whether `twheel` accepts interfaces whose packets have no Ethernet header. If not, only
+/// conntrack watches them.
 const TAKES_RAW: bool = true;
 
 const TIMEOUT: Duration = Duration::from_secs(4);
 const TIMEOUTS: &str = "4s,time_wait=3s,close=3s";
 const POLL: Duration = Duration::from_millis(20);
 
-/// A connection: who opened it, and to whom.
+/// A connection: the endpoint that opened it, and the other.
 type Name = (SocketAddr, SocketAddr);
 
 /// What a connection does.
@@ -46,7 +48,7 @@ enum Habit {
 use Habit::*;
 
 impl Habit {
-    /// Its state once it has done that.
+    /// The state of its flow after that.
     fn state(self) -> State {
         match self {
             Idle | Busy => State::Established,
@@ -55,7 +57,7 @@ impl Habit {
         }
     }
 
-    /// Why it ends.
+    /// The reason for which its flow ends.
     fn reason(self) -> &'static str {
         match self {
             Idle | Busy => "idle",
@@ -65,7 +67,7 @@ impl Habit {
     }
 }
 
-/// Starts conntrack in a namespace that has had no packet yet: it is idle until a rule asks for it.
+/// Starts conntrack in a namespace that has had no packet yet: it is idle until a rule uses it.
 fn start_conntrack(host: &Namespace) -> Result<()> {
     host.nft("table inet lab { chain input { type filter hook input priority filter; ct state established accept; }; }")?;
     host.enter(|| {
@@ -74,7 +76,7 @@ fn start_conntrack(host: &Namespace) -> Result<()> {
     })
 }
 
-/// What conntrack knows of connections to the tests' servers.
+/// The states of connections to the tests' servers, as conntrack knows them.
 fn theirs(conntrack: &Conntrack) -> Result<BTreeMap<Name, String>> {
     let entries = conntrack.dump()?.into_iter();
     let entries = entries.filter(|entry| entry.proto == "tcp" && entry.dst.port() == PORT);
@@ -84,7 +86,7 @@ fn theirs(conntrack: &Conntrack) -> Result<BTreeMap<Name, String>> {
         .collect())
 }
 
-/// What `twheel flows` knows.
+/// The same, as `twheel flows` prints them.
 fn ours(host: &Namespace) -> Result<BTreeMap<Name, String>> {
     let ended = host.twheel_once(&["flows", "--json"])?;
     ensure!(ended.code() == Some(0), "{}", ended.stderr);
@@ -126,11 +128,11 @@ fn open(joined: &Joined, family: Family, by_client: bool) -> Result<(Name, Conne
     Ok((name, connection))
 }
 
-/// Connections of all habits, watched to their ends.
+/// Connections of all habits, watched until they end.
 struct Lives {
     begun: Instant,
     expected: BTreeMap<Name, Habit>,
-    /// The ends on the watched host, and the others.
+    /// The ends on the watched host, and the other ends.
     idle: Vec<[TcpStream; 2]>,
     busy: Busy,
 }
@@ -143,7 +145,7 @@ impl Lives {
         for habit in [Busy, Idle, Closed, Reset] {
             for &family in joined.kind.families {
                 for by_client in [true, false] {
-                    // One that this host opens would have to be bound to a device.
+                    // This host would have to bind a connection of its own to a device.
                     if joined.kind.binds && !by_client {
                         continue;
                     }
@@ -168,7 +170,7 @@ impl Lives {
         })
     }
 
-    /// Waits until all who watch say the same, which is what these connections do.
+    /// Waits until both trackers know the connections in the expected states.
     fn check(&self, joined: &Joined, twheel: bool) -> Result<()> {
         let conntrack = Conntrack::open(&joined.server)?;
         let expected: BTreeMap<_, _> = self
@@ -198,7 +200,7 @@ impl Lives {
             };
             ensure!(
                 Instant::now() < end,
-                "{}, {:?} after the first connection: what it is, what twheel says, what conntrack says: {:#?}",
+                "{}, {:?} after the first connection: expected states, twheel's, conntrack's: {:#?}",
                 joined.kind.name,
                 self.begun.elapsed(),
                 differ()
@@ -212,12 +214,12 @@ impl Lives {
         names.map(|(name, _)| *name).collect()
     }
 
-    /// Waits until all but the busy ones have ended, each as it should.
+    /// Waits until all but the busy connections have ended as expected.
     fn await_ends(&self, joined: &Joined, twheel: &Twheel) -> Result<()> {
         let outcome = if joined.kind.binds { "nothing" } else { "done" };
         let mut ended = BTreeSet::new();
         let mut reaped = BTreeSet::new();
-        // The busy ones live on for longer than their timeout.
+        // The busy ones stay open for longer than their timeout.
         let least = Instant::now() + 2 * TIMEOUT;
         let most = least + PATIENCE;
         while Instant::now() < least
@@ -226,7 +228,7 @@ impl Lives {
         {
             ensure!(
                 Instant::now() < most,
-                "{}: of {:#?}\nonly {ended:#?}\nhave ended, and {reaped:#?}\nwere reaped",
+                "{}: of {:#?}\nonly {ended:#?}\nhave ended, and only {reaped:#?}\nwere reaped",
                 joined.kind.name,
                 self.expected
             );
@@ -236,7 +238,7 @@ impl Lives {
             let event: Value = serde_json::from_str(&line.text)?;
             let name = name(&event)?;
             let habit = self.expected.get(&name);
-            let habit = *habit.with_context(|| format!("of no connection: {event}"))?;
+            let habit = *habit.with_context(|| format!("not of a known connection: {event}"))?;
             let is_new = match text(&event, "event")? {
                 "reap" => {
                     let is_right = text(&event, "outcome")? == outcome && habit == Idle;
@@ -268,7 +270,7 @@ impl Lives {
                 };
                 ensure!(
                     error.is_some_and(|it| told.contains(&it)),
-                    "an idle connection's socket says {error:?}, not {told:?}"
+                    "an idle connection's socket has error {error:?}, not {told:?}"
                 );
             }
         }
@@ -282,7 +284,7 @@ impl Lives {
     }
 }
 
-/// What `twheel` and conntrack say of connections over an interface.
+/// Compares what `twheel` and conntrack report of connections over an interface.
 fn watch(joined: &Joined, hook: &[&str]) -> Result<()> {
     if !(joined.kind.ethernet || TAKES_RAW) {
         let lives = Lives::begin(joined)?;
@@ -295,7 +297,7 @@ fn watch(joined: &Joined, hook: &[&str]) -> Result<()> {
     args.extend(joined.kind.watched.iter().flat_map(|it| ["--iface", it]));
     args.extend(hook);
     if joined.kind.name == "vlan_trunk" && !hook.contains(&"tcx") {
-        // The interface takes the tags of what comes in out of the frames, where XDP does not see them.
+        // The interface removes the tags of incoming frames, so XDP does not see them.
         args.extend(["--vlan", "ignore"]);
     }
     let twheel = Twheel::start(&joined.server, &args)?;
@@ -357,7 +359,7 @@ devices! {
     tun ppp wireguard ipip sit gre ip6gre ip6tnl vti xfrm
 }
 
-/// What a `twheel run` on an interface tracks of the connections that are opened meanwhile.
+/// The flows that a `twheel run` on an interface tracks while connections are opened.
 fn tracked<T>(
     host: &Namespace,
     interface: &str,
@@ -371,7 +373,8 @@ fn tracked<T>(
     Ok(flows)
 }
 
-/// An interface where no connection of another one is seen, though its packets pass it in another form.
+/// Checks that twheel sees no connection on this interface, through which packets of the
+/// connections over another one pass in another form.
 fn sees_nothing(name: &'static str, interface: &str) -> Result<()> {
     require_root();
     let joined = match Joined::new(&Kind::named(name)?, |_| Ok(()))? {
@@ -388,7 +391,7 @@ fn sees_nothing(name: &'static str, interface: &str) -> Result<()> {
         Ok(opened)
     };
     assert_eq!(tracked(&joined.server, interface, open)?, BTreeMap::new());
-    // It is because of the interface.
+    // This is due to the interface, not to the connections.
     if joined.kind.ethernet || TAKES_RAW {
         let flows = tracked(&joined.server, joined.kind.watched[0], open)?;
         assert_eq!(flows.len(), 1, "{flows:?}");
@@ -469,7 +472,7 @@ fn what_goes_out_by_a_dummy_is_seen() -> Result<()> {
     host.add_address(Family::V6.server(), 64, DEV)?;
     let args = ["--iface", DEV, "--json", "--timeout", "3s"];
     let twheel = Twheel::start(&host, &args)?;
-    // Nobody answers: one SYN each.
+    // These connections get no answer: one SYN each.
     for family in [Family::V4, Family::V6] {
         let to = SocketAddr::new(family.silent(), PORT);
         let wait = Duration::from_millis(100);

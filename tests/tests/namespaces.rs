@@ -1,4 +1,4 @@
-//! Real connections between two hosts, and `twheel` beside them.
+//! Real connections between two hosts, which `twheel` watches.
 
 use std::{
     collections::HashMap,
@@ -17,25 +17,25 @@ use nix::{
 };
 use twheel_tests::{
     netns::{Namespace, PATIENCE, require_root},
-    pair::{Busy, Connection, Family, PORT, Pair, SERVER},
+    pair::{Busy, Family, PORT, Pair, SERVER},
     running::{Expiry, PolicyFile, Twheel, wait_within},
 };
 
 const TICK: Duration = Duration::from_millis(100);
-/// For the threads of this test and of twheel to be scheduled.
+/// Time for the threads of this test and of twheel to be scheduled.
 const SCHEDULING: Duration = Duration::from_millis(100);
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// How late an expiry may be: a tick, scheduling, and what the clock cannot tell.
+/// How late an expiry may be: a tick, scheduling delays, and the clock's resolution.
 fn lateness() -> Duration {
     let jiffy = Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).unwrap());
     TICK + SCHEDULING + 2 * jiffy
 }
 
-/// Expiries by flow; a flow that is reported twice is an error.
+/// Expiries by flow. A flow that is reported twice is an error.
 fn by_name(expiries: &[Expiry]) -> Result<HashMap<SocketAddr, &Expiry>> {
     let mut found = HashMap::new();
     for expiry in expiries {
@@ -45,20 +45,14 @@ fn by_name(expiries: &[Expiry]) -> Result<HashMap<SocketAddr, &Expiry>> {
     Ok(found)
 }
 
-/// Sorted, so that a failure shows what differs.
+/// The names in order, so that a failure shows the difference.
 fn names<'a>(names: impl IntoIterator<Item = &'a SocketAddr>) -> Vec<SocketAddr> {
     let mut names: Vec<_> = names.into_iter().copied().collect();
     names.sort();
     names
 }
 
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
-}
-
-/// The test's own threads may stall: then nothing that twheel does would be wrong.
+/// Fails if the test's own threads were stalled for so long that an expiry would be correct.
 fn check_pace(gap: Duration, timeout: Duration) {
     assert!(
         gap < timeout,
@@ -83,16 +77,16 @@ fn exactly_the_idle_half_expires_and_on_time() -> Result<()> {
             "--json",
         ],
     )?;
-    let busy = connect(&pair, 100)?;
+    let busy = pair.connect_some(100)?;
     let busy_names = names(busy.iter().map(|it| &it.name));
     let busy = Busy::start(busy, timeout / 10);
     let mut idle = Vec::new();
     for i in 0..100 {
-        // Not all within one tick.
+        // Spread over several ticks.
         thread::sleep(millis(7));
         idle.push(pair.connect(Family::alternate(i))?);
     }
-    // The busy ones see more than one timeout go by.
+    // The busy connections last longer than one timeout.
     let expiries = twheel.expiries_until(Instant::now() + 2 * timeout)?;
     let rest = busy.stop()?;
     check_pace(rest.longest_gap, timeout);
@@ -101,21 +95,25 @@ fn exactly_the_idle_half_expires_and_on_time() -> Result<()> {
     assert_eq!(
         names(found.keys()),
         names(idle.iter().map(|it| &it.name)),
-        "the idle ones and none but those"
+        "not exactly the idle ones have expired"
     );
     for connection in &idle {
         let expiry = found[&connection.name];
         assert_eq!((&*expiry.reason, &*expiry.state), ("idle", "established"));
-        // The last packet lies between `before` and `after`.
+        // The last packet was sent between `before` and `after`.
         for (early, late) in [
             (expiry.idle, expiry.idle),
             (expiry.at - connection.before, expiry.at - connection.after),
         ] {
-            assert!(early >= timeout, "{early:?}, early: {expiry:?}");
-            assert!(late <= timeout + lateness(), "{late:?}, late: {expiry:?}");
+            assert!(early >= timeout, "{early:?}, too early: {expiry:?}");
+            assert!(
+                late <= timeout + lateness(),
+                "{late:?}, too late: {expiry:?}"
+            );
         }
     }
-    // Had the busy ones not been seen at all, they would not have expired either.
+    // Had the busy connections not been seen at all, they would not have expired, either: so they
+    // must expire now.
     let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
     assert_eq!(names(by_name(&expiries)?.keys()), busy_names);
 
@@ -136,8 +134,8 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     let args = ["--iface", SERVER, "--timeout", "2s", "--keep", "--json"];
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &args)?;
-    let idle = connect(&pair, 20)?;
-    let busy = Busy::start(connect(&pair, 20)?, timeout / 10);
+    let idle = pair.connect_some(20)?;
+    let busy = Busy::start(pair.connect_some(20)?, timeout / 10);
     assert_eq!(
         twheel.expiries_until(Instant::now() + millis(300))?.len(),
         0
@@ -147,10 +145,10 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
     assert_eq!(ended.lines.len(), 0);
     assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
 
-    // Longer than the timeout: only packets that are seen now keep the busy ones.
+    // Longer than the timeout: the busy connections are kept only by packets that are seen now.
     thread::sleep(timeout + millis(500));
     let twheel = Twheel::start(&pair.server, &args)?;
-    // Idle ones that are due may be gone before twheel counts.
+    // Idle connections that are due may have ended before twheel counts.
     let stderr = twheel.await_stderr("\nadopted ")?;
     let attached = format!("{SERVER}: attached, adopted XDP, both directions");
     assert!(stderr.contains(&attached), "{stderr}");
@@ -159,12 +157,12 @@ fn a_killed_run_loses_no_flow_and_the_next_one_adopts() -> Result<()> {
         .find_map(|line| line.strip_prefix("adopted ")?.strip_suffix(" flows"))
         .with_context(|| format!("no count of flows: {stderr}"))?
         .parse()?;
-    assert!((20..=40).contains(&adopted), "{adopted} adopted");
+    assert!((20..=40).contains(&adopted), "{adopted} flows adopted");
     let expiries = twheel.expiries_until(Instant::now() + timeout + millis(500))?;
     let found = by_name(&expiries)?;
     assert_eq!(names(found.keys()), names(idle.iter().map(|it| &it.name)));
     for expiry in found.values() {
-        // Nobody stepped meanwhile.
+        // No run was stepping meanwhile.
         assert!(expiry.idle >= timeout + millis(500), "{expiry:?}");
         assert_eq!(expiry.reason, "idle");
     }
@@ -193,7 +191,7 @@ fn ctrl_c_leaves_nothing_behind() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
-    let _connections = connect(&pair, 4)?;
+    let _connections = pair.connect_some(4)?;
     assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
     assert_eq!(pair.server.instances()?.len(), 1);
     let ended = twheel.stop()?;
@@ -252,7 +250,7 @@ fn ipv4_and_ipv6_expire_by_their_addresses() -> Result<()> {
         &pair.server,
         &["--iface", SERVER, "--timeout", "500ms", "--json"],
     )?;
-    let connections = connect(&pair, 2)?;
+    let connections = pair.connect_some(2)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
     let found = by_name(&expiries)?;
     assert_eq!(found.len(), 2, "{expiries:?}");
@@ -296,7 +294,8 @@ fn the_way_a_connection_ends_is_told() -> Result<()> {
     Ok(())
 }
 
-/// One rule for the port of the tests' servers, and what it gives established flows.
+/// A policy with one rule for the port of the tests' servers, and its timeout for established
+/// flows.
 fn policy(rule: &str, established: &str) -> String {
     format!(
         "[[rule]]\nname = '{rule}'\ndport = {PORT}\niface = '{SERVER}'\ndirection = 'in'\n\
@@ -322,7 +321,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     );
     assert!(expiry.idle >= millis(1000) && expiry.idle < millis(1000) + lateness() + SCHEDULING);
 
-    // Read again: a flow of a minute.
+    // After the policy is read again, a flow lives for a minute.
     file.write(&policy("second", "60s"))?;
     let pid = Pid::from_raw(twheel.pid().try_into()?);
     kill(pid, Signal::SIGHUP)?;
@@ -333,7 +332,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
         0
     );
 
-    // What is wrong changes nothing, from here or from there.
+    // An invalid policy changes nothing, whether the run or another process loads it.
     file.write(&policy("second", "soon"))?;
     kill(pid, Signal::SIGHUP)?;
     let stderr = twheel.await_stderr("the old policy stays in force")?;
@@ -346,7 +345,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
         0
     );
 
-    // Beside the run, by another process.
+    // Loaded beside the run, by another process.
     file.write(&policy("third", "500ms"))?;
     let ended = pair.server.twheel_once(&load)?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
@@ -357,7 +356,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     );
     let expiries = twheel.expiries_until(Instant::now() + millis(500))?;
     let found = by_name(&expiries)?;
-    // Its rule is gone with its name: it is a flow of none, whose timeout is five days.
+    // Its rule is gone, because the name is: the flow has no rule now, and a timeout of five days.
     assert_eq!(found.len(), 0, "{expiries:?}");
     let third = pair.connect(Family::V4)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1000))?;
@@ -369,7 +368,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
         (third.name, Some("third"))
     );
 
-    // A rule that keeps its name gives its flows what it says now.
+    // A rule that keeps its name gives its flows its new timeouts.
     file.write(&policy("third", "60s"))?;
     let loaded = pair.server.twheel_once(&load)?;
     assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
@@ -388,7 +387,7 @@ fn a_policy_is_replaced_while_flows_live() -> Result<()> {
     assert_eq!(
         ended.code(),
         Some(6),
-        "nothing to load it into: {}",
+        "no instance to load it into: {}",
         ended.stderr
     );
     pair.server.check_clean(SERVER)
@@ -448,12 +447,12 @@ fn an_idle_host_is_left_alone() -> Result<()> {
         &["--iface", SERVER, "--timeout", "500ms", "--json"],
     )?;
     let asleep = twheel.switches()?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     let expiries = twheel.expiries_until(Instant::now() + millis(1500))?;
     assert_eq!(expiries.len(), 2, "{expiries:?}");
 
     let before = twheel.switches()?;
-    assert_ne!(before, asleep, "with flows, twheel had something to do");
+    assert_ne!(before, asleep, "this test does not notice threads that run");
     thread::sleep(millis(3000));
     assert_eq!(twheel.switches()?, before, "a thread has run");
     Ok(())
@@ -475,10 +474,10 @@ fn a_reader_that_goes_away_ends_the_run() -> Result<()> {
     let mut text = String::new();
     while !text.contains(": attached") && stderr.read_line(&mut text)? > 0 {}
     drop(child.stdout.take());
-    let connections = connect(&pair, 2)?;
+    let connections = pair.connect_some(2)?;
 
     let Some(status) = wait_within(&mut child, PATIENCE)? else {
-        panic!("twheel goes on without a reader: {text}");
+        panic!("twheel keeps running without a reader: {text}");
     };
     while stderr.read_line(&mut text)? > 0 {}
     assert_eq!(status.code(), Some(0), "{text}");

@@ -1,5 +1,5 @@
-//! Retransmission timers beside the kernel's own: `tcp:tcp_retransmit_skb` of the sending host, with segments dropped
-//! for real; and connections that lose nothing.
+//! Retransmission timers compared with the kernel's own: `tcp:tcp_retransmit_skb` of the sending
+//! host, with segments that are really dropped; and connections without loss.
 #![allow(missing_docs)]
 
 use std::{
@@ -28,9 +28,9 @@ use twheel_tests::{
     tracefs::Trace,
 };
 
-/// The port of the server that sends back what it gets.
+/// The port of the server, which echoes what it receives.
 const ECHO: u16 = 9100;
-/// How far ours may be from the kernel's (the round trip is far less).
+/// How far twheel's expiries may be from the kernel's (the RTT is far less).
 const APART: Duration = Duration::from_millis(25);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -66,7 +66,7 @@ fn connect(client: &Namespace, family: Family) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends so much and waits until it has come back.
+/// Sends this many bytes and waits until they have come back.
 fn exchange(stream: &mut TcpStream, length: usize) -> Result<()> {
     stream.write_all(&vec![1; length])?;
     stream.read_exact(&mut vec![0; length])?;
@@ -80,14 +80,14 @@ struct Expired {
     value: Value,
 }
 
-/// Expiries, by the client's end.
+/// Expiries, by the client's endpoint.
 type Timers = BTreeMap<Name, Vec<Expired>>;
 /// The ends of flows, likewise.
 type Ends = BTreeMap<Name, Value>;
-/// A client's end: whether it is IPv6's, and its port.
+/// A client's endpoint: whether it is IPv6, and its port.
 type Name = (bool, u16);
 
-/// All that twheel reports until then.
+/// Everything that twheel reports until this time.
 fn events(twheel: &Twheel, until: Instant) -> Result<(Timers, Ends)> {
     let (mut timers, mut ends) = (Timers::new(), Ends::new());
     while let Some(line) = twheel.line(until.saturating_duration_since(Instant::now()))? {
@@ -117,7 +117,7 @@ fn monotonic(at: Instant) -> Result<Duration> {
     Ok(now - at.elapsed())
 }
 
-/// How often retransmission timers of a host have expired, by its own count.
+/// How many retransmission timers of a host have expired, by its own count.
 fn timeouts(host: &Namespace) -> Result<u32> {
     host.enter(|| {
         let text = fs::read_to_string("/proc/thread-self/net/netstat")?;
@@ -132,20 +132,22 @@ fn timeouts(host: &Namespace) -> Result<u32> {
     })
 }
 
-/// What all threads have come to.
+/// The results of all threads.
 fn join<T>(threads: Vec<thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<Vec<T>> {
-    let joined = threads.into_iter().map(|it| it.join().expect("no panic"));
+    let joined = threads
+        .into_iter()
+        .map(|it| it.join().expect("a thread panicked"));
     joined.collect()
 }
 
-/// What a connection has lost.
+/// The outage of a connection.
 struct Outage {
     name: Name,
     begin: Instant,
     end: Instant,
 }
 
-/// A connection that loses all that its client sends for a while.
+/// Drops everything that the client of a connection sends, for a while.
 fn lose(
     pair: &Pair,
     family: Family,
@@ -216,7 +218,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
         let mut ours = ours.remove(&outage.name).unwrap_or_default();
         ours.retain(|it| it.value["sender"] == "orig");
         let stalled = ours.iter().any(|it| it.value["stalled"] == true);
-        // The fourth expiry, after 200, 400 and 800 ms at least, is of a flow that is stalled.
+        // The fourth expiry, after at least 200, 400 and 800 ms, is of a stalled flow.
         let length = outage.end - outage.begin;
         ensure!(
             !stalled || length >= Duration::from_millis(1_400),
@@ -229,7 +231,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
         let lost = theirs
             .iter()
             .filter(|it| it.sport == outage.name.1 && (begin..end).contains(&it.at));
-        // The first is a probe for the loss of the tail, after which the timer begins.
+        // The first is a tail loss probe, after which the timer starts.
         for retransmission in lost.skip(1) {
             all += 1;
             let mut nearest = None;
@@ -247,7 +249,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
                 eprintln!("not matched: {retransmission:?}, nearest {nearest:?}");
             }
         }
-        // What is left came when the kernel sent nothing.
+        // The expiries that are left came when the kernel sent nothing.
         for left in ours {
             if monotonic(left.at)? < end {
                 lonely += 1;
@@ -262,17 +264,17 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
         apart.get(apart.len() / 2),
         apart.last()
     );
-    // The kernel's own count, of which the last of each came after the outage.
+    // The kernel's own count; the last expiry of each connection came after the outage.
     let timeouts = timeouts(&pair.client)? - outages.len() as u32;
     println!("{timeouts} timeouts by the kernel's count");
     ensure!(
         timeouts == all,
         "{timeouts} timeouts, and {all} in the trace"
     );
-    ensure!(all >= 80, "the kernel's timers expired {all} times only");
-    ensure!(matched == all, "{matched} of {all} matched");
-    ensure!(lonely == 0, "{lonely} of ours alone");
-    // With progress the flows are as good as new.
+    ensure!(all >= 80, "the kernel's timers expired only {all} times");
+    ensure!(matched == all, "only {matched} of {all} matched");
+    ensure!(lonely == 0, "{lonely} expiries only by twheel");
+    // When the connections progress, their flows are not stalled any more.
     let (_, ends) = events(&twheel, Instant::now() + Duration::from_secs(21))?;
     for outage in &outages {
         let end = ends.get(&outage.name);
@@ -283,7 +285,7 @@ fn timers_expire_when_the_kernels_do() -> Result<()> {
     Ok(())
 }
 
-/// The smoothed round trip of a socket, as the kernel has it, and what it has sent again.
+/// The kernel's smoothed RTT of a socket, and its retransmissions.
 fn kernels(stream: &TcpStream) -> Result<(Duration, u32)> {
     let info = tcp_info(stream)?;
     Ok((
@@ -292,14 +294,14 @@ fn kernels(stream: &TcpStream) -> Result<(Duration, u32)> {
     ))
 }
 
-/// Ours is within 10 % or a millisecond of the kernel's.
+/// Checks that twheel's RTT is within 10 % or a millisecond of the kernel's.
 fn check_rtt(end: &Value, kernels: Duration) -> Result<()> {
     let ours = end["orig_rtt_ms"].as_f64().context("no round trip")?;
     let kernels = kernels.as_secs_f64() * 1e3;
     let apart = (ours - kernels).abs();
     ensure!(
         apart <= 1.0 || apart <= kernels / 10.0,
-        "{ours} ms, and the kernel's {kernels} ms: {end}"
+        "RTT {ours} ms, and the kernel's {kernels} ms: {end}"
     );
     Ok(())
 }
@@ -311,7 +313,7 @@ fn connections_that_lose_nothing_have_no_expiries() -> Result<()> {
     echo(&pair.server)?;
     let twheel = start(&pair.client, &["--timeout", "4s,time_wait=1s,close=1s"])?;
     let mut rtts = BTreeMap::new();
-    // Request and response, a thousand of them.
+    // A thousand requests and responses.
     for number in 0..1_000 {
         let mut stream = connect(&pair.client, Family::alternate(number))?;
         for _ in 0..3 {
@@ -324,18 +326,18 @@ fn connections_that_lose_nothing_have_no_expiries() -> Result<()> {
     }
     let mut open = Vec::new();
     for number in 0..20 {
-        // Bulk.
+        // Bulk data.
         let mut stream = connect(&pair.client, Family::alternate(number))?;
         let mut reader = stream.try_clone()?;
         let reading = thread::spawn(move || reader.read_exact(&mut vec![0; 4 << 20]));
         stream.write_all(&vec![3; 4 << 20])?;
-        reading.join().expect("no panic")?;
-        // Keep-alives.
+        reading.join().expect("the reader panicked")?;
+        // Keepalives.
         let idle = connect(&pair.client, Family::alternate(number))?;
         setsockopt(&idle, sockopt::KeepAlive, &true)?;
         setsockopt(&idle, sockopt::TcpKeepIdle, &1)?;
         setsockopt(&idle, sockopt::TcpKeepInterval, &1)?;
-        // A window that closes: nobody reads what comes back.
+        // A window that closes, since the client does not read what comes back.
         let mut full = connect(&pair.client, Family::alternate(number))?;
         full.set_write_timeout(Some(Duration::from_millis(200)))?;
         let _ = full.write_all(&vec![4; 64 << 20]);
@@ -349,8 +351,8 @@ fn connections_that_lose_nothing_have_no_expiries() -> Result<()> {
         "{expiries} expiries of {} connections that lost nothing",
         ends.len()
     );
-    ensure!(ends.len() >= 1_000, "{} ends", ends.len());
-    // On a machine that is busy with other things the kernel's own may expire.
+    ensure!(ends.len() >= 1_000, "only {} ends", ends.len());
+    // On a busy machine, the kernel's own timers may expire.
     let theirs = timeouts(&pair.client)? + timeouts(&pair.server)?;
     ensure!(
         expiries <= 1 + theirs as usize,
@@ -386,11 +388,12 @@ fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Re
                             move || reader.read_exact(&mut vec![0; length])
                         });
                         stream.write_all(&vec![1; length])?;
-                        reading.join().expect("no panic")?;
+                        reading.join().expect("the reader panicked")?;
                     }
                     reader.flush()?;
-                    // The kernel takes a round trip from each acknowledgment, and twheel one at a time: while data queues
-                    // they average over different times. The path's own is what both must come to.
+                    // The kernel samples the RTT at each acknowledgment, twheel once per round
+                    // trip: while data queues, they average over different times. Both must
+                    // converge to the RTT of the path itself.
                     for _ in 0..30 {
                         exchange(&mut stream, 200)?;
                     }
@@ -410,8 +413,8 @@ fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Re
             end["orig_rtt_ms"], end["orig_retransmissions"]
         );
         check_rtt(end, *rtt)?;
-        // What the kernel takes for lost and sends again is seen, and nothing else. It counts segments, and one packet
-        // may carry several of them (GSO).
+        // Exactly the segments that the kernel takes for lost and sends again are seen. The kernel
+        // counts segments, and one packet may carry several of them (GSO).
         let (seen, sent) = (
             end["orig_retransmissions"].as_u64().context("no count")?,
             u64::from(*retransmissions),

@@ -1,4 +1,5 @@
-//! Both ways of running what is attached to nothing: the stepper, and the programs that delete and sweep.
+//! Both ways of running the programs that are not attached: the stepper, and those that delete and
+//! sweep.
 
 use std::{
     sync::mpsc::channel,
@@ -13,14 +14,14 @@ use twheel_tests::{
     running::{PolicyFile, Twheel},
 };
 
-/// More than one call that deletes takes.
+/// More than one call deletes.
 const CONNECTIONS: usize = 150;
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// How the wheels of a pair's server are stepped, as `stats` says.
+/// How the wheels of a pair's server are stepped, according to `stats`.
 fn way(pair: &Pair) -> Result<String> {
     let stats = pair.server.twheel_once(&["stats", "--iface", SERVER])?;
     assert_eq!(stats.code(), Some(0), "{}", stats.stderr);
@@ -28,7 +29,7 @@ fn way(pair: &Pair) -> Result<String> {
     let way = lines
         .filter_map(|line| line.strip_prefix("stepped by "))
         .next();
-    Ok(way.context("stats does not say how")?.to_owned())
+    Ok(way.context("stats does not name the way")?.to_owned())
 }
 
 #[test]
@@ -46,7 +47,8 @@ fn doctor_and_stats_name_the_way_that_a_run_takes() -> Result<()> {
     Ok(())
 }
 
-/// As on a kernel that gives nothing else: flows expire, are flushed, follow a policy, and are adopted.
+/// As on a kernel that supports only live frames: flows expire, are flushed, follow a policy, and
+/// are adopted.
 #[test]
 fn live_frames_do_what_test_runs_do() -> Result<()> {
     require_root();
@@ -66,7 +68,7 @@ fn live_frames_do_what_test_runs_do() -> Result<()> {
     let mut first = pair.connect(Family::V4)?;
     first.talk()?;
 
-    // A policy shortens its timeout: that takes a sweep, and then a step.
+    // A policy shortens the flow's timeout, which takes a sweep and then a step.
     let policy = PolicyFile::new(
         "stepping",
         "[[rule]]\nname = \"all\"\ndport = 7777\ntimeouts = { established = \"1s\" }\n",
@@ -84,7 +86,7 @@ fn live_frames_do_what_test_runs_do() -> Result<()> {
     let loaded = pair.server.twheel_once(&load)?;
     assert_eq!(loaded.code(), Some(0), "{}", loaded.stderr);
 
-    // Adopted by the same way, and deleted by some calls.
+    // Adopted by a run with the same way, and deleted in several calls.
     let ended = twheel.kill()?;
     assert_eq!(ended.signal(), Some(9));
     let twheel = Twheel::start(&pair.server, &args)?;
@@ -107,7 +109,7 @@ fn live_frames_do_what_test_runs_do() -> Result<()> {
     pair.server.check_clean(SERVER)
 }
 
-/// Where the kernel, or an option, has changed how the programs are run, the next run adopts all the same.
+/// If the kernel, or an option, has changed how the programs are run, the next run still adopts.
 #[test]
 fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
     require_root();
@@ -130,7 +132,7 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
             let wanted = if is_live { "live frames" } else { &usual };
             assert_eq!(way(&pair)?, wanted, "run {run}");
             connection.talk()?;
-            // A clock that is read, a wheel that is stepped, flows that are deleted.
+            // The clock is read, the wheel is stepped, and flows are deleted.
             thread::sleep(millis(50));
             let flush = ["flush", "--iface", SERVER, "--json"];
             let flushed = pair.server.twheel_once(&flush)?;
@@ -150,7 +152,7 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
     Ok(())
 }
 
-/// When a start said what, from the moment at which its process began; and when it was attached.
+/// The messages of a start, each with the time since its process began; and when it had attached.
 fn start(pair: &Pair, more: &[&str]) -> Result<(Vec<(Duration, String)>, Duration)> {
     let (to_lines, lines) = channel();
     let begun = Instant::now();
@@ -175,7 +177,7 @@ fn a_start_says_that_it_loads_and_is_attached_in_half_a_second() -> Result<()> {
     println!("attached after {took:?}");
     assert!(took[2] <= millis(500), "{took:?}");
 
-    // A table that takes longer to make.
+    // This table takes longer to create.
     let mut said = Vec::new();
     for _ in 0..3 {
         let (lines, attached) = start(&pair, &["--max-flows", "4000000"])?;

@@ -1,4 +1,4 @@
-//! `twheel top`, driven in a real terminal, and `twheel wheel`.
+//! `twheel top` in a real terminal, and `twheel wheel`.
 
 use std::{
     fs,
@@ -16,18 +16,18 @@ use serde_json::Value;
 use twheel::failure::Kind;
 use twheel_tests::{
     netns::{Namespace, require_root},
-    pair::{Connection, Family, Pair, SERVER},
+    pair::{Family, Pair, SERVER},
     running::{Twheel, twheel_bin},
 };
 
-/// Longer than anything here takes, on a machine that is busy with other things.
+/// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const WIDTH: &str = "120";
 const HEIGHT: &str = "30";
-/// What clears the screen, for the shell: `clear` may not be installed.
+/// Clears the screen, as a shell command: `clear` may not be installed.
 const CLEAR: &str = r"printf '\033[H\033[2J'";
 
-/// A terminal with a shell in a namespace: tmux's, which ends when this is dropped.
+/// A terminal with a shell in a namespace, made by tmux; it ends when this is dropped.
 struct Terminal<'a> {
     host: &'a Namespace,
     socket: String,
@@ -70,7 +70,7 @@ impl<'a> Terminal<'a> {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// Waits until the screen is as wanted.
+    /// Waits until the screen is as expected.
     fn until(&self, what: &str, is: impl Fn(&str) -> bool) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -78,16 +78,16 @@ impl<'a> Terminal<'a> {
             if is(&screen) {
                 return Ok(screen);
             }
-            ensure!(Instant::now() < end, "not {what}:\n{screen}");
+            ensure!(Instant::now() < end, "did not see {what}:\n{screen}");
             thread::sleep(Duration::from_millis(30));
         }
     }
 
-    /// Runs a command of the shell's, and what it says.
+    /// Runs a shell command and returns its output.
     fn shell(&self, command: &str) -> Result<String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let end = format!("end-{}:", COUNT.fetch_add(1, Ordering::Relaxed));
-        // Written apart: what is typed is not taken for what comes of it.
+        // Written in two parts, so that the typed command is not taken for its output.
         let (a, b) = end.split_at(2);
         self.enter(&format!("{CLEAR}; {command}; echo {a}''{b}"))?;
         self.press(&["Enter"])?;
@@ -95,7 +95,7 @@ impl<'a> Terminal<'a> {
         Ok(screen.split(&end).next().unwrap_or_default().to_owned())
     }
 
-    /// Starts `twheel top` over some text, and waits until it is there.
+    /// Starts `twheel top` over some text, and waits until it has drawn.
     fn top(&self, environment: &str, args: &str) -> Result<String> {
         let bin = twheel_bin()?;
         self.enter(&format!(
@@ -106,7 +106,7 @@ impl<'a> Terminal<'a> {
         self.until("top", |screen| screen.contains("PROTO"))
     }
 
-    /// Whether programs draw on the alternate screen, and whether the cursor is visible.
+    /// Whether the terminal shows the alternate screen, and whether the cursor is visible.
     fn modes(&self) -> Result<String> {
         let modes = "#{alternate_on} #{cursor_flag}";
         let modes = self.tmux(&["display-message", "-p", modes])?;
@@ -132,23 +132,17 @@ impl Drop for Terminal<'_> {
     }
 }
 
-/// Lines of the screen's that show flows.
+/// The lines of the screen that show flows.
 fn flows(screen: &str) -> Vec<&str> {
     let lines = screen.lines();
     lines.filter(|line| line.starts_with("tcp ")).collect()
 }
 
-/// A number of the screen's, after a word.
+/// The number on the screen after a word.
 fn number(screen: &str, word: &str) -> Option<u64> {
     let (_, rest) = screen.split_once(word)?;
     let digits = rest.split(|it: char| !it.is_ascii_digit()).next()?;
     digits.parse().ok()
-}
-
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
 }
 
 #[test]
@@ -156,8 +150,8 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let _run = Twheel::start(&pair.server, &["--iface", SERVER, "--accounting"])?;
-    let _connections = connect(&pair, 6)?;
-    // Younger by more than the clock's unit.
+    let _connections = pair.connect_some(6)?;
+    // Younger by more than a clock unit.
     thread::sleep(Duration::from_millis(50));
     let half_open = pair.half_open(Family::V4)?.to_string();
     let terminal = Terminal::open(&pair.server)?;
@@ -171,12 +165,16 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
         assert!(screen.contains(text), "{text}: {screen}");
     }
 
-    // As it is typed.
+    // The filter takes effect while it is typed.
     terminal.press(&["/"])?;
     terminal.enter("state == syn_sen")?;
     let screen = terminal.until("a message", |screen| screen.contains("column 10: no state"))?;
-    assert_eq!(flows(&screen).len(), 7, "the last good filter: {screen}");
-    assert_eq!(terminal.modes()?, "1 1", "a cursor to type at");
+    assert_eq!(
+        flows(&screen).len(),
+        7,
+        "the last valid filter must stay: {screen}"
+    );
+    assert_eq!(terminal.modes()?, "1 1", "there is no cursor to type at");
     terminal.press(&["Enter"])?;
     terminal.enter("t")?;
     let screen = terminal.until("one flow", |screen| flows(screen).len() == 1)?;
@@ -184,7 +182,7 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     assert!(!screen.contains("column"), "{screen}");
     terminal.press(&["Enter"])?;
     terminal.until("the keys", |screen| screen.contains("q quit"))?;
-    // Taken back.
+    // The change is discarded.
     terminal.press(&["/", "BSpace", "BSpace"])?;
     terminal.until("a message", |screen| screen.contains("column 10"))?;
     terminal.press(&["Escape"])?;
@@ -194,7 +192,7 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     terminal.press(&["/", "C-u", "Enter"])?;
     let screen = terminal.until("all flows", |screen| flows(screen).len() == 7)?;
 
-    // The half-open one is the youngest: the last by age, and the first in reverse.
+    // The half-open flow is the youngest: the last one by age, and the first in reverse.
     assert!(flows(&screen)[6].contains(&half_open), "{screen}");
     terminal.press(&["r"])?;
     terminal.until("the other order", |screen| {
@@ -208,7 +206,7 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     terminal.until("by packets", |screen| {
         screen.contains("sort: packets ") && flows(screen)[6].contains(&half_open)
     })?;
-    // Down by one, and back.
+    // Scrolls down by one, and back.
     terminal.press(&["Down"])?;
     terminal.until("six flows", |screen| flows(screen).len() == 6)?;
     terminal.press(&["Home"])?;
@@ -233,11 +231,11 @@ fn rates_and_the_hand_move() -> Result<()> {
     terminal.until("rates", |screen| {
         screen.contains("new 0/s") && screen.contains("expired 0/s")
     })?;
-    let _silent = connect(&pair, 40)?;
+    let _silent = pair.connect_some(40)?;
     let screen = terminal.until("new flows", |screen| {
         number(screen, "new ").is_some_and(|rate| rate > 0)
     })?;
-    // 40 in half a second; in a little less, if the look before was late.
+    // 40 flows in half a second, or in a little less if the previous reading was late.
     assert!(number(&screen, "new ") <= Some(120), "{screen}");
     let hand = |screen: &str| screen.find('│');
     let before = hand(&screen);
@@ -249,14 +247,14 @@ fn rates_and_the_hand_move() -> Result<()> {
 
     terminal.press(&["p"])?;
     terminal.until("a pause", |screen| screen.contains("paused"))?;
-    let _connections = connect(&pair, 3)?;
+    let _connections = pair.connect_some(3)?;
     thread::sleep(Duration::from_millis(1200));
     let screen = terminal.screen()?;
     assert!(screen.contains("server0  0 flows"), "{screen}");
     terminal.press(&["p"])?;
     terminal.until("three flows", |screen| screen.contains("server0  3 flows"))?;
 
-    // The instance goes, and comes again.
+    // The instance disappears, and comes back.
     run.stop()?;
     terminal.until("nobody", |screen| {
         screen.contains("waiting: twheel is not running")
@@ -298,12 +296,12 @@ fn the_terminal_is_as_it_was() -> Result<()> {
         assert_eq!(terminal.shell("stty -a")?, before, "{how}");
     }
 
-    // Colours, if they are wanted.
+    // Colours, if they are requested.
     let colours = |terminal: &Terminal<'_>| -> Result<bool> {
         let screen = terminal.tmux(&["capture-pane", "-p", "-e"])?;
         terminal.press(&["q"])?;
         terminal.until("a prompt", |screen| screen.contains("code 0"))?;
-        // Of the terminal's eight, or of more.
+        // Of the terminal's eight colours, or of more.
         Ok((30..=38).any(|colour| {
             ["m", ";"]
                 .iter()
@@ -348,7 +346,7 @@ fn what_cannot_be_shown_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// What `twheel wheel --json` says.
+/// The output of `twheel wheel --json`.
 fn wheel(host: &Namespace) -> Result<Vec<Value>> {
     let ended = host.twheel_once(&["wheel", "--json"])?;
     ensure!(ended.code() == Some(0), "{ended:?}");
@@ -358,7 +356,7 @@ fn wheel(host: &Namespace) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// Numbers of its lines of a kind.
+/// The numbers in a field of its lines of one kind.
 fn numbers(lines: &[Value], kind: &str, field: &str) -> Vec<i64> {
     let lines = lines.iter().filter(|line| line["kind"] == kind);
     lines.filter_map(|line| line[field].as_i64()).collect()
@@ -376,12 +374,13 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
     assert!(!numbers(&empty, "wheel", "elapsed").is_empty());
 
     let begun = Instant::now();
-    let _connections = connect(&pair, 20)?;
+    let _connections = pair.connect_some(20)?;
     let check = |lines: &[Value], loader: bool| {
         assert_eq!(numbers(lines, "slot", "flows").iter().sum::<i64>(), 20);
         assert_eq!(numbers(lines, "wheel", "flows").iter().sum::<i64>(), 20);
         assert_eq!(numbers(lines, "due", "flows"), [0, 0, 20, 0, 0, 0, 0]);
-        // Wherever the flows are looked at first: not after they are due, to a tick and what a jiffy hides.
+        // Whichever slots the flows are in, these do not begin after the flows are due, except by a
+        // tick and a jiffy.
         let left = 30_000 - begun.elapsed().as_millis() as i64;
         let mut starts = numbers(lines, "slot", "starts_in_ms");
         starts.sort_unstable();
@@ -431,7 +430,7 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
 
 #[test]
 fn a_million_flows_cost_little_to_watch() -> Result<()> {
-    /// Of one CPU.
+    /// As a share of one CPU.
     const BOUND: f64 = 0.15;
     const FLOWS: u32 = 1_000_000;
     require_root();
@@ -440,7 +439,8 @@ fn a_million_flows_cost_little_to_watch() -> Result<()> {
     let _run = Twheel::start(&pair.server, &args)?;
     pair.server.begin_flows(SERVER, FLOWS)?;
     let terminal = Terminal::open(&pair.server)?;
-    // A filter that all pass, and an order in which many are better than those before.
+    // Once with no filter, and once with a filter that all flows pass, in an order that makes the
+    // list change often.
     for args in ["", "--sort idle 'state == unreplied and dport == 80'"] {
         terminal.top("", args)?;
         terminal.until("rates", |screen| screen.contains("new 0/s"))?;
@@ -458,12 +458,12 @@ fn a_million_flows_cost_little_to_watch() -> Result<()> {
     Ok(())
 }
 
-/// Time on CPUs of a process.
+/// The CPU time of a process.
 fn cpu_time(pid: i32) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, after) = stat.rsplit_once(')').context("no name")?;
     let fields: Vec<_> = after.split_ascii_whitespace().collect();
-    // The 14th and 15th of all: user and system, in hundredths of a second.
+    // The 14th and 15th of all fields: user and system time, in hundredths of a second.
     let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
     Ok(Duration::from_millis(10 * ticks))
 }

@@ -1,4 +1,4 @@
-//! What the kernel's verifier goes through for each program has a budget: `docs/design.md` says how to keep it.
+//! The kernel verifier's work for each program has a budget: `docs/design.md` tells how to keep it.
 
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use twheel::{
@@ -11,12 +11,13 @@ use twheel::{
 };
 use twheel_common::packet::Protocols;
 
-/// Instructions of a program as `twheel run` loads it when nothing is asked for.
+/// The most instructions that the verifier may process for a program of `twheel run` without
+/// options.
 const BY_DEFAULT: u32 = 60_000;
-/// Instructions of a program with every option that adds some.
+/// The most for a program with every option that adds instructions.
 const WITH_EVERYTHING: u32 = 120_000;
 
-/// What is loaded where nothing else is asked for.
+/// The configuration without options.
 fn by_default() -> Wanted {
     Wanted {
         share: true,
@@ -35,13 +36,13 @@ fn everything() -> Wanted {
     }
 }
 
-/// Loads as production does, with room for so many interfaces: the object that the library carries, or one in a file that
-/// `TWHEEL_VERIFY` names.
+/// Loads as production does, with capacity for this many interfaces: the object in the library, or
+/// one in a file that `TWHEEL_VERIFY` names.
 fn verify(name: &str, wanted: Wanted, room: u32, budget: u32) {
     verify_load(name, wanted, budget, |load| load.room = room);
 }
 
-/// The same; `change` sets what a run sets beside the configuration.
+/// The same; `change` sets what a run sets besides the configuration.
 fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut Load<'_>)) {
     let clock = Clock::jiffies().unwrap();
     let other = std::env::var_os("TWHEEL_VERIFY").map(|path| std::fs::read(path).unwrap());
@@ -58,7 +59,7 @@ fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut
     for (program, instructions) in verified {
         assert!(
             instructions <= budget,
-            "{program} takes the verifier {instructions} instructions ({name}), not {budget} at the most"
+            "the verifier processes {instructions} instructions for {program} ({name}), more than {budget}"
         );
     }
 }
@@ -85,7 +86,7 @@ fn so_they_are_at_each_log_level() {
     }
 }
 
-/// Where there are several, each has counters of its own.
+/// With several interfaces, each has its own counters.
 #[test]
 fn so_they_are_for_several_interfaces() {
     verify("several", by_default(), 2, BY_DEFAULT);
@@ -114,7 +115,7 @@ fn so_they_are_for_each_scheme_and_view() {
     }
 }
 
-/// The committed object, of which a program begins by reading a register that nobody has written.
+/// The committed object, with a program that begins by reading a register that was never written.
 fn broken(program: &str) -> Vec<u8> {
     let file = object::File::parse(OBJECT).unwrap();
     let symbol = file.symbol_by_name(program).unwrap();

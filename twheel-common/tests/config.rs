@@ -1,4 +1,4 @@
-//! What programs are told.
+//! The configuration that programs get.
 
 use std::collections::BTreeSet;
 

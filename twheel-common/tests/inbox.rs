@@ -1,4 +1,5 @@
-//! The inbox of a wheel, one step after the other. (What CPUs do to it at once is in `inbox_model.rs`.)
+//! The inbox of a wheel, one step after the other. (`inbox_model.rs` tests what CPUs do to it at
+//! once.)
 #![allow(missing_docs)]
 
 use std::cell::RefCell;
@@ -8,7 +9,7 @@ use twheel_common::{
     wheel::{Link, NEVER},
 };
 
-/// What an inbox was asked for, in order.
+/// The operations on an inbox, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Did {
     Head(Link),
@@ -18,7 +19,7 @@ enum Did {
     Call,
 }
 
-/// An inbox of one thread.
+/// An inbox for a single thread.
 struct Memory {
     head: Link,
     called: bool,
@@ -31,7 +32,7 @@ struct Memory {
 struct Wheel(RefCell<Memory>);
 
 impl Wheel {
-    /// Whose driver comes back at this tick.
+    /// An inbox whose driver comes back at this tick.
     fn new(wake: u64) -> Self {
         Self(RefCell::new(Memory {
             head: Link::NONE,
@@ -42,7 +43,7 @@ impl Wheel {
         }))
     }
 
-    /// What was done since this was asked last.
+    /// The operations since the last question.
     fn did(&self) -> Vec<Did> {
         std::mem::take(&mut self.0.borrow_mut().did)
     }
@@ -96,8 +97,12 @@ fn a_flow_is_posted_as_the_protocol_says() {
         Did::Head(flow),
         Did::Linked(7, Link::NONE),
     ];
-    assert_eq!(wheel.did(), expected, "the driver comes in time");
-    // The next one leads to it, and is due before the driver comes.
+    assert_eq!(
+        wheel.did(),
+        expected,
+        "the driver was called, though it comes in time"
+    );
+    // The next flow's link leads to the first one, and it is due before the driver comes.
     inbox::post(&wheel, 8, 9);
     let expected = [
         Did::Linked(8, Link::PENDING),
@@ -119,7 +124,7 @@ fn who_sleeps_past_the_tick_is_called_once() {
         inbox::hurry(&wheel, 5);
     }
     assert_eq!(wheel.calls(), 1);
-    // It has come, and sleeps until the tick.
+    // The driver has come, and sleeps until the tick.
     inbox::come(&wheel);
     assert_eq!(inbox::sleep(&wheel, 5), Link::NONE);
     inbox::hurry(&wheel, 5);
@@ -132,10 +137,10 @@ fn who_sleeps_past_the_tick_is_called_once() {
 fn whether_a_call_is_under_way_is_told() {
     let wheel = Wheel::new(NEVER);
     assert!(inbox::call(&wheel));
-    assert!(inbox::call(&wheel), "somebody else has called");
+    assert!(inbox::call(&wheel), "an earlier call is not recognised");
     assert_eq!(wheel.calls(), 1);
     inbox::come(&wheel);
-    // No room: the next one tries again.
+    // The queue is full: the next caller tries again.
     wheel.0.borrow_mut().has_room = false;
     assert!(!inbox::call(&wheel));
     assert!(!inbox::call(&wheel));

@@ -1,13 +1,14 @@
-//! The protocol of a wheel's inbox and of its driver's sleep under a model checker: CPUs that post flows, and a driver that
-//! sleeps without limit until it is called. A call that is lost is a deadlock, which loom reports.
+//! The protocol of a wheel's inbox and of its driver's sleep under a model checker: CPUs post
+//! flows, and a driver sleeps without limit until it is called. A lost call is a deadlock, which
+//! loom reports.
 //!
-//! What runs is the code of `twheel_common::inbox`; the memory is loom's, with the orders of `table_model`: what is called
-//! an exchange is acquire and release, and loads and stores are relaxed.
+//! The code is that of `twheel_common::inbox`; the memory is loom's, with the same orderings as in
+//! `table_model`: exchanges are acquire and release, and loads and stores are relaxed.
 #![allow(missing_docs)]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    // Not loom's, whose destructor does not survive the end of a model that has failed.
+    // The standard library's `Arc`, since the destructor of loom's fails after a failed model.
     sync::Arc,
 };
 
@@ -26,19 +27,19 @@ use twheel_common::{
     wheel::{Link, NEVER},
 };
 
-/// What is wrong, for the tests of the model itself.
+/// A deliberate error, to test the model itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Broken {
     Nothing,
-    /// Who has called stores what for, as if it were the driver.
+    /// The caller stores the wake time, as if it were the driver.
     PosterStoresWake,
-    /// The driver does not look again once it has said for how long it will sleep.
+    /// The driver does not look again after it has stored how long it will sleep.
     NoLastLook,
-    /// It looks, and says it then.
+    /// The driver looks first, and then stores how long it will sleep.
     WakeLast,
-    /// It says that nobody has called when it goes, and not when it comes.
+    /// The driver clears the call when it goes to sleep, not when it comes.
     ClearedLast,
-    /// Who posts calls first.
+    /// The poster calls before it posts.
     CalledFirst,
 }
 
@@ -50,9 +51,9 @@ struct Wheel<const FLOWS: usize> {
     called: AtomicBool,
     wake: AtomicU64,
     links: [AtomicU32; FLOWS],
-    /// The call, and that it may come at any time without one.
+    /// Notifies of a call; it may also come at any time without one.
     called_for: Notify,
-    /// Some poster has stored a link.
+    /// Notifies that some poster has stored a link.
     linked: Notify,
     broken: Broken,
 }
@@ -88,7 +89,7 @@ impl<const FLOWS: usize> Inbox for Wheel<FLOWS> {
 }
 
 impl<const FLOWS: usize> Wheel<FLOWS> {
-    /// A wheel whose driver is asleep without limit.
+    /// A wheel whose driver sleeps without limit.
     fn new(broken: Broken) -> Self {
         Self {
             head: AtomicU32::new(0),
@@ -101,7 +102,7 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
         }
     }
 
-    /// A packet brings the deadline of a flow forward.
+    /// A packet shortens a flow's deadline.
     fn post(&self, flow: u32) {
         match self.broken {
             Broken::PosterStoresWake => {
@@ -122,7 +123,8 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
         }
     }
 
-    /// Takes the flows of a list out of it, and says how many they were. Who is half way through posting is waited for.
+    /// Takes the flows out of a list and returns their number. Waits for a poster that has not
+    /// stored its link yet.
     fn deliver(&self, mut list: Link) -> usize {
         let mut delivered = 0;
         while let Some(flow) = list.as_flow() {
@@ -131,7 +133,7 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
                 if next != Link::PENDING {
                     break next;
                 }
-                // At the next tick: by then it has come.
+                // The real driver comes back at the next tick; by then the link has been stored.
                 self.linked.wait();
             };
             list = next;
@@ -140,7 +142,7 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
         delivered
     }
 
-    /// Comes when it is called, until all flows were delivered.
+    /// Comes when it is called, until all flows are delivered.
     fn drive(&self) {
         let mut delivered = 0;
         while delivered < FLOWS {
@@ -149,7 +151,8 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
         }
     }
 
-    /// One turn: all that is there, and then it sleeps. How many were delivered.
+    /// One turn of the driver: delivers all that there is, and then sleeps. Returns how many flows
+    /// it delivered.
     fn turn(&self) -> usize {
         let mut delivered = match self.broken {
             Broken::ClearedLast => self.deliver(inbox::take(self)),
@@ -181,7 +184,7 @@ impl<const FLOWS: usize> Wheel<FLOWS> {
         delivered
     }
 
-    /// The same with a deadline of its own, which it means to come back for.
+    /// The same for a driver that intends to come back at this tick.
     fn turn_until(&self, tick: u64) -> usize {
         let mut delivered = self.deliver(inbox::come(self));
         loop {
@@ -213,7 +216,7 @@ fn explore(scenario: impl Fn() + Sync + Send + 'static) {
     model.check(scenario);
 }
 
-/// Whether the model checker finds something wrong.
+/// Whether the model checker finds an error.
 fn finds(scenario: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(scenario)).is_err()
 }
@@ -251,7 +254,7 @@ fn two_at_once(broken: Broken) {
     });
 }
 
-/// The driver wakes up by itself, and goes to sleep again for longer, while another CPU posts.
+/// The driver wakes up by itself and goes to sleep for longer, while another CPU posts.
 fn while_it_goes_to_sleep(broken: Broken) {
     explore(move || {
         let wheel = Arc::new(Wheel::<1>::new(broken));

@@ -1,8 +1,10 @@
-//! Sequence numbers at the bounds: what lies just inside is accepted, and what lies just outside is not.
+//! Sequence numbers at the limits: those just inside are accepted, those just outside are not.
 #![allow(missing_docs)]
 
+mod segments;
+
 use twheel_common::{
-    flow::{Direction, Direction::*, FlowKey},
+    flow::{Direction, Direction::*},
     numbers::{
         Apart, END_WINDOW, Positions, accepts_end, advance, apart, first, is_apart, may_skip,
     },
@@ -13,40 +15,21 @@ use twheel_common::{
     state::{Change, Known, Seen, State, View},
 };
 
-const BOTH: View = View {
-    one_way: false,
-    strict: false,
-};
-const ONE_WAY: View = View {
-    one_way: true,
-    strict: false,
-};
+use segments::{BOTH, ONE_WAY, segment};
 
-/// A window, and what was lost of it (docs/states.md).
+/// The window, which is also the most that may have been lost of it (docs/states.md).
 const FORWARD: u32 = 1 << 24;
-/// What may be in flight.
+/// The most data in flight.
 const IN_FLIGHT: u32 = 1 << 26;
-/// What may not have come by.
+/// The most data that may have passed unseen.
 const UNSEEN: u32 = 1 << 20;
 
-/// One wraps within any window, the other not.
+/// Two positions: one wraps around within any window, the other does not.
 const HERE: u32 = u32::MAX - 10;
 const THERE: u32 = 1 << 30;
 
-fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> Segment {
-    let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment {
-        key: FlowKey::default(),
-        direction,
-        flags,
-        seq,
-        ack,
-        end: seq.wrapping_add(length).wrapping_add(counted),
-        ..Segment::NONE
-    }
-}
-
-/// Both ends of a flow, and how it looks where one of them has come as far as `here`, the other `there`.
+/// Both directions of a flow, each with the positions of a flow in which its sender is at `here`
+/// and the other side at `there`.
 fn ends(here: u32, there: u32) -> [(Direction, Positions); 2] {
     [(FromLow, [here, there]), (FromHigh, [there, here])]
 }
@@ -64,7 +47,7 @@ fn add(seen: Seen, segment: &Segment, positions: Positions, view: View) -> Seen 
     }
 }
 
-/// A conversation that was picked up, of both sides of which the place is known.
+/// A picked-up conversation; the next sequence numbers of both sides are known.
 fn conversation(direction: Direction, positions: Positions) -> Seen {
     let seen = Seen::first(direction, ACK, BOTH).unwrap();
     let answer = segment(direction.reverse(), ACK, THERE, HERE, 0);
@@ -79,7 +62,7 @@ fn a_first_segment_tells_where_its_sender_is_and_what_it_acknowledges() {
         assert_eq!(first(&segment(direction, ACK, 100, 7, 1)), expected);
         assert_eq!(first(&segment(direction, SYN | ACK, 100, 7, 0)), expected);
     }
-    // Without the flag the number means nothing (RFC 9293, section 3.1).
+    // Without the ACK flag, the acknowledgment means nothing (RFC 9293, section 3.1).
     assert_eq!(first(&segment(FromLow, SYN, 100, 7, 0)), [101, 0]);
     assert_eq!(first(&segment(FromHigh, SYN, 100, 7, 0)), [0, 101]);
 }
@@ -89,7 +72,7 @@ fn where_one_side_is_all_that_is_seen_its_numbers_decide() {
     for (direction, positions) in ends(HERE, 0) {
         for flags in [SYN, ACK] {
             let seen = Seen::first(direction, flags, ONE_WAY).unwrap();
-            // Whatever it acknowledges: nobody knows what the other side has sent.
+            // Its acknowledgment does not matter: it is not known what the other side has sent.
             for ack in [0, 1, 1 << 24, 1 << 31, u32::MAX] {
                 let data = segment(direction, ACK, HERE, ack, 100);
                 assert_eq!(advance(positions, seen, &data), Some(89));
@@ -114,7 +97,7 @@ fn where_one_side_is_all_that_is_seen_its_numbers_decide() {
     }
 }
 
-/// What a segment says that is apart, where `noted` was seen behind a gap.
+/// What a segment at a distance tells, if `noted` was seen behind a gap.
 fn told(positions: Positions, noted: u32, seen: Seen, segment: &Segment, way: bool) -> Apart {
     match is_apart(positions, segment) {
         true => apart(positions, noted, seen, segment, way),
@@ -148,7 +131,8 @@ fn an_acknowledgment_with_its_exact_number_tells_where_the_other_side_is() {
         for off in [1, u32::MAX, END_WINDOW] {
             assert!(!of(ACK, HERE.wrapping_add(off), 1), "{off}");
         }
-        // Who was not seen is where the other side says, and whom nobody has seen is nowhere.
+        // A side that was not seen is where the other side's acknowledgments say; there is no
+        // number to compare with.
         let alone = Seen::first(direction, ACK, BOTH).unwrap();
         let ack = segment(direction, ACK, HERE, THERE + 1, 0);
         assert_eq!(told(positions, 0, alone, &ack, true), Apart::default());
@@ -161,7 +145,7 @@ fn an_acknowledgment_with_its_exact_number_tells_where_the_other_side_is() {
 fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() {
     for (direction, positions) in ends(HERE, THERE) {
         let seen = conversation(direction, positions);
-        // Both sides have lost something: no number is exact.
+        // Segments of both sides were lost, so no number is exact.
         let data = |ahead: u32, ack: u32| segment(direction, ACK, HERE.wrapping_add(ahead), ack, 9);
         let beyond = data(5_000, THERE + 70);
         let noted = HERE.wrapping_add(5_009);
@@ -175,14 +159,14 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         assert!(own(data(FORWARD, THERE)) && !own(data(FORWARD + 1, THERE)));
         assert!(own(data(1, THERE + FORWARD)) && !own(data(1, THERE + FORWARD + 1)));
         assert!(own(data(1, THERE - IN_FLIGHT)) && !own(data(1, THERE - IN_FLIGHT - 1)));
-        // Too far, though what it acknowledges is apart, too.
+        // Too far ahead, although its acknowledgment is at a distance, too.
         let far = told(positions, 0, seen, &data(FORWARD + 1, THERE + 1), true);
         assert_eq!(far, Apart::default());
         assert!(is_apart(positions, &data(FORWARD, THERE)));
         assert!(!is_apart(positions, &data(FORWARD + 1, THERE)));
         assert!(is_apart(positions, &data(0, THERE + FORWARD)));
         assert!(!is_apart(positions, &data(0, THERE + FORWARD + 1)));
-        // It continues; it has no data.
+        // The first continues the data without a gap; the second has no data.
         assert!(!own(data(0, THERE)) && !own(segment(direction, ACK, HERE + 5, THERE, 0)));
         let other = |ahead: u32, ack: u32, way| {
             let seq = THERE.wrapping_add(ahead);
@@ -198,7 +182,7 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         for ahead in [FORWARD + 1, (END_WINDOW + 1).wrapping_neg()] {
             assert_eq!(other(ahead, noted, true), None, "{ahead}");
         }
-        // While a FIN waits for its acknowledgment, the number in doubt is that of the FIN.
+        // While a FIN waits for its acknowledgment, the number in doubt is the FIN's.
         let noting = |state| {
             let ending = Seen(seen.0 & !15 | state as u32);
             told(positions, 0, ending, &beyond, true).own.is_some()
@@ -212,7 +196,7 @@ fn what_was_seen_behind_a_gap_counts_once_it_is_acknowledged_by_the_other_way() 
         ] {
             assert!(!noting(state), "{state:?}");
         }
-        // What was noted is too far from where the side was.
+        // The noted number is too far from the side's position.
         let distant = HERE.wrapping_add(FORWARD + 1);
         let answer = segment(direction.reverse(), ACK, THERE.wrapping_add(1), distant, 9);
         assert_eq!(told(positions, distant, seen, &answer, true).other, None);
@@ -248,9 +232,9 @@ fn positions_move_up_to_the_bounds_and_no_further() {
         assert!(moves(HERE.wrapping_add(1), THERE));
         assert!(!moves(HERE, THERE));
         assert!(!moves(HERE.wrapping_sub(1), THERE));
-        // Behind a gap nothing moves.
+        // A segment behind a gap does not move the position.
         assert!(!moves(HERE.wrapping_add(2), THERE));
-        // What begins before the end of what was there is behind no gap.
+        // A segment that begins before the end of the earlier data is not behind a gap.
         let long = segment(direction, ACK, HERE - 3, THERE - IN_FLIGHT, 8);
         assert_eq!(advance(positions, seen, &long), Some(HERE.wrapping_add(5)));
         let next = HERE.wrapping_add(1);
@@ -258,17 +242,18 @@ fn positions_move_up_to_the_bounds_and_no_further() {
         assert!(!moves(next, THERE - IN_FLIGHT - 1));
         assert!(moves(next, THERE + UNSEEN));
         assert!(!moves(next, THERE + UNSEEN + 1));
-        // An end says where its sender is once it is borne out.
+        // A FIN or RST moves its sender's position only once it is confirmed.
         for flags in [FIN | ACK, RST, RST | ACK] {
             let end = segment(direction, flags, HERE, THERE, 5);
             assert_eq!(advance(positions, seen, &end), None);
         }
-        // Nor does a SYN move who has a number.
+        // Nor does a SYN move the position of a side that has one.
         for flags in [SYN, SYN | ACK] {
             let syn = segment(direction, flags, 1 << 29, THERE, 0);
             assert_eq!(advance(positions, seen, &syn), None);
         }
-        // The first of a side begins wherever that is, and an answer acknowledges what it answers.
+        // A side's first segment sets its position anywhere; but an answer must acknowledge what it
+        // answers.
         let asked = Seen::first(direction.reverse(), SYN, BOTH).unwrap();
         let syn = segment(direction, SYN, 1 << 29, 0, 0);
         assert_eq!(advance(positions, asked, &syn), Some((1 << 29) + 1));
@@ -296,7 +281,7 @@ fn the_first_segment_of_a_side_is_placed_by_what_it_acknowledges() {
 #[test]
 fn a_fin_acknowledges_what_the_other_side_has_sent() {
     for (direction, positions) in ends(HERE, THERE) {
-        // Of a side that was seen, and of one that was not.
+        // For a side that was seen, and for one that was not.
         let placed = conversation(direction, positions);
         let unseen = Seen::first(direction.reverse(), ACK, BOTH).unwrap();
         for seen in [placed, unseen] {
@@ -326,7 +311,8 @@ fn a_first_fin_may_stand_anywhere_behind_a_syn_alone() {
             accepts_end(positions, seen, &fin)
         };
         for far in [END_WINDOW + 1, 1 << 30] {
-            // Of a flow that was picked up, the other side has told where this one is.
+            // If the flow was picked up, the other side's acknowledgment has told this side's
+            // position.
             assert!(!accepts(ACK, HERE.wrapping_add(far)), "{far}");
             assert!(accepts(SYN, HERE.wrapping_add(far)), "{far}");
         }
@@ -341,7 +327,7 @@ fn the_end_of_who_has_sent_a_syn_alone_has_its_number() {
             accepts_end(positions, opening, &segment(direction, flags, seq, ack, 0))
         };
         for flags in [RST, FIN, RST | ACK, FIN | ACK] {
-            // It acknowledges nothing: anybody knows that.
+            // Its acknowledgment does not matter, since anybody can know that nothing was sent.
             for ack in [0, THERE] {
                 assert!(end(flags, HERE, ack), "{flags}");
                 assert!(!end(flags, HERE.wrapping_add(1 << 28), ack), "{flags}");
@@ -357,7 +343,7 @@ fn a_reset_of_a_side_that_was_not_seen_names_a_number_of_the_flow() {
         let end =
             |flags, seq, ack| accepts_end(positions, seen, &segment(direction, flags, seq, ack, 0));
         for distance in [0, 1, END_WINDOW] {
-            // What was acknowledged; and what the other side has sent.
+            // A number that was acknowledged; or an acknowledgment of what the other side has sent.
             assert!(end(RST, HERE.wrapping_add(distance), 0));
             assert!(end(RST, HERE.wrapping_sub(distance), 0));
             assert!(end(RST | ACK, 0, THERE + distance));
@@ -369,7 +355,7 @@ fn a_reset_of_a_side_that_was_not_seen_names_a_number_of_the_flow() {
             assert!(!end(RST | ACK, 0, THERE + distance));
             assert!(!end(RST | ACK, 0, THERE - distance));
         }
-        // A SYN has acknowledged nothing.
+        // A SYN acknowledges nothing.
         let opening = Seen::first(direction.reverse(), SYN, BOTH).unwrap();
         assert!(!accepts_end(
             positions,
@@ -407,7 +393,7 @@ fn an_answer_to_a_flow_that_was_picked_up_lies_where_it_was_acknowledged() {
         assert!(!fits(ACK, HERE, THERE - IN_FLIGHT - 1));
         assert!(fits(ACK, HERE, THERE + UNSEEN));
         assert!(!fits(ACK, HERE, THERE + UNSEEN + 1));
-        assert!(!fits(0, HERE, THERE), "nothing is acknowledged");
+        assert!(!fits(0, HERE, THERE), "without an acknowledgment");
     }
 }
 
@@ -437,11 +423,12 @@ fn who_goes_on_after_a_doubtful_reset_does_so_within_the_window() {
         assert!(!goes_on(ACK, HERE, THERE - IN_FLIGHT - 1));
         assert!(goes_on(ACK, HERE, THERE + UNSEEN));
         assert!(!goes_on(ACK, HERE, THERE + UNSEEN + 1));
-        assert!(!goes_on(0, HERE, THERE), "nothing is acknowledged");
+        assert!(!goes_on(0, HERE, THERE), "without an acknowledgment");
     }
 }
 
-/// All numbers of a segment at random: how often it is taken for its sender's, as docs/threats.md has it.
+/// How often a segment with random numbers is taken for its sender's, compared with
+/// docs/threats.md.
 #[test]
 fn a_random_segment_moves_a_position_as_often_as_the_page_says() {
     const DRAWS: u32 = 1 << 22;
@@ -455,7 +442,7 @@ fn a_random_segment_moves_a_position_as_often_as_the_page_says() {
     for (direction, positions) in ends(HERE, THERE) {
         let both = conversation(direction, positions);
         let alone = Seen::first(direction, ACK, ONE_WAY).unwrap();
-        // RSTs, RSTs with an ACK, FINs and data; each with its chance.
+        // The chances of RSTs, RSTs with an ACK, FINs and data.
         let circle = 2f64.powi(32);
         let window = (2.0 * f64::from(END_WINDOW) + 1.0) / circle;
         let ahead = (f64::from(END_WINDOW) + 1.0) / circle;

@@ -1,4 +1,5 @@
-//! Which rule a flow meets, one dimension after the other. (Policy files: `src/policy/tests/` of twheel-user.)
+//! Which rule a flow matches, one dimension after the other. (Policy files: `src/policy/tests/` of
+//! twheel-user.)
 #![allow(missing_docs)]
 
 use std::cell::RefCell;
@@ -25,7 +26,7 @@ const TUPLE: Tuple = Tuple {
     zone: 5,
 };
 
-/// Each dimension admits these; what was asked.
+/// Each dimension admits these rules; the questions are recorded.
 struct Policy {
     dimensions: Dimensions,
     admit: Rules,
@@ -97,7 +98,7 @@ fn each_dimension_is_asked_for_what_the_flow_has_and_restricts_the_rules() {
     }
 }
 
-/// Each VLAN admits the rule of its number alone.
+/// Each VLAN admits only the rule with its number.
 #[test]
 fn a_rule_passes_that_admits_the_outer_or_the_inner_vlan() {
     struct Vlans(RefCell<Vec<u32>>);
@@ -175,7 +176,7 @@ fn the_tries_are_not_asked_once_nothing_is_left() {
 
 #[test]
 fn sets_of_equal_words_meet_and_join_too() {
-    // The same bit of each of the words.
+    // The same bit in each of the words.
     let places = [5, 69, 133, 197];
     for some in 1..16_u32 {
         let rules: Vec<u16> = (0..4)
@@ -199,7 +200,7 @@ fn the_policy_that_counts_and_its_dimensions_are_one_word() {
             assert_eq!((active.set(), active.dimensions()), (set, dimensions));
         }
     }
-    // Policies alternate: the one after 1 is 0.
+    // Two policies alternate: 0 follows 1.
     assert_eq!(Active::new(2, all), Active::new(0, all));
     assert!(all.has(Dimensions::HOOK.with(Dimensions::PORT)));
     assert!(!Dimensions::HOOK.has(Dimensions::HOOK.with(Dimensions::PORT)));
@@ -235,6 +236,6 @@ fn small_dimensions_are_in_the_header_by_number() {
     assert_eq!(
         Protocol::ALL.map(Protocol::name),
         ["tcp", "udp", "icmp"],
-        "as in a policy file"
+        "the name differs from that in a policy file"
     );
 }

@@ -1,4 +1,4 @@
-//! Which details are free. (What several CPUs do to the depot is in `pool_model.rs`.)
+//! Which details are free. (`pool_model.rs` tests what several CPUs do to the depot.)
 #![allow(missing_docs)]
 
 use std::{cell::Cell, collections::HashSet};
@@ -13,7 +13,7 @@ struct Memory {
     below: Vec<Cell<Link>>,
     depot: Cell<u64>,
     fresh: Cell<u32>,
-    /// Another CPU is always faster at the depot.
+    /// Another CPU always gets to the depot first.
     is_busy: Cell<bool>,
     attempts: Cell<u32>,
 }
@@ -31,7 +31,7 @@ impl Memory {
         }
     }
 
-    /// How many chains are in the depot.
+    /// The number of chains in the depot.
     fn chains(&self) -> usize {
         let first = Link::from_raw(self.depot.get() as u32);
         std::iter::successors(first.as_flow(), |details| self.below(*details).as_flow()).count()
@@ -65,7 +65,11 @@ impl Pool for Memory {
             return !old;
         }
         assert_eq!(old, self.depot.get());
-        assert_ne!(old >> 32, new >> 32, "a head has a version of its own");
+        assert_ne!(
+            old >> 32,
+            new >> 32,
+            "the new head must have another version"
+        );
         self.depot.replace(new)
     }
 
@@ -86,7 +90,7 @@ impl Pool for Memory {
     }
 }
 
-/// Details that lie on a shelf.
+/// The number of details on a shelf.
 fn lying(memory: &Memory, shelf: &Shelf) -> u32 {
     let chain = |first: Link| {
         std::iter::successors(first.as_flow(), |details| memory.next(*details).as_flow()).count()
@@ -104,15 +108,19 @@ fn all_are_given_once_and_then_there_are_none() {
         let expected = (shelf.fresh != shelf.fresh_end).then(|| next(&shelf));
         let details = take(&memory, &mut shelf).unwrap();
         assert!(expected.is_none_or(|expected| expected == details));
-        assert!(taken.insert(details), "{details} twice");
+        assert!(taken.insert(details), "details {details} taken twice");
     }
     assert_eq!(take(&memory, &mut shelf), None);
     for details in 0..4 * CHAIN {
         give(&memory, &mut shelf, details);
-        assert_eq!(next(&shelf), details, "the latest is the warmest");
+        assert_eq!(
+            next(&shelf),
+            details,
+            "the details that were given back last must be taken first"
+        );
         assert!(lying(&memory, &shelf) <= SHELF);
     }
-    // The shelf keeps two chains, the depot has the rest.
+    // The shelf keeps two chains; the depot has the rest.
     assert_eq!(memory.chains(), 2);
     assert_eq!(lying(&memory, &shelf), 2 * CHAIN);
     for _ in 0..4 * CHAIN {
@@ -127,7 +135,7 @@ fn what_one_cpu_gives_back_another_takes() {
     let [mut takes, mut gives] = [Shelf::default(); 2];
     let mut held = Vec::new();
     for turn in 0..100 * CHAIN {
-        held.push(take(&memory, &mut takes).expect("there are enough"));
+        held.push(take(&memory, &mut takes).expect("no free details"));
         if held.len() > CHAIN as usize {
             give(&memory, &mut gives, held.remove(turn as usize % held.len()));
         }
@@ -135,7 +143,7 @@ fn what_one_cpu_gives_back_another_takes() {
             assert!(lying(&memory, shelf) <= SHELF);
         }
     }
-    // Those of the first turns have done for all of them.
+    // The details of the first turns have sufficed for all of them.
     let once: HashSet<_> = held.iter().collect();
     assert_eq!(once.len(), held.len());
 }
@@ -152,7 +160,8 @@ fn random_cpus_lose_and_share_nothing() {
         random ^= random >> 7;
         random ^= random << 17;
         let shelf = &mut shelves[(random >> 20) as usize % 3];
-        // Now more are taken, now more given back.
+        // Alternates between phases in which more details are taken and phases in which more are
+        // given back.
         let takes = (random >> 40) % 8 < if turn / 2_000 % 2 == 0 { 6 } else { 2 };
         if takes {
             held.extend(take(&memory, shelf));
@@ -171,7 +180,7 @@ fn random_cpus_lose_and_share_nothing() {
             assert_eq!(held.len() as u32 + lie + untouched + stored, DETAILS);
         }
     }
-    // None is out of reach for all.
+    // All details can still be taken.
     loop {
         let taken: Vec<_> = shelves
             .iter_mut()
@@ -197,12 +206,12 @@ fn who_does_not_get_to_the_depot_goes_another_way() {
     }
     assert_eq!(memory.chains(), 1);
     memory.is_busy.set(true);
-    // Takes what nobody has had.
+    // It takes details that were never used.
     let mut shelf = Shelf::default();
     memory.attempts.set(0);
     let details = take(&memory, &mut shelf).unwrap();
     assert!(memory.attempts.get() > 1 && !all.contains(&details));
-    // Keeps what it cannot bring away.
+    // It keeps details that it cannot bring to the depot.
     give(&memory, &mut full, details);
     for _ in 1..CHAIN {
         let details = take(&memory, &mut shelf).unwrap();

@@ -1,5 +1,5 @@
-//! The depot of free details under a model checker: every interleaving of two CPUs that take chains and bring them back.
-//! (What loom has and has not is in `table_model`.)
+//! The depot of free details under a model checker: every interleaving of two CPUs that take chains
+//! and bring them back. (`table_model` describes what loom models.)
 #![allow(missing_docs)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,16 +21,16 @@ use twheel_common::{
 
 const DETAILS: u32 = 4;
 
-/// Details, each the only one of its chain.
+/// Details, each in a chain of its own.
 struct Depot {
     below: Vec<AtomicU64>,
     head: AtomicU64,
-    /// Whether a head is told from an earlier one that was the same.
+    /// Whether a head has a version that tells it from an earlier, equal one.
     has_versions: bool,
 }
 
 impl Depot {
-    /// Chains of 0, 1 and 2, in this order.
+    /// A depot with the chains 0, 1 and 2, in this order.
     fn new(has_versions: bool) -> Self {
         let below = |details| match details {
             0 | 1 => Link::flow(details + 1),
@@ -88,7 +88,8 @@ impl Pool for Depot {
     }
 }
 
-/// One CPU takes a chain, while another takes two and brings back the first. All details are somewhere, once.
+/// One CPU takes a chain, while another takes two and brings back the first. In the end, each of
+/// the details is in exactly one place.
 fn chains(has_versions: bool) {
     loom::model(move || {
         let depot = Arc::new(Depot::new(has_versions));
@@ -120,7 +121,11 @@ fn chains(has_versions: bool) {
             assert!(held.len() <= DETAILS as usize, "{held:?}");
         }
         held.sort_unstable();
-        assert_eq!(held, Vec::from_iter(0..DETAILS), "once each");
+        assert_eq!(
+            held,
+            Vec::from_iter(0..DETAILS),
+            "not each of the details once"
+        );
     });
 }
 

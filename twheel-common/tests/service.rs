@@ -1,4 +1,4 @@
-//! The driver on tokio's time: paused, so that nothing here waits.
+//! The driver on tokio's time, which is paused, so no test really waits.
 #![allow(missing_docs)]
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ async fn never_early_and_late_by_less_than_a_tick() {
             let after = begin.elapsed();
             let due = ms(timer.value);
             assert!(after >= due && after < due + TICK, "{due:?} at {after:?}");
-            // Ticks are absolute: there is no drift.
+            // Ticks are absolute, so there is no drift.
             assert_eq!(after.as_millis() % TICK.as_millis(), 0);
         }
         assert_eq!(service.pending(), 0);
@@ -74,7 +74,8 @@ async fn a_slow_consumer_delays_nobody_and_is_felt_by_the_starters() {
     }
     let error = service.start(ms(5), 9).unwrap_err();
     assert_eq!((error.value, error.most), (4, 3));
-    // Nobody receives, and the wheel turns: what has fired cannot be stopped any more.
+    // The channel is not read, but the wheel turns: timers that have fired cannot be stopped any
+    // more.
     sleep(ms(1_000)).await;
     assert_eq!(service.pending(), 3);
     assert!(service.start(ms(5), 9).is_err());
@@ -91,7 +92,7 @@ async fn a_driver_that_was_late_catches_up_in_order() {
     for value in (1..=5_000).rev() {
         service.start(ms(10 * value), value).unwrap();
     }
-    // More than the budget of one turn, all late.
+    // More timers than one turn's budget, all late.
     tokio::time::advance(ms(100_000)).await;
     for value in 1..=5_000 {
         assert_eq!(expired.recv().await.unwrap().value, value);
@@ -110,7 +111,7 @@ async fn stop_returns_what_was_not_sent() {
     assert_eq!(left, ['b', 'c']);
     assert_eq!(service.start(ms(5), 'd').unwrap_err().most, 0);
     assert_eq!(expired.recv().await.unwrap().value, 'a');
-    assert!(expired.recv().await.is_none(), "the channel ends");
+    assert!(expired.recv().await.is_none(), "the channel must end");
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +145,7 @@ async fn bad_input_is_refused() {
     assert_eq!((error.value, error.least), (0, 1));
     assert!(spawn(Duration::MAX, 1).is_err());
     assert!(spawn(TICK, 0).is_err());
-    // Longer than any clock.
+    // Longer than any clock can count.
     let (service, _expired) = spawn(TICK, 1).unwrap();
     service.start(Duration::MAX, ()).unwrap();
 }
@@ -172,7 +173,7 @@ fn starts_from_many_threads_at_once_create_each_level_once() {
                 barrier.wait();
                 let timers: Vec<(u64, Handle)> = (0..EACH)
                     .map(|number| {
-                        // Each thread reaches for a new level at the same time as the others.
+                        // Each thread needs a new level at the same time as the others.
                         let ticks = (1 << (number % 20)) + number;
                         let timer = service.start(TICK * ticks as u32, ticks).unwrap();
                         (thread, timer)
@@ -187,7 +188,10 @@ fn starts_from_many_threads_at_once_create_each_level_once() {
         let mut last = 0;
         for _ in 0..THREADS * EACH {
             let timer = expired.recv().await.unwrap();
-            assert_eq!(timer.value, timer.deadline, "no time has passed");
+            assert_eq!(
+                timer.value, timer.deadline,
+                "the deadline differs, though no time has passed"
+            );
             assert!(timer.value >= last);
             last = timer.value;
             assert_eq!(begin.elapsed(), TICK * last as u32);

@@ -1,4 +1,5 @@
-//! What crosses the kernel boundary and is too small for a file of its own: numbers, names, ticks, counters, sources.
+//! What crosses the kernel boundary and is too small for a file of its own: numbers, names, ticks,
+//! counters, sources.
 #![allow(missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -30,15 +31,15 @@ fn a_tick_is_the_one_that_a_time_lies_in() {
         assert_eq!(tick.begin(time), begin);
         assert_eq!(tick.from(time), from);
     }
-    // No loader sets it.
+    // No running twheel sets a tick of 0.
     assert_eq!(Tick(0).of(7), 7);
 }
 
 #[test]
 fn the_last_numbers_are_kept_apart() {
-    // 0 is no rule, and the last one what the timeouts of no rule are.
+    // 0 means no rule; the last number has the timeouts of flows without a rule.
     assert_eq!(usize::from(UNRULED) + 1, RULES);
-    // What is of no interface, the loader's, and then the interfaces.
+    // First what belongs to no interface, then the running twheel's own, and then the interfaces.
     assert_eq!([NO_INTERFACE, LOADER, FIRST_INTERFACE], [0, 1, 2]);
 }
 
@@ -126,7 +127,11 @@ fn answers_of_programs_have_their_numbers() {
     ] {
         assert_eq!(Outcome::from_raw(number), Some(outcome));
     }
-    assert_eq!(Outcome::from_raw(0), None, "what userspace wrote there");
+    assert_eq!(
+        Outcome::from_raw(0),
+        None,
+        "0 is what userspace writes before the call"
+    );
     for (number, deleted) in [
         (101, Deleted::Done),
         (102, Deleted::Changed),
@@ -135,7 +140,11 @@ fn answers_of_programs_have_their_numbers() {
         (105, Deleted::Posted),
     ] {
         assert_eq!(Deleted::from_raw(number), Some(deleted));
-        assert_eq!(Reason::from_raw(number), None, "no reason has that number");
+        assert_eq!(
+            Reason::from_raw(number),
+            None,
+            "a reason has the same number"
+        );
     }
     for reason in Reason::ALL {
         assert_eq!(Deleted::from_raw(reason as u32), None);
@@ -177,14 +186,14 @@ fn flows_that_came_and_did_not_go_are_live() {
     assert_eq!(count(Counter::Expired, 30), 70);
     assert_eq!(count(Counter::Evicted, 20), 50);
     assert_eq!(count(Counter::Deleted, 10), 40);
-    // The next life of the same flow, and what says nothing of the table.
+    // These count the next flow of the same key, and what does not change the number of flows.
     assert_eq!(count(Counter::Superseded, 5), 40);
     assert_eq!(count(Counter::OverShare, 5), 40);
-    // Counted out before it was counted in.
+    // Counted as ended before it was counted as begun.
     assert_eq!(count(Counter::Deleted, 50), 0);
 }
 
-/// An address as a key has it.
+/// An address in the form that a key has.
 fn words(address: &str) -> [u64; 2] {
     let bytes = address.parse::<Ipv6Addr>().unwrap().octets();
     [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap()))
@@ -197,6 +206,10 @@ fn an_ipv4_address_answers_for_itself_and_an_ipv6_one_for_its_network() {
     assert_ne!(source(a), source(b));
     let [a, b, c] = ["2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:2::1"].map(words);
     assert_eq!(source(a), words("2001:db8:0:1::"));
-    assert_eq!(source(a), source(b), "one host can have both");
+    assert_eq!(
+        source(a),
+        source(b),
+        "addresses of one network are one source"
+    );
     assert_ne!(source(a), source(c));
 }

@@ -1,5 +1,5 @@
-//! The flow table on one CPU: against a map, at the load it is made for, and with keys that are anything
-//! but random. (What several CPUs do to it is in `table_model`.)
+//! The flow table on one CPU: compared with a map, at its intended load, and with keys that are not
+//! random at all. (`table_model` tests what several CPUs do to it.)
 #![allow(missing_docs)]
 
 mod memory;
@@ -31,11 +31,11 @@ fn syn(now: u64, details: u32) -> Begins {
     }
 }
 
-/// A table, without anybody else.
+/// A table that no other CPU uses.
 struct Table {
     hash: Hash,
     memory: Memory<'static>,
-    /// The bits of fingerprints that it has.
+    /// The bits of the fingerprints that are used.
     fingerprints: u64,
 }
 
@@ -60,7 +60,7 @@ impl Table {
         find(&self.memory, self.place(key), key)
     }
 
-    /// The record; `None` where its window is full.
+    /// The new record; `None` if the window is full.
     fn insert(&self, key: &FlowKey, now: u64) -> Option<usize> {
         self.insert_at(self.place(key), key, now)
     }
@@ -72,7 +72,7 @@ impl Table {
                 assert_eq!(at, index as usize);
                 Some(at)
             }
-            Inserted::Exists(_) => panic!("there already"),
+            Inserted::Exists(_) => panic!("the key exists already"),
             Inserted::Full => {
                 self.memory.give(details);
                 None
@@ -84,7 +84,8 @@ impl Table {
         assert!(self.memory.end(at, self.memory.word(at)));
     }
 
-    /// The bitmaps say where the flows are, and nothing else; the part of them at home.
+    /// Checks that the bitmaps name exactly the records of the flows. Returns the share of flows at
+    /// their homes.
     fn check(&self) -> f64 {
         self.memory.assert_whole(true, |key| self.place(key));
         let (mut flows, mut at_home) = (0, 0);
@@ -97,7 +98,7 @@ impl Table {
     }
 }
 
-/// A key as an attacker chooses it: number to endpoints.
+/// Keys as an attacker chooses them: from a number to endpoints.
 type Keys = fn(u64) -> FlowKey;
 
 fn ipv4(source: u32, port: u16, destination: u32, to: u16) -> FlowKey {
@@ -123,7 +124,7 @@ fn ipv6(source: [u64; 2], port: u16, destination: [u64; 2]) -> FlowKey {
     .0
 }
 
-/// Any, of IPv6.
+/// Any IPv6 endpoints.
 fn any(number: u64) -> FlowKey {
     let mut random = Random(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let _ = random.next();
@@ -166,7 +167,8 @@ const SETS: [(&str, Keys); 8] = [
     }),
 ];
 
-/// What a table of this capacity came to under steady churn: a flow, any of them, goes for each that comes.
+/// The result for a table of this capacity under steady churn: for each new flow, a random one is
+/// removed.
 #[derive(Debug)]
 struct Churn {
     refused: u64,
@@ -180,7 +182,7 @@ fn churn(secret: u64, max_flows: u32, insertions: u64, keys: Keys) -> Churn {
     let mut refused = 0;
     for number in 0..insertions {
         if flows.len() == max_flows as usize {
-            // Any of them, so that no order of coming and going helps.
+            // A random one, so that no order of adding and removing helps.
             let last = flows.len() - 1;
             flows.swap(random.next() as usize % flows.len(), last);
             table.remove(flows.pop_back().unwrap());
@@ -212,9 +214,9 @@ fn few_are_refused_at_capacity() {
     assert!(refused <= tables * insertions / 1_000_000, "{refused}");
 }
 
-/// How long a flow lives, counted in flows that come after it, where the table has room for this many: by its
-/// number. (Not by where it stands: who is not at home must not live longer than others, or windows fill up. Nobody outside
-/// can know who is.)
+/// How long a flow lives, measured in later flows, in a table of this capacity: by the flow's
+/// number. (Not by its record: if flows away from home lived longer than others, windows would fill
+/// up. But nobody outside can know which flows these are.)
 type Lifetime = fn(&mut Random, capacity: u64, number: u64) -> u64;
 
 const LIFETIMES: [(&str, Lifetime); 12] = [
@@ -275,8 +277,8 @@ const LIFETIMES: [(&str, Lifetime); 12] = [
     ),
 ];
 
-/// At most one insertion in a million is refused, however long flows live. The table is full: for each that comes goes who
-/// would have gone first, with all that go at the same time.
+/// At most one insertion in a million is refused, however long flows live. The table is full: for
+/// each new flow, the one with the earliest end is removed, and all with the same end.
 #[test]
 fn few_are_refused_under_any_pattern_of_lifetimes() {
     const FLOWS: u32 = 1 << 14;
@@ -284,7 +286,7 @@ fn few_are_refused_under_any_pattern_of_lifetimes() {
     for (secret, (name, lifetime)) in (1..).zip(LIFETIMES) {
         let table = Table::new(secret, FLOWS);
         let mut random = Random(secret);
-        // When who goes, the next first.
+        // When each flow ends, earliest first.
         let mut ends = BinaryHeap::new();
         let (mut refused, mut full) = (0, 0);
         for number in 0..INSERTIONS {
@@ -308,14 +310,17 @@ fn few_are_refused_under_any_pattern_of_lifetimes() {
             full += u64::from(ends.len() >= FLOWS as usize / 2);
         }
         println!("{name}: {refused} refused, {} flows", ends.len());
-        assert!(full > INSERTIONS / 2, "{name}: full {full} times");
+        assert!(
+            full > INSERTIONS / 2,
+            "{name}: the table was full only {full} times"
+        );
         assert!(refused <= INSERTIONS / 1_000_000, "{name}: {refused}");
         table.check();
     }
 }
 
-/// Whoever does not know the secret gains nothing. (Without its mixer the hash would let one secret in
-/// thirty refuse one such flow in fifty.)
+/// An attacker who does not know the secret gains nothing. (Without its mixer, the hash would let
+/// one secret in thirty refuse one such flow in fifty.)
 #[test]
 fn structured_keys_are_no_worse_than_random_ones() {
     const FLOWS: u32 = 10_000;
@@ -350,7 +355,7 @@ fn sets_are_of_different_keys() {
 #[test]
 fn it_agrees_with_a_map() {
     for secret in 1..=20 {
-        // With fingerprints of two bits, too: every other flow has a twin.
+        // With fingerprints of two bits, too, so that every other flow has a twin.
         let fingerprints = [u64::MAX, 7][secret as usize % 2];
         let table = Table {
             fingerprints,
@@ -379,7 +384,7 @@ fn it_agrees_with_a_map() {
                     assert!(found.is_none_or(|at| is_strange(&table, at, &key)));
                 }
                 (Some(at), _) => {
-                    // A second time it is there.
+                    // A second insertion finds the first one.
                     let place = table.place(&key);
                     let details = table.memory.take();
                     let again = insert(&table.memory, place, &key, &syn(now, details));
@@ -403,8 +408,8 @@ fn it_agrees_with_a_map() {
     }
 }
 
-/// Whether what was found for a key that is not in the table is another flow, that has its fingerprint and that the packet
-/// does not change.
+/// Whether what was found for a key that is not in the table is another flow with the same
+/// fingerprint, which the packet does not change.
 fn is_strange(table: &Table, at: usize, key: &FlowKey) -> bool {
     let held = table.memory.held_at(at);
     let place = table.place(&held.key());
@@ -414,7 +419,7 @@ fn is_strange(table: &Table, at: usize, key: &FlowKey) -> bool {
         && table::change(&table.memory, at, key, word, word.dead()).is_none()
 }
 
-/// False matches by the thousand: what is in the table is found, and nothing else changes.
+/// Thousands of false matches: every flow in the table is found, and no other flow is changed.
 #[test]
 fn fingerprints_of_twelve_bits_mix_nothing_up() {
     const FLOWS: u32 = 1 << 15;
@@ -455,7 +460,7 @@ fn fingerprints_of_twelve_bits_mix_nothing_up() {
 fn a_full_window_refuses_and_a_free_record_is_found() {
     let table = Table::new(1, 64);
     let home = 6;
-    // All keys are of this home.
+    // All keys have this home.
     let place = |key: &FlowKey| Place {
         home,
         ..table.hash.place(key)
@@ -471,7 +476,7 @@ fn a_full_window_refuses_and_a_free_record_is_found() {
         .map(|key| find(&table.memory, place(key), key).unwrap())
         .collect();
     assert_eq!(found, (6..6 + WINDOW as usize).collect());
-    // Beyond the end of the table there is none, and the last home has its whole window.
+    // There are no records beyond the end of the table, and the last home has a whole window.
     let last = (table.hash.homes as u32 - 1) * LINE;
     let records = table.hash.records() as u32;
     assert_eq!(records, last + WINDOW);
@@ -481,7 +486,7 @@ fn a_full_window_refuses_and_a_free_record_is_found() {
     assert_eq!(table.memory.word(13).generation(), 2);
 }
 
-/// Who finds its home full goes where it takes nobody's home.
+/// A flow whose home is full goes where it takes no other flow's home.
 #[test]
 fn a_flow_goes_home_or_into_an_empty_line_or_where_there_is_room() {
     let table = Table::new(1, 64);
@@ -495,10 +500,10 @@ fn a_flow_goes_home_or_into_an_empty_line_or_where_there_is_room() {
     assert_eq!(enter(0, 8), 8);
     assert_eq!(enter(1, 8), 9);
     assert_eq!(enter(2, 10), 10);
-    // Not beside the flow at 10.
+    // Not beside the flow in record 10.
     assert_eq!(enter(3, 8), 12);
     assert_eq!(enter(4, 8), 14);
-    // Every line has a flow.
+    // Every line has a flow now.
     for line in 8..8 + WINDOW / LINE {
         enter(100 + u64::from(line), 2 * line);
     }
@@ -516,12 +521,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// From 0 on, below 1.
+    /// From 0 to 1, without 1.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// With a mean of 1.
+    /// Exponentially distributed, with a mean of 1.
     fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }

@@ -1,4 +1,4 @@
-//! The wheel against a sorted list of deadlines.
+//! The wheel compared with a sorted list of deadlines.
 #![allow(missing_docs)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -7,7 +7,7 @@ use twheel_common::wheel::{
     Geometry, LISTS, Link, MAX_BITS, MAX_LEVELS, NEVER, Scheme, Slot, Wheel,
 };
 
-/// A wheel with lists, as the data plane has them.
+/// A wheel with lists like those of the data plane.
 struct Lists {
     geometry: Geometry,
     wheel: Wheel,
@@ -35,7 +35,7 @@ impl Lists {
         self.slots.entry(slot.index).or_default().push((id, when));
     }
 
-    /// Fires all that is due by `tick`; the number of visits.
+    /// Fires all that is due by `tick`. Returns the number of visits.
     fn step(&mut self, tick: u64, fired: &mut Vec<(u32, u64)>) -> usize {
         let mut visits = 0;
         while let Some(slot) = self.wheel.first(self.geometry) {
@@ -57,7 +57,7 @@ impl Lists {
     }
 }
 
-/// xorshift64*: the tests are the same each time.
+/// xorshift64*: the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -81,7 +81,7 @@ const GEOMETRIES: [Geometry; 12] = [
     Geometry::hashed(3),
     Geometry::hashed(4),
     Geometry::hashed(12),
-    // The reach of the tests is 2^14: what lies beyond a simple wheel's range is kept as well.
+    // The tests reach 2^14 ticks: timers beyond a simple wheel's range are kept as well.
     Geometry::simple(12),
 ];
 
@@ -89,7 +89,7 @@ const GEOMETRIES: [Geometry; 12] = [
 fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
     for geometry in GEOMETRIES {
         let Geometry { levels, bits, .. } = geometry;
-        // The tick at which 32 bits wrap lies in the way.
+        // The last start is shortly before the tick at which 32 bits wrap around.
         for start in [0, 7, (1 << 32) - 500] {
             let mut random = Random(0x9e37_79b9 + u64::from(levels * 100 + bits));
             let mut lists = Lists::new(geometry, start);
@@ -114,7 +114,10 @@ fn fires_what_a_sorted_map_fires_at_the_same_ticks() {
                     .into_iter()
                     .flat_map(|(when, ids)| ids.into_iter().map(move |id| (id, when)))
                     .collect();
-                assert!(fired.is_sorted_by_key(|(_, when)| *when), "out of order");
+                assert!(
+                    fired.is_sorted_by_key(|(_, when)| *when),
+                    "fired out of order"
+                );
                 fired.sort_unstable();
                 expected.sort_unstable();
                 assert_eq!(fired, expected, "{geometry:?}, tick {now}");
@@ -143,7 +146,7 @@ fn every_slot_edge_of_every_level() {
                     lists.start(1, due);
                     let mut fired = Vec::new();
                     lists.step(due - 1, &mut fired);
-                    assert_eq!(fired, [], "early: {geometry:?} {start} {when}");
+                    assert_eq!(fired, [], "too early: {geometry:?} {start} {when}");
                     lists.step(due, &mut fired);
                     assert_eq!(fired, [(1, due)], "{geometry:?} {start} {when}");
                 }
@@ -225,7 +228,8 @@ fn a_stall_is_caught_up_in_one_turn() {
     lists.start(1, 10);
     lists.start(2, 1 << 29);
     let mut fired = Vec::new();
-    // Days of ticks later: one visit for the one that is due, at most one a level for the other.
+    // Days of ticks later: one visit for the timer that is due, and at most one per level for the
+    // other.
     let visits = lists.step(1 << 28, &mut fired);
     assert_eq!(fired, [(1, 10)]);
     assert!(visits <= 1 + 3, "{visits} visits");
@@ -290,7 +294,7 @@ fn every_slot_is_told_with_its_turn() {
             let mut lists = Lists::new(geometry, start);
             let mut slots = BTreeMap::new();
             for id in 0..100 {
-                // A hashed wheel would go round for long.
+                // A hashed wheel would take very many rounds.
                 let most = (1 << random.below(24)).min(4 * geometry.range());
                 let when = start + 1 + random.below(most);
                 let slot = lists.wheel.slot(geometry, when);
@@ -347,7 +351,7 @@ fn schemes_have_the_papers_numbers() {
         };
         assert_eq!(geometry.scheme_name(), "unknown");
     }
-    // The default: 2^30 ticks, less the slot of the top level in which the hand may stand.
+    // The default: 2^30 ticks, less the slot of the top level in which the hand may be.
     let default = Geometry::default();
     assert_eq!(default, Geometry::hierarchical(3, 10));
     assert_eq!(default.slots(), 3 * 1024);
@@ -373,7 +377,7 @@ fn a_link_leads_to_what_it_was_made_for() {
             assert_ne!(link, Link::PENDING);
         }
     }
-    // A slot beyond all wheels: bits that both of its numbers could set.
+    // A slot beyond all wheels; the link has bits that both of its numbers could set.
     assert_eq!(Link::list(3, lists - 1).raw(), (1 << 31) + 4 * lists - 1);
     assert_eq!(Link::PENDING.as_flow(), None);
 }
@@ -392,8 +396,14 @@ fn an_empty_wheel_whose_driver_sleeps_catches_up() {
         wheel.elapsed == 5_000
     };
     assert!(caught_up(NEVER, None));
-    assert!(caught_up(0, None), "it has not come for the first time");
-    assert!(!caught_up(4_000, None), "it is about to come");
+    assert!(
+        caught_up(0, None),
+        "a driver that has not come yet does not prevent it"
+    );
+    assert!(
+        !caught_up(4_000, None),
+        "a driver that is about to come prevents it"
+    );
     for level in 0..geometry.levels {
         assert!(!caught_up(NEVER, Some(level << geometry.bits | 7)));
     }
@@ -421,7 +431,7 @@ fn a_hashed_wheel_reaches_a_round() {
 
 #[test]
 fn a_slot_that_is_vacated_takes_no_other_with_it() {
-    // Slots of one word of the bitmap, and of several.
+    // Slots in the same word of the bitmap, and in several.
     let geometry = Geometry::hierarchical(2, 12);
     let slots = [1, 2, 63, 64, 65, 1000, 4095];
     for level in 0..2 {
@@ -443,7 +453,8 @@ fn a_slot_that_is_vacated_takes_no_other_with_it() {
     }
 }
 
-/// The paper's scheme 6: a timer with rounds left is met again a turn later, and not wherever its packets have moved it.
+/// The paper's scheme 6: a timer with rounds left is visited again a round later, wherever its
+/// packets have moved its deadline.
 #[test]
 fn in_a_hashed_wheel_a_timer_with_whole_rounds_left_stays_in_its_slot() {
     for bits in [3, 4] {

@@ -1,4 +1,4 @@
-//! Floods in the name of both sides.
+//! Floods of packets that are forged in the names of both sides.
 
 use std::{
     collections::BTreeSet,
@@ -21,24 +21,27 @@ use twheel_tests::{
 
 use crate::{run, talk};
 
-/// Connections that are up while the floods come.
+/// Connections that are open while the floods come.
 const CONNECTIONS: usize = 10_000;
-/// Pairs in a flood.
+/// Pairs of forged packets in a flood.
 const PAIRS: u32 = 1_000_000;
 
-/// Floods that come in by one interface, and seem to be of both ends of a million connections.
+/// The floods come in through one interface, and seem to come from both ends of a million
+/// connections.
 #[test]
 fn floods_of_both_sides_evict_no_connection() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    // Each half of the connections among descriptors of its own: both may be more than a process can have.
+    // Each half of the connections has a file descriptor table of its own: a process may not be
+    // allowed enough descriptors for both halves.
     thread::scope(|scope| {
         let (named, names) = mpsc::channel();
         let (talk_on, asked) = mpsc::channel();
         let pair = &pair;
         let half = scope.spawn(move || -> Result<()> {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
-            // Whoever starts a program waits until nobody has its pipe.
+            // `Command::spawn` waits until its pipe is closed everywhere, so no program is started
+            // before this thread has a table of its own.
             named.send(Vec::new())?;
             asked.recv()?;
             let mut held = open(pair)?;
@@ -46,7 +49,7 @@ fn floods_of_both_sides_evict_no_connection() -> Result<()> {
             asked.recv()?;
             held.iter_mut().try_for_each(talk)?;
             named.send(Vec::new())?;
-            // Until nobody asks any more.
+            // Keeps the connections open until the other side hangs up.
             let _ = asked.recv();
             Ok(())
         });
@@ -55,7 +58,9 @@ fn floods_of_both_sides_evict_no_connection() -> Result<()> {
             .map_err(Into::into)
             .and_then(|_| floods(pair, &names, &talk_on));
         drop(talk_on);
-        let held = half.join().expect("it does not panic");
+        let held = half
+            .join()
+            .expect("the thread that holds half of the connections panicked");
         flooded.and(held)
     })
 }
@@ -75,14 +80,14 @@ fn floods(
     others_named: &mpsc::Receiver<Vec<SocketAddr>>,
     others_talk: &mpsc::Sender<()>,
 ) -> Result<()> {
-    // The server knows of no such connections, and would say so.
+    // The server knows no such connections and would answer with RSTs.
     pair.server.nft(
         "table inet lab {
             chain output { type filter hook output priority filter; tcp flags rst drop; }
         }",
     )?;
     let forger = Forger::new(pair)?;
-    // All the connections are one client's.
+    // All the connections are of one client.
     let twheel = run(pair, &["--max-flows", "32768", "--source-share", "100"])?;
     let flows = pair
         .server
@@ -112,8 +117,12 @@ fn floods(
             }
         }
         let lost: Vec<_> = names.difference(&kept).collect();
-        ensure!(lost.is_empty(), "{what}: {} were evicted", lost.len());
-        // What has ended was forged.
+        ensure!(
+            lost.is_empty(),
+            "{what}: {} connections were evicted",
+            lost.len()
+        );
+        // Only forged flows have ended.
         while let Some(line) = twheel.line(Duration::ZERO)? {
             let said: Value = serde_json::from_str(&line.text)?;
             let src = said["src"].as_str().unwrap_or_default();
@@ -158,7 +167,10 @@ fn floods(
         check(what)?;
         let full = ["evicted", "table_full", "window_full"].map(|name| pair.server.counter(name));
         let full = full.into_iter().sum::<Result<u64>>()?;
-        ensure!(full > u64::from(PAIRS) / 2, "{what}: no room {full} times");
+        ensure!(
+            full > u64::from(PAIRS) / 2,
+            "{what}: the table was full only {full} times"
+        );
     }
     others_talk.send(())?;
     connections.iter_mut().try_for_each(talk)?;

@@ -1,4 +1,4 @@
-//! RST and FIN of who guesses numbers.
+//! RSTs and FINs of an attacker who guesses sequence numbers.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
     states, syn, talk,
 };
 
-/// Segments of which one or two lie within the window that a FIN or RST is accepted in, wherever that is: half a window
-/// apart over all numbers.
+/// Sends segments whose numbers are half a window apart, over all numbers, so that one or two lie
+/// within the window in which a FIN or RST is accepted, wherever that window is.
 fn sweep(attacker: &Forger, from: SocketAddr, to: SocketAddr, segment: &TcpHeader) -> Result<()> {
     for number in 0..1 << 14 {
         let sequence_number = number << 18;
@@ -30,7 +30,7 @@ fn sweep(attacker: &Forger, from: SocketAddr, to: SocketAddr, segment: &TcpHeade
     Ok(())
 }
 
-/// Resets with guessed numbers, then a SYN: the connection goes on, and so does its flow.
+/// After resets with guessed numbers and a SYN, the connection continues, and so does its flow.
 #[test]
 fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
     require_root();
@@ -44,7 +44,7 @@ fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
         let server = connection.server.local_addr()?;
         for (from, to, state) in [
             (client, server, "close"),
-            // The server's packets do not come in.
+            // Forged in the server's name: the server's real packets do not come in here.
             (server, client, "established"),
         ] {
             let reset = TcpHeader {
@@ -52,7 +52,11 @@ fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
                 ..TcpHeader::default()
             };
             sweep(&attacker, from, to, &reset)?;
-            assert_eq!(flow(&pair)?["state"], state, "a guess was right");
+            assert_eq!(
+                flow(&pair)?["state"],
+                state,
+                "wrong state after the guessed resets"
+            );
             syn(&attacker, from, to)?;
             talk(&mut connection)?;
             talk(&mut connection)?;
@@ -67,8 +71,8 @@ fn guessed_resets_and_a_syn_end_nothing() -> Result<()> {
     Ok(())
 }
 
-/// A connection that is quiet: a guessed RST, and a SYN with its answer, which seem to be of both ends, and come in where
-/// the client's packets do. Nobody has answered.
+/// On a quiet connection, an attacker sends a guessed RST, then a SYN and its answer in the names
+/// of both ends, all through the interface of the client's packets. Nobody has really answered.
 #[test]
 fn nobody_outside_answers_a_syn_on_what_was_reset() -> Result<()> {
     require_root();
@@ -91,7 +95,11 @@ fn nobody_outside_answers_a_syn_on_what_was_reset() -> Result<()> {
             ..TcpHeader::default()
         };
         sweep(&attacker, client, server, &reset)?;
-        assert_eq!(flow(&pair)?["state"], "close", "a guess was right");
+        assert_eq!(
+            flow(&pair)?["state"],
+            "close",
+            "wrong state after the guessed resets"
+        );
         syn(&attacker, client, server)?;
         let answer = TcpHeader {
             syn: true,
@@ -102,7 +110,7 @@ fn nobody_outside_answers_a_syn_on_what_was_reset() -> Result<()> {
         };
         attacker.send(server, client, answer)?;
         assert_eq!(pair.server.counter("same_way")?, 1);
-        // The connection was quiet for as long as a RST must be borne out; nothing is done to it.
+        // The connection was quiet for as long as a RST is in doubt; no action was taken.
         let line = twheel.line(Duration::from_secs(5))?.context("no end")?;
         let said: Value = serde_json::from_str(&line.text)?;
         assert_eq!(said["reason"], "reset", "{said}");
@@ -117,17 +125,19 @@ fn nobody_outside_answers_a_syn_on_what_was_reset() -> Result<()> {
     Ok(())
 }
 
-/// What a client says that has sent a FIN, with the number of something that it has sent before: the server says nothing.
+/// A FIN in the name of the client, with the number of something that it has already sent: the
+/// server does not answer.
 fn old_fin(tap: &Tap, client: SocketAddr) -> Result<TcpHeader> {
     thread::sleep(Duration::from_millis(100));
     let heard = tap.heard(client)?;
     let last = heard.iter().rfind(|segment| segment.from_client);
-    let last = last.context("the client was not heard")?;
+    let last = last.context("the tap saw no segment of the client")?;
     let acked = last.header.acknowledgment_number;
     Ok(header("fa", last.end().wrapping_sub(1000), acked))
 }
 
-/// A connection that is quiet, and a FIN whose number was guessed: nobody has acknowledged it, and the kernel knows better.
+/// The connection is quiet, and the number of a FIN was guessed: nobody has acknowledged it, and
+/// the kernel knows that the connection is open.
 #[test]
 fn a_quiet_connection_with_a_guessed_fin_is_not_reset() -> Result<()> {
     require_root();
@@ -162,8 +172,8 @@ fn a_quiet_connection_with_a_guessed_fin_is_not_reset() -> Result<()> {
     Ok(())
 }
 
-/// A connection without data that its client keeps alive, and a guessed FIN: what the kernel tells of a socket knows nothing
-/// of keepalives, and the packets do.
+/// A connection without data is kept alive by its client, and a FIN is guessed: the kernel's
+/// account of a socket does not show keepalives, but the packets do.
 #[test]
 fn a_connection_that_is_kept_alive_is_not_closed() -> Result<()> {
     require_root();
@@ -188,7 +198,7 @@ fn a_connection_that_is_kept_alive_is_not_closed() -> Result<()> {
     silence(&pair)?;
     thread::sleep(Duration::from_secs(6));
     assert_eq!(flow(&pair)?["state"], "established");
-    // Until the next probe is due.
+    // Drops what the client sends, until the next probe is due.
     pair.client.nft(
         "table inet mute {
             chain output { type filter hook output priority filter; drop; }

@@ -1,7 +1,8 @@
-//! What somebody can do who is not on the path of a connection, and sends packets with its addresses: nothing that ends it.
+//! What an attacker who is not on the path of a connection can do by sending packets with its
+//! addresses: nothing that ends it.
 //!
-//! A client and a server have a connection of real sockets. The attacker's packets come in by the interface by which the
-//! client's do.
+//! A client and a server have a connection of real sockets. The attacker's packets come in through
+//! the same interface as the client's.
 #![allow(missing_docs)]
 
 mod floods;
@@ -38,7 +39,7 @@ fn syn(forger: &Forger, from: SocketAddr, to: SocketAddr) -> Result<()> {
     forger.send(from, to, syn)
 }
 
-/// Reads what a run says until it has reported what became of an action.
+/// Reads the output of a run until it reports the outcome of an action.
 fn reaped(twheel: &Twheel, within: Duration) -> Result<Value> {
     let end = Instant::now() + within;
     while let Some(line) = twheel.line(end.saturating_duration_since(Instant::now()))? {
@@ -50,18 +51,21 @@ fn reaped(twheel: &Twheel, within: Duration) -> Result<Value> {
     anyhow::bail!("nothing was reaped: {}", twheel.stderr())
 }
 
-/// Both ends have what the other sends.
+/// Each end receives what the other sends.
 fn talk(connection: &mut Connection) -> Result<()> {
-    connection.talk().context("the client is not heard")?;
+    connection
+        .talk()
+        .context("the server does not receive the client's data")?;
     connection.server.write_all(b"!")?;
     let mut byte = [0];
     connection
         .client
         .read_exact(&mut byte)
-        .context("the server is not heard")
+        .context("the client does not receive the server's data")
 }
 
-/// A run on the server that takes a SYN without an answer for over after a second, and a connection after an hour.
+/// A run on the server with a timeout of a second for unanswered SYNs, and of an hour for
+/// connections.
 fn run(pair: &Pair, more: &[&str]) -> Result<Twheel> {
     run_with(pair, "established=1h,syn_sent=1s,time_wait=1s", more)
 }
@@ -82,7 +86,8 @@ fn run_with(pair: &Pair, timeouts: &str, more: &[&str]) -> Result<Twheel> {
     Twheel::start(&pair.server, &args)
 }
 
-/// Drops what the server sends without data, such as its answer to a SYN that does not fit (RFC 5961, section 4).
+/// Drops the server's packets without data, such as its answer to a SYN that does not fit (RFC
+/// 5961, section 4).
 fn silence(pair: &Pair) -> Result<()> {
     pair.server.nft(
         "table inet silence {
@@ -94,7 +99,7 @@ fn silence(pair: &Pair) -> Result<()> {
     )
 }
 
-/// Lets that pass again.
+/// Lets those packets pass again.
 fn end_silence(pair: &Pair) -> Result<()> {
     pair.server.nft("delete table inet silence")
 }
@@ -112,7 +117,7 @@ fn states(pair: &Pair) -> Result<Vec<String>> {
     ended.lines.iter().map(state).collect()
 }
 
-/// What `twheel flows` says of the only flow.
+/// The only flow, as `twheel flows` prints it.
 fn flow(pair: &Pair) -> Result<Value> {
     let ended = pair
         .server
@@ -134,13 +139,13 @@ fn header(flags: &str, sequence_number: u32, acknowledgment_number: u32) -> TcpH
     }
 }
 
-/// Has the next data acknowledged when it comes, and not with what is sent next.
+/// Makes the kernel acknowledge the next data when it comes, and not with the next data sent.
 fn acknowledge_at_once(socket: &TcpStream) -> Result<()> {
     set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1)
 }
 
 fn set(socket: &TcpStream, level: i32, option: i32, value: libc::c_int) -> Result<()> {
-    // SAFETY: the option's value is an `int`, which is alive.
+    // SAFETY: the option's value is an `int` that lives until the call returns.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

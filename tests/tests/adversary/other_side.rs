@@ -1,4 +1,4 @@
-//! Packets in the name of the host, or of both sides.
+//! Packets forged in the name of the host, or of both sides.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -17,8 +17,8 @@ use twheel_tests::{
 
 use crate::{FAMILIES, end_silence, flow, header, run, run_with, silence, states, talk};
 
-/// The host of the run opens a connection, and waits for the answer: who is outside speaks neither for it, nor alone for
-/// the other end.
+/// The run's host opens a connection and waits for the answer. An attacker outside can speak
+/// neither for it, nor alone for the other end.
 #[test]
 fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
     require_root();
@@ -41,7 +41,7 @@ fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
             let opening = threads.spawn(|| Connection::open(&pair.server, &listener));
             let patience = Instant::now() + Duration::from_secs(5);
             while states(&pair)?.is_empty() {
-                ensure!(Instant::now() < patience, "no SYN");
+                ensure!(Instant::now() < patience, "the host sends no SYN");
             }
             let asked = flow(&pair)?;
             assert_eq!(asked["state"], "syn_sent", "{asked}");
@@ -62,7 +62,9 @@ fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
             }
             assert_eq!(pair.server.counter("same_way")?, 3);
             pair.client.nft("delete table inet deaf")?;
-            opening.join().expect("it does not panic")
+            opening
+                .join()
+                .expect("the thread that opens the connection panicked")
         })?;
         talk(&mut connection)?;
         assert_eq!(flow(&pair)?["state"], "established");
@@ -75,7 +77,8 @@ fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
         while flow(&pair)?["state"] != "time_wait" {
             ensure!(Instant::now() < patience, "{}", flow(&pair)?);
         }
-        // Nor does another life begin from there. (The host answers, and to that the other end has a real RST.)
+        // Nor does a packet from there begin another flow. (The host answers, and the other end
+        // replies to the answer with a real RST.)
         pair.client.nft(
             "table inet quiet {
                 chain output { type filter hook output priority filter; tcp flags rst drop; }
@@ -95,8 +98,8 @@ fn nobody_outside_answers_for_a_host_that_is_asked() -> Result<()> {
     Ok(())
 }
 
-/// A packet in the name of the host that is attacked, before a connection begins: it does not choose what the connection is
-/// taken for.
+/// A packet in the name of the attacked host, sent before a connection begins, does not decide
+/// which rule the connection gets.
 #[test]
 fn a_packet_in_the_hosts_name_chooses_no_rule() -> Result<()> {
     require_root();
@@ -138,7 +141,7 @@ fn a_packet_in_the_hosts_name_chooses_no_rule() -> Result<()> {
         talk(&mut connection)?;
         let ended = twheel.stop()?;
         assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
-        // What was planted has ended, and nothing was done to it.
+        // The planted flow has ended, and no action was taken.
         let said: Vec<_> = ended.lines.iter().map(|line| &line.text).collect();
         assert_eq!(said.len(), planted, "{said:?}");
         assert!(
@@ -149,7 +152,7 @@ fn a_packet_in_the_hosts_name_chooses_no_rule() -> Result<()> {
     Ok(())
 }
 
-/// The same, where the host is about to open the connection.
+/// The same, but the host itself is about to open the connection.
 #[test]
 fn a_packet_in_the_hosts_name_ends_no_opening() -> Result<()> {
     require_root();
@@ -176,7 +179,9 @@ fn a_packet_in_the_hosts_name_ends_no_opening() -> Result<()> {
             thread::sleep(Duration::from_millis(1500));
             assert_eq!(flow(&pair)?["state"], "syn_sent");
             pair.client.nft("delete table inet deaf")?;
-            opening.join().expect("it does not panic")
+            opening
+                .join()
+                .expect("the thread that opens the connection panicked")
         })?;
         talk(&mut connection)?;
         assert_eq!(flow(&pair)?["state"], "established");
@@ -185,7 +190,8 @@ fn a_packet_in_the_hosts_name_ends_no_opening() -> Result<()> {
     Ok(())
 }
 
-/// A connection within the host, where its loopback interface is watched as well: nobody outside has a part in it.
+/// A connection within the host, whose loopback interface is watched as well: packets from outside
+/// have no effect on it.
 #[test]
 fn nobody_outside_speaks_for_both_ends_that_are_here() -> Result<()> {
     require_root();
@@ -203,7 +209,7 @@ fn nobody_outside_speaks_for_both_ends_that_are_here() -> Result<()> {
     while flow(&pair)?["state"] != "time_wait" {
         ensure!(Instant::now() < patience, "{}", flow(&pair)?);
     }
-    // Before, what is seen elsewhere is taken for what was counted here.
+    // Until then, a packet seen elsewhere is taken for a copy of one that was counted here.
     thread::sleep(Duration::from_millis(200));
     attacker.send(client, here, header("s", 0x4000_0000, 0))?;
     attacker.send(here, client, header("sa", 5, 0x4000_0001))?;
@@ -214,8 +220,8 @@ fn nobody_outside_speaks_for_both_ends_that_are_here() -> Result<()> {
     Ok(())
 }
 
-/// Where what goes out is not seen, the answer is what begins a flow of this host: it is of the other end, and what comes
-/// in there is none of this host's.
+/// Where outgoing packets are not seen, a flow that this host opens begins with the answer. The
+/// flow's only packets are the other end's, and no incoming packet is taken for this host's.
 #[test]
 fn what_begins_with_an_answer_lives_by_the_packets_of_who_answers() -> Result<()> {
     require_root();
@@ -237,10 +243,11 @@ fn what_begins_with_an_answer_lives_by_the_packets_of_who_answers() -> Result<()
             connection.client.local_addr()?,
             connection.server.local_addr()?,
         ];
-        // Its own next number, and none of its packets.
+        // A FIN in the name of the host, with its correct next sequence number; no packet of the
+        // host itself was seen.
         let heard = tap.heard(ends[0])?;
         let next = heard.iter().rfind(|segment| segment.from_client);
-        let next = next.context("the host was not heard")?;
+        let next = next.context("the tap saw no segment of the host")?;
         let acked = next.header.acknowledgment_number;
         silence(&pair)?;
         attacker.send(ends[0], ends[1], header("fa", next.end(), acked))?;
@@ -252,7 +259,8 @@ fn what_begins_with_an_answer_lives_by_the_packets_of_who_answers() -> Result<()
     Ok(())
 }
 
-/// Segments that seem to be of both ends come in where the client's do: nobody has answered.
+/// Segments in the names of both ends come in through the client's interface: nobody has really
+/// answered.
 #[test]
 fn who_forges_both_sides_makes_no_conversation() -> Result<()> {
     require_root();
@@ -262,7 +270,7 @@ fn who_forges_both_sides_makes_no_conversation() -> Result<()> {
             (&["--one-armed"], ["established", "established"], 0),
         ] {
             let pair = Pair::new()?;
-            // The server knows of no such connections, and would say so.
+            // The server knows no such connections and would answer with RSTs.
             pair.server.nft(
                 "table inet lab {
                     chain output { type filter hook output priority filter; tcp flags rst drop; }

@@ -1,4 +1,4 @@
-//! Forged segments of every kind against a connection.
+//! Forged segments of every kind, sent on a connection.
 
 use std::{
     io::{Read, Write},
@@ -22,20 +22,20 @@ use twheel_tests::{
 
 use crate::{acknowledge_at_once, run, talk};
 
-/// How the connection stands that is attacked.
+/// The situation of the attacked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scene {
-    /// It was up before the run, which has not seen it yet.
+    /// It was open before the run started, and the run has not seen it yet.
     Fresh,
     /// The run has seen its packets, but not its beginning.
     PickedUp,
-    /// The run has seen all of it.
+    /// The run has seen all of its packets.
     Quiet,
-    /// It has packets all the time.
+    /// It sends packets all the time.
     Busy,
     /// The client has sent a FIN.
     HalfClosed,
-    /// The run has seen all that came in.
+    /// The run has seen all incoming packets, and no outgoing ones.
     EgressOff,
 }
 
@@ -48,10 +48,10 @@ const SCENES: [Scene; 6] = [
     Scene::EgressOff,
 ];
 
-/// What is done to flows that expire, and may be done to the connection.
+/// Actions on expired flows; each may hit the connection.
 const ACTIONS: [&str; 4] = ["socket", "conntrack", "reset", "enforce=reset"];
 
-/// A live connection of real sockets, a run, and somebody who forges.
+/// A live connection of real sockets, a run, and a forger.
 struct Siege {
     scene: Scene,
     twheel: Twheel,
@@ -108,23 +108,28 @@ impl Siege {
         if scene == Scene::HalfClosed {
             let connection = siege.connection.as_mut().context("no connection")?;
             connection.client.shutdown(std::net::Shutdown::Write)?;
-            ensure!(connection.server.read(&mut [0])? == 0, "no end");
+            ensure!(
+                connection.server.read(&mut [0])? == 0,
+                "the server did not receive the FIN"
+            );
         }
         siege.talk()?;
         Ok(siege)
     }
 
-    /// Both ends have what the other sends.
+    /// Each end receives what the other sends.
     fn talk(&mut self) -> Result<()> {
-        // What was forged is not what the ends say.
+        // Discards forged segments, which the ends did not send.
         self.tap.heard(self.ends[0])?;
         let connection = self.connection.as_mut().context("no connection")?;
         let is_half = self.scene == Scene::HalfClosed && !self.heard[0].is_empty();
         for _ in 0..2 {
             if !is_half {
-                // An acknowledgment without data tells that its sender has not come to an end.
+                // An acknowledgment without data shows that its sender has not sent a FIN.
                 acknowledge_at_once(&connection.server)?;
-                connection.talk().context("the client is not heard")?;
+                connection
+                    .talk()
+                    .context("the server does not receive the client's data")?;
             }
             acknowledge_at_once(&connection.client)?;
             connection
@@ -132,9 +137,9 @@ impl Siege {
                 .write_all(b"!")
                 .context("the server cannot send")?;
             let heard = connection.client.read_exact(&mut [0]);
-            heard.context("the server is not heard")?;
+            heard.context("the client does not receive the server's data")?;
         }
-        // The last acknowledgment may wait for more.
+        // The last acknowledgment may be delayed.
         let patience = Instant::now() + Duration::from_secs(1);
         loop {
             for segment in self.tap.heard(self.ends[0])? {
@@ -146,7 +151,10 @@ impl Siege {
             {
                 return Ok(());
             }
-            ensure!(Instant::now() < patience, "not acknowledged: {last:?}");
+            ensure!(
+                Instant::now() < patience,
+                "the client did not acknowledge the last data: {last:?}"
+            );
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -174,13 +182,13 @@ impl Siege {
         (self.seed >> 16) as u32
     }
 
-    /// The connection goes on, and its flow is what its sockets are.
+    /// The connection continues, and its flow is in the state of its sockets.
     fn check(&mut self, what: &dyn std::fmt::Debug) -> Result<()> {
         let scene = self.scene;
         self.talk()
             .with_context(|| format!("{scene:?}, after {what:?}"))?;
         let wanted = match scene {
-            // A side that only sends data says nothing against a FIN ahead of it.
+            // A side that only sends data does not contradict a FIN with a number ahead of it.
             Scene::HalfClosed => &[State::CloseWait, State::LastAck][..],
             _ => &[State::Established],
         };
@@ -220,9 +228,9 @@ impl Siege {
         let scene = self.scene;
         connection
             .close()
-            .with_context(|| format!("{scene:?}: it does not close"))?;
+            .with_context(|| format!("{scene:?}: the connection does not close"))?;
         if scene == Scene::EgressOff {
-            // Who sees one FIN waits for the timeout of that.
+            // If only one FIN was seen, the flow lasts for that state's timeout.
             return Ok(());
         }
         let end = Instant::now() + Duration::from_secs(5);
@@ -238,13 +246,15 @@ impl Siege {
                 return Ok(());
             }
         }
-        anyhow::bail!("{scene:?}: its end was not seen")
+        anyhow::bail!("{scene:?}: the end of the flow was not reported")
     }
 }
 
-/// What somebody may send who knows much, but no exact number: of one side, whose next number is `mine`.
+/// Segments that an attacker may send who knows much, but no exact number. They are in the name of
+/// the side whose next number is `mine`.
 fn forgeries(mine: u32, theirs: u32) -> Vec<TcpHeader> {
-    // Beyond the windows of the sockets, and near enough for twheel; and what was sent before.
+    // Numbers beyond the windows of the sockets but near enough for twheel, and numbers that were
+    // sent before.
     let (far, ahead, behind) = (
         mine ^ 1 << 31,
         mine.wrapping_add(200_000),
@@ -289,7 +299,8 @@ fn forgeries(mine: u32, theirs: u32) -> Vec<TcpHeader> {
 fn pairs(scene: Scene, action: &str) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     let count = 2 * forgeries(0, 0).len();
-    // All of the first and all of the second, too.
+    // Without the soak, every seventh pair: 7 and the number of segments have no common factor, so
+    // each segment still occurs as the first and as the second.
     let every = if is_soak() { 1 } else { 7 };
     for number in (0..count * count).step_by(every) {
         let [server, client] = siege.next();
@@ -309,7 +320,7 @@ fn pairs(scene: Scene, action: &str) -> Result<()> {
     siege.end()
 }
 
-/// Random numbers, of each kind and from either end.
+/// Segments of each kind with random numbers, from either end.
 fn numbers(scene: Scene, action: &str, count: u32) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     for flags in ["R", "F", "A", "S"] {
@@ -333,7 +344,7 @@ fn numbers(scene: Scene, action: &str, count: u32) -> Result<()> {
     siege.end()
 }
 
-/// One SYN, a RST and a SYN, and all that the ends have sent, once more.
+/// Sends one SYN, a RST and a SYN, and then a copy of all that the ends have sent.
 fn replays(scene: Scene, action: &str) -> Result<()> {
     let mut siege = Siege::new(scene, action)?;
     let syn = TcpHeader {
@@ -356,7 +367,7 @@ fn replays(scene: Scene, action: &str) -> Result<()> {
     for _ in 0..3 {
         let old = siege.heard.concat();
         for segment in &old {
-            // An old FIN is what it was.
+            // A copy of an old FIN is harmless.
             siege.forge(segment.from_client, &segment.header, &segment.data)?;
         }
         siege.check(&"what was sent before")?;
@@ -384,7 +395,7 @@ fn no_two_forged_segments_end_a_connection() -> Result<()> {
 #[test]
 fn no_random_numbers_end_a_connection() -> Result<()> {
     require_root();
-    // A million.
+    // About a million segments in all.
     numbers(Scene::Busy, "socket", 1 << 18)?;
     for scene in SCENES {
         for action in ACTIONS {

@@ -1,4 +1,4 @@
-//! A SYN on a connection that is there.
+//! A SYN on an existing connection.
 
 use std::{thread, time::Duration};
 
@@ -14,8 +14,8 @@ use twheel_tests::{
 
 use crate::{FAMILIES, end_silence, reaped, run, silence, states, syn, talk};
 
-/// A connection from before the start, which is quiet, and one SYN that seems to be its client's or its server's. What the
-/// action came to.
+/// Sends one SYN in the name of the client or the server on a quiet connection from before the
+/// start. The action has the outcome `wanted`.
 fn after_one_syn(
     family: Family,
     from_client: bool,
@@ -44,7 +44,7 @@ fn after_one_syn(
     }
     end_silence(&pair)?;
     talk(&mut connection)?;
-    // Again, once what was seen of it is of the connection.
+    // Sends the SYN again, now that the connection's own packets were seen.
     forge()?;
     thread::sleep(Duration::from_millis(1500));
     talk(&mut connection)?;
@@ -62,7 +62,7 @@ fn one_syn_closes_no_socket() -> Result<()> {
             after_one_syn(family, from_client, &["--reap", "socket"], "alive")?;
         }
     }
-    // Where only what comes in is seen.
+    // Only incoming packets are seen.
     after_one_syn(
         Family::V4,
         true,
@@ -81,7 +81,7 @@ fn one_syn_has_no_packets_refused_and_nobody_reset() -> Result<()> {
     Ok(())
 }
 
-/// A connection that conntrack knows, and one SYN that seems to be its client's.
+/// One SYN in the client's name on a connection that conntrack knows.
 #[test]
 fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
     require_root();
@@ -119,7 +119,8 @@ fn one_syn_deletes_no_entry_of_conntrack() -> Result<()> {
     Ok(())
 }
 
-/// One SYN on a quiet connection that the run has not seen: the server answers as one that has the connection.
+/// One SYN on a quiet connection that the run has not seen: the server's answer shows that it has
+/// the connection.
 #[test]
 fn the_answer_to_a_syn_tells_of_the_connection_that_was_there() -> Result<()> {
     require_root();
@@ -135,7 +136,7 @@ fn the_answer_to_a_syn_tells_of_the_connection_that_was_there() -> Result<()> {
         let twheel = run(&pair, &["--reap", "socket"])?;
         syn(&attacker, ends[0], ends[1])?;
         assert_eq!(states(&pair)?, ["established"]);
-        // Longer than the flow of a SYN without an answer.
+        // Longer than the timeout of an unanswered SYN.
         let said = twheel.line(Duration::from_secs(2))?;
         assert!(said.is_none(), "{said:?}");
         connection.close()?;

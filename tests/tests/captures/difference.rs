@@ -1,4 +1,4 @@
-//! Where twheel reads a packet otherwise than tshark, and why.
+//! Packets that twheel and tshark read differently, and why.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::{
     tshark::Frame,
 };
 
-/// Why a packet is in one of the counts and not in the other.
+/// Why a packet is in only one of the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Name {
     Tunnelled,
@@ -43,26 +43,26 @@ impl Name {
     }
 }
 
-/// A packet of a flow, as tshark's fields have it.
+/// A packet of a flow, from tshark's fields.
 pub struct Packet {
     pub flow: (Key, usize),
     /// It is in tshark's statistics.
     pub theirs: bool,
-    /// It is in twheel's count, as far as the packet alone can tell.
+    /// It is in twheel's count, as far as the packet alone tells.
     pub ours: bool,
-    /// Where the two differ.
+    /// Why the two counts differ.
     pub name: Option<Name>,
-    /// It is one with which a flow may begin.
+    /// A flow may begin with it.
     pub begins: bool,
 }
 
-/// The packets of flows in a frame: the one it carries, and those in tunnels.
+/// The packets of flows in a frame: the outer one, and those in tunnels.
 pub fn packets(frame: &Frame) -> Vec<Packet> {
     let mut found = Vec::new();
     let mut tags = Tags::default();
     let mut link = false;
-    // How many of each layer there were, the fields of the latest IP header, and whether it is followed by
-    // something else than its own extensions.
+    // The number of headers of each layer so far; the fields of the latest IP header; whether it is
+    // followed by anything but its own extension headers.
     let (mut ip, mut ipv6, mut routing, mut tcp, mut udp) = (0, 0, 0, 0, 0);
     let mut network: Option<Network> = None;
     let mut between = false;
@@ -78,7 +78,7 @@ pub fn packets(frame: &Frame) -> Vec<Packet> {
         };
         match layer {
             "eth" | "ethertype" => {}
-            // Tags of an inner Ethernet header are part of no key.
+            // Tags of an inner Ethernet header are not part of a key.
             "vlan" | "ieee8021ad" if network.is_some() => {}
             "vlan" => tags.add_vlan(frame),
             "ieee8021ad" => tags.add_ieee8021ad(frame),
@@ -97,13 +97,14 @@ pub fn packets(frame: &Frame) -> Vec<Packet> {
                 routing += 1;
             }
             "ipv6.dstopts" => {
-                // RFC 6275, section 6.3: where a mobile node is at home.
+                // RFC 6275, section 6.3: the home address of a mobile node.
                 let home = frame.text("ipv6.opt.mipv6.home_address", 0);
                 if let (Some(network), Some(home)) = (&mut network, home) {
                     network.taken_for[0] = address(home);
                 }
             }
-            // IPv4 has no chain of extension headers: twheel reads over one of these, and tshark over all.
+            // IPv4 has no chain of extension headers: twheel skips one authentication header,
+            // tshark skips all.
             "ah" if network.is_some_and(|at| !at.is_v6()) => {
                 authentications += 1;
                 between |= authentications > 1;
@@ -129,7 +130,7 @@ pub fn packets(frame: &Frame) -> Vec<Packet> {
             "icmp" | "icmpv6" => {
                 let packet = network.and_then(|at| query(frame, at, layer == "icmpv6"));
                 found.extend(packet.map(|packet| packet.elsewhere(elsewhere)));
-                // What an error quotes, tshark does not count either.
+                // tshark does not count the packet that an error quotes, either.
                 break;
             }
             _ if network.is_none() => link = true,
@@ -146,11 +147,12 @@ pub fn packets(frame: &Frame) -> Vec<Packet> {
 #[derive(Default)]
 struct Tags {
     count: usize,
-    /// Which of the layers `vlan` is next.
+    /// The number of the next `vlan` layer.
     next_vlan: usize,
-    /// One is of an EtherType that switches had before 802.1ad (0x9100), which twheel does not read.
+    /// A tag has the EtherType that switches used before 802.1ad (0x9100), which twheel does not
+    /// read.
     has_old: bool,
-    /// The first two identifiers; 0, a priority alone, is none.
+    /// The first two identifiers; 0, which is a priority alone, does not count.
     vlans: [u16; 2],
 }
 
@@ -167,7 +169,7 @@ impl Tags {
         let nth = self.next_vlan;
         let ether_type = match nth {
             _ if self.count == 0 => frame.number("eth.type", 0),
-            // Behind 802.1ad: tshark has no field of the EtherType there.
+            // Behind 802.1ad, where tshark has no field for the EtherType.
             0 => None,
             _ => frame.number("vlan.etype", nth - 1),
         };
@@ -176,8 +178,8 @@ impl Tags {
         self.add(frame.number("vlan.id", nth));
     }
 
-    /// tshark takes two such tags in a row for one layer, of which the fields have other names. Beside another of these
-    /// layers that would make three tags, so it is the first that counts.
+    /// tshark takes two such tags in a row for one layer, whose fields have other names. If a frame
+    /// had another of these layers, it would have three tags, so only the first one matters.
     fn add_ieee8021ad(&mut self, frame: &Frame) {
         match frame.number("ieee8021ad.svid", 0) {
             Some(outer) => {
@@ -189,8 +191,9 @@ impl Tags {
     }
 }
 
-/// Where a packet with this routing header goes in the end; `None` if it is there, or if tshark does not know the
-/// header's type. tshark takes that address for the flow's, and twheel that of the IPv6 header.
+/// The final destination of a packet with this routing header; `None` if the packet has arrived
+/// there, or if tshark does not know the header's type. tshark takes this address for the flow's;
+/// twheel takes that of the IPv6 header.
 fn last_stop(frame: &Frame, nth: usize) -> Option<IpAddr> {
     if frame.number("ipv6.routing.segleft", nth)? == 0 {
         return None;
@@ -200,7 +203,7 @@ fn last_stop(frame: &Frame, nth: usize) -> Option<IpAddr> {
         0 => stops("ipv6.routing.src.addr").last(),
         2 => stops("ipv6.routing.mipv6.home_address").last(),
         3 => stops("ipv6.routing.rpl.full_address").last(),
-        // Segment routing has the last of them first (RFC 8754, section 2).
+        // Segment routing lists the final destination first (RFC 8754, section 2).
         4 => stops("ipv6.routing.srh.addr").first(),
         _ => None,
     };
@@ -213,9 +216,9 @@ struct Network {
     /// The fields of its addresses.
     source: &'static str,
     destination: &'static str,
-    /// Which of its version it is in the frame.
+    /// Its number among the frame's IP headers of the same version.
     nth: usize,
-    /// What tshark takes for the addresses, if not these: an extension header names others.
+    /// Other addresses that tshark takes instead, because an extension header names them.
     taken_for: [Option<IpAddr>; 2],
 }
 
@@ -233,15 +236,15 @@ impl Network {
         self.source == "ipv6.src"
     }
 
-    /// What it says is behind it; `None` where it says nothing.
+    /// The length of what follows it, by its length field; `None` if the field does not tell.
     fn room(self, frame: &Frame) -> Option<usize> {
         if self.is_v6() {
-            // Extension headers are of it, too: an upper bound.
+            // This includes extension headers, so it is an upper bound.
             return frame
                 .number("ipv6.plen", self.nth)
                 .filter(|plen| *plen != 0);
         }
-        // An authentication header is of it, too.
+        // This includes an authentication header.
         let header = frame.number("ip.hdr_len", self.nth)?;
         frame.number("ip.len", self.nth)?.checked_sub(header)
     }
@@ -276,7 +279,7 @@ impl Network {
 }
 
 impl Packet {
-    /// The same where twheel does not look, if it is there.
+    /// The same packet in a place where twheel does not look, if `name` is given.
     fn elsewhere(self, name: Option<Name>) -> Self {
         if name.is_none() {
             return self;
@@ -288,7 +291,7 @@ impl Packet {
         }
     }
 
-    /// The same where tshark takes other addresses: twheel's packet, and tshark's.
+    /// The same packet where tshark takes other addresses: first twheel's packet, then tshark's.
     fn readdressed(self, [from, to]: [Option<IpAddr>; 2]) -> [Self; 2] {
         let (key, side) = self.flow;
         let other = |end: SocketAddr, ip: Option<IpAddr>| {
@@ -312,7 +315,7 @@ impl Packet {
     }
 }
 
-/// As `tcp_valid_flags` of the kernel's conntrack has them, PSH, ECE and CWR aside.
+/// The flags of `tcp_valid_flags` in the kernel's conntrack, without PSH, ECE and CWR.
 const SENT_TOGETHER: [u8; 9] = [
     SYN,
     SYN | URG,
@@ -336,7 +339,7 @@ fn tcp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
     // tshark counts a packet when it has read all of the header.
     let given_up = ["_ws.short", "_ws.malformed"].iter().any(|field| {
         let mut texts = frame.all(field).iter();
-        // tshark has more of that field, before it and behind it.
+        // tshark writes more text in that field, in front and behind.
         texts.any(|text| {
             let rest = text.split_once(": TCP").map(|(_, rest)| rest);
             rest.is_some_and(|rest| rest.starts_with([']', ':', ' ']))
@@ -362,12 +365,13 @@ fn tcp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
 fn udp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
     let flow = at.flow(frame, "udp", ["udp.srcport", "udp.dstport"], nth)?;
     let length = frame.number("udp.length", nth)?;
-    // The last field of the header; where the length is less than that of it, tshark does not read on.
+    // The checksum is the last field of the header. If the length is less than the header's, tshark
+    // stops before it.
     if length >= 8 && frame.number("udp.checksum", nth).is_none() {
         return None;
     }
     let theirs = length >= 8;
-    // A first fragment has the length of the whole datagram.
+    // A first fragment carries the length of the whole datagram.
     let fits = at.room(frame).is_none_or(|room| length <= room) || at.has_more(frame);
     let ours = length == 0 || theirs && fits;
     let name = match (theirs, ours) {
@@ -384,7 +388,8 @@ fn udp_packet(frame: &Frame, at: Network, nth: usize) -> Option<Packet> {
     })
 }
 
-/// An ICMP query, or an answer. tshark has no conversations of these: its fields are counted.
+/// An ICMP query, or an answer. tshark's conversation statistics do not have these, so its fields
+/// are counted.
 fn query(frame: &Frame, at: Network, v6: bool) -> Option<Packet> {
     let (proto, kind, id) = if v6 {
         ("icmpv6", "icmpv6.type", "icmpv6.echo.identifier")

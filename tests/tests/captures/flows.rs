@@ -1,4 +1,4 @@
-//! Flows and how many packets each has: what both sides are compared by.
+//! Flows and the number of packets of each: what is compared.
 
 use std::{
     collections::BTreeMap,
@@ -6,8 +6,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// Protocol, both ends in order, so that both directions have one key, and the outer and the inner VLAN (0: none). An
-/// ICMP query's identifier is the port of both.
+/// Protocol; both endpoints in order, so that both directions have one key; the outer and the inner
+/// VLAN (0: none). For an ICMP query, both ports are its identifier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub proto: &'static str,
@@ -16,7 +16,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// And which of the ends is the sender.
+    /// Returns the key, and which of the endpoints is the sender.
     pub fn new(proto: &'static str, from: SocketAddr, to: SocketAddr) -> (Self, usize) {
         let (ends, side) = if from <= to {
             ([from, to], 0)
@@ -43,14 +43,15 @@ impl fmt::Display for Key {
     }
 }
 
-/// Packets that each end has sent.
+/// Packets that each endpoint has sent.
 pub type Packets = BTreeMap<Key, [i64; 2]>;
 
 pub fn add(to: &mut Packets, (key, side): (Key, usize), packets: i64) {
     to.entry(key).or_default()[side] += packets;
 }
 
-/// As tshark writes it; an IPv4-mapped address is the IPv4 address, as it is to twheel.
+/// Parses an address as tshark writes it. An IPv4-mapped address becomes the IPv4 address, as in
+/// twheel.
 pub fn address(text: &str) -> Option<IpAddr> {
     Some(text.parse::<IpAddr>().ok()?.to_canonical())
 }

@@ -26,10 +26,11 @@ use twheel_tests::{
 
 use crate::flows::{Key, Packets, add};
 
-/// Longer than any of this takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Two namespaces joined by a cable, with nobody in them who would say anything by himself; twheel at one end.
+/// Two namespaces joined by a cable, whose hosts send nothing by themselves; twheel runs at one
+/// end.
 pub struct Lab {
     twheel: Twheel,
     reader: Reader,
@@ -40,7 +41,7 @@ pub struct Lab {
     receiver: Namespace,
 }
 
-/// What came of a replayed file.
+/// The result of replaying a file.
 pub struct Replayed {
     pub flows: Packets,
     pub sent: u64,
@@ -58,14 +59,14 @@ impl Lab {
                 })
             })?;
         }
-        // Jumbo frames, and what segmentation offload leaves whole.
+        // For jumbo frames, and for frames that segmentation offload leaves unsegmented.
         sender.ip(&format!(
             "link add {CLIENT} mtu 65535 type veth peer name {SERVER} mtu 65535 netns {}",
             receiver.name()
         ))?;
         sender.ip(&format!("link set {CLIENT} up"))?;
         receiver.ip(&format!("link set {SERVER} up"))?;
-        // Nothing ends by itself; and both directions are seen, if only by one hook.
+        // No flow expires by itself, and both directions are seen, though only by one hook.
         let twheel = Twheel::start(
             &receiver,
             &[
@@ -103,7 +104,7 @@ impl Lab {
         self.receiver.check_clean(SERVER)
     }
 
-    /// Packets that the data plane has come to the end of.
+    /// Packets that the data plane has finished with.
     fn seen(&self) -> Result<u64> {
         let counters = data_plane::counters(&self.counters)?;
         let verdicts = Counter::VERDICTS.into_iter();
@@ -114,17 +115,18 @@ impl Lab {
         kill(Pid::from_raw(self.twheel.pid() as i32), signal).context("cannot signal twheel")
     }
 
-    /// Replays a file, and takes out all flows that it has made. `None`: tcpreplay gives it up.
+    /// Replays a file, and then takes all flows that it has begun out of the table. `None`:
+    /// tcpreplay refuses the file.
     pub fn replay(&mut self, file: &Path) -> Result<Option<Replayed>> {
         let before = self.seen()?;
-        // A refused flow ends with the next tick, whatever the timeouts: not before the file does. (The packet
-        // path goes on without the process.)
+        // A flow that was reset or refused ends at the next tick, whatever the timeouts. Stopping
+        // twheel keeps it until the file has ended. (The packet path works without the process.)
         self.signal(Signal::SIGSTOP)?;
         let sent = self.send(file);
         let end = Instant::now() + PATIENCE;
         let settled = sent.and_then(|sent| {
             let Some(sent) = sent else {
-                // Nobody says how many there were.
+                // Nobody tells how many packets were sent.
                 thread::sleep(Duration::from_millis(100));
                 return Ok(None);
             };
@@ -167,7 +169,8 @@ impl Lab {
         Ok(sent.map(|sent| Replayed { flows, sent }))
     }
 
-    /// Returns how many packets were sent, unless tcpreplay gives up. On one CPU, so that they come in order.
+    /// Sends a file and returns how many packets were sent, or `None` if tcpreplay refuses the
+    /// file. Runs on one CPU, so that the packets arrive in order.
     pub fn send(&self, file: &Path) -> Result<Option<u64>> {
         let output = self
             .sender
@@ -187,7 +190,7 @@ impl Lab {
             return Ok(None);
         }
         ensure!(output.status.success(), "tcpreplay: {}", stderr.trim());
-        // It says nothing where nothing was sent.
+        // tcpreplay prints no number if it sent nothing.
         let sent = String::from_utf8_lossy(&output.stdout)
             .lines()
             .find_map(|line| {
@@ -204,7 +207,7 @@ impl Lab {
     fn delete_all(&self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while self.reader.table().iter().next().is_some() {
-            ensure!(Instant::now() < end, "flows stay in the table");
+            ensure!(Instant::now() < end, "deleted flows stay in the table");
             delete_all(&self.reader, |_, _| true, Reason::Deleted, None)?;
         }
         Ok(())
@@ -225,7 +228,7 @@ fn report(line: &str, to: &mut Packets) -> Result<()> {
         .into_iter()
         .find(|name| Some(*name) == proto)
         .context("no protocol")?;
-    // Left out where there is none.
+    // The field is missing if there is no VLAN.
     let vlan = |field: &str| value[field].as_u64().unwrap_or(0) as u16;
     let vlans = [vlan("vlan"), vlan("inner_vlan")];
     for ((key, side), field) in [

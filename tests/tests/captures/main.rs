@@ -1,7 +1,7 @@
-//! Recorded traffic, replayed with `tcpreplay` to a `twheel run --accounting`, and what tshark's conversation
-//! statistics say of the same files: the same flows, with as many packets each way. Where the two differ,
-//! the packets that make the difference are found in tshark's fields, one by one, and have a name
-//! (`docs/captures.md`).
+//! Recorded traffic is replayed with `tcpreplay` to a `twheel run --accounting`, and compared with
+//! tshark's conversation statistics of the same files: the same flows, with as many packets each
+//! way. If the two differ, the packets that make the difference are found one by one in tshark's
+//! fields, and have a name (`docs/captures.md`).
 #![allow(missing_docs)]
 
 mod difference;
@@ -18,12 +18,12 @@ use twheel_tests::netns::require_root;
 
 use self::{lab::Lab, own::check_own, summary::compare};
 
-/// The folder with captures, searched through and through.
+/// The folder with captures, which is searched recursively.
 const FOLDER: &str = "TWHEEL_CAPTURES";
-/// Longest frame that a veth takes: its MTU, and the Ethernet header.
+/// The longest frame that a veth takes: its MTU and the Ethernet header.
 const LONGEST: usize = 65_535 + 14;
 
-/// To the terminal, also where `cargo test` keeps to itself what a test prints.
+/// Prints to the terminal, even if `cargo test` captures the output of a test.
 fn say(text: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

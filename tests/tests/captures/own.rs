@@ -23,7 +23,7 @@ const MAC: [u8; 6] = [2; 6];
 const HOSTS: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
 const HOSTS_V6: [[u8; 16]; 2] = [[0xfd; 16], [0xfe; 16]];
 
-/// An IP header behind an Ethernet one, from one of two hosts to the other.
+/// An IP header behind an Ethernet header, from one of two hosts to the other.
 pub fn ip(v6: bool, from: usize) -> PacketBuilderStep<IpHeaders> {
     let ethernet = PacketBuilder::ethernet2(MAC, MAC);
     if v6 {
@@ -42,7 +42,7 @@ fn ports(from: usize, [one, other]: [u16; 2]) -> (u16, u16) {
     }
 }
 
-/// One end of a conversation: 0 or 1, and the ports of both.
+/// One end of a conversation: its number (0 or 1), and the ports of both.
 struct Side {
     v6: bool,
     from: usize,
@@ -97,7 +97,8 @@ fn echo(v6: bool, from: usize, id: u16) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// With something between the addresses and the EtherType, or in the EtherType's place.
+/// A frame with bytes inserted between the addresses and the EtherType, or put in the EtherType's
+/// place.
 fn spliced(mut frame: Vec<u8>, at: std::ops::Range<usize>, bytes: &[u8]) -> Vec<u8> {
     frame.splice(at, bytes.iter().copied());
     frame
@@ -105,17 +106,18 @@ fn spliced(mut frame: Vec<u8>, at: std::ops::Range<usize>, bytes: &[u8]) -> Vec<
 
 /// An 802.1Q tag.
 const TAG: [u8; 4] = [0x81, 0, 0, 7];
-/// One of another VLAN.
+/// An 802.1Q tag of another VLAN.
 const OTHER_TAG: [u8; 4] = [0x81, 0, 0, 8];
-/// One of no VLAN.
+/// An 802.1Q tag with a priority and no VLAN.
 const PRIORITY: [u8; 4] = [0x81, 0, 0xe0, 0];
 /// An 802.1ad tag.
 const SERVICE_TAG: [u8; 4] = [0x88, 0xa8, 0, 9];
 
-/// Cisco FabricPath: a header before Ethernet's. The frame ends in its checksum.
+/// A header of Cisco FabricPath, which precedes the Ethernet header. The frame ends with
+/// FabricPath's checksum.
 const FABRIC_PATH: [u8; 16] = [2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 2, 2, 0x89, 0x03, 0, 0x41];
 
-/// With an authentication header (RFC 4302) behind an IPv4 header.
+/// A frame with an authentication header (RFC 4302) behind the IPv4 header.
 fn authenticated(frame: Vec<u8>) -> Vec<u8> {
     let mut header = [0; 24];
     header[..2].copy_from_slice(&[frame[23], 4]);
@@ -126,7 +128,8 @@ fn authenticated(frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// With a routing header behind an IPv6 header: so many of its two segments are left (RFC 8754).
+/// A frame with a routing header of two segments (RFC 8754) behind the IPv6 header, of which `left`
+/// are left.
 fn routed(frame: Vec<u8>, left: u8) -> Vec<u8> {
     let mut header = vec![frame[20], 4, 4, left, 1, 0, 0, 0];
     header.extend([[0xfc; 16], HOSTS_V6[1]].concat());
@@ -137,7 +140,7 @@ fn routed(frame: Vec<u8>, left: u8) -> Vec<u8> {
     frame
 }
 
-/// With the home address of its sender in destination options (RFC 6275).
+/// A frame with the home address of its sender in destination options (RFC 6275).
 fn at_home(frame: Vec<u8>) -> Vec<u8> {
     let mut header = vec![frame[20], 2, 1, 2, 0, 0, 0xc9, 16];
     header.extend([0xfc; 16]);
@@ -148,7 +151,7 @@ fn at_home(frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Of what tshark and twheel say the same.
+/// Frames that tshark and twheel read alike.
 fn alike() -> Result<Vec<Vec<u8>>> {
     let mut frames = Vec::new();
     for v6 in [false, true] {
@@ -158,7 +161,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
             (1, SYN | ACK, 0, b""),
             (0, ACK, 1, b""),
             (0, ACK, 1, b"request"),
-            // Sent again.
+            // A retransmission.
             (0, ACK, 1, b"request"),
             (1, ACK, 1, b"answer"),
             (1, FIN | ACK, 7, b""),
@@ -171,20 +174,20 @@ fn alike() -> Result<Vec<Vec<u8>>> {
         ] {
             frames.push(side(v6, from, of).tcp(flags, seq, payload)?);
         }
-        // Refused, twice; the flow may end at once.
+        // Refused twice; the flow may end at once.
         for _ in 0..2 {
             frames.push(side(v6, 0, [40_001, 81]).tcp(SYN, 0, b"")?);
             frames.push(side(v6, 1, [40_001, 81]).tcp(RST | ACK, 0, b"")?);
         }
-        // One that was there before.
+        // A connection that was open before.
         frames.push(side(v6, 1, [40_002, 80]).tcp(ACK, 500, b"in the middle")?);
-        // A question and its answer; tagged, once and twice.
+        // A question and its answer, without a tag, with one and with two.
         frames.push(side(v6, 0, [40_000, 53]).udp(b"question")?);
         let answer = side(v6, 1, [40_000, 53]).udp(b"answer")?;
         frames.push(spliced(answer.clone(), 12..12, &TAG));
         frames.push(spliced(answer.clone(), 12..12, &[TAG, TAG].concat()));
-        // By another VLAN than the question; by none, with a priority; one tag within another, of either kind; and a
-        // priority within or around a VLAN.
+        // The answer comes in another VLAN than the question; in none, with a priority; with one
+        // tag within another, of either kind; and with a priority within or around a VLAN.
         for tags in [
             &[OTHER_TAG][..],
             &[PRIORITY],
@@ -205,7 +208,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
     frames.push(authenticated(
         side(false, 0, [40_003, 53]).udp(b"question")?,
     ));
-    // At its last stop.
+    // It has arrived at its final destination.
     frames.push(routed(side(true, 0, [40_003, 80]).tcp(SYN, 0, b"")?, 0));
     // In two fragments, of which the second has no ports.
     let mut first = side(false, 0, [40_001, 53]).udp(&[0; 1472])?;
@@ -216,7 +219,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
     second[20..22].copy_from_slice(&185u16.to_be_bytes());
     first[38..40].copy_from_slice(&1580u16.to_be_bytes());
     frames.extend([first, second]);
-    // An error quotes a packet of a flow that there is not.
+    // An error quotes a packet of a flow that does not exist.
     let quoted = side(false, 1, [40_009, 53]).udp(b"")?;
     let mut error = Vec::new();
     ip(false, 0)
@@ -228,7 +231,7 @@ fn alike() -> Result<Vec<Vec<u8>>> {
     Ok(frames)
 }
 
-/// What of it makes a difference.
+/// Frames that tshark and twheel read differently.
 fn different() -> Result<Vec<Vec<u8>>> {
     let inner = side(false, 0, [1, 53]).udp(b"")?;
     let mut tunnelled = Vec::new();
@@ -243,21 +246,23 @@ fn different() -> Result<Vec<Vec<u8>>> {
     );
     let mut long = side(false, 0, [4, 53]).udp(&[0; 65_000])?;
     long.resize(LONGEST + 1, 0);
-    // Twelve bytes of options are said to be there, and four of them are.
+    // The header promises twelve bytes of options, and four of them are there.
     let mut cut = side(false, 0, [5, 80]).tcp(ACK, 1, &[1; 12])?;
     cut[46] = 0x80;
     cut.truncate(58);
-    // And the capture does not say that it is cut: forty bytes of options, and eight of them.
+    // The same in a capture that does not record the truncation: forty bytes of options, of which
+    // eight are there.
     let mut cut_unsaid = side(false, 0, [11, 80]).tcp(ACK, 1, &[1; 40])?;
     cut_unsaid[46] = 0xf0;
     cut_unsaid.truncate(62);
-    // tshark takes the last four bytes for a checksum: of the options in the second, which nobody counts.
+    // tshark takes the last four bytes for a checksum: in the second frame, four bytes of the
+    // options. Neither counts that frame.
     let fabric = side(false, 0, [12, 53]).udp(b"12345678")?;
     let fabric = spliced(fabric, 0..0, &FABRIC_PATH);
     let mut in_options = side(false, 0, [13, 80]).tcp(ACK, 1, &[1; 12])?;
     in_options[46] = 0x80;
     let in_options = spliced(in_options, 0..0, &FABRIC_PATH);
-    // Without the checksum neither counts it.
+    // Without the checksum, neither counts the packet.
     let mut udp_cut = side(false, 0, [20, 53]).udp(&[0; 20])?;
     udp_cut.truncate(40);
     let old_tag = spliced(side(false, 0, [14, 53]).udp(b"")?, 12..12, &[0x91, 0, 0, 7]);
@@ -282,16 +287,16 @@ fn different() -> Result<Vec<Vec<u8>>> {
         in_options,
         old_tag,
         routed(side(true, 0, [15, 80]).tcp(ACK, 1, b"")?, 1),
-        // It says that more of them are left than there are.
+        // The header claims more segments left than there are.
         routed(side(true, 0, [16, 53]).udp(b"")?, 3),
         udp_cut,
         at_home(side(true, 0, [18, 80]).tcp(ACK, 1, b"")?),
-        // And one that begins nothing.
+        // This one begins no flow.
         routed(side(true, 0, [17, 80]).tcp(RST, 1, b"")?, 1),
     ])
 }
 
-/// The simple format: <https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html>.
+/// The original pcap format: <https://www.ietf.org/archive/id/draft-ietf-opsawg-pcap-05.html>.
 fn pcap(link: u32, frames: &[Vec<u8>]) -> Vec<u8> {
     let header = [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 1 << 18, link];
     let mut file: Vec<u8> = header
@@ -300,7 +305,7 @@ fn pcap(link: u32, frames: &[Vec<u8>]) -> Vec<u8> {
         .collect();
     for (second, frame) in (0..).zip(frames) {
         let length = frame.len() as u32;
-        // What was cut off is not known any more: tshark asks for it.
+        // The original length of a truncated frame is not known here, but tshark needs one.
         let whole = length.max(60);
         let record = [second, 0, length, whole];
         file.extend(record.iter().flat_map(|word: &u32| word.to_ne_bytes()));
@@ -309,7 +314,7 @@ fn pcap(link: u32, frames: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// A directory of this process's own, gone when this is dropped.
+/// A directory for this process alone; removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -334,14 +339,15 @@ pub fn check_own(lab: &mut Lab) -> Result<()> {
     let summary = compare(lab, path)?;
     ensure!(summary.wrong.is_empty(), "{}", summary.wrong.join("\n"));
     let counts = (summary.flows, summary.packets, summary.explained.len());
-    // Of each version three TCP flows of 12, 4 and 1, of UDP two packets in no VLAN, three in VLAN 8 and one in each of 6
-    // others, an echo of 2; three with another header; and a first fragment.
+    // For each version of IP: three TCP flows of 12, 4 and 1 packets; two UDP packets in no VLAN,
+    // three in VLAN 8 and one in each of 6 other VLANs; an echo of 2 packets. Also three packets
+    // with another header, and a first fragment.
     ensure!(counts == (2 * 12 + 4, 2 * 30 + 4, 0), "{summary}");
     ensure!(summary.outright == summary.flows, "{summary}");
 
     fs::remove_file(path.join("alike.pcap"))?;
     fs::write(path.join("more/different.pcap"), pcap(1, &different()?))?;
-    // Linux's cooked captures.
+    // The frames again in Linux's format for cooked captures.
     fs::write(path.join("more/cooked.pcap"), pcap(113, &different()?))?;
     let summary = compare(lab, path)?;
     ensure!(summary.wrong.is_empty(), "{}", summary.wrong.join("\n"));
@@ -359,7 +365,7 @@ pub fn check_own(lab: &mut Lab) -> Result<()> {
         (Malformed, 1, 1),
         (NoLength, 1, 1),
         (BadFlags, 1, 1),
-        // tshark's flow and twheel's, of the last only tshark's.
+        // Both tshark's flow and twheel's count; for the last frame only tshark's.
         (OtherAddress, 7, 7),
         (BeginsNothing, 2, 2),
     ];

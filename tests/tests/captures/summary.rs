@@ -22,24 +22,25 @@ use crate::{
     tshark::{Capture, Frame, dissect},
 };
 
-/// tshark's number of the link type.
+/// tshark's number for the link type Ethernet.
 const ETHERNET: usize = 1;
 
-/// What comes of all files.
+/// The result for all files.
 #[derive(Default)]
 pub struct Summary {
     pub files: usize,
     sent: u64,
     pub flows: usize,
     pub packets: i64,
-    /// Files of which nothing has to be explained; flows; and their packets.
+    /// Files without any difference; flows; and their packets.
     outright_files: usize,
     pub outright: usize,
     outright_packets: i64,
-    /// Files that were not replayed, and flows and packets that make a difference, by name.
+    /// Files that were not replayed; and flows and packets that differ, by the name of the
+    /// difference.
     pub skipped: BTreeMap<&'static str, usize>,
     pub explained: BTreeMap<Name, (BTreeSet<(usize, Key)>, i64)>,
-    /// What nobody has explained.
+    /// Differences without a name.
     pub wrong: Vec<String>,
 }
 
@@ -54,10 +55,11 @@ impl Summary {
         let unsent = frames.saturating_sub(replayed.sent);
         let is_long = |frame: &&Frame| frame.number("frame.cap_len", 0) > Some(LONGEST);
         let long = capture.frames.iter().filter(is_long).count() as u64;
-        // tcpreplay cuts a frame that is longer than its file says frames are: then it may fit after all.
+        // If a frame is longer than the file's header allows, tcpreplay cuts it: then it may fit
+        // after all.
         if replayed.sent > frames || unsent != 0 && unsent != long {
             self.wrong.push(format!(
-                "{file}: {} of {frames} frames were sent, and {long} are too long",
+                "{file}: {} of {frames} frames were sent, though {long} are too long",
                 replayed.sent
             ));
         }
@@ -112,7 +114,8 @@ impl Summary {
 }
 
 impl Summary {
-    /// tshark's fields must add up to its statistics, which tell neither VLANs apart nor have ICMP.
+    /// tshark's fields must add up to its statistics. The statistics neither distinguish VLANs nor
+    /// include ICMP.
     fn check_statistics(&mut self, file: &str, statistics: &Packets, theirs: &Packets) {
         let mut sum = Packets::new();
         for (key, sides) in theirs {
@@ -164,7 +167,7 @@ pub fn compare(lab: &mut Lab, folder: &Path) -> Result<Summary> {
     ensure!(!paths.is_empty(), "no captures in {}", folder.display());
     let mut summary = Summary::default();
     thread::scope(|scope| {
-        // tshark reads a file while the one before is replayed.
+        // tshark reads one file while the previous one is replayed.
         let (to, from) = sync_channel(2);
         scope.spawn(move || {
             for path in paths {

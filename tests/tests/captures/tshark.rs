@@ -1,4 +1,4 @@
-//! What tshark reads in a capture.
+//! Reads captures with tshark.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::flows::{Key, Packets, add, address};
 
-/// What is asked of each frame.
+/// The fields that tshark prints for each frame.
 const FIELDS: [&str; 41] = [
     "frame.number",
     "frame.encap_type",
@@ -56,7 +56,7 @@ const FIELDS: [&str; 41] = [
     "_ws.malformed",
 ];
 
-/// A frame as tshark dissects it: of each field all that it has found, in order.
+/// A frame as tshark dissects it: for each field all values that it has found, in order.
 pub struct Frame(BTreeMap<&'static str, Vec<String>>);
 
 impl Frame {
@@ -74,12 +74,12 @@ impl Frame {
         Some(self.0.get(field)?.get(at)?)
     }
 
-    /// Everything that tshark has found of a field.
+    /// All values that tshark has found for a field.
     pub fn all(&self, field: &str) -> &[String] {
         self.0.get(field).map_or(&[], Vec::as_slice)
     }
 
-    /// Decimal or hexadecimal.
+    /// A number, decimal or hexadecimal.
     pub fn number(&self, field: &str, at: usize) -> Option<usize> {
         let text = self.text(field, at)?;
         match text.strip_prefix("0x") {
@@ -89,16 +89,18 @@ impl Frame {
     }
 }
 
-/// A capture, as tshark sees it.
+/// A capture as tshark reads it.
 pub struct Capture {
     pub frames: Vec<Frame>,
     pub conversations: Packets,
 }
 
-/// Reads a capture with tshark: its fields, and its conversation statistics. `None`: nothing that tshark reads.
+/// Reads a capture with tshark: its fields, and its conversation statistics. `None`: tshark cannot
+/// read the file.
 pub fn dissect(file: &Path) -> Result<Option<Capture>> {
     let mut command = Command::new("tshark");
-    // Not what somebody has set up for himself. Fragments count where they are, not where the last of them is.
+    // Ignores the user's own settings. Each fragment counts in its own frame, not in that of the
+    // last fragment.
     command.env("WIRESHARK_CONFIG_DIR", "/nonexistent");
     command.args(["-n", "-o", "ip.defragment:FALSE"]);
     command.args(["-o", "ipv6.defragment:FALSE"]);
@@ -112,7 +114,8 @@ pub fn dissect(file: &Path) -> Result<Option<Capture>> {
         .stdin(Stdio::null())
         .output()
         .context("cannot run `tshark`: is it installed?")?;
-    // What it cannot read to the end (status 2) has a beginning all the same, and that is what is replayed.
+    // If tshark cannot read the file to the end (status 2), it still reads the beginning, and only
+    // that is replayed.
     let text = String::from_utf8_lossy(&output.stdout);
     let Some((frames, statistics)) = text.split_once("=====") else {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -127,8 +130,9 @@ pub fn dissect(file: &Path) -> Result<Option<Capture>> {
     }))
 }
 
-/// `ADDRESS:PORT <-> ADDRESS:PORT  FRAMES BYTES unit  FRAMES BYTES unit …`, those of `<-` first. A conversation
-/// that tshark takes for several of one name adds up.
+/// Parses lines `ADDRESS:PORT <-> ADDRESS:PORT  FRAMES BYTES unit  FRAMES BYTES unit
+/// …`; the numbers for `<-` come first. tshark may list a conversation several times under one
+/// name: these are added up.
 fn conversations(statistics: &str) -> Result<Packets> {
     let mut proto = "";
     let mut sum = Packets::new();
@@ -148,7 +152,7 @@ fn conversations(statistics: &str) -> Result<Packets> {
         };
         let ends = end(one).zip(end(other));
         let (one, other) = ends.with_context(|| format!("no ends: {line}"))?;
-        // `12 kB` and `12 bytes` alike.
+        // The unit is a word of its own, in `12 kB` as in `12 bytes`.
         let frames = |at: usize| rest.get(at).and_then(|word| word.parse().ok());
         let frames = frames(0).zip(frames(3));
         let (back, forth) = frames.with_context(|| format!("no frames: {line}"))?;

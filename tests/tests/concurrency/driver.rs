@@ -1,4 +1,4 @@
-//! What is done to the flows, and by one CPU.
+//! The traffic and the steps of one CPU.
 
 use std::{
     collections::HashSet,
@@ -20,24 +20,25 @@ use twheel_tests::plane::{ACK, FIN, PASS, RST, SYN, Setup, UNSPEC, frame, set_fl
 
 use crate::{CPUS, Random};
 
-/// Packets of a CPU in a burst.
+/// How many packets a CPU sends in a burst.
 pub const BURST: u64 = 16;
 
-/// What the threads do. Each load runs in both views: with both directions seen, as production has it by default, and with one.
+/// What the threads do. Each load runs in both views: once with both directions seen, which is
+/// production's default, and once with one.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// Keys, of which half of the packets are.
+    /// Half of the packets choose among this many keys.
     pub keys: u32,
-    /// And half of these.
+    /// The other half choose among this many.
     pub hot: u32,
-    /// Both CPUs go through bursts of packets of the same keys side by side, and between
-    /// bursts the table is looked at.
+    /// Both CPUs send bursts of packets of the same keys side by side, and the table is checked
+    /// between bursts.
     pub in_step: bool,
     pub setup: Setup,
 }
 
-/// Few records and few keys: both CPUs are at the same flows always, enter the same keys at once, and
-/// records change hands all the time.
+/// Few records and few keys: both CPUs always touch the same flows and enter the same keys at once,
+/// and records change hands all the time.
 pub const NARROW: Load = Load {
     keys: 64,
     hot: 4,
@@ -49,13 +50,13 @@ pub const NARROW: Load = Load {
         max_flows: 24,
         ring_bytes: 1 << 22,
         accounting: true,
-        // Stamps wrap on the way.
+        // The stamps wrap around during the test.
         start: (1 << 32) - 20_000,
         ..Setup::DEFAULT
     },
 };
 
-/// A million keys come, go and come again, and the table is full now and then.
+/// A million keys come, go and return, and the table is full now and then.
 pub const WIDE: Load = Load {
     keys: 1_000_000,
     hot: 64,
@@ -81,12 +82,13 @@ pub struct Driver<'a> {
     pub packets: &'a AtomicU64,
     pub deleted: &'a AtomicU64,
     pub stop: &'a AtomicBool,
-    /// Of both CPUs, at the ends of bursts.
+    /// How often either CPU has come to the end of a burst.
     pub arrived: &'a AtomicU64,
 }
 
 impl Driver<'_> {
-    /// Packets, steps and deletions on a CPU; calls `turn` before each packet.
+    /// Sends packets, steps the wheel and deletes flows on one CPU; calls `turn` before each
+    /// packet.
     pub fn drive(&self, cpu: u32, seed: u64, mut turn: impl FnMut()) {
         pin_to(cpu).expect("this test needs two CPUs");
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -102,7 +104,7 @@ impl Driver<'_> {
             }
             turn();
             let client = match self.load.in_step {
-                // Keys that were not there for a while, and both CPUs at once.
+                // Keys that were absent for a while, on both CPUs at once.
                 true if random.below(4) != 0 => {
                     (packets as u32 / 4 * 2 + random.below(2)) % self.load.keys
                 }
@@ -144,7 +146,7 @@ impl Driver<'_> {
         self.packets.fetch_add(packets, Relaxed);
     }
 
-    /// Waits for the other CPU, or for the end; then, while it waits, looks at the table.
+    /// Waits for the other CPU, or for the end of the test, and checks the table while waiting.
     fn meet(&self, cpu: u32, burst: u64) {
         let wait = |arrivals| {
             let mut turns = 0;
@@ -161,14 +163,14 @@ impl Driver<'_> {
         if cpu == CPUS[0] && burst.is_multiple_of(4) && !self.stop.load(Relaxed) {
             let mut keys = HashSet::new();
             for flow in self.flows.iter() {
-                assert!(keys.insert(flow.key), "twice: {flow:?}");
+                assert!(keys.insert(flow.key), "read twice: {flow:?}");
             }
         }
         self.arrived.fetch_add(1, SeqCst);
         wait(burst * 4);
     }
 
-    /// Deletes a few flows of this CPU's wheel, some of which will have changed since.
+    /// Deletes a few flows of this CPU's wheel, some of which have changed meanwhile.
     fn delete(&self, cpu: u32, random: &mut Random) {
         let some = (0..64).filter_map(|_| self.flows.get(random.below(self.records)));
         let ours = some.filter(|flow| flow.cpu == cpu);
@@ -181,10 +183,10 @@ impl Driver<'_> {
         }
         delete(self.deleter, None, &mut entries).unwrap();
         for entry in &entries {
-            match Deleted::from_raw(entry.outcome).expect("an outcome") {
+            match Deleted::from_raw(entry.outcome).expect("the outcome is not valid") {
                 Deleted::Done => drop(self.deleted.fetch_add(1, Relaxed)),
                 Deleted::Changed | Deleted::RingFull | Deleted::Posted => {}
-                Deleted::Elsewhere => panic!("read as ours"),
+                Deleted::Elsewhere => panic!("the flow was read as one of this CPU's wheel"),
             }
         }
     }

@@ -1,7 +1,8 @@
-//! The loaded programs on two CPUs at once: packets of the same flows, steppers, deletions, and a reader
-//! that never stops anybody. Virtual time runs meanwhile.
+//! The loaded programs on two CPUs at once: packets of the same flows, steppers, deletions, and a
+//! reader that never blocks them. The test advances virtual time meanwhile.
 //!
-//! `TWHEEL_STRESS_SECONDS` says for how long each load, half of it in each view, 5 by default, 60 where `TWHEEL_SOAK` is set.
+//! `TWHEEL_STRESS_SECONDS` sets for how many seconds each load runs, half of it in each view: 5 by
+//! default, 60 if `TWHEEL_SOAK` is set.
 #![allow(missing_docs)]
 
 mod driver;
@@ -13,10 +14,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use twheel::flows::Flow;
 use twheel_common::flow::{Direction, FlowKey};
 
-/// Two CPUs drive the programs.
+/// The two CPUs that run the programs.
 const CPUS: [u32; 2] = [0, 1];
 
-/// The client of a key, if it is one of a frame.
+/// The number of a key's client, if the key is one of a frame.
 fn client(key: &FlowKey, keys: u32) -> Option<u32> {
     let ends = [Direction::FromLow, Direction::FromHigh].map(|end| key.sender(end));
     let server = SocketAddr::from(([192, 0, 2, 1], 80));
@@ -33,12 +34,13 @@ fn client(key: &FlowKey, keys: u32) -> Option<u32> {
     (low < 50_000 && client < keys && key.proto() == 6).then_some(client)
 }
 
-/// A flow that was read is whole.
+/// Checks that a flow was read consistently.
 fn check_flow(flow: &Flow, keys: u32) {
     assert!(client(&flow.key, keys).is_some(), "{flow:?}");
     assert!(CPUS.contains(&flow.cpu), "{flow:?}");
     assert!(!flow.word.is_dead() && !flow.word.seen().is_starting());
-    // A CPU may be held up between the clock and its stamp, by another machine's guest for example.
+    // A CPU may be held up between reading the clock and storing the stamp, for example by another
+    // virtual machine.
     let lived = flow.word.stamp().wrapping_sub(flow.created) as i32;
     assert!(lived >= -2, "{flow:?}");
 }

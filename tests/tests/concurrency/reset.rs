@@ -1,4 +1,4 @@
-//! Flows that are reset on either CPU.
+//! Flows that are reset on one CPU or the other.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,11 +27,12 @@ struct Reset {
     client: SocketAddr,
     /// When the RST was sent.
     at: Instant,
-    /// By how much jiffies were behind then. More than one, if the CPU that counts them was held up.
+    /// By how much jiffies lagged at that time. It is more than one jiffy if the CPU that counts
+    /// them was held up.
     behind: Duration,
 }
 
-/// A SYN on one CPU, and a RST of the same flow on another.
+/// Sends a SYN on one CPU, and a RST of the same flow on another.
 fn reset_elsewhere(forger: &Forger, flow: u32, cpus: [u32; 2]) -> Result<Reset> {
     let from = SocketAddr::new(Family::V4.client(), 1024 + flow as u16);
     let to = SocketAddr::new(Family::V4.server(), 9);
@@ -59,14 +60,16 @@ fn reset_elsewhere(forger: &Forger, flow: u32, cpus: [u32; 2]) -> Result<Reset> 
     })
 }
 
-/// A run on the server that sees incoming packets only. There a flow that is reset has the timeout of `close`.
+/// A run on the server that sees incoming packets only. It gives flows that were reset the timeout
+/// `close`.
 fn one_way(pair: &Pair, more: &[&str]) -> Result<Twheel> {
     let mut args = vec!["--iface", SERVER, "--json", "--egress", "off"];
     args.extend(more);
     Twheel::start(&pair.server, &args)
 }
 
-/// Those that were reset on another CPU stand in the inbox of their wheel's, since nothing is due for an hour.
+/// Flows that were reset on another CPU stay in the inbox of their wheel's CPU, since no timer is
+/// due for an hour.
 #[test]
 fn quiet_flows_that_were_reset_on_either_cpu_are_deleted() -> Result<()> {
     require_root();
@@ -92,8 +95,9 @@ fn quiet_flows_that_were_reset_on_either_cpu_are_deleted() -> Result<()> {
     Ok(())
 }
 
-/// Steppers that sleep, since nothing is due for an hour; and flows that begin on one CPU and are reset on the other, which
-/// brings their deadline to 300 ms. None is later than a tick and what scheduling takes, and none is forgotten.
+/// The steppers sleep, since no timer is due for an hour. Flows begin on one CPU and are reset on
+/// the other, which brings their deadlines to 300 ms. Each is reported at most a tick plus
+/// scheduling delays late, and none is lost.
 #[test]
 fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     require_root();
@@ -111,14 +115,14 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
         let mut sent = Vec::new();
         for flow in 0..flows {
             sent.push(reset_elsewhere(&forger, flow * 2 + cpu, [cpu, 1 - cpu])?);
-            // Also just when a stepper that has reported others goes to sleep.
+            // Also hits the moment when a stepper that has reported others goes to sleep.
             thread::sleep(Duration::from_micros(random.below(30_000).into()));
         }
         Ok(sent)
     };
     let sent: Vec<Vec<Reset>> = thread::scope(|scope| {
         let senders = CPUS.map(|cpu| scope.spawn(move || send(cpu)));
-        let sent = senders.map(|sender| sender.join().expect("no panic"));
+        let sent = senders.map(|sender| sender.join().expect("a sender panicked"));
         sent.into_iter().collect::<Result<_>>()
     })?;
     let sent: HashMap<_, _> = sent
@@ -132,20 +136,20 @@ fn a_stepper_that_sleeps_is_called_in_time() -> Result<()> {
     let mut latest = Duration::ZERO;
     let mut ended = HashSet::new();
     for expiry in &expiries {
-        assert!(ended.insert(expiry.src), "twice: {expiry:?}");
+        assert!(ended.insert(expiry.src), "reported twice: {expiry:?}");
         let reset = &sent[&expiry.src];
-        // Never early by jiffies, which the flow was stamped with.
+        // Never early, measured in jiffies, which the flow's stamp counts.
         let late = expiry.at - reset.at + reset.behind.saturating_sub(jiffy);
         assert!(late >= CLOSE, "{late:?}, early: {expiry:?}");
         latest = latest.max(late - CLOSE);
     }
-    assert_eq!(ended.len(), sent.len(), "some were forgotten");
+    assert_eq!(ended.len(), sent.len(), "some flows were not reported");
     println!("{} flows, the latest {latest:?} late", sent.len());
-    // Both the packet's way and the stepper's may have been held up.
+    // Both the packet's path and the stepper may have been held up.
     let held_up = 2 * watch.stop();
     assert!(
         latest <= TICK + 2 * jiffy + SCHEDULING + held_up,
-        "{latest:?} late, of which {held_up:?} may be the host's"
+        "{latest:?} late, of which the host may have caused {held_up:?}"
     );
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())

@@ -1,4 +1,4 @@
-//! Two CPUs at the same flows, and what must hold at rest.
+//! Two CPUs work on the same flows; the invariants are checked when they rest.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -35,7 +35,8 @@ use crate::{
     driver::{BURST, Driver, Load, NARROW, WIDE},
 };
 
-/// For a million changes of states, of which a flow must stand in one slot and at most one inbox at all times.
+/// Long enough for a million state changes. At all times, a flow must be in exactly one slot and in
+/// at most one inbox.
 const LONG: Duration = Duration::from_secs(480);
 
 #[test]
@@ -57,7 +58,7 @@ fn run(duration: Duration) {
         })
     };
     let (duration, long) = (duration / 2, LONG / 2);
-    // Eight keys have one fingerprint.
+    // Eight keys share one fingerprint.
     let twins = Load {
         setup: Setup {
             secret: Some(twins(3)),
@@ -69,7 +70,7 @@ fn run(duration: Duration) {
         Stress::with(load, |stress| {
             let begin = Instant::now();
             let mut round = 0;
-            // However long that takes, within reason.
+            // However long it takes, up to a limit.
             while begin.elapsed() < duration || begin.elapsed() < long && stress.missing().is_some()
             {
                 round += 1;
@@ -78,7 +79,7 @@ fn run(duration: Duration) {
             }
             stress.finish();
             let missing = stress.missing();
-            assert!(missing.is_none(), "too few {missing:?}");
+            assert!(missing.is_none(), "the load caused too few of {missing:?}");
         });
     }
 }
@@ -92,19 +93,19 @@ struct Stress<'a> {
     clock: Array<aya::maps::MapData, u64>,
     now: u64,
     flows: Flows,
-    /// Of the table.
+    /// The number of records in the table.
     records: u32,
     ingress: &'a Xdp,
     egress: &'a SchedClassifier,
     stepper: &'a Xdp,
     deleter: &'a Xdp,
     idle: u32,
-    /// Of the ring.
+    /// Events of the ring.
     events: Vec<Event>,
     ended: u64,
-    /// When the last life of a key has ended.
+    /// When the latest flow of a key ended.
     lives: HashMap<FlowKey, u64>,
-    /// Packets, by the accounts of what has ended.
+    /// Packets in the accounts of ended flows.
     counted: u64,
     packets: AtomicU64,
     reads: AtomicU64,
@@ -147,7 +148,7 @@ impl Stress<'_> {
         test(&mut stress);
     }
 
-    /// Both CPUs for a while.
+    /// Runs both CPUs for a while.
     fn round(&mut self, number: u64, duration: Duration) {
         let stop = AtomicBool::new(false);
         let clock = &mut self.clock;
@@ -178,7 +179,8 @@ impl Stress<'_> {
                     }
                     ring.drain_ended(events);
                     while wakes.next().is_some() {}
-                    // It takes little of the two CPUs, also where they are slow, and the ring does not fill.
+                    // The reader takes a small part of the two CPUs, even slow ones, and the ring
+                    // does not fill.
                     let pause = [50, 1_000].map(Duration::from_micros);
                     thread::sleep((8 * begin.elapsed()).clamp(pause[0], pause[1]));
                 }
@@ -197,7 +199,7 @@ impl Stress<'_> {
             });
             thread::sleep(duration);
             stop.store(true, Relaxed);
-            // A panic of any of them is the test's.
+            // A panic in any thread fails the test.
             for result in [first.join(), other.join()] {
                 result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             }
@@ -209,22 +211,24 @@ impl Stress<'_> {
         self.now = now;
     }
 
-    /// Nobody writes: everything fits together.
+    /// Checks all invariants while no thread writes.
     fn check(&mut self) -> usize {
         self.ring.drain_ended(&mut self.events);
         let began = |event: &Event| event.at - u64::from(event.age);
-        // A stepper stages events: another life of a key can begin and end meanwhile, and come into the ring first.
-        // Lives that do not overlap by more than their clocks differ are in order by the middle of each.
+        // A stepper stages events: meanwhile, the next flow of the same key can begin and end, and
+        // its event can come into the ring first. Flows whose lives do not overlap by more than
+        // their clocks differ are in the order of the middles of their lives.
         self.events.sort_by_key(|event| began(event) + event.at);
         for event in self.events.drain(..) {
-            client(&event.key, self.load.keys).expect("the end of a flow that was not");
+            client(&event.key, self.load.keys).expect("an event of a flow that never was");
             assert_eq!(event.rule, 0);
             if self.load.in_step {
-                // One life of a key after another, and none twice. Neither CPU is more than a burst ahead, nor so its clock.
+                // The flows of a key follow one another, and each ends once. Neither CPU is more
+                // than a burst ahead, so neither are their clocks.
                 let before = self.lives.insert(event.key, event.at).unwrap_or(0);
                 assert!(
                     before <= began(&event) + BURST / 4 + 1,
-                    "lived before {before}: {event:?}"
+                    "began before the previous flow ended at {before}: {event:?}"
                 );
             }
             self.ended += 1;
@@ -242,7 +246,7 @@ impl Stress<'_> {
         assert_eq!(lines.len() as u32 * LINE, self.records);
         let details: Vec<Details> = all(self.plane, "DETAILS");
         let extras: Vec<Extras> = all(self.plane, "EXTRAS");
-        // What the table holds.
+        // Checks the table's records.
         let mut listed = HashSet::new();
         let mut held = HashSet::new();
         let mut hops = vec![0; lines.len()];
@@ -261,12 +265,12 @@ impl Stress<'_> {
             assert!(!word.seen().is_starting(), "starting: {record:?}");
             let distance = table::distance(tag);
             hops[((index - distance) / LINE) as usize] |= 1 << distance;
-            let flow = self.flows.get(index).expect("a flow");
+            let flow = self.flows.get(index).expect("the record holds no flow");
             check_flow(&flow, self.load.keys);
             assert_eq!(flow.key, details[number as usize].key(0));
             assert_eq!(details[number as usize].record, index, "{record:?}");
-            assert!(held.insert(number), "of two records: {record:?}");
-            assert!(listed.insert(flow.key), "twice: {record:?}");
+            assert!(held.insert(number), "details of two records: {record:?}");
+            assert!(listed.insert(flow.key), "in the table twice: {record:?}");
         }
         for (line, hops) in lines.iter().zip(hops) {
             assert_eq!(line.hops, hops, "{line:?}");
@@ -276,7 +280,7 @@ impl Stress<'_> {
             let index = details[number as usize].record;
             lines[(index / LINE) as usize].words[(index % LINE) as usize]
         };
-        // Where the lists lead.
+        // Follows the lists of the slots.
         let slots = PerCpuArray::<_, Heads>::try_from(self.plane.map("SLOTS").unwrap()).unwrap();
         let mut linked = HashSet::new();
         for slot in 0..self.plane.config().geometry.slots() + 1 {
@@ -296,7 +300,7 @@ impl Stress<'_> {
             }
         }
         assert_eq!(linked.len(), listed.len(), "flows in no list");
-        // And what is posted: so a flow has its place in a slot and one in an inbox, and no other.
+        // Follows the inboxes: a flow is in one slot, in at most one inbox, and in no other list.
         let inboxes = Array::<_, [u64; 8]>::try_from(self.plane.map("INBOXES").unwrap()).unwrap();
         let wheels = PerCpuArray::<_, Wheel>::try_from(self.plane.map("WHEEL").unwrap()).unwrap();
         let wheels = wheels.get(&0, 0).unwrap();
@@ -323,19 +327,22 @@ impl Stress<'_> {
         assert_eq!(
             count(Counter::Created) + count(Counter::Superseded),
             self.ended + count(Counter::EventsLost) + live,
-            "lives and their ends"
+            "flows begun, and flows ended or alive"
         );
         assert_eq!(count(Counter::Deleted), self.deleted.load(Relaxed));
         listed.len()
     }
 
-    /// Details that no flow has lie on one shelf, or in the depot, or nobody has had them.
+    /// Details that no flow uses are in one shelf, or in the depot, or were never used.
     fn check_free(&self, details: &[Details], held: HashSet<u32>) {
         let mut seen = held;
         let mut chain = |first: Link| {
             let mut link = first;
             while let Some(number) = link.as_flow() {
-                assert!(seen.insert(number), "{number} is free twice, or a flow's");
+                assert!(
+                    seen.insert(number),
+                    "details {number} are free twice, or in use"
+                );
                 link = details[number as usize].next;
             }
         };
@@ -357,15 +364,22 @@ impl Stress<'_> {
             .map(|shelf| shelf.fresh..shelf.fresh_end)
             .chain([fresh]);
         for number in fresh.flatten() {
-            assert!(seen.insert(number), "{number} is fresh, and somebody's");
+            assert!(
+                seen.insert(number),
+                "details {number} were never used, but are free or in use"
+            );
         }
-        assert_eq!(seen.len(), details.len(), "details are lost");
+        assert_eq!(
+            seen.len(),
+            details.len(),
+            "some details are neither in use nor free"
+        );
     }
 
-    /// What there was not enough of, for the load to be what it was meant to be.
+    /// What did not happen often enough for the load to test what it should.
     fn missing(&self) -> Option<(&'static str, u64)> {
         let counters = self.plane.counters().unwrap();
-        // With many keys CPUs seldom meet.
+        // With many keys, CPUs seldom meet.
         let meet = (self.load.keys < 1_000).then_some((Counter::Raced, 1));
         let changed = if self.load.in_step { 500_000 } else { 1 };
         [
@@ -384,7 +398,7 @@ impl Stress<'_> {
         .find_map(|(name, count, wanted)| (count < wanted).then_some((name, count)))
     }
 
-    /// All flows end.
+    /// Lets all flows expire.
     fn finish(&mut self) {
         let live = self.check() as u64;
         let ended = self.ended;
@@ -403,7 +417,7 @@ impl Stress<'_> {
         assert_eq!(self.ended - ended, live);
         let counters = self.plane.counters().unwrap();
         println!(
-            "{} packets of {} keys, {}, {} reads",
+            "{} packets of {} keys, {}, {} flows read",
             self.packets.load(Relaxed),
             self.load.keys,
             match self.load.setup.one_way {
@@ -415,10 +429,13 @@ impl Stress<'_> {
         for counter in Counter::ALL {
             println!("{:>12} {}", counters.get(*counter), counter.name());
         }
-        // What comes while a flow ends may be counted for its successor, or for nobody.
+        // A packet that comes while its flow ends may be counted for the next flow, or for none.
         let seen = counters.get(Counter::Touched) + counters.get(Counter::Created);
         let missed = seen.abs_diff(self.counted);
         println!("{missed} of {seen} packets on no account");
-        assert!(missed <= seen / 200 + 8, "{missed} of {seen} on no account");
+        assert!(
+            missed <= seen / 200 + 8,
+            "{missed} of {seen} packets in no account"
+        );
     }
 }

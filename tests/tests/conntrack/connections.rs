@@ -1,4 +1,4 @@
-//! Connections of the host, segments by hand, and where the two differ.
+//! Connections of the host, crafted segments, and where twheel and conntrack differ.
 
 use std::{
     io::Read,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use twheel_common::state::State::*;
+use twheel_common::state::State::{self, *};
 use twheel_tests::{
     netns::require_root,
     pair::Family,
@@ -24,7 +24,7 @@ use crate::{
     wire::{Data, HANDSHAKE, Side::*},
 };
 
-/// Real connections that end, each in its way, or do not.
+/// Real connections that end in several ways, or do not end.
 fn real(lab: &mut Lab) -> Result<()> {
     for (what, family) in [("idle v4", Family::V4), ("idle v6", Family::V6)] {
         let ends = lab.connect(family)?;
@@ -93,7 +93,7 @@ fn real(lab: &mut Lab) -> Result<()> {
     lab.check(name, SynSent)?;
     lab.expect("never answered", name, [Life::same("idle", SynSent)]);
 
-    // The SYN/ACK is sent again after a second: to neither is that a sign of life.
+    // The SYN/ACK is sent again after a second: neither takes that for a sign of life.
     let (fd, name) = begin_to(lab, UNFINISHED)?;
     lab.check(name, SynRecv)?;
     lab.expect("never completed", name, [Life::same("idle", SynRecv)]);
@@ -103,17 +103,11 @@ fn real(lab: &mut Lab) -> Result<()> {
         ("a port used again after a close", Family::V4, false),
         ("a port used again after a reset", Family::V6, true),
     ] {
-        let (mut client, mut server) = lab.connect(family)?;
+        let (client, mut server) = lab.connect(family)?;
         let name = name_of(&client)?;
-        let state = if reset_first {
-            reset(client)?;
-            Close
-        } else {
-            // The server's end, not the client's, stays in TIME_WAIT.
-            half_close(&server, &mut client)?;
-            half_close(&client, &mut server)?;
-            drop(client);
-            TimeWait
+        let state = match reset_first {
+            true => reset(client).map(|()| Close)?,
+            false => close(client, &mut server)?,
         };
         lab.check(name, state)?;
         drop(server);
@@ -128,7 +122,16 @@ fn real(lab: &mut Lab) -> Result<()> {
     used_again_at_speed(lab)
 }
 
-/// A port that is used again as soon as its connection is over, without a look between the lives.
+/// Closes a connection so that the server's end, not the client's, is in TIME_WAIT. Returns the
+/// state of its flow.
+fn close(mut client: TcpStream, server: &mut TcpStream) -> Result<State> {
+    half_close(server, &mut client)?;
+    half_close(&client, server)?;
+    Ok(TimeWait)
+}
+
+/// A port is used again as soon as its connection is over, and the test does not look at the flow
+/// in between.
 fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
     let listener = lab.listeners[0].try_clone()?;
     let (mut client, mut server) = lab.connect(Family::V4)?;
@@ -137,14 +140,11 @@ fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
     for number in 0..100 {
         let state = if number % 2 == 0 {
             reset(client)?;
-            // The RST is there.
-            ensure!(server.read(&mut [0]).is_err(), "no RST");
+            // The RST has arrived.
+            ensure!(server.read(&mut [0]).is_err(), "the server received no RST");
             Close
         } else {
-            half_close(&server, &mut client)?;
-            half_close(&client, &mut server)?;
-            drop(client);
-            TimeWait
+            close(client, &mut server)?
         };
         lives.push(Life::same("superseded", state));
         drop(server);
@@ -156,33 +156,28 @@ fn used_again_at_speed(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// Crafted connections on which both agree.
+/// Crafted connections on which both trackers agree.
 fn crafted(lab: &mut Lab) -> Result<()> {
     let mut wire = lab.craft_established()?;
-    for (side, flags, state) in [
+    let both_close = [
         (Client, FIN | ACK, FinWait),
-        // Before it has seen the other's FIN.
+        // Sent before it has received the other's FIN.
         (Server, FIN | ACK, LastAck),
         (Client, ACK, TimeWait),
         (Server, ACK, TimeWait),
-    ] {
-        wire.send(lab, side, flags)?;
-        wire.check(lab, state)?;
-    }
+    ];
+    wire.walk(lab, &both_close)?;
     let lives = [Life::same("closed", TimeWait)];
     lab.expect("both close at once", wire.name(), lives);
 
     let mut wire = lab.craft();
-    wire.send(lab, Client, SYN)?;
-    wire.check(lab, SynSent)?;
-    wire.send(lab, Server, SYN)?;
-    wire.check(lab, SynSent2)?;
-    // The SYN again, with an ACK.
+    wire.walk(lab, &[(Client, SYN, SynSent), (Server, SYN, SynSent2)])?;
+    // The first SYN again, now with an ACK.
     let first = wire.next[Client as usize] - 1;
     wire.send_at(lab, Client, SYN | ACK, first)?;
     wire.check(lab, SynRecv)?;
     wire.send(lab, Server, ACK)?;
-    // Enough for conntrack, since both have begun.
+    // That suffices for conntrack, since both sides have sent a SYN.
     lab.check_both(wire.name(), Some(SynRecv), Some(Established))?;
     wire.send(lab, Client, ACK)?;
     wire.check(lab, Established)?;
@@ -218,7 +213,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("idle", Established)];
     lab.expect("a RST from nowhere", wire.name(), lives);
 
-    // Nor by FINs of somebody who does not know where the two are.
+    // FINs of an attacker who does not know the sequence numbers.
     let mut wire = lab.craft_established()?;
     for side in [Client, Server] {
         let far = wire.next[side as usize].wrapping_add(1 << 29);
@@ -229,7 +224,8 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("idle", Established)];
     lab.expect("FINs from nowhere", wire.name(), lives);
 
-    // What the other side waits for lies behind what came by: the answer of a host that has forgotten the connection.
+    // The other side waits for a number behind those that were seen: a host that has forgotten the
+    // connection answers so.
     let mut wire = lab.craft_established()?;
     let waited_for = wire.next[Client as usize];
     wire.send_data(lab, Client, ACK, 1000)?;
@@ -240,7 +236,8 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("reset", Close)];
     lab.expect("a RST that answers", wire.name(), lives);
 
-    // A keep-alive probe to a peer that has rebooted: it answers with what the probe acknowledges.
+    // A keepalive probe to a peer that has rebooted: the RST has the number that the probe
+    // acknowledges.
     let wire = lab.craft_established()?;
     let [last, next] = [wire.next[Client as usize] - 1, wire.next[Server as usize]];
     wire.send_at(lab, Client, ACK, last)?;
@@ -249,7 +246,8 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("reset", Close)];
     lab.expect("a probe of a peer that has rebooted", wire.name(), lives);
 
-    // A client that has rebooted: its SYN is answered as what came before, and it answers that with a RST (RFC 9293, 3.5.1).
+    // A client has rebooted: its SYN gets an answer of the old connection, and it answers that with
+    // a RST (RFC 9293, 3.5.1).
     let mut wire = lab.craft_established()?;
     let old = wire.next[Client as usize];
     wire.next[Client as usize] = 3_000_000;
@@ -272,7 +270,7 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     ];
     lab.expect("a client that has rebooted", wire.name(), lives);
 
-    // Picked up from one side, and the other knows nothing of it.
+    // Picked up from one side; the other side does not know the connection.
     let mut wire = lab.craft();
     wire.send_data(lab, Client, ACK, 10)?;
     wire.check(lab, Established)?;
@@ -289,9 +287,9 @@ fn crafted(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// What the two are known to see otherwise.
+/// Known differences between the two trackers.
 fn differences(lab: &mut Lab) -> Result<()> {
-    // Not the end of the other direction.
+    // conntrack takes it for the FIN of the other direction.
     let mut wire = lab.craft_established()?;
     wire.send(lab, Client, FIN | ACK)?;
     wire.check(lab, FinWait)?;
@@ -301,14 +299,14 @@ fn differences(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("idle", FinWait).theirs(LastAck).later(1.0)];
     lab.expect("a FIN sent again", wire.name(), lives);
 
-    // Conntrack gives up on a peer that acknowledges nothing; we only watch for silence.
+    // conntrack gives up on a peer that acknowledges nothing; twheel only watches for silence.
     let mut wire = lab.craft_established()?;
     wire.send_data(lab, Client, ACK, 10)?;
     wire.check(lab, Established)?;
     let lives = [Life::same("idle", Established).later(1.0)];
     lab.expect("data never acknowledged", wire.name(), lives);
 
-    // A RST that is not exactly the next segment: conntrack shortens the timeout alone.
+    // A RST that is not exactly the next segment only shortens the timeout in conntrack.
     let wire = lab.craft_established()?;
     let ahead = wire.next[Server as usize] + 100;
     wire.send_at(lab, Server, RST | ACK, ahead)?;
@@ -316,7 +314,7 @@ fn differences(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("reset", Close).theirs(Established)];
     lab.expect("a RST ahead", wire.name(), lives);
 
-    // One that lies behind what was acknowledged.
+    // A RST with a number that was already acknowledged.
     let mut wire = lab.craft_established()?;
     wire.send_data(lab, Server, ACK, 1000)?;
     wire.send(lab, Client, ACK)?;
@@ -326,13 +324,12 @@ fn differences(lab: &mut Lab) -> Result<()> {
     let lives = [Life::same("idle", Established)];
     lab.expect("a RST behind", wire.name(), lives);
 
-    // The responder may begin anew after a reset: conntrack goes on with the old entry once it is answered.
+    // After a reset, the responder may begin anew: conntrack continues the old entry once the SYN
+    // is answered.
     let mut wire = lab.craft_established()?;
-    wire.send(lab, Client, RST | ACK)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Client, RST | ACK, Close)])?;
     wire.next = [3_000_000, 4_000_000];
-    wire.send(lab, Server, SYN)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Server, SYN, Close)])?;
     wire.send(lab, Client, SYN | ACK)?;
     lab.check_both(wire.name(), Some(SynRecv), Some(Close))?;
     let lives = [
@@ -345,17 +342,16 @@ fn differences(lab: &mut Lab) -> Result<()> {
         lives,
     );
 
-    // And so where the server had sent the RST, and the client begins again.
+    // The same if the server has sent the RST, and the client begins again.
     let mut wire = lab.craft_established()?;
-    wire.send(lab, Server, RST | ACK)?;
-    wire.check(lab, Close)?;
+    wire.walk(lab, &[(Server, RST | ACK, Close)])?;
     wire.next = [3_000_000, 4_000_000];
-    wire.send(lab, Client, SYN)?;
-    wire.check(lab, Close)?;
-    wire.send(lab, Server, SYN | ACK)?;
-    wire.check(lab, SynRecv)?;
-    wire.send(lab, Client, ACK)?;
-    wire.check(lab, Established)?;
+    let begun_anew = [
+        (Client, SYN, Close),
+        (Server, SYN | ACK, SynRecv),
+        (Client, ACK, Established),
+    ];
+    wire.walk(lab, &begun_anew)?;
     let lives = [
         Life::ours("superseded", Close),
         Life::same("idle", Established).started_apart(),
@@ -366,14 +362,14 @@ fn differences(lab: &mut Lab) -> Result<()> {
         lives,
     );
 
-    // A SYN/ACK that answers nothing.
+    // A SYN/ACK that answers no SYN.
     let mut wire = lab.craft();
     wire.send(lab, Server, SYN | ACK)?;
     lab.check_both(wire.name(), None, None)?;
     Ok(())
 }
 
-/// What it takes some time to tell apart: which packets keep a connection alive.
+/// Which packets keep a connection alive; it takes some time to tell.
 fn keep_alive(lab: &mut Lab) -> Result<()> {
     let server = SocketAddr::new(Family::V4.server(), SILENT);
     let fd = begin(&lab.pair.client, Family::V4, 0, server)?;
@@ -403,7 +399,7 @@ fn keep_alive(lab: &mut Lab) -> Result<()> {
 
     thread::sleep(Duration::from_millis(500));
     reset.send(lab, Server, ACK)?;
-    // The kernel has sent its SYN again after one second.
+    // The kernel sends its SYN again after one second.
     thread::sleep(Duration::from_millis(700));
     closed.send(lab, Client, ACK)?;
     stray.send(lab, Client, SYN)?;
@@ -414,11 +410,11 @@ fn keep_alive(lab: &mut Lab) -> Result<()> {
     };
     beyond.put(lab, Client, ACK, data)?;
     let later = before.elapsed().as_secs_f64();
-    // A keep-alive probe: the last octet again.
+    // A keepalive probe: the last byte again.
     let last = probed.next[Client as usize] - 1;
     probed.send_at(lab, Client, ACK, last)?;
 
-    // Conntrack gives one timeout for all of them.
+    // conntrack gives all SYNs of a connection one timeout.
     let lives = [Life::same("idle", SynSent)];
     lab.expect("a SYN sent again", syn_name, lives);
     let lives = [Life::same("closed", TimeWait)];
@@ -429,7 +425,7 @@ fn keep_alive(lab: &mut Lab) -> Result<()> {
     lab.expect("a keep-alive probe", probed.name(), lives);
     let lives = [Life::same("reset", Close)];
     lab.expect("an ACK after a reset", reset.name(), lives);
-    // Conntrack tracks windows.
+    // conntrack tracks windows.
     let lives = [Life::same("idle", Established).later(later)];
     lab.expect("data beyond the window", beyond.name(), lives);
     Ok(())

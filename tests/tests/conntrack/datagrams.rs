@@ -26,7 +26,7 @@ use crate::{
     lab::{PATIENCE, SCHEDULING, TICK, set, start_conntrack},
 };
 
-/// Seconds, by conntrack's names for what is not TCP.
+/// Timeouts in seconds, by conntrack's names, for protocols other than TCP.
 const DATAGRAM_TIMEOUTS: [(&str, u64); 4] = [
     ("udp_timeout", 3),
     ("udp_timeout_stream", 5),
@@ -34,7 +34,7 @@ const DATAGRAM_TIMEOUTS: [(&str, u64); 4] = [
     ("icmpv6_timeout", 2),
 ];
 
-/// A UDP socket, or one for pings, which is to the kernel as good as one.
+/// A UDP socket, or a socket for pings, which the kernel treats alike.
 fn datagrams(host: &Namespace, address: SocketAddr, proto: SockProtocol) -> Result<UdpSocket> {
     host.enter(|| {
         let family = if address.is_ipv4() {
@@ -50,10 +50,10 @@ fn datagrams(host: &Namespace, address: SocketAddr, proto: SockProtocol) -> Resu
     })
 }
 
-/// What each flow is to end as, by its protocol and its client's end.
+/// How each flow is to end, by its protocol and its client's endpoint.
 type Datagrams = BTreeMap<(String, SocketAddr), (&'static str, State)>;
 
-/// Sends a datagram and waits for it at the other end.
+/// Sends a datagram and waits until the other end receives it.
 fn pass(from: &UdpSocket, to: &UdpSocket) -> Result<()> {
     from.send_to(b"?", to.local_addr()?)?;
     to.recv(&mut [0; 8])?;
@@ -64,7 +64,7 @@ fn pass(from: &UdpSocket, to: &UdpSocket) -> Result<()> {
 fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    // Who may ping.
+    // The group that may send pings.
     pair.client
         .enter(|| fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0").context("no pings"))?;
     let watch = Watch::start();
@@ -130,7 +130,7 @@ fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
         ping.recv(&mut [0; 8])?;
         expect(name, &ping, "a ping", Icmp)?;
     }
-    // More than two seconds after their beginnings.
+    // More than two seconds after the flows began.
     thread::sleep(Duration::from_millis(2_300));
     for (asks, answers) in &lasting {
         pass(asks, answers)?;
@@ -140,7 +140,7 @@ fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
     }
     let last = Instant::now() + Duration::from_secs(5) + TICK + 2 * SCHEDULING;
     let ours = twheel.expiries_until(last)?;
-    // Whoever looks at an entry that is due makes conntrack remove it.
+    // Reading an entry that is due makes conntrack remove it.
     conntrack.dump()?;
     let mut theirs: BTreeMap<_, _> = conntrack
         .destroyed()?
@@ -151,8 +151,8 @@ fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
     for expiry in ours {
         let name = (expiry.proto.clone(), expiry.src);
         let Some((what, state)) = expected.remove(&name) else {
-            // The neighbours of IPv6 speak ICMPv6, too, but no queries.
-            bail!("unknown: {expiry:?}");
+            // IPv6 neighbour discovery uses ICMPv6, too, but no queries.
+            bail!("unexpected flow: {expiry:?}");
         };
         ensure!(
             (&*expiry.reason, &*expiry.state) == ("idle", state.name()),
@@ -165,7 +165,7 @@ fn datagrams_end_when_they_do_to_conntrack() -> Result<()> {
         let later = expiry.age.as_secs_f64() - lived;
         ensure!(
             is_on_time(later, held_up),
-            "{what}: ours ends {later:.3} s later"
+            "{what}: twheel's flow ends {later:.3} s later"
         );
     }
     ensure!(expected.is_empty(), "not reported: {expected:?}");

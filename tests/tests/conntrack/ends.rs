@@ -1,4 +1,4 @@
-//! Each flow ends when its entry does.
+//! Each flow ends when conntrack's entry does.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,8 @@ use twheel_tests::{ctnetlink::Entry, running::Expiry};
 use crate::lab::{HELD_UP, Lab, Life, Name, PATIENCE, SCHEDULING, TICK, name};
 
 impl Lab {
-    /// Waits until both have forgotten all connections. When they did, by connection.
+    /// Waits until both trackers have ended all connections. Returns when each ended, by
+    /// connection.
     pub fn ends(&self) -> Result<Ended> {
         let mut ends = Ended::new();
         let patience = Instant::now() + PATIENCE;
@@ -31,19 +32,23 @@ impl Lab {
                 let of = ends.entry(name(entry.src, entry.dst)).or_default();
                 of.1.push(entry);
             }
-            // Once more after the last one.
+            // Reads once more after the last one.
             if empty {
                 return Ok(ends);
             }
             let states = self.states()?;
-            // For that state conntrack has two minutes and no setting.
+            // conntrack gives this state two minutes, and there is no setting.
             let is_left = |state: &State| *state != SynSent2;
             empty = !states.iter().flat_map(BTreeMap::values).any(is_left);
-            ensure!(Instant::now() < patience, "left: {states:?}");
+            ensure!(
+                Instant::now() < patience,
+                "some connections do not end: {states:?}"
+            );
         }
     }
 
-    /// Compares the ends of all connections with what they should be. Fails with all that is wrong.
+    /// Compares the ends of all connections with the expected ones. Fails with a list of all
+    /// differences.
     pub fn compare_ends(self) -> Result<()> {
         let mut ends = self.ends()?;
         let held_up = self.watch.stop();
@@ -75,10 +80,10 @@ impl Lab {
     }
 }
 
-/// The ends of each connection, ours and conntrack's.
+/// The ends of each connection: twheel's and conntrack's.
 type Ended = BTreeMap<Name, (Vec<End>, Vec<Entry>)>;
 
-/// What twheel reports of an end.
+/// How twheel reports an end.
 #[derive(Debug)]
 pub struct End {
     stop: SystemTime,
@@ -86,19 +91,21 @@ pub struct End {
 }
 
 impl End {
-    /// By how many seconds ours ends later, and begins later.
+    /// By how many seconds twheel's flow ends later, and begins later, than conntrack's entry.
     pub fn later_than(&self, theirs: &Entry) -> Result<[f64; 2]> {
-        let stop = theirs.stop.context("conntrack does not say when")?;
+        let stop = theirs
+            .stop
+            .context("conntrack reports no time for the end")?;
         let start = self.stop - self.expiry.age;
         Ok([seconds(self.stop, stop), seconds(start, theirs.start)])
     }
 }
 
-/// Whether it is so late that it is on time, where the CPUs were held up for so long: either side, and this test, may have
-/// been.
+/// Whether an end that is `later` counts as on time if the CPUs were held up for `held_up`: either
+/// tracker, and this test, may have been held up.
 pub fn is_on_time(later: f64, held_up: Duration) -> bool {
     let held_up = 2 * held_up.min(HELD_UP);
-    // Neither clock shows more than jiffies.
+    // Both clocks have a resolution of one jiffy.
     let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map(Duration::from);
     let early = 2 * jiffy.unwrap_or_default() + held_up;
     let late = TICK + SCHEDULING + held_up;
@@ -129,18 +136,18 @@ impl Life {
         let [ends, begins] = ours.later_than(theirs)?;
         ensure!(
             is_on_time(ends - self.later, held_up),
-            "ours ends {ends:.3} s later, not {}",
+            "twheel's flow ends {ends:.3} s later, not {}",
             self.later
         );
         ensure!(
             is_on_time(begins, held_up) || self.started_apart,
-            "ours begins {begins:.3} s later"
+            "twheel's flow begins {begins:.3} s later"
         );
         Ok(())
     }
 }
 
-/// From one to the other, either may be the later.
+/// Seconds from one time to the other; negative if the first is the later one.
 pub fn seconds(a: SystemTime, b: SystemTime) -> f64 {
     match a.duration_since(b) {
         Ok(later) => later.as_secs_f64(),

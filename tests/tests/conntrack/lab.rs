@@ -1,4 +1,4 @@
-//! A connection tracker and a running twheel at the same packets.
+//! conntrack and a running twheel track the same packets.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-/// Seconds, by conntrack's names. No two that a connection may be mistaken about are the same.
+/// Timeouts in seconds, by conntrack's names. States that may be confused have different timeouts.
 const TIMEOUTS: [(&str, u64); 10] = [
     ("syn_sent", 3),
     ("syn_recv", 2),
@@ -43,45 +43,46 @@ const TIMEOUTS: [(&str, u64); 10] = [
     ("time_wait", 6),
     ("close", 1),
     ("unacknowledged", 7),
-    // So long that it never counts.
+    // So long that it never applies.
     ("max_retrans", 60),
 ];
 pub const TICK: Duration = Duration::from_millis(100);
-/// For an event to reach this test, or for its own threads to run.
+/// Time for an event to reach this test, and for its threads to run.
 pub const SCHEDULING: Duration = Duration::from_millis(150);
-/// Longer hold-ups of the CPUs excuse nothing more: what is compared differs by whole seconds.
+/// Longer hold-ups of the CPUs excuse no more than this: the timeouts to be told apart differ by
+/// whole seconds.
 pub const HELD_UP: Duration = Duration::from_millis(150);
-/// Between two looks at what comes by itself.
+/// Time between two checks while the test waits.
 const POLL: Duration = Duration::from_millis(5);
-/// Longer than any of this takes.
+/// Longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Ports of the server: one that takes connections, one of crafted segments, one that never answers, one to which the client never
-/// completes a handshake, and one that refuses.
+/// Ports of the server: one that accepts connections, one for crafted segments, one that never
+/// answers, one to which the client never completes a handshake, and one that refuses.
 const LISTENING: u16 = 9000;
 pub const CRAFTED: u16 = 9999;
 pub const SILENT: u16 = 9998;
 pub const UNFINISHED: u16 = 9997;
 pub const REFUSED: u16 = 9996;
-/// What crafted segments are marked with.
+/// The mark of crafted segments.
 const MARK: u32 = 1;
 
-/// How one life of a connection is to end.
+/// How a flow of a connection is to end.
 pub struct Life {
-    /// twheel's reason and state.
+    /// The reason and the state that twheel reports.
     pub ours: Option<(&'static str, State)>,
-    /// Conntrack's state.
+    /// The state that conntrack reports.
     pub theirs: Option<State>,
-    /// By how many seconds ours ends later, on purpose.
+    /// By how many seconds twheel's flow intentionally ends later.
     pub later: f64,
-    /// They do not agree on when it began.
+    /// The two trackers do not agree on when it began.
     pub started_apart: bool,
     /// One side was never seen.
     pub unreplied: bool,
 }
 
 impl Life {
-    /// With both in the same state at the same time.
+    /// Both trackers end it in the same state at the same time.
     pub fn same(reason: &'static str, state: State) -> Self {
         Self {
             ours: Some((reason, state)),
@@ -92,7 +93,7 @@ impl Life {
         }
     }
 
-    /// Of which conntrack knows nothing.
+    /// Only twheel knows it.
     pub fn ours(reason: &'static str, state: State) -> Self {
         Self {
             theirs: None,
@@ -129,22 +130,22 @@ impl Life {
     }
 }
 
-/// A connection, by its client's end and the server's.
+/// A connection, by its client's endpoint and its server's.
 pub type Name = (SocketAddr, SocketAddr);
 
 /// A client's socket and the server's.
 type Ends = (TcpStream, TcpStream);
 
-/// Both watchers on the server of a pair of hosts.
+/// Both trackers on the server of a pair of hosts.
 pub struct Lab {
     pub twheel: Twheel,
     flows: Flows,
     pub conntrack: Conntrack,
-    /// For the crafted segments of the client and of the server.
+    /// Raw sockets for the crafted segments of the client and of the server.
     pub raw: [OwnedFd; 2],
     pub next_port: u16,
     pub expected: BTreeMap<Name, (&'static str, Vec<Life>)>,
-    /// What stays open to the end.
+    /// Sockets that stay open to the end.
     pub open: Vec<TcpStream>,
     pub listeners: [TcpListener; 3],
     pub pair: Pair,
@@ -157,7 +158,7 @@ pub fn set(name: &str, value: u64) -> Result<()> {
     fs::write(&path, value.to_string()).with_context(|| format!("cannot set {path}"))
 }
 
-/// Starts conntrack: it is idle until a rule asks for it.
+/// Starts conntrack, which is idle until a rule uses it.
 pub fn start_conntrack(pair: &Pair) -> Result<Conntrack> {
     pair.server.enter(|| {
         for (name, seconds) in TIMEOUTS {
@@ -172,7 +173,7 @@ pub fn start_conntrack(pair: &Pair) -> Result<Conntrack> {
         set("ipv4/tcp_synack_retries", 1)
     })?;
     let conntrack = Conntrack::open(&pair.server)?;
-    // What is looked at ends within seconds.
+    // Reading the table must be quick, since what is compared ends within seconds.
     let before = Instant::now();
     conntrack.dump()?;
     let took = before.elapsed();
@@ -218,7 +219,7 @@ impl Lab {
             listen(Family::V6, LISTENING)?,
             listen(Family::V4, UNFINISHED)?,
         ];
-        // What is up before anybody watches.
+        // A connection that is open before either tracker starts.
         let early = connected(&pair.client, &listeners[0], Family::V4, 0)?;
         let conntrack = start_conntrack(&pair)?;
         let raw = |namespace: &Namespace| -> Result<OwnedFd> {
@@ -268,7 +269,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A connection that was up before anybody watched.
+    /// Checks a connection that was open before either tracker started.
     fn pick_up(&mut self, (mut client, mut server): Ends) -> Result<()> {
         let name = name_of(&client)?;
         self.check_both(name, None, None)?;
@@ -291,12 +292,12 @@ impl Lab {
         self.open.extend([client, server]);
     }
 
-    /// Both watchers come to say this of a connection.
+    /// Waits until both trackers report this state of a connection.
     pub fn check(&self, name: Name, state: State) -> Result<()> {
         self.check_both(name, Some(state), Some(state))
     }
 
-    /// The two come to say this.
+    /// Waits until the trackers report these states.
     pub fn check_both(&self, name: Name, ours: Option<State>, theirs: Option<State>) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(1);
         loop {
@@ -307,14 +308,14 @@ impl Lab {
             }
             ensure!(
                 Instant::now() < end,
-                "twheel and conntrack say {found:?} of {name:?}, not {:?}",
+                "twheel and conntrack report {found:?} for {name:?}, not {:?}",
                 [ours, theirs]
             );
             thread::sleep(POLL);
         }
     }
 
-    /// What twheel and conntrack say of all connections.
+    /// The states of all connections in twheel and in conntrack.
     pub fn states(&self) -> Result<[BTreeMap<Name, State>; 2]> {
         let ours = self.flows.iter().map(|flow| {
             let [low, high] =
@@ -326,7 +327,7 @@ impl Lab {
         Ok([ours.collect(), theirs.collect()])
     }
 
-    /// A real connection that is up, and which both say is.
+    /// A real connection that is open in both trackers.
     pub fn connect(&self, family: Family) -> Result<Ends> {
         self.connect_from(family, 0)
     }
@@ -339,7 +340,8 @@ impl Lab {
     }
 }
 
-/// A client's socket that has begun to connect, from a port of its own (0) or a given one; it has sent a SYN.
+/// A client's socket that has begun to connect, from a port of its own (0) or a given one: it has
+/// sent a SYN.
 pub fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> Result<OwnedFd> {
     client.enter(|| {
         let domain = match family {
@@ -348,9 +350,10 @@ pub fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> R
         };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(domain, SockType::Stream, flags, None)?;
-        // The port may have been in use a moment ago.
+        // The port may have been in use shortly before.
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-        // Not from any port by the kernel's choice, which may fall on one twice: a connection is known by its ports.
+        // The kernel does not choose the port, because it may choose one twice, and a connection is
+        // known by its ports.
         static NEXT: AtomicU16 = AtomicU16::new(10_000);
         let port = match port {
             0 => NEXT.fetch_add(1, Ordering::Relaxed),
@@ -365,7 +368,7 @@ pub fn begin(client: &Namespace, family: Family, port: u16, to: SocketAddr) -> R
     })
 }
 
-/// A connection that is up, from a port of its own (0) or a given one.
+/// An open connection, from a port of its own (0) or a given one.
 pub fn connected(
     client: &Namespace,
     listener: &TcpListener,
@@ -374,7 +377,7 @@ pub fn connected(
 ) -> Result<Ends> {
     let client = TcpStream::from(begin(client, family, port, listener.local_addr()?)?);
     let (server, peer) = listener.accept().context("cannot accept")?;
-    ensure!(peer == client.local_addr()?, "accepted somebody else");
+    ensure!(peer == client.local_addr()?, "accepted another connection");
     for end in [&client, &server] {
         end.set_nonblocking(false)?;
         end.set_nodelay(true)?;
@@ -383,7 +386,7 @@ pub fn connected(
     Ok((client, server))
 }
 
-/// The connection between two ends, of which either may have begun it.
+/// The name of the connection between two endpoints; either may have begun it.
 pub fn name(a: SocketAddr, b: SocketAddr) -> Name {
     let clients = [Family::V4.client(), Family::V6.client()];
     if clients.contains(&a.ip()) {
@@ -397,10 +400,10 @@ pub fn name_of(client: &TcpStream) -> Result<Name> {
     Ok((client.local_addr()?, client.peer_addr()?))
 }
 
-/// Sends a FIN, and waits until the other end has it.
+/// Sends a FIN, and waits until the other end receives it.
 pub fn half_close(from: &TcpStream, to: &mut TcpStream) -> Result<()> {
     from.shutdown(Shutdown::Write)?;
-    ensure!(to.read(&mut [0])? == 0, "no end of file");
+    ensure!(to.read(&mut [0])? == 0, "the other end received no FIN");
     Ok(())
 }
 

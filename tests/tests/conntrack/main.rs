@@ -1,9 +1,9 @@
-//! The same connections under `twheel` and `nf_conntrack`, with the same timeouts, in the same namespace: their
-//! states on the way and the times of their ends are compared. Where the two differ on purpose
-//! (`docs/states.md`), the difference itself is asserted.
+//! The same connections under `twheel` and `nf_conntrack`, with the same timeouts, in the same
+//! namespace. The test compares their states on the way and the times of their ends. Where the two
+//! differ on purpose (`docs/states.md`), it asserts the difference itself.
 //!
-//! Real connections where they can be brought into a state reliably; otherwise segments that are crafted at
-//! both ends, of which the kernels' own TCP does not speak.
+//! Uses real connections where they can be brought into a state reliably. The other segments are
+//! crafted at both ends, and the kernels' own TCP does not answer them.
 #![allow(missing_docs)]
 
 mod connections;

@@ -23,7 +23,8 @@ use crate::{
     },
 };
 
-/// How a connection comes into each state, from the beginning or, without a SYN, when it is established.
+/// How a connection comes into each state: from its beginning or, without a SYN, after it was
+/// established.
 const WAYS: [(State, &[(Side, u8)]); 9] = [
     (SynSent, &[(Client, SYN)]),
     (SynRecv, &[(Client, SYN), (Server, SYN | ACK)]),
@@ -47,7 +48,7 @@ const WAYS: [(State, &[(Side, u8)]); 9] = [
     (SynSent2, &[(Client, SYN), (Server, SYN)]),
 ];
 
-/// Whose flow a segment keeps alive, where they differ.
+/// Which tracker's entry a segment keeps alive, where they differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Renews {
     Both,
@@ -55,14 +56,14 @@ enum Renews {
     Theirs,
 }
 
-/// A segment that does something else to conntrack.
+/// A segment that has another effect on conntrack.
 struct Difference {
     state: State,
     side: Side,
     flags: u8,
-    /// The states it leads to, ours and conntrack's.
+    /// The states it leads to, in twheel and in conntrack.
     to: [State; 2],
-    /// By how many seconds ours ends later.
+    /// By how many seconds twheel's flow ends later.
     later: f64,
     renews: Renews,
 }
@@ -86,15 +87,15 @@ const fn differs(
 
 #[rustfmt::skip]
 const DIFFERENCES: [Difference; 8] = [
-    // Conntrack gives one timeout for all the SYNs of a connection that is not yet answered.
+    // conntrack gives all the SYNs of an unanswered connection one timeout.
     differs(SynSent, (Server, SYN), [SynSent2; 2], 0.0, Renews::Ours),
-    // A FIN of the side that has sent one is no end of the other. (4 s and 5 s; 3 s.)
+    // A second FIN of the same side does not close the other direction. (4 s and 5 s; 3 s.)
     differs(FinWait, (Client, FIN | ACK), [FinWait, LastAck], 1.0, Renews::Both),
     differs(CloseWait, (Client, FIN | ACK), [CloseWait, LastAck], 2.0, Renews::Both),
-    // Nor does its ACK acknowledge it. (4 s, 5 s; 3 s, 6 s.)
+    // Nor does its ACK acknowledge its own FIN. (4 s, 5 s; 3 s, 6 s.)
     differs(FinWait, (Client, ACK), [FinWait, CloseWait], -1.0, Renews::Both),
     differs(LastAck, (Server, ACK), [LastAck, TimeWait], -3.0, Renews::Both),
-    // A SYN begins nothing until it is answered. (6 s, 3 s; 1 s, 3 s.)
+    // A SYN begins no new flow until it is answered. (6 s, 3 s; 1 s, 3 s.)
     differs(TimeWait, (Client, SYN), [TimeWait, SynSent], 3.0, Renews::Theirs),
     differs(TimeWait, (Server, SYN), [TimeWait, SynSent], 3.0, Renews::Theirs),
     differs(Close, (Client, SYN), [Close, SynSent], -2.0, Renews::Theirs),
@@ -135,9 +136,9 @@ fn every_segment_in_every_state_does_what_it_does_to_conntrack() -> Result<()> {
     for (state, side, flags, wire, before) in &wires {
         let next = wire.next[*side as usize];
         let seq = match state {
-            // As it was, or might have been.
+            // The first SYN again, or the one that would have been the first.
             SynSent | SynRecv | SynSent2 if *flags & SYN != 0 => Wire::first(*side),
-            // Of another connection.
+            // The beginning of another connection.
             _ if *flags & SYN != 0 => next + 1_000_000,
             _ => next,
         };
@@ -162,7 +163,7 @@ fn every_segment_in_every_state_does_what_it_does_to_conntrack() -> Result<()> {
         if !is_known {
             differ(&found);
         }
-        // The last of their lives, where there is more than one.
+        // The last of its flows, if there were several.
         let (ours, theirs) = ends.get(&wire.name()).context("no end")?;
         match (ours.last(), theirs.last()) {
             (Some(ours), Some(theirs)) => {
@@ -176,7 +177,7 @@ fn every_segment_in_every_state_does_what_it_does_to_conntrack() -> Result<()> {
                     differ(&later);
                 }
             }
-            // See `Lab::ends`.
+            // conntrack keeps this state longer than the test waits, see `Lab::ends`.
             (Some(_), None) if found[1] == Some(SynSent2) => {}
             _ => differ(&(ours, theirs)),
         }

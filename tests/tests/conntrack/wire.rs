@@ -1,4 +1,4 @@
-//! Segments that the test makes by hand.
+//! Segments that the test crafts.
 
 use std::{
     fmt::Debug,
@@ -43,14 +43,14 @@ pub struct Wire {
     pub next: [u32; 2],
 }
 
-/// What a segment brings: so many bytes from a sequence number on.
+/// The data of a segment: `length` bytes from sequence number `seq` on.
 pub struct Data {
     pub seq: u32,
     pub length: u32,
 }
 
 impl Wire {
-    /// Where a side begins.
+    /// The first sequence number of a side.
     pub fn first(side: Side) -> u32 {
         [1_000_000, 2_000_000][side as usize]
     }
@@ -66,9 +66,18 @@ impl Wire {
         lab.check(self.name(), state)
     }
 
-    /// The next segment of a side, without data.
+    /// Sends the next segment of a side, without data.
     pub fn send(&mut self, lab: &Lab, side: Side, flags: u8) -> Result<()> {
         self.send_data(lab, side, flags, 0)
+    }
+
+    /// Sends segments without data, and checks the state after each.
+    pub fn walk(&mut self, lab: &Lab, steps: &[(Side, u8, State)]) -> Result<()> {
+        for (side, flags, state) in steps {
+            self.send(lab, *side, *flags)?;
+            self.check(lab, *state)?;
+        }
+        Ok(())
     }
 
     pub fn send_data(&mut self, lab: &Lab, side: Side, flags: u8, length: u32) -> Result<()> {
@@ -79,7 +88,7 @@ impl Wire {
         Ok(())
     }
 
-    /// A segment without data that does not move its sender on.
+    /// Sends a segment without data that does not change its sender's next sequence number.
     pub fn send_at(&self, lab: &Lab, side: Side, flags: u8, seq: u32) -> Result<()> {
         self.put(lab, side, flags, Data { seq, length: 0 })
     }
@@ -92,7 +101,7 @@ impl Wire {
             Server => (server, client),
         };
         let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else {
-            bail!("crafted segments are of IPv4");
+            bail!("crafted segments must be IPv4");
         };
         let mut segment = PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), 64).tcp(
             from.port(),
@@ -130,18 +139,18 @@ impl Lab {
         }
     }
 
-    /// A crafted connection that is up.
+    /// A crafted connection that is established.
     pub fn craft_established(&mut self) -> Result<Wire> {
         let mut wire = self.craft();
-        wire.send(self, Client, SYN)?;
-        wire.check(self, SynSent)?;
-        wire.send(self, Server, SYN | ACK)?;
-        wire.check(self, SynRecv)?;
-        wire.send(self, Client, ACK)?;
-        wire.check(self, Established)?;
+        let handshake = [
+            (Client, SYN, SynSent),
+            (Server, SYN | ACK, SynRecv),
+            (Client, ACK, Established),
+        ];
+        wire.walk(self, &handshake)?;
         Ok(wire)
     }
 }
 
-/// A connection that is established.
+/// The segments that establish a connection.
 pub const HANDSHAKE: &[(Side, u8)] = &[(Client, SYN), (Server, SYN | ACK), (Client, ACK)];

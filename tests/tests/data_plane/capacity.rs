@@ -1,4 +1,4 @@
-//! Who gives way where the table or a window of it is full.
+//! Which flow is evicted when the table or a window is full.
 
 use twheel_common::{
     config::Meta, counter::Counter, event::Reason, flow::Direction, packet::parse, state::State,
@@ -19,7 +19,8 @@ fn a_hashed_wheel_gives_up_the_half_open_flow_nearest_its_deadline() {
     };
     let mut plane = setup.load();
     plane.receive(&frame(0, false, SYN));
-    // Its deadline is near, and the others, whose slots come first, have dozens of rounds left.
+    // Its deadline is near. The slots of the other flows come first, but these flows have dozens of
+    // rounds left.
     for _ in 0..590 {
         plane.pass(100);
         assert!(plane.step().is_empty());
@@ -33,7 +34,7 @@ fn a_hashed_wheel_gives_up_the_half_open_flow_nearest_its_deadline() {
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Evicted, State::SynSent)]);
     assert_eq!(events[0].key.sender(Direction::FromLow).port(), port(0));
-    // And where all have rounds left, one of them.
+    // If all have rounds left, one of them is evicted.
     plane.receive(&frame(10, false, SYN));
     assert_eq!(plane.drain().len(), 1);
     assert_eq!(plane.count(Counter::TableFull), 0);
@@ -64,7 +65,7 @@ fn a_full_table_gives_up_half_open_flows_and_keeps_established_ones() {
     for event in &events {
         assert_eq!(ended(event), (Reason::Evicted, State::SynSent));
     }
-    // All established ones are there: touched, not created.
+    // All established flows are still there: their packets touch them and create none.
     let created = plane.count(Counter::Created);
     for client in 0..32 {
         plane.receive(&frame(client, false, ACK));
@@ -89,10 +90,10 @@ fn a_table_full_of_established_flows_refuses_and_counts() {
     assert_eq!(plane.count(Counter::Evicted), 0);
     assert_eq!(plane.counters().live(), 16);
     plane.pass(60_100);
-    assert_eq!(plane.step().len(), 16, "making room has broken a list");
+    assert_eq!(plane.step().len(), 16, "an eviction has broken a list");
 }
 
-/// A hash that has one home for all keys: the table is one window.
+/// A hash that gives all keys one home, so that the table is one window.
 const ONE_WINDOW: Setup = Setup {
     secret: Some([0; 11]),
     ..Setup::DEFAULT
@@ -113,7 +114,7 @@ fn a_full_window_gives_up_the_half_open_flow_nearest_its_deadline() {
     assert_eq!(plane.plane().tracked().unwrap(), 64);
     assert!(plane.drain().is_empty());
     plane.pass(10);
-    // 63 is nearer its deadline than 62, which was answered; all others are established.
+    // Flow 63 is nearer its deadline than 62, which was answered; all others are established.
     plane.receive(&frame(64, false, SYN));
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Evicted, State::SynSent)]);
@@ -121,7 +122,7 @@ fn a_full_window_gives_up_the_half_open_flow_nearest_its_deadline() {
     assert_eq!(events[0].key, wanted);
     assert_eq!(plane.count(Counter::Evicted), 1);
     assert_eq!(plane.count(Counter::WindowFull), 0);
-    // A flow that is due goes first, and as what it is.
+    // A flow that is due is the first to go, and it ends as idle, not as evicted.
     plane.pass(60_000 - 670);
     for client in 1..62 {
         plane.receive(&frame(client, false, ACK));
@@ -137,7 +138,7 @@ fn a_full_window_gives_up_the_half_open_flow_nearest_its_deadline() {
     assert_eq!(plane.plane().tracked().unwrap(), 64);
     assert_eq!(plane.counters().live(), 64);
     plane.pass(70_000);
-    assert_eq!(plane.step().len(), 64, "making room has broken a list");
+    assert_eq!(plane.step().len(), 64, "an eviction has broken a list");
     assert_eq!(plane.plane().tracked().unwrap(), 0);
 }
 
@@ -153,7 +154,7 @@ fn a_window_full_of_established_flows_refuses_and_counts() {
     assert_eq!(plane.count(Counter::WindowFull), 10);
     assert_eq!(plane.count(Counter::TableFull), 0);
     assert_eq!(plane.count(Counter::Evicted), 0);
-    assert_eq!(plane.plane().tracked().unwrap(), 64, "room has leaked");
+    assert_eq!(plane.plane().tracked().unwrap(), 64, "capacity has leaked");
     plane.pass(60_100);
     assert_eq!(plane.step().len(), 64);
     assert_eq!(plane.plane().tracked().unwrap(), 0);
@@ -169,7 +170,7 @@ fn the_secret_of_the_hash_is_another_each_time() {
     };
     let (first, second) = (secret(), secret());
     for (first, second) in first.iter().zip(second) {
-        assert!(*first != 0 && *first != second, "not random");
+        assert!(*first != 0 && *first != second, "the secret is not random");
     }
 }
 
@@ -187,5 +188,5 @@ fn memory_a_flow() {
         each >= 144,
         "{each} bytes: less than two records, the details and the extras of a flow"
     );
-    assert!(each <= 160, "{each} bytes a flow");
+    assert!(each <= 160, "{each} bytes per flow");
 }

@@ -1,4 +1,4 @@
-//! Flows that several CPUs see.
+//! Flows whose packets several CPUs see.
 
 use twheel::stepper::pin_to;
 use twheel_common::{event::Reason, state::State};
@@ -24,7 +24,7 @@ fn a_flow_stands_on_the_wheel_of_the_cpu_that_saw_it_first() {
     let on_zero = plane.step();
     assert_eq!((on_zero.len(), on_one.len()), (1, 1));
     assert_eq!((on_zero[0].cpu, on_one[0].cpu), (0, 1));
-    assert_eq!(ended(&on_zero[0]).1, State::FinWait, "what CPU 1 saw");
+    assert_eq!(ended(&on_zero[0]).1, State::FinWait, "CPU 1 saw the FIN");
     assert_eq!(plane.counters().live(), 0);
 }
 
@@ -32,7 +32,11 @@ fn a_flow_stands_on_the_wheel_of_the_cpu_that_saw_it_first() {
 fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
     let mut plane = Setup::default().load();
     let mut wakes = plane.plane().take_wakes().unwrap();
-    assert_eq!(plane.next_turn(), None, "an empty wheel is waited for");
+    assert_eq!(
+        plane.next_turn(),
+        None,
+        "the stepper waits for an empty wheel"
+    );
     plane.receive(&frame(1, false, SYN));
     let cpu = wakes
         .next()
@@ -43,8 +47,11 @@ fn a_sleeping_stepper_is_called_for_a_flow_that_is_due_earlier() {
     let next = plane.next_turn().unwrap();
     assert!(next > plane.now() && next <= plane.now() + 60_000);
     plane.receive(&frame(3, false, SYN));
-    assert!(wakes.next().is_none(), "the stepper comes in time anyway");
-    // Stepped at the times it asks for, and at no other, it finds every end.
+    assert!(
+        wakes.next().is_none(),
+        "the stepper was called, though its next turn is early enough"
+    );
+    // Stepped only at the times that it asks for, it finds every end.
     let mut ends = 0;
     let mut steps = 0;
     while let Some(next) = plane.next_turn() {
@@ -76,8 +83,11 @@ fn a_deadline_that_comes_forward_twice_on_another_cpu_is_kept_both_times() {
     plane.pass(20_000);
     pin_to(1).unwrap();
     plane.receive(&frame(1, false, ACK | FIN));
-    assert!(wakes.next().is_none(), "the stepper comes in time anyway");
-    // It is in the inbox already. Now it is due before the stepper comes.
+    assert!(
+        wakes.next().is_none(),
+        "the stepper was called, though its next turn is early enough"
+    );
+    // The flow is in the inbox already. Now it becomes due before the stepper's next turn.
     assert!(plane.now() + 1_000 < turn);
     plane.receive(&frame(1, false, ACK | RST));
     let called = wakes

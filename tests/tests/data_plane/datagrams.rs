@@ -1,4 +1,4 @@
-//! UDP and ICMP, and what is counted of packets and bytes.
+//! UDP and ICMP, and the counts of packets and bytes.
 
 use twheel_common::{
     counter::Counter,
@@ -31,10 +31,11 @@ fn udp_and_icmp_have_conntracks_timeouts() {
     plane.plane().set_timeouts(0, &timeouts).unwrap();
     for v6 in [false, true] {
         let (echo, reply) = if v6 { (128, 129) } else { (8, 0) };
-        // An answer to nothing begins nothing.
+        // An answer without a question begins no flow.
         plane.receive(&datagram(9, true, Some(reply), v6));
         assert_eq!(plane.counters().live(), 0);
-        // One question; one with an answer; a conversation; a ping; and TCP beside them.
+        // A question without an answer; a question with one; a conversation; a ping; and a TCP
+        // connection beside them.
         plane.receive(&datagram(1, false, None, v6));
         plane.receive(&datagram(2, false, None, v6));
         plane.send(&datagram(2, true, None, v6));
@@ -79,7 +80,7 @@ fn packets_and_bytes_are_counted_each_way() {
         ..Setup::default()
     };
     let mut plane = setup.load();
-    // Whose account it is, the initiator's or the responder's, is as the key has them in order.
+    // The accounts are in the key's order of endpoints; this puts the initiator's first.
     let sent = |event: &Event| {
         let [low, high] = event.account.map(|side| (side.packets, side.bytes));
         match event.seen().initiator() {
@@ -106,9 +107,9 @@ fn packets_and_bytes_are_counted_each_way() {
         }
     }
     plane.receive(&frame(2, false, SYN));
-    // One that is ignored is counted all the same.
+    // A packet that is ignored is counted all the same.
     plane.receive(&frame(2, false, SYN));
-    // Another life of the same key counts anew, from the answer.
+    // The next flow of the same key counts anew, from the answer on.
     plane.receive(&frame(1, false, SYN));
     plane.send(&frame(1, true, SYN | ACK));
     plane.receive(&datagram(7, false, None, false));
@@ -125,13 +126,13 @@ fn packets_and_bytes_are_counted_each_way() {
     assert_eq!(
         ends,
         [
-            // The SYN of that life was the old one's to count.
+            // The SYN of this flow was counted for the previous one.
             [(0, 0), (1, bytes)],
             [(1, datagrams.0), (2, datagrams.1)],
             [(2, 2 * bytes), (0, 0)],
         ]
     );
-    // A place that is given to another flow begins with nothing.
+    // A record that is given to another flow begins with empty accounts.
     for client in 100..1_000 {
         plane.receive(&frame(client, false, ACK));
     }

@@ -1,4 +1,4 @@
-//! Flows that userspace has deleted.
+//! Flows that userspace deletes.
 
 use std::collections::HashSet;
 
@@ -16,13 +16,14 @@ use crate::{ended, establish};
 
 #[test]
 fn a_flow_that_stands_in_an_inbox_is_deleted() {
-    // More than one call takes out of the inbox.
+    // More than one call takes out of an inbox.
     const FLOWS: u32 = 1_500;
     let mut plane = Setup::default().load();
     for client in 0..FLOWS {
         establish(&mut plane, client);
     }
-    // Those of even clients are closed on the CPU of their wheel, the others on another, which posts them.
+    // The flows of even clients are closed on the CPU of their wheel, the others on another CPU,
+    // which posts them.
     for client in 0..FLOWS {
         pin_to(client % 2).expect("this test needs two CPUs");
         plane.receive(&frame(client, false, RST));
@@ -36,9 +37,10 @@ fn a_flow_that_stands_in_an_inbox_is_deleted() {
         .map(|flow| flow.delete(Reason::Deleted))
         .collect();
     assert_eq!(deletes.len(), FLOWS as usize);
-    let outcome = |delete: &Delete| Deleted::from_raw(delete.outcome).expect("an outcome");
+    let outcome =
+        |delete: &Delete| Deleted::from_raw(delete.outcome).expect("the outcome is not valid");
     let mut done = 0;
-    // Each call that leaves some has taken others out of the inbox.
+    // A call that leaves some flows in the inbox has taken others out.
     for _ in 0..FLOWS.div_ceil(1024) {
         let mut asked = deletes.clone();
         plane.plane().delete(&mut asked).unwrap();
@@ -60,7 +62,7 @@ fn a_flow_that_stands_in_an_inbox_is_deleted() {
             .iter()
             .all(|event| ended(event) == (Reason::Deleted, State::Close))
     );
-    // Nothing is left of them.
+    // Nothing of them is left.
     plane.pass(60_100);
     assert_eq!(plane.step().len(), 0);
     assert_eq!(plane.counters().live(), 0);
@@ -83,7 +85,7 @@ fn a_flow_that_had_a_packet_since_it_was_chosen_is_not_deleted() {
     for client in &busy {
         plane.receive(&frame(*client, true, ACK));
     }
-    // From another CPU than theirs: nothing happens.
+    // From a CPU other than their wheel's, nothing is deleted.
     pin_to(1).expect("this test needs two CPUs");
     plane.plane().delete(&mut deletes).unwrap();
     assert!(deletes.iter().all(|delete| matches!(
@@ -111,12 +113,12 @@ fn a_flow_that_had_a_packet_since_it_was_chosen_is_not_deleted() {
             .iter()
             .all(|event| ended(event) == (Reason::Deleted, State::Established))
     );
-    // Twice is once.
+    // Deleting them again has no effect.
     plane.plane().delete(&mut deletes).unwrap();
     assert!(plane.drain().is_empty());
     assert_eq!(plane.plane().tracked().unwrap(), busy.len() as u64);
     assert_eq!(plane.counters().live(), busy.len() as u64);
-    // The lists are whole: the others end in their time, and a deleted key can begin again.
+    // The lists are intact: the other flows end at their time, and a deleted key can begin again.
     establish(&mut plane, 1);
     plane.pass(60_100);
     assert_eq!(plane.step().len(), busy.len() + 1);

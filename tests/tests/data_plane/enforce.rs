@@ -1,4 +1,4 @@
-//! Packets of flows that have expired are refused.
+//! Packets of expired flows are refused.
 
 use etherparse::{PacketBuilder, TcpHeader};
 use twheel_common::{
@@ -10,7 +10,7 @@ use twheel_tests::plane::{ACK, DROP, FIN, PASS, Plane, RST, SYN, Setup, TX, fram
 
 use crate::{Random, establish};
 
-/// A plane that refuses packets of flows that have expired.
+/// A data plane that refuses packets of expired flows.
 fn enforcing() -> Plane {
     Setup {
         enforce: true,
@@ -19,7 +19,7 @@ fn enforcing() -> Plane {
     .load()
 }
 
-/// A flow that has expired, and that this is the verdict of.
+/// Lets a flow expire and gives it this verdict.
 fn expire(plane: &mut Plane, client: u32, verdict: u32) {
     establish(plane, client);
     plane.pass(60_100);
@@ -40,7 +40,8 @@ fn tcp_frame(v6: bool, header: TcpHeader, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The answer to it: the other way, with that number, and that acknowledgment if there is one.
+/// The answer to a segment: in the other direction, with this sequence number, and with this
+/// acknowledgment if there is one.
 fn reset_frame(v6: bool, to: &TcpHeader, seq: u32, ack: Option<u32>) -> Vec<u8> {
     let mut header = TcpHeader::new(to.destination_port, to.source_port, seq, 0);
     header.rst = true;
@@ -73,11 +74,11 @@ fn packets_of_a_flow_that_has_expired_are_dropped() {
     for counter in [Counter::Created, Counter::Touched, Counter::NoFlow] {
         assert_eq!(plane.count(counter), before.get(counter));
     }
-    // What goes out passes, and begins a flow as ever. Of a flow in the table nothing is dropped.
+    // Outgoing packets pass and begin flows as usual. No packet of a flow in the table is dropped.
     plane.send(&frame(1, true, ACK));
     plane.receive(&frame(1, false, ACK));
     assert_eq!(plane.counters().live(), 1);
-    // Nor of one that nobody has said has expired.
+    // Nor is any packet dropped of a flow that was not reported as expired.
     establish(&mut plane, 2);
 }
 
@@ -96,7 +97,8 @@ fn packets_of_a_flow_that_has_expired_are_answered_with_a_reset() {
             Tomb::RESET,
         );
         (header.ack, header.acknowledgment_number) = (true, 77_000);
-        // With data, and with options; more of it than the answer is long, nothing, and more than a page.
+        // Segments with options and with more data than the answer is long, with none, and with
+        // more than a page.
         for (length, fin) in [(1_400, false), (0, false), (9_000, true), (0, true)] {
             header.fin = fin;
             let packet = segment(&header, &vec![9; length]);
@@ -104,12 +106,12 @@ fn packets_of_a_flow_that_has_expired_are_answered_with_a_reset() {
             assert_eq!(plane.verdict(&packet), (TX, expected));
             header.set_options_raw(&[1; 12]).unwrap();
         }
-        // Padded to Ethernet's least.
+        // Padded to the minimum length of an Ethernet frame.
         let mut padded = segment(&header, &[]);
         padded.resize(padded.len() + 6, 0);
         let expected = reset_frame(v6, &header, 77_000, None);
         assert_eq!(plane.verdict(&padded), (TX, expected));
-        // The only ones without an ACK that stacks send are a SYN and a RST.
+        // The only segments without an ACK that stacks send are SYNs and RSTs.
         (header.fin, header.rst) = (false, true);
         assert_eq!(plane.verdict(&segment(&header, &[])).0, DROP);
         header.ack = false;
@@ -156,12 +158,12 @@ fn a_datagram_of_a_flow_that_has_expired_is_dropped_whatever_the_verdict() {
             .udp(port, 53)
             .write(&mut datagram, b"?")
             .unwrap();
-        // As the tests' parser sees TCP alone, the key is taken from the table.
+        // The tests' parser reads only TCP, so the key is taken from the table.
         plane.receive(&datagram);
         plane.pass(200_000);
         let key = plane.step()[0].key;
         plane.bury_key(key, verdict);
-        // More of them than a source has answers.
+        // More datagrams than a source gets answers.
         for _ in 0..20 {
             assert_eq!(plane.verdict(&datagram), (DROP, datagram.clone()));
         }
@@ -185,14 +187,14 @@ fn a_syn_passes_and_ends_that_packets_are_refused() {
         plane.pass(200_000);
         plane.step();
     }
-    // One that goes out begins a connection, too.
+    // An outgoing SYN begins a connection, too.
     expire(&mut plane, 3, Tomb::RESET);
     plane.send(&frame(3, true, SYN));
     assert!(!plane.is_buried(&frame(3, false, SYN)));
     plane.receive(&frame(3, false, SYN | ACK));
     plane.pass(200_000);
     plane.step();
-    // The answer to one that was not seen passes.
+    // The answer to a SYN that was not seen passes.
     expire(&mut plane, 4, Tomb::RESET);
     plane.receive(&frame(4, false, SYN | ACK));
     assert!(plane.is_buried(&frame(4, false, SYN)));
@@ -201,7 +203,7 @@ fn a_syn_passes_and_ends_that_packets_are_refused() {
 #[test]
 fn a_source_has_so_many_answers_a_second() {
     let mut plane = enforcing();
-    // The same source, and another.
+    // Two clients of one source, and one of another.
     let clients = [1, 2, 50_001];
     for client in clients {
         plane.bury(&frame(client, false, ACK), Tomb::RESET);
@@ -216,7 +218,7 @@ fn a_source_has_so_many_answers_a_second() {
     assert_eq!(answers(&mut plane, 1, 7), 7);
     assert_eq!(answers(&mut plane, 2, 20), 3);
     assert_eq!(answers(&mut plane, 50_001, 20), 10);
-    // And the other end of the connection is another source.
+    // The other end of the connection is a source of its own.
     assert_eq!(plane.verdict(&frame(1, true, ACK)).0, TX);
     assert_eq!(plane.count(Counter::EnforcedLimited), 17 + 10);
     assert_eq!(plane.count(Counter::EnforcedReset), 21);
@@ -249,9 +251,9 @@ fn whatever_comes_for_a_flow_that_has_expired_is_refused_or_passes() {
         if round % 3 == 0 {
             bytes.splice(12..12, [0x81, 0, 0, 1]);
         }
-        // A SYN may have ended it.
+        // An earlier SYN may have removed the tombstone.
         plane.bury(&bytes, Tomb::RESET);
-        // So that everything may be answered, and no flow is in the table.
+        // Time passes, so that each packet may be answered, and no flow is left in the table.
         plane.pass(60_100);
         plane.step();
         for _ in 0..random.below(3) {

@@ -22,7 +22,7 @@ fn an_idle_flow_expires_at_the_first_tick_after_its_timeout() {
     plane.at(1_060_029);
     assert!(plane.step().is_empty(), "early");
     plane.at(1_060_099);
-    assert!(plane.step().is_empty(), "before the tick");
+    assert!(plane.step().is_empty(), "expired before the tick");
     plane.at(1_060_100);
     let events = plane.step();
     assert_eq!(events.len(), 1);
@@ -108,7 +108,7 @@ fn fin_from_both_sides_closes_and_the_last_ack_begins_nothing() {
     establish(&mut plane, 1);
     plane.receive(&frame(1, false, FIN | ACK));
     plane.pass(20_000);
-    assert!(plane.step().is_empty(), "one FIN is half a close");
+    assert!(plane.step().is_empty(), "one FIN has closed the flow");
     plane.send(&frame(1, true, FIN | ACK));
     plane.receive(&frame(1, false, ACK));
     assert_eq!(plane.count(Counter::Created), 1);
@@ -117,7 +117,7 @@ fn fin_from_both_sides_closes_and_the_last_ack_begins_nothing() {
         all_ended(&plane.step()),
         [(Reason::Closed, State::TimeWait)]
     );
-    // A FIN or RST sent again, after all is over.
+    // A FIN or RST is sent again after the connection's end.
     plane.receive(&frame(1, false, FIN | ACK));
     plane.receive(&frame(1, false, RST));
     assert_eq!(plane.count(Counter::NoFlow), 2);
@@ -132,15 +132,21 @@ fn a_syn_on_a_closed_flow_begins_a_new_one_and_reports_the_old() {
     plane.pass(1_000);
     assert!(!plane.ring_is_readable());
     plane.receive(&frame(1, false, SYN));
-    assert!(!plane.ring_is_readable(), "nobody has answered");
+    assert!(
+        !plane.ring_is_readable(),
+        "the flow ended before the SYN was answered"
+    );
     plane.send(&frame(1, true, SYN | ACK));
-    assert!(plane.ring_is_readable(), "nobody is told");
+    assert!(plane.ring_is_readable(), "userspace was not woken");
     let events = plane.drain();
     assert_eq!(all_ended(&events), [(Reason::Superseded, State::Close)]);
     assert_eq!((events[0].age, events[0].idle), (1_000, 1_000));
     plane.receive(&frame(1, false, ACK));
     plane.pass(59_999);
-    assert!(plane.step().is_empty(), "the new one has its own life");
+    assert!(
+        plane.step().is_empty(),
+        "the new flow ended with the old one"
+    );
     plane.pass(101);
     let events = plane.step();
     assert_eq!(all_ended(&events), [(Reason::Idle, State::Established)]);
@@ -159,7 +165,8 @@ fn a_stray_syn_does_not_end_a_live_flow() {
     assert_eq!(plane.counters().live(), 1);
 }
 
-/// Changes a record's line behind the data plane's back; which of the line's records it is, is given, too.
+/// Changes a line of records without the data plane's knowledge. The closure also gets the record's
+/// number in the line.
 fn edit_line<T>(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Line, usize) -> T) -> T {
     let map = plane.plane().bpf_mut().map_mut("FLOWS").unwrap();
     let mut map = aya::maps::Array::<_, Line>::try_from(map).unwrap();
@@ -169,7 +176,7 @@ fn edit_line<T>(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Line, usiz
     result
 }
 
-/// And what no packet needs of its flow.
+/// The same for the details of a flow.
 fn edit_details(plane: &mut Plane, index: u32, edit: impl FnOnce(&mut Details)) {
     let number = edit_line(plane, index, |line, record| line.details[record]);
     let map = plane.plane().bpf_mut().map_mut("DETAILS").unwrap();
@@ -196,14 +203,14 @@ fn an_age_grows_to_its_limit_and_stays_there() {
         let flow = plane.plane().flows().unwrap().iter().next().unwrap();
         (plane.now() as u32).wrapping_sub(flow.created)
     };
-    // A visit a minute.
+    // The flow is visited once a minute.
     for second in 0..600 {
         plane.pass(1_000);
         plane.receive(&frame(1, false, ACK));
         plane.step();
         let age = age(&mut plane);
         assert!(age <= MAX_AGE + 61_000, "{age} after {second} s");
-        assert!(age >= MAX_AGE - 20_000, "{age}: an age has wrapped");
+        assert!(age >= MAX_AGE - 20_000, "{age}: the age has wrapped");
     }
     plane.pass(60_100);
     let events = plane.step();
@@ -220,7 +227,7 @@ fn a_life_that_is_still_beginning_is_neither_ended_nor_begun_again() {
         let word = line.words[record];
         line.words[record] = Word::new(word.0, word.generation(), word.seen().starting());
     });
-    // As if another CPU had been held up within a supersede.
+    // As if another CPU had been held up while it superseded the flow.
     plane.pass(1);
     plane.receive(&frame(1, false, SYN));
     plane.receive(&frame(1, true, SYN | ACK));
@@ -230,8 +237,12 @@ fn a_life_that_is_still_beginning_is_neither_ended_nor_begun_again() {
     assert!(plane.step().is_empty());
     assert_eq!(plane.counters().live(), 1);
     let flows = plane.plane().flows().unwrap();
-    assert_eq!(flows.get(flow), None, "whose beginning nobody knows");
-    // It goes on, and the flow ends at the next tick.
+    assert_eq!(
+        flows.get(flow),
+        None,
+        "the flow's beginning is not known yet"
+    );
+    // The other CPU continues, and the flow ends at the next tick.
     edit_line(&mut plane, flow, |line, record| {
         line.words[record].0 &= u64::from(Word::STARTED) << 32 | 0xffff_ffff;
     });
@@ -259,7 +270,8 @@ fn an_ended_flow_says_how_far_its_sides_have_sent() {
         [5_070, 1_300]
     };
     assert_eq!(event.positions, expected);
-    // Of a side that was never seen there is what the other has acknowledged; of a datagram's, nothing.
+    // For a side that was never seen, the event has what the other side has acknowledged; for a
+    // datagram's side, nothing.
     plane.receive(&segment(false, SYN, 999, 0, 0));
     plane.pass(200_000);
     let [low, high] = plane.step()[0].positions;

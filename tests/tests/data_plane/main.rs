@@ -1,5 +1,5 @@
-//! The loaded programs on crafted packets, under virtual time: hours pass in milliseconds, and
-//! nothing here reads a clock.
+//! The loaded programs on crafted packets, under virtual time: hours pass in milliseconds, and no
+//! test reads a clock.
 #![allow(missing_docs)]
 
 mod capacity;
@@ -21,7 +21,7 @@ use twheel_common::{
 };
 use twheel_tests::plane::{ACK, Plane, SYN, frame};
 
-/// What these planes see, unless a test says otherwise.
+/// What the data planes of these tests see, unless a test says otherwise.
 const ONE_WAY: View = View {
     one_way: true,
     strict: false,
@@ -38,21 +38,21 @@ fn all_ended(events: &[Event]) -> Vec<(Reason, State)> {
     events.iter().map(ended).collect()
 }
 
-/// A connection that is established, seen from both sides.
+/// Establishes a connection that is seen from both sides.
 fn establish(plane: &mut Plane, client: u32) {
     plane.receive(&frame(client, false, SYN));
     plane.send(&frame(client, true, SYN | ACK));
     plane.receive(&frame(client, false, ACK));
 }
 
-/// Where a client's flow stands in the table.
+/// The index of a client's record in the table.
 fn index(plane: &mut Plane, client: u32) -> u32 {
     let key = parse(frame(client, false, SYN).as_slice()).unwrap().key;
     let flows = plane.plane().flows().unwrap();
     flows.iter().find(|flow| flow.key == key).unwrap().index
 }
 
-/// The frame, in these VLANs, the outer one first.
+/// The frame with the tags of these VLANs, the outer one first.
 fn tagged(frame: &[u8], vlans: &[u16]) -> Vec<u8> {
     let tags = vlans.iter().flat_map(|vlan| {
         let [high, low] = vlan.to_be_bytes();
@@ -62,7 +62,8 @@ fn tagged(frame: &[u8], vlans: &[u16]) -> Vec<u8> {
     [addresses, &tags.collect::<Vec<_>>(), rest].concat()
 }
 
-/// A UDP datagram or an ICMP message, from 10.0.0.`client` to 192.0.2.1, or back; over IPv6 likewise.
+/// A UDP datagram or an ICMP message from 10.0.0.`client` to 192.0.2.1, or back; similarly over
+/// IPv6.
 fn datagram(client: u8, back: bool, icmp: Option<u8>, v6: bool) -> Vec<u8> {
     let (low, high) = (client, 200);
     let (source, destination) = if back { (high, low) } else { (low, high) };
@@ -88,12 +89,12 @@ fn datagram(client: u8, back: bool, icmp: Option<u8>, v6: bool) -> Vec<u8> {
     frame
 }
 
-/// As in [`frame`].
+/// The client's port, as in [`frame`].
 fn port(client: u32) -> u16 {
     1024 + client as u16
 }
 
-/// xorshift64*: the tests are the same each time.
+/// xorshift64*: the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -105,7 +106,7 @@ impl Random {
     }
 }
 
-/// A segment with data, or without, from the client or back, over IPv4.
+/// A segment over IPv4, with or without data, from the client or to it.
 fn segment(back: bool, flags: u8, seq: u32, ack: u32, length: usize) -> Vec<u8> {
     let (client, server) = (([10, 0, 0, 1], 1025), ([192, 0, 2, 1], 80));
     let (from, to) = if back {

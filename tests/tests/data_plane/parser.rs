@@ -1,4 +1,4 @@
-//! What is read of a packet, and what is tracked: the kernel reads as the host does.
+//! How packets are parsed, and which are tracked: the kernel parses as the host does.
 
 use std::collections::{HashMap, HashSet};
 
@@ -95,7 +95,7 @@ fn the_kernel_parses_as_the_host_does() {
     }
     plane.pass(60_100);
     let found: HashSet<_> = plane.step().iter().map(|event| event.key).collect();
-    assert_eq!(found, keys, "byte for byte");
+    assert_eq!(found, keys, "the keys differ in some byte");
 }
 
 fn ipv6(client: u32) -> Vec<u8> {

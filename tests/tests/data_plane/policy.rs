@@ -1,4 +1,4 @@
-//! Which rule and which timeouts a flow has: addresses, VLANs, zones, another policy.
+//! Which rule and which timeouts a flow gets: by addresses, VLANs and zones, and from a new policy.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ fn each_flow_has_the_timeouts_of_the_first_rule_it_meets() {
         timeouts = { unreplied = "30s" }
         "#,
     );
-    // To port 80 of 192.0.2.1, from 10.0.0.0; from 10.0.0.1; seen where it goes out; and to the other side.
+    // To port 80 of 192.0.2.1: from 10.0.0.0; from 10.0.0.1; seen outgoing; and in the other
+    // direction.
     plane.receive(&frame(1, false, ACK));
     plane.receive(&frame(50_004, false, ACK));
     plane.send(&frame(2, false, ACK));
@@ -80,7 +81,7 @@ fn flows_of_the_same_addresses_have_the_timeouts_of_their_vlans() {
     let cases: [(&[u16], Option<&str>, u64); 7] = [
         (&[10], Some("ten"), 20),
         (&[20], Some("twenty"), 30),
-        // By the inner one; the first rule of either; neither.
+        // Matched by the inner identifier; by the first rule that matches either; by neither.
         (&[5, 20], Some("twenty"), 30),
         (&[20, 10], Some("ten"), 20),
         (&[5, 6], None, 50),
@@ -117,7 +118,7 @@ fn flows_of_the_same_addresses_have_the_timeouts_of_their_vlans() {
 fn vlans_of_an_old_policy_count_no_more() {
     let mut plane = Setup::default().load();
     let rule = |name: &str, vlan| format!("[[rule]]\nname = '{name}'\nvlan = {vlan}\n");
-    // The third is written where the first was.
+    // The third rule is stored where the first one was.
     for (name, vlan) in [("first", 10), ("second", 20), ("third", 30)] {
         plane.policy(&rule(name, vlan));
     }
@@ -133,7 +134,7 @@ fn vlans_of_an_old_policy_count_no_more() {
     assert_eq!(met, [(10, false), (20, false), (30, true)]);
 }
 
-/// By the numbers that `--zone` gives, whatever their places in keys.
+/// Zones match by the numbers that `--zone` gives, whatever their indices in keys.
 #[test]
 fn flows_have_the_rules_of_their_zones() {
     let setup = Setup {
@@ -144,7 +145,7 @@ fn flows_have_the_rules_of_their_zones() {
     let mut watch = Watch::open(plane.plane()).unwrap();
     let policy = "rule = [ { name = 'seven', zone = 7 }, { name = 'none', zone = 0 },
         { name = 'others', zone = [9, 65535] } ]";
-    // The first two places are taken when the policy comes.
+    // Before the policy comes, the first two indices are taken.
     for zone in [500, 9] {
         watch.enter(INTERFACE, "any", zone, 0).unwrap();
     }
@@ -176,7 +177,7 @@ fn flows_have_the_rules_of_their_zones() {
         assert_eq!(names.zone(flow.key.zone()).unwrap(), zone);
         assert_eq!(names.of(flow.rule).unwrap().as_deref(), rule, "{zone}");
     }
-    // A policy may take all places that are left, and no more. What is refused changes nothing.
+    // A policy may take all zones that are left, and no more. A refused policy changes nothing.
     let zones = |from: u16, count: u16| {
         let all: Vec<u16> = (from..from + count).collect();
         format!("[[rule]]\nname = 'many'\nzone = {all:?}\n")
@@ -192,7 +193,7 @@ fn flows_have_the_rules_of_their_zones() {
     plane.try_policy(&zones(2010, 3)).unwrap();
 }
 
-/// The rule of the flow of a client.
+/// The rule of a client's flow.
 fn flows_rule(plane: &mut Plane, client: u32) -> u16 {
     let index = index(plane, client);
     plane.plane().flows().unwrap().get(index).unwrap().rule
@@ -207,14 +208,14 @@ fn live_flows_follow_a_new_policy_within_a_tick() {
     plane.policy(&rule("web", "600s"));
     plane.receive(&frame(1, false, ACK));
     let number = flows_rule(&mut plane, 1);
-    // Others come before it in the file; it keeps its number by its name.
+    // Another rule comes before it in the file, but it keeps its number, because it keeps its name.
     let other = "[[rule]]\nname = 'ssh'\ndport = 22\ntimeouts = { close = '1s' }\n";
     plane.policy(&format!("{other}{}", rule("web", "20s")));
     assert_eq!(plane.sweep(), 1);
     assert_eq!(flows_rule(&mut plane, 1), number);
     plane.pass(20_100);
     assert_eq!(plane.step().len(), 1);
-    // A rule that is gone leaves its flows to none.
+    // When a rule is removed, its flows have no rule.
     plane.receive(&frame(2, false, ACK));
     assert_eq!(flows_rule(&mut plane, 2), number);
     plane.policy(other);
@@ -224,7 +225,7 @@ fn live_flows_follow_a_new_policy_within_a_tick() {
     assert!(plane.step().is_empty());
     plane.pass(200);
     assert_eq!(plane.step().len(), 1);
-    // Its number is another's by and by, and no flow is mistaken for that one's.
+    // Its number may be reused later, but no old flow gets the new rule.
     plane.policy(&rule("new", "20s"));
     plane.receive(&frame(3, false, ACK));
     assert_ne!(flows_rule(&mut plane, 3), 0);

@@ -1,4 +1,4 @@
-//! What a full ring delays, and what userspace hears of the flows.
+//! What a full ring delays, and which events userspace gets.
 
 use std::collections::HashSet;
 
@@ -24,11 +24,11 @@ fn a_full_ring_delays_evictions_and_loses_none() {
     plane.pass(60_100);
     let (outcome, step) = plane.call(1_000);
     assert_eq!(outcome, Outcome::RingFull);
-    // As many as a record takes, with its header of the ring's.
+    // As many events as fit into the ring, in records with the ring's headers.
     let batch = BATCH as u64;
     let room = 4096 / (size_of::<Event>() as u64 * batch + 8) * batch;
     assert_eq!(u64::from(step.expired), room, "{step:?}");
-    // The next ones have ended, too, and wait: they keep their room in the table.
+    // The next flows have ended, too, and wait: they still take capacity of the table.
     let before = plane.counters().live();
     assert_eq!(before, 1_000 - room - batch);
     assert_eq!(plane.plane().tracked().unwrap(), 1_000 - room);
@@ -36,7 +36,7 @@ fn a_full_ring_delays_evictions_and_loses_none() {
     assert_eq!(
         (outcome, step.expired),
         (Outcome::RingFull, 0),
-        "evicted without an event"
+        "a flow was evicted without an event"
     );
     assert_eq!(plane.counters().live(), before);
     let mut keys: Vec<_> = plane.drain().iter().map(|event| event.key).collect();
@@ -61,7 +61,8 @@ fn a_million_flows_due_at_once_are_all_reported() {
         bytes[26..30].copy_from_slice(&(0x0a00_0000 + client).to_be_bytes());
         plane.receive(&bytes);
     }
-    // A window may be full even so: docs/design.md, "Load". Then a half-open flow of it goes, and is reported.
+    // Even so, a window may be full: docs/design.md, "Load". Then a half-open flow of the window is
+    // evicted and reported.
     let refused = plane.count(Counter::WindowFull);
     let evicted = plane.count(Counter::Evicted);
     assert!(
@@ -80,11 +81,11 @@ fn a_million_flows_due_at_once_are_all_reported() {
         let client = (source.to_bits() - 0x0a00_0000) as usize;
         assert!(
             !std::mem::replace(&mut seen[client], true),
-            "{client} twice"
+            "{client} reported twice"
         );
     }
     let lost = seen.iter().filter(|seen| !**seen).count() as u64;
-    assert_eq!(lost, refused, "some were lost");
+    assert_eq!(lost, refused, "some events were lost");
     assert_eq!(plane.counters().live(), 0);
     assert_eq!(plane.count(Counter::EventsLost), 0);
 }
@@ -143,8 +144,12 @@ fn diagnostics_come_by_level() {
         while ring.next().is_some() {
             records += 1;
         }
-        assert!(records >= before, "less at level {log_level}");
-        assert_eq!(records > 0, log_level >= 4, "{records} at {log_level}");
+        assert!(records >= before, "fewer records at level {log_level}");
+        assert_eq!(
+            records > 0,
+            log_level >= 4,
+            "{records} records at level {log_level}"
+        );
         before = records;
     }
 }

@@ -6,7 +6,7 @@ use twheel_tests::plane::{ACK, Plane, SYN, Setup};
 
 use crate::segment;
 
-/// A data plane with retransmission timers, and a flow in it with a round trip of 20 ms.
+/// A data plane with retransmission timers, and a flow in it with an RTT of 20 ms.
 fn timed() -> Plane {
     let setup = Setup {
         tick: 10,
@@ -26,8 +26,8 @@ fn timed() -> Plane {
     plane
 }
 
-/// Steps through so many milliseconds. When timers have expired, since now, and how often before; and how many flows
-/// have ended.
+/// Steps through this many milliseconds. Returns when timers expired, from now on, with their
+/// numbers of expiries in a row, and how many flows ended.
 fn expiries(plane: &mut Plane, milliseconds: u64) -> (Vec<(u64, u32)>, usize) {
     let (mut found, mut ended) = (Vec::new(), 0);
     for elapsed in (10..=milliseconds).step_by(10) {
@@ -57,11 +57,11 @@ fn a_retransmission_timer_expires_backs_off_and_gives_the_flow_up() {
     assert_eq!(
         expiries(&mut plane, 5_000),
         (vec![], 0),
-        "nothing is outstanding"
+        "a timer expired without outstanding data"
     );
     plane.send(&segment(true, ACK, 5_200, 1_000, 100));
-    // 20 ms and 200, and an eighth; then twice that, and so on. With the third the flow is stalled, and ends three
-    // seconds after its last packet, not a minute.
+    // 20 ms and 200 ms, and an eighth; then twice that, and so on. At the third expiry the flow is
+    // stalled, and ends three seconds after its last packet, not a minute after it.
     let (found, ended) = expiries(&mut plane, 3_100);
     let (times, numbers): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     assert_eq!(numbers, [1, 2, 3]);
@@ -88,7 +88,7 @@ fn who_answers_is_not_stalled() {
     plane.receive(&segment(false, ACK, 1_000, 5_300, 0));
     assert!(!stalled(&mut plane));
     assert_eq!(expiries(&mut plane, 5_000), (vec![], 0));
-    // The timer begins as if nothing had been.
+    // The timer starts afresh.
     plane.send(&segment(true, ACK, 5_300, 1_000, 100));
     let (found, _) = expiries(&mut plane, 400);
     assert_eq!(found.len(), 1);
@@ -101,10 +101,10 @@ fn a_retransmission_is_reported_at_the_next_tick() {
     plane.send(&segment(true, ACK, 5_200, 1_000, 100));
     plane.send(&segment(true, ACK, 5_300, 1_000, 100));
     assert_eq!(expiries(&mut plane, 100).0, []);
-    // The last of two, long before: a probe.
+    // The last of two segments, sent again early: a probe.
     plane.send(&segment(true, ACK, 5_300, 1_000, 100));
     assert_eq!(expiries(&mut plane, 110).0, []);
-    // The oldest, at its time.
+    // The oldest segment, sent again when its timer is due.
     plane.send(&segment(true, ACK, 5_200, 1_000, 100));
     assert_eq!(expiries(&mut plane, 100).0, [(10, 1)]);
 }
@@ -123,7 +123,7 @@ fn a_timer_that_starts_on_another_cpu_calls_the_stepper_of_the_flows() {
         .next()
         .map(|record| u64::from_ne_bytes((*record).try_into().unwrap()));
     assert_eq!(called, Some(0));
-    // More data, and the timer runs already.
+    // More data, while the timer is running.
     plane.send(&segment(true, ACK, 5_300, 1_000, 100));
     assert!(wakes.next().is_none());
     pin_to(0).unwrap();

@@ -1,4 +1,5 @@
-//! When flows expire: the wheel beside a map of deadlines, other schemes, stalls and budgets.
+//! When flows expire: the wheel compared with a map of deadlines, other schemes, stalls and
+//! budgets.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +17,7 @@ use twheel_tests::plane::{ACK, FIN, RST, SYN, Setup, frame, twins};
 
 use crate::{ONE_WAY, Random, all_ended, ended, establish, port};
 
-/// Packets are noted by a clock that may stand still for six units and then jump.
+/// Packets are stamped by a clock that may stand still for six units and then jump.
 #[test]
 fn nothing_ends_early_where_the_clock_has_jumped() {
     let setup = Setup {
@@ -33,15 +34,15 @@ fn nothing_ends_early_where_the_clock_has_jumped() {
             plane.receive(&frame(1, false, ACK));
             let due = plane.now() + 1_000 + later;
             plane.pass(jump);
-            // Who sees what the clock says now.
+            // Either a packet or a step reads the clock now.
             match by_packet {
                 true => establish(&mut plane, 2),
                 false => assert!(plane.step().is_empty()),
             }
             plane.at(due - 1);
-            assert!(plane.step().is_empty(), "early, after {jump} units");
+            assert!(plane.step().is_empty(), "too early, after {jump} units");
             plane.at(due);
-            assert_eq!(plane.step().len(), 1, "late, after {jump} units");
+            assert_eq!(plane.step().len(), 1, "too late, after {jump} units");
         }
     }
 }
@@ -50,16 +51,16 @@ fn nothing_ends_early_where_the_clock_has_jumped() {
 fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
     use Scheme::*;
     const TWINS: u64 = 2_000_000;
-    // Packets, passages of time and steps, of each scheme.
+    // The number of random operations (packets, time passing, steps) for each scheme.
     let operations = match std::env::var_os("TWHEEL_EXHAUSTIVE") {
         Some(_) => 1_000_000,
         None => 100_000,
     };
     for (scheme, slots, tick, timeout, close, start) in [
         (Hierarchical, None, 100, 60_000, 10_000, 1_000_000),
-        // Flows have twins in this one.
+        // In this case, flows have twins.
         (Hierarchical, None, 100, 60_000, 10_000, TWINS),
-        // Stamps wrap in here, and ticks too.
+        // Stamps wrap around in this case, and ticks too.
         (Hierarchical, None, 1, 700, 50, (1 << 32) - 200_000),
         (Hierarchical, None, 1_000, 86_400_000, 10_000, 0),
         (Hierarchical, Some(4), 1, 700, 700, (1 << 32) - 200_000),
@@ -103,7 +104,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                 _ => ACK,
             };
             if setup.secret.is_some() && flags & SYN == 0 && !oracle.contains_key(&client) {
-                // It would make a twin younger.
+                // The deadline of its twin would change.
                 continue;
             }
             let frame = frame(client, random.below(2) == 0, flags);
@@ -119,7 +120,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                 }
                 Some((due, flow)) => match flow.see(&segment, ONE_WAY) {
                     Change::Ignored | Change::Ended | Change::AddIfItLasts(_) => {}
-                    // It keeps nothing alive.
+                    // A SYN in doubt does not keep the flow alive.
                     Change::Doubt(..) if flags & SYN != 0 => {}
                     _ => *due = now + u64::from(timeouts.of(flow.seen)),
                 },
@@ -129,8 +130,8 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                 1 => random.below(timeout / 4),
                 _ => random.below(close / 4),
             });
-            // What must have ended: all that was due at the last tick. What may have: all that is
-            // due now, where a visit came by for another reason.
+            // `must`: flows that were due at the last tick have ended. `may`: flows that are due
+            // now may have ended, if a visit came for another reason.
             let due = |by: u64| -> HashSet<u16> {
                 let due = oracle.iter().filter(|(_, (deadline, _))| *deadline <= by);
                 due.map(|(client, _)| port(*client)).collect()
@@ -164,7 +165,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
             ends += fired.len();
             assert_eq!(plane.counters().live(), oracle.len() as u64);
         }
-        assert!(ends > 300, "only {ends} flows ended: this compares nothing");
+        assert!(ends > 300, "only {ends} flows ended: too few to compare");
     }
 }
 
@@ -192,7 +193,7 @@ fn three_schemes_report_the_same_flows_at_the_same_steps() {
         let client = random.below(40) as u32;
         let back = random.below(2) == 0;
         let flags = [SYN, ACK, ACK, ACK, FIN | ACK, RST][random.below(6) as usize];
-        // Steps come whenever they come, not where ticks begin.
+        // Steps come at any time, not only when ticks begin.
         let pass = match random.below(30) {
             0 => random.below(30_000),
             _ => random.below(700),
@@ -232,12 +233,13 @@ fn a_flow_after_hours_without_any_is_visited_no_more_often() {
             plane.pass(3_600_000);
             let visits = plane.count(Counter::Visits);
             plane.receive(&frame(1, false, SYN));
-            // The new flow has called the stepper.
+            // The new flow has woken the stepper.
             assert!(plane.step().is_empty());
             plane.pass(60_100);
             assert_eq!(all_ended(&plane.step()), [(Reason::Idle, State::SynSent)]);
             let visits = plane.count(Counter::Visits) - visits;
-            // A cascade is a visit too, and hops are no longer than the shortest timeout.
+            // A cascade counts as a visit, and a timer moves at most the shortest timeout ahead at
+            // once.
             assert!(visits <= 8, "{scheme:?}, hour {hour}: {visits} visits");
         }
     }
@@ -249,7 +251,7 @@ fn a_stall_of_hours_evicts_nobody_for_the_stalls_sake() {
     for client in 0..500 {
         establish(&mut plane, client);
     }
-    // Nobody steps for three hours; half of the flows are touched at the end of it.
+    // No step for three hours; at the end, half of the flows have a packet.
     plane.pass(3 * 3_600_000);
     for client in 0..250 {
         plane.receive(&frame(client, false, ACK));

@@ -1,4 +1,4 @@
-//! What is found.
+//! The findings of `twheel doctor`.
 
 use std::{fs, net::TcpListener, os::unix::process::CommandExt, path::PathBuf, process};
 
@@ -25,14 +25,14 @@ fn a_host_as_it_should_be() -> Result<()> {
         ("capabilities", "may load"),
         ("bpffs", "/sys/fs/bpf"),
         ("programs", "accepts"),
-        // The setting cannot be seen in a network namespace.
+        // A network namespace does not show the setting.
         ("JIT", "on: the programs load"),
         ("egress", "TCX: outgoing"),
         ("clock", "--tick"),
     ] {
         check(&found, name, "ok", what, None)?;
     }
-    // Both ends of the pair, and not loopback.
+    // Both ends of the pair, but not the loopback interface.
     let of = |name: &str| found.iter().filter(|it| it["check"] == name).count();
     ensure!(of("driver") == 2 && of("XDP") == 2, "{found:#?}");
     let (found, _) = examine(&host, &["--iface", SERVER])?;
@@ -58,7 +58,7 @@ fn twheel_itself_running_and_gone() -> Result<()> {
         check(&found, "XDP", "ok", "twheel's own: twheel_xdp (id", None)?;
         check(&found, "XDP", "ok", mode, None)?;
         check(&found, "pins", "ok", "twheel is running on server0", None)?;
-        // What it looked at goes on as it was.
+        // The run that it has examined continues undisturbed.
         let ended = twheel.stop()?;
         ensure!(ended.code() == Some(0), "{ended:?}");
         if mode == "native" {
@@ -74,7 +74,7 @@ fn twheel_itself_running_and_gone() -> Result<()> {
             )?;
             let there = Namespace::new("elsewhere")?;
             let (found, _) = examine(&there, &[])?;
-            let path = host.instances()?.pop().context("nothing was kept")?;
+            let path = host.instances()?.pop().context("the run left no pins")?;
             let kept = format!("{}: kept in another network namespace", path.display());
             check(&found, "pins", "warn", &kept, Some(&detach))?;
             host.ip(&format!("link del {SERVER}"))?;
@@ -101,7 +101,7 @@ impl Moved {
         let args = ["--iface", SERVER, "--keep", "--egress", "off"];
         let ended = Twheel::start(host, &args)?.stop()?;
         ensure!(ended.code() == Some(0), "{ended:?}");
-        let from = host.instances()?.pop().context("nothing was kept")?;
+        let from = host.instances()?.pop().context("the run left no pins")?;
         let to = match to.is_absolute() {
             true => to,
             false => PathBuf::from(PINS)
@@ -123,7 +123,7 @@ impl Drop for Moved {
 #[test]
 fn the_xdp_program_of_somebody_else() -> Result<()> {
     let host = host()?;
-    // Pinned elsewhere, it is no instance of twheel's.
+    // Pinned in another place, it is no instance of twheel's.
     let elsewhere = format!("/sys/fs/bpf/twl-{}-doctor/v0/pins", process::id());
     let foreign = Moved::new(&host, elsewhere.into())?;
     let whose = "another program is attached: twheel_xdp (id";
@@ -156,7 +156,8 @@ fn pins_of_another_version() -> Result<()> {
     host.check_clean(SERVER)
 }
 
-/// Where the doctor finds a failure, a run with the same arguments fails; returns the findings.
+/// Checks that `doctor` reports a failure and that a run with the same arguments fails. Returns the
+/// findings.
 fn refused(host: &Namespace, args: &[&str]) -> Result<Vec<Value>> {
     let (found, code) = examine(host, args)?;
     ensure!(
@@ -203,14 +204,14 @@ fn what_a_run_refuses_is_said_before() -> Result<()> {
         let found = refused(&host, &with(&["--egress", "clsact"]))?;
         let words = format!("qdisc{}", if qdisc == "ingress" { ", so" } else { " of" });
         check(&found, "egress", "fail", &words, Some("--egress off"))?;
-        // TCX needs none.
+        // TCX needs no qdisc.
         let (found, code) = examine(&host, &iface)?;
         ensure!(code == Some(0), "{found:#?}");
         let kind = qdisc.rsplit(' ').next().unwrap_or_default();
         tc(&host, &format!("qdisc del dev {SERVER} {kind}"))?;
     }
 
-    // Given twice it is one, as for a run.
+    // An interface that is given twice counts once, as it does for a run.
     let (found, code) = examine(&host, &with(&iface))?;
     ensure!(code == Some(0), "{found:#?}");
     let waits = ["--iface", "later0", "--wait-iface"];
@@ -239,14 +240,15 @@ fn pins_that_a_run_refuses() -> Result<()> {
     let found = refused(&host, &[both, &["--max-flows", "5000"]].concat())?;
     let words = "were made with --max-flows 131072";
     check(&found, "instance", "fail", words, Some("twheel detach"))?;
-    // With the same options it is adopted.
+    // A run with the same options would adopt the instance.
     let (found, code) = examine(&host, both)?;
     ensure!(code == Some(0), "{found:#?}");
     host.twheel_once(&[&["detach"], both].concat())?;
     host.check_clean(SERVER)
 }
 
-/// The program of an instance that a run here would not replace: of another name, and above.
+/// Programs of an instance that a run with these options would not replace: under another name, and
+/// above.
 #[test]
 fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
     let host = host()?;
@@ -284,7 +286,7 @@ fn programs_of_its_own_that_a_run_does_not_replace() -> Result<()> {
     host.check_clean(SERVER)
 }
 
-/// The kernel allows it.
+/// The kernel allows control characters in names.
 #[test]
 fn a_name_with_control_characters() -> Result<()> {
     let host = host()?;
@@ -304,7 +306,7 @@ fn a_name_with_control_characters() -> Result<()> {
 fn pins_of_a_namespace_that_is_gone() -> Result<()> {
     require_root();
     let host = Namespace::new("doctor")?;
-    // No inode has this number.
+    // No namespace has this inode number.
     let path = PathBuf::from(PINS).join(format!("v0/1-gone{}", process::id()));
     fs::create_dir_all(&path)?;
     let result = examine(&host, &[]);
@@ -337,7 +339,7 @@ fn interfaces_that_will_not_do() -> Result<()> {
         "does not exist",
         Some("ip link"),
     )?;
-    // Of CAN.
+    // 280 is the type of CAN interfaces.
     let _tun = host.tun("tun0", Some(280))?;
     for (args, status, wanted) in [
         (&[][..], "warn", 0),
@@ -363,12 +365,12 @@ fn interfaces_that_will_not_do() -> Result<()> {
 fn nobody_sees_less_and_is_told() -> Result<()> {
     let host = host()?;
     let twheel = Twheel::start(&host, &["--iface", SERVER])?;
-    // Where everybody may execute it.
+    // A directory where everybody may execute it.
     let program = std::env::temp_dir().join(format!("twl-{}-doctor", process::id()));
     fs::copy(twheel_bin()?, &program)?;
     let mut command = host.command(&program)?;
     command.args(["doctor", "--json", "--iface", SERVER]);
-    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec the closure makes two system calls and allocates no memory.
     unsafe {
         command.pre_exec(|| {
             let (user, group) = (Uid::from_raw(65534), Gid::from_raw(65534));

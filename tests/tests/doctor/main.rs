@@ -1,5 +1,5 @@
-//! What `twheel doctor` says of hosts that are as they should be, and of such as are not; and that bars, colours and
-//! closed pipes are left to terminals.
+//! What `twheel doctor` reports on hosts in good order and on others; and that bars and colours are
+//! printed on terminals only, and closed pipes are tolerated.
 
 mod findings;
 mod printing;
@@ -12,7 +12,7 @@ use twheel_tests::{
     running::Ended,
 };
 
-/// A host with the interface [`SERVER`], and nobody at the other end.
+/// A host with the interface [`SERVER`]; there is no host at the other end.
 fn host() -> Result<Namespace> {
     require_root();
     let host = Namespace::new("doctor")?;
@@ -20,7 +20,7 @@ fn host() -> Result<Namespace> {
     Ok(host)
 }
 
-/// What the doctor says there, as JSON, and its exit code.
+/// Runs `doctor --json` on the host. Returns the findings and the exit code.
 fn examine(host: &Namespace, args: &[&str]) -> Result<(Vec<Value>, Option<i32>)> {
     let ended = host.twheel_once(&[&["doctor", "--json"], args].concat())?;
     let code = ended.code();
@@ -34,7 +34,8 @@ fn findings(ended: &Ended) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// Of the findings of a check whose text has these words, the one; it has the status, and a remedy with these words.
+/// Checks that exactly one finding of this check has these words in its text, and that it has this
+/// status and a remedy with these words.
 fn check(
     found: &[Value],
     name: &str,
@@ -48,18 +49,24 @@ fn check(
         .filter(|it| text(it, "check") == name && text(it, "what").contains(what));
     let finding = about
         .next()
-        .with_context(|| format!("no {name} with {what:?} in {found:#?}"))?;
+        .with_context(|| format!("no finding {name} with {what:?} in {found:#?}"))?;
     ensure!(
         about.next().is_none(),
-        "several {name} with {what:?} in {found:#?}"
+        "several findings {name} with {what:?} in {found:#?}"
     );
-    ensure!(text(finding, "status") == status, "not {status}: {finding}");
+    ensure!(
+        text(finding, "status") == status,
+        "the status is not {status}: {finding}"
+    );
     match remedy {
         Some(remedy) => ensure!(
             text(finding, "remedy").contains(remedy),
-            "no {remedy:?} in {finding}"
+            "no remedy {remedy:?} in {finding}"
         ),
-        None => ensure!(finding["remedy"].is_null(), "a remedy: {finding}"),
+        None => ensure!(
+            finding["remedy"].is_null(),
+            "an unexpected remedy: {finding}"
+        ),
     }
     Ok(())
 }

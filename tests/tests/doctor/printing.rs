@@ -1,4 +1,4 @@
-//! How it is printed, and to whom.
+//! How output is printed to terminals, files and pipes.
 
 use std::{
     fs::{self, File},
@@ -34,7 +34,7 @@ fn on_terminal(command: &mut Command) -> Result<String> {
     let copy = || -> Result<OwnedFd> { Ok(pty.slave.try_clone()?) };
     command.stdin(copy()?).stdout(copy()?).stderr(copy()?);
     let mut child = command.spawn()?;
-    // The command has copies of its own, which keep the terminal open.
+    // The command holds copies of the descriptors, which keep the terminal open.
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -44,7 +44,7 @@ fn on_terminal(command: &mut Command) -> Result<String> {
     let read = File::from(pty.master).read_to_end(&mut written);
     child.wait()?;
     match read {
-        // What Linux says once nobody has the other end.
+        // Linux returns this error once no process has the other end open.
         Err(error) if error.raw_os_error() != Some(Errno::EIO as i32) => Err(error.into()),
         _ => Ok(String::from_utf8(written)?),
     }
@@ -91,7 +91,7 @@ fn bars_are_for_terminals() -> Result<()> {
             ),
             (&["flush", "--iface", SERVER], "flows deleted"),
         ] {
-            // A bar begins with the first flow.
+            // A bar appears with the first flow.
             let _connection = pair.connect(Family::V4)?;
             let mut command = host.twheel(args)?;
             let text = on_terminal(command.env("TERM", "xterm"))?;
@@ -127,7 +127,7 @@ fn a_reader_that_has_gone_is_no_failure() -> Result<()> {
             &["policy", "check", &policy_path],
             &["policy", "check", &policy_path, "--json"],
             &["doctor"],
-            // Red as well.
+            // Red findings as well.
             &["doctor", "--iface", "nowhere0"],
             &["doctor", "--json"],
             &["completions", "bash"],
@@ -167,7 +167,7 @@ fn nobody_need_read_standard_error() -> Result<()> {
             while host.attached(SERVER)? != ["xdp", "egress"] {
                 ensure!(
                     Instant::now() < end,
-                    "{args:?}: not attached: {:?}",
+                    "{args:?}: the run has not attached: {:?}",
                     child.wait()?
                 );
                 thread::sleep(Duration::from_millis(20));

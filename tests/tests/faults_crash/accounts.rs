@@ -1,4 +1,4 @@
-//! What is loaded, pinned, staged and counted.
+//! Checks of what is loaded, pinned, staged and counted.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +37,8 @@ use twheel_tests::{
 use crate::millis;
 
 pub fn key(line: &str) -> Result<(SocketAddr, SocketAddr)> {
-    let value: Value = serde_json::from_str(line).with_context(|| format!("torn: {line:?}"))?;
+    let value: Value =
+        serde_json::from_str(line).with_context(|| format!("incomplete line: {line:?}"))?;
     let end = |ip: &str, port: &str| -> Result<SocketAddr> {
         let ip = value[ip].as_str().context("no address")?.parse()?;
         Ok(SocketAddr::new(
@@ -48,7 +49,7 @@ pub fn key(line: &str) -> Result<(SocketAddr, SocketAddr)> {
     Ok((end("src", "sport")?, end("dst", "dport")?))
 }
 
-/// The flow of a packet of [`Sender`]'s.
+/// The key of the flow of packet `number` of a [`Sender`].
 pub fn key_of(number: u32) -> (SocketAddr, SocketAddr) {
     let ip = (0x0a00_0000 + number / 50_000).to_be_bytes();
     let src = SocketAddr::from((ip, 1024 + (number % 50_000) as u16));
@@ -58,11 +59,11 @@ pub fn key_of(number: u32) -> (SocketAddr, SocketAddr) {
 pub fn pinned(namespace: &Namespace) -> Result<PathBuf> {
     match namespace.instances()?.as_slice() {
         [one] => Ok(one.clone()),
-        other => anyhow::bail!("not one instance: {other:?}"),
+        other => anyhow::bail!("expected one instance: {other:?}"),
     }
 }
 
-/// Events that wait beside the ring, for which their flows' room is still taken.
+/// Events that are staged outside the ring; their flows still take capacity.
 fn staged(pins: &Pins) -> Result<u64> {
     let staged = PerCpuArray::<_, [u8; size_of::<Staged>()]>::try_from(Map::PerCpuArray(
         pins.map("STAGED")?,
@@ -74,14 +75,14 @@ fn staged(pins: &Pins) -> Result<u64> {
     Ok(counts.sum())
 }
 
-/// Flows that room is taken for.
+/// The number of flows that take capacity.
 pub fn tracked(pins: &Pins) -> Result<u64> {
     let tracked = Array::<_, u64>::try_from(Map::Array(pins.map("TRACKED")?))?;
     Ok(tracked.get(&0, 0)?)
 }
 
-/// While nobody changes it: the flows of the table, those on the wheels, the room that is taken, and what is listed agree.
-/// Returns how many.
+/// Checks, while the table does not change, that the flows in the table, the flows on the wheels,
+/// the capacity taken and the output of `flows` agree. Returns their number.
 pub fn check_accounts(namespace: &Namespace) -> Result<usize> {
     let listed = namespace.enter(|| {
         let pins = Instance::of(SERVER)?;
@@ -90,11 +91,11 @@ pub fn check_accounts(namespace: &Namespace) -> Result<usize> {
         let staged = staged(&pins)?;
         let reader = Reader::of(pins)?;
         let in_use = reader.table().iter().count();
-        assert_eq!(counters.live(), in_use as u64, "created less ended");
-        assert_eq!(tracked, in_use as u64 + staged, "room taken");
+        assert_eq!(counters.live(), in_use as u64, "flows created, less ended");
+        assert_eq!(tracked, in_use as u64 + staged, "capacity taken");
         let on_wheels = Wheels::read(&reader, reader.now()?)?.count(&reader)?;
         let on_wheels: u64 = on_wheels.iter().map(Counted::flows).sum();
-        assert_eq!(on_wheels, in_use as u64, "on the wheels");
+        assert_eq!(on_wheels, in_use as u64, "flows on the wheels");
         for counter in [Counter::Orphans, Counter::EventsLost, Counter::TableFull] {
             assert_eq!(counters.get(counter), 0, "{}", counter.meaning());
         }
@@ -102,11 +103,12 @@ pub fn check_accounts(namespace: &Namespace) -> Result<usize> {
     })?;
     let ended = namespace.twheel_once(&["flows", "--iface", SERVER, "--json"])?;
     ensure!(ended.code() == Some(0), "{}", ended.stderr);
-    assert_eq!(ended.lines.len(), listed, "what is listed");
+    assert_eq!(ended.lines.len(), listed, "flows listed");
     Ok(listed)
 }
 
-/// Maps with so many entries in the kernel, and programs that use them: others have other maps of these names.
+/// The maps in the kernel with this many entries, and the programs that use them. Other tests have
+/// maps of the same names, but of other sizes.
 pub fn loaded(entries: u32) -> (usize, BTreeSet<u32>) {
     let maps = loaded_maps().filter_map(Result::ok);
     let maps: BTreeSet<_> = maps
@@ -125,8 +127,8 @@ pub fn programs_by_xdp() -> impl Iterator<Item = &'static str> {
     PROGRAMS.into_iter().filter(|it| *it != "twheel_ingress")
 }
 
-/// Programs that are held there by a pin, or by a link in the kernel. Of a run that is killed between the two a hook has
-/// another program than the one that is pinned, until the next run.
+/// Programs that are held by a pin there, or by a BPF link. If a run is killed between replacing
+/// the program of a hook and pinning it, the two differ until the next run.
 pub fn held(instance: &Path) -> Result<BTreeSet<u32>> {
     let mut held = BTreeSet::new();
     for name in programs_by_xdp() {
@@ -137,7 +139,7 @@ pub fn held(instance: &Path) -> Result<BTreeSet<u32>> {
     Ok(held)
 }
 
-/// The kernel's numbers of the links that are pinned there.
+/// The kernel's numbers of the BPF links that are pinned there.
 pub fn link_ids(instance: &Path) -> Result<[u32; 2]> {
     let id = |hook: &str| -> Result<u32> {
         let link = PinnedLink::from_pin(instance.join(format!("{hook}@{SERVER}")))?;
@@ -146,8 +148,9 @@ pub fn link_ids(instance: &Path) -> Result<[u32; 2]> {
     Ok([id("xdp")?, id("egress")?])
 }
 
-/// Lines that were printed again: in a row, how many each time. A run that was killed while it wrote has written up to 4096
-/// bytes that it had not noted, and the next begins with the record in which that begins.
+/// How many lines were printed again each time, in a row. A run that was killed while writing has
+/// written up to 4096 bytes without noting so; the next run begins again with the record that
+/// contains the first of them.
 pub fn repeated(lines: &[String]) -> Result<Vec<usize>> {
     let (mut seen, mut rows) = (BTreeSet::new(), Vec::<Vec<&String>>::new());
     let mut in_row = false;
@@ -164,19 +167,20 @@ pub fn repeated(lines: &[String]) -> Result<Vec<usize>> {
     }
     for row in &rows {
         let bytes: usize = row.iter().skip(BATCH).map(|line| line.len() + 1).sum();
-        assert!(bytes <= 4096, "{} lines again, in a row", row.len());
+        assert!(bytes <= 4096, "{} lines in a row printed again", row.len());
     }
     Ok(rows.iter().map(Vec::len).collect())
 }
 
-/// Names of what is pinned of the one instance.
+/// Names of the pins of the only instance.
 pub fn names(namespace: &Namespace) -> Result<Vec<String>> {
     let pins = namespace.pins()?;
     let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_owned());
     Ok(pins.iter().filter_map(name).collect())
 }
 
-/// What the history has, each flow once; nothing is lost or damaged there.
+/// The flows in the history. Checks that each occurs once, and that nothing in it is lost or
+/// damaged.
 pub fn kept(
     namespace: &Namespace,
     history: &Directory,
@@ -192,26 +196,26 @@ pub fn kept(
     Ok(kept)
 }
 
-/// What `twheel stats` says of a counter.
+/// A counter, from `twheel stats`.
 pub fn counted_by(namespace: &Namespace, counter: &str) -> Result<u64> {
     let ended = namespace.twheel_once(&["stats", "--iface", SERVER, "--json"])?;
     for line in &ended.lines {
         let value: Value = serde_json::from_str(&line.text)?;
         if value["counter"] == counter {
-            return value["total"].as_u64().context("a number");
+            return value["total"].as_u64().context("the total is not a number");
         }
     }
     anyhow::bail!("no {counter}: {}", ended.stderr)
 }
 
-/// Detaches, after which nothing is there.
+/// Detaches and checks that nothing is left.
 pub fn detached(namespace: &Namespace) -> Result<()> {
     let ended = namespace.twheel_once(&["detach", "--iface", SERVER])?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     await_clean(namespace)
 }
 
-/// The kernel takes a moment to let go of a map or a program.
+/// Waits until only these maps and programs are loaded: the kernel frees them with a short delay.
 pub fn await_loaded(
     entries: u32,
     maps: usize,
@@ -225,13 +229,13 @@ pub fn await_loaded(
         }
         ensure!(
             Instant::now() < end,
-            "{found:?} are loaded, not {maps} maps and {held:?}"
+            "{found:?} are loaded, expected {maps} maps and {held:?}"
         );
         thread::sleep(millis(20));
     }
 }
 
-/// The kernel takes a moment to let go of a link.
+/// Waits until nothing is left: the kernel removes BPF links with a short delay.
 pub fn await_clean(namespace: &Namespace) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {

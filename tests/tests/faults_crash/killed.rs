@@ -1,4 +1,4 @@
-//! A run is killed at any moment.
+//! Kills runs at random moments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,8 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let mut random = Random::new();
     let history = Directory::new("crash")?;
     let pair = Pair::new()?;
-    // Room for all that waits while a start takes long; and nobody else has a table of that size.
+    // Capacity for all flows that wait while a start takes long; no other test has a table of this
+    // size.
     let max_flows = (400_000 + std::process::id() % 50_000).to_string();
     let args = [
         "run",
@@ -51,14 +52,15 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         "20ms",
         "--keep",
         "--json",
-        // So that the kernel has less to verify: a start takes that long, and each kill a start.
+        // Less code for the kernel to verify, which takes most of a start; and each kill needs a
+        // start.
         "--source-share",
         "off",
         "--max-flows",
         &max_flows,
         "--history",
         history.path(),
-        // All of them: who sends goes by time, and the machine may be slow.
+        // Large enough for all events: the sender goes by time, and the machine may be slow.
         "--history-size",
         "1GiB",
     ];
@@ -71,13 +73,15 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         }
     });
 
-    // From its first packet on everything is seen.
+    // A first run attaches, so that all packets are seen from the first one on.
     let begun = Instant::now();
     let first = Twheel::start(&pair.server, &args[1..])?;
     let start = begun.elapsed();
     first.kill()?;
     let instance = pinned(&pair.server)?;
-    let pinned_name = instance.file_name().context("a name")?;
+    let pinned_name = instance
+        .file_name()
+        .context("the instance's directory has no name")?;
     let pinned = names(&pair.server)?;
     let table = pair.server.enter(|| Instance::of(SERVER)?.map("FLOWS"))?;
     let entries = table.info()?.max_entries();
@@ -92,19 +96,21 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let mut number = 0;
     while starting + stepping + ending < kills {
         number += 1;
-        // Where starts take long, all that is sent meanwhile waits; a full table is not what this is about.
+        // If starts take long, all flows that begin meanwhile wait; this test must not fill the
+        // table.
         let waiting = pair.server.enter(|| tracked(&Instance::of(SERVER)?))?;
         sender.pause(waiting > 200_000);
         let mut run = Run::start(&pair.server, &args, &writer)?;
-        // While they start, when they have something to do, and at their end. Most of a start is the kernel's, which
-        // verifies programs: the moments are counted from behind that, or most would fall into it.
+        // Kills runs while they start, while they have something to do, and while they end. The
+        // kernel's verification takes most of a start: the delays begin after it, or most kills
+        // would fall into it.
         let is_ending = number % 10 == 9;
         let wait = match number % 10 {
             9 => {
                 run.await_steps()?;
                 thread::sleep(Duration::from_micros(random.below(50_000)));
                 run.signal(Signal::SIGINT)?;
-                // An end takes a few milliseconds.
+                // A run ends within a few milliseconds.
                 random.below(4_000)
             }
             1 | 6 => {
@@ -118,7 +124,10 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         thread::sleep(Duration::from_micros(wait));
         let steps = run.steps();
         let was_alive = run.kill()?;
-        assert!(was_alive || is_ending, "kill {number}");
+        assert!(
+            was_alive || is_ending,
+            "kill {number}: the run had already ended"
+        );
         match (is_ending, steps) {
             (true, _) => ending += u32::from(was_alive),
             (false, true) => stepping += 1,
@@ -127,9 +136,9 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         assert_eq!(
             pair.server.attached(SERVER)?,
             ["xdp", "egress"],
-            "kill {number}"
+            "kill {number}: a hook is not attached"
         );
-        assert_eq!(link_ids(&instance)?, links, "not one was attached anew");
+        assert_eq!(link_ids(&instance)?, links, "a hook was attached anew");
         if number % 10 == 0 {
             checks += 1;
             sender.pause(true);
@@ -143,11 +152,11 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     }
     assert!(
         stepping >= kills / 5,
-        "{stepping} were killed while they stepped"
+        "only {stepping} runs were killed while they stepped"
     );
     assert!(
         ending >= kills / 20,
-        "{ending} were killed while they ended"
+        "only {ending} runs were killed while they ended"
     );
     let sent = sender.stop()?;
     thread::sleep(millis(500));
@@ -163,16 +172,23 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         .rev()
         .any(|line: &String| line.contains(&text))
     {
-        ensure!(Instant::now() < end, "the last flow is not reported");
+        ensure!(
+            Instant::now() < end,
+            "the last flow was not reported in time"
+        );
         thread::sleep(millis(50));
     }
-    // On a busy machine the other CPU's wheel may be behind.
+    // On a busy machine the wheel of the other CPU may lag.
     while pair.server.enter(|| tracked(&Instance::of(SERVER)?))? > 0 {
-        ensure!(Instant::now() < end, "flows are left");
+        ensure!(Instant::now() < end, "flows are left in the table");
         thread::sleep(millis(50));
     }
     thread::sleep(millis(500));
-    assert_eq!(check_accounts(&pair.server)?, 0, "all have ended");
+    assert_eq!(
+        check_accounts(&pair.server)?,
+        0,
+        "some flows have not ended"
+    );
     assert_eq!(loaded(entries).1.len(), programs_by_xdp().count());
     last.signal(Signal::SIGINT)?;
     let mut last = last;
@@ -180,7 +196,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     drop((last, writer));
     reading.join().expect("the reader panicked");
 
-    // Each packet was the only one of its flow: that all are reported says that no packet has passed unseen.
+    // Each packet began a flow of its own. If all flows are reported, all packets were seen.
     let all: BTreeSet<_> = (0..sent).map(key_of).collect();
     let mut printed = BTreeMap::<_, u32>::new();
     for line in lines.lock().unwrap().iter() {
@@ -189,7 +205,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let missing: Vec<_> = all.iter().filter(|it| !printed.contains_key(it)).collect();
     assert!(
         missing.is_empty(),
-        "{} are not printed: {:?}",
+        "{} flows were not printed: {:?}",
         missing.len(),
         missing.first()
     );
@@ -206,12 +222,12 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let segments = history.0.join(pinned_name);
     assert!(
         segments.join("0000000001.history").exists(),
-        "it turned over"
+        "the history dropped segments"
     );
     let missing: Vec<_> = all.iter().filter(|it| !kept.contains(it)).collect();
     assert!(
         missing.is_empty(),
-        "{} are not in the history: {:?}",
+        "{} flows are not in the history: {:?}",
         missing.len(),
         missing.first()
     );
@@ -242,7 +258,7 @@ fn one_killed_while_it_begins_or_cleans_up_leaves_nothing_that_detach_does_not_f
             thread::sleep(Duration::from_micros(random.below(30_000)));
             run.kill()?;
         }
-        // 6: there was nothing.
+        // Exit code 6: there was nothing to detach.
         let ended = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
         assert!(matches!(ended.code(), Some(0 | 6)), "{}", ended.stderr);
         await_clean(&pair.server)?;
@@ -265,8 +281,12 @@ fn a_run_that_adopts_more_than_its_ring_holds_starts_and_reports_all() -> Result
     let end = Instant::now() + PATIENCE;
     while found.len() + early < FLOWS as usize {
         let line = twheel.line(end.saturating_duration_since(Instant::now()))?;
-        let line = line.with_context(|| format!("{} are reported", found.len()))?;
-        assert!(found.insert(key(&line.text)?), "twice: {}", line.text);
+        let line = line.with_context(|| format!("only {} flows are reported", found.len()))?;
+        assert!(
+            found.insert(key(&line.text)?),
+            "reported twice: {}",
+            line.text
+        );
     }
     let ended = twheel.stop()?;
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
@@ -304,7 +324,7 @@ fn runs_killed_while_they_print_lose_no_line() -> Result<()> {
             .enumerate()
         {
             if number % 50 == 0 {
-                // So that there is something to print for a while.
+                // Slowly, so that there is something to print for a while.
                 thread::sleep(millis(2));
             }
             if tell.send(line).is_err() {
@@ -334,7 +354,10 @@ fn runs_killed_while_they_print_lose_no_line() -> Result<()> {
     }
     let again = repeated(&all)?;
     eprintln!("{kills} kills, {count} flows, lines printed twice: {again:?}");
-    assert!(kills > 1, "killed while there was more to print");
+    assert!(
+        kills > 1,
+        "no run was killed while it still had lines to print"
+    );
     assert!(again.len() <= kills, "{again:?}");
     let kept = kept(&pair.server, &history)?;
     assert_eq!(kept.len(), count);

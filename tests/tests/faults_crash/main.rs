@@ -1,4 +1,4 @@
-//! `twheel run` killed again and again, and what it leaves behind.
+//! Kills `twheel run` again and again, and checks what it leaves behind.
 
 mod accounts;
 mod killed;
@@ -27,11 +27,11 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// xorshift64*: the same moments again, for who gives the same seed.
+/// xorshift64*: the same seed gives the same moments.
 struct Random(u64);
 
 impl Random {
-    /// From `TWHEEL_SEED`, or the clock.
+    /// Seeds it from `TWHEEL_SEED`, or from the clock.
     fn new() -> Self {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH);
         let clock = clock.map_or(1, |since| since.as_nanos() as u64);
@@ -51,8 +51,8 @@ impl Random {
     }
 }
 
-/// Flows that begin and end on this CPU, for which this is to be called in their namespace: where they are pinned, the ring,
-/// and what is in it.
+/// Begins and ends flows on this CPU; must be called in their namespace. Returns their pins, the
+/// ring, and the events that are in it.
 fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
     pin_to(0)?;
     host.begin_flows(SERVER, flows)?;
@@ -66,7 +66,7 @@ fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
     Ok((pins, events, batch))
 }
 
-/// Keeps an instance's history there, as a run does.
+/// A writer of an instance's history, as a run has it.
 fn keep(history: &Directory, reader: &Reader) -> Result<history::Writer> {
     let directory = history::Directory::make(&history.0, reader.pins())?;
     let tally = Arc::new(LoaderCounters::open(reader.pins())?);

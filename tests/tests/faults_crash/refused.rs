@@ -19,7 +19,7 @@ fn a_run_that_is_refused_takes_nothing_away() -> Result<()> {
     let pair = Pair::new()?;
     let args = ["--iface", SERVER, "--keep", "--history", "off"];
     Twheel::start(&pair.server, &args)?.stop()?;
-    // As when its interface has gone.
+    // As if its interface had disappeared.
     for hook in ["xdp", "egress"] {
         fs::remove_file(pinned(&pair.server)?.join(format!("{hook}@{SERVER}")))?;
     }
@@ -33,7 +33,7 @@ fn a_run_that_is_refused_takes_nothing_away() -> Result<()> {
     detached(&pair.server)
 }
 
-/// What a command of another version than the pins' says, and that it leaves them alone.
+/// Checks that a command refuses pins of another version and leaves them alone.
 fn refuses(namespace: &Namespace, args: &[&str], attached: &[&str]) -> Result<()> {
     let ended = namespace.twheel_once(args)?;
     assert_eq!(ended.code(), Some(6), "{args:?}: {}", ended.stderr);
@@ -68,12 +68,15 @@ fn pins_of_another_layout_are_refused_and_never_misread() -> Result<()> {
     commands.push(vec!["delete", "--iface", SERVER, "idle > 10s"]);
     let both = ["xdp", "egress"];
 
-    // Where an earlier version had it, with links that are alive.
+    // Pins at the place of an earlier version, with BPF links that are alive.
     let path = keep()?;
-    let version = path.parent().context("a version")?;
+    let version = path.parent().context("the path has no version")?;
     let earlier = version.with_file_name(format!("v{}", LAYOUT - 1));
     fs::create_dir_all(&earlier)?;
-    fs::rename(&path, earlier.join(path.file_name().context("a name")?))?;
+    fs::rename(
+        &path,
+        earlier.join(path.file_name().context("the path has no name")?),
+    )?;
     let _ = fs::remove_dir(version);
     for command in &commands {
         refuses(&pair.server, command, &both)?;
@@ -85,7 +88,7 @@ fn pins_of_another_layout_are_refused_and_never_misread() -> Result<()> {
     assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
     await_clean(&pair.server)?;
 
-    // Where this version has it, but META says another number.
+    // Pins at the place of this version, but with another number in META.
     let path = keep()?;
     let map = MapData::from_pin(path.join("META"))?;
     let mut map = Array::<_, Meta>::try_from(Map::Array(map))?;

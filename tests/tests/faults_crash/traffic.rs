@@ -1,4 +1,4 @@
-//! A sender of packets, and a run that is killed.
+//! A sender of packets, and a run that can be killed.
 
 use std::{
     fs,
@@ -30,7 +30,8 @@ use twheel_tests::{
 
 use crate::millis;
 
-/// Who sends packets, each of another flow, over the cable, as long as it may: in turn they come in and go out.
+/// Sends packets over the cable until it is stopped. Each is of another flow; incoming and outgoing
+/// packets alternate.
 pub struct Sender {
     pub stop: Arc<AtomicBool>,
     pub pause: Arc<AtomicBool>,
@@ -39,7 +40,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Bursts of so many, a millisecond between.
+    /// Sends bursts of this many packets, a millisecond apart.
     pub fn start(pair: &Pair, burst: u32) -> Result<Self> {
         let sockets = [
             open_on(&pair.client, CLIENT)?,
@@ -57,7 +58,7 @@ impl Sender {
                     let number = counted.load(Relaxed);
                     let bytes = frame(number, false, ACK);
                     let socket = sockets[number as usize % 2].as_raw_fd();
-                    // SAFETY: the frame is as long as it says.
+                    // SAFETY: the buffer has the length that is given.
                     let sent = unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), 0) };
                     ensure!(
                         sent == bytes.len() as isize,
@@ -78,7 +79,7 @@ impl Sender {
         })
     }
 
-    /// Stops for a while; what is on the cable has come when this returns.
+    /// Pauses or resumes. When it returns after a pause, all packets on the cable have arrived.
     pub fn pause(&self, pause: bool) {
         self.pause.store(pause, Relaxed);
         thread::sleep(millis(20));
@@ -86,7 +87,10 @@ impl Sender {
 
     pub fn stop(mut self) -> Result<u32> {
         self.stop.store(true, Relaxed);
-        let thread = self.thread.take().context("it runs")?;
+        let thread = self
+            .thread
+            .take()
+            .context("the sender was stopped before")?;
         thread.join().expect("the sender panicked")?;
         Ok(self.sent.load(Relaxed))
     }
@@ -101,11 +105,11 @@ impl Drop for Sender {
 /// A packet socket on an interface.
 fn open_on(namespace: &Namespace, interface: &str) -> Result<OwnedFd> {
     namespace.enter(|| {
-        // SAFETY: plain calls with buffers of their own; the descriptor is nobody else's.
+        // SAFETY: plain calls with buffers of their own; no one else uses the descriptor.
         unsafe {
             let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
             let socket = libc::socket(libc::AF_PACKET, flags, 0);
-            ensure!(socket >= 0, "no packet socket");
+            ensure!(socket >= 0, "cannot open a packet socket");
             let socket = OwnedFd::from_raw_fd(socket);
             let mut address: libc::sockaddr_ll = std::mem::zeroed();
             address.sll_family = libc::AF_PACKET as u16;
@@ -114,7 +118,7 @@ fn open_on(namespace: &Namespace, interface: &str) -> Result<OwnedFd> {
             let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
             ensure!(
                 libc::bind(socket.as_raw_fd(), address, length) == 0,
-                "cannot bind"
+                "cannot bind the packet socket"
             );
             Ok(socket)
         }
@@ -139,7 +143,7 @@ impl Run {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
-    /// Whether it has attached and steps: by its threads, of which each says what it is for.
+    /// Whether it has attached and is stepping, which the names of its threads show.
     pub fn steps(&self) -> bool {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0.id()));
         let mut threads = threads.into_iter().flatten().filter_map(Result::ok);
@@ -153,14 +157,14 @@ impl Run {
         let end = Instant::now() + PATIENCE;
         while !self.steps() {
             let status = self.0.try_wait()?;
-            ensure!(status.is_none(), "it has ended: {status:?}");
-            ensure!(Instant::now() < end, "it does not come to step");
+            ensure!(status.is_none(), "the run has ended: {status:?}");
+            ensure!(Instant::now() < end, "the run does not begin to step");
             thread::sleep(millis(2));
         }
         Ok(())
     }
 
-    /// Kills it. Returns whether it was alive: one that is to end may have.
+    /// Kills it. Returns whether it was alive: a run that was told to end may have ended before.
     pub fn kill(mut self) -> Result<bool> {
         self.signal(Signal::SIGKILL)?;
         let status = self.0.wait()?;

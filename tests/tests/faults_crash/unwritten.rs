@@ -1,4 +1,4 @@
-//! What a killed run had not written, printed or counted.
+//! What a killed run had not yet written, printed or counted.
 
 use std::{
     collections::BTreeSet,
@@ -48,13 +48,14 @@ fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
         let whole = |read: &Read| read.free == read.end;
         assert!(whole(&batch[CUT / BATCH * BATCH - 1]) && !whole(&batch[CUT - 1]));
 
-        // What a run has done that is killed when 40 are in the file, and as many printed.
+        // The state that a run leaves if it is killed after writing 40 events to the file and
+        // printing as many.
         let reader = Reader::of(pins)?;
         let mut writer = keep(&history, &reader)?;
         writer.add_now(batch[..CUT].to_vec());
         assert!(events.release(batch[CUT - 1].free));
 
-        // The next one begins with the record.
+        // The next run begins with the whole record.
         let (mut events, mut left) = (Events::open(reader.pins().map("EVENTS")?)?, Vec::new());
         events.read(&mut left, usize::MAX);
         let ends = |of: &[Read]| of.iter().map(|read| read.end).collect::<Vec<_>>();
@@ -63,7 +64,9 @@ fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
     })?;
     let twheel = Twheel::start(&pair.server, &args)?;
     for read in &left {
-        let line = twheel.line(PATIENCE)?.context("not all are reported")?;
+        let line = twheel
+            .line(PATIENCE)?
+            .context("not all flows are reported")?;
         let Record::Ended(event) = read.record else {
             anyhow::bail!("{read:?}");
         };
@@ -89,12 +92,13 @@ fn what_has_left_the_ring_unwritten_is_counted() -> Result<()> {
     pair.server.enter(|| {
         let (pins, mut events, mut batch) = end(&pair.server, FLOWS)?;
 
-        // What a run has done whose disk stands still, and which is killed then: all is printed, less is in the file.
+        // The state that a run leaves if it is killed while its disk is stuck: everything is
+        // printed, but only some of it is in the file.
         let reader = Reader::of(pins)?;
         let mut writer = keep(&history, &reader)?;
         batch.truncate(WRITTEN);
         writer.add_now(batch);
-        // So that it has no time to say that it ends well.
+        // It cannot note a clean end.
         std::mem::forget(writer);
         events.release_all();
         Ok(())
@@ -110,7 +114,7 @@ fn what_has_left_the_ring_unwritten_is_counted() -> Result<()> {
     assert_eq!(counted_by(&pair.server, "history_lost")?, lost as u64);
     let text = format!("up to {lost} events are not in the history: an earlier run");
     assert!(ended.stderr.contains(&text), "{}", ended.stderr);
-    // Once; and whoever reads the history is told.
+    // The gap is reported once, and readers of the history are told.
     let ended = Twheel::start(&pair.server, &args)?.stop()?;
     assert!(
         !ended.stderr.contains("are not in the history"),
@@ -139,30 +143,33 @@ fn actions_that_a_killed_run_had_before_it_are_counted() -> Result<()> {
     pair.server.begin_flows(SERVER, FLOWS)?;
     let (mut expired, mut reaped) = (0, 0);
     while expired < FLOWS || reaped < 3 {
-        let line = twheel.line(PATIENCE)?.context("no more comes")?;
+        let line = twheel.line(PATIENCE)?.context("no more lines")?;
         match line.text.contains("\"event\":\"reap\"") {
             true => reaped += 1,
             false => expired += 1,
         }
     }
     let counted = |counter| counted_by(&pair.server, counter);
-    // It is counted once it is written.
+    // An action is counted once its line is written.
     let begun = Instant::now();
     while counted("reap_settled")? < reaped {
-        assert!(begun.elapsed() < PATIENCE, "{reaped} are not counted");
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{reaped} actions are not counted"
+        );
     }
     twheel.kill()?;
     assert_eq!(counted("reap_asked")?, u64::from(FLOWS));
     let settled = counted("reap_settled")?;
     assert!((reaped..u64::from(FLOWS)).contains(&settled), "{settled}");
-    assert_eq!(counted("reap_lost")?, 0, "nobody has said so yet");
+    assert_eq!(counted("reap_lost")?, 0, "reported before the next run");
 
     let lost = u64::from(FLOWS) - settled;
     let text = format!("up to {lost} actions on expired flows were not done");
     let ended = Twheel::start(&pair.server, &args)?.stop()?;
     assert!(ended.stderr.contains(&text), "{}", ended.stderr);
     assert_eq!(counted("reap_lost")?, lost);
-    // Once.
+    // Reported once.
     let ended = Twheel::start(&pair.server, &args)?.stop()?;
     assert!(!ended.stderr.contains("were not done"), "{}", ended.stderr);
     assert_eq!(counted("reap_lost")?, lost);
@@ -172,9 +179,10 @@ fn actions_that_a_killed_run_had_before_it_are_counted() -> Result<()> {
 #[test]
 fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     require_root();
-    // All fit into the ring: `delete` would make room in a full one, and what it takes out is not printed.
+    // All events fit into the ring: in a full ring, `delete` would make room, and the events that
+    // it takes out would not be printed.
     const FLOWS: u32 = 6_000;
-    // Lines that a pipe and a reader of 8 KiB may have had.
+    // Lines that may have been in a pipe, and in a reader's buffer of 8 KiB.
     const UNREAD: usize = (4096 + 8192) / 200;
     let pair = Pair::new()?;
     let args = [
@@ -190,7 +198,7 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     let mut args = args.to_vec();
     let history = Directory::new("unprinted")?;
     args.extend(["--json", "--history", history.path()]);
-    // A disk that is full: a failure, also of who was the first here.
+    // A full disk is an error, even for the first run here.
     let full = fs::File::options().write(true).open("/dev/full")?;
     let mut command = pair.server.twheel(&args)?;
     let command = command.stdin(Stdio::null()).stdout(full);
@@ -198,13 +206,17 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     run.await_steps()?;
     pair.server.begin_these(SERVER, 0..10)?;
     let mut stderr = String::new();
-    let mut pipe = run.0.stderr.take().context("it is piped")?;
+    let mut pipe = run
+        .0
+        .stderr
+        .take()
+        .context("standard error is not a pipe")?;
     pipe.read_to_string(&mut stderr)?;
     assert_eq!(run.0.wait()?.code(), Some(1), "{stderr}");
     assert!(stderr.contains("No space left"), "{stderr}");
     assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
 
-    // Readers that go away after some lines: none.
+    // A reader that goes away after some lines is no error.
     let mut printed = BTreeSet::new();
     for (count, begins) in [(500, 10..FLOWS), (1, FLOWS..FLOWS)] {
         let (reader, writer) = std::io::pipe()?;
@@ -220,9 +232,13 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
         assert_eq!(pair.server.attached(SERVER)?, ["xdp", "egress"]);
     }
     let first: BTreeSet<_> = (0..10).map(key_of).collect();
-    assert!(first.is_subset(&printed), "those that met the full disk");
+    assert!(
+        first.is_subset(&printed),
+        "the flows of the full disk were not printed"
+    );
 
-    // Nor does a command that stands in for a loader take it, and what it does itself waits behind.
+    // A command that does a run's work does not take them, either, and its own events come after
+    // them.
     pair.server.begin_these(SERVER, FLOWS..FLOWS + 5)?;
     let delete = ["delete", "--iface", SERVER, "--history", history.path()];
     let delete = [&delete[..], &["sport in 7024-7028"]].concat();
@@ -232,7 +248,7 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
 
     let last = Twheel::start(&pair.server, &args[1..])?;
     let deleted: BTreeSet<_> = (FLOWS..FLOWS + 5).map(key_of).collect();
-    // A busy machine takes its time to begin; then lines come without a pause.
+    // A busy machine takes its time to start; after that, lines come without a pause.
     let patience = |printed: &BTreeSet<_>| match deleted.is_subset(printed) {
         true => millis(3000),
         false => PATIENCE,
@@ -240,11 +256,14 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     while let Some(line) = last.line(patience(&printed))? {
         printed.insert(key(&line.text)?);
     }
-    assert!(deleted.is_subset(&printed), "those that were deleted");
+    assert!(
+        deleted.is_subset(&printed),
+        "the deleted flows were not printed"
+    );
     let missing = FLOWS as usize + 5 - printed.len();
     assert!(
         missing <= UNREAD,
-        "{missing} are neither printed nor were in a pipe"
+        "{missing} flows were neither printed nor in a pipe"
     );
     assert_eq!(last.stop()?.code(), Some(0));
     assert_eq!(check_accounts(&pair.server)?, 0);
@@ -253,7 +272,7 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     detached(&pair.server)
 }
 
-/// What a run serves.
+/// The metrics that a run serves.
 fn scrape(address: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;

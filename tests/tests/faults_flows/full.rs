@@ -21,13 +21,13 @@ use twheel_tests::{
 
 use crate::source;
 
-/// Flows that the real table has room for, and of which a source may hold so many.
+/// Capacity of the table, in flows.
 const ROOM: usize = 4096;
-/// A quarter.
+/// Quota of a source: a quarter.
 const SHARE: usize = ROOM / 4;
-/// Of others who were there before.
+/// Flows of other sources that begin before the greedy one's.
 const EARLY: usize = 100;
-/// Of others who come later, more than there is room for.
+/// Flows of other sources that begin later, more than fit.
 const LATE: usize = ROOM - SHARE - EARLY + 40;
 
 /// Real connections between two hosts; the server accepts them all and keeps them.
@@ -41,7 +41,7 @@ struct Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
-        // It waits for one more.
+        // The thread waits for one more connection before it ends.
         let _ = self
             .pair
             .client
@@ -78,7 +78,8 @@ impl Hosts {
         })
     }
 
-    /// Opens connections, half of them on each of two CPUs, on whose wheels their flows then stand.
+    /// Opens connections, half of them on each of two CPUs, so that their flows are on both CPUs'
+    /// wheels.
     fn open(&self, count: usize, from: impl Fn(usize) -> IpAddr + Sync) -> Result<Vec<TcpStream>> {
         let runtime = |cpu: usize| -> Result<Vec<TcpStream>> {
             pin_to(cpu as u32)?;
@@ -111,7 +112,7 @@ impl Hosts {
         })
     }
 
-    /// Flows that are tracked: of the first address, and of all others.
+    /// How many flows are tracked: of the first address, and of all others.
     fn tracked(&self) -> Result<[usize; 2]> {
         let hog = Family::V4.client().to_string();
         let ended = self.pair.server.twheel_once(&["flows", "--json"])?;
@@ -119,7 +120,7 @@ impl Hosts {
         let mut tracked = [0, 0];
         for line in ended.lines {
             let line: serde_json::Value = serde_json::from_str(&line.text)?;
-            // Of what was picked up, either end may be said to have begun it.
+            // For a flow that was picked up, either end may be named as the initiator.
             let is_hog = ["src", "dst"].iter().any(|end| line[end] == hog.as_str());
             tracked[usize::from(!is_hog)] += 1;
         }
@@ -127,7 +128,7 @@ impl Hosts {
     }
 }
 
-/// Each sends a byte, from the CPU on which it was opened.
+/// Sends a byte on each connection, from the CPU on which it was opened.
 fn talk(streams: &mut [TcpStream]) -> Result<()> {
     use std::io::Write;
     let (first, second) = streams.split_at_mut(streams.len().div_ceil(2));
@@ -143,7 +144,7 @@ fn talk(streams: &mut [TcpStream]) -> Result<()> {
 #[test]
 fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
     require_root();
-    // Some 17,000, both ends of each connection.
+    // About 17,000 descriptors: both ends of each connection.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     let hosts = Hosts::new()?;
@@ -163,7 +164,7 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
     let mut its = hosts.open(ROOM, |_| hog)?;
     assert_eq!(hosts.tracked()?, [ROOM - EARLY, EARLY]);
 
-    // It goes on while the others come.
+    // The greedy source continues while the others come.
     let stop = AtomicBool::new(false);
     let mut late = thread::scope(|scope| -> Result<Vec<TcpStream>> {
         let more = scope.spawn(|| {
@@ -181,13 +182,16 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
                 talk(&mut late)?;
                 let tracked = hosts.tracked()?;
                 println!("{tracked:?} after {:?}", begin.elapsed());
-                ensure!(tracked[0] >= SHARE, "it has lost of its share: {tracked:?}");
+                ensure!(
+                    tracked[0] >= SHARE,
+                    "the greedy source was cut below its quota: {tracked:?}"
+                );
                 if tracked == [SHARE, ROOM - SHARE] {
                     return Ok(late);
                 }
                 ensure!(
                     begin.elapsed() < Duration::from_secs(30),
-                    "no room: {tracked:?}"
+                    "the others got too few flows: {tracked:?}"
                 );
                 thread::sleep(Duration::from_millis(200));
             }
@@ -197,7 +201,7 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
         late
     })?;
 
-    // It has its share, and keeps it.
+    // The greedy source has its quota, and keeps it.
     thread::sleep(Duration::from_millis(1_100));
     for streams in [&mut late, &mut early, &mut its] {
         talk(streams)?;
@@ -210,7 +214,8 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
     );
     assert_eq!(told.matches(&line).count(), 1, "{told}");
     let ended = twheel.expiries_until(Instant::now() + Duration::from_millis(500))?;
-    // (Of all, handshakes that were under way go, too; the next packet begins the flow again.)
+    // (Unfinished handshakes of any source may be evicted, too; their next packet begins the flow
+    // again.)
     let mut gone = 0;
     for flow in ended {
         assert_eq!(flow.reason, "evicted");
@@ -219,10 +224,13 @@ fn a_source_that_fills_a_real_table_gives_way_to_others() -> Result<()> {
             gone += 1;
         }
     }
-    assert!(gone >= ROOM - EARLY - SHARE, "{gone} made room");
+    assert!(
+        gone >= ROOM - EARLY - SHARE,
+        "only {gone} flows were evicted"
+    );
     twheel.stop()?;
 
-    // Without shares, who comes first has all.
+    // Without quotas, the first source keeps all.
     let twheel = Twheel::start(
         &hosts.pair.server,
         &[&args[..], &["--source-share", "off"]].concat(),

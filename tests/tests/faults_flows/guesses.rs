@@ -1,4 +1,4 @@
-//! What does not belong to a live flow changes nothing of it.
+//! Packets that do not belong to a live flow do not change it.
 
 use twheel_common::{
     counter::Counter,
@@ -19,13 +19,13 @@ use crate::{
     put,
 };
 
-/// Loads quickly.
+/// A small table, which loads quickly.
 const SMALL: Setup = Setup {
     max_flows: 64,
     ..Setup::DEFAULT
 };
 
-/// How a pair of twins ends.
+/// How two like flows end, of which one is attacked.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Silence,
@@ -44,7 +44,7 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
         let mut random = Random::new(seed);
         let plane = &mut planes[random.below(2) as usize];
         let (begun, before) = (plane.now(), plane.counters());
-        // Where the numbers wrap, or anywhere.
+        // Near the point where the numbers wrap around, or anywhere.
         let first = [0, 1].map(|_| match random.coin() {
             true => random.below(4_000).wrapping_neg(),
             false => random.word(),
@@ -72,7 +72,7 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
         }
         let seen = twins[0].fate(plane).unwrap().0;
         assert_eq!(seen.state(), State::Established, "seed {seed}");
-        // Its own end is still its own, which says that positions were not moved.
+        // Their own ends are still accepted, so the stored sequence numbers are right.
         for back in [false, true] {
             for live in &mut twins {
                 match end {
@@ -93,7 +93,7 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
             End::Reset => State::Close,
         };
         assert_eq!(hit.unwrap().0.state(), state, "seed {seed}: {end:?}");
-        // Up to the last tick: what comes later is of no flow.
+        // Until the last tick before the flow ends; later packets belong to no flow.
         let due = plane.now() + SMALL.timeout - SMALL.tick;
         let mut ends = Vec::new();
         while ends.len() < 2 {
@@ -104,7 +104,7 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
             ends.extend(plane.step().iter().map(|event| (event.at, event.reason)));
             assert!(
                 plane.now() < begun + 1_000_000,
-                "seed {seed}: it is still there"
+                "seed {seed}: the flow does not end"
             );
         }
         assert_eq!(ends[0], ends[1], "seed {seed}: {end:?}, after {sent}");
@@ -113,13 +113,14 @@ fn what_does_not_belong_to_a_live_flow_changes_nothing_of_it() {
         assert_eq!(
             counted(Counter::Ignored) + counted(Counter::BadFlags),
             sent,
-            "seed {seed}: each counts as what it is"
+            "seed {seed}: some packets were counted otherwise"
         );
     }
 }
 
-/// Acknowledgments of what was never sent, and data far ahead: as docs/states.md has it, they keep a flow alive, and
-/// that is all. Where each side stands, and so which FIN is its own, they do not change.
+/// Acknowledgments of what was never sent, and data far ahead, keep a flow alive and do nothing
+/// else (docs/states.md). They change neither side's next sequence number, and so not which FINs
+/// are accepted.
 #[test]
 fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
     let mut plane = SMALL.load();
@@ -135,14 +136,15 @@ fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
                 let next = live.next[usize::from(back)];
                 let mut packet = live.packet(back, ACK, next, random.choose(&[0, 1, 1400]));
                 match random.below(3) {
-                    // Again and again.
+                    // A duplicate.
                     0 => packet.data = 0,
                     1 => {
                         packet.ack = packet.ack.wrapping_add(never_sent(&mut random));
-                        // With the exact number it would say that what it acknowledges did not come by here.
+                        // With the exact number, the packet would show that the data that it
+                        // acknowledges took another path.
                         packet.seq = next.wrapping_sub(1);
                     }
-                    // Beyond all windows, or long past.
+                    // Far beyond all windows, or far behind.
                     _ => {
                         let far = random.range((1 << 24) + 1, u32::MAX - (1 << 12));
                         packet.seq = next.wrapping_add(far);
@@ -153,12 +155,17 @@ fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
             let (hit, spared) = (twins[0].fate(&mut plane), twins[1].fate(&mut plane));
             let ((hit, stamp, _), (spared, ..)) = (hit.unwrap(), spared.unwrap());
             assert_eq!(hit, spared, "seed {seed}");
-            assert_eq!(stamp, plane.now() as u32, "seed {seed}: alive by that");
+            assert_eq!(
+                stamp,
+                plane.now() as u32,
+                "seed {seed}: the packets did not renew the stamp"
+            );
             for live in &mut twins {
                 live.say(&mut plane, random.0.is_multiple_of(2), 100);
             }
         }
-        // Neither of two FINs is taken for one out of the window, nor one for two.
+        // Neither flow takes its two FINs for one that is out of the window, nor for the same one
+        // twice.
         for back in [false, true] {
             for live in &mut twins {
                 live.finish(&mut plane, back);
@@ -173,14 +180,15 @@ fn a_storm_of_acknowledgments_moves_nothing_but_the_stamp() {
     }
 }
 
-/// What is accepted of a RST or FIN whose numbers are guessed, of 2^32 and of 2^64: docs/states.md.
+/// The share of RSTs or FINs with guessed numbers that is accepted, of 2^32 and 2^64 possibilities:
+/// docs/states.md.
 fn chance(flags: u8) -> f64 {
     let circle = 2f64.powi(32);
     let window = f64::from(WINDOW);
     let [behind, ahead] = ACKNOWLEDGED.map(f64::from);
     match flags {
         RST => (2.0 * window + 1.0) / circle,
-        // Behind lie old duplicates.
+        // Those behind are taken for old duplicates.
         _ if flags & RST != 0 => (window + 1.0) / circle,
         _ => (2.0 * window + 1.0) / circle * ((behind + ahead + 1.0) / circle),
     }
@@ -199,8 +207,8 @@ fn who_does_not_know_the_numbers_has_the_chance_that_the_window_gives() {
     };
     let tries = if is_soak() { 1u32 << 28 } else { 1 << 23 };
     let mut random = Random::new(5);
-    // Both numbers of a FIN must fit: of so many tries 16 do, which proves little. So one number is drawn from near what
-    // fits, and then the other.
+    // Both numbers of a FIN must fit: by pure chance, 16 of all tries would, which proves little.
+    // So one of the numbers is drawn from near the right one, and in the next case the other.
     let near = |position: u32, reach: u32, random: &mut Random| {
         let offset = random.below(2 * reach);
         position.wrapping_sub(reach).wrapping_add(offset)
@@ -216,13 +224,13 @@ fn who_does_not_know_the_numbers_has_the_chance_that_the_window_gives() {
         ("RST", RST, [false; 2], 1.0),
         ("RST with an ACK", RST | ACK, [false; 2], 1.0),
         (
-            "FIN, its number near",
+            "FIN with a near sequence number",
             FIN | ACK,
             [true, false],
             times(seq_reach),
         ),
         (
-            "FIN, its acknowledgment near",
+            "FIN with a near acknowledgment",
             FIN | ACK,
             [false, true],
             times(ack_reach),
@@ -243,7 +251,7 @@ fn who_does_not_know_the_numbers_has_the_chance_that_the_window_gives() {
         let expected = chance(flags) * times * f64::from(tries);
         let off = (f64::from(accepted) - expected).abs();
         println!("{what}: {accepted} of {tries} accepted, expected {expected:.1}");
-        assert!(expected > 100.0, "{what}: {expected:.1} prove little");
+        assert!(expected > 100.0, "{what}: {expected:.1} expected, too few");
         assert!(
             off < 5.0 * expected.sqrt(),
             "{what}: {accepted} of {tries}, expected {expected:.1}"
@@ -262,7 +270,7 @@ fn the_loaded_programs_accept_of_blind_guesses_what_the_window_has() {
         let back = random.coin();
         let (mine, theirs) = (live.next[usize::from(back)], live.next[usize::from(!back)]);
         let flags = random.choose(&[RST, RST | ACK, FIN | ACK]);
-        // Every fourth knows where the window is, and tries its edges.
+        // Every fourth packet knows where the window is and tries its edges.
         let guesses = number % 4 != 0;
         let seq = match guesses {
             true => random.word(),
@@ -299,7 +307,7 @@ fn the_loaded_programs_accept_of_blind_guesses_what_the_window_has() {
         blind += u32::from(guesses);
         hits[usize::from(guesses)] += u32::from(changed);
         if changed {
-            // Over: another one.
+            // The connection has ended: open another one.
             let next = live.next[usize::from(!back)];
             put(&mut plane, &live.packet(!back, RST, next, 0).frame(), back);
             live = Live::open(&mut plane, 1, [random.word(), random.word()], false);
@@ -309,11 +317,11 @@ fn the_loaded_programs_accept_of_blind_guesses_what_the_window_has() {
     let chance = [RST, RST | ACK, FIN | ACK].map(chance).iter().sum::<f64>() / 3.0;
     let expected = chance * f64::from(blind);
     println!(
-        "{} of {blind} guesses hit, expected {expected:.1}; of those that know, {}",
+        "{} of {blind} guesses hit, expected {expected:.1}; {} hits at the edges",
         hits[1], hits[0]
     );
     assert!(f64::from(hits[1]) <= expected + 5.0 * expected.sqrt() + 1.0);
-    assert!(hits[0] > blind / 10, "the edges were not met");
+    assert!(hits[0] > blind / 10, "the edges were seldom hit");
 }
 
 #[test]
@@ -326,7 +334,7 @@ fn a_port_used_again_at_speed_has_each_of_its_lives_reported_once() {
     for number in 0..lives {
         plane.pass(u64::from(random.range(1, 3)));
         begun.push(plane.now());
-        // Either side may begin anew.
+        // The next connection takes the same port again.
         let first = [random.word(), random.word()];
         let mut live = Live::open(&mut plane, 1, first, false);
         match random.below(3) {
@@ -337,17 +345,24 @@ fn a_port_used_again_at_speed_has_each_of_its_lives_reported_once() {
                 live.say(&mut plane, order == 1, 0);
             }
         }
-        // What is left of the life before, late.
+        // A late segment of the previous connection.
         let late = live.packet(number % 2 == 0, FIN | ACK, first[0] ^ (1 << 31), 0);
         live.put(&mut plane, late);
         events.extend(plane.drain());
     }
-    assert_eq!(events.len(), lives - 1, "each but the last");
+    assert_eq!(
+        events.len(),
+        lives - 1,
+        "not every flow but the last has ended"
+    );
     plane.pass(130_000);
     events.extend(plane.step());
     assert!(plane.step().is_empty());
     let lived: Vec<u64> = events.iter().map(|it| it.at - u64::from(it.age)).collect();
-    assert_eq!(lived, begun, "each once, and in order");
+    assert_eq!(
+        lived, begun,
+        "the flows were not reported once each and in order"
+    );
     let of = |reason: Reason| {
         events
             .iter()

@@ -1,6 +1,7 @@
-//! Hostile flows: what others send changes no live flow's fate, and no source keeps all of a full table.
+//! Hostile flows: packets of others change nothing in live flows, and no source keeps all of a full
+//! table.
 //!
-//! Under virtual time, but for the last, whose hosts and connections are real.
+//! Under virtual time, except for the last test, whose hosts and connections are real.
 #![allow(missing_docs)]
 
 mod full;
@@ -32,7 +33,7 @@ impl Random {
         ((u64::from(self.word()) * u64::from(bound)) >> 32) as u32
     }
 
-    /// From `from` up to `to`, inclusive.
+    /// A number between `from` and `to`, both inclusive.
     fn range(&mut self, from: u32, to: u32) -> u32 {
         from + self.below(to - from + 1)
     }
@@ -59,7 +60,7 @@ fn word(plane: &mut Plane, key: FlowKey) -> Option<Word> {
     flows.iter().find(|flow| flow.key == key).map(|it| it.word)
 }
 
-/// Where others than the first address of the client connect from: four of them.
+/// Four further addresses of the client, from which others than its first address connect.
 fn source(number: usize) -> IpAddr {
     Ipv4Addr::new(10, 77, 0, 100 + (number % 4) as u8).into()
 }

@@ -1,4 +1,4 @@
-//! Packets that do not belong to a flow, made by chance.
+//! Random packets that do not belong to a flow.
 
 use etherparse::{PacketBuilder, TcpHeader};
 use twheel_common::{
@@ -10,7 +10,7 @@ use twheel_tests::plane::{ACK, FIN, Plane, RST, SYN};
 
 use crate::{Random, put, word};
 
-/// A segment of the connection of a client; `back`: the server's.
+/// A segment of a client's connection; `back`: sent by the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
     pub client: u32,
@@ -48,7 +48,7 @@ impl Packet {
     }
 }
 
-/// Where the frame of a [`Packet`] has its flags and its checksum.
+/// Offsets of the flags and the checksum in the frame of a [`Packet`].
 const FLAGS: usize = 47;
 const CHECKSUM: usize = 50;
 
@@ -56,12 +56,12 @@ const CHECKSUM: usize = 50;
 #[derive(Clone, Copy)]
 pub struct Live {
     pub client: u32,
-    /// What the client sends next, and what the server does.
+    /// The next sequence numbers of the client and of the server.
     pub next: [u32; 2],
 }
 
 impl Live {
-    /// A handshake, by way of a simultaneous open or not.
+    /// Opens a connection, with a simultaneous open or without.
     pub fn open(plane: &mut Plane, client: u32, first: [u32; 2], simultaneous: bool) -> Self {
         let mut live = Self {
             client,
@@ -98,19 +98,19 @@ impl Live {
         }
     }
 
-    /// What the client sends comes in, and what the server sends goes out.
+    /// The client's packets come in, and the server's go out.
     pub fn put(&self, plane: &mut Plane, packet: Packet) {
         put(plane, &packet.frame(), packet.back);
     }
 
-    /// Data, acknowledging all that the other side has sent.
+    /// Sends data that acknowledges all that the other side has sent.
     pub fn say(&mut self, plane: &mut Plane, back: bool, data: usize) {
         let seq = self.next[usize::from(back)];
         self.put(plane, self.packet(back, ACK, seq, data));
         self.next[usize::from(back)] = seq.wrapping_add(data as u32);
     }
 
-    /// The end of one side.
+    /// Sends the FIN of one side.
     pub fn finish(&mut self, plane: &mut Plane, back: bool) {
         let seq = self.next[usize::from(back)];
         self.put(plane, self.packet(back, FIN | ACK, seq, 0));
@@ -122,19 +122,20 @@ impl Live {
         parse(packet.frame().as_slice()).unwrap().key
     }
 
-    /// State and latest packet, which are what the deadline follows from; and where each side has got to.
+    /// Its state and the time of its latest packet, which determine the deadline, and its
+    /// generation.
     pub fn fate(&self, plane: &mut Plane) -> Option<(Seen, u32, u16)> {
         let word = word(plane, self.key())?;
         Some((word.seen(), word.stamp(), word.generation()))
     }
 }
 
-/// How far a RST or FIN may lie from what its sender has sent: docs/states.md.
+/// How far the number of a RST or FIN may be from its sender's next one: docs/states.md.
 pub const WINDOW: u32 = 1 << 18;
-/// How far an acknowledgment may lie behind what the other side has sent, and ahead of it.
+/// How far an acknowledgment may be behind the other side's next number, and how far ahead of it.
 pub const ACKNOWLEDGED: [u32; 2] = [1 << 26, 1 << 20];
 
-/// A sequence number outside the window, on either side and as near as one: so much ahead.
+/// A distance that is out of the window on either side, sometimes by one.
 fn outside(random: &mut Random) -> u32 {
     match random.below(4) {
         0 => WINDOW + 1,
@@ -144,7 +145,7 @@ fn outside(random: &mut Random) -> u32 {
     }
 }
 
-/// An acknowledgment of what was never sent, or long ago: so much ahead.
+/// The distance of an acknowledgment of data that was never sent, or was sent long ago.
 pub fn never_sent(random: &mut Random) -> u32 {
     let [behind, ahead] = ACKNOWLEDGED;
     match random.below(3) {
@@ -154,7 +155,8 @@ pub fn never_sent(random: &mut Random) -> u32 {
     }
 }
 
-/// What does not belong to a live flow, and is to change nothing: the frame, and whether it goes out.
+/// A packet that does not belong to a live flow and must change nothing: the frame, and whether it
+/// goes out.
 pub fn hostile(random: &mut Random, live: &Live) -> (Vec<u8>, bool) {
     let back = random.coin();
     let [mine, theirs] = if back {
@@ -175,7 +177,7 @@ pub fn hostile(random: &mut Random, live: &Live) -> (Vec<u8>, bool) {
         0 => packet.flags = RST,
         1 => packet.flags = RST | ACK,
         2 => {
-            // Old, be it by one.
+            // An old one, sometimes by one byte only.
             packet.flags = RST | ACK;
             packet.seq = mine.wrapping_sub(random.range(1, 1 << 30));
         }
@@ -185,7 +187,7 @@ pub fn hostile(random: &mut Random, live: &Live) -> (Vec<u8>, bool) {
             packet.seq = mine.wrapping_sub(random.below(WINDOW));
             packet.ack = theirs.wrapping_add(never_sent(random));
         }
-        // The beginning of another connection, or of the same; with the right numbers, too.
+        // The beginning of another connection, or of this one; sometimes with the right numbers.
         5 => (packet.flags, packet.seq) = (SYN, random.choose(&[mine, packet.seq])),
         6 => (packet.flags, packet.seq) = (SYN | ACK, random.choose(&[mine, packet.seq])),
         _ => {
@@ -202,6 +204,6 @@ pub fn hostile(random: &mut Random, live: &Live) -> (Vec<u8>, bool) {
     if random.below(4) == 0 {
         frame[CHECKSUM] ^= 1 << random.below(8);
     }
-    // It comes in by either way, whoever is said to have sent it.
+    // It comes in or goes out, whoever its sender seems to be.
     (frame, random.coin())
 }

@@ -1,4 +1,4 @@
-//! A source that has too much of the table gives way.
+//! An over-quota source makes room for others.
 
 use std::{
     array,
@@ -24,26 +24,28 @@ use twheel_tests::{
 
 use crate::{Random, put};
 
-/// A table of 64, of which a source may hold 16.
+/// A table for 64 flows, of which a source may hold 16.
 struct Shared {
     plane: Plane,
     shares: Reader,
     calls: RingBuf<MapData>,
 }
 
-/// A client of the address with this number: [`frame`] gives each 50,000 clients one.
+/// A client with the address of this number: [`frame`] gives 50,000 clients one address.
 fn other(number: u32) -> u32 {
     50_000 * (1 + number)
 }
 
-/// Secrets that each test of shares is tried with; they are drawn anew each time.
+/// How many secrets each of these tests tries; they are drawn anew each time.
 const SECRETS: usize = 8;
 
-/// The same whatever the secret of the table's hash is, which says where flows stand and so which are looked at when room is
-/// wanted. `TWHEEL_SEED` gives the same secrets again.
+/// Runs a test with several secrets of the table's hash, which determine where flows are stored and
+/// so which are inspected for eviction. The result must not depend on the secret. `TWHEEL_SEED`
+/// gives the same secrets again.
 ///
-/// With one exception: where all 32 places of a newcomer are taken, a flow there goes or the newcomer is refused, and the table
-/// counts it in `window_full`. What fails then proves nothing, and is tried with another secret.
+/// There is one exception: if a newcomer's whole window is taken, a flow in it is evicted or the
+/// newcomer is refused, and the table counts that in `window_full`. A failure then proves nothing,
+/// and the test is repeated with another secret.
 fn for_any_secret(test: impl Fn(&mut Shared)) {
     let seed = std::env::var("TWHEEL_SEED").map_or_else(
         |_| RandomState::new().hash_one(()),
@@ -66,7 +68,10 @@ fn for_any_secret(test: impl Fn(&mut Shared)) {
                 resume_unwind(panic);
             }
         }
-        assert!(full <= 2, "of {tried} tables {full} had a window full");
+        assert!(
+            full <= 2,
+            "{full} tables had a full window, beside {tried} good ones"
+        );
     }
 }
 
@@ -76,8 +81,9 @@ impl Shared {
             max_flows: 64,
             share: true,
             one_way: false,
-            // Established flows outlive the test, closed ones are gone before what was counted is forgotten. What is half-open
-            // has its turn before what is established, as by default: so it is looked at first wherever it stands.
+            // Established flows outlive the test; closed ones end before the counts of sources are
+            // forgotten. Half-open flows have an earlier deadline than established ones, as by
+            // default, so eviction inspects them first wherever they are.
             timeout: 600_000,
             close: 5_000,
             syn_sent: Some(120_000),
@@ -100,7 +106,7 @@ impl Shared {
         self.plane.receive(&frame(client, false, ACK));
     }
 
-    /// How often the loader was called since this was last asked.
+    /// How often the running twheel was called since the last question.
     fn calls(&mut self) -> usize {
         let mut calls = 0;
         while let Some(record) = self.calls.next() {
@@ -114,7 +120,7 @@ impl Shared {
         self.shares.read().unwrap().into_iter().map(of).collect()
     }
 
-    /// Flows in the table, by the addresses of their clients.
+    /// The number of flows in the table, by the address of their client.
     fn clients(&mut self) -> HashMap<IpAddr, u32> {
         let mut clients = HashMap::new();
         for flow in self.plane.plane().flows().unwrap().iter() {
@@ -125,7 +131,7 @@ impl Shared {
         clients
     }
 
-    /// Of the source with too many, and of all others.
+    /// The number of flows of the over-quota source, and of all others.
     fn held(&mut self) -> [u32; 2] {
         let clients = self.clients();
         let hog = clients.get(&HOG_IP).copied().unwrap_or(0);
@@ -146,9 +152,14 @@ fn a_source_with_too_much_makes_room_for_others_down_to_its_share() {
             it.plane.pass(1);
             it.establish(client);
         }
-        assert_eq!((it.held(), it.calls()), ([56, 8], 0), "not full yet");
+        assert_eq!(
+            (it.held(), it.calls()),
+            ([56, 8], 0),
+            "the table was not full yet"
+        );
 
-        // Nobody has counted yet: it is refused, and the loader is called, once a second.
+        // The sources were not counted yet: newcomers are refused, and the running twheel is called
+        // once a second.
         for number in 100..110 {
             it.establish(other(number));
         }
@@ -161,11 +172,15 @@ fn a_source_with_too_much_makes_room_for_others_down_to_its_share() {
         let refused = it.plane.count(Counter::TableFull);
         for number in 100..140 {
             it.establish(other(number));
-            // It asks for more all the while.
+            // The over-quota source keeps asking for more.
             it.plane.receive(&frame(1_000 + number, false, SYN));
         }
         assert_eq!(it.held(), [16, 48]);
-        assert_eq!(it.plane.count(Counter::TableFull), refused + 40, "its own");
+        assert_eq!(
+            it.plane.count(Counter::TableFull),
+            refused + 40,
+            "flows of the over-quota source that were refused"
+        );
         let events = it.plane.drain();
         let of_hog = |event: &Event| {
             let ends = [Direction::FromLow, Direction::FromHigh].map(|it| event.key.sender(it));
@@ -173,13 +188,13 @@ fn a_source_with_too_much_makes_room_for_others_down_to_its_share() {
         };
         assert_eq!(events.iter().filter(|event| of_hog(event)).count(), 40);
         assert_eq!(events.len(), 40);
-        // Those first that were idle for longest.
+        // The flows that were idle longest go first.
         assert!(events.is_sorted_by_key(|event| event.at - u64::from(event.idle)));
         for counter in [Counter::Evicted, Counter::OverShare] {
             assert_eq!(it.plane.count(counter), 40);
         }
 
-        // It keeps its share.
+        // The source keeps its quota.
         for number in 200..220 {
             it.establish(other(number));
         }
@@ -191,7 +206,7 @@ fn a_source_with_too_much_makes_room_for_others_down_to_its_share() {
         it.establish(other(200));
         assert_eq!(it.held(), [16, 48]);
         it.plane.pass(700_000);
-        assert_eq!(it.plane.step().len(), 64, "making room has broken a list");
+        assert_eq!(it.plane.step().len(), 64, "an eviction has broken a list");
         assert_eq!(it.plane.count(Counter::Orphans), 0);
     });
 }
@@ -206,7 +221,8 @@ fn a_source_with_too_much_evicts_nobody_elses_flows() {
             it.establish(other(number));
         }
         assert_eq!(it.read(), [(HOG_IP.to_string(), 56, true)]);
-        // In the place of eight established flows as many that are half-open, which go for anybody else.
+        // Eight half-open flows take the places of eight established ones; any other source may
+        // evict them.
         for number in 0..8 {
             it.plane.receive(&frame(other(number), false, RST));
         }
@@ -222,12 +238,16 @@ fn a_source_with_too_much_evicts_nobody_elses_flows() {
         assert_eq!(it.held(), [56, 8]);
         assert_eq!(it.plane.count(Counter::TableFull), refused + 50);
         it.plane.receive(&frame(other(50), false, SYN));
-        assert_eq!(it.plane.drain().len(), 1, "one of those, for another");
+        assert_eq!(
+            it.plane.drain().len(),
+            1,
+            "another source evicts one half-open flow"
+        );
         assert_eq!(it.held(), [56, 8]);
 
         it.plane.pass(LASTS * 1_000);
         it.plane.receive(&frame(3_000, false, SYN));
-        assert_eq!(it.held(), [57, 7], "what was counted is forgotten");
+        assert_eq!(it.held(), [57, 7], "the counts were not forgotten");
     });
 }
 
@@ -244,7 +264,7 @@ fn what_was_counted_is_soon_forgotten() {
         assert_eq!(it.held(), [63, 1]);
         it.plane.pass(1);
         it.establish(other(1));
-        assert_eq!(it.held(), [63, 1], "believed for too long");
+        assert_eq!(it.held(), [63, 1], "the counts were used too long");
         assert_eq!(it.calls(), 2);
         assert_eq!(it.read(), [(HOG_IP.to_string(), 63, false)]);
         it.establish(other(1));
@@ -252,7 +272,7 @@ fn what_was_counted_is_soon_forgotten() {
     });
 }
 
-/// A flow that has made room is not over: its next packet comes, from either end.
+/// The connection of an evicted flow goes on: its next packet comes, from either end.
 #[test]
 fn who_has_lost_a_flow_does_not_get_it_back_as_nobodys() {
     for_any_secret(|it| {
@@ -269,9 +289,9 @@ fn who_has_lost_a_flow_does_not_get_it_back_as_nobodys() {
             it.plane.send(&frame(client, true, ACK));
             it.plane.receive(&frame(client, false, ACK));
         }
-        assert_eq!(it.held(), [34, 30], "for its own it has made no room");
+        assert_eq!(it.held(), [34, 30], "the source got evicted flows back");
         assert_eq!(it.plane.drain().len(), 30);
-        // Where there is room they come back, and count.
+        // When there is room again, they return and count.
         it.plane.pass(LASTS * 1_000);
         for number in 0..30 {
             it.plane.receive(&frame(other(number), false, RST));
@@ -287,7 +307,7 @@ fn who_has_lost_a_flow_does_not_get_it_back_as_nobodys() {
         held.sort_by_key(|(_, flows, _)| *flows);
         let both = [("192.0.2.1", 30, true), (&HOG_IP.to_string(), 64, false)];
         let both = both.map(|(source, flows, is_new)| (source.to_owned(), flows, is_new));
-        assert_eq!(held, both, "both ends of what was picked up");
+        assert_eq!(held, both, "picked-up flows count for both ends");
     });
 }
 

@@ -1,10 +1,10 @@
-//! Packets by name, and the fate of each.
+//! Named packets, and the verdict for each.
 
 use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader};
 use twheel_common::counter::Counter;
 use twheel_tests::plane::{ACK, FIN, RST, SYN};
 
-/// Makes frames, each of a flow of its own.
+/// Makes frames; each is of a flow of its own.
 pub struct Frames(pub u16);
 
 impl Frames {
@@ -58,7 +58,7 @@ impl Frames {
         frame
     }
 
-    /// TCP in IPv4 with one byte, or several, of another value.
+    /// A TCP frame with these bytes at this offset.
     fn set(&mut self, v6: bool, at: usize, bytes: &[u8]) -> Vec<u8> {
         let mut frame = self.tcp(v6);
         frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -74,7 +74,7 @@ impl Frames {
         frame
     }
 
-    /// TCP in IPv4 behind so many bytes of options, and a length to fit.
+    /// A TCP frame over IPv4 with these IP options; the length fields fit.
     pub fn ip_options(&mut self, options: &[u8]) -> Vec<u8> {
         let mut frame = self.tcp(false);
         frame.splice(34..34, options.iter().copied());
@@ -84,7 +84,8 @@ impl Frames {
         frame
     }
 
-    /// TCP in IPv4 behind an authentication header, which says what is next, and a length to fit.
+    /// A TCP frame over IPv4 with an authentication header, which names the next header; the length
+    /// fields fit.
     pub fn authenticated(&mut self, next: u8, header: &[u8]) -> Vec<u8> {
         let mut frame = self.tcp(false);
         frame.splice(34..34, header.iter().copied());
@@ -95,7 +96,7 @@ impl Frames {
         frame
     }
 
-    /// TCP in IPv6 behind extension headers, and a length to fit.
+    /// A TCP frame over IPv6 with extension headers; the length fields fit.
     pub fn chain(&mut self, chain: &[(u8, &[u8])]) -> Vec<u8> {
         let mut frame = self.tcp(true);
         let tcp = frame.split_off(54);
@@ -115,24 +116,25 @@ impl Frames {
 
 /// An extension header of 8 bytes.
 pub const EIGHT: &[u8] = &[0; 8];
-/// Fragment headers, each but for the number of the next: the first, a middle one, the last, the only one.
+/// Fragment headers without the number of the next header: the first fragment, a middle one, the
+/// last, the only one.
 pub const FIRST: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 9];
 const MIDDLE: &[u8] = &[0, 0, 0, 0x41, 0, 0, 0, 9];
 const LAST: &[u8] = &[0, 0, 0, 0x80, 0, 0, 0, 9];
 const ATOMIC: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 9];
-/// RFC 4302: 24 bytes.
+/// An authentication header of 24 bytes (RFC 4302).
 pub const AUTHENTICATION: &[u8] = &[
     0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// What each is, and what becomes of it.
+/// The name of each packet, the packet, and its verdict.
 pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
     use Counter::{BadFlags, Created, Fragment, Malformed, NoFlow, NotIp, NotTracked, Truncated};
     let mut all = Vec::new();
     let f = &mut Frames(1_000);
     let mut is = |name, frame, fate| all.push((name, frame, fate));
 
-    // Options of TCP are nobody's business but for one, and that is where it is looked for.
+    // The parser needs one TCP option only, and looks for it in one place.
     is(
         "an option of length 0",
         f.tcp_with(false, ACK, &[2, 0, 0, 0], b""),
@@ -190,7 +192,7 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
         Malformed,
     );
 
-    // Tags.
+    // VLAN tags.
     is("802.1Q", f.tagged(&[0x8100]), Created);
     is("802.1Q twice", f.tagged(&[0x8100, 0x8100]), Created);
     is("802.1ad", f.tagged(&[0x88a8]), Created);
@@ -210,23 +212,23 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
         Truncated,
     );
 
-    // Fragments, which nobody puts together here: the first has the ports, and what the others say of ports is
-    // not believed.
+    // Fragments, which are not reassembled here: the first has the ports, and the others' bytes are
+    // not taken for ports.
     is("a first fragment", f.set(false, 20, &[0x20, 0]), Created);
     is("a middle one", f.set(false, 20, &[0x20, 9]), Fragment);
     is("the last one", f.set(false, 20, &[0, 9]), Fragment);
     is(
-        "one that overlaps the ports",
+        "a fragment that overlaps the ports",
         f.set(false, 20, &[0x20, 1]),
         Fragment,
     );
     is(
-        "one beyond 64 KiB",
+        "a fragment beyond 64 KiB",
         f.set(false, 20, &[0x1f, 0xff]),
         Fragment,
     );
     is(
-        "not to be fragmented, and one",
+        "a fragment that must not be fragmented",
         f.set(false, 20, &[0x60, 0]),
         Created,
     );
@@ -238,7 +240,7 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
     is("IPv6: a middle one", f.chain(&[(44, MIDDLE)]), Fragment);
     is("IPv6: the last one", f.chain(&[(44, LAST)]), Fragment);
     is(
-        "IPv6: one that overlaps the ports",
+        "IPv6: a fragment that overlaps the ports",
         f.chain(&[(44, &[0, 0, 0, 9, 0, 0, 0, 9])]),
         Fragment,
     );
@@ -397,14 +399,14 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
         Malformed,
     );
     is(
-        "IPv6: all there can be",
+        "IPv6: the longest packet",
         f.set(true, 18, &[255, 255]),
         Created,
     );
     is("a data offset of 4", f.set(false, 46, &[0x40]), Malformed);
     is("one of 0", f.set(true, 66, &[0]), Malformed);
     is(
-        "one beyond the packet",
+        "a length beyond the packet",
         f.set(false, 46, &[0xf0]),
         Malformed,
     );
@@ -420,7 +422,7 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
         is(name, frame, fate);
     }
 
-    // What contradicts itself, or means nothing.
+    // Packets that contradict themselves, or mean nothing.
     is("version 5", f.set(false, 14, &[0x55]), Malformed);
     is("version 6 in IPv4", f.set(false, 14, &[0x65]), Malformed);
     is("version 4 in IPv6", f.set(true, 14, &[0x45]), Malformed);
@@ -449,7 +451,7 @@ pub fn named() -> Vec<(&'static str, Vec<u8>, Counter)> {
     is("FIN alone", f.tcp_with(false, FIN, &[], b""), BadFlags);
     is("a RST of nothing", f.tcp_with(false, RST, &[], b""), NoFlow);
     is(
-        "a FIN of nothing",
+        "a FIN without an ACK",
         f.tcp_with(true, FIN | ACK, &[], b""),
         NoFlow,
     );

@@ -1,5 +1,5 @@
-//! Hostile packets at the loaded programs: what becomes of each is what the host's parser says, or what its name
-//! says; and each counts once.
+//! Hostile packets at the loaded programs: the verdict for each is the one that the host's parser
+//! gives, or the one that goes with its name; and each packet counts once.
 #![allow(missing_docs)]
 
 mod frames;
@@ -10,7 +10,7 @@ mod watch;
 
 use std::io::Write;
 
-/// To the terminal, also where `cargo test` keeps to itself what a test prints.
+/// Prints to the terminal, even if `cargo test` captures the output of a test.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Mutated packets, and headers in another buffer.
+//! Mutated packets, and packets whose headers are in two buffers.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ fn the_programs_and_the_host_agree_on_mutated_packets() {
                 *fates.entry(fate.name()).or_default() += 1;
             }
         }
-        // All there is, and not just once.
+        // Every verdict occurs, and not just once.
         for fate in [
             Counter::Touched,
             Counter::Created,
@@ -52,7 +52,7 @@ fn the_programs_and_the_host_agree_on_mutated_packets() {
     }
 }
 
-/// The kernel's `xdp_md`, of which a test run takes where the linear part ends.
+/// The kernel's `xdp_md`, from which a test run takes the length of the linear part.
 #[repr(C)]
 struct Linear {
     data: u32,
@@ -70,7 +70,8 @@ fn headers_in_another_buffer_are_called_truncated() {
         if random.once_in(2) {
             damage(&mut random, &mut frame);
         }
-        // A driver's first buffer: some of the packet, and the rest in the next.
+        // As drivers may do it, the first buffer has a part of the packet, and the next one the
+        // rest.
         frame.resize(frame.len().max(LEAST) + 1 + random.below(5_000), 7);
         let linear = LEAST + random.below(frame.len().min(160) - LEAST);
         let context = Linear {
@@ -78,7 +79,7 @@ fn headers_in_another_buffer_are_called_truncated() {
             end: linear as u32,
             rest: [0; 4],
         };
-        // SAFETY: plain words without padding, and the slice ends with the value.
+        // SAFETY: plain words without padding; the slice is not used after the value.
         let context = unsafe {
             std::slice::from_raw_parts((&raw const context).cast::<u8>(), size_of::<Linear>())
         };
@@ -92,7 +93,7 @@ fn headers_in_another_buffer_are_called_truncated() {
             Ok(result) => result,
             Err(_) if watch.sent == 0 => {
                 return twheel_tests::skipped(
-                    "packets in parts: this kernel's test runs have none",
+                    "packets in several buffers: this kernel's test runs do not have them",
                 );
             }
             Err(error) => panic!("{error}"),

@@ -1,4 +1,4 @@
-//! Packets meet the fate that their names say.
+//! Each named packet gets the verdict that goes with its name.
 
 use twheel_common::counter::Counter;
 use twheel_tests::plane::ACK;
@@ -64,7 +64,7 @@ fn tags_tell_flows_apart_and_a_priority_does_not() {
 fn cut_at_every_byte_a_packet_is_truncated_until_its_header_is_there() {
     let f = &mut Frames(1_000);
     let stamped = [1, 1, 8, 10, 0, 0, 0, 7, 0, 0, 0, 9];
-    // Where the header ends that it takes: of options nothing is needed.
+    // The length of the headers that the parser needs: it needs no options.
     let all = [
         (f.tcp(false), 54),
         (f.tcp(true), 74),

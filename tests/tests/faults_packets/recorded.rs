@@ -13,10 +13,10 @@ use crate::{
     watch::{LONGEST, PROGRAMS, WANTED, Watch},
 };
 
-/// The folder with captures, searched through and through.
+/// The folder with captures, which is searched recursively.
 const FOLDER: &str = "TWHEEL_CAPTURES";
 
-/// The frames of a capture, of whatever link type, as far as it can be read.
+/// The frames of a capture of any link type, as far as it can be read.
 fn frames(path: &Path) -> Result<Vec<Vec<u8>>> {
     let file = fs::File::open(path)?;
     let mut frames = Vec::new();
@@ -48,7 +48,8 @@ fn frames(path: &Path) -> Result<Vec<Vec<u8>>> {
     }
 }
 
-/// Those of the corpus, and of a folder if one is given. What is not Ethernet is taken for it: hostile enough.
+/// The packets of the corpus, and of a folder if one is given. Frames that are not Ethernet are
+/// taken for it, which makes them hostile.
 #[test]
 fn recorded_packets_meet_the_fate_that_the_host_says() -> Result<()> {
     let mut recorded: Vec<_> = corpus::kept()
@@ -87,7 +88,7 @@ fn recorded_packets_meet_the_fate_that_the_host_says() -> Result<()> {
             }
         }
         let sent = watch.sent;
-        anyhow::ensure!(sent > 20, "{program:?}: {sent} packets only");
+        anyhow::ensure!(sent > 20, "{program:?}: only {sent} packets");
         let flows = watch.end();
         say(&format!(
             "{program:?}: {sent} packets of the corpus and of {} files, {flows} flows",

@@ -1,4 +1,4 @@
-//! A program that is watched: what it said of a packet, beside what the host says.
+//! A program under observation: its verdict on a packet, beside the host's.
 
 use std::collections::HashMap;
 
@@ -18,18 +18,20 @@ pub enum Program {
 }
 
 pub const PROGRAMS: [Program; 2] = [Program::Xdp, Program::Egress];
-/// No test run has less: an Ethernet header.
+/// The least data of a test run: an Ethernet header.
 pub const LEAST: usize = 14;
-/// As much as the buffers of a packet hold.
+/// The most that the buffers of a packet hold.
 pub const LONGEST: usize = 65_000;
-/// What a test run puts into a packet's first buffer: a page, less what XDP and the stack have in it. Of the rest an
-/// XDP program sees nothing, so where no header says how long the packet is, so much of it counts.
+/// What a test run puts into a packet's first buffer: a page, less what XDP and the stack reserve
+/// in it. An XDP program sees nothing of the rest. So if no header gives the packet's length, this
+/// much is counted.
 const FIRST_BUFFER: usize = 4096 - 256 - 320;
-/// What fits a page beside the buffer's own: no test run of a TC program has more.
+/// What fits into a page beside the buffer's own data: a test run of a TC program takes no more.
 const PAGE: usize = 3_500;
 
 impl Program {
-    /// Whether the kernel runs it on this: a test run of a TC program must have an IP header where one is announced.
+    /// Whether the kernel runs the program on this frame: a test run of a TC program must have an
+    /// IP header if the EtherType announces one.
     pub fn takes(self, frame: &[u8]) -> bool {
         let network = match frame.get(12..LEAST) {
             Some([0x08, 0x00]) => 20,
@@ -41,7 +43,7 @@ impl Program {
     }
 }
 
-/// A loaded program, and what it should have counted and noted.
+/// A loaded program, and what it should have counted and stored.
 pub struct Watch {
     pub plane: Plane,
     pub program: Program,
@@ -50,13 +52,13 @@ pub struct Watch {
     pub flows: HashMap<FlowKey, Account>,
 }
 
-/// What these planes ask of a packet.
+/// The parser's options in these tests.
 pub const WANTED: Wanted = Wanted {
     protocols: Protocols(7),
     timing: false,
     vlans: true,
 };
-/// And how they see it.
+/// The view of the data planes.
 const VIEW: View = View {
     one_way: true,
     strict: false,
@@ -82,7 +84,8 @@ impl Watch {
         }
     }
 
-    /// What the host makes of a frame of which so much can be reached, and notes of its flow.
+    /// The verdict of the host's parser for a frame of which only these bytes can be read; records
+    /// the flow.
     pub fn foresee(&mut self, reached: &[u8]) -> Counter {
         let segment = match parse_any(reached, WANTED) {
             Ok(segment) => segment,
@@ -107,14 +110,14 @@ impl Watch {
         }
     }
 
-    /// Those of no interface in particular: here, all.
+    /// The counters of no interface in particular, which here have all packets.
     fn counters(&mut self) -> Counters {
         let map = self.plane.plane().map("COUNTERS").unwrap();
         let map = PerCpuArray::<_, Counters>::try_from(map).unwrap();
         Counters::sum(map.get(&0, 0).unwrap().iter())
     }
 
-    /// What became of the packet that was sent just now: exactly one verdict, once.
+    /// The verdict for the packet that was just sent: exactly one verdict, counted once.
     pub fn fate(&mut self) -> Counter {
         let now = self.counters();
         let moved: Vec<_> = Counter::VERDICTS
@@ -129,7 +132,7 @@ impl Watch {
         fate
     }
 
-    /// Sends a frame; what became of it is what the host says, and that is returned.
+    /// Sends a frame, checks that its verdict is the host's, and returns the verdict.
     pub fn send(&mut self, frame: &[u8]) -> Counter {
         match self.program {
             Program::Xdp => self.plane.receive(frame),
@@ -145,8 +148,9 @@ impl Watch {
         fate
     }
 
-    /// As many verdicts as packets; and what ends has the host's keys, byte for byte, and of each and each direction
-    /// its packets and bytes. Returns how many flows.
+    /// Checks that there were as many verdicts as packets, and that the ended flows have the host's
+    /// keys, byte for byte, with its packets and bytes for each direction. Returns the number of
+    /// flows.
     pub fn end(mut self) -> usize {
         let counters = self.plane.counters();
         let verdicts = Counter::VERDICTS.into_iter();

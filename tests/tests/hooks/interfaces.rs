@@ -1,4 +1,4 @@
-//! Interfaces of other kinds, and those that go.
+//! Interfaces of other kinds, and interfaces that disappear.
 
 use std::{thread, time::Instant};
 
@@ -39,7 +39,7 @@ fn interfaces_without_a_link_layer_header_are_attached_by_tcx() -> Result<()> {
         stop(twheel)?;
         host.check_clean("tun0")?;
     }
-    // Of CAN.
+    // 280 is the type of CAN interfaces.
     let _can = host.tun("can0", Some(280))?;
     let ended = host.twheel_once(&["run", "--iface", "can0"])?;
     ensure!(ended.code() == Some(5), "{ended:?}");
@@ -52,7 +52,7 @@ fn interfaces_without_a_link_layer_header_are_attached_by_tcx() -> Result<()> {
 fn whether_a_card_takes_out_vlan_tags_is_known() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    // As veth does, and loopback does not.
+    // As veth interfaces do; the loopback interface does not.
     pair.server.enter(|| {
         ensure!(strips_vlan_tags(SERVER));
         ensure!(!strips_vlan_tags("lo"));

@@ -1,4 +1,5 @@
-//! By which hook packets are seen, beside what others have attached: native XDP, TCX, clsact; and in which order.
+//! Which hook sees the packets (native XDP, TCX or clsact) beside programs of others, and in which
+//! order.
 
 mod interfaces;
 mod order;
@@ -18,7 +19,7 @@ use twheel_tests::{
     tc::{filters_of, has_qdisc},
 };
 
-/// Flows of UDP, of which each packet is counted, and none are sent but those that are meant.
+/// Tracks UDP flows, so each packet is counted, and no packets are sent but those of the test.
 const RUN: [&str; 8] = [
     "--iface",
     SERVER,
@@ -59,18 +60,18 @@ fn check_clean(host: &Namespace) -> Result<()> {
     host.check_clean(SERVER)?;
     for way in ["ingress", "egress"] {
         let found = filters_of(host, SERVER, way)?;
-        ensure!(found.is_empty(), "left: {way}: {found:?}");
+        ensure!(found.is_empty(), "filters are left: {way}: {found:?}");
     }
     ensure!(!has_qdisc(host, SERVER)?, "the qdisc is left");
     Ok(())
 }
 
-/// The programs at TCX of the server, in order.
+/// The TCX programs of the server, in order.
 fn programs(host: &Namespace, way: Way) -> Result<Vec<u32>> {
     host.enter(|| Ok(tcx::programs(if_nametoindex(SERVER)?, way)?))
 }
 
-/// What a run has pinned of this name.
+/// Whether a run has pinned something under this name.
 fn has_pin(host: &Namespace, name: &str) -> Result<bool> {
     Ok(host.pins()?.iter().any(|it| it.ends_with(name)))
 }

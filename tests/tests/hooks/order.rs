@@ -1,4 +1,4 @@
-//! Where it stands among the programs of others.
+//! twheel's place among the programs of others.
 
 use std::{fs, os::fd::OwnedFd};
 
@@ -16,14 +16,14 @@ use twheel_tests::{
 
 use crate::{detach, programs, start, stop};
 
-/// The name of a program of somebody else's.
+/// The name of somebody else's program.
 const GUARD: &str = "guard";
-/// What a run says of a program of an earlier run's that stands elsewhere than it is to stand.
+/// What a run reports about an earlier run's program that is not in its place.
 const MOVED: &str = "moved for --order";
-/// A port of the server's of which it lets no datagram in or out.
+/// A port of the server; the guard drops its datagrams in both directions.
 const GUARDED: u16 = 5001;
 
-/// A program of somebody else's in both directions, by TCX.
+/// Attaches somebody else's TCX program in both directions.
 pub fn guard(host: &Namespace) -> Result<([Other; 2], [OwnedFd; 2])> {
     let guards = [
         Other::classifier(GUARD, TO, GUARDED)?,
@@ -36,23 +36,27 @@ pub fn guard(host: &Namespace) -> Result<([Other; 2], [OwnedFd; 2])> {
     Ok((guards, links))
 }
 
-/// How many of three datagrams out and two in are counted that the guard drops.
+/// Sends three datagrams out and two in that the guard drops. Returns how many of them were
+/// counted.
 fn seen_of_dropped(pair: &Pair) -> Result<(u64, u64)> {
     let wire = Wire::new(pair, GUARDED)?;
     let before = wire.counted(&pair.server)?;
     for _ in 0..3 {
-        // The sender may be told that it is dropped.
+        // The sender may get an error, since the packet is dropped.
         let _ = wire.server.send(b"!");
     }
     for _ in 0..2 {
         wire.client.send(b"!")?;
     }
-    // Behind them, what nobody drops.
+    // Datagrams behind them that no program drops.
     Wire::new(pair, 6001)?.talk(1, 1)?;
     wire.client.set_nonblocking(true)?;
     wire.server.set_nonblocking(true)?;
     for socket in [&wire.client, &wire.server] {
-        ensure!(socket.recv(&mut [0]).is_err(), "it was let through");
+        ensure!(
+            socket.recv(&mut [0]).is_err(),
+            "the datagram was not dropped"
+        );
     }
     let after = wire.counted(&pair.server)?;
     Ok((after.0 - before.0, after.1 - before.1))
@@ -72,7 +76,7 @@ fn it_stands_where_it_is_told_to_among_others_at_tcx() -> Result<()> {
         (Some("last"), [false, false]),
         (Some("before:guard"), [true, true]),
         (Some("after:guard"), [false, false]),
-        // That is at ingress alone.
+        // This program is at ingress only.
         (Some(&*before_id), [true, true]),
         (Some(&*format!("after:{id}")), [false, true]),
     ] {
@@ -93,7 +97,7 @@ fn it_stands_where_it_is_told_to_among_others_at_tcx() -> Result<()> {
             let ended = host.twheel_once(&["doctor", "--iface", SERVER, "--json"])?;
             let own = format!("guard (id {})", foreign[0]);
             let line = ended.lines.iter().find(|it| it.text.contains("\"TCX\""));
-            let line = &line.context("no line of TCX")?.text;
+            let line = &line.context("no finding about TCX")?.text;
             ensure!(line.contains(&own), "{line}");
             ensure!(line.contains("twheel's own twheel_ingress (id"), "{line}");
         }
@@ -104,7 +108,8 @@ fn it_stands_where_it_is_told_to_among_others_at_tcx() -> Result<()> {
     Ok(())
 }
 
-/// What somebody else's program sends elsewhere goes there, and is seen by whoever stands before that.
+/// Packets that another program redirects still go where it sends them, and twheel sees them if it
+/// is in front.
 #[test]
 fn what_is_redirected_is_seen_first_and_goes_on() -> Result<()> {
     require_root();
@@ -137,14 +142,17 @@ fn what_is_redirected_is_seen_first_and_goes_on() -> Result<()> {
         for _ in 0..2 {
             wire.client.send(b"!")?;
         }
-        // Behind them, what is not redirected.
+        // A datagram behind them that is not redirected.
         Wire::new(&pair, 6001)?.talk(1, 1)?;
         ensure!(wire.counted(host)?.1 - counted.1 == seen, "{order:?}");
-        ensure!(received()? >= before + 2, "{order:?}: not redirected");
+        ensure!(
+            received()? >= before + 2,
+            "{order:?}: the packets were not redirected"
+        );
         wire.server.set_nonblocking(true)?;
         ensure!(
             wire.server.recv(&mut [0]).is_err(),
-            "{order:?}: let through"
+            "{order:?}: the packets were not dropped"
         );
         stop(twheel)?;
     }
@@ -193,7 +201,7 @@ fn it_stands_where_it_is_told_to_among_other_peoples_filters() -> Result<()> {
         ensure!(seen == expected, "{order}: {seen:?}");
         stop(twheel)?;
     }
-    // What was left stays where it stands, unless something else is asked for.
+    // Programs of an earlier run stay in their places, unless another order is given.
     for (order, priority, moved) in [
         (&["--order", "last"][..], 51, false),
         (&[], 51, false),

@@ -1,4 +1,4 @@
-//! What is refused; what a policy needs.
+//! What a run refuses, and what a policy needs.
 
 use std::time::Duration;
 
@@ -52,14 +52,14 @@ fn what_cannot_be_is_said_in_one_sentence_and_nothing_is_attached() -> Result<()
         ensure!(programs(host, Way::Out)? == [guards[1].id], "{args:?}");
     }
     drop(links);
-    // The second cannot be, so the first is not attached.
+    // The second interface cannot be attached, so the first is not attached, either.
     let both = [&["--iface", "lo"], &reset[..]].concat();
     let ended = run_once(host, &both)?;
     ensure!(ended.code() == Some(5), "{ended:?}");
     let words =
         "lo: enforce=reset needs XDP, but incoming packets would be seen by TCX (the driver";
     ensure!(ended.stderr.contains(words), "{ended:?}");
-    // Nor if XDP is taken.
+    // Nor if another program has XDP.
     let other = Other::xdp("theirs")?;
     let _link = other.attach_xdp(host, SERVER, true)?;
     let ended = run_once(host, &reset)?;
@@ -98,15 +98,18 @@ fn a_flow_that_has_expired_is_refused_at_tcx_and_clsact() -> Result<()> {
         let twheel = Twheel::start(&pair.server, &[&args[..], &reap, &["--json"]].concat())?;
         let mut connection = pair.connect(family)?;
         connection.talk()?;
-        let line = twheel.line(PATIENCE)?.context("nothing has expired")?;
+        let line = twheel.line(PATIENCE)?.context("no flow has expired")?;
         ensure!(line.expiry()?.src == connection.name, "{}", line.text);
-        let line = twheel.line(PATIENCE)?.context("nothing was done")?;
+        let line = twheel.line(PATIENCE)?.context("no action was reported")?;
         ensure!(line.text.contains(r#""outcome":"done""#), "{}", line.text);
         ensure!(
             connection.unacknowledged(Duration::from_secs(1))? > 0,
             "acknowledged"
         );
-        ensure!(pair.server.counter("enforced_dropped")? >= 1, "not counted");
+        ensure!(
+            pair.server.counter("enforced_dropped")? >= 1,
+            "the drops were not counted"
+        );
         stop(twheel)?;
         check_clean(&pair.server)?;
     }
@@ -121,7 +124,7 @@ fn a_program_that_is_needed_later_is_loaded_then() -> Result<()> {
     let args = ["--iface", "later0", "--wait-iface"];
     let twheel = start(host, &args)?;
     ensure!(!has_pin(host, "twheel_ingress")?);
-    // A bridge has no native XDP. The run has three capabilities by now.
+    // A bridge has no native XDP. By now the run has only three capabilities.
     host.ip("link add later0 type bridge")?;
     twheel.await_stderr("later0: attached, TCX, both directions")?;
     ensure!(has_pin(host, "twheel_ingress")?);

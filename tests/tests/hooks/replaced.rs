@@ -1,4 +1,4 @@
-//! One run replaces another; what is left is cleared up.
+//! One run replaces another, and what is left over is removed.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -28,7 +28,7 @@ fn a_run_that_was_killed_is_replaced_in_place_while_packets_come_and_go() -> Res
         ensure!(twheel.kill()?.signal() == Some(9));
         wire.talk(1, 2)?;
         let (mut out, mut back) = (2, 3);
-        // By name, and as what was left.
+        // Once with the hook by name, and once with the one of the earlier run.
         for args in [&args[..], &["--egress", hook, "--keep"]] {
             let stop = AtomicBool::new(false);
             let sent = thread::scope(|scope| -> Result<usize> {
@@ -43,7 +43,7 @@ fn a_run_that_was_killed_is_replaced_in_place_while_packets_come_and_go() -> Res
                 });
                 let started = start(host, args);
                 stop.store(true, Ordering::Relaxed);
-                let sent = sender.join().expect("no panic")?;
+                let sent = sender.join().expect("the sender panicked")?;
                 let stderr = started?.kill()?.stderr;
                 let adopted = match hook {
                     "tcx" => "attached, adopted TCX",
@@ -52,7 +52,7 @@ fn a_run_that_was_killed_is_replaced_in_place_while_packets_come_and_go() -> Res
                 ensure!(stderr.contains(adopted), "{stderr}");
                 Ok(sent)
             })?;
-            ensure!(sent > 100, "only {sent} were sent meanwhile");
+            ensure!(sent > 100, "only {sent} packets were sent meanwhile");
             (out, back) = (out + sent, back + sent);
         }
         let counted = wire.counted(host)?;
@@ -77,7 +77,7 @@ fn one_hook_takes_the_place_of_another_from_run_to_run() -> Result<()> {
         ("clsact", &["egress"], 1),
         ("xdp", &["xdp", "egress"], 0),
         ("clsact", &["egress"], 1),
-        // What was left goes on.
+        // The hooks of the earlier run stay in use.
         ("auto", &["egress"], 1),
         ("tcx", &["ingress", "egress"], 0),
         ("auto", &["ingress", "egress"], 0),
@@ -99,7 +99,7 @@ fn one_hook_takes_the_place_of_another_from_run_to_run() -> Result<()> {
         let found = wire.counted(host)?;
         ensure!(found == counted, "{hook}: {found:?}, not {counted:?}");
     }
-    // No program of an earlier run is kept that this one does not need.
+    // Programs of an earlier run that this run does not need are removed.
     stop(start(host, &["--hook", "tcx", "--keep"])?)?;
     ensure!(has_pin(host, "twheel_ingress")? && !has_pin(host, "twheel_xdp")?);
     detach(host)?;
@@ -129,7 +129,7 @@ fn filters_whose_pins_somebody_has_removed_are_cleared_up() -> Result<()> {
             ensure!(wire.counted(host)? == (2, 3), "{next}");
             stop(twheel)?;
         }
-        // Nobody can tell any more whose the qdisc is.
+        // Nobody can tell any more who made the qdisc.
         tc(host, &format!("qdisc del dev {SERVER} clsact"))?;
         check_clean(host).context(next)?;
     }
@@ -171,7 +171,7 @@ fn links_left_on_what_has_another_name_by_now_are_let_go_of() -> Result<()> {
         host.ip(&format!("link set {SERVER} down"))?;
         host.ip(&format!("link set {SERVER} name other0"))?;
         host.ip(&format!("link add {SERVER} type veth peer name peer0"))?;
-        // The new one is chosen for anew.
+        // For the new interface, the hook is chosen anew.
         let twheel = start(host, &[])?;
         let stderr = twheel.stderr();
         ensure!(stderr.contains("attached, native XDP"), "{hook}: {stderr}");

@@ -1,4 +1,4 @@
-//! By which hook packets are seen, and that each sees the same.
+//! Each hook sees the same packets.
 
 use std::{
     io::{Read, Write},
@@ -27,7 +27,7 @@ fn auto_takes_native_xdp_where_it_is_free() -> Result<()> {
     let attached = "attached, native XDP, both directions";
     ensure!(twheel.stderr().contains(attached), "{}", twheel.stderr());
     ensure!(pair.server.attached(SERVER)? == ["xdp", "egress"]);
-    // What no interface needs is not loaded.
+    // Programs that no interface needs are not loaded.
     ensure!(has_pin(&pair.server, "twheel_xdp")?);
     ensure!(!has_pin(&pair.server, "twheel_ingress")?);
     let wire = Wire::new(&pair, 6000)?;
@@ -51,7 +51,7 @@ fn auto_takes_tcx_beside_the_xdp_program_of_somebody_else() -> Result<()> {
             wire.client.send(b"!")?;
             Ok(wire.server.recv(&mut [0; DROPPED])? == 1)
         };
-        ensure!(drops()?, "it does not work");
+        ensure!(drops()?, "the other program does not drop packets");
         let before = host.ip(&format!("-d link show dev {SERVER}"))?;
 
         let twheel = start(host, &[])?;
@@ -71,12 +71,12 @@ fn auto_takes_tcx_beside_the_xdp_program_of_somebody_else() -> Result<()> {
         let wire = Wire::new(&pair, 6000)?;
         wire.talk(7, 4)?;
         ensure!(wire.counted(host)? == (7, 4), "{:?}", wire.counted(host));
-        ensure!(drops()?, "it does not go on");
+        ensure!(drops()?, "the other program no longer drops packets");
         stop(twheel)?;
         host.await_attached(SERVER, &["xdp"])?;
         let after = host.ip(&format!("-d link show dev {SERVER}"))?;
         ensure!(after == before, "{after}");
-        ensure!(drops()?, "it does not go on");
+        ensure!(drops()?, "the other program no longer drops packets");
         drop(link);
         check_clean(host)?;
     }
@@ -131,7 +131,8 @@ fn each_hook_sees_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Packets that were joined, or are not cut yet, are as many as the kernel's socket counts.
+/// Joined packets, and packets that are not segmented yet, count as many as the kernel's socket
+/// counts.
 #[test]
 fn packets_that_are_joined_are_counted_as_segments() -> Result<()> {
     require_root();
@@ -149,7 +150,7 @@ fn packets_that_are_joined_are_counted_as_segments() -> Result<()> {
         while rest > 0 {
             rest -= server.read(&mut buffer)?;
         }
-        Ok(sent.join().expect("it does not panic")?)
+        Ok(sent.join().expect("the sender panicked")?)
     })?;
     let until = Instant::now() + PATIENCE;
     let [sent, _] = loop {
@@ -168,7 +169,7 @@ fn packets_that_are_joined_are_counted_as_segments() -> Result<()> {
     let touched = host.counter("touched")?;
     ensure!(
         touched < sent / 4,
-        "{touched} of {sent}: nothing was joined"
+        "{touched} of {sent}: no packets were joined"
     );
     drop(connection);
     stop(twheel)

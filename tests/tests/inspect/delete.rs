@@ -15,15 +15,15 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, end, millis, names, objects, sources, src};
+use crate::{end, millis, names, objects, sources, src};
 
 #[test]
 fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--json"])?;
-    let idle = connect(&pair, 40)?;
-    let busy = connect(&pair, 4)?;
+    let idle = pair.connect_some(40)?;
+    let busy = pair.connect_some(4)?;
     let busy_names = names(&busy);
     let busy = Busy::start(busy, Duration::ZERO);
     thread::sleep(millis(100));
@@ -38,7 +38,7 @@ fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     );
     let ended = pair.server.twheel_once(&["delete", &filter])?;
     assert!(ended.stderr.contains("1 flows deleted"), "{}", ended.stderr);
-    // Every flow is chosen, time and again.
+    // All flows are chosen again and again.
     let mut deleted = 0;
     let mut stayed = 0;
     for _ in 0..20 {
@@ -51,8 +51,8 @@ fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
         stayed += numbers.next().unwrap_or(0);
     }
     busy.stop()?;
-    assert!(stayed >= 20, "the others were chosen as well: {stayed}");
-    // A flow that begins again with a packet of the server's has the server for its initiator.
+    assert!(stayed >= 20, "the busy flows were chosen as well: {stayed}");
+    // If a flow begins again with a packet of the server, the server is its initiator.
     let client = |src: SocketAddr, dst: SocketAddr| if src.port() == PORT { dst } else { src };
     for flow in objects(&pair.server, &["flows", "--json"])? {
         let name = client(src(&flow)?, end(&flow, "dst", "dport")?);
@@ -66,16 +66,20 @@ fn a_flow_that_has_packets_is_not_deleted() -> Result<()> {
     let mut gone = BTreeSet::new();
     for expiry in &expiries {
         assert_eq!(expiry.reason, "deleted");
-        // One of these may stop for a moment, but is not deleted in the unit of the clock in which it had a packet.
+        // A busy flow may pause for a moment, but it is not deleted in the clock unit of its latest
+        // packet.
         assert!(expiry.idle > Duration::ZERO, "{expiry:?}");
         assert!(gone.insert(expiry.src) || busy_names.contains(&expiry.src));
     }
-    assert!(names(&idle).is_subset(&gone), "those that are idle, once");
+    assert!(
+        names(&idle).is_subset(&gone),
+        "not all idle flows were deleted"
+    );
     assert_eq!(twheel.stop()?.code(), Some(0));
     Ok(())
 }
 
-/// More than the ring has room for.
+/// More events than the ring holds.
 const MANY: u32 = 9000;
 
 #[test]
@@ -100,11 +104,11 @@ fn what_a_run_has_left_can_be_deleted_without_one() -> Result<()> {
     let flushed = objects(&pair.server, &flush)?;
     assert_eq!(flushed[0]["deleted"], MANY - 10);
     assert!(objects(&pair.server, &["flows", "--json"])?.is_empty());
-    // Nobody but the history was told.
+    // Only the history got the events.
     let expired = [&["expired", "--json"][..], &history].concat();
     let ended = objects(&pair.server, &expired)?;
     assert_eq!(sources(&ended)?.len(), MANY as usize);
-    assert_eq!(ended.len(), MANY as usize, "each once");
+    assert_eq!(ended.len(), MANY as usize, "not each flow once");
     let count = |reason: &str| ended.iter().filter(|it| it["reason"] == reason).count();
     assert_eq!(
         (count("deleted"), count("flushed")),

@@ -1,4 +1,4 @@
-//! `twheel flows`: what is listed.
+//! What `twheel flows` lists.
 
 use std::{collections::BTreeSet, net::SocketAddr, thread};
 
@@ -10,7 +10,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, lines, millis, names, objects, sources, src};
+use crate::{lines, millis, names, objects, sources, src};
 
 #[test]
 fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<()> {
@@ -25,9 +25,9 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         "60s",
     ];
     let twheel = Twheel::start(&pair.server, &args)?;
-    let old = connect(&pair, 5)?;
+    let old = pair.connect_some(5)?;
     thread::sleep(millis(1500));
-    let mut young = connect(&pair, 5)?;
+    let mut young = pair.connect_some(5)?;
     let half_open = pair.half_open(Family::V4)?;
     let closed = pair.connect(Family::V6)?;
     let closed_name = closed.name;
@@ -38,7 +38,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         let mut expected: BTreeSet<_> = names(&old).union(&names(&young)).copied().collect();
         expected.extend([half_open, closed_name]);
         assert_eq!(sources(&all)?, expected);
-        assert_eq!(all.len(), 12, "each once");
+        assert_eq!(all.len(), 12, "not each flow once");
         for flow in &all {
             let number = |key: &str| flow[key].as_u64().with_context(|| format!("no {key}"));
             let state = flow["state"].as_str().context("no state")?;
@@ -47,7 +47,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
                 it if it == closed_name => (assert_eq!(state, "time_wait"), 60_000).1,
                 _ => (assert_eq!(state, "established"), 60_000).1,
             };
-            // Rounded up to units of the clock, of 10 ms at most, and one more.
+            // Rounded up to clock units, of 10 ms at most, plus one.
             let sum = number("idle_ms")? + number("expires_ms")?;
             assert!((timeout..=timeout + 20).contains(&sum), "{flow}");
             assert!(number("age_ms")? >= number("idle_ms")?, "{flow}");
@@ -86,7 +86,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
             expected.iter().filter(|it| it.is_ipv6()).count()
         );
 
-        // Sorted, and the first of them.
+        // Sorted, and limited to the first of them.
         let sorted = objects(
             &pair.server,
             &[
@@ -96,7 +96,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         assert_eq!(
             sources(&sorted)?,
             names(&old),
-            "those that are idle for longest"
+            "not those that were idle longest"
         );
         let idle: Vec<_> = sorted.iter().map(|it| it["idle_ms"].as_u64()).collect();
         assert!(idle.is_sorted_by(|a, b| a >= b), "{idle:?}");
@@ -107,7 +107,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         let idle: Vec<_> = reversed.iter().map(|it| it["idle_ms"].as_u64()).collect();
         assert!(idle.is_sorted(), "{idle:?}");
 
-        // The same for people.
+        // The same as a table.
         let table = lines(&pair.server, &["flows"])?;
         assert_eq!(table.len(), 13, "{table:?}");
         for column in [
@@ -136,7 +136,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
         );
         assert!(stats[0].contains(head), "{}", stats[0]);
         if loader {
-            // What is pinned goes on being read.
+            // The pins can still be read.
             for connection in &mut young {
                 connection.talk()?;
             }
@@ -154,7 +154,7 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
     pair.server.check_clean(SERVER)
 }
 
-/// SIGKILL.
+/// Kills the run with SIGKILL.
 fn break_off(twheel: &Twheel) -> Result<()> {
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(twheel.pid() as i32),

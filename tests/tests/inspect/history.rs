@@ -1,4 +1,4 @@
-//! `twheel history`: what has ended.
+//! `twheel expired`: flows that have ended.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, lines, millis, objects, refused, src};
+use crate::{lines, millis, objects, refused, src};
 
 #[test]
 fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> {
@@ -43,13 +43,13 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         directory.path(),
     ];
     let mut told = Vec::new();
-    // Who closes a connection after its flow has ended begins another.
+    // These stay open: closing a connection after its flow has ended begins another flow.
     let mut open = Vec::new();
 
-    // Killed, stopped, and running.
+    // Three runs: one is killed, one is stopped, and one is still running.
     for round in 0..3 {
         let twheel = Twheel::start(&pair.server, &run)?;
-        open.extend(connect(&pair, 10)?);
+        open.extend(pair.connect_some(10)?);
         let expiries = twheel.expiries_until(Instant::now() + millis(900))?;
         assert_eq!(expiries.len(), 10);
         told.extend(expiries);
@@ -70,7 +70,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
             0 => drop(twheel.kill()?),
             1 => assert_eq!(twheel.stop()?.code(), Some(0)),
             _ => {
-                // Followed from before it happens.
+                // Follows from before the flows end.
                 let mut follow = follow(
                     &pair.server,
                     &[
@@ -87,7 +87,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
             }
         }
     }
-    // What is pinned is gone, and the history is still there.
+    // The pins are gone, and the history is still there.
     let ended = objects(&pair.server, &[&expired[..], &["--since", "1h"]].concat())?;
     assert_eq!(ended.len(), 31);
     assert_eq!(
@@ -107,9 +107,9 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         16
     );
     let text = lines(&pair.server, &["expired", "--history", directory.path()])?;
-    assert_eq!(text.len(), 31, "the only history here");
+    assert_eq!(text.len(), 31, "not the only history here");
     assert!(text[0].contains("expired  tcp"), "{}", text[0]);
-    // Of nobody else's business.
+    // Only its owner may read it.
     let instance = fs::read_dir(&directory.0)?
         .next()
         .context("no directory")??
@@ -123,7 +123,8 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         );
     }
 
-    // Torn in the middle of its last event, or another's altogether. Behind that is how its writer has ended.
+    // The file is truncated within its last event, and then replaced by something else. Behind the
+    // last event there is a record of how the writer ended.
     const RECORD: usize = 24 + size_of::<twheel_common::event::Event>();
     let segment = segment(&instance)?;
     let bytes = fs::read(&segment)?;
@@ -154,7 +155,7 @@ fn segment(instance: &Path) -> Result<std::path::PathBuf> {
         .path())
 }
 
-/// A command that goes on.
+/// A command that keeps running.
 pub struct Following(Child, BufReader<std::process::ChildStdout>);
 
 impl Following {

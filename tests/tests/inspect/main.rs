@@ -1,4 +1,4 @@
-//! What is tracked and what has ended, from the command line, beside real connections.
+//! Tracked and ended flows on the command line, compared with real connections.
 
 mod delete;
 mod flows;
@@ -10,27 +10,17 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use twheel_tests::{
-    netns::Namespace,
-    pair::{Connection, Family, Pair},
-    running::Ended,
-};
+use twheel_tests::{netns::Namespace, pair::Connection, running::Ended};
 
 fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
-}
-
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect()
 }
 
 fn names(connections: &[Connection]) -> BTreeSet<SocketAddr> {
     connections.iter().map(|it| it.name).collect()
 }
 
-/// The output of a command that succeeds.
+/// The output of a successful command.
 fn lines(namespace: &Namespace, args: &[&str]) -> Result<Vec<String>> {
     let ended = namespace.twheel_once(args)?;
     ensure!(ended.code() == Some(0), "{args:?}: {}", ended.stderr);
@@ -60,7 +50,7 @@ fn sources(objects: &[Value]) -> Result<BTreeSet<SocketAddr>> {
     objects.iter().map(src).collect()
 }
 
-/// A command that fails, with this exit code, in one sentence.
+/// Checks that a command failed with this exit code and with one sentence.
 #[track_caller]
 fn refused(ended: &Ended, code: i32, part: &str) {
     assert_eq!(ended.code(), Some(code), "{}", ended.stderr);

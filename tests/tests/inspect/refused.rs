@@ -1,4 +1,4 @@
-//! Requests that cannot be met, and readers that go away.
+//! Requests that are refused, and readers that go away.
 
 use std::{fs, io::Read, process::Stdio};
 
@@ -10,7 +10,7 @@ use twheel_tests::{
     running::{Twheel, once, wait_within},
 };
 
-use crate::{connect, millis, refused};
+use crate::{millis, refused};
 
 #[test]
 fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
@@ -59,7 +59,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         let watch = ["stats", "--watch", "--interval", interval];
         refused(&once(&watch)?, 2, "100ms to 1day");
     }
-    // A pattern, and a name.
+    // A pattern, and then a name.
     for (name, code) in [("e\x1b[31mX", 2), ("e\x1bX", 5)] {
         refused(
             &once(&["run", "--iface", name])?,
@@ -68,7 +68,7 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         );
     }
 
-    // Two instances: one must be named; and no two may claim an interface.
+    // There are two instances: one must be named, and no two may claim the same interface.
     pair.server.ip("link add twh0 type veth peer name twh1")?;
     let other = Twheel::start(&pair.server, &["--iface", "twh0"])?;
     refused(
@@ -89,13 +89,13 @@ fn unusable_requests_are_refused_in_a_sentence() -> Result<()> {
         .context("no instance")?;
     drop(once(&["detach", "--iface", "twh0"]));
     assert_eq!(other.stop()?.code(), Some(0));
-    // Made by hand: a link with the other's name.
+    // Made by hand: a BPF link's pin with the name of the other instance.
     let stray = from.clone();
     fs::create_dir_all(&stray)?;
     let link = to.join(format!("xdp@{SERVER}"));
     fs::rename(&link, stray.join(format!("xdp@{SERVER}")))?;
     let egress = format!("egress@{SERVER}");
-    assert!(to.join(&egress).exists(), "it is the other's, too");
+    assert!(to.join(&egress).exists(), "the other instance has it, too");
     refused(
         &once(&["flows", "--iface", SERVER])?,
         6,
@@ -124,7 +124,7 @@ fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
             "300ms,established=1h",
         ],
     )?;
-    let _connections = connect(&pair, 50)?;
+    let _connections = pair.connect_some(50)?;
     for args in [
         &["flows"][..],
         &["flows", "--json"],
@@ -141,7 +141,7 @@ fn a_reader_that_goes_away_is_no_failure() -> Result<()> {
             .spawn()?;
         drop(child.stdout.take());
         let Some(status) = wait_within(&mut child, millis(5000))? else {
-            panic!("{args:?} goes on without a reader");
+            panic!("{args:?} keeps running without a reader");
         };
         let mut stderr = String::new();
         child

@@ -14,14 +14,14 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{connect, history::follow, lines, millis, objects};
+use crate::{history::follow, lines, millis, objects};
 
 #[test]
 fn counters_and_talkers_add_up() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--accounting"])?;
-    let connections = connect(&pair, 30)?;
+    let connections = pair.connect_some(30)?;
     for _ in 0..7 {
         pair.half_open(Family::V4)?;
     }
@@ -40,7 +40,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
     assert_eq!(total("created")?, 37);
     assert!(total("touched")? >= 60);
     assert_eq!(total("expired")?, 0);
-    // Rates, of what comes between two looks.
+    // Rates, from what comes between two readings.
     let mut watch = follow(
         &pair.server,
         &["stats", "--json", "--watch", "--interval", "300ms"],
@@ -52,7 +52,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
         if line["counter"] == "created" {
             rates.push(line["per_second"].as_f64());
             if number < twheel_common::counter::COUNT {
-                more = connect(&pair, 6)?;
+                more = pair.connect_some(6)?;
             }
         }
     }
@@ -84,7 +84,7 @@ fn counters_and_talkers_add_up() -> Result<()> {
     Ok(())
 }
 
-/// A counter: in all, and of each interface.
+/// A counter: the total, and the count of each interface.
 fn counted(namespace: &Namespace, name: &str) -> Result<(u64, BTreeMap<String, u64>)> {
     let args = ["stats", "--json", "--iface", SERVER];
     let counters = objects(namespace, &args)?;
@@ -135,10 +135,10 @@ fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
 
     let args = ["--accounting", "--iface", SERVER, "--iface", OTHER];
     let twheel = Twheel::start(&pair.server, &args)?;
-    let mut connections = connect(&pair, 5)?;
+    let mut connections = pair.connect_some(5)?;
     let mut others = connect_other(9)?;
     check("created", 5, 9)?;
-    // All packets, as the flows have counted them.
+    // All packets, as counted in the flows.
     for connection in &mut connections {
         connection.talk()?;
     }
@@ -164,25 +164,26 @@ fn each_of_several_interfaces_has_its_own_counters() -> Result<()> {
         ["COUNTER", "TOTAL", SERVER, OTHER]
     );
 
-    // The data plane goes on counting, and so does the next run, whatever the order of its interfaces.
+    // The data plane keeps counting without a run, and so does the next run, whatever the order of
+    // its interfaces.
     twheel.kill()?;
-    connections.extend(connect(&pair, 2)?);
+    connections.extend(pair.connect_some(2)?);
     check("created", 7, 9)?;
     let args = ["--accounting", "--iface", OTHER, "--iface", SERVER];
     let twheel = Twheel::start(&pair.server, &args)?;
     twheel.await_stderr("adopted 16 flows")?;
     check("created", 7, 9)?;
-    connections.extend(connect(&pair, 1)?);
+    connections.extend(pair.connect_some(1)?);
     others.extend(connect_other(4)?);
     check("created", 8, 13)?;
 
-    // What userspace deletes is of no interface.
+    // Deletions by userspace count for no interface.
     let filter = format!("dst == {ADDRESS}");
     lines(&pair.server, &["delete", "--iface", SERVER, &filter])?;
     let (deleted, apart) = counted(&pair.server, "deleted")?;
     assert_eq!((deleted, apart.values().sum::<u64>()), (13, 0));
 
-    // One that is gone keeps its counters.
+    // An interface that is gone keeps its counters.
     twheel.kill()?;
     pair.server.ip(&format!("link del {OTHER}"))?;
     let (total, apart) = counted(&pair.server, "created")?;

@@ -1,11 +1,11 @@
-//! The documents name what is served.
+//! The documents name the metrics that are served.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use twheel_tests::{netns::require_root, pair::Pair};
 
-use crate::{Watched, connect, expiries};
+use crate::{Watched, expiries};
 
 /// A file of the project's documentation.
 fn document(name: &str) -> Result<String> {
@@ -15,7 +15,7 @@ fn document(name: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// All words that begin like a metric of ours, as families.
+/// All words that begin like one of twheel's metrics, as names of families.
 fn families(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("twheel_") || word.starts_with("process_"))
@@ -52,7 +52,7 @@ fn the_documents_name_what_is_served() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--timeout", "300ms"])?;
-    let _connection = connect(&pair, 1)?;
+    let _connection = pair.connect_some(1)?;
     expiries(&watched.twheel, 1)?;
     let served = watched.scrape()?.families;
     assert_eq!(
@@ -65,7 +65,7 @@ fn the_documents_name_what_is_served() -> Result<()> {
     let panels = dashboard["panels"].as_array().context("no panels")?;
     ensure!(panels.len() >= 6, "{} panels", panels.len());
     let ids: BTreeSet<_> = panels.iter().filter_map(|it| it["id"].as_u64()).collect();
-    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+    assert_eq!(ids.len(), panels.len(), "two panels have the same id");
     for panel in panels {
         for key in ["title", "type", "gridPos", "targets", "datasource"] {
             assert!(!panel[key].is_null(), "no {key}: {panel}");

@@ -1,5 +1,5 @@
-//! What `twheel run --metrics` says of itself, asked over real sockets beside real connections; and the page, in a
-//! browser.
+//! What `twheel run --metrics` serves, requested over real sockets beside real connections; and the
+//! page in a browser.
 
 mod documents;
 mod numbers;
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use prometheus_parse::{Scrape, Value};
 use twheel_tests::{
     netns::Namespace,
-    pair::{Connection, Family, Pair, SERVER},
+    pair::SERVER,
     running::{Expiry, Twheel},
 };
 
@@ -25,23 +25,17 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-fn connect(pair: &Pair, count: usize) -> Result<Vec<Connection>> {
-    (0..count)
-        .map(|i| pair.connect(Family::alternate(i)))
-        .collect()
-}
-
-/// The expiries that come first.
+/// The first expiries that are reported.
 fn expiries(twheel: &Twheel, count: usize) -> Result<Vec<Expiry>> {
     (0..count)
         .map(|_| {
             let line = twheel.line(Duration::from_secs(10))?;
-            line.context("a flow that does not end")?.expiry()
+            line.context("a flow does not end")?.expiry()
         })
         .collect()
 }
 
-/// `twheel run` on a host, and where it answers.
+/// `twheel run` on a host, and the address where it serves.
 struct Watched<'a> {
     twheel: Twheel,
     host: &'a Namespace,
@@ -75,7 +69,7 @@ impl<'a> Watched<'a> {
         connect_to(self.host, self.address)
     }
 
-    /// The answer to whatever is sent.
+    /// Sends a request and returns the answer.
     fn send(&self, request: &str) -> Result<Reply> {
         reply(self.connect()?, request)
     }
@@ -94,12 +88,12 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// A socket of a host's.
+/// A socket of a host, connected to this address.
 fn connect_to(host: &Namespace, address: SocketAddr) -> Result<TcpStream> {
-    host.enter(|| TcpStream::connect(address).context("nobody listens"))
+    host.enter(|| TcpStream::connect(address).context("nothing listens there"))
 }
 
-/// Where a run says that it answers.
+/// The address where a run reports that it serves.
 fn address(stderr: &str) -> Result<SocketAddr> {
     let address = stderr.lines().find_map(|line| {
         line.strip_prefix("metrics and page: http://")?
@@ -129,28 +123,32 @@ fn reply(mut socket: TcpStream, request: &str) -> Result<Reply> {
     })
 }
 
-/// A scrape, read: its samples, and the names of its families.
+/// A parsed scrape: its samples, and the names of its families.
 struct Numbers {
     scrape: Scrape,
     families: BTreeSet<String>,
 }
 
 impl Numbers {
-    /// Reads the text format, and holds it to Prometheus' rules: each family stands together, after its HELP and its
-    /// TYPE; counters, and they alone, are called `_total`; no sample comes twice; histograms are whole.
+    /// Parses the text format and checks Prometheus' rules: the samples of each family are
+    /// together, behind its HELP and its TYPE; only counters are called `_total`, and all of them
+    /// are; no sample occurs twice; histograms are complete.
     fn read(text: &str) -> Result<Self> {
         ensure!(text.ends_with('\n'), "no end of the last line");
         let (mut families, mut samples) = (BTreeSet::new(), BTreeSet::new());
         let (mut help, mut family, mut kind) = ("", "", "");
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# HELP ") {
-                let (name, says) = rest.split_once(' ').context("HELP that says nothing")?;
+                let (name, says) = rest.split_once(' ').context("HELP without text")?;
                 ensure!(!says.is_empty(), "{line}");
                 help = name;
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 (family, kind) = rest.split_once(' ').context("no type")?;
                 ensure!(help == family, "no HELP before {line}");
-                ensure!(families.insert(family.to_owned()), "twice: {line}");
+                ensure!(
+                    families.insert(family.to_owned()),
+                    "a family occurs twice: {line}"
+                );
                 ensure!((kind == "counter") == family.ends_with("_total"), "{line}");
                 ensure!(
                     family.starts_with("twheel_") || family.starts_with("process_"),
@@ -166,9 +164,12 @@ impl Numbers {
                         .unwrap_or_default(),
                     _ => name,
                 };
-                ensure!(of == family, "{line} stands with {family}");
+                ensure!(of == family, "{line} is among the samples of {family}");
                 ensure!(value.parse::<f64>()? >= 0.0, "{line}");
-                ensure!(samples.insert(sample.to_owned()), "twice: {line}");
+                ensure!(
+                    samples.insert(sample.to_owned()),
+                    "a sample occurs twice: {line}"
+                );
             }
         }
         let scrape = Scrape::parse(text.lines().map(|line| Ok(line.to_owned())))?;
@@ -184,7 +185,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// A sample's value; 0 where there is none.
+    /// A sample's value; 0 if there is no such sample.
     fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let mut found = self.scrape.samples.iter().filter(|sample| {
             let given = |(name, value): &(&str, &str)| sample.labels.get(name) == Some(value);

@@ -1,4 +1,4 @@
-//! The numbers that are served, and to whom.
+//! The numbers that are served, and who may read them.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use twheel_tests::{
     running::Twheel,
 };
 
-use crate::{Watched, connect, expiries, millis, reply};
+use crate::{Watched, expiries, millis, reply};
 
 #[test]
 fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
@@ -33,12 +33,12 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     assert_eq!(before.value("twheel_flows", &[]), 0.0);
     assert_eq!(before.sum("twheel_expired_flows_total"), 0.0);
 
-    let busy = Busy::start(connect(&pair, 4)?, millis(100));
-    let _idle = connect(&pair, 3)?;
-    for connection in connect(&pair, 3)? {
+    let busy = Busy::start(pair.connect_some(4)?, millis(100));
+    let _idle = pair.connect_some(3)?;
+    for connection in pair.connect_some(3)? {
         connection.close()?;
     }
-    for connection in connect(&pair, 2)? {
+    for connection in pair.connect_some(2)? {
         connection.reset()?;
     }
     pair.half_open(Family::V4)?;
@@ -96,14 +96,14 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
         - numbers.value("process_start_time_seconds", &[]);
     assert!((0.0..60.0).contains(&age), "started {age} s ago");
 
-    // All that have ended were due; none early, none later than a tick and what scheduling takes.
+    // All ended flows were due: none ended early, and none later than a tick and scheduling delays.
     assert_eq!(
         numbers.value("twheel_expiry_lateness_seconds_count", &[]),
         10.0
     );
     let late = numbers.value("twheel_expiry_lateness_seconds_sum", &[]);
     let idle: f64 = ended.iter().map(|it| it.idle.as_secs_f64() - 2.0).sum();
-    // A timeout is rounded up to whole units of the clock, and has one more.
+    // A timeout is rounded up to whole clock units, plus one.
     assert!((0.0..=idle).contains(&late), "{late} s of {idle} s");
     assert!(idle - late < 10.0 * 0.021, "{late} s of {idle} s");
     assert!(late < 10.0 * 0.25, "{late} s");
@@ -124,7 +124,10 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &[])?;
-    assert!(watched.address.ip().is_loopback(), "unless told otherwise");
+    assert!(
+        watched.address.ip().is_loopback(),
+        "the default address is not the loopback interface's"
+    );
     for (path, kind, has) in [
         ("/", "text/html; charset=utf-8", "<title>twheel</title>"),
         ("/page.js", "text/javascript; charset=utf-8", "textContent"),
@@ -175,7 +178,7 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
         let reply = watched.send(&request)?;
         assert_eq!(reply.code, code, "{}: {}", &request[..20], reply.body);
     }
-    // Nobody on the network reaches it.
+    // It cannot be reached from the network.
     let outside = SocketAddr::new(Family::V4.server(), watched.address.port());
     let refused = pair.client.enter(|| Ok(TcpStream::connect(outside)))?;
     assert!(refused.is_err());
@@ -260,7 +263,7 @@ fn a_port_in_use_and_what_is_no_address() -> Result<()> {
     }
     pair.server.check_clean(SERVER)?;
 
-    // Others that it takes; and one that is told to is there for the network.
+    // Other addresses that it accepts; the last one can be reached from the network.
     for address in ["[::1]:9435", "0.0.0.0:9435"] {
         let twheel = Twheel::start(&pair.server, &["--iface", SERVER, "--metrics", address])?;
         twheel.await_stderr(&format!("metrics and page: http://{address}/"))?;

@@ -1,4 +1,4 @@
-//! The page, in a browser.
+//! The page in a browser.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use twheel_tests::{
     pair::{Busy, Family, PORT, Pair, SERVER},
 };
 
-use crate::{Watched, connect, connect_to, expiries, millis};
+use crate::{Watched, connect_to, expiries, millis};
 
-/// What a browser shows of an address, after so many of the page's seconds: its document, as markup. With a picture, if
-/// `TWHEEL_SCREENSHOT` says where to.
+/// Opens an address in a browser, lets this many of the page's seconds pass, and returns the
+/// document as markup. Also takes a screenshot, if `TWHEEL_SCREENSHOT` names a place for it.
 fn browse(host: &Namespace, address: SocketAddr, seconds: u32, picture: &str) -> Result<String> {
     let profile = std::env::temp_dir().join(format!("twheel-chromium-{}", std::process::id()));
     let run = |how: &str| -> Result<String> {
@@ -64,7 +64,7 @@ fn browse(host: &Namespace, address: SocketAddr, seconds: u32, picture: &str) ->
     shown
 }
 
-/// The text between two others, each time.
+/// All texts that are between two others.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> Vec<&'a str> {
     let parts = text.split(from).skip(1);
     parts.filter_map(|part| part.split(to).next()).collect()
@@ -78,15 +78,18 @@ fn a_browser_draws_the_page() -> Result<()> {
         &pair.server,
         &["--timeout", "60s,close=1s", "--slots", "64"],
     )?;
-    let busy = Busy::start(connect(&pair, 5)?, millis(50));
+    let busy = Busy::start(pair.connect_some(5)?, millis(50));
     pair.half_open(Family::V4)?;
-    for connection in connect(&pair, 3)? {
+    for connection in pair.connect_some(3)? {
         connection.reset()?;
     }
     let ended = expiries(&watched.twheel, 3)?;
     let shown = browse(&pair.server, watched.address, 6, "page.png")?;
     let has = |what: &str| {
-        ensure!(shown.contains(what), "no {what} in {shown}");
+        ensure!(
+            shown.contains(what),
+            "the page does not show {what}: {shown}"
+        );
         Ok(())
     };
     has(">live</p>")?;
@@ -94,13 +97,17 @@ fn a_browser_draws_the_page() -> Result<()> {
     has("established 5</li>")?;
     has("syn_sent 1</li>")?;
     has("<polygon class=\"c0\"")?;
-    // The wheels: who is on them is in their slots, and the hands have moved.
+    // The wheels: all flows are in their slots, and the hands have moved.
     let slots = between(&shown, "data-slots=\"", "\"");
     let slots: Vec<u32> = slots
         .iter()
         .map(|it| it.parse())
         .collect::<Result<_, _>>()?;
-    assert_eq!(slots.len() % 3, 0, "three levels of each CPU: {slots:?}");
+    assert_eq!(
+        slots.len() % 3,
+        0,
+        "not three levels for each CPU: {slots:?}"
+    );
     let held: u32 = slots.iter().sum();
     assert!((1..=6).contains(&held), "{slots:?}");
     assert_eq!(
@@ -113,7 +120,7 @@ fn a_browser_draws_the_page() -> Result<()> {
         .iter()
         .filter(|it| it.parse::<f64>().is_ok_and(|it| it > 0.0));
     assert!(moved.count() > 0, "{hands:?}");
-    // Latest first.
+    // The latest comes first.
     let rows = between(&shown, "<tr><td>", "</tr>");
     assert_eq!(rows.len(), 3, "{rows:?}");
     for (row, expiry) in rows.iter().zip(ended.iter().rev()) {
@@ -138,11 +145,11 @@ fn what_strangers_say_is_no_markup() -> Result<()> {
             "[[rule]]\nname = \"markup\"\ndport = {PORT}\ntimeouts = {{ established = \"1s\" }}\n"
         ),
     )?;
-    let file = policy.to_str().context("a strange path")?;
+    let file = policy.to_str().context("the path is not UTF-8")?;
     let watched = Watched::start(&pair.server, &["--policy", file]);
     fs::remove_file(&policy)?;
     let watched = watched?;
-    // No policy has such a name: somebody has written it into the map.
+    // A policy cannot contain such a name: somebody has written it into the map.
     let instance = pair.server.instances()?.pop().context("no instance")?;
     let map = Map::Array(MapData::from_pin(instance.join("NAMES"))?);
     let mut names = Array::<_, [u8; NAME_BYTES]>::try_from(map)?;
@@ -155,7 +162,7 @@ fn what_strangers_say_is_no_markup() -> Result<()> {
             .is_ok_and(|it| it.starts_with(b"markup"))
     });
     names.set(number.context("no rule")?, name, 0)?;
-    let _connection = connect(&pair, 1)?;
+    let _connection = pair.connect_some(1)?;
     let ended = expiries(&watched.twheel, 1)?;
     assert_eq!(ended[0].rule.as_deref(), Some(markup));
     let shown = browse(&pair.server, watched.address, 3, "markup.png")?;
@@ -169,7 +176,7 @@ fn what_strangers_say_is_no_markup() -> Result<()> {
     Ok(())
 }
 
-/// Passes a request on, and its answer back; not if it asks for the status, which somebody did before.
+/// Forwards a request and its answer, except for a repeated request for the status.
 fn pass_on(
     mut caller: TcpStream,
     host: &Namespace,
@@ -194,7 +201,7 @@ fn the_page_says_when_the_connection_is_lost() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &[])?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     let bind = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
     let listener = pair.server.enter(bind)?;
     let address = listener.local_addr()?;
@@ -223,7 +230,7 @@ fn the_page_says_when_the_connection_is_lost() -> Result<()> {
     );
     ensure!(
         shown.contains("established 2</li>"),
-        "what was drawn stays: {shown}"
+        "the page no longer shows what it showed before: {shown}"
     );
     Ok(())
 }

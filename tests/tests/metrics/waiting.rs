@@ -1,4 +1,4 @@
-//! Who asks keeps nobody waiting, and nobody who asks is waited for.
+//! Requests do not delay the run, and the run waits for no client.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -15,25 +15,29 @@ use twheel_tests::{
     pair::{CLIENT, Pair, SERVER},
 };
 
-use crate::{Numbers, Watched, address, connect, connect_to, expiries, millis, reply};
+use crate::{Numbers, Watched, address, connect_to, expiries, millis, reply};
 
 #[test]
 fn nobody_asks_and_nobody_wakes() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--timeout", "500ms"])?;
-    let _connections = connect(&pair, 2)?;
+    let _connections = pair.connect_some(2)?;
     expiries(&watched.twheel, 2)?;
     for path in ["/metrics", "/api/status", "/"] {
         assert_eq!(watched.get(path)?.code, 200);
     }
-    // The thread that has read the table is kept for the next who asks, and goes home once.
+    // The thread that has read the table waits for another request for a while, and then ends.
     thread::sleep(Duration::from_secs(12));
     let before = watched.twheel.switches()?;
     thread::sleep(Duration::from_secs(3));
     assert_eq!(watched.twheel.switches()?, before, "a thread has run");
     assert_eq!(watched.get("/healthz")?.code, 200);
-    assert_ne!(watched.twheel.switches()?, before, "this can tell");
+    assert_ne!(
+        watched.twheel.switches()?,
+        before,
+        "this test does not notice threads that run"
+    );
     Ok(())
 }
 
@@ -64,11 +68,14 @@ fn a_blocked_output_keeps_nobody_from_asking() -> Result<()> {
         let mut stderr = String::new();
         let mut errors = BufReader::new(child.stderr.take().context("no stderr")?);
         while !stderr.contains("page: ") {
-            ensure!(errors.read_line(&mut stderr)? > 0, "it has ended: {stderr}");
+            ensure!(
+                errors.read_line(&mut stderr)? > 0,
+                "the run has ended: {stderr}"
+            );
         }
         let address = address(&stderr)?;
-        // Some 20 kB, of which the pipe and the buffer before it hold 12.
-        let _connections = connect(&pair, 100)?;
+        // About 20 kB, of which the pipe and the buffer in front hold 12.
+        let _connections = pair.connect_some(100)?;
         thread::sleep(millis(1500));
         let ask = || {
             let socket = connect_to(&pair.server, address)?;
@@ -81,7 +88,7 @@ fn a_blocked_output_keeps_nobody_from_asking() -> Result<()> {
         let reported = numbers.sum("twheel_expired_flows_total");
         ensure!(
             numbers.value("twheel_expired_total", &[]) == 100.0 && reported < 100.0,
-            "{reported} are reported: the output is not blocked"
+            "{reported} flows are reported: the output is not blocked"
         );
         drop(unread);
         Ok(())
@@ -97,14 +104,14 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
     let pair = Pair::new()?;
     let watched = Watched::start(&pair.server, &["--timeout", "500ms"])?;
     let begun = Instant::now();
-    // More than are let in at once.
+    // More than are accepted at once.
     let mut silent: Vec<_> = (0..100).map(|_| watched.connect()).collect::<Result<_>>()?;
     write!(silent[0], "GET /metrics HTTP/1.1\r\nHost")?;
-    let _connections = connect(&pair, 3)?;
+    let _connections = pair.connect_some(3)?;
     assert_eq!(
         expiries(&watched.twheel, 3)?.len(),
         3,
-        "the output does not wait"
+        "the output waited for the clients"
     );
     drop(silent.split_off(64));
     assert_eq!(watched.get("/healthz")?.code, 200);
@@ -113,10 +120,10 @@ fn callers_who_say_nothing_are_sent_away() -> Result<()> {
     Ok(())
 }
 
-/// What a scrape takes: docs/metrics.md.
+/// The longest time that a scrape may take: docs/metrics.md.
 const SCRAPE: Duration = Duration::from_micros(1_500);
 
-/// How long a scrape takes, and what it says.
+/// How long a scrape takes, and its numbers.
 fn timed(watched: &Watched<'_>) -> Result<(Duration, Numbers)> {
     let socket = watched.connect()?;
     let asked = Instant::now();
@@ -136,7 +143,7 @@ fn a_million_flows_are_no_more_to_scrape_than_none() -> Result<()> {
     pair.server.begin_flows(SERVER, FLOWS)?;
     let (mut times, mut of_none) = (Vec::new(), Vec::new());
     let watch = Watch::start();
-    // In turn: what disturbs the one disturbs the other, too.
+    // Alternately, so that disturbances hit both alike.
     for _ in 0..51 {
         let (time, numbers) = timed(&watched)?;
         times.push(time);

@@ -17,7 +17,8 @@ use twheel_tests::{
 
 use crate::{Lab, POD, PORT, address, stop};
 
-/// Interfaces of two namespaces have the same index; each is told by its own name, and has counters of its own.
+/// Interfaces of two namespaces have the same index, but each is known by its own name and has its
+/// own counters.
 #[test]
 fn interfaces_with_one_index_are_told_apart() -> Result<()> {
     require_root();
@@ -29,7 +30,8 @@ fn interfaces_with_one_index_are_told_apart() -> Result<()> {
         let lab = Lab::new(2)?;
         let twheel = lab.watch(&[options, &["--accounting"]].concat())?;
         let listeners = [lab.listen(0)?, lab.listen(1)?];
-        // A connection of each pod to the other, and one of the host's, which only its server's pod sees.
+        // A connection from each pod to the other, and one from the host, which only its server's
+        // pod sees.
         let mut open = [
             Connection::open(&lab.pods[0], &listeners[1])?,
             Connection::open(&lab.pods[1], &listeners[0])?,
@@ -86,7 +88,7 @@ fn interfaces_with_one_index_are_told_apart() -> Result<()> {
 #[test]
 fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
     require_root();
-    // The same addresses behind each of two hosts that know nothing of one another.
+    // Two hosts that know nothing of each other have the same addresses behind them.
     let labs = [Lab::new(1)?, Lab::new(1)?];
     let names = labs.each_ref().map(|lab| lab.pods[0].name().to_owned());
     let zone = format!("{}={}", labs[1].label(0), 7);
@@ -104,7 +106,7 @@ fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
     for lab in &labs {
         twheel.await_stderr(&format!("{}: attached", lab.label(0)))?;
         let listener = lab.listen(0)?;
-        // From the same port.
+        // Both connect from the same port.
         let from = SocketAddr::from((address(0, 1), 20_000));
         let client = lab.host.enter(|| {
             let socket = nix::sys::socket::socket(
@@ -138,7 +140,8 @@ fn zones_of_two_namespaces_keep_one_address_apart() -> Result<()> {
     Ok(())
 }
 
-/// The number of the namespace that has gone is the next one's, and the index of its interface is the same.
+/// The namespace that comes next gets the number of the one that has gone, and its interface has
+/// the same index.
 #[test]
 fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
     require_root();
@@ -184,7 +187,7 @@ fn a_pod_that_comes_after_another_has_counters_of_its_own() -> Result<()> {
         let line = twheel.line(PATIENCE)?.context("nothing expires")?;
         let said: Value = serde_json::from_str(&line.text)?;
         let pod = names.iter().position(|name| said["iface"] == **name);
-        ends[pod.with_context(|| format!("of no pod: {said}"))?] += 1;
+        ends[pod.with_context(|| format!("not of a pod: {said}"))?] += 1;
     }
     ensure!(ends == [1, 2, 3], "{ends:?}");
     drop(open);

@@ -1,4 +1,4 @@
-//! Namespaces and interfaces that come, move and go.
+//! Namespaces and interfaces that are added, moved and removed.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -48,7 +48,7 @@ fn namespaces_that_appear_are_watched_in_time_and_those_that_go_are_let_go_of() 
     }
     let listener = lab.listen(5)?;
     let connection = Connection::open(&lab.host, &listener)?;
-    // Whoever is inside goes on; the name is gone, and no packet is seen any more.
+    // A process that is inside continues; the name is gone, and packets are not seen any more.
     let gone = lab.pods.remove(2);
     let (name, inode) = (gone.name().to_owned(), gone.inode()?);
     drop(gone);
@@ -72,7 +72,8 @@ fn is_held(twheel: &Twheel, inode: u64) -> Result<bool> {
     Ok(links.into_iter().any(|link| link == wanted))
 }
 
-/// What a run holds once it has nothing to do: it is not at the end of its start when it says what it waits for.
+/// What a run holds once it is idle: when it reports what it waits for, it has not finished
+/// starting.
 fn settled(twheel: &Twheel) -> Result<[usize; 3]> {
     let until = Instant::now() + PATIENCE;
     let mut before = twheel.held()?;
@@ -82,7 +83,10 @@ fn settled(twheel: &Twheel) -> Result<[usize; 3]> {
         if now[1..] == before[1..] {
             return Ok(now);
         }
-        ensure!(Instant::now() < until, "threads and files come and go");
+        ensure!(
+            Instant::now() < until,
+            "the number of threads and files keeps changing"
+        );
         before = now;
     }
 }
@@ -91,11 +95,11 @@ fn settled(twheel: &Twheel) -> Result<[usize; 3]> {
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
     let pods = if is_soak() { 1000 } else { 40 };
-    /// At a time.
+    /// Pods that exist at a time.
     const ALIVE: usize = 8;
     let mut lab = Lab::with(0, "many", "many")?;
     let pattern = format!("twl-{}-many*", std::process::id());
-    // Both ends of each cable: in the host, and in the pod.
+    // Both ends of each cable: the host's and the pod's.
     let args = [
         "--iface",
         "eth*,veth*",
@@ -127,7 +131,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         wanted.insert(name);
         open.push_back((client, server));
         if open.len() == ALIVE {
-            // Its connection is open, and its veth pair goes with it.
+            // Its connection is still open, and its veth pair is deleted with it.
             let pod = lab.pods.remove(0);
             pod.ip(&format!("link del {POD}"))?;
             drop(pod);
@@ -151,7 +155,10 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         wanted.len(),
         ended.len()
     );
-    let (before, after) = (before.context("nobody looked")?, settled(&twheel)?);
+    let (before, after) = (
+        before.context("the numbers were not read before")?,
+        settled(&twheel)?,
+    );
     println!(
         "{pods} pods in {taken:?}; resident {} KiB, then {} KiB",
         before[0], after[0]
@@ -171,7 +178,8 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     lab.check_clean()
 }
 
-/// It comes where it goes to before it is told where it has gone from.
+/// The kernel reports the interface in its new namespace before it reports that it has left the old
+/// one.
 #[test]
 fn an_interface_that_moves_is_watched_where_it_is() -> Result<()> {
     require_root();

@@ -1,4 +1,4 @@
-//! Commands know an interface by its namespace; limits; what is refused.
+//! Commands find an interface by its namespace; also limits, and what is refused.
 
 use std::{
     fs::File,
@@ -17,8 +17,8 @@ use twheel_tests::{
 
 use crate::{Alias, Lab, POD, stop, two_pods_that_talk};
 
-/// A run by names has room for 16, and so has who adopts it; one place was the host's, and stays so. What one namespace leaves is
-/// another's.
+/// A run with names has capacity for 16 interfaces, and so has a run that adopts it. One place was
+/// the host's, and stays so. Places that one namespace frees are available to the others.
 #[test]
 fn room_is_shared_by_all_namespaces() -> Result<()> {
     require_root();
@@ -52,7 +52,7 @@ fn room_is_shared_by_all_namespaces() -> Result<()> {
     attached(17)?;
     lab.pods[1].await_attached("c1", &["xdp", "egress"])?;
     lab.pods[1].await_attached("c2", &["xdp", "egress"])?;
-    // Room is made for whoever comes, and is taken: that is said anew.
+    // A place is freed and taken again; the run reports the limit again.
     lab.pods[0].ip("link del a2")?;
     twheel.await_stderr("b2: disappeared:")?;
     lab.pods[1]
@@ -90,7 +90,8 @@ fn commands_know_an_interface_by_its_namespace() -> Result<()> {
     lab.check_clean()
 }
 
-/// A flow that is counted in a pod is none of the host's to reap, though a socket of the host has its addresses.
+/// A flow that is counted in a pod is never the host's to reap, even if a socket of the host has
+/// its addresses.
 #[test]
 fn nothing_is_reaped_for_a_flow_of_another_namespace() -> Result<()> {
     require_root();
@@ -102,7 +103,7 @@ fn nothing_is_reaped_for_a_flow_of_another_namespace() -> Result<()> {
     connection.talk()?;
     let mut outcomes = Vec::new();
     while outcomes.len() < 2 {
-        let line = twheel.line(PATIENCE)?.context("nothing is reaped")?;
+        let line = twheel.line(PATIENCE)?.context("no action is reported")?;
         let said: Value = serde_json::from_str(&line.text)?;
         if said["event"] == "reap" {
             outcomes.push(said["outcome"].as_str().unwrap_or_default().to_owned());
@@ -144,14 +145,15 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
             "{netns}: {said}"
         );
     }
-    // One that is not there is waited for, and may be mounted later than its name is made.
+    // A run waits for a namespace that does not exist yet; it may be mounted later than its name is
+    // created.
     let name = format!("twl-{}-later", std::process::id());
     let twheel = Twheel::start(&lab.host, &["--iface", POD, "--netns", &name])?;
     let alias = Alias::after(&lab.pods[0], name.clone(), Duration::from_millis(300))?;
     twheel.await_stderr(&format!("{name}/{POD}: attached"))?;
     drop(alias);
     twheel.await_stderr(&format!("{name}: this network namespace disappeared"))?;
-    // What is none after a while is said to be none.
+    // A file that is still no namespace after a while is reported.
     let file = PathBuf::from("/run/netns").join(&name);
     File::create(&file)?;
     let said = twheel.await_stderr(&format!(
@@ -161,7 +163,7 @@ fn what_cannot_be_is_said_in_one_sentence() -> Result<()> {
     said?;
     stop(twheel)?;
     let loopback = lab.pods[0].name().to_owned();
-    // The loopback interface of a pod has the index of every other.
+    // The loopback interface of each pod has the same index.
     let both = format!("lo,{POD}");
     let twheel = Twheel::start(&lab.host, &["--iface", &both, "--netns", &loopback])?;
     twheel.await_stderr("lo: not attached: ")?;

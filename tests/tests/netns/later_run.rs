@@ -1,4 +1,4 @@
-//! A later run takes over, or lets go, what an earlier one has left.
+//! A later run adopts what an earlier one has left, or removes it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,12 +22,12 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
     let before = seen(&lab)?;
     let ended = twheel.kill()?;
     ensure!(ended.signal() == Some(Signal::SIGKILL as i32), "{ended:?}");
-    // The programs go on without it.
+    // The programs continue without it.
     connection.talk()?;
     let between = seen(&lab)?;
     ensure!(between > before, "{between} packets");
     let twheel = lab.watch(&["--timeout", "1h"])?;
-    // After the last of them is attached.
+    // Reported after the last interface is attached.
     twheel.await_stderr("adopted 1 flows")?;
     let said = twheel.stderr();
     for pod in 0..2 {
@@ -35,12 +35,12 @@ fn a_run_that_was_killed_is_replaced_in_place() -> Result<()> {
         ensure!(said.contains(&wanted), "{said}");
     }
     connection.talk()?;
-    ensure!(seen(&lab)? > between, "nothing is seen");
+    ensure!(seen(&lab)? > between, "no packets are seen");
     stop(twheel)?;
     lab.check_clean()
 }
 
-/// The programs of the run before go on by what that told them, until each is replaced.
+/// Until each is replaced, the programs of the previous run continue with what that run told them.
 #[test]
 fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<()> {
     require_root();
@@ -68,7 +68,7 @@ fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<(
         Ok(twheel)
     };
     let mut twheel = start()?;
-    // The lowest number is free from now on, and the next run would give it to another.
+    // From now on, the lowest number is free: the next run would give it to another interface.
     let listeners: Vec<_> = (1..4).map(|pod| lab.listen(pod)).collect::<Result<_>>()?;
     let mut open = Vec::new();
     for listener in &listeners {
@@ -107,7 +107,8 @@ fn a_restart_under_traffic_mixes_no_zones_and_counts_nothing_twice() -> Result<(
     lab.check_clean()
 }
 
-/// Neither here nor in another namespace does anything stay that the run before has watched and this one does not.
+/// A later run removes everything that the previous run watched and it does not: here and in other
+/// namespaces.
 #[test]
 fn a_later_run_lets_go_of_what_it_leaves_out() -> Result<()> {
     require_root();
@@ -167,7 +168,7 @@ fn what_a_killed_run_has_left_is_detached_whatever_the_hook() -> Result<()> {
     ] {
         let mut lab = Lab::new(3)?;
         lab.watch(options)?.kill()?;
-        // One goes meanwhile.
+        // One pod is removed meanwhile.
         lab.pods.pop();
         let ended = lab.host.twheel_once(&["detach", "--iface", POD])?;
         ensure!(ended.code() == Some(0), "{ended:?}");

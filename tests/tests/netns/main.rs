@@ -1,4 +1,5 @@
-//! Interfaces of several network namespaces in one run: those that are there, those that come and those that go.
+//! One run watches interfaces of several network namespaces: existing ones, new ones and ones that
+//! are removed.
 
 mod apart;
 mod come_and_go;
@@ -18,15 +19,15 @@ use serde_json::Value;
 use twheel_tests::{netns::Namespace, pair::Connection, running::Twheel};
 
 const PORT: u16 = 7979;
-/// A pod's interface, of the same name and index in each of them.
+/// A pod's interface; its name and index are the same in each pod.
 const POD: &str = "eth0";
 
-/// A host, and pods that reach it and one another by it.
+/// A host, and pods that reach it and one another through it.
 struct Lab {
     host: Namespace,
     pods: Vec<Namespace>,
     role: &'static str,
-    /// Pods so far.
+    /// How many pods were made so far.
     made: usize,
 }
 
@@ -35,7 +36,7 @@ impl Lab {
         Self::with(pods, "host", "pod")
     }
 
-    /// With names of their own, for a run whose pattern is not to match another test's.
+    /// A lab with names of its own, for a run whose pattern must not match another test's names.
     fn with(pods: usize, host: &str, pod: &'static str) -> Result<Self> {
         let mut lab = Self {
             host: Namespace::new(host)?,
@@ -68,7 +69,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Runs with its pods alone, whatever other namespaces there are.
+    /// Starts a run that watches the lab's pods only, whatever other namespaces exist.
     fn watch(&self, options: &[&str]) -> Result<Twheel> {
         let pods: Vec<_> = self.pods.iter().map(Namespace::name).collect();
         let pods = pods.join(",");
@@ -80,7 +81,7 @@ impl Lab {
         Ok(twheel)
     }
 
-    /// What a pod's interface is called.
+    /// The label of a pod's interface.
     fn label(&self, pod: usize) -> String {
         format!("{}/{POD}", self.pods[pod].name())
     }
@@ -107,7 +108,7 @@ impl Lab {
     }
 }
 
-/// Two pods that are watched, and a connection of the first to the second.
+/// Two watched pods, and a connection from the first to the second.
 fn two_pods_that_talk() -> Result<(Lab, Twheel, Connection)> {
     let lab = Lab::new(2)?;
     let twheel = lab.watch(&["--timeout", "1h"])?;
@@ -127,7 +128,7 @@ fn stop(twheel: Twheel) -> Result<String> {
     Ok(ended.stderr)
 }
 
-/// Another name of a network namespace, until it goes.
+/// Another name of a network namespace; removed when dropped.
 struct Alias(String);
 
 impl Alias {
@@ -135,7 +136,7 @@ impl Alias {
         Self::after(of, format!("{}-too", of.name()), Duration::ZERO)
     }
 
-    /// The name is there for a while before the namespace is.
+    /// Creates the name, and mounts the namespace there after a pause.
     fn after(of: &Namespace, alias: String, pause: Duration) -> Result<Self> {
         let [from, to] = [of.name(), &alias].map(|name| PathBuf::from("/run/netns").join(name));
         File::create(&to)?;

@@ -1,4 +1,4 @@
-//! Interfaces that are not named, between those that are; and packets that change nothing.
+//! Interfaces that are not named, between named ones; and packets that change nothing.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use twheel_tests::{
 
 use crate::lab::*;
 
-/// Puts a bridge before the router's first leg, with the router's addresses there.
+/// Puts a bridge before the router's first leg, and moves the router's addresses to it.
 fn bridge(lab: &Lab) -> Result<()> {
     lab.router.ip("link add br0 type bridge")?;
     lab.router.ip("link set br0 up")?;
@@ -28,13 +28,13 @@ fn bridge(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// twheel counts what conntrack counts, and ignores nothing.
+/// twheel counts what conntrack counts, and ignores no packet.
 fn agree_on_all(lab: &Lab) -> Result<()> {
     agree((&lab.router, "leg0"), &lab.conntrack, |_, _| true, 16)?;
     nothing_is_ignored(&lab.router)
 }
 
-/// Packets that interfaces have counted are those of conntrack.
+/// twheel has counted each of conntrack's packets once.
 fn counted_once(lab: &Lab) -> Result<()> {
     let packets: u64 = of_conntrack(&lab.conntrack)?
         .values()
@@ -45,7 +45,8 @@ fn counted_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The kernel says that a packet which leaves by one leg came in by the bridge. It was seen at the bridge's port.
+/// For a packet that leaves by one leg, the kernel names the bridge as its incoming interface; but
+/// it was seen at the bridge's port.
 #[test]
 fn a_bridge_that_is_not_named_between_two_legs_that_are() -> Result<()> {
     require_root();
@@ -59,14 +60,14 @@ fn a_bridge_that_is_not_named_between_two_legs_that_are() -> Result<()> {
     Ok(())
 }
 
-/// The same with a bridge that is made, and has its port, once the run has begun.
+/// The same with a bridge that is made, and gets its port, after the run has started.
 #[test]
 fn a_bridge_that_comes_between_later() -> Result<()> {
     require_root();
     let lab = Lab::new(2)?;
     let twheel = lab.watch(&["leg*"], &[])?;
     bridge(&lab)?;
-    // As long as it may take until the programs know.
+    // Long enough for the programs to be told.
     thread::sleep(Duration::from_millis(500));
     let _open = lab.talk()?;
     agree_on_all(&lab)?;
@@ -74,8 +75,9 @@ fn a_bridge_that_comes_between_later() -> Result<()> {
     Ok(())
 }
 
-/// A client that nobody answers sends its SYN again: each is counted where it comes in, and not again where it goes out.
-/// (Of these, conntrack counts the first alone: `nf_conntrack_tcp_packet` leaves an entry that has seen no answer as it is.)
+/// A client that gets no answer sends its SYN again: each is counted where it comes in, and not
+/// again where it goes out. (conntrack counts only the first of them: `nf_conntrack_tcp_packet`
+/// does not change an entry that has seen no answer.)
 #[test]
 fn a_syn_that_is_sent_again() -> Result<()> {
     require_root();
@@ -104,7 +106,7 @@ fn a_syn_that_is_sent_again() -> Result<()> {
     Ok(())
 }
 
-/// Segments that a host has sent again.
+/// How many segments a host has sent again.
 fn retransmitted(host: &Namespace) -> Result<u64> {
     let told = host.enter(|| Ok(fs::read_to_string("/proc/thread-self/net/snmp")?))?;
     let mut lines = told.lines().filter_map(|line| line.strip_prefix("Tcp: "));

@@ -1,4 +1,5 @@
-//! A router and hosts that reach each other by it, and what twheel and conntrack say of their flows.
+//! A router, hosts that reach each other through it, and what twheel and conntrack report of their
+//! flows.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +18,10 @@ use twheel_tests::{
     running::Twheel,
 };
 
-/// A host's interface.
+/// The name of a host's interface.
 pub const HOST: &str = "eth";
 pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-/// What a run is told beside its interfaces.
+/// The options of a run, beside its interfaces.
 pub const OPTIONS: [&str; 6] = [
     "--accounting",
     "--proto",
@@ -30,7 +31,7 @@ pub const OPTIONS: [&str; 6] = [
     "1h",
 ];
 
-/// A router, and hosts that reach each other by it; on each a server.
+/// A router, and hosts that reach each other through it; each host has a server.
 pub struct Lab {
     pub router: Namespace,
     pub hosts: Vec<Namespace>,
@@ -51,7 +52,7 @@ pub fn address(family: Family, link: usize, host: u8) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Has conntrack count in a namespace, and sees that it tracks.
+/// Makes conntrack count packets in a namespace, and checks that it tracks.
 pub fn track(namespace: &Namespace) -> Result<Conntrack> {
     namespace.enter(|| {
         for setting in ["acct", "timestamp"] {
@@ -105,12 +106,13 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Runs on these interfaces of the router.
+    /// Starts a run on these interfaces of the router.
     pub fn watch(&self, interfaces: &[&str], options: &[&str]) -> Result<Twheel> {
         watch(&self.router, interfaces, options)
     }
 
-    /// Between each two hosts, both ways, in both families: connections that talk, of which one is closed and one reset.
+    /// Opens connections between each two hosts, both ways and in both families. All talk; one is
+    /// closed and one is reset.
     pub fn talk(&self) -> Result<Vec<Connection>> {
         let mut open = Vec::new();
         for from in 0..self.hosts.len() {
@@ -136,7 +138,7 @@ pub fn join(one: &Namespace, other: &Namespace, name: &str, there: &str) -> Resu
     Ok(())
 }
 
-/// At an address of a link, in both families.
+/// Listens on an address of a link, in both families.
 pub fn listen(host: &Namespace, link: usize, number: u8) -> Result<[TcpListener; 2]> {
     let listen = |family| {
         let at = SocketAddr::new(address(family, link, number), PORT);
@@ -154,7 +156,8 @@ pub fn watch(namespace: &Namespace, interfaces: &[&str], options: &[&str]) -> Re
     Twheel::start(namespace, &args)
 }
 
-/// Two that stay open, one that is closed, one that is reset. Segments are small: none is cut or joined on the way.
+/// Opens four connections: two stay open, one is closed and one is reset. The segments are small,
+/// so none is split or joined on the way.
 pub fn connections(from: &Namespace, listener: &TcpListener) -> Result<Vec<Connection>> {
     let mut open = Vec::new();
     for fate in 0..4 {
@@ -171,7 +174,7 @@ pub fn connections(from: &Namespace, listener: &TcpListener) -> Result<Vec<Conne
     Ok(open)
 }
 
-/// What is known of a flow: its state if it is one of TCP; packets and bytes of both sides.
+/// A flow's state, if it is TCP, and the packets and bytes of both sides.
 pub type Known = BTreeMap<(String, SocketAddr, SocketAddr), (String, [[u64; 2]; 2])>;
 
 pub fn of_twheel(namespace: &Namespace, interface: &str) -> Result<(Known, Vec<Value>)> {
@@ -224,7 +227,8 @@ pub fn of_conntrack(conntrack: &Conntrack) -> Result<Known> {
         .collect()
 }
 
-/// Waits until twheel and conntrack say the same of all flows, of which conntrack has so many at least that `are_seen`.
+/// Waits until twheel and conntrack report the same flows, and conntrack at least the given number
+/// of flows for which `are_seen` holds.
 pub fn agree(
     (namespace, interface): (&Namespace, &str),
     conntrack: &Conntrack,
@@ -249,7 +253,7 @@ pub fn agree(
                 .collect();
             let more = ours.keys().filter(|key| !theirs.contains_key(key)).count();
             anyhow::bail!(
-                "{} of {} flows differ, {more} more: {differs:#?}",
+                "{} of {} flows differ, twheel has {more} more: {differs:#?}",
                 differs.len(),
                 theirs.len()
             );
@@ -258,7 +262,7 @@ pub fn agree(
     }
 }
 
-/// Datagrams both ways.
+/// Exchanges datagrams both ways.
 pub fn datagrams(from: &Namespace, to: &Namespace, at: SocketAddr, count: usize) -> Result<()> {
     let any = SocketAddr::new(
         match at {

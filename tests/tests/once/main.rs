@@ -1,4 +1,5 @@
-//! Each packet once: where several interfaces of a host see the same packet, what twheel counts is what `nf_conntrack` counts.
+//! Each packet counts once: if several interfaces of a host see the same packet, twheel still
+//! counts what `nf_conntrack` counts.
 
 mod between;
 mod lab;
@@ -17,7 +18,7 @@ use twheel_tests::{
 
 use crate::lab::*;
 
-/// A gateway of so many legs, of which these are named.
+/// A gateway with this many legs, of which these are named.
 fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
     require_root();
     let lab = Lab::new(legs)?;
@@ -29,7 +30,7 @@ fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
         let at = SocketAddr::new(address(family, 1, 2), 9000);
         datagrams(&lab.hosts[0], &lab.hosts[1], at, 5)?;
     }
-    // What goes by none of the named ones is not seen.
+    // Flows that use none of the named legs are not seen.
     let is_seen = |src: SocketAddr, dst: SocketAddr| {
         let is_of = |end: SocketAddr| {
             named.iter().any(|link| {
@@ -48,7 +49,8 @@ fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
     )?;
     for flow in flows {
         let src: IpAddr = flow["src"].as_str().context("no src")?.parse()?;
-        // Its interface is where its initiator's packets come in; or, if that is not watched, where they go out.
+        // A flow's interface is the one through which its initiator's packets come in, or, if that
+        // is not watched, go out.
         let comes_in = named.iter().find(|link| {
             FAMILIES
                 .iter()
@@ -63,7 +65,7 @@ fn gateway(legs: usize, named: &[usize], options: &[&str]) -> Result<()> {
         }
     }
     nothing_is_ignored(&lab.router)?;
-    // Each packet that an interface had counted before is counted apart.
+    // Packets that another interface has already counted are counted apart.
     let (touched, again) = (
         lab.router.counter("touched")? + lab.router.counter("created")?,
         lab.router.counter("seen_again")?,
@@ -109,7 +111,7 @@ fn two_legs_with_retransmission_timers() -> Result<()> {
     gateway(2, &[0, 1], &["--rto", "on"])
 }
 
-/// The gateway and the hosts behind it, which are network namespaces of one machine.
+/// The gateway and the hosts behind it are network namespaces of one machine.
 #[test]
 fn a_gateway_and_its_hosts() -> Result<()> {
     require_root();
@@ -136,7 +138,7 @@ fn a_gateway_and_its_hosts() -> Result<()> {
     }
     let all = |_, _| true;
     let flows = agree((&lab.router, "all"), &lab.conntrack, all, 48)?;
-    // Each was first seen as it left its initiator's host.
+    // Each flow was first seen when it left its initiator's host.
     for flow in flows {
         let src: IpAddr = flow["src"].as_str().context("no src")?.parse()?;
         let is_of = |link: &usize| {
@@ -144,7 +146,7 @@ fn a_gateway_and_its_hosts() -> Result<()> {
                 .iter()
                 .any(|family| address(*family, *link, 2) == src)
         };
-        let link = (0..3).find(is_of).context("another host")?;
+        let link = (0..3).find(is_of).context("not one of the hosts")?;
         assert_eq!(
             flow["iface"],
             format!("{}/{HOST}", lab.hosts[link].name()),
@@ -158,7 +160,7 @@ fn a_gateway_and_its_hosts() -> Result<()> {
     Ok(())
 }
 
-/// What a host sends leaves by one leg, and what it gets comes by another; in the midst of it the first one changes.
+/// A host sends through one leg and receives through another; halfway, the first one changes.
 #[test]
 fn asymmetric_routes_and_one_that_changes() -> Result<()> {
     require_root();
@@ -173,7 +175,7 @@ fn asymmetric_routes_and_one_that_changes() -> Result<()> {
             Family::V4 => format!("{}/32", address(family, 0, 2)),
             Family::V6 => format!("{}/128", address(family, 0, 2)),
         };
-        // What is for the first host goes by the second link.
+        // Packets to the first host use the second link.
         lab.router
             .ip(&format!("route add {host} via {own} dev leg2"))?;
     }
@@ -194,7 +196,7 @@ fn asymmetric_routes_and_one_that_changes() -> Result<()> {
     agree((&lab.router, names[0]), &lab.conntrack, all, 16)?;
     nothing_is_ignored(&lab.router)?;
 
-    // From now on the host sends by its second link.
+    // From now on the host sends through its second link.
     for family in FAMILIES {
         let gateway = address(family, 2, 1);
         lab.hosts[0].ip(&format!("route replace default via {gateway} dev second"))?;
@@ -206,13 +208,13 @@ fn asymmetric_routes_and_one_that_changes() -> Result<()> {
     }
     let flows = agree((&lab.router, names[0]), &lab.conntrack, all, 16)?;
     let moved = lab.router.counter("moved")?;
-    // Of each connection that is open, the side that is the first host.
+    // For each open connection, the first host's side has moved.
     assert_eq!(moved, open.len() as u64);
     let from_second = flows.iter().filter(|flow| flow["iface"] == "leg2").count();
     assert_eq!(
         from_second,
         open.len() / 2,
-        "those that the first host began"
+        "flows that the first host began"
     );
     for counter in ["ignored", "same_way"] {
         assert_eq!(lab.router.counter(counter)?, 0, "{counter}");
@@ -222,7 +224,7 @@ fn asymmetric_routes_and_one_that_changes() -> Result<()> {
     Ok(())
 }
 
-/// Two hosts behind the ports of a bridge, on which the bridging host has an address, too.
+/// Two hosts behind the ports of a bridge; the bridging host has an address on the bridge, too.
 #[test]
 fn a_bridge_and_its_ports() -> Result<()> {
     require_root();
@@ -254,14 +256,15 @@ fn a_bridge_and_its_ports() -> Result<()> {
     for listener in here.iter().chain(&there) {
         open.extend(connections(&hosts[0], listener)?);
     }
-    // What goes between the ports is known to the hosts alone; what is the bridge's own, to it as well.
+    // Only the hosts' conntracks know what passes between the ports. The bridge's conntrack also
+    // knows what is the bridge's own.
     let all = |_, _| true;
     let flows = agree((&bridge, "leg0"), &theirs[0], all, 16)?;
     assert!(
         flows.iter().all(|flow| flow["iface"] == "leg0"),
         "{flows:?}"
     );
-    // The bridge's own connections, at least.
+    // It knows at least the bridge's own connections.
     assert!(of_conntrack(&conntrack)?.len() >= 8);
     nothing_is_ignored(&bridge)?;
     drop(open);
@@ -269,7 +272,7 @@ fn a_bridge_and_its_ports() -> Result<()> {
     Ok(())
 }
 
-/// By the loopback interface each packet goes out and comes in.
+/// On the loopback interface, each packet goes out and comes in.
 #[test]
 fn loopback() -> Result<()> {
     require_root();

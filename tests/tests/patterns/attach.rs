@@ -1,4 +1,4 @@
-//! What a pattern matches is attached, and let go of when it vanishes.
+//! Interfaces that a pattern matches are attached, and detached when they disappear.
 
 use std::{
     collections::BTreeSet,
@@ -43,7 +43,7 @@ fn what_is_there_and_what_comes_is_attached_in_time() -> Result<()> {
     }
     println!("attached {latest:?} after they came at the latest, of 10");
 
-    // Each has counters of its own.
+    // Each interface has its own counters.
     let listener = lab.listen()?;
     for (number, interface) in [(1, "veth1"), (2, "veth2"), (11, "veth11")] {
         lab.bring_up(interface, number)?;
@@ -80,7 +80,7 @@ fn a_pattern_that_matches_nothing_waits() -> Result<()> {
     );
     lab.add("veth0")?;
     lab.await_attached(&["veth0"])?;
-    // By either, also if nothing matches.
+    // The instance is found by either pattern, even if the pattern matches no interface any more.
     for pattern in ["x?", "veth*"] {
         let ended = lab.host.twheel_once(&["flows", "--iface", pattern])?;
         ensure!(ended.code() == Some(0), "{pattern}: {ended:?}");
@@ -118,7 +118,7 @@ fn lists_patterns_and_names_are_merged_and_some_left_out() -> Result<()> {
     }
     lab.check_clean(&["a0", "b1", "e0", "lo"])?;
 
-    // A list of names alone is one of names.
+    // A list that has no patterns is a list of names.
     let twheel = Twheel::start(&lab.host, &["--iface", "a0,b0"])?;
     lab.await_attached(&["a0", "b0"])?;
     lab.add("a2")?;
@@ -143,14 +143,14 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     lab.await_attached(&["veth0"])?;
     let watched = watched(&lab.host)?;
     ensure!(watched == 1, "{watched} interfaces are watched");
-    // Its flow ends when its time is over.
+    // Its flow ends after its timeout.
     let expiries = twheel.expiries_until(Instant::now() + millis(2500))?;
     ensure!(
         expiries.len() == 1 && expiries[0].src == name,
         "{expiries:?}"
     );
 
-    // Another of its name counts on.
+    // A new interface of the same name continues its counters.
     lab.add("veth1")?;
     lab.await_attached(&["veth0", "veth1"])?;
     lab.bring_up("veth1", 1)?;
@@ -159,14 +159,14 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     let wanted = [("veth0".to_owned(), 0), ("veth1".to_owned(), 2)];
     ensure!(counted == wanted, "{counted:?}");
 
-    // One that no longer matches stays; one that matches now comes.
+    // An interface that no longer matches stays attached; one that matches now is attached.
     for (interface, name) in [("veth0", "mine0"), ("other0", "veth9")] {
         lab.host.ip(&format!("link set {interface} name {name}"))?;
     }
     twheel.await_stderr("veth0: renamed to mine0: still watched")?;
     lab.await_attached(&["veth0", "veth1", "veth9"])?;
     ensure!(lab.host.attached("mine0")? == ["xdp", "egress"]);
-    // Its old name comes again.
+    // A new interface takes its old name.
     lab.host.ip("link add veth0 type veth peer name peer0")?;
     twheel.await_stderr("detached from the old one, now called mine0")?;
     lab.host.await_attached("mine0", &[])?;
@@ -175,7 +175,8 @@ fn what_vanishes_is_let_go_of_and_what_is_renamed_is_not() -> Result<()> {
     lab.check_clean(&["veth0", "veth1", "veth9", "mine0"])
 }
 
-/// One that has lost its name to another is attached by its new name, if a pattern matches that.
+/// An interface that has lost its name to another is attached by its new name, if a pattern matches
+/// that.
 #[test]
 fn what_has_lost_its_name_is_attached_by_its_new_one() -> Result<()> {
     require_root();
@@ -194,7 +195,7 @@ fn what_has_lost_its_name_is_attached_by_its_new_one() -> Result<()> {
     lab.check_clean(&["veth0", "veth7"])
 }
 
-/// Interfaces that programs are told of.
+/// How many interfaces the programs are told of.
 fn watched(host: &Namespace) -> Result<usize> {
     let instance = host.instances()?.pop().context("no instance")?;
     let map = MapData::from_pin(instance.join("WATCHED"))?;
@@ -211,7 +212,7 @@ fn what_cannot_be_attached_is_said_once() -> Result<()> {
     let twheel = Twheel::start(host, &["--iface", "all"])?;
     lab.await_attached(&["veth0"])?;
     let more: File = host.tun("can1", None)?;
-    // It is attached before it is of another type, and then goes.
+    // The new interface is attached before its type changes, and then disappears.
     drop(more);
     for mtu in [1400, 1300] {
         host.ip(&format!("link set can0 mtu {mtu}"))?;
@@ -230,7 +231,7 @@ fn what_cannot_be_attached_is_said_once() -> Result<()> {
 fn when_there_is_no_more_room_the_others_go_on() -> Result<()> {
     require_root();
     let lab = Lab::new(&["veth0"])?;
-    // A run by names has room for 16, and so has who adopts it.
+    // A run with names has capacity for 16 interfaces, and so has a run that adopts it.
     stop(Twheel::start(
         &lab.host,
         &["--iface", "veth0", "--zone", "veth0=7", "--keep"],
@@ -241,7 +242,7 @@ fn when_there_is_no_more_room_the_others_go_on() -> Result<()> {
     let twheel = Twheel::start(&lab.host, &["--iface", "veth*"])?;
     let stderr = twheel.await_stderr("this run has reached its capacity of 16 interfaces")?;
     await_that(|| Ok((lab.attached()?.len() == 16, stderr.clone())))?;
-    // One goes, and another is attached for it.
+    // One disappears, and another is attached in its place.
     lab.remove("veth3")?;
     twheel.await_stderr("veth3: disappeared:")?;
     await_that(|| {
@@ -255,7 +256,8 @@ fn when_there_is_no_more_room_the_others_go_on() -> Result<()> {
     lab.check_clean(&["veth0", "veth19"])
 }
 
-/// As many as the room is for, but for a few, all there at once: in one table, each with counters of its own.
+/// Almost as many interfaces as the capacity allows, all at once: in one table, each with its own
+/// counters.
 #[test]
 fn many_interfaces_are_watched_at_once() -> Result<()> {
     require_root();
@@ -292,7 +294,7 @@ fn many_interfaces_are_watched_at_once() -> Result<()> {
 fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     require_root();
     let pods: u32 = if is_soak() { 1000 } else { 60 };
-    /// At a time.
+    /// Pods that exist at a time.
     const ALIVE: usize = 8;
     const TIMEOUT: Duration = Duration::from_secs(3);
     let lab = Lab::new(&[])?;
@@ -327,7 +329,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
         wanted.insert(end);
         alive.push((name, client, server));
         if alive.len() == ALIVE {
-            // Its connection is open: of a pod that is killed comes no FIN.
+            // Its connection is still open: a pod that is killed sends no FIN.
             let pod = alive.remove(0);
             lab.remove(&pod.0)?;
         }
@@ -357,7 +359,7 @@ fn pods_come_and_go_under_traffic_and_nothing_is_left() -> Result<()> {
     );
     ensure!(expiries.iter().all(|it| it.idle >= TIMEOUT), "{expiries:?}");
 
-    let before = before.context("nobody looked")?;
+    let before = before.context("the numbers were not read before")?;
     let after = twheel.held()?;
     println!(
         "{pods} pods in {taken:?}: attached within {latest:?}, {late} of them later than 100 ms; resident {} KiB, then {} KiB",

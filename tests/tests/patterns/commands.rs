@@ -1,4 +1,4 @@
-//! What commands say of several interfaces, and what is refused.
+//! What commands report of several interfaces, and what is refused.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ fn an_instance_is_found_by_its_pattern_and_its_interfaces() -> Result<()> {
         look("nothing0", 6)?;
         look("x*", 6)?;
         stop(twheel)?;
-        // What is left is found, adopted, and let go of where it is gone.
+        // A run finds what is left, adopts it, and removes it where the interface is gone.
         lab.remove("veth1")?;
         let twheel = Twheel::start(&lab.host, &args)?;
         lab.await_attached(&["veth0", "eth.7"])?;
@@ -49,7 +49,7 @@ fn an_instance_is_found_by_its_pattern_and_its_interfaces() -> Result<()> {
                 .contains("eth.7: attached, adopted")
         );
         ensure!(twheel.kill()?.signal() == Some(9));
-        // Not all of it is asked for.
+        // This pattern does not cover the whole instance.
         let ended = lab.host.twheel_once(&["run", "--iface", "veth*"])?;
         ensure!(
             ended.code() == Some(6) && ended.stderr.contains("also has eth.7"),
@@ -118,11 +118,11 @@ fn a_bridge_and_its_ports_are_said_to_see_packets_twice() -> Result<()> {
     )?;
     let stderr = stop(twheel)?;
     ensure!(stderr.matches("seen twice").count() == 1, "{stderr}");
-    // As they are at the start.
+    // Also if they exist at the start.
     let twheel = Twheel::start(&lab.host, &["--iface", "all"])?;
     twheel.await_stderr("seen twice")?;
     stop(twheel)?;
-    // Without a pattern they were wanted so.
+    // Without a pattern, the user wanted it so.
     let twheel = Twheel::start(&lab.host, &["--iface", "br0,veth0"])?;
     lab.await_attached(&["veth0", "br0"])?;
     let stderr = stop(twheel)?;
@@ -239,7 +239,7 @@ fn many_interfaces_have_a_row_each_and_few_a_column() -> Result<()> {
             "{lines:#?}"
         );
         let rows = lines.iter().filter(|it| it.starts_with("veth")).count();
-        // Few have what the kernel has passed, above.
+        // With few interfaces, these are the rows of the table above, of what the kernel has passed.
         ensure!(rows == if few { 6 } else { 7 }, "{lines:#?}");
         stop(twheel)?;
     }
@@ -266,9 +266,9 @@ fn the_history_of_a_run_that_is_over_is_found_by_its_pattern_and_its_interfaces(
     // With all of its programs.
     twheel.await_stderr("veth1: attached")?;
     let name = lab.connect(&lab.listen()?, 1)?;
-    twheel.line(PATIENCE)?.context("nothing expires")?;
+    twheel.line(PATIENCE)?.context("no flow expires")?;
     stop(twheel)?;
-    // It need not be there any more.
+    // The interface need not exist any more.
     lab.remove("veth1")?;
     for (iface, found) in [("veth1", 1), ("veth*", 1), ("other0", 0)] {
         let args = ["expired", "--json", "--history", path, "--iface", iface];

@@ -1,4 +1,4 @@
-//! Interfaces by pattern: those that are there, those that come and those that go.
+//! Interfaces by pattern: existing ones, new ones and ones that disappear.
 //!
 //! With `TWHEEL_SOAK` set, a thousand of them come and go.
 
@@ -24,7 +24,7 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// Hosts with interfaces whose other ends are elsewhere.
+/// A host with interfaces, and a host with their other ends.
 struct Lab {
     host: Namespace,
     elsewhere: Namespace,
@@ -54,7 +54,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Addresses at both ends, by a number of this interface's own.
+    /// Gives both ends of an interface addresses, which its number determines, and brings them up.
     fn bring_up(&self, interface: &str, number: u8) -> Result<()> {
         for (end, last) in [(&self.host, 1), (&self.elsewhere, 2)] {
             let address = Ipv4Addr::new(10, 79, number, last);
@@ -64,7 +64,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Connects from the other end, and says something. Returns the end of the client.
+    /// Connects from the other end and sends something. Returns the client's endpoint.
     fn connect(&self, listener: &TcpListener, number: u8) -> Result<SocketAddr> {
         let address = SocketAddr::from(([10, 79, number, 1], PORT));
         let client = self
@@ -80,7 +80,7 @@ impl Lab {
             .enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("cannot listen"))
     }
 
-    /// The interfaces that have links or filters.
+    /// The interfaces that have BPF links or filters.
     fn attached(&self) -> Result<BTreeSet<String>> {
         attached(&self.host)
     }
@@ -108,7 +108,7 @@ fn attached(host: &Namespace) -> Result<BTreeSet<String>> {
     Ok(links.map(|(_, name)| name.replace("%2E", ".")).collect())
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 fn await_that(is_so: impl Fn() -> Result<(bool, String)>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -127,7 +127,7 @@ fn stop(twheel: Twheel) -> Result<String> {
     Ok(ended.stderr)
 }
 
-/// A counter of each interface.
+/// A counter, by interface.
 fn counted(host: &Namespace, iface: &str, counter: &str) -> Result<Vec<(String, u64)>> {
     let ended = host.twheel_once(&["stats", "--json", "--iface", iface])?;
     ensure!(ended.code() == Some(0), "{ended:?}");
@@ -145,7 +145,7 @@ fn counted(host: &Namespace, iface: &str, counter: &str) -> Result<Vec<(String, 
     anyhow::bail!("no {counter}")
 }
 
-/// When all links of an interface are pinned.
+/// Waits until all BPF links of an interface are pinned.
 fn await_links(host: &Namespace, interface: &str) -> Result<()> {
     let instance = host.instances()?.pop().context("no instance")?;
     let end = Instant::now() + PATIENCE;

@@ -16,19 +16,19 @@ use twheel_tests::{
 
 use crate::{allow_descriptors, millis, run, summed};
 
-/// Connections at once, and how often each is tried, in all.
+/// How many connections there are at once, and how many tries in all.
 const RACERS: usize = 500;
 const TRIES: usize = 10_000;
 
-/// A connection whose next byte is timed to come as its flow expires.
+/// A connection whose next byte is timed to arrive as its flow expires.
 struct Racer {
     connection: Connection,
     /// When the latest byte was sent.
     at: Instant,
-    /// Bytes that were sent, and that the server's side has read.
+    /// Bytes that were sent, and bytes that the server has read.
     sent: usize,
     read: usize,
-    /// There was a RST before the byte could be sent.
+    /// A RST came before the byte could be sent.
     told: bool,
     closed: bool,
 }
@@ -48,19 +48,19 @@ impl Racer {
         })
     }
 
-    /// Sends a byte, unless a RST is here already: what it said is then no more to come.
+    /// Sends a byte, unless a RST has already come.
     fn send(&mut self) {
         self.at = Instant::now();
         self.told = (&self.connection.client).write(b"!").is_err();
         self.sent += usize::from(!self.told);
     }
 
-    /// Reads all that is there, and whether it was closed.
+    /// Reads all that has arrived, and notices whether the connection was closed.
     fn look(&mut self) -> Result<()> {
         let mut bytes = [0; 64];
         loop {
             match (&self.connection.server).read(&mut bytes) {
-                Ok(0) => bail!("an end that nobody sent"),
+                Ok(0) => bail!("an end of file, though the client has sent no FIN"),
                 Ok(count) => self.read += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {
@@ -73,22 +73,23 @@ impl Racer {
     }
 }
 
-/// What became of the tries.
+/// The outcomes of the tries.
 #[derive(Debug, Default)]
 struct Tally {
     tries: usize,
-    /// Closed, and the byte did not get there: it came too late.
+    /// Closed, and the byte was not read: it came too late.
     closed: usize,
-    /// The byte got there, and the connection lives.
+    /// The byte was read, and the connection is open.
     alive: usize,
-    /// The byte got there, and the connection was closed nevertheless.
+    /// The byte was read, and the connection was closed all the same.
     lost: usize,
 }
 
-/// Each connection sends a byte about when its flow expires. A try is lost if the server's application has read that
-/// byte and the connection was closed nevertheless, before it was idle for another timeout. A byte that finds the
-/// socket closed is answered with a RST, as any that comes too late: that is no loss. (docs/reap.md has how small the
-/// gap is in which one could be lost.)
+/// Each connection sends a byte at about the time when its flow expires. A try is lost if the
+/// server has read that byte and the connection was closed all the same, before it was idle for
+/// another timeout. A byte that finds the socket closed is answered with a RST, as is any late
+/// byte: that is no loss. (docs/reap.md describes how small the gap is in which a byte could be
+/// lost.)
 fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Result<Tally> {
     /// Long after a byte has arrived, and long before its flow could expire again.
     const LOOK: Duration = Duration::from_millis(120);
@@ -104,7 +105,7 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
     let mut racers = (0..RACERS)
         .map(|number| Racer::new(pair, number))
         .collect::<Result<Vec<_>>>()?;
-    // When, which, and whether it is to send, or to be looked at.
+    // The time, the connection, and whether it is to send (or else to be checked).
     let mut plan = BinaryHeap::new();
     let begin = Instant::now() + millis(10);
     for number in 0..RACERS {
@@ -125,7 +126,7 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
         }
         racer.look()?;
         if racer.at.elapsed() > timeout - millis(50) {
-            // This thread was held up for so long that the flow may have expired once more.
+            // This thread was held up for so long that the flow may have expired again.
             first[number] = true;
         }
         if !std::mem::take(&mut first[number]) {
@@ -135,7 +136,7 @@ fn race(pair: &Pair, timeout: Duration, early: Duration, late: Duration) -> Resu
                 (true, false) => tally.closed += 1,
                 (false, true) => tally.alive += 1,
                 (false, false) => bail!(
-                    "{} is open and its byte is not there",
+                    "{} is open, but its byte was not read",
                     racer.connection.name
                 ),
             }
@@ -178,7 +179,7 @@ fn comes_back(actions: &str, more: &[&str], allowed: usize) -> Result<()> {
     println!("--reap {actions}: {tally:?}; sockets closed {done}, flows back before that {back}");
     assert_eq!(tally.tries, TRIES);
     assert!(tally.lost <= allowed, "{tally:?}");
-    // The gap was hit.
+    // Some bytes came between the expiry and the action.
     assert!(back > 10, "{back} {tally:?}");
     assert!(tally.closed.min(tally.alive) > TRIES / 10, "{tally:?}");
     Ok(())

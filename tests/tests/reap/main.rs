@@ -1,4 +1,4 @@
-//! What is done to flows that have expired: real sockets, real conntrack, real resets.
+//! Actions on expired flows: with real sockets, real conntrack, real resets.
 #![allow(missing_docs)]
 
 mod comes_back;
@@ -23,7 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     netns::Namespace,
-    pair::{Connection, Family, PORT},
+    pair::{Connection, Family, PORT, Pair, SERVER},
     running::{Ended, Twheel},
 };
 
@@ -33,7 +33,7 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// A line of output, read; and when it came.
+/// A parsed line of output, and when it came.
 #[derive(Debug)]
 struct Said {
     at: Instant,
@@ -55,12 +55,12 @@ impl Said {
     }
 }
 
-/// Reads what it says until as many actions were reported, or until that time.
+/// Reads the output until this many actions were reported, or until the time is over.
 fn actions(twheel: &Twheel, count: usize, within: Duration) -> Result<Vec<Said>> {
     events(twheel, "reap", count, within)
 }
 
-/// The same of other events.
+/// The same for other events.
 fn events(twheel: &Twheel, event: &str, count: usize, within: Duration) -> Result<Vec<Said>> {
     let end = Instant::now() + within;
     let (mut said, mut done) = (Vec::new(), 0);
@@ -75,7 +75,7 @@ fn events(twheel: &Twheel, event: &str, count: usize, within: Duration) -> Resul
     Ok(said)
 }
 
-/// How often an action had this outcome.
+/// How many times an action had this outcome.
 fn count(said: &[Said], action: &str, outcome: &str) -> usize {
     let is = |one: &&Said| {
         one.is("reap") && one.text("action") == action && one.text("outcome") == outcome
@@ -83,7 +83,7 @@ fn count(said: &[Said], action: &str, outcome: &str) -> usize {
     said.iter().filter(is).count()
 }
 
-/// What the summary counts of this.
+/// The count in the summary for this text.
 fn summed(ended: &Ended, what: &str) -> usize {
     let lines = ended.stderr.lines();
     lines
@@ -98,11 +98,18 @@ fn run(namespace: &Namespace, interface: &str, more: &[&str]) -> Result<Twheel> 
     Twheel::start(namespace, &args)
 }
 
+/// Starts a run on the server of a pair of hosts. `options` are separated by spaces; `more` may have
+/// spaces in them.
+fn run_on(pair: &Pair, options: &str, more: &[&str]) -> Result<Twheel> {
+    let options: Vec<_> = options.split(' ').chain(more.iter().copied()).collect();
+    run(&pair.server, SERVER, &options)
+}
+
 fn read_error(socket: &mut TcpStream) -> Option<ErrorKind> {
     socket.read(&mut [0]).err().map(|error| error.kind())
 }
 
-/// What a read gives at once; `Ok(0)` is the end.
+/// The result of a read that does not wait; `Ok(0)` is the end.
 fn peek(socket: &TcpStream) -> std::io::Result<usize> {
     socket.set_nonblocking(true)?;
     let read = (&*socket).read(&mut [0; 64]);
@@ -194,7 +201,7 @@ impl Lab {
     }
 }
 
-/// A thread that has connections talk, in both directions, until it is told to stop.
+/// A thread that makes connections talk, in both directions, until it is told to stop.
 struct Busy {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<Connection>>>,
@@ -216,10 +223,10 @@ impl Busy {
         Self { stop, thread }
     }
 
-    /// They are all open, or this fails.
+    /// Stops it. Fails unless all connections are open.
     fn stop(self) -> Result<Vec<Connection>> {
         self.stop.store(true, Ordering::Relaxed);
-        let connections = self.thread.join().expect("no panic")?;
+        let connections = self.thread.join().expect("the thread panicked")?;
         ensure!(
             connections.iter().all(|it| is_open(&it.server)),
             "a busy connection was closed"
@@ -228,13 +235,13 @@ impl Busy {
     }
 }
 
-/// So many descriptors this process may have.
+/// Raises the number of descriptors that this process may have.
 fn allow_descriptors(count: u64) {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the place is valid for writes, and that of a `rlimit`.
+    // SAFETY: the pointer is valid for writes of a `rlimit`.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     limit.rlim_cur = limit.rlim_cur.max(count);
     limit.rlim_max = limit.rlim_max.max(count);
@@ -245,7 +252,7 @@ fn allow_descriptors(count: u64) {
 
 const IDLE: usize = 1000;
 
-/// Both ends see it at their next read.
+/// Checks that both ends get a RST at their next read.
 fn is_reset(connection: &mut Connection) -> Result<()> {
     for (end, socket) in [
         ("client", &mut connection.client),

@@ -19,7 +19,7 @@ use crate::{Said, millis, run};
 
 const MANY: u32 = 100_000;
 
-/// A program's `VmHWM`, bytes.
+/// A process's peak memory in bytes (`VmHWM`).
 fn most_memory(twheel: &Twheel) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", twheel.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -29,14 +29,16 @@ fn most_memory(twheel: &Twheel) -> Result<u64> {
     Ok(kibibytes << 10)
 }
 
-/// The tick of [`very_many`], milliseconds. A flow may be late by up to one, so a long one hides what the reaper adds.
+/// The tick of [`very_many`] in milliseconds. A flow may be late by up to one tick, so a long tick
+/// would hide delays by the reaper.
 const TICK: u64 = 100;
 
-/// Very many flows expire in a few ticks; the most that one was late, and the most memory.
+/// Very many flows expire in a few ticks. Returns the longest delay of one, and the peak memory.
 fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
     const TIMEOUT: u64 = 5_000;
     let pair = Pair::new()?;
-    // Where they go somebody listens, who has no such connections: the kernel's lookup falls back to that socket.
+    // A server listens at their destination, which has no such connections: the kernel's lookup
+    // falls back to the listening socket.
     pair.server.ip("addr add 192.0.2.1/32 dev lo")?;
     let listener = pair
         .server
@@ -48,7 +50,10 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
     let begun = Instant::now();
     pair.server.begin_flows(SERVER, MANY)?;
     let filled = begun.elapsed();
-    assert!(filled < millis(TIMEOUT), "too slow a machine: {filled:?}");
+    assert!(
+        filled < millis(TIMEOUT),
+        "this machine is too slow: {filled:?}"
+    );
     let (mut seen, mut latest, mut reaped) = (HashSet::new(), 0, 0);
     let all = MANY as usize;
     let end = Instant::now() + Duration::from_secs(60);
@@ -56,7 +61,7 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
         let left = end.saturating_duration_since(Instant::now());
         let line = twheel.line(left)?;
         let Some(line) = line else {
-            bail!("{} expired, {reaped} reaped", seen.len());
+            bail!("only {} flows expired, {reaped} reaped", seen.len());
         };
         let value: Value = serde_json::from_str(&line.text)?;
         let said = Said { at: line.at, value };
@@ -65,7 +70,7 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
             reaped += 1;
             continue;
         }
-        assert!(seen.insert(said.src()), "twice: {}", line.text);
+        assert!(seen.insert(said.src()), "reported twice: {}", line.text);
         let idle = said.value["idle_ms"].as_u64().context("no idle_ms")?;
         latest = latest.max(idle.checked_sub(TIMEOUT).context("early")?);
     }
@@ -99,7 +104,8 @@ fn very_many_expiries_at_once_neither_get_lost_nor_wait_for_the_reaper() -> Resu
         "{}",
         ended.stderr
     );
-    // Beyond the tick to whose end they wait. A busy machine adds some hundreds; to wait for the reaper, two seconds.
+    // Lateness beyond the tick. A busy machine adds some hundred milliseconds; waiting for the
+    // reaper would add two seconds.
     let [beyond, beyond_reaping] = [late, late_reaping].map(|late| late.saturating_sub(TICK));
     assert!(beyond <= 500, "{late} ms late");
     assert!(

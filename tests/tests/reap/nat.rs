@@ -1,4 +1,4 @@
-//! Entries of conntrack are deleted, and both ends are reset.
+//! Conntrack entries are deleted, and both ends are reset.
 
 use std::{
     collections::HashSet,
@@ -12,11 +12,12 @@ use twheel_tests::{
     ctnetlink::Conntrack,
     netns::{Namespace, require_root},
     pair::Connection,
+    running::Twheel,
 };
 
 use crate::{Busy, FAMILIES, HOST, LEGS, Lab, actions, count, is_open, is_reset, millis, run};
 
-/// Has the router track connections, and give those that leave by its first leg its own address.
+/// Makes the router track connections and masquerade those that leave by its first leg.
 fn masquerade(router: &Namespace) -> Result<Conntrack> {
     router.enter(|| {
         Ok(fs::write(
@@ -35,7 +36,27 @@ fn masquerade(router: &Namespace) -> Result<Conntrack> {
     Ok(conntrack)
 }
 
-/// The clients' ends of the connections that conntrack knows.
+/// A router with NAT between the server and a client, and a run on this leg of the router, with
+/// these actions.
+fn reap_behind_nat(leg: &str, actions: &str) -> Result<(Lab, Conntrack, Twheel)> {
+    let lab = Lab::new(2)?;
+    let conntrack = masquerade(&lab.router)?;
+    let twheel = run(
+        &lab.router,
+        leg,
+        &[
+            "--timeout",
+            "1s",
+            "--reap",
+            actions,
+            "--reap-max-share",
+            "100",
+        ],
+    )?;
+    Ok((lab, conntrack, twheel))
+}
+
+/// The clients' endpoints of the connections that conntrack knows.
 fn known(conntrack: &Conntrack) -> Result<HashSet<SocketAddr>> {
     Ok(conntrack.dump()?.iter().map(|entry| entry.src).collect())
 }
@@ -43,22 +64,9 @@ fn known(conntrack: &Conntrack) -> Result<HashSet<SocketAddr>> {
 #[test]
 fn conntrack_entries_behind_nat_are_deleted_by_either_tuple() -> Result<()> {
     require_root();
-    // Legs: the LAN's, where flows have the addresses before NAT, and the WAN's.
+    // The watched legs: the LAN's, where flows have the addresses before NAT, and the WAN's.
     for leg in [LEGS[1], LEGS[0]] {
-        let lab = Lab::new(2)?;
-        let conntrack = masquerade(&lab.router)?;
-        let twheel = run(
-            &lab.router,
-            leg,
-            &[
-                "--timeout",
-                "1s",
-                "--reap",
-                "conntrack",
-                "--reap-max-share",
-                "100",
-            ],
-        )?;
+        let (lab, conntrack, twheel) = reap_behind_nat(leg, "conntrack")?;
         let busy = lab.connect_some(1, 20)?;
         let busy_names: HashSet<_> = busy
             .iter()
@@ -74,14 +82,14 @@ fn conntrack_entries_behind_nat_are_deleted_by_either_tuple() -> Result<()> {
         assert_eq!(count(&said, "conntrack", "done"), 20, "{leg}: {said:?}");
         assert_eq!(known(&conntrack)?, busy_names, "{leg}");
         busy.stop()?;
-        // Sockets are not conntrack's.
+        // The conntrack action closes no sockets.
         assert!(idle.iter().all(|it| is_open(&it.server)));
         twheel.stop()?;
     }
     Ok(())
 }
 
-/// Connections of each kind: nothing was ever said, one side has spoken, both have.
+/// Connections of three kinds: no data was sent; one side has sent; both have.
 fn spoken(lab: &Lab) -> Result<Vec<Connection>> {
     let mut connections = Vec::new();
     for family in FAMILIES {
@@ -115,7 +123,7 @@ fn both_ends_of_an_idle_connection_are_reset() -> Result<()> {
         "100",
     ];
     let lab = Lab::new(2)?;
-    // In the middle, and where one end is.
+    // On the router, and on the host of one end.
     for (at, interface) in [
         (&lab.router, LEGS[0]),
         (&lab.router, LEGS[1]),
@@ -140,21 +148,8 @@ fn both_ends_of_an_idle_connection_are_reset() -> Result<()> {
 fn resets_find_their_way_through_nat_before_the_entry_goes() -> Result<()> {
     require_root();
     for leg in [LEGS[1], LEGS[0]] {
-        let lab = Lab::new(2)?;
-        let conntrack = masquerade(&lab.router)?;
-        // Named in the other order.
-        let twheel = run(
-            &lab.router,
-            leg,
-            &[
-                "--timeout",
-                "1s",
-                "--reap",
-                "conntrack,reset",
-                "--reap-max-share",
-                "100",
-            ],
-        )?;
+        // The actions in the other order.
+        let (lab, conntrack, twheel) = reap_behind_nat(leg, "conntrack,reset")?;
         let mut connections = spoken(&lab)?;
         let said = actions(&twheel, 12, millis(3000))?;
         assert_eq!(count(&said, "reset", "done"), 6, "{leg}: {said:?}");

@@ -1,4 +1,4 @@
-//! What options and rules ask for, protect and refuse.
+//! What options and rules request, protect and refuse.
 
 use std::{
     io::ErrorKind,
@@ -13,9 +13,7 @@ use twheel_tests::{
     running::PolicyFile,
 };
 
-use crate::{
-    FAMILIES, Said, actions, count, events, is_open, is_reset, millis, read_error, run, summed,
-};
+use crate::{Said, actions, count, events, is_open, is_reset, millis, read_error, run_on, summed};
 
 #[test]
 fn a_dry_run_says_what_and_why_and_does_nothing() -> Result<()> {
@@ -25,11 +23,8 @@ fn a_dry_run_says_what_and_why_and_does_nothing() -> Result<()> {
         &format!("[[rule]]\nname = 'web'\ndport = {PORT}\nreap = ['socket', 'reset']\n"),
     )?;
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &["--timeout", "500ms", "--dry-run", "--policy", file.path()],
-    )?;
+    let options = "--timeout 500ms --dry-run --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
     let connection = pair.connect(Family::V4)?;
     let said = actions(&twheel, 2, millis(3000))?;
     let reaps: Vec<_> = said.iter().filter(|it| it.is("reap")).collect();
@@ -57,33 +52,12 @@ fn what_is_protected_is_left_alone() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
     let protect = format!("src == {}", Family::V4.client());
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--protect",
-            &protect,
-            "--protect",
-            "dport == 22",
-        ],
-    )?;
-    let mut connections = FAMILIES
-        .into_iter()
-        .map(|family| pair.connect(family))
-        .collect::<Result<Vec<_>>>()?;
+    let protect = ["--protect", &protect, "--protect", "dport == 22"];
+    let twheel = run_on(&pair, "--timeout 500ms --reap socket", &protect)?;
+    let mut connections = pair.connect_some(2)?;
     let said = actions(&twheel, 2, millis(3000))?;
-    assert_eq!(
-        (
-            count(&said, "socket", "protected"),
-            count(&said, "socket", "done")
-        ),
-        (1, 1),
-        "{said:?}"
-    );
+    let outcomes = ["protected", "done"].map(|outcome| count(&said, "socket", outcome));
+    assert_eq!(outcomes, [1, 1], "{said:?}");
     connections[0].talk()?;
     assert_eq!(
         read_error(&mut connections[1].server),
@@ -97,23 +71,9 @@ fn what_is_protected_is_left_alone() -> Result<()> {
 fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--reap-max-share",
-            "100",
-            "--reap-rate",
-            "20",
-        ],
-    )?;
-    let connections = (0..100)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap socket --reap-max-share 100 --reap-rate 20";
+    let twheel = run_on(&pair, options, &[])?;
+    let connections = pair.connect_some(100)?;
     let said = actions(&twheel, 60, millis(6000))?;
     let times: Vec<_> = said
         .iter()
@@ -121,7 +81,7 @@ fn actions_keep_their_rate_and_ctrl_c_does_not_wait_for_them() -> Result<()> {
         .map(|it| it.at)
         .collect();
     assert_eq!(times.len(), 60);
-    // One each 50 ms; what is missed is made up for, if it is no more than two.
+    // One action per 50 ms; up to two that were missed are made up for.
     for (number, time) in times.iter().enumerate() {
         let least = millis(50) * (number as u32).saturating_sub(2);
         assert!(
@@ -160,36 +120,15 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
     const IDLE: usize = 10;
     const ROOM: usize = 40;
     let pair = Pair::new()?;
-    let room = ROOM.to_string();
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "2s",
-            "--tick",
-            "50ms",
-            "--max-flows",
-            &room,
-            "--reap",
-            "socket",
-            "--reap-max-share",
-            "100",
-            "--reap-rate",
-            "1",
-        ],
-    )?;
-    let connect = |count: usize| -> Result<Vec<Connection>> {
-        (0..count)
-            .map(|number| pair.connect(Family::alternate(number)))
-            .collect()
-    };
-    let mut idle = connect(IDLE)?;
-    // The first action is done; the rest wait for their turn, each a second.
+    let table = format!("--timeout 2s --tick 50ms --max-flows {ROOM}");
+    let reap = "--reap socket --reap-max-share 100 --reap-rate 1";
+    let twheel = run_on(&pair, &format!("{table} {reap}"), &[])?;
+    let mut idle = pair.connect_some(IDLE)?;
+    // The first action is done; the others wait for their turn, one a second.
     let said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
-    // Others take all the room, and keep it.
-    let mut others = connect(ROOM + 10)?;
+    // Other flows take all the capacity, and keep it.
+    let mut others = pair.connect_some(ROOM + 10)?;
     others.iter_mut().try_for_each(Connection::talk)?;
     let busy = twheel_tests::pair::Busy::start(others, millis(200));
     let alive: Vec<_> = idle
@@ -208,7 +147,7 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
     for (connection, alive) in idle.iter_mut().zip(alive) {
         assert!(
             !alive || connection.talk().is_ok(),
-            "one that talked was closed"
+            "a connection that talked was closed"
         );
     }
     busy.stop()?;
@@ -219,32 +158,22 @@ fn what_came_back_to_a_full_table_is_not_taken_for_gone() -> Result<()> {
 #[test]
 fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     require_root();
-    // One a second, so that most are waiting when the policy comes.
+    // One action a second, so that most are waiting when the policy comes.
     const CONNECTIONS: usize = 20;
     let pair = Pair::new()?;
     let asks = PolicyFile::new("asks", "reap = [\"socket\"]\n")?;
     let asks_not = PolicyFile::new("asks-not", "reap = []\n")?;
-    let args = [
-        "--timeout",
-        "500ms",
-        "--reap-max-share",
-        "100",
-        "--reap-rate",
-        "1",
-        "--policy",
-        asks.path(),
-    ];
-    let twheel = run(&pair.server, SERVER, &args)?;
-    let connections = (0..CONNECTIONS)
-        .map(|number| pair.connect(Family::alternate(number)))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap-max-share 100 --reap-rate 1 --policy";
+    let twheel = run_on(&pair, options, &[asks.path()])?;
+    let connections = pair.connect_some(CONNECTIONS)?;
     let mut said = actions(&twheel, 1, millis(6000))?;
     assert_eq!(count(&said, "socket", "done"), 1);
-    // What expires under the other policy is not to be reaped in the first place.
+    // Flows that expire under the new policy would not be reaped in the first place, so wait for
+    // all expiries.
     let expired = |said: &[Said]| said.iter().filter(|it| it.is("expired")).count();
     let rest = CONNECTIONS - expired(&said);
     said.extend(events(&twheel, "expired", rest, PATIENCE)?);
-    assert_eq!(expired(&said), CONNECTIONS, "not all have expired");
+    assert_eq!(expired(&said), CONNECTIONS, "not all flows have expired");
     let load = ["policy", "load", asks_not.path(), "--iface", SERVER];
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let early = said.iter().filter(|it| it.is("reap")).count();
@@ -252,7 +181,7 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     let mut outcomes = said.iter().filter(|it| it.is("reap"));
     let revoked = |it: &Said| it.text("outcome") == "revoked";
     let done = outcomes.by_ref().take_while(|it| !revoked(it)).count();
-    assert!(done < CONNECTIONS / 2, "{done} were done meanwhile");
+    assert!(done < CONNECTIONS / 2, "{done} actions were done meanwhile");
     assert!(outcomes.all(revoked), "{said:?}");
     let open = connections.iter().filter(|it| is_open(&it.server)).count();
     assert_eq!(open, count(&said, "socket", "revoked"), "{said:?}");
@@ -271,36 +200,17 @@ fn rules_say_what_is_done_to_their_flows() -> Result<()> {
         ),
     )?;
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--reap",
-            "socket",
-            "--policy",
-            file.path(),
-        ],
-    )?;
-    let mut connections = FAMILIES
-        .into_iter()
-        .map(|family| pair.connect(family))
-        .collect::<Result<Vec<_>>>()?;
+    let options = "--timeout 500ms --reap socket --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
+    let mut connections = pair.connect_some(2)?;
     let listener = pair
         .server
         .enter(|| Ok(TcpListener::bind((Family::V6.server(), PORT + 2))?))?;
     let mut other = Connection::open(&pair.client, &listener)?;
     let said = actions(&twheel, 3, millis(1500))?;
     assert_eq!(said.iter().filter(|it| it.is("expired")).count(), 3);
-    assert_eq!(
-        (
-            count(&said, "reset", "done"),
-            count(&said, "socket", "done")
-        ),
-        (1, 1),
-        "{said:?}"
-    );
+    let done = ["reset", "socket"].map(|action| count(&said, action, "done"));
+    assert_eq!(done, [1, 1], "{said:?}");
     assert_eq!(said.iter().filter(|it| it.is("reap")).count(), 2);
     connections[0].talk()?;
     is_reset(&mut connections[1])?;
@@ -356,7 +266,7 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
         &format!("[[rule]]\nname = 'web'\ndport = {PORT}\nreap = ['enforce=reset']\n"),
     )?;
     let load = ["policy", "load", file.path(), "--iface", SERVER];
-    let twheel = run(&pair.server, SERVER, &["--timeout", "500ms"])?;
+    let twheel = run_on(&pair, "--timeout 500ms", &[])?;
     let ended = pair.server.twheel_once(&load)?;
     assert_eq!(ended.code(), Some(2), "{}", ended.stderr);
     assert!(
@@ -365,23 +275,14 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
         ended.stderr
     );
     twheel.stop()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--mode",
-            "generic",
-            "--i-know-this-drops-traffic",
-        ],
-    )?;
+    let options = "--timeout 500ms --mode generic --i-know-this-drops-traffic";
+    let twheel = run_on(&pair, options, &[])?;
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
     let mut connection = pair.connect(Family::V4)?;
     let said = actions(&twheel, 1, millis(3000))?;
     assert_eq!(count(&said, "enforce=reset", "done"), 1, "{said:?}");
     connection.expect_reset()?;
-    // A connection of the same name begins anew.
+    // A new connection with the same endpoints.
     let name = connection.client.local_addr()?;
     drop(connection);
     let listener = pair
@@ -412,11 +313,7 @@ fn a_policy_enforces_only_where_that_was_confirmed() -> Result<()> {
 fn what_fails_is_counted_with_its_reason() -> Result<()> {
     require_root();
     let pair = Pair::new()?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &["--timeout", "500ms", "--reap", "reset,socket"],
-    )?;
+    let twheel = run_on(&pair, "--timeout 500ms --reap reset,socket", &[])?;
     let mut connection = pair.connect(Family::V4)?;
     pair.server
         .ip(&format!("route del 10.77.0.0/24 dev {SERVER}"))?;
@@ -431,7 +328,7 @@ fn what_fails_is_counted_with_its_reason() -> Result<()> {
         error.starts_with("cannot send a RST to 10.77.0.1:") && error.contains("unreachable"),
         "{error}"
     );
-    // The other end is told all the same.
+    // The other end is reset all the same.
     assert_eq!(
         read_error(&mut connection.server),
         Some(ErrorKind::ConnectionReset)
@@ -443,20 +340,10 @@ fn what_fails_is_counted_with_its_reason() -> Result<()> {
         ended.stderr
     );
 
-    // By a policy, which is not asked of its --pickup: each action fails, and says so.
+    // Requested by a policy, which is not checked against --pickup: each action fails and says so.
     let file = PolicyFile::new("strict", "reap = ['socket']\n")?;
-    let twheel = run(
-        &pair.server,
-        SERVER,
-        &[
-            "--timeout",
-            "500ms",
-            "--pickup",
-            "strict",
-            "--policy",
-            file.path(),
-        ],
-    )?;
+    let options = "--timeout 500ms --pickup strict --policy";
+    let twheel = run_on(&pair, options, &[file.path()])?;
     let connection = pair.connect(Family::V6)?;
     let said = actions(&twheel, 1, millis(3000))?;
     assert_eq!(count(&said, "socket", "failed"), 1, "{said:?}");

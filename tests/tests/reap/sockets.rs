@@ -22,10 +22,11 @@ use crate::{
     peek, read_error, run,
 };
 
-/// Opens idle connections from a host that then goes away, without a word to the server. Returns the server's ends.
+/// Opens idle connections from a host that then disappears without telling the server. Returns the
+/// server's ends.
 fn abandoned(lab: &mut Lab, count: usize) -> Result<Vec<TcpStream>> {
     let connections = lab.connect_some(2, count)?;
-    // What its end says as its sockets are closed finds no way.
+    // When its sockets are closed, its segments reach nobody.
     lab.router.ip(&format!("link del {}", LEGS[2]))?;
     let (servers, clients): (Vec<_>, Vec<_>) = connections
         .into_iter()
@@ -66,11 +67,11 @@ fn sockets_whose_peers_are_gone_are_closed_and_no_others() -> Result<()> {
         assert_eq!(error, Some(ErrorKind::ConnectionAborted));
     }
     assert_eq!(count(&said, "socket", "done"), IDLE);
-    // The last action, reported and read, after the last packet.
+    // The last action was reported and read this long after the last packet.
     assert!(took <= timeout + tick + millis(1000), "{took:?}");
     println!("{IDLE} sockets closed {took:?} after the last packet of any, timeout {timeout:?}");
     assert_eq!(busy.stop()?.len(), 100);
-    // Who listens still does.
+    // Listening sockets still listen.
     for family in FAMILIES {
         lab.connect(1, family)?.talk()?;
     }
@@ -97,8 +98,9 @@ fn too_large_a_share_pauses_the_reaper_until_sighup() -> Result<()> {
     let idle = abandoned(&mut lab, 200)?;
     let said = actions(&twheel, 200, millis(3500))?;
     let done = count(&said, "socket", "done");
-    // A fifth of 300; what is on its way from the wheels to the reaper is not counted among the living.
-    assert!((20..=60).contains(&done), "{done} of 300");
+    // A fifth of 300. Flows that are on their way from the wheels to the reaper do not count as
+    // live.
+    assert!((20..=60).contains(&done), "{done} of 300 flows were reaped");
     println!("of 300 flows {done} were reaped, then it paused");
     assert_eq!(done + count(&said, "socket", "paused"), 200);
     let stderr = twheel.await_stderr("reaping paused")?;

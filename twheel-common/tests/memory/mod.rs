@@ -1,6 +1,7 @@
-//! The memory of a flow table for tests without threads. Between any two accesses of one CPU another may do something.
+//! The memory of a flow table for tests without threads. Another CPU may act between any two
+//! accesses of a CPU.
 
-// Each test uses a part of this.
+// Each test uses only a part of this module.
 #![allow(dead_code)]
 
 use std::cell::{Cell, RefCell};
@@ -10,10 +11,10 @@ use twheel_common::{
     table::{self, BUSY, Begins, Details, Extras, LINE, Line, Place, Reads, Records, TWIN},
 };
 
-/// What another CPU does.
+/// An operation of another CPU.
 type Other<'a> = Box<dyn FnOnce(&Memory) + 'a>;
 
-/// What is asked of the memory before each access, and after what the other CPU does.
+/// A check of the memory before each access, and after the other CPU's operation.
 type Check = fn(&Memory);
 
 /// The memory of a table.
@@ -22,12 +23,12 @@ pub struct Memory<'a> {
     details: Vec<Cell<(Details, Extras)>>,
     free: RefCell<Vec<u32>>,
     check: Option<Check>,
-    /// Accesses until the other CPU has its turn.
+    /// Accesses until the other CPU acts.
     left: Cell<u32>,
     other: RefCell<Option<Other<'a>>>,
 }
 
-/// What a record holds, and the details that it names.
+/// The contents of a record, and the details that it names.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub tag: u64,
@@ -38,7 +39,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whose it is.
+    /// The key of its flow.
     pub fn key(&self) -> FlowKey {
         self.details.key(self.extras.vlans)
     }
@@ -57,7 +58,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// The same, and this is asked at every access.
+    /// The same, with a check at every access.
     pub fn checked(lines: usize, check: Check) -> Self {
         Self {
             check: Some(check),
@@ -65,13 +66,13 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Lets the other CPU do this before the access of this number.
+    /// Lets the other CPU act before the access with this number.
     pub fn interrupt(&self, left: u32, other: impl FnOnce(&Memory) + 'a) {
         self.left.set(left);
         *self.other.borrow_mut() = Some(Box::new(other));
     }
 
-    /// Whether the other CPU has had its turn.
+    /// Whether the other CPU has acted.
     pub fn is_interrupted(&self) -> bool {
         self.other.borrow().is_none()
     }
@@ -83,12 +84,12 @@ impl<'a> Memory<'a> {
         self.left.set(left.wrapping_sub(1));
         if left == 0 {
             let other = self.other.borrow_mut().take();
-            other.expect("it has its turn once")(self);
+            other.expect("the other CPU has already acted")(self);
             check(self);
         }
     }
 
-    /// An access to the line of a record: its place in that is the second argument.
+    /// An access to the line of a record; the second argument is the record's place in the line.
     fn with<T>(&self, at: usize, change: impl FnOnce(&mut Line, usize) -> T) -> T {
         self.step();
         let (cell, place) = (&self.lines[at / LINE as usize], at % LINE as usize);
@@ -98,12 +99,12 @@ impl<'a> Memory<'a> {
         result
     }
 
-    /// What all records hold, without an access.
+    /// The contents of all records, read without an access.
     pub fn held(&self) -> impl Iterator<Item = Held> {
         (0..self.lines.len() * LINE as usize).map(|at| self.held_at(at))
     }
 
-    /// What one does.
+    /// The contents of one record, read without an access.
     pub fn held_at(&self, at: usize) -> Held {
         let (line, place) = (self.lines[at / LINE as usize].get(), at % LINE as usize);
         Held {
@@ -115,7 +116,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Where the flows stand whose home is this line.
+    /// The bitmap of the records whose flows have this line as their home.
     pub fn hops_of(&self, line: usize) -> u64 {
         self.lines[line].get().hops
     }
@@ -128,17 +129,17 @@ impl<'a> Memory<'a> {
         self.lines[at / LINE as usize].get().positions[at % LINE as usize]
     }
 
-    /// Details that are nobody's.
+    /// Takes free details.
     pub fn take(&self) -> u32 {
-        self.free.borrow_mut().pop().expect("there are enough")
+        self.free.borrow_mut().pop().expect("no free details")
     }
 
-    /// Gives them back.
+    /// Returns details to the free ones.
     pub fn give(&self, details: u32) {
         self.free.borrow_mut().push(details);
     }
 
-    /// Details that are nobody's, that is all but these many.
+    /// Checks that all details but these many are free.
     pub fn assert_given_back(&self, flows: usize) {
         let mut free = self.free.borrow().clone();
         free.sort();
@@ -146,7 +147,7 @@ impl<'a> Memory<'a> {
         assert_eq!(free.len(), self.details.len() - flows, "details are lost");
     }
 
-    /// Ends the flow in a record, if it is as this says.
+    /// Ends the flow in a record, if its word is this one.
     pub fn end(&self, at: usize, word: Word) -> bool {
         if !table::kill(self, at, word) {
             return false;
@@ -157,15 +158,15 @@ impl<'a> Memory<'a> {
         true
     }
 
-    /// Each flow is announced at its home, which stands behind it, and no key is there twice. Where nobody does anything,
-    /// there is nothing else.
+    /// Checks that each flow is behind its home and announced there, and that no key occurs twice.
+    /// If `is_settled`, no operation is under way, and there must be nothing else.
     pub fn assert_whole(&self, is_settled: bool, home: impl Fn(&FlowKey) -> Place) {
         let mut hops = vec![0; self.lines.len()];
         let mut live: Vec<FlowKey> = Vec::new();
         for (index, held) in self.held().enumerate() {
             let is_dead = held.word.is_dead() || held.word == Word::default();
             assert!(held.tag != 0 || is_dead, "alive and free: {held:?}");
-            assert!(held.tag != TWIN || !is_settled, "a mark of nobody's");
+            assert!(held.tag != TWIN || !is_settled, "a mark without a flow");
             if held.tag == 0 || held.tag == TWIN {
                 continue;
             }
@@ -184,12 +185,12 @@ impl<'a> Memory<'a> {
         for (line, hops) in self.lines.iter().zip(hops) {
             let announced = line.get().hops;
             assert_eq!(announced & hops, hops, "not announced");
-            assert!(!is_settled || announced == hops, "announced for nothing");
+            assert!(!is_settled || announced == hops, "announced without a flow");
         }
         let count = live.len();
         live.sort_by_key(|key| (key.addresses(), key.ports()));
         live.dedup();
-        assert_eq!(live.len(), count, "a key stands twice");
+        assert_eq!(live.len(), count, "a key occurs twice");
     }
 }
 
@@ -209,7 +210,10 @@ impl Records for Memory<'_> {
     }
 
     fn claim(&self, at: usize, tag: u64) -> bool {
-        assert!(tag & BUSY != 0, "nobody has written its key");
+        assert!(
+            tag & BUSY != 0,
+            "a claimed record must be busy until its key is written"
+        );
         self.with(at, |line, place| {
             let is_free = line.tags[place] == 0;
             if is_free {
@@ -287,7 +291,10 @@ impl Records for Memory<'_> {
     fn fill(&self, at: usize, key: &FlowKey, begins: &Begins) {
         let number = begins.details;
         self.with(at, |line, place| {
-            assert!(line.tags[place] & BUSY != 0, "the record of somebody else");
+            assert!(
+                line.tags[place] & BUSY != 0,
+                "the record belongs to another CPU"
+            );
             line.details[place] = number;
             line.positions[place] = begins.positions;
         });
@@ -316,7 +323,7 @@ impl Records for Memory<'_> {
     }
 }
 
-/// A record, as `twheel flows` reads it.
+/// A record as `twheel flows` reads it.
 pub struct Read<'a, 'b>(pub &'a Memory<'b>, pub usize);
 
 impl Reads for Read<'_, '_> {

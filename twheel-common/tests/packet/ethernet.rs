@@ -1,4 +1,4 @@
-//! Keys; tags, and packets without an Ethernet header.
+//! Keys, tags, and packets without an Ethernet header.
 
 use std::mem::MaybeUninit;
 
@@ -36,7 +36,7 @@ fn every_part_of_the_five_tuple_counts() {
     ] {
         assert_ne!(base, other);
     }
-    // One address on both ends: the ports tell the directions apart.
+    // Both ends have the same address: the ports tell the directions apart.
     let there = parse(v4((A, 1), (A, 2)).as_slice()).unwrap();
     let back = parse(v4((A, 2), (A, 1)).as_slice()).unwrap();
     assert_eq!(there.key, back.key);
@@ -90,7 +90,7 @@ fn up_to_two_vlan_tags() {
 fn parse_outside(frame: &[u8], outside: Outside) -> Result<Segment, Skip> {
     let mut segment = MaybeUninit::new(Segment::NONE);
     parse_into(frame, ANY, outside, &mut segment)?;
-    // SAFETY: it is one from the beginning.
+    // SAFETY: it was initialised at the start.
     Ok(unsafe { segment.assume_init() })
 }
 
@@ -102,7 +102,7 @@ fn a_tag_that_was_taken_out_is_the_outer_one() {
         let outside = Outside { is_ip: false, tag };
         parse_outside(frame, outside).unwrap().key
     };
-    // Priority and drop eligibility are no part of the identifier.
+    // Priority and drop eligibility are not part of the identifier.
     assert_eq!(with(&frame, 0xf007), key.in_vlans(7));
     assert_eq!(with(&frame, 0xe000), key, "a priority alone");
     let mut inner = frame.clone();
@@ -115,7 +115,7 @@ fn a_tag_that_was_taken_out_is_the_outer_one() {
     assert_eq!(
         with(&both, 7),
         key.in_vlans(7 | 9 << 12),
-        "a third counts as none"
+        "a third tag must not count"
     );
     let mut priority = inner;
     priority[14..16].copy_from_slice(&[0xe0, 0]);
@@ -126,10 +126,16 @@ fn a_tag_that_was_taken_out_is_the_outer_one() {
 fn a_decrypted_packet_may_have_the_ethernet_header_of_the_encrypted_one() {
     for frame in [v4((A, 1), (B, 2)), v6()] {
         assert!(has_ethernet(frame.as_slice()));
-        assert!(!has_ethernet(&frame[14..]), "it begins with the IP header");
-        assert!(!has_ethernet(&frame[..14]), "there is no more");
+        assert!(
+            !has_ethernet(&frame[14..]),
+            "a frame that begins with the IP header"
+        );
+        assert!(
+            !has_ethernet(&frame[..14]),
+            "a frame that ends behind the Ethernet header"
+        );
     }
-    // The type and the version must be those of one protocol.
+    // The EtherType and the version must match.
     for (at, byte) in [(12, 0x86), (13, 0xdd), (14, 0x65), (14, 0x05)] {
         let mut frame = v4((A, 1), (B, 2));
         frame[at] = byte;
@@ -147,7 +153,7 @@ fn addresses_that_read_like_the_type_of_a_frame_are_none() {
         longer.push(0);
         assert!(
             has_ethernet(longer.as_slice()),
-            "nothing else tells them apart"
+            "frames with a longer packet"
         );
     }
     for words in [[8, 0, 0x40], [0x86, 0xdd, 0x60]] {
@@ -170,10 +176,10 @@ fn a_packet_without_an_ethernet_header_begins_with_its_version() {
         assert_eq!(
             parse_outside(&frame, outside),
             Err(Skip::NotIp),
-            "MAC addresses"
+            "a frame that begins with MAC addresses"
         );
     }
-    // An address that begins like an Ethernet type.
+    // An address that reads like an EtherType.
     let frame = v4(([8, 0, 69, 0], 1), ([1, 2, 3, 4], 2));
     let parsed = parse_any(frame.as_slice(), ANY);
     assert_eq!(parse_outside(&frame[14..], outside), parsed);
@@ -184,7 +190,8 @@ fn a_packet_without_an_ethernet_header_begins_with_its_version() {
 fn an_authentication_header_is_read_over() {
     let plain = v4((A, 1000), (B, 80));
     let segment = parse(plain.as_slice()).unwrap();
-    // RFC 4302, section 2: next header, length in words minus 2, reserved, SPI, number, 12 bytes of ICV.
+    // RFC 4302, section 2: next header, length in words minus 2, reserved, SPI, number, 12 bytes of
+    // ICV.
     let mut header = vec![6, 4, 0, 0];
     header.extend([0; 20]);
     let mut frame = plain.clone();
@@ -192,7 +199,7 @@ fn an_authentication_header_is_read_over() {
     frame[17] += 24;
     frame.splice(34..34, header);
     assert_eq!(parse(frame.as_slice()), Ok(longer(segment, 24)));
-    // One that reaches beyond the packet, and one within which the frame ends.
+    // A header that reaches beyond the packet, and a frame that ends within it.
     let mut long = frame.clone();
     long[35] = 0xff;
     assert_eq!(parse(long.as_slice()), Err(Skip::Malformed));
@@ -200,7 +207,7 @@ fn an_authentication_header_is_read_over() {
     let mut short = frame.clone();
     short[17] = plain[17];
     assert_eq!(parse(short.as_slice()), Err(Skip::Malformed));
-    // Of what is not tracked, and of another one.
+    // The next header is a protocol that is not tracked, or another authentication header.
     for next in [47, 51] {
         let mut other = frame.clone();
         other[34] = next;
@@ -215,7 +222,7 @@ fn packets_that_were_joined_are_counted_with_their_headers() {
     let mut segment = parse(frame.as_slice()).unwrap();
     let data = 4400 - 40;
     assert_eq!((segment.packets, segment.bytes), (1, 4400));
-    // As the kernel has counted them; or by their size, where nobody has.
+    // The kernel's count, or, if there is none, a count by size.
     for (told, packets) in [
         ((0, 0), 0),
         ((3, 1_448), 3),

@@ -1,4 +1,4 @@
-//! Options, extension headers, fragments, and what is cut off.
+//! Options, extension headers, fragments, and truncated packets.
 
 use etherparse::PacketBuilder;
 use twheel_common::packet::{Protocols, Skip, Wanted, parse, parse_any};
@@ -27,7 +27,7 @@ fn ipv6_extension_headers_are_walked() {
     let plain = parse(v6().as_slice()).unwrap();
     let eight: &[u8] = &[0; 8];
     let sixteen: &[u8] = &[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    // An authentication header counts words of four bytes: 4 + 2 of them here.
+    // An authentication header counts in words of four bytes: here 4 + 2 of them.
     let authentication: &[u8] = &{
         let mut header = [0; 24];
         header[1] = 4;
@@ -59,11 +59,11 @@ fn ipv6_extension_headers_are_walked() {
         parse(with_extensions(&[(44, later_fragment)]).as_slice()),
         Err(Skip::Fragment)
     );
-    // A chain that is longer than the payload it says it has.
+    // A chain that is longer than the declared payload.
     let mut lie = with_extensions(&[(60, eight)]);
     lie[18..20].copy_from_slice(&4u16.to_be_bytes());
     assert_eq!(parse(lie.as_slice()), Err(Skip::Malformed));
-    // Encrypted from here on.
+    // Everything behind this header is encrypted.
     assert_eq!(
         parse(with_extensions(&[(50, eight)]).as_slice()),
         Err(Skip::NotTracked)
@@ -86,7 +86,7 @@ fn extension_headers_with_addresses_leave_those_of_the_key() {
         (43, header([0, 2, 2, 1, 0, 0, 0, 0], &stops[..1])),
         (43, header([0, 4, 4, 1, 1, 0, 0, 0], &stops)),
         (43, header([0, 4, 4, 0, 1, 0, 0, 0], &stops)),
-        // A home address (RFC 6275, section 6.3) behind an option of padding.
+        // A home address (RFC 6275, section 6.3) behind a padding option.
         (60, header([0, 2, 1, 2, 0, 0, 0xc9, 16], &stops[..1])),
     ] {
         assert_eq!(
@@ -108,7 +108,7 @@ fn ipv4_fragments_but_the_first_have_no_ports() {
     assert_eq!(parse(frame.as_slice()), Err(Skip::Fragment));
 }
 
-/// UDP's length is that of the whole datagram, of which a first fragment has a part.
+/// The UDP length is that of the whole datagram, and a first fragment has only a part of it.
 #[test]
 fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
     let wanted = Wanted {
@@ -144,7 +144,7 @@ fn a_first_fragment_of_udp_is_shorter_than_its_datagram() {
     let mut again = frame.clone();
     frame[57] = 0; // the only fragment
     assert_eq!(udp(&frame), Err(Skip::Malformed));
-    // A second fragment header takes nothing back.
+    // A second fragment header does not undo the first.
     again.splice(62..62, [17, 0, 0, 0, 0, 0, 0, 9]);
     again[54] = 44;
     again[18..20].copy_from_slice(&40u16.to_be_bytes());
@@ -202,7 +202,11 @@ fn headers_that_contradict_themselves() {
         Err(Skip::Malformed),
         "a datagram shorter than its header"
     );
-    assert_eq!(broken(17, 39), Err(Skip::Malformed), "a byte short of TCP");
+    assert_eq!(
+        broken(17, 39),
+        Err(Skip::Malformed),
+        "one byte too short for TCP"
+    );
     assert!(broken(17, 40).is_ok(), "no payload");
     let mut frame = v6();
     frame[14] = 0x40;

@@ -51,7 +51,7 @@ fn with_extensions(headers: &[(u8, &[u8])]) -> Vec<u8> {
     frame
 }
 
-/// The same segment in a packet with so many bytes more.
+/// The same segment in a packet that is longer by this many bytes.
 fn longer(segment: Segment, by: usize) -> Segment {
     Segment {
         bytes: segment.bytes + by as u32,

@@ -1,4 +1,4 @@
-//! Flags, timestamps, datagrams; what is read of a segment.
+//! Flags, timestamps, datagrams, and the fields that are read from a segment.
 
 use std::mem::MaybeUninit;
 
@@ -30,13 +30,14 @@ fn flags_that_no_stack_sends() {
         parse(frame.as_slice()).map(|segment| segment.flags)
     };
     for flags in [0x02, 0x12, 0x10, 0x18, 0x11, 0x14, 0x04, 0x19, 0xc2, 0x30] {
-        // Without ECN's.
+        // Without the flags of ECN.
         assert_eq!(with(flags), Ok(flags & 0x3f), "{flags:#x}");
     }
     for flags in [0x00, 0x03, 0x06, 0x01, 0x3f, 0x29, 0x08, 0x07] {
         assert_eq!(with(flags), Err(Skip::BadFlags), "{flags:#x}");
     }
-    // Those of `tcp_valid_flags` in `net/netfilter/nf_conntrack_proto_tcp.c`, with PSH, ECE and CWR or without.
+    // The combinations of `tcp_valid_flags` in `net/netfilter/nf_conntrack_proto_tcp.c`, with or
+    // without PSH, ECE and CWR.
     let sent = [0x02, 0x22, 0x12, 0x04, 0x14, 0x11, 0x31, 0x10, 0x30];
     for flags in 0..=u8::MAX {
         assert_eq!(
@@ -58,7 +59,7 @@ fn bytes_are_the_ip_packets() {
         47
     );
     assert_eq!(parse(padded(v6()).as_slice()).unwrap().bytes, 60);
-    // Segmentation is still to come, and 16 bits say no more than so much.
+    // The packet has yet to be segmented, and its length does not fit into 16 bits.
     let mut frame = v4((A, 1), (B, 2));
     frame[16..18].copy_from_slice(&[0, 0]);
     assert_eq!(parse(frame.as_slice()).unwrap().bytes, 47);
@@ -84,7 +85,7 @@ fn timestamps_are_read_where_stacks_put_them() {
         .unwrap();
     let segment = parse(frame.as_slice()).unwrap();
     assert_eq!((segment.stamp, segment.window), ([7, 9], 513));
-    // Cut there, the segment is one all the same.
+    // A segment that is truncated there is still valid.
     assert_eq!(parse(&frame[..60]).unwrap().stamp, [0, 0]);
     assert_eq!(parse(v4((A, 1), (B, 2)).as_slice()).unwrap().stamp, [0, 0]);
 }
@@ -166,7 +167,7 @@ fn queries_and_answers_have_the_numbers_that_iana_gave_them() {
             };
             assert_eq!(parsed, expected, "{is_ipv4} {number}");
         }
-        // The identifier stands for both ports.
+        // The identifier takes the place of both ports.
         let number = queries[0];
         let ping = parse_any(icmp(is_ipv4, number).as_slice(), ANY).unwrap();
         for direction in [Direction::FromLow, Direction::FromHigh] {
@@ -190,7 +191,7 @@ fn datagrams_that_are_too_short_contradict_themselves() {
             Err(Skip::Truncated)
         );
     }
-    // UDP's own: 0 is a jumbogram's; else from 8 to what IP has room for.
+    // The UDP length: 0 in a jumbogram, otherwise from 8 to what fits into the IP packet.
     for (length, is_right) in [
         (0, true),
         (1, false),
@@ -223,7 +224,7 @@ fn numbers_of_a_segment_are_those_of_its_header() {
         // Seven bytes of data.
         assert_eq!(segment.end, 4 + counted, "{flags:#x}");
         assert_eq!((segment.window, segment.packets), (1024, 1));
-        // The window and stamps only where they are asked for.
+        // Window and timestamps are read only if they are wanted.
         let wanted = Wanted {
             timing: false,
             vlans: true,
@@ -232,12 +233,12 @@ fn numbers_of_a_segment_are_those_of_its_header() {
         let window = parse_any(frame.as_slice(), wanted).unwrap().window;
         assert_eq!(window, 0);
     }
-    // Beyond 64 KiB nobody says how much data there is.
+    // Beyond 64 KiB, no header tells how much data there is.
     let mut frame = v4((A, 1000), (B, 80));
     frame[16..18].copy_from_slice(&[0, 0]);
     let segment = parse(frame.as_slice()).unwrap();
     assert_eq!(segment.end, segment.seq);
-    // As much as IP can say.
+    // The most that the IP length can express.
     frame[16..18].copy_from_slice(&[0xff, 0xff]);
     let segment = parse(frame.as_slice()).unwrap();
     assert_eq!(segment.end - segment.seq, 65_535 - 40);
@@ -262,7 +263,7 @@ fn reasons_have_their_numbers() {
 fn what_is_plain_is_read_alike_and_nothing_else_is() {
     let plain = |frame: &[u8]| {
         let mut segment = MaybeUninit::new(Segment::NONE);
-        // SAFETY: it is one from the beginning.
+        // SAFETY: it was initialised at the start.
         parse_plain(frame, ANY, &mut segment).then(|| unsafe { segment.assume_init() })
     };
     let behind_tags = |frame: &[u8], wanted| {
@@ -305,7 +306,7 @@ fn what_is_plain_is_read_alike_and_nothing_else_is() {
         assert_eq!(parse_any(tagged.as_slice(), ANY), Ok(in_both));
         assert_eq!(behind_tags(&tagged, ANY), Some(in_both));
         assert!(is_tagged(tagged.as_slice()));
-        // A third tag is not looked behind.
+        // The parser does not look behind a third tag.
         tagged.splice(12..12, [0x88, 0xa8, 0, 9]);
         assert_eq!(behind_tags(&tagged, ANY), None);
     }
@@ -330,7 +331,8 @@ fn a_chain_of_extensions_has_every_kind() {
         match kind {
             // TCP itself, which begins too early here.
             6 => assert!(parsed.is_err()),
-            // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP, shim6, experiments.
+            // Hop-by-hop, routing, fragment, authentication, destination options, mobility, HIP,
+            // shim6, experiments.
             0 | 43 | 44 | 51 | 60 | 135 | 139 | 140 | 253 | 254 => {
                 assert_eq!(parsed, Ok(longer(plain, 8)), "{kind}")
             }

@@ -1,4 +1,4 @@
-//! Retransmission timers: RFC 6298, and what is none.
+//! Retransmission timers: RFC 6298, and what does not count as a retransmission.
 #![allow(missing_docs)]
 
 mod retransmissions;
@@ -21,7 +21,7 @@ fn timing<N>(now: N) -> Timing<N> {
         now,
     }
 }
-/// Before the clock and the sequence numbers wrap.
+/// Shortly before the clock and the sequence numbers wrap around.
 const START: u32 = u32::MAX - 5_000;
 const FIRST: u32 = u32::MAX - 1_500;
 
@@ -48,7 +48,7 @@ fn stamped(segment: Segment, stamp: [u32; 2]) -> Segment {
     Segment { stamp, ..segment }
 }
 
-/// A side, how far it has come, and the time.
+/// A side, its next sequence number, and the time.
 struct Sender {
     side: Side,
     rare: Rare,
@@ -57,7 +57,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Of which everything up to here is acknowledged.
+    /// A sender whose data is all acknowledged.
     fn idle() -> Self {
         let mut sender = Self {
             side: Side::default(),
@@ -65,12 +65,12 @@ impl Sender {
             highest: FIRST,
             now: START,
         };
-        // Says nothing.
+        // A segment without data starts no timer.
         assert!(!sender.send(data(FIRST, 0)));
         sender
     }
 
-    /// With a smoothed round trip of so many microseconds.
+    /// A sender with a smoothed RTT of this many microseconds.
     fn with_rtt(rtt: u32) -> Self {
         let mut sender = Self::idle();
         for _ in 0..40 {
@@ -95,7 +95,7 @@ impl Sender {
         starts
     }
 
-    /// The next bytes; where they begin.
+    /// Sends the next bytes. Returns their sequence number.
     fn send_next(&mut self, length: u32) -> u32 {
         let seq = self.highest;
         self.send(data(seq, length));
@@ -112,7 +112,7 @@ impl Sender {
     }
 }
 
-/// As late as the sender's own timer may be.
+/// The timeout plus the time by which the sender's own timer may be late.
 fn late(rto: u32) -> u32 {
     rto + rto / 8
 }

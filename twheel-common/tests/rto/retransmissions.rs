@@ -1,4 +1,4 @@
-//! What is a retransmission, and what is none.
+//! What counts as a retransmission, and what does not.
 
 use twheel_common::{
     packet::{Segment, tcp::RST},
@@ -19,7 +19,7 @@ fn a_retransmission_that_is_due_is_the_expiry() {
     assert_eq!(sender.timer(), Timer::Expired);
     sender.pass(9_000);
     sender.side.back_off(&sender.rare, sender.now);
-    // From when it was sent again.
+    // Counted from the retransmission.
     assert_eq!(sender.timer(), Timer::Runs(late(2 * rto) - 9_000));
 }
 
@@ -41,10 +41,10 @@ fn what_follows_tells_a_probe_of_a_lone_segment_from_an_expiry() {
         assert_eq!(sender.side.expiries(), 1);
         (rto, sender.timer())
     };
-    // Once more after one timeout, without backoff: the first was a probe.
+    // Sent again after one more timeout, without backoff: so the first was a probe.
     let (rto, timer) = sent_again(205_000);
     assert_eq!(timer, Timer::Runs(late(2 * rto)));
-    // Not until two have passed: it was the expiry.
+    // Not sent again until two timeouts have passed: so the first was the expiry.
     let (rto, timer) = sent_again(1_000_000);
     assert_eq!(timer, Timer::Runs(late(2 * rto) - late(rto)));
 }
@@ -56,7 +56,7 @@ fn an_early_retransmission_starts_the_timer_anew() {
     let seq = sender.send_next(100);
     sender.send_next(100);
     sender.pass(20_000);
-    // A probe for the loss of the tail is none of the oldest segment.
+    // A tail loss probe is no retransmission of the oldest segment.
     sender.send(data(seq.wrapping_add(100), 100));
     assert_eq!(sender.timer(), Timer::Runs(late(rto) - 20_000));
     // A fast retransmission is.
@@ -72,10 +72,10 @@ fn timestamps_tell_which_sending_an_answer_is_to() {
     sender.pass(300_000);
     sender.send(stamped(data(FIRST, 100), [307, 1]));
     sender.pass(10_000);
-    // To the second: no sample of the first.
+    // An answer to the second sending: the first gives no sample.
     assert!(sender.answer(stamped(ack(sender.highest), [1, 307])));
     assert_eq!(sender.side.srtt, 0);
-    // To the first, which was slow.
+    // An answer to the first sending, which was slow.
     let mut sender = Sender::idle();
     sender.send(stamped(data(FIRST, 100), [7, 1]));
     sender.pass(300_000);
@@ -94,7 +94,7 @@ fn keep_alives_and_probes_of_a_closed_window_are_no_retransmissions() {
     }
     assert_eq!(sender.side.retransmissions(), 0);
     assert_eq!(sender.timer(), Timer::Stopped);
-    // A closed window: probes, and no retransmission timer, until it opens.
+    // The window is closed: there are probes but no retransmission timer, until it opens.
     let seq = sender.send_next(10);
     sender.answer(Segment {
         window: 0,
@@ -102,10 +102,10 @@ fn keep_alives_and_probes_of_a_closed_window_are_no_retransmissions() {
     });
     sender.pass(10_000_000);
     assert_eq!(sender.timer(), Timer::Stopped);
-    // Probes of stacks that send what does not fit.
+    // Probes of stacks that send data that does not fit.
     assert!(!sender.send(data(seq, 1)));
     assert_eq!(sender.side.retransmissions(), 0);
-    // An old answer says nothing of the window.
+    // An old acknowledgment tells nothing about the window.
     sender.answer(ack(seq.wrapping_sub(5)));
     assert_eq!(sender.timer(), Timer::Stopped);
     sender.answer(ack(seq));
@@ -129,9 +129,9 @@ fn what_was_overtaken_is_not_sent_again() {
     assert_eq!(
         overtaken(15_000, false),
         1,
-        "later than a quarter of the round trip"
+        "later than a quarter of the RTT"
     );
-    assert_eq!(overtaken(5_000, true), 1, "that was there");
+    assert_eq!(overtaken(5_000, true), 1, "this segment had been seen");
 }
 
 #[test]
@@ -152,13 +152,13 @@ fn what_lies_behind_a_gap_was_sent_though_the_position_waits() {
         assert_eq!(side.highest(rare, position), position + number * 100 + 100);
     }
     assert_eq!(side.outstanding(side.highest(rare, position)), 400);
-    // What was lost before it came by here is sent again.
+    // Data that was lost before it was seen here is sent again.
     let late = now.wrapping_add(10_000);
     let highest = side.highest(rare, position);
     side.sent(rare, highest, &data(position, 100), timing(|| late));
     assert_eq!(side.retransmissions(), 1);
     assert_eq!(side.highest(rare, position + 100), highest);
-    // And once the position is there, that counts.
+    // Once the position has caught up, it counts.
     assert_eq!(side.highest(rare, highest), highest);
     assert_eq!(side.highest(rare, highest + 100), highest + 100);
 }
@@ -204,13 +204,14 @@ fn a_retransmission_is_due_an_eighth_before_the_timeout() {
 
 #[test]
 fn a_gap_that_opens_in_flight_is_one() {
-    // What is sent late: from, up to, after how long; and whether that is a retransmission.
+    // A segment that comes late: where it begins and ends, after how long it comes, and whether it
+    // is a retransmission.
     for (from, to, after, again) in [
         (100, 200, 1, 0),
         (100, 150, 9_999, 0),
         (150, 200, 9_999, 0),
         (100, 200, 10_000, 1),
-        // More than what was missing.
+        // More than the missing data.
         (99, 200, 1, 1),
         (100, 201, 1, 1),
     ] {
@@ -222,7 +223,7 @@ fn a_gap_that_opens_in_flight_is_one() {
         sender.send(data(seq.wrapping_add(from), to - from));
         assert_eq!(sender.side.retransmissions(), again, "{from} {to} {after}");
     }
-    // There is none at first.
+    // At first there is no gap.
     let mut sender = Sender::with_rtt(40_000);
     let seq = sender.send_next(100);
     sender.send(data(seq, 100));

@@ -1,4 +1,4 @@
-//! When the timer starts, expires and ends.
+//! When the timer starts, expires and stops.
 
 use twheel_common::{
     event::Pace,
@@ -13,7 +13,8 @@ fn the_first_sample_and_the_next_are_as_the_rfc_has_them() {
     assert_eq!(sender.side.base(LIMITS), 1_000_000, "2.1");
     for (rtt, srtt, rttvar) in [
         (100_000, 100_000, 50_000),
-        // 3/4 of the variation and 1/4 of what it is off; 7/8 and 1/8.
+        // 3/4 of the old variation plus 1/4 of the difference; 7/8 of the old RTT plus 1/8 of the
+        // new.
         (180_000, 110_000, 57_500),
         (30_000, 100_000, 63_125),
     ] {
@@ -23,7 +24,7 @@ fn the_first_sample_and_the_next_are_as_the_rfc_has_them() {
         assert_eq!((sender.side.srtt, sender.side.rttvar), (srtt, rttvar));
     }
     assert_eq!(sender.side.base(LIMITS), 100_000 + 4 * 63_125);
-    // A steady round trip: the least margin.
+    // With a steady RTT, the least margin applies.
     let sender = Sender::with_rtt(500);
     assert_eq!(sender.side.base(LIMITS), sender.side.srtt + 200_000);
     assert!(sender.side.srtt.abs_diff(500) < 10);
@@ -38,13 +39,13 @@ fn the_timer_starts_with_data_and_anew_with_each_advance() {
     assert!(sender.send(data(first, 100)));
     assert_eq!(sender.timer(), Timer::Runs(late(rto)));
     sender.pass(50_000);
-    // It runs on for what is oldest.
+    // The timer continues for the oldest segment.
     assert!(!sender.send(data(first.wrapping_add(100), 100)));
     assert_eq!(sender.timer(), Timer::Runs(late(rto) - 50_000));
     assert!(sender.answer(ack(first.wrapping_add(100))));
     assert!(matches!(sender.timer(), Timer::Runs(left) if left > late(rto) - 10_000));
     assert_eq!(sender.side.outstanding(sender.highest), 100);
-    // What acknowledges nothing new, or what nobody can have sent, does nothing.
+    // Acknowledgments without progress, and of data that cannot have been sent, have no effect.
     assert!(!sender.answer(ack(first)));
     assert!(!sender.answer(ack(first.wrapping_add(1 << 25))));
     assert!(sender.answer(ack(sender.highest)));
@@ -77,7 +78,7 @@ fn expiries_back_off_and_progress_ends_that() {
         assert_eq!(sender.side.expiries(), expiries);
         waited = late(rto << expiries);
         assert_eq!(sender.timer(), Timer::Runs(waited));
-        // Sent again only now: the timer is that of the sender, which is a little late.
+        // Sent again only now: this is the sender's own timer, which is a little late.
         sender.pass(4_000);
         assert!(!sender.send(data(seq, 100)));
         assert_eq!(sender.timer(), Timer::Runs(waited));
@@ -88,11 +89,11 @@ fn expiries_back_off_and_progress_ends_that() {
     assert_eq!(sender.side.expiries(), 0);
     assert_eq!(
         sender.side.srtt, srtt,
-        "Karn: no sample of what was sent again"
+        "Karn's rule: a retransmitted segment gives no sample"
     );
     sender.send_next(100);
     assert_eq!(sender.timer(), Timer::Runs(late(rto)));
-    // As often as it likes, and never longer than it may.
+    // It may back off any number of times, but never beyond the maximum.
     for _ in 0..300 {
         sender.side.back_off(&sender.rare, sender.now);
     }
@@ -128,7 +129,7 @@ fn an_answer_between_a_retransmission_and_the_visit_ends_the_expiry() {
         sender.pass(1_000);
         assert!(sender.answer(ack(seq.wrapping_add(advances))));
         assert!(!matches!(sender.timer(), Timer::Expired));
-        // What comes then has a whole timeout.
+        // Data that comes then has a whole timeout.
         sender.pass(1_000);
         sender.send_next(100);
         let begun = if advances == 100 { 1_000 } else { 0 };
@@ -139,7 +140,7 @@ fn an_answer_between_a_retransmission_and_the_visit_ends_the_expiry() {
 
 #[test]
 fn a_new_start_ends_an_expiry_that_nobody_has_looked_at() {
-    // All is acknowledged by what did not come by here: beyond what was sent.
+    // An acknowledgment beyond what was seen acknowledges all.
     let mut sender = Sender::with_rtt(1_000);
     let seq = sender.send_next(100);
     sender.pass(late(sender.side.base(LIMITS)));
@@ -190,7 +191,7 @@ fn bounds_of_the_timeout_hold() {
     );
     assert_eq!(sender.side.base(limits(1, 100_000)), 100_000);
     sender.send_next(10);
-    // Backed off without end: neither wraps nor forgets.
+    // Endless backoff neither wraps around nor resets.
     for expected in 1..=300 {
         sender.side.back_off(&sender.rare, sender.now);
         assert_eq!(sender.side.expiries(), expected.min(255));
@@ -206,13 +207,13 @@ fn a_round_trip_is_of_the_segment_that_is_timed() {
     let srtt = sender.side.srtt;
     let seq = sender.send_next(100);
     sender.pass(5_000);
-    // A part of it: it is still under way.
+    // Only a part of it is acknowledged, so it is still in flight.
     assert!(sender.answer(ack(seq.wrapping_add(99))));
     assert_eq!(sender.side.srtt, srtt);
     sender.pass(3_000);
     assert!(sender.answer(ack(seq.wrapping_add(100))));
     assert_eq!(sender.side.srtt, srtt - srtt / 8 + 1_000);
-    // No round trip takes no time: 0 says that there was no sample.
+    // An RTT is at least 1: 0 means that there was no sample.
     let mut sender = Sender::idle();
     sender.send_next(100);
     assert!(sender.answer(ack(sender.highest)));

@@ -1,4 +1,4 @@
-//! Budgets, floods, stops and bad input.
+//! Budgets, floods, stops and invalid input.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn a_stop_during_expiry_has_its_way() {
         let first = scheme.expiry_processing().unwrap();
         let second = timers[(first.value + 1) % 3];
         let third = (first.value + 2) % 3;
-        // Found due, but not handed out: it can still be stopped or moved, one of its fellows too.
+        // Due, but not handed out yet: such a timer can still be stopped or restarted.
         assert_eq!(
             scheme.stop_timer(second),
             Some((first.value + 1) % 3),
@@ -34,7 +34,7 @@ fn a_stop_during_expiry_has_its_way() {
             "{name}"
         );
         assert_eq!(scheme.expiry_processing(), None, "{name}");
-        // What was handed out or stopped is gone.
+        // A timer that was handed out or stopped is gone.
         assert_eq!(scheme.stop_timer(first.timer), None, "{name}");
         assert_eq!(scheme.restart_timer(second, 1, 1), Ok(false), "{name}");
         assert_eq!(drive(&mut scheme, 2), [(third, 2)], "{name}");
@@ -47,7 +47,7 @@ fn a_budget_bounds_a_tick() {
         name, mut scheme, ..
     } in cases()
     {
-        // All at one tick, in whatever level that is.
+        // All at one tick, on whatever level that is.
         for id in 0..1_000 {
             scheme.start_timer(0, 1, id).unwrap();
         }
@@ -79,7 +79,7 @@ fn a_flood_of_starts_does_not_keep_what_is_due_from_firing() {
             scheme.start_timer(0, 5 + id, id).unwrap();
         }
         let mut fired = Vec::new();
-        // As many starts as there are looks: it cannot keep up, and must not stop.
+        // As many starts as visits: the wheel cannot keep up, but must not stall.
         for now in 1..=100 {
             for _ in 0..BUDGET {
                 scheme.start_timer(now, 40, 1_000).unwrap();
@@ -107,7 +107,7 @@ fn a_flood_of_starts_into_the_slot_under_the_hand_comes_to_an_end() {
         for id in 0..10 {
             scheme.start_timer(0, 60, id).unwrap();
         }
-        // As many as there are looks, and all to one slot: it grows as fast as the hand gets on with it.
+        // As many starts as visits, all into one slot: it grows as fast as the hand works it off.
         let turn = 1 << bits.min(20);
         let mut fired = 0;
         for now in 1..=3_000 {
@@ -131,7 +131,7 @@ fn nothing_armed_is_nothing_to_wait_for() {
     } in cases()
     {
         let timers = [0; 5].map(|_| scheme.start_timer(0, 1, 1).unwrap());
-        // In the middle of a slot.
+        // The bookkeeping stops in the middle of a slot.
         scheme.per_tick_bookkeeping(1, 2);
         for timer in timers {
             scheme.stop_timer(timer);
@@ -151,7 +151,7 @@ fn stop_returns_what_never_fired_and_the_wheel_goes_on() {
             for id in 0..10 {
                 scheme.start_timer(round * 100, 1, id).unwrap();
             }
-            // Some are due, some have been seen, some have not.
+            // Some are handed out, some have been visited, some have not.
             scheme.per_tick_bookkeeping(round * 100 + 1, 5);
             let fired = scheme.expiry_processing().into_iter().count();
             assert_eq!(scheme.stop_all().len() + fired, 10, "{name}");
@@ -213,7 +213,7 @@ fn bad_input_is_refused_with_the_value_and_the_range() {
     assert_eq!(simple.len(), 0);
     let timer = simple.start_timer(0, 63, ()).unwrap();
     assert_eq!(simple.restart_timer(timer, 0, 64), Err(refused));
-    assert_eq!(simple.deadline(timer), Some(63), "as before");
+    assert_eq!(simple.deadline(timer), Some(63), "the deadline has changed");
     assert_eq!(
         refused.to_string(),
         "the interval in ticks cannot be 64: it must lie between 0 and 63"

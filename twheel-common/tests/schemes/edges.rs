@@ -1,4 +1,4 @@
-//! Slot edges, deadlines that are past, late ticks, hints.
+//! Slot edges, past deadlines, late ticks, and hints.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,8 @@ fn every_slot_edge_of_every_level() {
                 let Case { name, scheme, .. } = case;
                 let farthest = case.range.min(case.reach);
                 assert_eq!(drive(scheme, begin), []);
-                // All of them armed at once, then one by one: early, due, and gone.
+                // All are armed at once; then each is checked before its tick, at its tick, and
+                // afterwards.
                 let mut expected = BTreeSet::new();
                 for span in &spans {
                     for edge in [1, 2, (1 << bits) - 1, 1 << bits, (1 << bits) + 1] {
@@ -85,11 +86,11 @@ fn a_huge_delay_does_not_overflow() {
         assert!(scheme.restart_timer(near, 12_345, u64::MAX).unwrap());
         scheme.start_timer(12_345, 5, 'e').unwrap();
         assert_eq!(drive(&mut scheme, 20_000), [('e', 12_350)], "{name}");
-        // A hashed wheel of one slot visits them every tick, so it cannot go the whole way.
+        // A hashed wheel with one slot visits them at every tick, so it cannot go all the way.
         if !name.starts_with(['5', '6']) && !name.contains("hierarchical") {
             assert_eq!(drive(&mut scheme, LAST_TICK - 1), [], "{name}");
             assert_eq!(drive(&mut scheme, u64::MAX).len(), 4, "{name}");
-            // There is no tick after the last: nothing fires, and nothing breaks.
+            // There is no tick after the last: no timer fires, and no operation fails.
             scheme.start_timer(u64::MAX, 1, 'f').unwrap();
             assert_eq!(drive(&mut scheme, u64::MAX), [], "{name}");
         }
@@ -109,7 +110,7 @@ fn a_timer_added_again_inside_its_own_expiry_waits_for_the_next_tick() {
             while let Some(timer) = scheme.expiry_processing() {
                 assert_eq!(timer.deadline, tick, "{name}");
                 fired += 1;
-                // At once, and with a bookkeeping of the same tick.
+                // At once, followed by bookkeeping for the same tick.
                 scheme.start_timer(tick, tick % 2, timer.value + 1).unwrap();
                 assert!(scheme.per_tick_bookkeeping(tick, 1_000), "{name}");
             }
@@ -149,10 +150,10 @@ fn a_hint_sees_all_levels() {
         ..
     } in cases()
     {
-        // Whoever sleeps until the hint each time misses nothing.
+        // A driver that sleeps until each hint misses no timer.
         let mut random = Random(6);
         let mut expected = BTreeSet::new();
-        // A wheel of one slot hints at every tick.
+        // A wheel with one slot hints at every tick.
         let range = range.min(100_000);
         for _ in 0..200 {
             let interval = random.below(range) + 1;
@@ -179,12 +180,12 @@ fn a_hint_within_the_first_level_is_the_deadline() {
     for case in cases() {
         let mut scheme = case.scheme;
         if case.name.contains("unordered") || case.name.contains("ticked") {
-            // They are to come every tick.
+            // These want to be driven at every tick.
             continue;
         }
         for interval in 1..1 << case.bits.min(10) {
             let now = scheme.elapsed();
-            // Of two slots, another level may begin in between.
+            // Between two slots, another level may begin.
             let timer = scheme.start_timer(now, interval, ()).unwrap();
             let level = case.name.starts_with('7') && (now ^ (now + interval)) >> case.bits > 0;
             if !level && case.range >= interval && !case.name.ends_with(", 1 slot") {
@@ -202,14 +203,10 @@ fn an_idle_skipping_wheel_is_not_woken() {
     assert_eq!(scheme.next_tick(), None);
     let far = scheme.start_timer(0, 1 << 30, ()).unwrap();
     assert_eq!(scheme.structure().levels(), 8);
-    // The first slot that is not empty is that of the timer itself.
+    // The first slot that is not empty is the timer's own.
     assert_eq!(scheme.next_tick(), Some(1 << 30));
     scheme.stop_timer(far);
-    assert_eq!(
-        scheme.next_tick(),
-        None,
-        "a slot that was emptied does not count"
-    );
+    assert_eq!(scheme.next_tick(), None, "an emptied slot must not count");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! All schemes against a sorted map of deadlines, and one test for each bug that earlier wheels had.
+//! All schemes compared with a sorted map of deadlines, and one test for each bug that earlier
+//! wheels had.
 #![allow(missing_docs)]
 
 mod bounds;
@@ -13,12 +14,12 @@ use twheel_common::schemes::{
 
 type Boxed<T> = Box<dyn Scheme<T> + Send>;
 
-/// A scheme, and what a test should know of it.
+/// A scheme, and its limits in the tests.
 struct Case<T> {
     name: &'static str,
-    /// The longest interval it takes.
+    /// The longest interval that it takes.
     range: u64,
-    /// Ticks that it takes at a time without going round very often.
+    /// How many ticks it can be driven at a time without very many rounds.
     reach: u64,
     /// log2 of the slots of a level.
     bits: u32,
@@ -128,7 +129,7 @@ fn cases<T: Send + 'static>() -> Vec<Case<T>> {
     ]
 }
 
-/// xorshift64*: the tests are the same each time.
+/// xorshift64*: the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -140,11 +141,11 @@ impl Random {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        // The upper half is the better one.
+        // The upper half is more random.
         (self.next() >> 16) % bound
     }
 
-    /// Of any magnitude, and often at a power of two, give or take one.
+    /// An interval of any magnitude, often a power of two or a neighbour of one.
     fn interval(&mut self, range: u64) -> u64 {
         let magnitude = 1 << self.below(41);
         let interval = match self.below(4) {
@@ -161,7 +162,8 @@ impl Random {
     }
 }
 
-/// Drives up to `now` without a budget worth mentioning; what fires, with its deadlines.
+/// Drives the scheme up to `now` with a practically unlimited budget. Returns what fires, with its
+/// deadlines.
 fn drive<T>(scheme: &mut Boxed<T>, now: u64) -> Vec<(T, u64)> {
     let mut fired = Vec::new();
     loop {

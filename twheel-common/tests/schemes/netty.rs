@@ -1,4 +1,4 @@
-//! Threads beside the wheel: the driver of Netty and the elements that expire.
+//! Wheels with threads around them: Netty's driver, and elements that expire.
 
 use std::{
     sync::{Arc, Mutex},
@@ -21,7 +21,7 @@ fn expiring_elements_are_heard_of() {
     assert_eq!(wheel.add(0, 'a'), Ok(10));
     assert_eq!(wheel.add(3, 'b'), Ok(10));
     assert_eq!(wheel.time_left(9, &'a'), Some(1));
-    // A heartbeat.
+    // A heartbeat restarts its time.
     assert_eq!(wheel.add(9, 'a'), Ok(10));
     assert_eq!(wheel.time_left(9, &'a'), Some(10));
     assert_eq!(wheel.add_with(9, 'c', 2), Ok(2));
@@ -60,7 +60,7 @@ fn starts_that_flood_netty_do_not_starve_a_tick() {
     let limit = TRANSFERS_PER_TICK;
     assert_eq!(per_tick, [limit, limit, 10, 0]);
     assert_eq!(fired as u64, flood);
-    // A driver that is late makes up for it tick by tick.
+    // A late driver catches up tick by tick.
     for id in 0..flood {
         front.start(4, 1, id).unwrap();
     }
@@ -88,7 +88,7 @@ fn netty_has_a_cap_and_stop_returns_what_never_fired() {
     assert!(fires.is_expired() && !fires.cancel());
     assert_eq!(front.pending(), 1);
     front.start(1, 5, 'e').unwrap();
-    // In the wheel, and then cancelled: leaves at the next tick.
+    // First in the wheel, and then cancelled: it leaves the wheel at the next tick.
     let late = front.start(1, 5, 'f').unwrap();
     assert!(wheel.tick(2, 1_000));
     assert!(late.cancel());
@@ -130,12 +130,12 @@ fn of_a_cancel_and_an_expiry_at_once_one_has_its_way() {
     assert_eq!(fired + cancelled, ROUNDS as usize * EACH);
     while !wheel.tick(ROUNDS + 100, 1_000) {}
     assert_eq!(wheel.expired(), None);
-    assert_eq!(front.pending(), 0, "each was counted once");
+    assert_eq!(front.pending(), 0, "some were counted wrongly");
 }
 
 #[test]
 fn starts_from_many_threads_are_all_returned_by_stop() {
-    // Without a cap the starters would outrun the wheel, as long as the machine has memory.
+    // Without a cap, the starters would outrun the wheel for as long as the machine has memory.
     let (front, mut wheel) = Netty::pair(64, 100_000).unwrap();
     let start = |front: Netty<u64>| {
         let mut started = 0;

@@ -1,4 +1,4 @@
-//! Each scheme beside a sorted map of deadlines.
+//! Each scheme compared with a sorted map of deadlines.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,18 +10,19 @@ use twheel_common::schemes::{ById, Expiring, LAST_TICK, Netty, NettyWheel, Timeo
 
 use crate::{Boxed, Random, cases};
 
-/// Anything that has timers with ids.
+/// Anything that manages timers with ids.
 trait Subject {
     fn start(&mut self, now: u64, interval: u64, id: u32) -> bool;
     fn stop(&mut self, id: u32) -> bool;
     fn tick(&mut self, now: u64, budget: usize) -> bool;
     fn expired(&mut self) -> Option<(u32, u64)>;
-    /// The tick it has come to, while a turn is not at its end.
+    /// The tick that it has reached; it may be in the middle of a turn.
     fn elapsed(&self) -> u64;
-    /// The tick to come back at, if it says so.
+    /// The tick to come back at, if the scheme gives one.
     fn next_tick(&self) -> Option<Option<u64>>;
     fn time_left(&self, now: u64, id: u32) -> Option<Option<u64>>;
-    /// Whether starts may come while a turn is not at its end, and `elapsed` tells what they mean.
+    /// Whether timers may be started in the middle of a turn; `elapsed` then tells what their
+    /// intervals count from.
     const PAUSES: bool = true;
 }
 
@@ -83,7 +84,7 @@ impl Subject for NettySubject {
     const PAUSES: bool = false;
 }
 
-/// What is armed, by deadline and by id.
+/// The armed timers, by deadline and by id.
 #[derive(Default)]
 struct Oracle {
     deadlines: BTreeMap<u64, BTreeSet<u32>>,
@@ -121,8 +122,8 @@ fn operations() -> u64 {
     if exhaustive { 3_000_000 } else { 120_000 }
 }
 
-/// Random starts, re-starts, stops, ticks and jumps, from tick `begin` on. Each timer is to fire at
-/// the very tick that the oracle says, and all in order.
+/// Random starts, restarts, stops, ticks and jumps, from tick `begin` on. Each timer must fire at
+/// exactly the oracle's tick, and all in order.
 fn compare<S: Subject>(
     name: &str,
     [range, reach]: [u64; 2],
@@ -134,7 +135,7 @@ fn compare<S: Subject>(
     let mut oracle = Oracle::default();
     let mut now = begin;
     while !subject.tick(begin, 1_000) {}
-    // A turn of the driver that has not come to its end.
+    // Whether a turn of the driver is unfinished.
     let mut paused = false;
     let mut fired = 0;
     for operation in 0..operations {
@@ -146,7 +147,7 @@ fn compare<S: Subject>(
                     0 => random.interval(range),
                     _ => random.interval(range.min(reach)),
                 };
-                // The client's clock may be ahead of the driver, or behind it.
+                // The client's clock may be ahead of the driver's, or behind it.
                 let client = match random.below(8) {
                     0 => now + random.below(20),
                     1 => now.saturating_sub(random.below(20)),
@@ -180,7 +181,7 @@ fn compare<S: Subject>(
                 let budget = [1, 2, 7, 1_000][random.below(4) as usize];
                 loop {
                     let done = subject.tick(now, budget);
-                    // Now and then, some of what is due stays where clients can still stop it.
+                    // Sometimes, some of the due timers stay where clients can still stop them.
                     let leave = S::PAUSES && random.below(4) == 0;
                     while !(leave && random.below(3) == 0) {
                         let Some((id, deadline)) = subject.expired() else {
@@ -194,10 +195,10 @@ fn compare<S: Subject>(
                     }
                     paused = !done;
                     if !leave {
-                        // Of the tick that is under way some may be left, of those before none.
+                        // Timers of the present tick may be left, but none of earlier ticks.
                         let reached = subject.elapsed() + u64::from(done);
                         let late = oracle.first().filter(|first| *first < reached);
-                        assert_eq!(late, None, "late, {}", at());
+                        assert_eq!(late, None, "too late, {}", at());
                     }
                     if done || S::PAUSES && random.below(3) == 0 {
                         break;
@@ -207,15 +208,19 @@ fn compare<S: Subject>(
         }
         if let Some(next) = subject.next_tick() {
             assert_eq!(next.is_none(), oracle.armed.is_empty(), "{}", at());
-            // What was found due and not handed out is due now, whatever its deadline.
+            // Due timers that were not handed out are due now, whatever their deadline.
             let first = oracle.first().map(|first| first.max(subject.elapsed()));
             assert!(next <= first, "hint {next:?} after {first:?}, {}", at());
         }
     }
-    assert!(fired > operations / 50, "{name}: only {fired} have fired");
+    assert!(
+        fired > operations / 50,
+        "{name}: only {fired} timers have fired"
+    );
 }
 
-/// The last two: the tick at which 32 bits wrap lies in the way; ticks that need more bits.
+/// With the last two, the ticks pass the point where 32 bits wrap around, and need more than 32
+/// bits.
 const BEGINS: [u64; 4] = [0, 7, (1 << 32) - 500, (1 << 61) + 12_345];
 
 #[test]

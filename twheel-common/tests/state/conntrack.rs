@@ -1,4 +1,4 @@
-//! States, beside conntrack's table.
+//! States, compared with conntrack's table.
 
 use twheel_common::{
     flow::Direction::{self, *},
@@ -55,8 +55,8 @@ fn both_at_once() {
     assert_eq!(open.state(), Established);
 }
 
-/// `tcp_conntracks` of `net/netfilter/nf_conntrack_proto_tcp.c`, without its first column (no flow): original and
-/// reply; syn, syn/ack, fin, ack. 2 letters a state.
+/// `tcp_conntracks` of `net/netfilter/nf_conntrack_proto_tcp.c`, without its first column (no
+/// flow): original and reply; syn, syn/ack, fin, ack. Two letters for each state.
 const CONNTRACK: [[&str; 4]; 2] = [
     [
         "SS IG IG IG IG IG SS SS S2",
@@ -91,7 +91,7 @@ fn every_transition_is_conntracks() {
                     let change = wire.send(end, flags, 0);
                     let what = format!("{state:?}, row {row}, reply {reply}: {change:?}");
                     if flags == SYN && [TimeWait, Close].contains(&state) {
-                        // A new life waits for its answer, in either direction.
+                        // A new flow waits for its answer, in either direction.
                         assert!(matches!(change, Change::Doubt(..)), "{what}");
                         assert_eq!(wire.state(), state);
                         let change = wire.send(end.reverse(), SYN | ACK, 0);
@@ -108,21 +108,21 @@ fn every_transition_is_conntracks() {
                         "IV" => "IG",
                         other => other,
                     };
-                    // A FIN of the end that has sent one is no end of the other.
+                    // A second FIN of the same end is not the other end's.
                     let again =
                         flags == FIN | ACK && reply == 0 && [FinWait, CloseWait].contains(&state);
                     if again {
                         assert_eq!(change, Change::Nothing, "{what}");
                         continue;
                     }
-                    // Whoever has sent the last FIN does not acknowledge it.
+                    // The sender of the last FIN does not acknowledge it.
                     let own =
                         flags == ACK && [(FinWait, 0), (LastAck, 1)].contains(&(state, reply));
                     if own {
                         assert_eq!(change, Change::Nothing, "{what}");
                         continue;
                     }
-                    // A second SYN of another number.
+                    // A second SYN with another number.
                     let second = flags == SYN && [SynSent, SynSent2].contains(&state);
                     if second && found == "IG" {
                         continue;
@@ -130,7 +130,7 @@ fn every_transition_is_conntracks() {
                     assert_eq!(found, expected, "{what}");
                 }
                 let mut wire = wire;
-                // Who has heard nothing yet acknowledges nothing.
+                // An end that has received nothing acknowledges nothing.
                 let flags = if state == SynSent && reply == 0 {
                     RST
                 } else {
@@ -146,14 +146,18 @@ fn every_transition_is_conntracks() {
 #[test]
 fn one_direction_is_enough_to_be_established() {
     let handshake = [(FromLow, SYN), (FromLow, ACK)];
-    // Where the other would be seen, it has not answered.
+    // Since the other direction would be seen, the responder has not answered.
     assert_eq!(after(&handshake).state(), SynSent);
     assert_eq!(Seen::first(FromHigh, SYN | ACK, BOTH), None);
     let client = seen(&handshake, ONE_WAY);
     assert_eq!(client.state(), Established);
     let responder = seen(&[(FromHigh, SYN | ACK), (FromHigh, ACK)], ONE_WAY);
     assert_eq!(responder.state(), Established);
-    assert_eq!(responder.initiator(), FromLow, "a SYN/ACK is an answer");
+    assert_eq!(
+        responder.initiator(),
+        FromLow,
+        "the sender of a SYN/ACK is the responder"
+    );
     for seen in [client, responder] {
         assert!(!seen.is_replied());
         assert!(seen.is_established(true) && !seen.is_established(false));
@@ -198,16 +202,16 @@ fn a_syn_on_a_closed_flow_is_another_flow_once_it_is_answered() {
     let syn = wire.segment(FromHigh, SYN, 0);
     assert!(matches!(wire.send(FromHigh, SYN, 0), Change::Doubt(..)));
     assert_eq!(wire.state(), Close);
-    // Sent again it keeps nothing alive.
+    // When it is sent again, it does not keep the flow alive.
     assert_eq!(wire.see(&syn), Change::Ignored);
     let wrong = segment(FromLow, SYN | ACK, 77, syn.end.wrapping_add(1), 0);
     assert_eq!(wire.see(&wrong), Change::Ignored);
     let change = wire.send(FromLow, SYN | ACK, 0);
     assert!(matches!(change, Change::NewGeneration(_)), "{change:?}");
     assert_eq!((wire.state(), wire.seen().initiator()), (SynRecv, FromHigh));
-    assert!(wire.seen().is_posted(), "its link is still in use");
+    assert!(wire.seen().is_posted(), "the flow is still in the inbox");
     wire.send(FromHigh, ACK, 0);
     assert_eq!(wire.state(), Established);
-    // But not on a live one.
+    // But not on a live flow.
     assert_eq!(established().send(FromLow, SYN, 0), Change::Ignored);
 }

@@ -1,4 +1,4 @@
-//! What forged segments do, and by which way a side sends.
+//! What forged segments do, and the ways of the sides.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use twheel_common::{
 
 use crate::{BOTH, WAYS, Wire, established, segment, wire};
 
-/// Both ends go on: a request and its answer.
+/// Both ends continue: a request and its answer.
 fn talk(wire: &mut Wire) {
     wire.send(FromLow, ACK, 100);
     wire.send(FromHigh, ACK, 0);
@@ -32,7 +32,7 @@ fn a_reset_at_the_next_number_counts_and_one_near_it_until_both_go_on() {
     real.send(FromHigh, RST | ACK, 0);
     assert_eq!(real.state(), Close);
     talk(&mut real);
-    assert_eq!(real.state(), Close, "nobody goes on after that");
+    assert_eq!(real.state(), Close, "an exact RST must not be taken back");
 
     for flags in [RST, RST | ACK] {
         for distance in [1, END_WINDOW] {
@@ -42,7 +42,7 @@ fn a_reset_at_the_next_number_counts_and_one_near_it_until_both_go_on() {
             reset.seq = reset.seq.wrapping_add(distance);
             assert!(matches!(forged.see(&reset), Change::Add(_)));
             assert_eq!(forged.state(), Close);
-            // One end alone proves nothing: it may not have heard.
+            // One end alone proves nothing: it may not have received the RST.
             for _ in 0..3 {
                 forged.send(FromLow, ACK, 100);
                 assert_eq!(forged.state(), Close);
@@ -50,7 +50,7 @@ fn a_reset_at_the_next_number_counts_and_one_near_it_until_both_go_on() {
             forged.send(FromHigh, ACK, 50);
             assert_eq!(forged.state(), Established);
             assert!(forged.seen().is_conversation());
-            // Nor do many, or a SYN, lead it away.
+            // Nor do many RSTs, or a SYN, move the doubtful number away.
             for step in 1..40 {
                 reset.seq = forged.next[1].wrapping_add(step << 18);
                 reset.end = reset.seq;
@@ -62,7 +62,7 @@ fn a_reset_at_the_next_number_counts_and_one_near_it_until_both_go_on() {
             assert_eq!(forged.state(), Close);
             talk(&mut forged);
             assert_eq!(forged.state(), Established);
-            // And so again.
+            // The same once more.
             reset.seq = forged.next[1].wrapping_add(distance);
             forged.see(&reset);
             assert_eq!(forged.state(), Close);
@@ -87,7 +87,7 @@ fn a_forged_fin_ends_nothing_that_goes_on() {
             talk(&mut forged);
         }
         assert_eq!(forged.state(), Established, "{ends:?}");
-        // The real ends count.
+        // The FINs of the real ends count.
         forged.send(FromLow, FIN | ACK, 0);
         forged.send(FromHigh, FIN | ACK, 0);
         forged.send(FromLow, ACK, 0);
@@ -161,7 +161,8 @@ fn an_answer_comes_by_another_way() {
 #[test]
 fn a_side_sends_by_its_own_way() {
     let (inside, outside) = (Way::of(2, 2), Way::of(3, 3));
-    // What comes in and goes out came by where it came in; this host's own by none.
+    // The way of a forwarded packet is the interface where it came in; this host's own packets came
+    // in nowhere.
     assert_eq!(Way::of(3, 2), inside);
     assert_eq!(Way::of(3, 0), Way::LOCAL);
     for side in [FromLow, FromHigh] {
@@ -170,14 +171,16 @@ fn a_side_sends_by_its_own_way() {
             SideWay::of(known, side).allows(way, direction, is_lenient)
         };
         for is_lenient in [false, true] {
-            // The side that was seen, by where it was seen; or by another if it may have several.
+            // The side that was seen sends through the same interface, or through another one if it
+            // may have several.
             assert!(allows(inside, inside, side, is_lenient));
             assert_eq!(allows(inside, outside, side, is_lenient), is_lenient);
-            // This host's own packets are nobody else's, and it sends none that come from outside.
+            // Packets of this host come from this host only, and none of its packets comes in from
+            // outside.
             assert!(allows(inside, Way::LOCAL, side, is_lenient));
             assert!(!allows(Way::LOCAL, outside, side, is_lenient));
             assert!(allows(Way::LOCAL, Way::LOCAL, side, is_lenient));
-            // The other one by all others.
+            // The other side sends by any other way.
             assert!(allows(inside, outside, other, is_lenient));
             assert!(allows(inside, Way::LOCAL, other, is_lenient));
             assert!(!allows(inside, inside, other, is_lenient));
@@ -185,7 +188,7 @@ fn a_side_sends_by_its_own_way() {
             assert!(allows(Way::LOCAL, outside, other, is_lenient));
             for direction in [side, other] {
                 assert!(SideWay::ANY.allows(inside, direction, is_lenient));
-                // By the loopback interface both sides send, and nobody outside.
+                // Over the loopback interface both sides send, and nobody outside.
                 let loopback = SideWay::of(Way::LOOPBACK, side);
                 assert!(!loopback.allows(inside, direction, is_lenient));
                 assert!(loopback.allows(Way::LOCAL, direction, is_lenient));
@@ -198,7 +201,7 @@ fn a_side_sends_by_its_own_way() {
         assert!(SideWay::of(inside, side).is_of(side) && !SideWay::of(inside, side).is_of(other));
     }
     assert_eq!([0, 7].map(|origin| Way::of(1, origin)), [Way::LOOPBACK; 2]);
-    // What is made in another network namespace: nobody in a third has made it, and it is none of this one's.
+    // A packet from another network namespace was made neither in a third one nor in this one.
     let [there, third] = [0, MAX_NAMESPACES - 1].map(elsewhere);
     let made = Way::of(there | 2, there);
     for side in [Direction::FromLow, Direction::FromHigh] {
@@ -213,7 +216,7 @@ fn a_side_sends_by_its_own_way() {
     assert_eq!(BTreeSet::from(numbers).len(), 4);
 }
 
-/// What this host sends does not come in: what seemed to be of it was forged.
+/// This host's packets do not come in: incoming packets in its name were forged.
 #[test]
 fn this_host_disproves_what_came_in_by_its_name() {
     let outside = Way::of(3, 3);
@@ -230,7 +233,7 @@ fn this_host_disproves_what_came_in_by_its_name() {
             assert!(!disproved(outside, Way::of(2, 2), direction));
             assert!(!SideWay::ANY.is_disproved_by(Way::LOCAL, direction));
         }
-        // A SYN or an ACK that seemed to be of this host; its own says what begins.
+        // A forged SYN or ACK in the name of this host; the host's own segment decides what begins.
         for planted in [SYN, ACK] {
             let planted = segment(side, planted, 5, 6, 0);
             let see = |from: Direction, flags| {
@@ -271,7 +274,7 @@ fn this_host_disproves_what_came_in_by_its_name() {
             (Established, side)
         );
         assert!(flow.seen.is_pickup() && !flow.seen.is_replied());
-        // A conversation stands.
+        // A conversation is not disproved.
         let mut flow = established().flow.unwrap();
         let change = flow.see_disproved(&segment(FromLow, SYN, 5_000, 0, 0), BOTH);
         assert_eq!(change, Change::Ignored);
@@ -280,7 +283,8 @@ fn this_host_disproves_what_came_in_by_its_name() {
 
 #[test]
 fn random_numbers_hardly_do_anything() {
-    // What remains for whoever guesses: a window of 2^19 of 2^32, for a FIN or RST; and that is revoked.
+    // What a guess can still achieve: a FIN or RST must hit a window of 2^19 numbers of 2^32, and
+    // is then taken back.
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut number = || {
         random ^= random << 13;
@@ -307,10 +311,11 @@ fn random_numbers_hardly_do_anything() {
             assert_eq!(trial.state(), Established, "{forged:?}");
         }
     }
-    // 2 of 6 kinds are RSTs, one of 2^13 and one of 2^14; FINs must acknowledge, too.
+    // Two of the six kinds are RSTs, which hit once in 2^13 and once in 2^14 tries; a FIN's
+    // acknowledgment must fit, too.
     let expected = TRIES / 6 / 8192 + TRIES / 6 / 16384;
     assert!((expected / 2..=expected * 2).contains(&ends), "{ends}");
-    // Of 2^8 the number, of 2^6 the acknowledgment.
+    // Once in 2^8 tries for the sequence number, and once in 2^6 for the acknowledgment.
     let expected = TRIES / 6 / (1 << 14);
     assert!(moves <= 4 * expected, "{moves}");
 }
@@ -330,7 +335,8 @@ fn what_can_be_first_is_what_begins_a_flow() {
     }
 }
 
-/// Who is outside forges both ends of what is over; a packet of this host's does not come from there.
+/// An attacker outside forges both ends of a connection that is over; but packets of this host do
+/// not come in from there.
 #[test]
 fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
     for (state, initiator) in [
@@ -350,7 +356,7 @@ fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
             let syn = segment(from, SYN, 9_000, 0, 0);
             assert_eq!(seen.next(&syn, &known(false, 0), BOTH), Change::SameWay);
             let Change::Doubt(candidate, number, _) = seen.next(&syn, &known(true, 0), BOTH) else {
-                panic!("it is a candidate");
+                panic!("the SYN must be in doubt");
             };
             let answer = segment(from.reverse(), SYN | ACK, 70_000, 9_001, 0);
             let next = |is_own_way| candidate.next(&answer, &known(is_own_way, number), BOTH);
@@ -360,24 +366,25 @@ fn a_life_begins_and_is_answered_by_the_ways_of_its_sides() {
     }
 }
 
-/// One acknowledgment may be forged, and says where both sides are.
+/// A single acknowledgment, which gives both sides' numbers, may be forged.
 #[test]
 fn an_exact_reset_ends_only_what_both_sides_have_told_of() {
     let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
     let reset = segment(FromLow, RST, 100, 0, 0);
     flow.see(&reset, BOTH);
     assert_eq!(flow.seen.state(), Close);
-    // It does not go at once, as one does that was refused.
+    // It does not end at once, as a refused flow does.
     assert_eq!(Timeouts::number(flow.seen), Close as usize);
     assert_ne!(
         flow.see(&segment(FromLow, SYN, 9_000, 0, 0), BOTH),
         Change::Ended
     );
-    // Who has said nothing has it from the other side.
+    // A side that has sent nothing has its number from the other side.
     let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
     flow.see(&segment(FromHigh, RST, 200, 0, 0), BOTH);
     assert_eq!(Timeouts::number(flow.seen), Timeouts::REFUSED);
-    // Both are known, and one has the number that the other waits for: nobody doubts it.
+    // Both numbers are known, and the RST has exactly the number that the other side waits for: it
+    // is not in doubt.
     let mut flow = Tracked::first(&segment(FromLow, ACK, 100, 200, 0), BOTH).unwrap();
     flow.see(&segment(FromHigh, ACK, 200, 100, 0), BOTH);
     flow.see(&reset, BOTH);

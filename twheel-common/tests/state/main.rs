@@ -1,17 +1,16 @@
-//! States, beside conntrack's table; and what a RST must be like.
+//! States, compared with conntrack's table; and the conditions for a RST.
 #![allow(missing_docs)]
 
 mod conntrack;
 mod forged;
 mod numbers;
+#[path = "../segments/mod.rs"]
+mod segments;
 mod sockets;
 mod timeouts;
 
 use twheel_common::{
-    flow::{
-        Direction::{self, *},
-        FlowKey,
-    },
+    flow::Direction::{self, *},
     packet::{
         Segment,
         tcp::{ACK, FIN, RST, SYN},
@@ -24,24 +23,17 @@ use twheel_common::{
     tracked::Tracked,
 };
 
-/// Both directions are seen.
-const BOTH: View = View {
-    one_way: false,
-    strict: false,
-};
-const ONE_WAY: View = View {
-    one_way: true,
-    strict: false,
-};
+use segments::{BOTH, ONE_WAY, segment};
+
 const STRICT: View = View {
     one_way: true,
     strict: true,
 };
 
-/// Two ends that number their segments as TCP does, and what is seen of them.
+/// Two ends that number their segments as TCP does, and the flow as it is tracked.
 #[derive(Clone, Copy)]
 struct Wire {
-    /// The next number of each.
+    /// The next sequence number of each end.
     next: [u32; 2],
     view: View,
     flow: Option<Tracked>,
@@ -50,14 +42,14 @@ struct Wire {
 impl Wire {
     fn new(view: View) -> Self {
         Self {
-            // One wraps.
+            // The first one wraps around.
             next: [u32::MAX - 1, 9_000_000],
             view,
             flow: None,
         }
     }
 
-    /// What the next segment of this end would be.
+    /// The next segment of this end.
     fn segment(&self, direction: Direction, flags: u8, length: u32) -> Segment {
         let other = self.next[direction.reverse() as usize];
         let ack = if flags & ACK != 0 { other } else { 0 };
@@ -70,7 +62,7 @@ impl Wire {
         self.see(&segment)
     }
 
-    /// Somebody sends this, not the end that it claims to be of.
+    /// Somebody sends this segment, not necessarily the end that it names.
     fn see(&mut self, segment: &Segment) -> Change {
         match &mut self.flow {
             Some(flow) => flow.see(segment, self.view),
@@ -91,7 +83,7 @@ impl Wire {
     }
 }
 
-/// After these segments.
+/// The connection after these segments.
 fn wire(segments: &[(Direction, u8)], view: View) -> Wire {
     let mut wire = Wire::new(view);
     for (direction, flags) in segments {
@@ -100,7 +92,7 @@ fn wire(segments: &[(Direction, u8)], view: View) -> Wire {
     wire
 }
 
-/// What is seen of a flow after these segments.
+/// The flow's state bits after these segments.
 fn after(segments: &[(Direction, u8)]) -> Seen {
     seen(segments, BOTH)
 }
@@ -115,7 +107,7 @@ fn established() -> Wire {
     wire(&HANDSHAKE, BOTH)
 }
 
-/// How a connection that the low end begins comes into each state.
+/// The segments that bring a connection, begun by the low end, into each state.
 const WAYS: [(State, &[(Direction, u8)]); 9] = [
     (SynSent, &[(FromLow, SYN)]),
     (SynRecv, &[(FromLow, SYN), (FromHigh, SYN | ACK)]),
@@ -171,19 +163,3 @@ const WAYS: [(State, &[(Direction, u8)]); 9] = [
     ),
     (SynSent2, &[(FromLow, SYN), (FromHigh, SYN)]),
 ];
-
-fn segment(direction: Direction, flags: u8, seq: u32, ack: u32, length: u32) -> Segment {
-    let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment {
-        key: FlowKey::default(),
-        direction,
-        flags,
-        seq,
-        ack,
-        end: seq.wrapping_add(length).wrapping_add(counted),
-        bytes: 40 + length,
-        stamp: [0; 2],
-        window: 1,
-        packets: 1,
-    }
-}

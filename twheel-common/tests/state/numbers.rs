@@ -1,4 +1,4 @@
-//! Sequence numbers: where each side stands, and what that proves.
+//! Sequence numbers: the position of each side, and what it proves.
 
 use twheel_common::{
     flow::Direction::*,
@@ -16,13 +16,14 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
     for from in [FromLow, FromHigh] {
         let syn = segment(from, SYN, 500, 0, 0);
         let mut flow = Tracked::first(&syn, BOTH).unwrap();
-        // The answer to the SYN, but for its flag: the SYN/ACK may still come.
+        // It answers the SYN, but lacks the SYN flag: the SYN/ACK may still come.
         let early = segment(from.reverse(), ACK, 7, 501, 0);
         assert_eq!(flow.see(&early, BOTH), Change::Ignored);
-        // Its sender says nothing of what it sent before.
+        // The initiator's own segment does not tell what it sent before.
         let own = segment(from, ACK, 90_000, 7, 0);
         assert_eq!(flow.see(&own, BOTH), Change::Ignored);
-        // Nor does one side alone: where it says the initiator is, that one must go on.
+        // Nor does the other side alone: the initiator must continue where the other side says it
+        // is.
         let challenge = segment(from.reverse(), ACK, 7, 90_000, 0);
         let asked = flow;
         assert!(matches!(flow.see(&challenge, BOTH), Change::Doubt(..)));
@@ -39,7 +40,7 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
             let placed = flow.clone().see(&near, BOTH);
             assert!(matches!(placed, Change::Places(_)), "{placed:?}");
         }
-        // Who is here is believed at once.
+        // A host that sees its own SYN is believed at once.
         let mut here = Tracked::first(&syn, BOTH).unwrap();
         here.known.is_local = true;
         assert!(matches!(here.see(&challenge, BOTH), Change::Places(_)));
@@ -57,12 +58,12 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
             (Established, from)
         );
         assert!(flow.seen.is_conversation() && flow.seen.is_pickup());
-        // Both have their numbers.
+        // Both sides have their numbers.
         assert_eq!(flow.see(&own, BOTH), Change::Nothing);
         let reset = flow.see(&segment(from, RST, 90_000, 0, 0), BOTH);
         assert!(matches!(reset, Change::Add(_)), "{reset:?}");
         assert_eq!(flow.seen.state(), Close);
-        // By the way of the SYN nobody answers it.
+        // An answer cannot come by the way of the SYN.
         let mut flow = Tracked::first(&syn, BOTH).unwrap();
         flow.known.is_own_way = false;
         assert_eq!(flow.see(&challenge, BOTH), Change::SameWay);
@@ -73,14 +74,14 @@ fn who_answers_a_syn_as_if_it_were_none_had_a_connection_before() {
     }
 }
 
-/// Who answers for a source that is none has to guess the number.
+/// An attacker who answers for a source that does not exist has to guess the number.
 #[test]
 fn a_handshake_ends_with_the_number_of_its_answer() {
     for (data, window) in [(0, 0), (100, 16_384)] {
         for missing in [0, 1, 100, 16_384, 16_385, u32::MAX] {
             let mut flow = Tracked::first(&segment(FromLow, SYN, 99, 0, 0), BOTH).unwrap();
             flow.see(&segment(FromHigh, SYN | ACK, 70_000, 100, 0), BOTH);
-            // It may send before its answer is acknowledged.
+            // The responder may send data before its SYN/ACK is acknowledged.
             flow.see(&segment(FromHigh, ACK, 70_001, 100, data), BOTH);
             assert_eq!(flow.seen.state(), SynRecv);
             let ack = (70_001 + data).wrapping_sub(missing);
@@ -107,7 +108,7 @@ fn sides_that_have_both_lost_something_are_found_again() {
     let mut flow = Tracked::first(&segment(FromLow, SYN, 99, 0, 0), BOTH).unwrap();
     flow.see(&segment(FromHigh, SYN | ACK, 199, 100, 0), BOTH);
     flow.see(&segment(FromLow, ACK, 100, 200, 0), BOTH);
-    // The first megabyte of each was overtaken by the next, and comes late.
+    // The first half megabyte of each side was overtaken by the next, and comes late.
     let (low, high) = (1_000_100, 1_000_200);
     for (direction, begin) in [(FromLow, 100), (FromHigh, 200)] {
         flow.see(
@@ -118,7 +119,7 @@ fn sides_that_have_both_lost_something_are_found_again() {
     flow.see(&segment(FromLow, ACK, 100, 200, 500_000), BOTH);
     flow.see(&segment(FromHigh, ACK, 200, 100, 500_000), BOTH);
     assert_eq!(flow.known.positions, [500_100, 500_200]);
-    // The rest of it is there; each acknowledges the other.
+    // The rest was already seen, and each side acknowledges the other's.
     flow.see(&segment(FromLow, ACK, low, 500_200, 10), BOTH);
     flow.see(&segment(FromHigh, ACK, high, low + 10, 0), BOTH);
     assert_eq!(flow.known.positions, [low + 10, 500_200]);
@@ -151,7 +152,7 @@ fn an_end_must_lie_where_its_sender_is() {
                     assert!(!end(flags, here.wrapping_sub(distance), other));
                 }
             }
-            // Much may be in flight. What was never sent is not acknowledged.
+            // Much data may be in flight, but what was never sent cannot be acknowledged.
             assert!(end(FIN | ACK, here, other.wrapping_sub(1 << 26)));
             assert!(!end(FIN | ACK, here, other.wrapping_sub((1 << 26) + 1)));
             assert!(!end(FIN | ACK, here, other.wrapping_add((1 << 20) + 1)));
@@ -198,12 +199,16 @@ fn positions_move_forward_and_not_by_forgery() {
         |seq: u32, ack, length| advance(positions, seen, &segment(FromLow, ACK, seq, ack, length));
     let here = positions[0];
     assert_eq!(moved(here, 70_000, 0), None);
-    assert_eq!(moved(here, 70_000, 1_000), Some(989), "it wraps");
+    assert_eq!(
+        moved(here, 70_000, 1_000),
+        Some(989),
+        "the number wraps around"
+    );
     assert_eq!(moved(here.wrapping_sub(500), 70_000, 500), None, "again");
     assert_eq!(moved(here.wrapping_sub(500), 70_000, 100), None, "older");
     assert_eq!(moved(here.wrapping_add(1 << 30), 70_000, 1), None, "far");
     assert_eq!(moved(here, 70_000 + (1 << 24), 1_000), None, "whose?");
-    // A first segment of a side says where that is.
+    // The first segment of a side gives its position.
     let half = after(&[(FromLow, SYN)]);
     let answer = segment(FromHigh, SYN | ACK, 1 << 31, here, 0);
     assert_eq!(advance([here, 0], half, &answer), Some((1 << 31) + 1));

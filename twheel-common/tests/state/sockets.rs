@@ -1,4 +1,4 @@
-//! Flows that are entered for a socket.
+//! Flows that were entered for a socket.
 
 use twheel_common::{
     flow::Direction::{self, *},
@@ -12,7 +12,7 @@ use twheel_common::{
 
 use crate::{BOTH, segment};
 
-/// A flow that was entered for a socket in this state, and nothing else is known of it.
+/// A flow that was entered for a socket in this state; nothing else is known of it.
 fn entered(state: State, initiator: Direction, finished: &[Direction]) -> Tracked {
     Tracked {
         seen: Seen::of_socket(state, initiator, finished),
@@ -31,12 +31,13 @@ fn a_flow_entered_for_a_socket_learns_where_its_sides_stand() {
     assert_eq!(flow.seen.initiator(), FromHigh);
     let seen = flow.seen;
     assert!(seen.is_replied() && seen.is_pickup() && !seen.is_conversation());
-    // A FIN or RST has no number to be compared with.
+    // There is no number to compare a FIN or RST with.
     for flags in [RST, FIN | ACK] {
         let end = segment(FromLow, flags, 5_000_000, 7_000_000, 0);
         assert_eq!(flow.see(&end, BOTH), Change::Ignored);
     }
-    // What the first side says last tells where both stand, until the other one says so, too.
+    // The latest segment of the first side gives the positions of both, until the other side
+    // confirms them.
     let from_low = segment(FromLow, ACK, 5_000_000, 7_000_000, 100);
     let from_high = segment(FromHigh, ACK, 7_000_000, 5_000_100, 0);
     let forged = segment(FromLow, ACK, 4_000_000_000, 3_000_000_000, 100);
@@ -61,7 +62,7 @@ fn a_flow_entered_for_a_socket_learns_where_its_sides_stand() {
 #[test]
 fn a_flow_entered_for_a_socket_knows_who_has_sent_a_fin() {
     let mut flow = entered(FinWait, FromLow, &[FromLow]);
-    // Of a side whose place is not known a FIN says nothing, but an ACK says where it stands.
+    // A FIN from a side of unknown position is not believed, but an ACK gives its position.
     let from_low = segment(FromLow, ACK, 5_000_000, 7_000_000, 0);
     flow.see(&from_low, BOTH);
     assert_eq!(flow.seen.state(), FinWait);

@@ -1,4 +1,4 @@
-//! Which timeout a state has; datagrams.
+//! The timeout of each state, and datagrams.
 
 use twheel_common::{
     flow::Direction::{self, *},
@@ -76,11 +76,11 @@ fn datagrams_of_both_sides_are_a_stream_after_a_while() {
     assert_eq!((first.state(), first.initiator()), (Udp, FromHigh));
     assert_eq!(next(first, FromHigh, UDP), Change::Nothing);
     let Change::Add(answered) = next(first, FromLow, UDP) else {
-        panic!("an answer");
+        panic!("the answer was not taken");
     };
     assert_eq!(answered.state(), Udp);
     let Change::AddIfItLasts(stream) = next(answered, FromHigh, UDP) else {
-        panic!("a stream");
+        panic!("the flow is not a stream");
     };
     assert_eq!(stream.state(), UdpStream);
     for direction in [FromLow, FromHigh] {
@@ -89,11 +89,15 @@ fn datagrams_of_both_sides_are_a_stream_after_a_while() {
     }
     assert!(stream.is_established(false) && !answered.is_established(false));
     assert!(!stream.is_closed());
-    assert_eq!(Seen::first(FromLow, ANSWER, BOTH), None, "to nothing");
+    assert_eq!(
+        Seen::first(FromLow, ANSWER, BOTH),
+        None,
+        "an answer without a question begins a flow"
+    );
     let ping = Seen::first(FromLow, QUERY, BOTH).unwrap();
     assert_eq!(ping.state(), Icmp);
     let Change::Add(answered) = next(ping, FromHigh, ANSWER) else {
-        panic!("an answer");
+        panic!("the answer was not taken");
     };
     assert_eq!(next(answered, FromLow, QUERY), Change::Nothing);
     for (seen, number) in [

@@ -1,5 +1,5 @@
-//! Walks through the states of flows, beside a model that says the same in plain fields: each segment changes what the model
-//! says, and nothing else.
+//! Walks through the states of flows and compares them with a model in plain fields: each segment
+//! must change what the model changes, and nothing else.
 #![allow(missing_docs)]
 
 mod model;
@@ -95,7 +95,7 @@ impl Random {
         self.one_of(&[FromLow, FromHigh])
     }
 
-    /// A segment whose numbers are those of the flow, near them, at the bounds, or anything.
+    /// A segment whose numbers are those of the flow, near them, at the limits, or random.
     fn segment(&mut self, known: &Known, datagrams: bool) -> Segment {
         const OFF: [u32; 18] = [
             0,
@@ -147,7 +147,7 @@ impl Random {
                 0,
             ]),
         };
-        // A SYN or FIN that is sent again ends where it ended.
+        // A SYN or FIN that is sent again ends where it ended before.
         if flags & (SYN | FIN) != 0 && self.is_one_in(3) {
             seq = seq.wrapping_sub(1);
         }
@@ -163,7 +163,7 @@ impl Random {
     }
 }
 
-/// Whether all that is asked of what was seen is what the model says.
+/// Checks that all questions to the state bits have the model's answers.
 fn assert_answers(seen: Seen, model: &Model) {
     let is_tcp = !matches!(model.state, Udp | UdpStream | Icmp);
     let is_replied = model.seen == [true; 2];
@@ -206,7 +206,7 @@ fn assert_answers(seen: Seen, model: &Model) {
     assert_eq!(seen.stalled(false), with(|it| it.stalled = false));
 }
 
-/// A flow's beginning: its first segment, or a socket.
+/// The beginning of a flow: its first segment, or a socket.
 fn begin(random: &mut Random, view: View, datagrams: bool) -> Option<Tracked> {
     let positions = [random.below(u32::MAX), random.below(u32::MAX)];
     let mut known = Known {
@@ -252,7 +252,7 @@ fn begin(random: &mut Random, view: View, datagrams: bool) -> Option<Tracked> {
 fn every_change_is_the_models() {
     const WALKS: u32 = 200_000;
     let mut random = Random(1);
-    // How often there was which change, and in which state.
+    // How often each change occurred, and each state.
     let (mut changes, mut states) = ([0; 9], [0; 12]);
     for walk in 0..WALKS {
         let view = View {
@@ -303,7 +303,7 @@ fn every_change_is_the_models() {
                 Change::Ignored => (1, before),
                 Change::SameWay => (2, before),
                 Change::AddIfItLasts(seen) => {
-                    // Older than two seconds.
+                    // More than two seconds old.
                     flow.seen = if random.is_one_in(2) { seen } else { before };
                     (3, flow.seen)
                 }
@@ -312,7 +312,7 @@ fn every_change_is_the_models() {
                 Change::Answers(seen) => (6, seen),
                 Change::Places(seen) => (7, seen),
                 Change::NewGeneration(seen) => (8, seen),
-                Change::Ended => panic!("nobody has ended it"),
+                Change::Ended => panic!("the flow was not ended"),
             };
             changes[number] += 1;
             assert_eq!(flow.seen, seen);

@@ -1,4 +1,4 @@
-//! The model: a flow in plain fields, and what a segment changes of them.
+//! The model: a flow in plain fields, and what a segment changes in them.
 
 use twheel_common::{
     flow::Direction::{self, *},
@@ -14,7 +14,7 @@ use twheel_common::{
     },
 };
 
-/// [`Seen`], a field for each thing that it says. What is said of sides is first of the low one.
+/// [`Seen`] with a field for each thing that it stores. Pairs have the low side first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     pub state: State,
@@ -26,9 +26,11 @@ pub struct Model {
     pub stalled: bool,
     pub posted: bool,
     pub starting: bool,
-    /// `Close`: by a RST beside its number. `LastAck`: the last FIN is the high side's.
+    /// In `Close`: the RST did not have the exact number. In `LastAck`: the last FIN is the high
+    /// side's.
     pub doubt: bool,
-    /// `LastAck`: the first FIN was not acknowledged before the second. Else: a SYN waits for its answer.
+    /// In `LastAck`: the first FIN was not acknowledged before the second. Otherwise: a SYN waits
+    /// for its answer.
     candidate: bool,
     goes_on: [bool; 2],
 }
@@ -134,7 +136,7 @@ impl Model {
         self.seen[direction as usize] && !self.unplaced[direction as usize]
     }
 
-    /// What a side's segment leaves: the side was seen, and where it is is known.
+    /// The effect of a side's segment: the side was seen, and its position is known.
     fn to(&self, state: State, direction: Direction) -> Self {
         let mut next = *self;
         next.state = state;
@@ -180,7 +182,7 @@ impl Model {
         }
     }
 
-    /// Whether the packet path need not ask.
+    /// Whether the packet cannot change the state, so that the packet path need not check.
     pub fn is_kept_by(&self, me: Direction, flags: u8) -> bool {
         let is_replied = self.seen == [true; 2];
         if flags & datagram::ANY != 0 {
@@ -189,13 +191,13 @@ impl Model {
         flags & (SYN | FIN | RST) == 0 && self.state == Established && self.is_placed(me)
     }
 
-    /// Whether one side alone says how far both have come.
+    /// Whether one side alone gives both sides' positions.
     pub fn is_told_by(&self, me: Direction, view: View) -> bool {
         let is_open = self.state == Established && !view.one_way;
         is_open && self.is_placed(me) && !self.is_placed(me.reverse())
     }
 
-    /// What a segment of this host begins, if what was seen so far was somebody else's.
+    /// What a segment of this host begins, if all packets so far were somebody else's.
     pub fn anew(&self, segment: &Segment) -> Option<Seen> {
         let (me, flags) = (segment.direction, segment.flags);
         if self.is_kept_by(me, flags) || self.seen == [true; 2] || flags & datagram::ANY != 0 {
@@ -301,7 +303,7 @@ impl Model {
             SynSent | SynSent2 if self.is_placed(them) && !is_exact => Change::Ignored,
             SynSent if is_reply => self.changed(self.to(SynRecv, me).certain()),
             SynSent2 => self.changed(self.to(SynRecv, me).certain()),
-            // Sent again by the initiator, of two that have opened at once.
+            // The initiator sends its segment again after a simultaneous open.
             SynRecv if !is_reply => self.changed(self.to(SynRecv, me)),
             _ => Change::Ignored,
         }
@@ -483,7 +485,7 @@ impl Model {
         if seen.goes_on != [true; 2] && !is_alone {
             return self.changed(seen);
         }
-        // The end was none.
+        // The FINs or the RST were forged.
         match (self.state, self.candidate) {
             (Close, _) => {}
             (_, true) => seen.fins = [false; 2],

@@ -6,10 +6,10 @@ use loom::sync::atomic::{
     fence,
 };
 
-/// A word of memory. Loom goes through the orders of two accesses only where it takes them for dependent,
-/// and forgets a load of one thread when another loads there as well. So each load is preceded by a turn of a
-/// counter, which is dependent on all others, and means nothing else. (A write is dependent on the access before it, be
-/// that a load or not.)
+/// A word of memory. Loom explores the orders of two accesses only if it takes them for dependent,
+/// and forgets a thread's load when another thread loads the same word. So each load first
+/// increments a counter; the increments are dependent on one another, and have no other meaning. (A
+/// write is dependent on the access before it, be that a load or not.)
 pub struct Cell(pub AtomicU64, AtomicU64);
 
 impl Cell {
@@ -31,7 +31,7 @@ impl Cell {
         fence(Release);
     }
 
-    /// What it held.
+    /// Returns the previous value.
     pub fn compare_exchange(&self, old: u64, new: u64) -> u64 {
         match self.0.compare_exchange(old, new, AcqRel, Relaxed) {
             Ok(held) => {

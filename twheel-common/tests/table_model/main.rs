@@ -1,18 +1,19 @@
-//! The flow table's protocol under a model checker: every interleaving of a few CPUs, and every value
-//! that a load may give on a machine with weak ordering.
+//! The flow table's protocol under a model checker: every interleaving of a few CPUs, and every
+//! value that a load may give on a machine with weak ordering.
 //!
-//! What runs is the code of `twheel_common::table`; the memory is loom's. Loads and stores are relaxed,
-//! so that they may give anything that coherence allows. What [`Records`] calls atomic is acquire and
-//! release at once, which is less than the data plane has: on x86-64 these are locked instructions, on
-//! arm64 `casal`, `swpal`, `ldsetal` (or exclusive pairs and a `dmb ish`), full barriers all of them where
-//! they write. A swap that fails orders nothing there, and is relaxed here. The reader that only
-//! maps the table depends on the barrier, so here a release fence stands behind every access that writes.
+//! The code is that of `twheel_common::table`; the memory is loom's. Loads and stores are relaxed,
+//! so that they may give anything that coherence allows. What [`Records`] calls atomic is acquire
+//! and release at once, which is less than the data plane has: on x86-64 these are locked
+//! instructions, on arm64 `casal`, `swpal`, `ldsetal` (or exclusive pairs and a `dmb ish`), all of
+//! which are full barriers if they write. A swap that fails orders nothing on the data plane, and
+//! is relaxed here. The reader that only maps the table depends on the barrier, so here a release
+//! fence follows every access that writes.
 //!
-//! A packet's stamp is a store of 32 bits into the half of a word. Loom has no such store; a relaxed
-//! read-modify-write of the word is the same to everybody else.
+//! A packet's stamp is a store of 32 bits into one half of a word. Loom has no such store; a
+//! relaxed read-modify-write of the whole word looks the same to all other CPUs.
 //!
-//! Most scenarios are bounded to the preemptions that they name: threads are switched where they end, and
-//! at that many points besides.
+//! Most scenarios limit the preemptions to the number that they name: loom switches threads where
+//! they end, and at that many further points.
 #![allow(missing_docs)]
 
 mod cell;

@@ -1,4 +1,4 @@
-//! What several CPUs do at once.
+//! Scenarios with several CPUs at once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,7 +15,7 @@ use twheel_common::{
 
 use crate::table::{Broken, Mapped, POSITIONS, RESET, SYN, Table, key, segment};
 
-/// Runs a scenario in every way; the error is what it came to, in one of them.
+/// Runs a scenario in every interleaving. Panics with the first failure.
 fn explore(preemptions: Option<usize>, scenario: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
@@ -26,7 +26,7 @@ pub fn finds(scenario: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(scenario)).is_err()
 }
 
-/// What an insertion came to: the record, and whether it is new.
+/// The result of an insertion: the record, and whether it is new.
 fn entered(inserted: &Inserted<usize>) -> Option<(usize, bool)> {
     match *inserted {
         Inserted::New(at, index) => {
@@ -47,13 +47,13 @@ pub fn two_insert(broken: Broken) {
         let second = thread::spawn(move || entered(&other.insert(0, &wanted, 2, 1)));
         let first = entered(&table.insert(0, &wanted, 1, 0)).unwrap();
         let second = second.join().unwrap().unwrap();
-        assert!(first.1 != second.1, "one is new");
-        assert_eq!(first.0, second.0, "the other gives way to it");
+        assert!(first.1 != second.1, "not exactly one flow is new");
+        assert_eq!(first.0, second.0, "the two CPUs have different records");
         assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
     });
 }
 
-/// A CPU enters a key whose flow another one ends and, perhaps, enters again.
+/// A CPU enters a key whose flow another CPU ends and, perhaps, enters again.
 pub fn insert_against_an_eviction_of_the_key(broken: Broken) {
     for again in [false, true] {
         explore(Some(2), move || {
@@ -62,7 +62,7 @@ pub fn insert_against_an_eviction_of_the_key(broken: Broken) {
             let at = table.enter(0, &wanted, 1);
             let other = table.clone();
             let second = thread::spawn(move || entered(&other.insert(0, &wanted, 3, 1)));
-            assert!(table.evict(at).is_some(), "nobody touched it");
+            assert!(table.evict(at).is_some(), "the flow was touched");
             let mine = again.then(|| entered(&table.insert(0, &wanted, 2, 0)).unwrap());
             let second = second.join().unwrap().unwrap();
             let new = [mine, Some(second)]
@@ -71,13 +71,13 @@ pub fn insert_against_an_eviction_of_the_key(broken: Broken) {
                 .filter(|(_, new)| *new)
                 .count();
             assert!(new <= 1, "the key is there twice");
-            assert!(!again || new == 1, "nobody has entered the key");
+            assert!(!again || new == 1, "the key was not entered");
             assert_eq!(table.at_rest(&[(wanted, 0)]).len(), new);
         });
     }
 }
 
-/// Three do.
+/// Three CPUs enter the same key.
 pub fn three_insert(broken: Broken) {
     explore(Some(1), move || {
         let table = Arc::new(Table::new(2, broken));
@@ -89,7 +89,7 @@ pub fn three_insert(broken: Broken) {
         let mut results = vec![entered(&table.insert(0, &wanted, 1, 0))];
         results.extend(threads.map(|thread| thread.join().unwrap()));
         let new = results.iter().flatten().filter(|(_, new)| *new).count();
-        assert_eq!(new, 1, "one is new");
+        assert_eq!(new, 1, "not exactly one flow is new");
         assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
     });
 }
@@ -107,12 +107,12 @@ pub fn two_insert_behind_an_eviction(broken: Broken) {
         assert!(table.evict(at).is_some());
         let results = threads.map(|thread| thread.join().unwrap().unwrap());
         let new = results.iter().filter(|(_, new)| *new).count();
-        assert_eq!(new, 1, "one is new");
+        assert_eq!(new, 1, "not exactly one flow is new");
         assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
     });
 }
 
-/// A CPU enters the same key as another, after it has freed a record in front.
+/// A CPU frees a record in front, and then enters the same key as another CPU.
 pub fn two_insert_one_in_front(broken: Broken) {
     explore(Some(3), move || {
         let table = Arc::new(Table::new(2, broken));
@@ -126,12 +126,12 @@ pub fn two_insert_one_in_front(broken: Broken) {
             second.join().unwrap(),
         ];
         let new = results.iter().flatten().filter(|(_, new)| *new).count();
-        assert_eq!(new, 1, "one is new");
+        assert_eq!(new, 1, "not exactly one flow is new");
         assert_eq!(table.at_rest(&[(wanted, 0)]).len(), 1);
     });
 }
 
-/// A packet resets a flow, or stamps it, while its wheel ends it.
+/// A packet resets a flow, or stamps it, while its wheel ends the flow.
 pub fn eviction_against_a_packet(broken: Broken) {
     for resets in [false, true] {
         explore(None, move || {
@@ -151,7 +151,7 @@ pub fn eviction_against_a_packet(broken: Broken) {
             let noted = packet.join().unwrap();
             let flows = table.at_rest(&[(flow, 0)]);
             match ended {
-                // What was noted has been reported.
+                // The state bits that the packet stored are in the report.
                 Some(word) => {
                     assert!(flows.is_empty());
                     assert_eq!(word.seen() == RESET, noted);
@@ -167,7 +167,8 @@ pub fn eviction_against_a_packet(broken: Broken) {
     }
 }
 
-/// A packet resets a flow whose record is freed meanwhile, and given to another flow with the same ports.
+/// A packet resets a flow whose record is freed meanwhile and given to another flow with the same
+/// ports.
 pub fn reuse_under_a_packet(broken: Broken) {
     explore(Some(3), move || {
         let table = Arc::new(Table::new(1, broken));
@@ -190,13 +191,13 @@ pub fn reuse_under_a_packet(broken: Broken) {
             assert_eq!(
                 word.seen(),
                 if key == old && noted { RESET } else { SYN },
-                "a stranger's packet"
+                "the packet has changed another flow"
             );
         }
     });
 }
 
-/// Two CPUs enter different keys where there is one free record, or two.
+/// Two CPUs enter different keys where one record is free, or two are.
 pub fn different_keys(broken: Broken) {
     for records in [1, 2] {
         explore(Some(3), move || {
@@ -210,13 +211,16 @@ pub fn different_keys(broken: Broken) {
             assert_eq!(flows.len(), new);
             assert_eq!(flows.len(), records);
             for (key, _) in flows {
-                assert!(table.finds(&key), "another flow with its fingerprint");
+                assert!(
+                    table.finds(&key),
+                    "found another flow with the same fingerprint"
+                );
             }
         });
     }
 }
 
-/// A packet of a flow, while another with its fingerprint is entered in front of it.
+/// A packet of a flow comes while its twin is entered in front of it.
 pub fn a_twin_in_front_of_a_packet(broken: Broken) {
     explore(Some(3), move || {
         let table = Arc::new(Table::new(2, broken));
@@ -226,14 +230,14 @@ pub fn a_twin_in_front_of_a_packet(broken: Broken) {
         assert!(table.evict(front).is_some());
         let other = table.clone();
         let second = thread::spawn(move || entered(&other.insert(0, &twin, 2, 1)));
-        assert!(table.finds(&flow), "its twin");
+        assert!(table.finds(&flow), "found its twin");
         assert_eq!(second.join().unwrap(), Some((front, true)));
         assert!(table.finds(&flow) && table.finds(&twin));
         table.at_rest(&[(flow, 0), (twin, 0)]);
     });
 }
 
-/// A flow ends while another with its fingerprint is entered.
+/// A flow ends while its twin is entered.
 pub fn a_twin_that_leaves(broken: Broken) {
     explore(Some(3), move || {
         let table = Arc::new(Table {
@@ -251,7 +255,7 @@ pub fn a_twin_that_leaves(broken: Broken) {
     });
 }
 
-/// A SYN begins a new life while the wheel ends the flow, and its record goes to another flow.
+/// A SYN supersedes a flow while the wheel ends it and its record goes to another flow.
 pub fn eviction_against_a_new_life(broken: Broken) {
     explore(Some(2), move || {
         let table = Arc::new(Table::new(1, broken));
@@ -272,11 +276,11 @@ pub fn eviction_against_a_new_life(broken: Broken) {
         });
         let inserted = entered(&table.insert(0, &stranger, 3, 0));
         let superseded = packet.join().unwrap();
-        // Each life ends once, with its own beginning.
+        // Each flow ends once, with its own beginning.
         let mut lives: Vec<_> = superseded.into_iter().chain(ended).collect();
         lives.sort_unstable_by_key(|(_, word)| word.generation());
         for (created, word) in &lives {
-            assert_eq!(*created, word.stamp(), "another life's beginning");
+            assert_eq!(*created, word.stamp(), "the beginning of another flow");
             assert!(!word.seen().is_starting());
         }
         lives.dedup_by_key(|(_, word)| word.generation());
@@ -284,7 +288,11 @@ pub fn eviction_against_a_new_life(broken: Broken) {
         let flows = table.at_rest(&[(flow, 0), (stranger, 0)]);
         assert_eq!(flows.len(), 1);
         let stands = flows[0].0 == flow;
-        assert_eq!(lives.len() + usize::from(stands), lived, "a life twice");
+        assert_eq!(
+            lives.len() + usize::from(stands),
+            lived,
+            "a flow has ended twice"
+        );
         assert_eq!(inserted.is_some(), !stands);
         assert!(!flows[0].1.seen().is_starting());
         let created = match (stands, superseded) {
@@ -296,8 +304,8 @@ pub fn eviction_against_a_new_life(broken: Broken) {
     });
 }
 
-/// A RST near the next number, and a connection that goes on: each side is seen by a CPU of its own, and its wheel may end
-/// the flow meanwhile.
+/// A RST near the next number, on a connection that continues: each side's packets are seen by a
+/// CPU of its own, and the flow's wheel may end it meanwhile.
 pub fn an_end_in_doubt_against_both_sides(broken: Broken) {
     for ends in [false, true] {
         explore(Some(3), move || {
@@ -318,15 +326,15 @@ pub fn an_end_in_doubt_against_both_sides(broken: Broken) {
             assert_eq!(packet.join().unwrap(), None);
             let flows = table.at_rest(&[(flow, 0)]);
             assert_eq!(flows.len(), usize::from(ended.is_none()));
-            // Who has ended has told of what it was.
+            // Only if the flow has not ended; the end has reported its state bits.
             for seen in flows.iter().map(|(_, word)| word.seen()) {
-                assert_eq!(seen, before, "both went on");
+                assert_eq!(seen, before, "both sides have continued, but the RST stays");
             }
         });
     }
 }
 
-/// After a reset a port is used again, and somebody forges a SYN at the same time.
+/// After a reset, a port is used again, and an attacker forges a SYN at the same time.
 pub fn candidates(broken: Broken) {
     explore(Some(2), move || {
         let table = Arc::new(Table::new(1, broken));
@@ -349,12 +357,12 @@ pub fn candidates(broken: Broken) {
         for segment in [&syn(5_000), &answer] {
             ended.extend(table.see(at, segment, 3));
         }
-        assert_eq!(forger.join().unwrap(), None, "a SYN alone begins nothing");
-        // Sent again, where the forged one came between.
+        assert_eq!(forger.join().unwrap(), None, "a SYN alone has begun a flow");
+        // Sent again, in case the forged SYN came between them.
         for segment in [&syn(5_000), &answer] {
             ended.extend(table.see(at, segment, 4));
         }
-        assert_eq!(ended.len(), 1, "a life ends once");
+        assert_eq!(ended.len(), 1, "the old flow did not end exactly once");
         assert!(ended[0].seen().is_reset());
         let flows = table.at_rest(&[(flow, 0)]);
         assert_eq!(flows[0].1.seen().state(), State::SynRecv);
@@ -362,7 +370,7 @@ pub fn candidates(broken: Broken) {
     });
 }
 
-/// A reader looks at a record that passes from one flow to another, or whose flow begins a new life.
+/// A reader looks at a record that passes from one flow to another, or whose flow is superseded.
 pub fn reading(broken: Broken) {
     for supersedes in [false, true] {
         explore(Some(3), move || {
@@ -399,9 +407,12 @@ pub fn reading(broken: Broken) {
                         1 => (key, cpu) == (old, 0) && word.seen().is_closed() == supersedes,
                         _ => (key, cpu) == second && word.seen() == SYN,
                     };
-                    assert!(whole && word.stamp() == created, "torn: {flow:?}");
+                    assert!(
+                        whole && word.stamp() == created,
+                        "a mixture of two flows: {flow:?}"
+                    );
                 }
-                Ok(None) => assert!(!supersedes, "a flow that stands is missed"),
+                Ok(None) => assert!(!supersedes, "a live flow is missed"),
                 Err(Changed) => {}
             }
             assert!(matches!(

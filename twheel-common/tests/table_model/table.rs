@@ -21,50 +21,51 @@ use twheel_common::{
 
 use crate::cell::Cell;
 
-/// SYN, of an initiator that is the key's low endpoint.
+/// The state bits after a SYN; the initiator is the key's low endpoint.
 pub const SYN: Seen = Seen(1 << 5);
-/// The same, and a RST.
+/// The same after a RST.
 pub const RESET: Seen = Seen(1 << 5 | 7);
 
-/// What is wrong with the memory, for the tests of the model itself.
+/// A deliberate error of the memory, to test the model itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Broken {
     #[default]
     Nothing,
     /// Records are claimed by a load and a store.
     Claim,
-    /// Who was first is looked up before the flow is announced.
+    /// The flow is announced only after checking who was first.
     Announce,
     /// The tag becomes 0 before the bit in the home's bitmap does.
     FreeFirst,
     /// Flows are killed by a store.
     Kill,
-    /// A record that is used again has its old generation.
+    /// A reused record keeps its old generation.
     Generation,
     /// A record gets its word before it gets its key.
     WordFirst,
-    /// A life may end while it is starting.
+    /// A flow may end while it is starting.
     Starting,
-    /// Who enters is not seen before it is live.
+    /// A CPU that enters a flow is not seen by others until the flow is live.
     Alone,
     /// The reader's loads are in no order.
     Unfenced,
-    /// The key is not looked for before it shows. (Packets that look for their flow find it at home.)
+    /// The key is not looked for again before the flow becomes visible. (Packets that look for
+    /// their flow find it at home.)
     NoSecondLook,
-    /// What a segment says is noted by a load and a store.
+    /// A segment's effect is stored by a load and a store.
     Note,
     /// Flows with one fingerprint are not marked.
     Twin,
-    /// Who has entered a flow lets go of it by a store.
+    /// The CPU that has entered a flow releases the record by a store.
     LetGo,
-    /// A mark on a record that is free by now stays.
+    /// A mark stays on a record that is free by now.
     Mark,
 }
 
-/// How far the sides have come, the low one first.
+/// The next sequence numbers of the sides, the low side first.
 pub const POSITIONS: [u32; 2] = [100, 200];
 
-/// A segment without data, at the place where its sender is.
+/// A segment without data, with its sender's next sequence number.
 pub fn segment(key: &FlowKey, direction: Direction, flags: u8) -> Segment {
     let [own, other] = match direction {
         FromLow => POSITIONS,
@@ -86,32 +87,34 @@ pub struct Slot {
     tag: Cell,
     word: Cell,
     number: Cell,
-    /// Of the line: the second record's are not used.
+    /// The bitmap of the line; the second record's is not used.
     hops: Cell,
 }
 
 pub struct Detail {
-    /// The address, and [`Details::owner`] above it.
+    /// The address in the lower half, and [`Details::owner`] in the upper.
     key: Cell,
     created: Cell,
     doubt: Cell,
 }
 
-/// The tag of a record that there is not, where lines are of two.
+/// The tag of a missing record: lines have two records.
 const NONE: u64 = BUSY | 1;
 
 pub struct Table {
     pub slots: Vec<Slot>,
     pub details: Vec<Detail>,
-    /// Those that are each CPU's to give. (Not loom's: nobody else looks at them.)
+    /// The free details of each CPU. (Not loom's mutex: no other CPU uses them.)
     pub free: Mutex<[Vec<u32>; 3]>,
-    /// Records are freed by a swap. Loom knows no order of a store and another CPU's swap, where the last of them is what
-    /// memory has: here the mark of a record that is being freed.
+    /// Whether records are freed by a swap. If a store and another CPU's swap race, loom does not
+    /// model that the later one remains in memory; here this concerns the mark on a record that is
+    /// being freed.
     pub is_marked: bool,
     pub broken: Broken,
 }
 
-/// A key. No two of a scenario have one address; those with one port have one fingerprint.
+/// A key. In a scenario, no two keys have the same address; keys with the same port have the same
+/// fingerprint.
 pub fn key(address: u64, port: u16) -> FlowKey {
     FlowKey::new([0, address], port, [1, 0], 80, 6).0
 }
@@ -120,7 +123,7 @@ fn address(key: &FlowKey) -> u64 {
     key.addresses()[1]
 }
 
-/// An address in [`Detail::key`].
+/// The bits of the address in [`Detail::key`].
 const ADDRESS: u64 = 0xffff_ffff;
 
 impl Table {
@@ -186,21 +189,22 @@ impl Table {
         &self.details[self.slots[at].number.load() as usize]
     }
 
-    /// Whether a packet of a flow in the table finds it.
+    /// Whether a packet of a flow in the table finds the flow.
     pub fn finds(&self, key: &FlowKey) -> bool {
         let found = self.find(0, key);
         found.is_some_and(|at| self.detail(at).key.load() & ADDRESS == address(key))
     }
 
-    /// Enters a flow where nobody can be in the way.
+    /// Enters a flow while no other CPU interferes.
     pub fn enter(&self, home: u32, key: &FlowKey, now: u64) -> usize {
         match self.insert(home, key, now, 0) {
             Inserted::New(at, _) => at,
-            _ => panic!("no room"),
+            _ => panic!("the window is full"),
         }
     }
 
-    /// Kills and removes a flow of this CPU; its last word, if it was not changed meanwhile.
+    /// Kills and removes a flow of this CPU. Returns its last word, or `None` if it was changed
+    /// meanwhile.
     pub fn evict(&self, at: usize) -> Option<Word> {
         let word = self.word(at);
         self.kill(at, word).then(|| {
@@ -223,7 +227,8 @@ impl Table {
         table::kill(self, at, word)
     }
 
-    /// A SYN on a closed flow, as the data plane has it: the old life's `created` and last word.
+    /// A SYN on a closed flow, as the data plane handles it. Returns the old flow's `created` and
+    /// last word.
     pub fn supersede(&self, at: usize, key: &FlowKey, now: u32) -> Option<(u32, Word)> {
         let old = self.word(at);
         if !old.seen().is_closed() {
@@ -238,7 +243,7 @@ impl Table {
         Some((self.begin_anew(at, now), old))
     }
 
-    /// Notes when the new life has begun. When the one before had.
+    /// Stores when the new flow began. Returns when the previous one did.
     fn begin_anew(&self, at: usize, now: u32) -> u32 {
         let detail = self.detail(at);
         let created = detail.created.load() as u32;
@@ -249,7 +254,8 @@ impl Table {
         created
     }
 
-    /// A segment of the flow, as the data plane has it (`touch_change`): the last word of the life that it ends.
+    /// A segment of the flow, as the data plane handles it (`touch_change`). Returns the last word
+    /// of the flow that it ends.
     pub fn see(&self, at: usize, segment: &Segment, now: u32) -> Option<Word> {
         let view = View::default();
         let doubt = &self.detail(at).doubt;
@@ -298,7 +304,7 @@ impl Table {
         panic!("too many turns");
     }
 
-    /// Enters a connection that is up.
+    /// Enters an established connection.
     pub fn enter_established(&self, key: &FlowKey) -> usize {
         let at = self.enter(0, key, 1);
         let answer = segment(key, FromHigh, tcp::SYN | ACK);
@@ -312,13 +318,13 @@ impl Table {
         self.detail(at).created.load() as u32
     }
 
-    /// A packet's stamp.
+    /// Stores a packet's stamp.
     pub fn touch(&self, at: usize, now: u32) {
         let stamp = |word| Some(word & !0xffff_ffff | u64::from(now));
         let _ = self.slots[at].word.0.fetch_update(Relaxed, Relaxed, stamp);
     }
 
-    /// A packet that says something new of its flow; whether that was noted.
+    /// A packet that changes its flow's state bits. Returns whether the change was stored.
     pub fn reset(&self, at: usize, key: &FlowKey, now: u64) -> bool {
         let mut word = self.word(at);
         let generation = word.generation();
@@ -336,8 +342,8 @@ impl Table {
         panic!("too many turns");
     }
 
-    /// When nobody writes: every record is free or live, no key is there twice, and the bitmaps say
-    /// where the flows are. Returns the words by key.
+    /// Checks, while no CPU writes, that every record is free or live, that no key occurs twice,
+    /// and that the bitmaps name the records of the flows. Returns the words by key.
     pub fn at_rest(&self, homes: &[(FlowKey, u32)]) -> Vec<(FlowKey, Word)> {
         let mut flows = Vec::new();
         let mut hops = vec![0; self.slots.len()];
@@ -346,14 +352,14 @@ impl Table {
             if tag == 0 || tag == NONE {
                 continue;
             }
-            assert!(tag != TWIN, "a mark of nobody's in record {index}");
-            assert!(tag & BUSY == 0, "record {index} was not let go");
+            assert!(tag != TWIN, "a mark without a flow in record {index}");
+            assert!(tag & BUSY == 0, "record {index} was not released");
             let detail = self.detail(index);
             let address = detail.key.load() & ADDRESS;
             let (key, home) = homes
                 .iter()
                 .find(|(key, _)| self::address(key) == address)
-                .expect("a flow of nobody");
+                .expect("a flow with an unknown key");
             hops[*home as usize] |= 1 << (index as u32 - home);
             let word = Word(slot.word.load());
             assert!(!word.is_dead(), "dead in record {index}");
@@ -363,7 +369,7 @@ impl Table {
             assert_eq!(slot.hops.load(), hops, "bitmap");
         }
         let keys: HashSet<_> = flows.iter().map(|(key, _)| *key).collect();
-        assert_eq!(keys.len(), flows.len(), "a key twice");
+        assert_eq!(keys.len(), flows.len(), "a key occurs twice");
         let free: usize = self.free.lock().unwrap().iter().map(Vec::len).sum();
         assert_eq!(free + flows.len(), self.details.len(), "details are lost");
         flows
@@ -509,7 +515,7 @@ impl Records for Table {
     }
 }
 
-/// A record as a reader sees it that only maps the table.
+/// A record as seen by a reader that only maps the table.
 pub struct Mapped<'a>(pub &'a Table);
 
 impl Reads for Mapped<'_> {

@@ -1,4 +1,4 @@
-//! A change, a reader, and another in between.
+//! A change and a reader, with another CPU's operation in between.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ fn a_change_is_of_the_flow_that_was_found() {
         let new = old.with(3_000, Seen(old.seen().0 | 0x40));
         (table::change(table, at, &key(0), old, new), new)
     };
-    // Nobody else is there.
+    // No other CPU interferes.
     let table = &new();
     insert(table, &[0]);
     let word = word_at(table, AT);
@@ -29,7 +29,7 @@ fn a_change_is_of_the_flow_that_was_found() {
     );
     assert!(word_at(table, AT) != word);
     assert_eq!(change(table, AT, word).0, Some(Err(word_at(table, AT))));
-    // It ends, and another one has its record.
+    // The flow ends, and another one gets its record.
     at_each_step(
         |table| insert(table, &[0]),
         |table| {
@@ -45,7 +45,7 @@ fn a_change_is_of_the_flow_that_was_found() {
             assert_eq!((word.stamp(), word.seen()), (begun.now as u32, begun.seen));
         },
     );
-    // Another one has it by now, whose word is known: it is none of this key.
+    // By now another flow has the record, and its word is known: still, it does not have this key.
     let table = &new();
     insert(table, &[1]);
     assert_eq!(change(table, AT, word_at(table, AT)).0, None);
@@ -64,7 +64,7 @@ fn a_flow_that_may_be_withdrawn_is_not_posted() {
     let table = &new();
     insert(table, &[0]);
     assert!(posts(table));
-    // And again.
+    // Once more.
     assert!(posts(table));
     at_each_step(
         |_| {},
@@ -122,13 +122,13 @@ fn a_reader_sees_one_life_or_that_it_changes() {
                 Ok(Some(flow)) if flow.key == key(0) => 0,
                 Ok(Some(_)) => 1,
                 Err(Changed) => 2,
-                Ok(None) => panic!("there is a flow"),
+                Ok(None) => panic!("the record has a flow"),
             }] += 1;
             seen.set(counts);
         },
     );
     assert!(seen.get()[1] > 0 && seen.get()[2] > 0, "{:?}", seen.get());
-    // None is there, it is being entered, or it has ended.
+    // There is no flow, or it is being entered, or it has ended.
     let table = &new();
     assert_eq!(read(table), Ok(None));
     at_each_step(
@@ -148,7 +148,7 @@ fn a_reader_sees_one_life_or_that_it_changes() {
     assert_eq!(read(table), Err(Changed));
     table.set_word(AT, word.dead());
     assert_eq!(read(table), Ok(None));
-    // It dies under the reader.
+    // The flow ends while it is being read.
     at_each_step(
         |table| insert(table, &[0]),
         |table| assert!(end(table, 0)),

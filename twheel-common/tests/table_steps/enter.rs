@@ -49,7 +49,7 @@ fn a_flow_is_found_once_it_is_entered_and_not_before() {
         |table| {
             let found = find(table, 0).map(|at| table.held_at(at));
             assert!(found.is_none_or(|record| record.tag & BUSY == 0));
-            // An end would be that of a flow that may yet be withdrawn.
+            // It must not be ended unless it was found: it may yet be withdrawn.
             assert!(end(table, 0) == found.is_some());
         },
         |table| enter(table, 0).unwrap(),
@@ -68,7 +68,7 @@ fn a_key_whose_flow_ends_meanwhile_stands_once_or_not_at_all() {
             false => assert_settled(table, &[1]),
         },
     );
-    // One in front ends, and its record is free.
+    // A flow in front ends, and its record becomes free.
     at_each_step(
         |table| insert(table, &[1, 0]),
         |table| assert!(end(table, 1)),

@@ -1,4 +1,4 @@
-//! Owners, keys that are alike, and where they are put.
+//! Owners, similar keys, and where keys are put.
 
 use twheel_common::{
     flow::FlowKey,
@@ -32,7 +32,7 @@ fn an_owner_has_a_protocol_a_cpu_and_a_rule() {
     for proto in PROTOCOLS {
         let owner = Details::owner_of(&key(proto), 0xabc, 0x155);
         let other = table::with_rule(owner, 0x0aa);
-        // A number that no rule has.
+        // A number beyond all rules.
         let wide = table::with_rule(owner, 0xffff);
         for (owner, rule) in [(owner, 0x155), (other, 0x0aa), (wide, 0x1ff)] {
             assert_eq!((table::cpu(owner), table::rule(owner)), (0xabc, rule));
@@ -49,7 +49,7 @@ fn keys_that_share_a_part_are_others() {
         let source = [0, u64::from(address as u8)];
         FlowKey::new(source, port, [0, 77], 443, 6).0
     });
-    // With the same fingerprint, and another one.
+    // With the same fingerprint, and with another one.
     for (other, fingerprint) in [(address, 3), (port, 3), (address, 5), (port, 5)] {
         let table = &Memory::new(((HOME + WINDOW) / LINE) as usize);
         let places = [3, fingerprint].map(|fingerprint| Place {
@@ -60,7 +60,7 @@ fn keys_that_share_a_part_are_others() {
             |key: &FlowKey, place| match table::insert(table, place, key, &begins(0, table.take()))
             {
                 Inserted::New(at, _) => at,
-                _ => panic!("it is there"),
+                _ => panic!("the key exists already"),
             };
         let (at, beside) = (enter(&own, places[0]), enter(&other, places[1]));
         assert_eq!(table::find(table, places[0], &own), Some(at));
@@ -90,7 +90,8 @@ fn two_with_one_fingerprint_are_told_apart() {
             assert_settled(table, &[first, second]);
         },
     );
-    // One is looked for while the other is entered: before that is found, it is told apart.
+    // One is looked for while the other is entered: the two are told apart before the second can be
+    // found.
     at_each_step(
         |table| insert(table, &[first]),
         |table| {
@@ -111,7 +112,7 @@ fn two_with_one_fingerprint_are_told_apart() {
             assert_settled(table, &[first, second]);
         },
     );
-    // One ends while the other is entered, and another flow takes its record.
+    // One ends while the other is entered, and further flows take its record.
     for others in [&[][..], &[1, 2]] {
         at_each_step(
             |table| insert(table, &[first]),
@@ -139,7 +140,7 @@ fn behind_the_last_home_there_is_a_window() {
     }
 }
 
-/// Multilinear hashing in pairs, scrambled, by the words of its documentation.
+/// Multilinear hashing in pairs, scrambled, as its documentation describes it.
 #[test]
 fn places_are_those_of_the_hash() {
     let mut random = 1u64;

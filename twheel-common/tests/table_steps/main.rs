@@ -1,5 +1,5 @@
-//! The protocol of the flow table, step by step: between any two accesses of one CPU another does a whole operation. (All
-//! orders of all accesses are in `table_model`, which takes longer.)
+//! The protocol of the flow table, step by step: between any two accesses of one CPU, another CPU
+//! does a whole operation. (`table_model` explores all orders of all accesses, which takes longer.)
 #![allow(missing_docs)]
 
 mod change;
@@ -16,7 +16,7 @@ use twheel_common::{
 #[path = "../memory/mod.rs"]
 mod memory;
 
-/// The home of all keys here.
+/// The home of all keys in these tests.
 const HOME: u32 = 4;
 
 fn key(number: u32) -> FlowKey {
@@ -32,7 +32,7 @@ fn key(number: u32) -> FlowKey {
     .0
 }
 
-/// Keys from this number on have the same fingerprint.
+/// Keys with numbers from this on have the same fingerprint.
 const TWINS: u32 = 1_000;
 
 fn place(number: u32) -> Place {
@@ -46,7 +46,7 @@ fn number(key: &FlowKey) -> u32 {
     let mut numbers = (0..=WINDOW).chain(TWINS..TWINS + 4);
     numbers
         .find(|number| self::key(*number) == *key)
-        .expect("the key of somebody else")
+        .expect("an unknown key")
 }
 
 fn begins(number: u32, details: u32) -> Begins {
@@ -62,10 +62,10 @@ fn begins(number: u32, details: u32) -> Begins {
     }
 }
 
-/// The first record.
+/// The first record of the window.
 const AT: usize = HOME as usize;
 
-/// A table, each access to which is a step.
+/// A table in which each access is a step.
 type Table<'a> = Memory<'a>;
 
 fn new<'a>() -> Table<'a> {
@@ -74,7 +74,7 @@ fn new<'a>() -> Table<'a> {
     })
 }
 
-/// Nobody does anything: these flows stand there, and nothing else is left.
+/// Checks, while no operation is under way, that exactly these flows are in the table.
 fn assert_settled(table: &Table, numbers: &[u32]) {
     table.assert_whole(true, |key| place(number(key)));
     let mut found = Vec::new();
@@ -99,7 +99,7 @@ fn find(table: &Table, number: u32) -> Option<usize> {
     table::find(table, place(number), &key(number))
 }
 
-/// Where the key stands, and whether this has entered it.
+/// Enters a key. Returns its record, and whether this call has entered it.
 fn enter(table: &Table, number: u32) -> Option<(usize, bool)> {
     let details = table.take();
     let begins = begins(number, details);
@@ -119,7 +119,7 @@ fn enter(table: &Table, number: u32) -> Option<(usize, bool)> {
     }
 }
 
-/// Ends the flow of a key, if it is there and nobody touches it meanwhile.
+/// Ends the flow of a key, if it exists and is not touched meanwhile.
 fn end(table: &Table, number: u32) -> bool {
     let Some(at) = find(table, number) else {
         return false;
@@ -133,8 +133,8 @@ fn word_at(table: &Table, at: usize) -> Word {
     table.held_at(at).word
 }
 
-/// Does something with a table that `prepare` has filled, with the other CPU's operation before each of its accesses in
-/// turn, and looks at what it came to; how many accesses that were.
+/// Runs an operation on a table that `prepare` has filled, with the other CPU's operation before
+/// each of its accesses in turn, and checks each result. Returns the number of accesses.
 fn at_each_step<T>(
     prepare: impl Fn(&Table),
     other: impl Fn(&Table),

@@ -21,9 +21,10 @@ fn parse(text: &str) -> Result<Policy> {
 }
 
 /// Rules `r1`, `r2`, … with these conditions, one per line.
-fn rules(conditions: &[&str]) -> String {
+fn rules(conditions: &[impl AsRef<str>]) -> String {
     let mut text = String::new();
     for (number, conditions) in (1..).zip(conditions) {
+        let conditions = conditions.as_ref();
         let comma = if conditions.is_empty() { "" } else { ", " };
         let number: usize = number;
         text += &format!("  {{ name = \"r{number}\"{comma}{conditions} }},\n");
