@@ -1,6 +1,8 @@
 //! The settings that the running twheel gives the data plane, and what it stores beside the maps.
 
 use crate::{counter::NO_INTERFACE, table::Hash, wheel::Geometry};
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
@@ -24,6 +26,7 @@ pub const CLOCK_VIRTUAL: u32 = 1;
 /// removes the code that they exclude.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Config {
     /// Clock units in a tick of the wheel, at least 1.
     pub tick: u32,
@@ -71,6 +74,7 @@ pub struct Config {
 /// For how long later packets of expired flows can be [refused](crate::enforce); bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Enforce(u32);
 
 impl Enforce {
@@ -96,6 +100,7 @@ impl Enforce {
 /// What the programs know of an interface.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Watched {
     /// Index of its counters; see [`counter`](crate::counter).
     pub place: u16,
@@ -171,6 +176,7 @@ impl Watched {
 /// Settings of the retransmission timers; see [`Config::rto`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Rto {
     /// 1: the timers run.
     pub on: u32,
@@ -187,6 +193,7 @@ pub struct Rto {
 /// Optional contents of pinned maps, and optional parts of a key; bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Features(pub u32);
 
 impl Features {
@@ -221,6 +228,7 @@ impl Features {
 /// same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Meta {
     /// [`LAYOUT`]; 0 in a map whose `twheel run` died before everything was set up.
     pub layout: u32,

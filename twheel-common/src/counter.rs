@@ -2,6 +2,8 @@
 //! running twheel writes.
 
 use crate::named;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 named! {
     /// A counter; its discriminant is its index in [`Counters`].
@@ -129,6 +131,7 @@ pub const MAX_INTERFACES: u32 = (1 << 15) - FIRST_INTERFACE;
 /// The counters of a CPU, indexed by [`Counter`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Counters(pub [u64; COUNT]);
 
 impl Default for Counters {

@@ -8,6 +8,8 @@ use crate::{
     packet::PROTO_TCP,
     segment::{Segment, datagram, tcp},
 };
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Most tombstones, if packets can be refused for good.
 pub const MAX_TOMBS: u32 = 1 << 16;
@@ -24,6 +26,7 @@ const _: () = assert!(HELD > 0 && HELD < MAX_SOURCES && MAX_SOURCES < MAX_TOMBS)
 /// A tombstone: the value in the map `EXPIRED` for the key of an expired flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Tomb {
     /// [`DROP`](Self::DROP) or [`RESET`](Self::RESET). With any other value, packets pass.
     pub verdict: u32,

@@ -2,10 +2,13 @@
 //! expired.
 
 use crate::{flow::Account, key::FlowKey, numbers::Positions, point::Point, seen::Seen};
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A flow has ended. A record of the ring buffer `EVENTS` holds one to [`BATCH`] of these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Event {
     /// The flow.
     pub key: FlowKey,
@@ -44,6 +47,7 @@ pub const BATCH: usize = 16;
 /// The events of a stepper that are not yet in the ring: several events make one record there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Staged {
     /// Number of events.
     pub count: u64,
@@ -54,6 +58,7 @@ pub struct Staged {
 /// What the retransmission timer of one side knows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Pace {
     /// Smoothed round-trip time, microseconds; 0 if there was no sample.
     pub srtt: u32,
@@ -67,6 +72,7 @@ pub struct Pace {
 /// does not end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct RtoExpired {
     /// The flow.
     pub key: FlowKey,

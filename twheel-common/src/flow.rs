@@ -2,10 +2,13 @@
 
 pub use crate::key::{Direction, FlowKey, VLAN_BITS, ZONES, proto_code};
 use crate::seen::Seen;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What one side of a flow has sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Traffic {
     /// Packets.
     pub packets: u64,
@@ -24,6 +27,7 @@ pub type Account = [Traffic; 2];
 /// its half of the word without one.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Word(pub u64);
 
 impl Word {

@@ -4,10 +4,13 @@ use crate::{
     key::FlowKey,
     record::{DISTANCE, LINE, WINDOW},
 };
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The secrets that make the home of a key unpredictable, and the size of the table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Hash {
     /// Secret random numbers.
     pub keys: [u64; 11],

@@ -2,6 +2,8 @@
 //! addresses are valid.
 
 use core::net::{Ipv6Addr, SocketAddr};
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Which of the two endpoints of a [`FlowKey`] sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,7 @@ pub enum Direction {
 /// this machine reads them; the order means nothing beyond "the same for both directions".
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct FlowKey {
     low: [u64; 2],
     high: [u64; 2],

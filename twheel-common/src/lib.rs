@@ -20,7 +20,7 @@
 //! | Policy and reaping | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
 //! | Retransmission timers: does the other side still answer? | [`rto`] |
 //! | Which interface counts a packet that several interfaces see | [`point`] |
-//! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`counter`], [`config`], [`step`], [`probe`] |
+//! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`counter`], [`config`], [`step`], [`probe`], `pod` |
 //! | The paper's timer schemes, to compare them | `schemes` |
 //! | Tools | [`bits`], [`mod@named`] |
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
@@ -39,6 +39,8 @@ pub mod key;
 pub mod named;
 pub mod numbers;
 pub mod packet;
+#[cfg(feature = "user")]
+mod pod;
 pub mod point;
 pub mod policy;
 pub mod pool;
@@ -59,61 +61,3 @@ pub mod table;
 pub mod tracked;
 pub mod way;
 pub mod wheel;
-
-/// `aya::Pod` for the types that kernel and userspace exchange.
-#[cfg(feature = "user")]
-mod pod {
-    use crate::{config, counter, enforce, key, policy, pool, quota, rule, step, table, wheel};
-
-    // SAFETY: `repr(C)` types of integers and arrays of integers only, without padding: valid for
-    // any bytes.
-    unsafe impl aya::Pod for table::Line {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for table::Details {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for table::Extras {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for pool::Shelf {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for table::Hash {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for rule::Rule {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for wheel::Link {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for step::Delete {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for step::Enter {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for step::Step {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for step::Sweep {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for policy::Active {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for config::Config {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for config::Meta {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for config::Watched {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for counter::Counters {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for enforce::Tomb {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for key::FlowKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for wheel::Wheel {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for policy::Header {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for policy::Rules {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for policy::Ends {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for policy::Prefix {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for quota::OverQuota {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for quota::Victims {}
-}

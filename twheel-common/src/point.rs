@@ -13,10 +13,13 @@ use crate::{
     seen::Seen,
     segment::{Segment, datagram, tcp},
 };
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// An interface, by its index among the counters, and a direction there. 0: none.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Point(pub u16);
 
 impl Point {

@@ -38,6 +38,8 @@
 //! has the rules of all shorter prefixes that contain it.
 
 use crate::key::VLAN_BITS;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 pub use crate::{
     rule::{TIMEOUTS, TimeoutName},
@@ -67,6 +69,7 @@ pub type PortClasses = [u16; 1 << 16];
 /// The rules that an address admits as one end of a flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Ends {
     /// The rules whose condition on this end the address meets.
     pub admit: Rules,
@@ -88,6 +91,7 @@ impl Ends {
 /// network order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Prefix {
     /// How many bits count, 0 to 128; for an IPv4 prefix of n bits 96 + n.
     pub bits: u32,
@@ -230,6 +234,7 @@ impl Dimensions {
 /// word, so that one store switches policies.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Active(pub u32);
 
 impl Active {
@@ -254,6 +259,7 @@ impl Active {
 /// The dimensions with few values, in one lookup. 256 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Header {
     /// By [`Protocol`].
     pub protocols: [Rules; 3],

@@ -8,6 +8,8 @@
 //! one.
 
 use crate::wheel::Link;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Number of details in a chain, the unit in which they go to the depot.
 pub const CHAIN: u32 = 64;
@@ -18,6 +20,7 @@ pub const SHELF: u32 = 3 * CHAIN;
 /// The free details of one CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Shelf {
     /// The chain of details that were given back last.
     pub free: Link,

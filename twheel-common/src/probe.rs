@@ -1,8 +1,12 @@
 //! Shared memory of the programs that find out how the kernel runs programs, and of their callers.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// The value of the programs' map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Probe {
     /// Set by the caller: how long a CPU is held at most, in nanoseconds.
     pub hold: u64,

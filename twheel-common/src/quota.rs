@@ -5,6 +5,9 @@
 //! flows; the packet path reads them only then. The numbers are as old as the scan took, and expire
 //! after [`LASTS`] seconds.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// In the ring of calls, in place of a CPU's number: the table is full of established flows.
 pub const CALL: u64 = u64::MAX;
 /// How long the counts are valid, in seconds. The packet path calls again after one second, as long
@@ -19,6 +22,7 @@ pub const VICTIMS: usize = 2048;
 /// A source that holds more than its quota.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct OverQuota {
     /// Flows above its quota, which may be evicted. Signed, because CPUs that take the last one at
     /// the same time make it negative.
@@ -30,6 +34,7 @@ pub struct OverQuota {
 /// Flows of over-quota sources on one CPU's wheel, those that were idle for longest first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Victims {
     /// The next flow to evict.
     pub next: u32,

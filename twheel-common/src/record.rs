@@ -2,6 +2,8 @@
 //! packed.
 
 use crate::{flow::Word, key::FlowKey, numbers::Positions, point::Point, wheel::Link};
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Number of records, from the home on, in which a flow may be stored.
 pub const WINDOW: u32 = 64;
@@ -22,6 +24,7 @@ pub const TWIN: u64 = 1 << 63;
 /// makes up for it. The other fields follow the protocol of [`table`](crate::table).
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Line {
     /// For each record: 0 if it is free, else the key's fingerprint, the distance from home,
     /// [`BUSY`] and [`TWIN`].
@@ -40,6 +43,7 @@ pub struct Line {
 /// belongs to the CPU on whose wheel the flow is.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Details {
     /// The key's addresses.
     pub addresses: [u64; 4],
@@ -64,6 +68,7 @@ pub struct Details {
 /// What only few flows need. Has the same index as [`Details`].
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Extras {
     /// The next flow in the same inbox. Belongs to the CPU that has queued the flow.
     pub inbox: Link,

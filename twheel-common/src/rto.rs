@@ -13,10 +13,13 @@ use crate::{
     event::Pace,
     segment::{Segment, tcp},
 };
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What is known of one side's sending. All zeros means nothing yet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Side {
     /// The highest acknowledgment of its data.
     pub una: u32,
@@ -38,6 +41,7 @@ pub struct Side {
 /// What else is known of it, which few packets need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Rare {
     /// Timestamp value (RFC 7323) of the segment that is being timed, if it has one.
     timed_value: u32,
@@ -58,6 +62,7 @@ pub struct Rare {
 /// every packet and timer visit needs is in one cache line.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Timers {
     /// The timers of the two sides.
     pub sides: [Side; 2],

@@ -1,6 +1,8 @@
 //! What a rule sets for its flows: timeouts, and what is done once they have expired.
 
 use crate::seen::{Seen, State};
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The timeouts of a policy file. The discriminant is the timeout's index in arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +89,7 @@ impl TimeoutName {
 /// `TIMEOUTS`: 64 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Rule {
     /// How long its flows may be idle.
     pub timeouts: Timeouts,
@@ -120,6 +123,7 @@ impl Rule {
 /// Flags of a [`Rule`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct RuleFlags(u32);
 
 impl RuleFlags {
@@ -144,6 +148,7 @@ impl RuleFlags {
 /// the constants of this type.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Timeouts(pub [u32; Timeouts::COUNT]);
 
 impl Timeouts {

@@ -1,6 +1,8 @@
 //! A set of rules: one bit each.
 
 use crate::bits;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Most rules of a policy. Their numbers are 1 to this; 0 means no rule.
 pub const MAX_RULES: usize = 255;
@@ -8,6 +10,7 @@ pub const MAX_RULES: usize = 255;
 /// A set of rules: bit `n % 64` of word `n / 64` is rule `n`. Bit 0 is never set.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Rules([u64; 4]);
 
 impl Rules {

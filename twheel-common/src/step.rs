@@ -4,6 +4,9 @@
 //! userspace fills in the budget and runs it with `BPF_PROG_TEST_RUN` on the CPU of the wheel; the
 //! program writes the other fields.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// The "packet" of a program that userspace runs.
 ///
 /// # Safety
@@ -11,7 +14,8 @@
 /// Consists only of integers, so that any bytes are valid, and is aligned to at most 8 bytes.
 pub unsafe trait Argument {}
 
-// SAFETY: `repr(C)`, and only `u32` and `u64` fields.
+// SAFETY: `repr(C)`, and only `u32` and `u64` fields; for userspace `pod.rs` checks that any bytes
+// are valid.
 unsafe impl Argument for Step {}
 // SAFETY: as above, and arrays of these.
 unsafe impl Argument for Enter {}
@@ -21,6 +25,7 @@ unsafe impl Argument for Sweep {}
 /// Argument and result of one call, in machine byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Step {
     /// Most timer visits in this call.
     pub budget: u32,
@@ -64,6 +69,7 @@ impl Outcome {
 /// [`MAX_DELETES`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Delete {
     /// Index of the flow's record.
     pub index: u32,
@@ -114,6 +120,7 @@ impl Deleted {
 /// wheel in a range of the table and re-arms them by the present timeouts and rules.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Sweep {
     /// Index of the first record.
     pub from: u32,
@@ -133,6 +140,7 @@ pub const MAX_SWEEP: u32 = 4096;
 /// conntrack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Enter {
     /// The key's [`addresses`](crate::key::FlowKey::addresses).
     pub addresses: [u64; 4],
@@ -153,6 +161,7 @@ pub struct Enter {
 /// under the caller's number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Call {
     /// A [`Step`], a [`Sweep`], or [`Delete`]s, followed by zeros.
     pub argument: Answer,

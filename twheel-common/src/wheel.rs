@@ -37,6 +37,8 @@
 //! by less than a tick plus the delay of the stepper.
 
 use crate::bits::lowest;
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Most levels of a wheel.
 pub const MAX_LEVELS: usize = 4;
@@ -91,6 +93,7 @@ impl Scheme {
 /// [`MAX_BITS`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Geometry {
     /// Number of levels.
     pub levels: u32,
@@ -173,6 +176,7 @@ pub struct Slot {
 /// Used from one flow to the next, and from a list to its first flow. All zero is nothing.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Link(u32);
 
 impl Link {
@@ -232,6 +236,7 @@ pub type Heads = [Link; LISTS];
 /// Which slots of a level hold timers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 struct Occupancy {
     /// Bit `i`: `words[i]` is not zero.
     summary: u64,
@@ -286,6 +291,7 @@ impl Occupancy {
 /// empty wheel that has not turned, so that a zeroed map needs no initialization.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
 pub struct Wheel {
     /// Every slot that starts at or before this tick has been handed out.
     pub elapsed: u64,

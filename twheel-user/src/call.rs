@@ -18,7 +18,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya::{
-    Pod,
     maps::{HashMap, Map, MapData, MapError},
     programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp},
 };
@@ -27,6 +26,7 @@ use twheel_common::{
     packet::ETH_HEADER,
     step::{Answer, Call, Delete, Enter, MAX_DELETES, Step, Sweep},
 };
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::stepping::Stepping;
 
@@ -134,21 +134,19 @@ pub fn delete(program: &Xdp, answers: Option<&Answers>, entries: &mut [Delete]) 
 }
 
 /// Runs a program with its argument as the "packet", and stores its answer there.
-fn run<T: Pod>(program: &Xdp, answers: Option<&Answers>, call: &mut [T]) -> Result<()> {
+fn run<T>(program: &Xdp, answers: Option<&Answers>, call: &mut [T]) -> Result<()>
+where
+    T: FromBytes + IntoBytes,
+{
     const {
         assert!(
             size_of::<T>() >= ETH_HEADER,
             "the kernel takes no shorter packet"
         )
     };
-    // SAFETY: these `Pod`s have no padding, so all their bytes are initialized, and any bytes are
-    // valid ones.
-    let bytes = unsafe {
-        std::slice::from_raw_parts_mut(call.as_mut_ptr().cast::<u8>(), size_of_val(call))
-    };
     match answers {
-        None => Ok(plain(program, bytes)?),
-        Some(answers) => live(program, answers, bytes),
+        None => Ok(plain(program, call.as_mut_bytes())?),
+        Some(answers) => live(program, answers, call.as_mut_bytes()),
     }
 }
 
@@ -166,11 +164,13 @@ fn plain(program: &Xdp, call: &mut [u8]) -> Result<(), ProgramError> {
 /// leave the section in which softirqs are disabled.
 fn live(program: &Xdp, answers: &Answers, call: &mut [u8]) -> Result<()> {
     let number = number();
-    let mut frame = [0; size_of::<Call>()];
-    frame[..call.len()].copy_from_slice(call);
-    frame[size_of::<Answer>()..].copy_from_slice(&number.to_ne_bytes());
+    let mut frame = Call {
+        argument: Answer::new_zeroed(),
+        number,
+    };
+    frame.argument.as_mut_bytes()[..call.len()].copy_from_slice(call);
     program.test_run(TestRunOptions {
-        data_in: Some(&frame),
+        data_in: Some(frame.as_bytes()),
         attrs: TestRunAttrs::new().xdp_live_frames(1),
         ..TestRunOptions::new()
     })?;
@@ -183,10 +183,7 @@ fn live(program: &Xdp, answers: &Answers, call: &mut [u8]) -> Result<()> {
         }
         Err(error) => return Err(error).context("cannot read the program's result"),
     };
-    let bytes = answer.iter().flat_map(|word| word.to_ne_bytes());
-    for (place, byte) in call.iter_mut().zip(bytes) {
-        *place = byte;
-    }
+    call.copy_from_slice(&answer.as_bytes()[..call.len()]);
     Ok(())
 }
 

@@ -5,35 +5,37 @@
 //! does not grow with the table.
 
 use std::{
+    marker::PhantomData,
+    mem::offset_of,
     os::fd::{AsFd, OwnedFd},
     sync::{
         OnceLock,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{Ordering, fence},
     },
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::{Map, MapInfo};
-use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{
     event::Reason,
-    flow::{Account, FlowKey, Traffic, Word},
+    flow::{Account, FlowKey, Word},
     point::Point,
     rto::{Side, Timers},
     step::Delete,
     table::{self, Changed, Details, Extras, Hash, LINE, Line, Reads},
     wheel::Link,
 };
+use zerocopy::{FromBytes, IntoBytes, transmute};
 
-use crate::pins::Pins;
+use crate::{mapped::ReadOnly, pins::Pins};
 
 /// The flow table.
 pub struct Flows {
-    lines: Values,
-    details: Values,
-    extras: Values,
-    accounts: Option<Values>,
-    timers: Option<Values>,
+    lines: Values<Line>,
+    details: Values<Details>,
+    extras: Values<Extras>,
+    accounts: Option<Values<Account>>,
+    timers: Option<Values<Timers>>,
     count: u32,
     mapped: OnceLock<Result<Maps, String>>,
 }
@@ -83,21 +85,21 @@ impl Flows {
         let open = |name| anyhow::Ok(Map::Array(pins.map(name)?));
         let mut flows = Self::map(&open("FLOWS")?, &open("DETAILS")?, &open("EXTRAS")?)?;
         // A map with a single value means that this is not recorded.
-        let extra = |values: Values| (values.count >= flows.count).then_some(values);
-        let accounts = extra(Values::new::<Account>(&open("ACCOUNTS")?)?);
-        let timers = extra(Values::new::<Timers>(&open("RTOS")?)?);
-        (flows.accounts, flows.timers) = (accounts, timers);
+        let accounts = Values::new(&open("ACCOUNTS")?)?;
+        flows.accounts = (accounts.count >= flows.count).then_some(accounts);
+        let timers = Values::new(&open("RTOS")?)?;
+        flows.timers = (timers.count >= flows.count).then_some(timers);
         Ok(flows)
     }
 
     /// A table without accounts and timers: the maps `FLOWS`, `DETAILS` and `EXTRAS`.
     pub fn map(flows: &Map, details: &Map, extras: &Map) -> Result<Self> {
-        let lines = Values::new::<Line>(flows).context("cannot read FLOWS")?;
+        let lines = Values::new(flows).context("cannot read FLOWS")?;
         Ok(Self {
             count: lines.count * LINE,
             lines,
-            details: Values::new::<Details>(details).context("cannot read DETAILS")?,
-            extras: Values::new::<Extras>(extras).context("cannot read EXTRAS")?,
+            details: Values::new(details).context("cannot read DETAILS")?,
+            extras: Values::new(extras).context("cannot read EXTRAS")?,
             accounts: None,
             timers: None,
             mapped: OnceLock::new(),
@@ -170,28 +172,26 @@ impl Flows {
     }
 
     fn map_all(&self) -> Result<Maps> {
-        let extra = |values: &Option<Values>| values.as_ref().map(Values::map).transpose();
         Ok(Maps {
             lines: self.lines.map()?,
             details: self.details.map()?,
             extras: self.extras.map()?,
-            accounts: extra(&self.accounts)?,
-            timers: extra(&self.timers)?,
+            accounts: self.accounts.as_ref().map(Values::map).transpose()?,
+            timers: self.timers.as_ref().map(Values::map).transpose()?,
             records: self.count,
-            flows: self.details.count,
         })
     }
 }
 
 /// An array map whose values can be mapped.
-struct Values {
+struct Values<T> {
     map: OwnedFd,
-    size: usize,
     count: u32,
+    values: PhantomData<T>,
 }
 
-impl Values {
-    fn new<T>(map: &Map) -> Result<Self> {
+impl<T: FromBytes + IntoBytes> Values<T> {
+    fn new(map: &Map) -> Result<Self> {
         let Map::Array(data) = map else {
             anyhow::bail!("it is not an array");
         };
@@ -203,29 +203,48 @@ impl Values {
         );
         Ok(Self {
             map: data.fd().as_fd().try_clone_to_owned()?,
-            size: size_of::<T>(),
             count: info.max_entries(),
+            values: PhantomData,
         })
     }
 
     /// Maps its values, read-only.
-    fn map(&self) -> Result<MmapRaw> {
-        MmapOptions::new()
-            .len(self.count as usize * self.size)
-            .map_raw_read_only(&self.map)
-            .context("cannot map the flow table")
+    fn map(&self) -> Result<MappedValues<T>> {
+        let memory = ReadOnly::new(&self.map, 0, self.count as usize * size_of::<T>());
+        Ok(MappedValues {
+            memory: memory.context("cannot map the flow table")?,
+            values: PhantomData,
+        })
+    }
+}
+
+/// The values of a mapped array map.
+struct MappedValues<T> {
+    memory: ReadOnly,
+    values: PhantomData<T>,
+}
+
+impl<T: FromBytes + IntoBytes> MappedValues<T> {
+    /// The index of a value's first word.
+    fn word(index: u32) -> usize {
+        index as usize * (size_of::<T>() / size_of::<u64>())
+    }
+
+    /// A copy of a value, or of what it begins with, each word of which is whole.
+    fn copy<P: FromBytes + IntoBytes>(&self, index: u32) -> Option<P> {
+        const { assert!(size_of::<P>() <= size_of::<T>()) };
+        self.memory.copy(Self::word(index))
     }
 }
 
 /// The mapped maps of the table.
 struct Maps {
-    lines: MmapRaw,
-    details: MmapRaw,
-    extras: MmapRaw,
-    accounts: Option<MmapRaw>,
-    timers: Option<MmapRaw>,
+    lines: MappedValues<Line>,
+    details: MappedValues<Details>,
+    extras: MappedValues<Extras>,
+    accounts: Option<MappedValues<Account>>,
+    timers: Option<MappedValues<Timers>>,
     records: u32,
-    flows: u32,
 }
 
 impl Maps {
@@ -249,7 +268,7 @@ impl Maps {
         if index >= self.records {
             return Ok(None);
         }
-        let record = Mapped { index, maps: self };
+        let record = Record { index, maps: self };
         let found = table::read(&record)?;
         Ok(found.map(|found| Flow {
             index,
@@ -266,96 +285,40 @@ impl Maps {
     }
 
     fn next(&self, number: u32, cpu: u32) -> Option<Link> {
-        let details = self.details(number)?;
+        let details: Details = self.details.copy(number)?;
         let index = details.record;
         if index >= self.records {
             return None;
         }
-        let record = Mapped { index, maps: self };
+        let record = Record { index, maps: self };
         let is_here = table::holds_flow(record.tag()) && record.number() == number;
         (is_here && details.cpu() == cpu).then_some(details.next)
     }
 
-    /// A copy of the details, each word of which is whole.
-    fn details(&self, number: u32) -> Option<Details> {
-        const WORDS: usize = size_of::<Details>() / size_of::<u64>();
-        let words = self.words::<WORDS>(&self.details, number)?;
-        // SAFETY: the sizes are equal, and any bits are valid in each field.
-        Some(unsafe { std::mem::transmute::<[u64; WORDS], Details>(words) })
-    }
-
-    fn extras(&self, number: u32) -> Option<Extras> {
-        const WORDS: usize = size_of::<Extras>() / size_of::<u64>();
-        let words = self.words::<WORDS>(&self.extras, number)?;
-        // SAFETY: as in `details`.
-        Some(unsafe { std::mem::transmute::<[u64; WORDS], Extras>(words) })
-    }
-
-    /// A value of the details or extras, as this many words, by its number.
-    fn words<const WORDS: usize>(&self, values: &MmapRaw, number: u32) -> Option<[u64; WORDS]> {
-        if number >= self.flows {
-            return None;
-        }
-        // SAFETY: the words lie within the mapping, which has that many values and is aligned to a
-        // page. They are only read, and atomically, since the kernel writes there.
-        let words = unsafe {
-            &*values
-                .as_mut_ptr()
-                .cast::<[AtomicU64; WORDS]>()
-                .add(number as usize)
-        };
-        Some(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
-    }
-
     fn account(&self, index: u32) -> Option<Account> {
-        let accounts = self.accounts.as_ref()?;
-        if index >= self.records {
-            return None;
-        }
-        // SAFETY: there is an account for each record, of four aligned words each.
-        let words = unsafe {
-            &*accounts
-                .as_mut_ptr()
-                .cast::<[AtomicU64; 4]>()
-                .add(index as usize)
-        };
-        let [a, b, c, d] = words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        let traffic = |packets, bytes| Traffic { packets, bytes };
-        Some([traffic(a, b), traffic(c, d)])
+        self.accounts.as_ref()?.copy(index)
     }
 
     fn sides(&self, index: u32) -> Option<[Side; 2]> {
-        let timers = self.timers.as_ref()?;
-        if index >= self.records {
-            return None;
-        }
-        // SAFETY: there are timers for each record. The kernel writes there meanwhile, so they are
-        // copied by volatile loads. Any bytes are a valid `Side`, whose fields may then be of
-        // different moments.
-        Some(unsafe {
-            (&raw const (*timers.as_mut_ptr().cast::<Timers>().add(index as usize)).sides)
-                .read_volatile()
-        })
+        const { assert!(offset_of!(Timers, sides) == 0) };
+        self.timers.as_ref()?.copy(index)
     }
 }
 
 /// A record that exists.
-struct Mapped<'a> {
+struct Record<'a> {
     index: u32,
     maps: &'a Maps,
 }
 
-impl Mapped<'_> {
-    fn line(&self) -> *mut Line {
-        // SAFETY: the line lies within the mapping, which has that many lines and is aligned to a
-        // page by the kernel. No references to it are made, since others write there.
-        unsafe {
-            self.maps
-                .lines
-                .as_mut_ptr()
-                .cast::<Line>()
-                .add((self.index / LINE) as usize)
-        }
+impl Record<'_> {
+    /// Loads a word of the line, given its offset there in bytes.
+    fn load(&self, offset: usize) -> u64 {
+        let line = MappedValues::<Line>::word(self.index / LINE);
+        self.maps
+            .lines
+            .memory
+            .load(line + offset / size_of::<u64>())
     }
 
     fn slot(&self) -> usize {
@@ -364,30 +327,26 @@ impl Mapped<'_> {
 
     /// The index of its details.
     fn number(&self) -> u32 {
-        // SAFETY: an aligned word of the line.
-        let number = unsafe { AtomicU32::from_ptr(&raw mut (*self.line()).details[self.slot()]) };
-        number.load(Ordering::Relaxed)
+        let numbers: [u32; LINE as usize] = transmute!(self.load(offset_of!(Line, details)));
+        numbers[self.slot()]
     }
 }
 
-/// Every access is to aligned words within the mapping. They are only read, and atomically.
-impl Reads for Mapped<'_> {
+impl Reads for Record<'_> {
     fn word(&self) -> Word {
-        // SAFETY: as above; a `Word` is a `u64`.
-        let word =
-            unsafe { AtomicU64::from_ptr((&raw mut (*self.line()).words[self.slot()]).cast()) };
-        Word(word.load(Ordering::Relaxed))
+        Word(self.load(offset_of!(Line, words) + size_of::<Word>() * self.slot()))
     }
 
     fn tag(&self) -> u64 {
-        // SAFETY: as above.
-        let tag = unsafe { AtomicU64::from_ptr(&raw mut (*self.line()).tags[self.slot()]) };
-        tag.load(Ordering::Relaxed)
+        self.load(offset_of!(Line, tags) + size_of::<u64>() * self.slot())
     }
 
     fn details(&self) -> Option<(Details, Extras)> {
         let number = self.number();
-        Some((self.maps.details(number)?, self.maps.extras(number)?))
+        Some((
+            self.maps.details.copy(number)?,
+            self.maps.extras.copy(number)?,
+        ))
     }
 
     fn fence(&self) {

@@ -32,6 +32,7 @@
 //! | which sources are over their quota | [`quota`] |
 //! | **commands beside the running twheel** | |
 //! | what they read of an instance | [`inspect`], [`flows`], [`wheels`] |
+//! | maps in this process's memory | `mapped` |
 //! | deleting flows | [`delete`] |
 //! | what a configuration will cost | [`plan`] |
 //! | what a host lacks, and what the verifier says | [`doctor`], [`host`], `verifier` |
@@ -69,6 +70,7 @@ pub mod hooks;
 pub mod host;
 pub mod inspect;
 pub mod interfaces;
+mod mapped;
 pub mod maps;
 pub mod metrics;
 pub mod model;

@@ -24,6 +24,7 @@ use twheel_common::{
     flow::{Direction, idle},
     quota::{LASTS, MAX_OVER_QUOTA, OverQuota, VICTIMS, Victims, source},
 };
+use zerocopy::transmute;
 
 use crate::{
     data_plane::DataPlane,
@@ -61,9 +62,7 @@ pub struct Source([u64; 2]);
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.0[0].to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.0[1].to_ne_bytes());
+        let bytes: [u8; 16] = transmute!(self.0);
         match Ipv6Addr::from(bytes).to_canonical() {
             IpAddr::V4(address) => address.fmt(f),
             IpAddr::V6(network) => write!(f, "{network}/64"),
@@ -281,13 +280,11 @@ fn own_addresses() -> Result<HashSet<[u64; 2]>> {
 
 /// An address in the form that keys have.
 fn words(address: IpAddr) -> [u64; 2] {
-    let bytes = match address {
+    let address = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,
-    }
-    .octets();
-    let [high, low] = [0, 8].map(|at| std::array::from_fn(|byte| bytes[at + byte]));
-    [u64::from_ne_bytes(high), u64::from_ne_bytes(low)]
+    };
+    transmute!(address.octets())
 }
 
 #[cfg(test)]

@@ -5,19 +5,20 @@
 //! the next reader reads the unreleased records again.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
-    slice,
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{AtomicU64, Ordering, fence},
     },
 };
 
 use anyhow::{Context, Result};
 use aya::maps::MapData;
-use memmap2::{MmapOptions, MmapRaw};
 use nix::unistd::{SysconfVar, sysconf};
 use twheel_common::event::{Event, Record, RtoExpired};
+use zerocopy::transmute;
+
+use crate::mapped::{Mapped, ReadOnly};
 
 /// `BPF_RINGBUF_BUSY_BIT`: the record is being written.
 const BUSY: u32 = 1 << 31;
@@ -44,10 +45,10 @@ pub struct Read {
 pub struct Events {
     map: MapData,
     /// The page with the reader's position.
-    consumer: MmapRaw,
+    consumer: Mapped,
     /// The page with the writers' position, then the ring's data, mapped twice in a row, so that
     /// each record is contiguous.
-    producer: MmapRaw,
+    producer: ReadOnly,
     page: usize,
     size: usize,
     /// Position up to which the ring was read.
@@ -60,13 +61,8 @@ impl Events {
         let page = sysconf(SysconfVar::PAGE_SIZE)?.context("cannot read the page size")? as usize;
         let size = map.info()?.max_entries() as usize;
         let context = "cannot map EVENTS";
-        let consumer = MmapOptions::new()
-            .len(page)
-            .map_raw(map.fd().as_fd().as_raw_fd());
-        let producer = MmapOptions::new()
-            .offset(page as u64)
-            .len(page + 2 * size)
-            .map_raw_read_only(map.fd().as_fd().as_raw_fd());
+        let consumer = Mapped::new(map.fd(), page);
+        let producer = ReadOnly::new(map.fd(), page as u64, page + 2 * size);
         let mut events = Self {
             consumer: consumer.context(context)?,
             producer: producer.context(context)?,
@@ -81,9 +77,7 @@ impl Events {
 
     /// The position up to which records are released.
     fn position(&self) -> &AtomicU64 {
-        // SAFETY: the first word of a page that is mapped for as long as `self` lives. The kernel
-        // reads and writes it as a whole, and so do we.
-        unsafe { &*self.consumer.as_ptr().cast() }
+        self.consumer.word(0)
     }
 
     /// The position up to which records are released, in bytes since the ring's beginning.
@@ -105,16 +99,13 @@ impl Events {
         // Either this thread sees a new record, or its writer sees the released position and wakes
         // the reader.
         fence(Ordering::SeqCst);
-        // SAFETY: as in `position`, for the page with the writers' position.
-        let end = unsafe { &*self.producer.as_ptr().cast::<AtomicU64>() };
-        let end = end.load(Ordering::Acquire);
+        let end = self.producer.acquire(0);
         while into.len() < enough && self.at != end {
+            // Positions are multiples of 8 within the ring, which is mapped twice.
             let offset = self.page + (self.at as usize & (self.size - 1));
-            // SAFETY: positions are multiples of 8 within the ring, which is mapped twice. A header
-            // is there, since the writers' position is further on. The kernel may change its length
-            // until it is no longer busy.
-            let header = unsafe { &*self.producer.as_ptr().add(offset).cast::<AtomicU32>() };
-            let header = header.load(Ordering::Acquire);
+            // A header is there, since the writers' position is further on. The kernel may change
+            // its length, the first half, until it is no longer busy.
+            let [header, _]: [u32; 2] = transmute!(self.producer.acquire(offset / 8));
             if header & BUSY != 0 {
                 break;
             }
@@ -124,34 +115,26 @@ impl Events {
             if header & DISCARD != 0 {
                 continue;
             }
-            // SAFETY: the record follows the header in the same mapping. It is no longer written
-            // to, because it is not released.
-            let record = unsafe {
-                slice::from_raw_parts(self.producer.as_ptr().add(offset + HEADER), length)
-            };
+            // The record is no longer written to, because it is not released.
+            let record = (offset + HEADER) / 8;
             if length == size_of::<RtoExpired>() {
-                // SAFETY: the record has the size of an `RtoExpired`, for which any bytes are
-                // valid.
-                let event = unsafe { record.as_ptr().cast::<RtoExpired>().read_unaligned() };
-                into.push(Read {
+                let event = self.producer.copy(record);
+                into.extend(event.map(|event| Read {
                     record: Record::Rto(event),
                     end: self.at,
                     free: self.at,
-                });
+                }));
                 continue;
             }
-            let (events, _) = record.as_chunks::<{ size_of::<Event>() }>();
             let mut at = start + HEADER as u64;
-            for event in events {
+            for number in 0..length / size_of::<Event>() {
+                let event = self.producer.copy(record + number * size_of::<Event>() / 8);
                 at += size_of::<Event>() as u64;
-                into.push(Read {
-                    // SAFETY: the chunk has the size of an `Event`, for which any bytes are valid.
-                    record: Record::Ended(unsafe {
-                        event.as_ptr().cast::<Event>().read_unaligned()
-                    }),
+                into.extend(event.map(|event| Read {
+                    record: Record::Ended(event),
                     end: at,
                     free: if at == self.at { at } else { start },
-                });
+                }));
             }
         }
     }

@@ -11,7 +11,6 @@
 
 use std::{
     fs,
-    os::fd::{AsFd, AsRawFd},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -24,12 +23,12 @@ use aya::{
     programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp},
     util::online_cpus,
 };
-use memmap2::{MmapOptions, MmapRaw};
 use twheel_common::{packet::ETH_HEADER, probe::Probe};
 
 use crate::{
     cpu::{pin_to, run_ahead},
     failure::{Failure, Kind},
+    mapped::Mapped,
     verifier::refused,
 };
 
@@ -165,7 +164,7 @@ pub fn is_realtime() -> bool {
 /// The trial programs, loaded.
 struct Trial {
     bpf: Ebpf,
-    probe: MmapRaw,
+    probe: Mapped,
     cpu: u32,
 }
 
@@ -178,10 +177,7 @@ impl Trial {
                 "the object file of the trial programs has no map PROBE"
             ));
         };
-        let probe = MmapOptions::new()
-            .len(size_of::<Probe>())
-            .map_raw(map.fd().as_fd().as_raw_fd())
-            .context("cannot map PROBE")?;
+        let probe = Mapped::new(map.fd(), size_of::<Probe>()).context("cannot map PROBE")?;
         let cpu = online_cpus()
             .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?
             .first()
@@ -344,9 +340,7 @@ impl Trial {
 
     fn place(&self, field: Field) -> &AtomicU64 {
         const { assert!(size_of::<Probe>() == 8 * 6) };
-        // SAFETY: the mapping has the size of a `Probe`, which consists of words alone, and lives
-        // as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.probe.as_mut_ptr().cast::<u64>().add(field as usize)) }
+        self.probe.word(field as usize)
     }
 }
 

@@ -20,6 +20,7 @@ use twheel_common::{
     step::{Outcome, Step},
 };
 use twheel_tests::order::PACKETS;
+use zerocopy::IntoBytes;
 
 use crate::{
     inputs::{self, Segment},
@@ -348,20 +349,16 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
         next: list,
         ..Step::default()
     };
-    // SAFETY: `Step` is `repr(C)` and consists of integers alone, without padding.
-    let data: [u8; size_of::<Step>()] = unsafe { std::mem::transmute(call) };
-    let mut out = [0; size_of::<Step>()];
+    let mut step = Step::default();
     let result = bench
         .plane
         .xdp(program)?
         .test_run(TestRunOptions {
-            data_in: Some(&data),
-            data_out: Some(&mut out),
+            data_in: Some(call.as_bytes()),
+            data_out: Some(step.as_mut_bytes()),
             ..TestRunOptions::new()
         })
         .context("cannot run a stepper")?;
-    // SAFETY: as above; any bytes are a valid `Step`.
-    let step: Step = unsafe { std::mem::transmute(out) };
     // Calls for an empty list are not measured.
     if step.visits > 0 {
         turn.in_kernel += result.duration;

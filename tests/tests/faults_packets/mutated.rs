@@ -6,6 +6,7 @@ use aya::programs::{TestRun, TestRunOptions};
 use twheel_common::counter::Counter;
 use twheel_fuzz::make::{Random, damage, packet};
 use twheel_tests::plane::PASS;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::{
     say,
@@ -54,6 +55,7 @@ fn the_programs_and_the_host_agree_on_mutated_packets() {
 
 /// The kernel's `xdp_md`, from which a test run takes the length of the linear part.
 #[repr(C)]
+#[derive(IntoBytes, Immutable)]
 struct Linear {
     data: u32,
     end: u32,
@@ -79,14 +81,10 @@ fn headers_in_another_buffer_are_called_truncated() {
             end: linear as u32,
             rest: [0; 4],
         };
-        // SAFETY: plain words without padding; the slice is not used after the value.
-        let context = unsafe {
-            std::slice::from_raw_parts((&raw const context).cast::<u8>(), size_of::<Linear>())
-        };
         let program = watch.plane.plane().xdp("twheel_xdp").unwrap();
         let result = program.test_run(TestRunOptions {
             data_in: Some(&frame),
-            ctx_in: Some(context),
+            ctx_in: Some(context.as_bytes()),
             ..TestRunOptions::new()
         });
         let result = match result {

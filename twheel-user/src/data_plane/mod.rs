@@ -25,6 +25,7 @@ use twheel_common::{
     rule::{Rule, Timeouts},
     step::{Delete, Step, Sweep},
 };
+use zerocopy::IntoBytes;
 
 pub use self::{
     adopt::{OBJECT, check_adoptable, meta},
@@ -521,14 +522,13 @@ pub(crate) fn remove_pin(name: &str, instance: &Instance) -> Result<PathBuf> {
 
 /// Random keys from the kernel's generator.
 fn random_keys() -> Result<[u64; 11]> {
-    let mut bytes = [0; 88];
+    let mut keys = [0; 11];
     io::Read::read_exact(
         &mut std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?,
-        &mut bytes,
+        keys.as_mut_bytes(),
     )
     .context("cannot read /dev/urandom")?;
-    let mut words = bytes.as_chunks().0.iter().copied().map(u64::from_ne_bytes);
-    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
+    Ok(keys)
 }
 
 fn explain_load(error: EbpfError) -> anyhow::Error {

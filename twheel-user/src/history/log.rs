@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context, Result};
 use nix::fcntl::OFlag;
 use twheel_common::{config::NAME_BYTES, event::Event};
+use zerocopy::transmute;
 
 use super::format::{
     BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, SEGMENTS, is_whole,
@@ -209,9 +210,7 @@ impl Log {
             self.put(NAME, when, end, &body);
             self.named.insert(number, name);
         }
-        // SAFETY: an `Event` is `repr(C)` and consists of integers alone, without padding.
-        let body = unsafe { &*(&raw const *event).cast::<[u8; BODY]>() };
-        self.put(ENDED, when, end, body);
+        self.put(ENDED, when, end, &transmute!(*event));
         self.appended = end;
         self.buffered += 1;
         if self.buffer.len() > FLUSH {

@@ -15,6 +15,7 @@ use nix::{
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
 use twheel_common::{config::NAME_BYTES, event::Event};
+use zerocopy::FromBytes;
 
 use super::format::{
     ENDED, HEAD, HEADER, Header, IFACE, LATEST, LOST, NAME, RECORD, ZONE, is_whole, segments,
@@ -256,9 +257,7 @@ impl Segment {
                 None
             }
             ENDED => {
-                // SAFETY: `body` has `BODY` bytes, the size of an `Event`, for which any bytes are
-                // valid.
-                let event = unsafe { body.as_ptr().cast::<Event>().read_unaligned() };
+                let event = Event::read_from_bytes(body).ok()?;
                 Some(Past {
                     when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
                     ended: Expired::new(&event, self.clock, self.one_way)?,

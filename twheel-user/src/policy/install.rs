@@ -24,6 +24,7 @@ use twheel_common::{
     step::{MAX_SWEEP, Sweep},
     wheel::Scheme,
 };
+use zerocopy::transmute;
 
 use super::{
     compile::Compiled,
@@ -430,11 +431,8 @@ fn write(open: Open<'_>, set: u32, compiled: &Compiled, zones: &BTreeMap<u16, u8
         interfaces.insert(Named::Zone.key(set, place.into()), rules, 0)?;
     }
     let key = |prefix: Prefix| {
-        let mut data = [set, 0, 0, 0, 0];
-        for (word, bytes) in data[1..].iter_mut().zip(prefix.address.as_chunks().0) {
-            *word = u32::from_ne_bytes(*bytes);
-        }
-        Key::new(32 + prefix.bits, data)
+        let [a, b, c, d]: [u32; 4] = transmute!(prefix.address);
+        Key::new(32 + prefix.bits, [set, a, b, c, d])
     };
     for (name, prefixes) in [
         ("SOURCES", compiled.source_prefixes().collect::<Vec<_>>()),
