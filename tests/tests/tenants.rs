@@ -340,6 +340,56 @@ fn a_run_that_ignores_vlans_refuses_rules_by_vlan() -> Result<()> {
     Ok(())
 }
 
+/// The connections of the VLAN that falls silent are refused from then on.
+#[test]
+fn the_connections_of_the_other_vlan_go_on() -> Result<()> {
+    require_root();
+    for hook in ["xdp", "tcx"] {
+        let lab = Lab::vlans([&[10], &[20]])?;
+        let args = [
+            "--iface",
+            "leg0",
+            "--hook",
+            hook,
+            "--json",
+            "--timeout",
+            "1h,established=4s",
+            "--reap",
+            "enforce=drop",
+            "--i-know-this-drops-traffic",
+            "--reap-max-share",
+            "100",
+        ];
+        let twheel = Twheel::start(&lab.gateway, &args)?;
+        lab.open_all("vlan", [10, 20])?;
+        let send = |tenant: usize| {
+            (FIRST..FIRST + CONNECTIONS)
+                .try_for_each(|port| lab.send(tenant, port, true, segment(1001, 5001, ACK)))
+        };
+        let until = Instant::now() + PATIENCE;
+        let mut ended = 0;
+        let mut sent = Instant::now();
+        while ended < CONNECTIONS {
+            ensure!(Instant::now() < until, "{ended} of {CONNECTIONS}");
+            if let Some(line) = twheel.line(Duration::from_millis(100))? {
+                let event: Value = serde_json::from_str(&line.text)?;
+                ensure!(event["vlan"] == 10, "{event}");
+                ended += u16::from(event["event"] == "expired" && event["reason"] == "idle");
+            }
+            if sent.elapsed() > Duration::from_millis(500) {
+                send(1)?;
+                sent = Instant::now();
+            }
+        }
+        TENANTS.into_iter().try_for_each(send)?;
+        lab.await_states("vlan", &[(20, "established", CONNECTIONS)])?;
+        let dropped = lab.gateway.counter("enforced_dropped")?;
+        ensure!(dropped == u64::from(CONNECTIONS), "{hook}: {dropped}");
+        ensure!(twheel.stop()?.code() == Some(0));
+    }
+    Ok(())
+}
+
 /// conntrack has both tenants' entries, in zones. Those of the tenant that falls silent are deleted.
 #[test]
 fn the_conntrack_entry_of_the_other_zone_stays() -> Result<()> {

@@ -49,8 +49,25 @@ fn packets_are_counted_where_they_were_first_seen() {
         assert_eq!(see(there, since, false), Sighting::Again, "{since}");
         assert_eq!(see(there, since, true), Sighting::Moved, "{since}");
     }
-    for since in [251, 1000, 60_000] {
+    for since in [251, 1000, 60_000, 0xfeff] {
         assert_eq!(see(there, since, false), Sighting::Moved, "{since}");
+    }
+    assert_eq!(
+        see(there, 0xff00, false),
+        Sighting::Again,
+        "256 units ahead"
+    );
+}
+
+#[test]
+fn the_initiators_point_is_that_of_its_side() {
+    let points = [Point::new(3, Hook::Ingress), Point::new(4, Hook::Egress)];
+    for (initiator, point) in [
+        (Direction::FromLow, points[0]),
+        (Direction::FromHigh, points[1]),
+    ] {
+        let seen = Seen::first(initiator, tcp::SYN, View::default()).unwrap();
+        assert_eq!(Point::of_initiator(points, seen), point);
     }
 }
 
