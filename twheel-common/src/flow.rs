@@ -108,32 +108,6 @@ pub fn idle(now: u64, last_seen: u32) -> u32 {
     if idle as i32 >= 0 { idle } else { 0 }
 }
 
-/// The result of a timer visit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visit {
-    /// The flow's deadline has passed.
-    Expire,
-    /// It has not passed: look again at this time (units).
-    Rearm(u64),
-}
-
-/// Decides the result of a timer visit. It never expires a flow early: `Expire` is returned only if
-/// the flow was idle for its whole timeout (units). `doubt` says by how many units the last packet
-/// may have come later than its stamp says.
-#[inline(always)]
-pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32) -> Visit {
-    let idle = idle(now, word.stamp());
-    let mut least = timeout;
-    if idle >= least {
-        // Only few visits get here, so `doubt` is called late.
-        least = least.saturating_add(doubt(word.stamp()));
-    }
-    if idle >= least {
-        return Visit::Expire;
-    }
-    Visit::Rearm(now + u64::from(least - idle))
-}
-
 /// Units since a flow was created; `created` is the low 32 bits of the clock then. A flow that
 /// seems to be created a little after `now` was begun by another CPU after `now` was read: its age
 /// is 0.

@@ -29,6 +29,7 @@
 pub mod bits;
 pub mod config;
 pub mod counter;
+pub mod decision;
 pub mod enforce;
 pub mod event;
 pub mod flow;
@@ -59,5 +60,6 @@ pub mod state;
 pub mod step;
 pub mod table;
 pub mod tracked;
+pub mod visit;
 pub mod way;
 pub mod wheel;

@@ -27,6 +27,9 @@ use crate::{
 };
 
 /// Compiles only for types that any bytes are a value of, and that have no padding.
+const fn is_bytes<T: FromBytes + IntoBytes + 'static>() {}
+
+/// The same, for types that may be copied.
 const fn is_pod<T: FromBytes + IntoBytes + Copy + 'static>() {}
 
 macro_rules! pod {
@@ -51,5 +54,5 @@ const _: () = {
     is_pod::<Probe>();
     is_pod::<RtoExpired>();
     is_pod::<Staged>();
-    is_pod::<Timers>();
+    is_bytes::<Timers>();
 };

@@ -9,60 +9,133 @@
 //! connection at the same time write here without a lock; a race can only spoil a sample, or delay
 //! the start of a timer by a moment.
 
+#[cfg(not(target_arch = "bpf"))]
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::{cell::UnsafeCell, fmt};
+
 use crate::{
     event::Pace,
     segment::{Segment, tcp},
 };
 #[cfg(feature = "user")]
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A number that CPUs read and write without a lock, each time as a whole.
+#[repr(transparent)]
+#[derive(Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
+pub struct Shared(UnsafeCell<u32>);
+
+// SAFETY: CPUs share the number, and each access is of the whole.
+unsafe impl Sync for Shared {}
+
+/// The kernel's target has no `AtomicU32`. There a volatile access, which is one instruction,
+/// takes the place of an atomic one.
+impl Shared {
+    /// Loads it.
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        let place = self.0.get();
+        #[cfg(target_arch = "bpf")]
+        // SAFETY: valid and aligned, as it is inside `self`.
+        unsafe {
+            place.read_volatile()
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        // SAFETY: as above, and each access is atomic.
+        unsafe {
+            AtomicU32::from_ptr(place).load(Relaxed)
+        }
+    }
+
+    /// Stores it.
+    #[inline(always)]
+    pub fn set(&self, value: u32) {
+        let place = self.0.get();
+        #[cfg(target_arch = "bpf")]
+        // SAFETY: as in `get`.
+        unsafe {
+            place.write_volatile(value);
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        // SAFETY: as in `get`.
+        unsafe {
+            AtomicU32::from_ptr(place).store(value, Relaxed);
+        }
+    }
+}
+
+impl From<u32> for Shared {
+    fn from(value: u32) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl Clone for Shared {
+    fn clone(&self) -> Self {
+        Self::from(self.get())
+    }
+}
+
+impl PartialEq for Shared {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
 
 /// What is known of one side's sending. All zeros means nothing yet.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Side {
     /// The highest acknowledgment of its data.
-    pub una: u32,
+    pub una: Shared,
     /// Flags such as [`Side::TIMING`]; from bit 8 on how often the timer has expired since there
     /// was progress; from bit 16 on the retransmissions seen, at most 65,535.
-    state: u32,
+    state: Shared,
     /// When the timer was started. Meaningful while data is outstanding.
-    start: u32,
+    start: Shared,
     /// Smoothed round-trip time; 0 until there was a sample.
-    pub srtt: u32,
+    pub srtt: Shared,
     /// Variation of the round-trip time.
-    pub rttvar: u32,
+    pub rttvar: Shared,
     /// The sequence number after the segment that is being timed.
-    timed: u32,
+    timed: Shared,
     /// When that segment was sent.
-    timed_at: u32,
+    timed_at: Shared,
 }
 
 /// What else is known of it, which few packets need.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Rare {
     /// Timestamp value (RFC 7323) of the segment that is being timed, if it has one.
-    timed_value: u32,
+    timed_value: Shared,
     /// When the oldest outstanding segment was last retransmitted.
-    again_at: u32,
+    again_at: Shared,
     /// Start of a gap: data that is missing before the latest.
-    gap: u32,
+    gap: Shared,
     /// End of the gap.
-    gap_end: u32,
+    gap_end: Shared,
     /// When the gap was found.
-    gap_at: u32,
+    gap_at: Shared,
     /// The sequence number after the last byte that the side has sent: the flow's next sequence
     /// number waits before the gap.
-    top: u32,
+    top: Shared,
 }
 
 /// A value of the map `RTOS`: a flow's timers, that of the key's low endpoint first. What nearly
 /// every packet and timer visit needs is in one cache line.
 #[repr(C, align(128))]
-#[derive(Clone, Copy, Debug, Default)]
-#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Timers {
     /// The timers of the two sides.
     pub sides: [Side; 2],
@@ -130,24 +203,22 @@ impl Side {
     const EXPIRIES: u32 = 8;
     const RETRANSMISSIONS: u32 = 16;
 
-    /// A side of which this is the first segment seen.
+    /// Begins with the first segment seen of the side.
     #[inline(always)]
-    fn first(rare: &mut Rare, segment: &Segment, now: u32) -> Self {
-        let mut side = Self {
-            una: segment.seq,
-            start: now,
-            state: Self::SEEN,
-            ..Self::default()
-        };
-        side.time(rare, segment, now);
-        side
+    fn begin(&self, rare: &Rare, segment: &Segment, now: u32) {
+        self.una.set(segment.seq);
+        self.start.set(now);
+        self.srtt.set(0);
+        self.rttvar.set(0);
+        self.state.set(Self::SEEN);
+        self.time(rare, segment, now);
     }
 
     /// The part that events report.
     #[inline(always)]
     pub fn pace(&self, limits: Limits) -> Pace {
         Pace {
-            srtt: self.srtt,
+            srtt: self.srtt.get(),
             rto: self.rto(limits),
             retransmissions: self.retransmissions(),
         }
@@ -156,26 +227,36 @@ impl Side {
     /// How often the timer has expired since there was progress; also the exponent of its backoff.
     #[inline(always)]
     pub fn expiries(&self) -> u32 {
-        self.state >> Self::EXPIRIES & 0xff
+        self.state.get() >> Self::EXPIRIES & 0xff
     }
 
     /// Retransmissions that were seen.
     #[inline(always)]
     pub fn retransmissions(&self) -> u32 {
-        self.state >> Self::RETRANSMISSIONS
+        self.state.get() >> Self::RETRANSMISSIONS
     }
 
     #[inline(always)]
     fn has(&self, flag: u32) -> bool {
-        self.state & flag != 0
+        self.state.get() & flag != 0
+    }
+
+    #[inline(always)]
+    fn mark(&self, flags: u32) {
+        self.state.set(self.state.get() | flags);
+    }
+
+    #[inline(always)]
+    fn unmark(&self, flags: u32) {
+        self.state.set(self.state.get() & !flags);
     }
 
     /// The sequence number after the last byte sent: the side's next sequence number, or the number
     /// after the data beyond the gap before which that one waits.
     #[inline(always)]
     pub fn highest(&self, rare: &Rare, position: u32) -> u32 {
-        match self.has(Self::GAP) && rare.top.wrapping_sub(position) as i32 > 0 {
-            true => rare.top,
+        match self.has(Self::GAP) && rare.top.get().wrapping_sub(position) as i32 > 0 {
+            true => rare.top.get(),
             false => position,
         }
     }
@@ -183,7 +264,7 @@ impl Side {
     /// Bytes sent and not acknowledged; `highest` is the sequence number after the last byte sent.
     #[inline(always)]
     pub fn outstanding(&self, highest: u32) -> u32 {
-        let outstanding = highest.wrapping_sub(self.una);
+        let outstanding = highest.wrapping_sub(self.una.get());
         if outstanding as i32 > 0 {
             outstanding
         } else {
@@ -195,11 +276,11 @@ impl Side {
     /// `tcp_set_rto` in `net/ipv4/tcp_input.c`).
     #[inline(always)]
     pub fn base(&self, limits: Limits) -> u32 {
-        if self.srtt == 0 {
+        if self.srtt.get() == 0 {
             return at_most(INITIAL, limits.max);
         }
-        let margin = at_least(self.rttvar.saturating_mul(4), limits.min);
-        at_most(self.srtt.saturating_add(margin), limits.max)
+        let margin = at_least(self.rttvar.get().saturating_mul(4), limits.min);
+        at_most(self.srtt.get().saturating_add(margin), limits.max)
     }
 
     /// The RTO with backoff.
@@ -218,8 +299,8 @@ impl Side {
     /// something else.
     #[inline(always)]
     pub fn sent(
-        &mut self,
-        rare: &mut Rare,
+        &self,
+        rare: &Rare,
         highest: u32,
         segment: &Segment,
         timing: Timing<impl Fn() -> u32>,
@@ -229,7 +310,7 @@ impl Side {
             return false;
         }
         if !self.has(Self::SEEN) {
-            *self = Self::first(rare, segment, now());
+            self.begin(rare, segment, now());
             return true;
         }
         if segment.seq.wrapping_sub(highest) as i32 >= 0 {
@@ -244,15 +325,15 @@ impl Side {
 
     #[inline(always)]
     fn sent_new(
-        &mut self,
-        rare: &mut Rare,
+        &self,
+        rare: &Rare,
         highest: u32,
         segment: &Segment,
         now: impl Fn() -> u32,
     ) -> bool {
         let starts = self.outstanding(highest) == 0;
         if segment.seq != highest || self.has(Self::GAP) {
-            rare.top = segment.end;
+            rare.top.set(segment.end);
         }
         if !starts && segment.seq == highest && self.has(Self::TIMING) {
             // Nearly every segment.
@@ -261,13 +342,13 @@ impl Side {
         let now = now();
         if segment.seq != highest {
             // The data between may arrive late, or was lost before it reached this host.
-            rare.gap = highest;
-            rare.gap_end = segment.seq;
-            rare.gap_at = now;
-            self.state |= Self::GAP;
+            rare.gap.set(highest);
+            rare.gap_end.set(segment.seq);
+            rare.gap_at.set(now);
+            self.mark(Self::GAP);
         }
         if starts {
-            self.start = now;
+            self.start.set(now);
             self.progress();
         }
         if !self.has(Self::TIMING) {
@@ -280,59 +361,64 @@ impl Side {
     /// keep-alive, or fills a gap so soon that it was merely reordered.
     #[inline(always)]
     fn sent_again(
-        &mut self,
-        rare: &mut Rare,
+        &self,
+        rare: &Rare,
         highest: u32,
         segment: &Segment,
         Timing { limits, now }: Timing<u32>,
     ) -> bool {
-        if segment.end.wrapping_sub(self.una) as i32 <= 0 || self.has(Self::CLOSED) {
+        if segment.end.wrapping_sub(self.una.get()) as i32 <= 0 || self.has(Self::CLOSED) {
             // Acknowledged already: a keep-alive or a window probe.
             return false;
         }
-        let fills = segment.seq.wrapping_sub(rare.gap) as i32 >= 0
-            && rare.gap_end.wrapping_sub(segment.end) as i32 >= 0;
-        if self.has(Self::GAP) && fills && now.wrapping_sub(rare.gap_at) < self.srtt / 4 {
+        let fills = segment.seq.wrapping_sub(rare.gap.get()) as i32 >= 0
+            && rare.gap_end.get().wrapping_sub(segment.end) as i32 >= 0;
+        if self.has(Self::GAP) && fills && now.wrapping_sub(rare.gap_at.get()) < self.srtt.get() / 4
+        {
             return false;
         }
         if self.retransmissions() < 0xffff {
-            self.state += 1 << Self::RETRANSMISSIONS;
+            self.state
+                .set(self.state.get() + (1 << Self::RETRANSMISSIONS));
         }
         if !self.has(Self::STAMPED) {
             // Karn's algorithm: it cannot be known which of the two transmissions will be
             // acknowledged.
-            self.state &= !Self::TIMING;
+            self.unmark(Self::TIMING);
         }
-        let oldest = segment.seq.wrapping_sub(self.una) as i32 <= 0;
+        let oldest = segment.seq.wrapping_sub(self.una.get()) as i32 <= 0;
         if !oldest {
             // A tail loss probe, or one of several retransmissions.
             return false;
         }
         let rto = self.rto(limits);
-        if now.wrapping_sub(self.start) >= rto - rto / 8 {
-            rare.again_at = now;
-            if segment.end == highest && self.state & (Self::PROBED | 0xff << Self::EXPIRIES) == 0 {
-                self.state |= Self::PROBED;
-                self.start = now;
+        if now.wrapping_sub(self.start.get()) >= rto - rto / 8 {
+            rare.again_at.set(now);
+            if segment.end == highest
+                && self.state.get() & (Self::PROBED | 0xff << Self::EXPIRIES) == 0
+            {
+                self.mark(Self::PROBED);
+                self.start.set(now);
                 return false;
             }
             // Its sender's timer has expired.
-            self.state |= Self::AGAIN;
+            self.mark(Self::AGAIN);
             true
         } else {
-            self.start = now;
+            self.start.set(now);
             false
         }
     }
 
     #[inline(always)]
-    fn time(&mut self, rare: &mut Rare, segment: &Segment, now: u32) {
-        self.timed = segment.end;
-        self.timed_at = now;
-        rare.timed_value = segment.stamp[0];
-        self.state = self.state & !Self::STAMPED | Self::TIMING;
+    fn time(&self, rare: &Rare, segment: &Segment, now: u32) {
+        self.timed.set(segment.end);
+        self.timed_at.set(now);
+        rare.timed_value.set(segment.stamp[0]);
+        self.unmark(Self::STAMPED);
+        self.mark(Self::TIMING);
         if segment.stamp[0] != 0 {
-            self.state |= Self::STAMPED;
+            self.mark(Self::STAMPED);
         }
     }
 
@@ -340,7 +426,7 @@ impl Side {
     /// last byte that this side has sent. Returns whether more data is acknowledged.
     #[inline(always)]
     pub fn acknowledged(
-        &mut self,
+        &self,
         rare: &Rare,
         highest: u32,
         segment: &Segment,
@@ -349,32 +435,32 @@ impl Side {
         if segment.flags & tcp::ACK == 0 || !self.has(Self::SEEN) {
             return false;
         }
-        let ahead = segment.ack.wrapping_sub(self.una);
+        let ahead = segment.ack.wrapping_sub(self.una.get());
         if (ahead as i32) < 0 {
             // An old acknowledgment that a later one has overtaken.
             return false;
         }
         if segment.window == 0 {
-            self.state |= Self::CLOSED;
+            self.mark(Self::CLOSED);
         } else if self.has(Self::CLOSED) {
-            self.state &= !Self::CLOSED;
+            self.unmark(Self::CLOSED);
             self.progress();
-            self.start = now();
+            self.start.set(now());
         }
         // The data beyond what was sent was not seen here.
         if ahead == 0 || ahead > self.outstanding(highest) + UNSEEN {
             return false;
         }
         let now = now();
-        self.una = segment.ack;
-        self.start = now;
+        self.una.set(segment.ack);
+        self.start.set(now);
         self.progress();
-        if self.has(Self::TIMING) && segment.ack.wrapping_sub(self.timed) as i32 >= 0 {
-            self.state &= !Self::TIMING;
+        if self.has(Self::TIMING) && segment.ack.wrapping_sub(self.timed.get()) as i32 >= 0 {
+            self.unmark(Self::TIMING);
             // With timestamps, an acknowledgment tells which transmission it answers (RFC 7323,
             // 4.1).
-            if !self.has(Self::STAMPED) || segment.stamp[1] == rare.timed_value {
-                self.sample(now.wrapping_sub(self.timed_at));
+            if !self.has(Self::STAMPED) || segment.stamp[1] == rare.timed_value.get() {
+                self.sample(now.wrapping_sub(self.timed_at.get()));
             }
         }
         true
@@ -382,22 +468,24 @@ impl Side {
 
     /// Clears the backoff and the signs of an expiry.
     #[inline(always)]
-    fn progress(&mut self) {
-        self.state &= !(Self::AGAIN | Self::PROBED | 0xff << Self::EXPIRIES);
+    fn progress(&self) {
+        self.unmark(Self::AGAIN | Self::PROBED | 0xff << Self::EXPIRIES);
     }
 
     /// Adds a sample (RFC 6298, 2.2 and 2.3).
     #[inline(always)]
-    fn sample(&mut self, rtt: u32) {
+    fn sample(&self, rtt: u32) {
         let rtt = at_least(rtt, 1);
-        if self.srtt == 0 {
-            self.srtt = rtt;
-            self.rttvar = rtt / 2;
+        if self.srtt.get() == 0 {
+            self.srtt.set(rtt);
+            self.rttvar.set(rtt / 2);
             return;
         }
-        let off = rtt.abs_diff(self.srtt);
-        self.rttvar = self.rttvar - self.rttvar / 4 + off / 4;
-        self.srtt = at_least(self.srtt - self.srtt / 8 + rtt / 8, 1);
+        let off = rtt.abs_diff(self.srtt.get());
+        self.rttvar
+            .set(self.rttvar.get() - self.rttvar.get() / 4 + off / 4);
+        self.srtt
+            .set(at_least(self.srtt.get() - self.srtt.get() / 8 + rtt / 8, 1));
     }
 
     /// State of the timer. It has expired if the oldest segment is retransmitted when the timer is
@@ -405,14 +493,14 @@ impl Side {
     /// (`LVL_CLK_SHIFT` in `kernel/time/timer.c`).
     #[inline(always)]
     pub fn timer(&self, highest: u32, limits: Limits, now: u32) -> Timer {
-        let is_open = self.state & (Self::SEEN | Self::CLOSED) == Self::SEEN;
+        let is_open = self.state.get() & (Self::SEEN | Self::CLOSED) == Self::SEEN;
         if self.outstanding(highest) == 0 || !is_open {
             return Timer::Stopped;
         }
         if self.has(Self::AGAIN) {
             return Timer::Expired;
         }
-        let since = now.wrapping_sub(self.start);
+        let since = now.wrapping_sub(self.start.get());
         let rto = self.rto(limits);
         let rto = rto + rto / 8;
         // A timer that was started after `now` was read has just begun.
@@ -428,16 +516,16 @@ impl Side {
     /// Restarts the timer with backoff after it has expired (RFC 6298, 5.5 and 5.6): from the time
     /// when the oldest segment was retransmitted, if that was seen.
     #[inline(always)]
-    pub fn back_off(&mut self, rare: &Rare, now: u32) {
+    pub fn back_off(&self, rare: &Rare, now: u32) {
         // If nothing followed a supposed probe, it was the retransmission of an expired timer.
-        self.start = if self.has(Self::AGAIN | Self::PROBED) {
-            rare.again_at
+        self.start.set(if self.has(Self::AGAIN | Self::PROBED) {
+            rare.again_at.get()
         } else {
             now
-        };
-        self.state &= !(Self::AGAIN | Self::PROBED);
+        });
+        self.unmark(Self::AGAIN | Self::PROBED);
         if self.expiries() < 0xff {
-            self.state += 1 << Self::EXPIRIES;
+            self.state.set(self.state.get() + (1 << Self::EXPIRIES));
         }
     }
 }

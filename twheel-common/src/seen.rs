@@ -288,6 +288,12 @@ impl Seen {
         self.with(Self::STARTING)
     }
 
+    /// The same, but not [`is_starting`](Self::is_starting).
+    #[inline(always)]
+    pub fn started(self) -> Self {
+        self.without(Self::STARTING)
+    }
+
     /// Whether `created` may still be that of the previous connection.
     #[inline(always)]
     pub fn is_starting(self) -> bool {

@@ -2,9 +2,11 @@
 //! the other.
 
 use crate::{
+    decision::{Decision, Effects},
+    flow::Word,
     key::Direction,
     numbers::{self, advance, is_apart},
-    segment::{Segment, tcp},
+    segment::Segment,
     state::{Change, Known, Seen, View},
 };
 
@@ -34,53 +36,53 @@ impl Tracked {
     /// Processes a further segment.
     pub fn see(&mut self, segment: &Segment, view: View) -> Change {
         let change = self.seen.next(segment, &self.known, view);
-        let before = self.seen;
-        match change {
-            Change::Ignored | Change::SameWay | Change::Ended | Change::AddIfItLasts(_) => {}
-            Change::Nothing if before.is_told_by(segment.direction, view) => {
-                self.known.positions = numbers::first(segment);
-            }
-            Change::Nothing => self.follow(before, segment),
-            Change::Add(seen) => {
-                self.seen = seen;
-                if segment.flags & tcp::RST == 0 {
-                    self.follow(before, segment);
-                }
-            }
-            Change::Answers(seen) => {
-                self.seen = seen;
-                self.set_position(segment.direction.reverse(), segment.ack);
-                self.follow(before, segment);
-            }
-            Change::Places(seen) => {
-                self.seen = seen;
-                self.known.positions = numbers::first(segment);
-            }
-            Change::Doubt(seen, number, answers) => {
-                self.seen = seen;
-                self.known.doubt = number;
-                if answers {
-                    self.set_position(segment.direction.reverse(), segment.ack);
-                }
-            }
-            Change::NewGeneration(seen) => {
-                self.seen = seen;
-                self.known.positions = numbers::first(segment);
-            }
-        }
+        self.apply(change, segment, view);
         change
     }
 
     /// Processes a further segment from this host, when what was seen of the flow so far was
     /// [forged](crate::way::SideWay::is_disproved_by).
     pub fn see_disproved(&mut self, segment: &Segment, view: View) -> Change {
-        match self.seen.anew(segment) {
-            Some(seen) => {
-                self.seen = seen;
-                self.known.positions = numbers::first(segment);
-                Change::NewGeneration(seen)
-            }
-            None => self.see(segment, view),
+        let Some(seen) = self.seen.anew(segment) else {
+            return self.see(segment, view);
+        };
+        let change = Change::NewGeneration(seen);
+        self.apply(change, segment, view);
+        change
+    }
+
+    /// Does what follows from a segment. (A flow without a clock is never older than two seconds.)
+    fn apply(&mut self, change: Change, segment: &Segment, view: View) {
+        if let Change::AddIfItLasts(_) = change {
+            return;
+        }
+        let before = self.seen;
+        let decision = Decision::of(change, Word::new(0, 0, before), segment, 0);
+        let effects = decision.effects;
+        if !effects.has(Effects::TAKEN) {
+            return;
+        }
+        if effects.has(Effects::WORD) {
+            self.seen = decision.word.seen();
+        } else if before.is_told_by(segment.direction, view) {
+            self.known.positions = numbers::first(segment);
+        } else {
+            self.follow(before, segment);
+        }
+        if effects.has(Effects::BEGINS) {
+            self.seen = self.seen.started();
+        }
+        if effects.has(Effects::BOTH) {
+            self.known.positions = numbers::first(segment);
+        }
+        if effects.has(Effects::OTHER) {
+            self.set_position(segment.direction.reverse(), segment.ack);
+        }
+        if effects.has(Effects::DOUBT) {
+            self.known.doubt = decision.doubt;
+        }
+        if effects.has(Effects::FOLLOWS) {
+            self.follow(before, segment);
         }
     }
 

@@ -75,16 +75,8 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     };
     let before = [before as u32, (before >> 32) as u32];
     let direction = bit(segment.direction as u64);
-    // SAFETY: values of the map, and no two the same. Other CPUs write there: see the module in
-    // `twheel-common`.
-    let (sender, rest, other, others) = unsafe {
-        (
-            &mut *timers.side(direction),
-            &mut *timers.rare(direction),
-            &mut *timers.side(direction ^ 1),
-            &*timers.rare(direction ^ 1),
-        )
-    };
+    let (sender, rest) = (timers.side(direction), timers.rare(direction));
+    let (other, others) = (timers.side(direction ^ 1), timers.rare(direction ^ 1));
     let highest = sender.highest(rest, of(before, direction));
     let timing = Timing {
         limits: config::limits(),
@@ -159,8 +151,7 @@ pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
     let micros = clock::micros();
     let mut due = IDLE;
     for direction in 0..2 {
-        // SAFETY: as in `rto_see`.
-        let (side, rare) = unsafe { (&*timers.side(direction), &*timers.rare(direction)) };
+        let (side, rare) = (timers.side(direction), timers.rare(direction));
         let highest = side.highest(rare, of(positions, direction));
         let at = match side.timer(highest, config::limits(), micros) {
             Timer::Stopped => continue,
@@ -196,8 +187,7 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
     };
     let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
     for direction in 0..2 {
-        // SAFETY: as in `rto_see`.
-        let (side, rare) = unsafe { (&mut *timers.side(direction), &*timers.rare(direction)) };
+        let (side, rare) = (timers.side(direction), timers.rare(direction));
         let highest = side.highest(rare, of(positions, direction));
         let left = match side.timer(highest, config::limits(), micros) {
             Timer::Stopped => continue,

@@ -8,7 +8,8 @@ use twheel_common::{
 
 use crate::{atomic, config, maps::RTOS, record::Hot, verifier::bit};
 
-/// The timers of a record: valid memory while the program runs, to which other CPUs write, too.
+/// The timers of a record. Other CPUs write to them, too: their fields are
+/// [`Shared`](twheel_common::rto::Shared).
 #[derive(Clone, Copy)]
 pub struct Timers(*mut rto::Timers);
 
@@ -24,10 +25,11 @@ impl Timers {
 
     /// The timer of the side that sends in this direction.
     #[inline(always)]
-    pub fn side(self, direction: u64) -> *mut Side {
-        // SAFETY: a value has two.
+    pub fn side(self, direction: u64) -> &'static Side {
+        // SAFETY: a value of the map is valid memory while the program runs, and has two of them.
+        // Every access is atomic.
         unsafe {
-            (&raw mut (*self.0).sides)
+            &*(&raw const (*self.0).sides)
                 .cast::<Side>()
                 .add(bit(direction) as usize)
         }
@@ -35,10 +37,10 @@ impl Timers {
 
     /// The rest of that side's data.
     #[inline(always)]
-    pub fn rare(self, direction: u64) -> *mut Rare {
+    pub fn rare(self, direction: u64) -> &'static Rare {
         // SAFETY: as above.
         unsafe {
-            (&raw mut (*self.0).rare)
+            &*(&raw const (*self.0).rare)
                 .cast::<Rare>()
                 .add(bit(direction) as usize)
         }
@@ -81,7 +83,8 @@ pub fn reset(flow: Hot) {
     let Some(timers) = Timers::of(flow) else {
         return;
     };
-    let words = timers.side(0).cast::<u64>();
+    // SAFETY: as above; aligned to 8.
+    let words = unsafe { (&raw mut (*timers.0).sides).cast::<u64>() };
     for word in 0..size_of::<[Side; 2]>() / 8 {
         // SAFETY: within the value. Volatile, or the compiler makes it a call.
         unsafe { words.add(word).write_volatile(0) };
@@ -120,8 +123,7 @@ pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
 #[inline(always)]
 pub unsafe fn report(flow: Hot, direction: u64, place: *mut Pace) {
     let pace = match Timers::of(flow) {
-        // SAFETY: a value of the map; a torn read is an estimate that is off.
-        Some(timers) => unsafe { (*timers.side(direction)).pace(config::limits()) },
+        Some(timers) => timers.side(direction).pace(config::limits()),
         None => Pace::default(),
     };
     // SAFETY: the caller's promise.

@@ -27,7 +27,7 @@ use twheel_common::{
 };
 use zerocopy::{FromBytes, IntoBytes, transmute};
 
-use crate::{mapped::ReadOnly, pins::Pins};
+use crate::{mapped::ReadOnly, model::Timing, pins::Pins};
 
 /// The flow table.
 pub struct Flows {
@@ -63,7 +63,7 @@ pub struct Flow {
     pub account: Option<Account>,
     /// What the retransmission timers know of each side, in the same order; `None` if there are no
     /// timers.
-    pub sides: Option<[Side; 2]>,
+    pub timing: Option<[Timing; 2]>,
 }
 
 impl Flow {
@@ -280,7 +280,7 @@ impl Maps {
             is_outgoing: found.is_outgoing,
             point: found.point,
             account: self.account(index),
-            sides: self.sides(index),
+            timing: self.timing(index),
         }))
     }
 
@@ -299,9 +299,10 @@ impl Maps {
         self.accounts.as_ref()?.copy(index)
     }
 
-    fn sides(&self, index: u32) -> Option<[Side; 2]> {
+    fn timing(&self, index: u32) -> Option<[Timing; 2]> {
         const { assert!(offset_of!(Timers, sides) == 0) };
-        self.timers.as_ref()?.copy(index)
+        let sides: [Side; 2] = self.timers.as_ref()?.copy(index)?;
+        Some(sides.map(Timing::from))
     }
 }
 

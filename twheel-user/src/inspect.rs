@@ -17,7 +17,7 @@ use crate::{
     data_plane,
     flows::{self, Flows},
     maps,
-    model::{Flow, Measure, Named, Origin, Timing, Tracked, in_order},
+    model::{Flow, Measure, Named, Origin, Tracked, in_order},
     names::Names,
     output::table::Columns,
     pins::{Instance, Pins},
@@ -188,13 +188,7 @@ impl Reader {
                 .account
                 .and_then(|account| in_order(account, initiator, |sent| sent.packets > 0)),
             timing: flow
-                .sides
-                .map(|sides| {
-                    sides.map(|side| Timing {
-                        srtt: side.srtt,
-                        retransmissions: side.retransmissions(),
-                    })
-                })
+                .timing
                 .and_then(|timing| in_order(timing, initiator, |_| true)),
         })
     }

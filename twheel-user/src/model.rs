@@ -8,6 +8,7 @@ use twheel_common::{
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
     point::Point,
     policy::Hook,
+    rto::Side,
     state::{Seen, State},
 };
 
@@ -155,6 +156,15 @@ pub struct Timing {
     pub srtt: u32,
     /// Segments that were seen to be retransmitted.
     pub retransmissions: u32,
+}
+
+impl From<Side> for Timing {
+    fn from(side: Side) -> Self {
+        Self {
+            srtt: side.srtt.get(),
+            retransmissions: side.retransmissions(),
+        }
+    }
 }
 
 impl From<Pace> for Timing {

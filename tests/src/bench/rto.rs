@@ -171,7 +171,7 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
         for round in 1.. {
             for (index, direction) in &indices {
                 timers.with(*index, *direction, |side| {
-                    let ack = side.una + 1;
+                    let ack = side.una.get() + 1;
                     side.acknowledged(
                         &Rare::default(),
                         1 + u32::from(DATA),
@@ -265,22 +265,10 @@ impl Mapped {
     }
 
     /// Changes a side, as a CPU does that processes its packets.
-    fn with(
-        &self,
-        index: u32,
-        direction: usize,
-        change: impl FnOnce(&mut twheel_common::rto::Side),
-    ) {
+    fn with(&self, index: u32, direction: usize, change: impl FnOnce(&twheel_common::rto::Side)) {
         assert!(index < self.count && direction < 2);
-        // SAFETY: within the mapping. The data plane reads and writes there, too; a torn value only
-        // makes an estimate wrong.
-        let mut side = unsafe {
-            (&raw const (*self.timers.add(index as usize)).sides[direction]).read_volatile()
-        };
-        change(&mut side);
-        // SAFETY: as above.
-        unsafe {
-            (&raw mut (*self.timers.add(index as usize)).sides[direction]).write_volatile(side)
-        };
+        // SAFETY: within the mapping. The data plane reads and writes there, too, each field as a
+        // whole.
+        change(unsafe { &(*self.timers.add(index as usize)).sides[direction] });
     }
 }

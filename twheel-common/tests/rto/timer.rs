@@ -21,13 +21,16 @@ fn the_first_sample_and_the_next_are_as_the_rfc_has_them() {
         sender.send_next(100);
         sender.pass(rtt);
         assert!(sender.answer(ack(sender.highest)));
-        assert_eq!((sender.side.srtt, sender.side.rttvar), (srtt, rttvar));
+        assert_eq!(
+            (sender.side.srtt.get(), sender.side.rttvar.get()),
+            (srtt, rttvar)
+        );
     }
     assert_eq!(sender.side.base(LIMITS), 100_000 + 4 * 63_125);
     // With a steady RTT, the least margin applies.
     let sender = Sender::with_rtt(500);
-    assert_eq!(sender.side.base(LIMITS), sender.side.srtt + 200_000);
-    assert!(sender.side.srtt.abs_diff(500) < 10);
+    assert_eq!(sender.side.base(LIMITS), sender.side.srtt.get() + 200_000);
+    assert!(sender.side.srtt.get().abs_diff(500) < 10);
 }
 
 #[test]
@@ -84,11 +87,12 @@ fn expiries_back_off_and_progress_ends_that() {
         assert_eq!(sender.timer(), Timer::Runs(waited));
     }
     assert_eq!(sender.side.retransmissions(), 3);
-    let srtt = sender.side.srtt;
+    let srtt = sender.side.srtt.get();
     assert!(sender.answer(ack(sender.highest)));
     assert_eq!(sender.side.expiries(), 0);
     assert_eq!(
-        sender.side.srtt, srtt,
+        sender.side.srtt.get(),
+        srtt,
         "Karn's rule: a retransmitted segment gives no sample"
     );
     sender.send_next(100);
@@ -168,7 +172,10 @@ fn a_flow_that_is_picked_up_has_its_timer_from_its_first_data() {
         sender.pass(300_000);
         assert_eq!(sender.timer(), Timer::Runs(late(1_000_000) - 300_000));
         assert!(sender.answer(ack(sender.highest)));
-        assert_eq!((sender.side.srtt, sender.side.rttvar), (300_000, 150_000));
+        assert_eq!(
+            (sender.side.srtt.get(), sender.side.rttvar.get()),
+            (300_000, 150_000)
+        );
     }
 }
 
@@ -179,7 +186,7 @@ fn bounds_of_the_timeout_hold() {
     assert_eq!(new.base(limits(1, 500_000)), 500_000);
     assert_eq!(new.base(limits(1, 1_000_001)), 1_000_000);
     let mut sender = Sender::with_rtt(100_000);
-    let margin = 4 * sender.side.rttvar;
+    let margin = 4 * sender.side.rttvar.get();
     assert!(margin > 2);
     assert_eq!(
         sender.side.base(limits(margin - 1, u32::MAX)),
@@ -204,20 +211,20 @@ fn bounds_of_the_timeout_hold() {
 #[test]
 fn a_round_trip_is_of_the_segment_that_is_timed() {
     let mut sender = Sender::with_rtt(1_000);
-    let srtt = sender.side.srtt;
+    let srtt = sender.side.srtt.get();
     let seq = sender.send_next(100);
     sender.pass(5_000);
     // Only a part of it is acknowledged, so it is still in flight.
     assert!(sender.answer(ack(seq.wrapping_add(99))));
-    assert_eq!(sender.side.srtt, srtt);
+    assert_eq!(sender.side.srtt.get(), srtt);
     sender.pass(3_000);
     assert!(sender.answer(ack(seq.wrapping_add(100))));
-    assert_eq!(sender.side.srtt, srtt - srtt / 8 + 1_000);
+    assert_eq!(sender.side.srtt.get(), srtt - srtt / 8 + 1_000);
     // An RTT is at least 1: 0 means that there was no sample.
     let mut sender = Sender::idle();
     sender.send_next(100);
     assert!(sender.answer(ack(sender.highest)));
-    assert_eq!(sender.side.srtt, 1);
+    assert_eq!(sender.side.srtt.get(), 1);
 }
 
 #[test]

@@ -27,13 +27,14 @@ use aya_ebpf::{
 };
 use twheel_common::{
     event::{Event, Pace, Reason},
-    flow::{Account, Visit, Word, visit},
+    flow::{Account, Word},
     key::FlowKey,
     packet::{Protocols, Wanted, parse_plain},
     point::Point,
     policy::Hook,
     state::{Seen, SideWay, Way},
     step::Step,
+    visit::{Visit, visit},
 };
 use twheel_ebpf::{
     atomic, clock, config,
@@ -424,7 +425,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 key.store(to);
             }
         }
-        Visit::Expire => {
+        Visit::Expire | Visit::Evict => {
             let Some(entry) = emit::reserve() else {
                 return 1;
             };

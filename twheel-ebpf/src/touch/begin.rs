@@ -13,8 +13,9 @@ use crate::{
 };
 
 use super::{
+    apply::TAKEN,
     change,
-    keep::{TAKEN, note, note_point},
+    note::{note, note_point},
     touched::Touched,
 };
 

@@ -4,9 +4,10 @@
 //! list and moves no timer. What the packet changed of the flow's deadline is found out at the
 //! flow's next timer visit.
 
+pub mod apply;
 pub mod begin;
 pub mod change;
-pub mod keep;
+pub mod note;
 pub mod touched;
 
 use twheel_common::{
@@ -26,9 +27,10 @@ use crate::{
 };
 
 use self::{
+    apply::{Packet, keep},
     begin::begin,
     change::{touch_change, touch_rule},
-    keep::{keep, note, note_point},
+    note::{note, note_point},
 };
 
 pub use self::touched::Touched;
@@ -109,6 +111,7 @@ fn update(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> b
         let (hook, interface) = (place.hook as u64, place.interface.into());
         return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
     }
-    keep(flow, word, segment, now, place.way);
+    let way = place.way;
+    keep(flow, word, Packet { segment, now, way });
     true
 }

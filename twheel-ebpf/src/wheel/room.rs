@@ -4,9 +4,10 @@
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::{Visit, idle, visit},
+    flow::idle,
     segment::Segment,
     table::WINDOW,
+    visit::{Visit, visit},
     wheel::Link,
 };
 
@@ -21,7 +22,7 @@ use super::{
     end::{End, end},
     lists::{Lists, pending},
     own::this_cpu,
-    visit::{For, Handled, handle},
+    visit::{For, Handled, counter_of, handle},
 };
 
 /// Most flows inspected to make room for a new one.
@@ -159,13 +160,17 @@ fn end_at(index: u32, now: u64) -> bool {
         return false;
     };
     let word = flow.word();
-    let (reason, counter) = match visit(now, word, flow.timeout(word.seen()), clock::doubt) {
-        Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
-        Visit::Rearm(_) => (Reason::Evicted, Counter::Evicted),
-    };
+    let seen = word.seen();
+    let is_established = seen.is_established(config!(one_way) != 0);
+    let visit = visit(now, word, flow.timeout(seen), clock::doubt);
+    let visit = visit.for_room(is_established, |_| true);
+    if let Visit::Rearm(_) = visit {
+        return false;
+    }
+    let reason = visit.reason(seen);
     let gone = matches!(end(flow, word, reason, now), End::Done);
     if gone {
-        count(counter);
+        count(counter_of(reason));
     }
     gone
 }

@@ -4,7 +4,8 @@ use twheel_common::{
     bits::lowest,
     counter::Counter,
     event::Reason,
-    flow::{MAX_AGE, Visit, age, visit},
+    flow::{MAX_AGE, age},
+    visit::{Visit, visit},
     wheel::{LISTS, Link, Slot},
 };
 
@@ -66,7 +67,7 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
                 settle(flow, now, due);
             }
         }
-        Visit::Expire => {
+        Visit::Expire | Visit::Evict => {
             wheel_hasten(index, now);
         }
     }
@@ -216,29 +217,27 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
     }
     // The flow may be stalled by now.
     let word = flow.word();
-    let (reason, counter) = match visit(decided, word, flow.timeout(word.seen()), clock::doubt) {
-        Visit::Rearm(due)
-            if let For::Room { last, over_quota } = purpose
-                && !word.seen().is_established(config!(one_way) != 0)
-                && (last || wheel.reaches(clock::tick().from(due)))
-                && (!over_quota || quota::quota_is_flow_over(index, now) != 0) =>
-        {
-            (Reason::Evicted, Counter::Evicted)
+    let seen = word.seen();
+    let mut visit = visit(decided, word, flow.timeout(seen), clock::doubt);
+    if let For::Room { last, over_quota } = purpose {
+        let is_established = seen.is_established(config!(one_way) != 0);
+        visit = visit.for_room(is_established, |due| {
+            (last || wheel.reaches(clock::tick().from(due)))
+                && (!over_quota || quota::quota_is_flow_over(index, now) != 0)
+        });
+    }
+    if let Visit::Rearm(due) = visit.no_later(expires) {
+        rearm(wheel, flow, now, due, for_room);
+        if config::rto_is_on() && !for_room && due > now + rto::soon() {
+            settle(flow, now, due);
         }
-        Visit::Rearm(due) => {
-            let due = if expires < due { expires } else { due };
-            rearm(wheel, flow, now, due, for_room);
-            if config::rto_is_on() && !for_room && due > now + rto::soon() {
-                settle(flow, now, due);
-            }
-            return if reported {
-                Handled::Reported
-            } else {
-                Handled::Rearmed
-            };
-        }
-        Visit::Expire => (Reason::of_expiry(word.seen()), Counter::Expired),
-    };
+        return if reported {
+            Handled::Reported
+        } else {
+            Handled::Rearmed
+        };
+    }
+    let reason = visit.reason(seen);
     let end = if for_room {
         end(flow, word, reason, now)
     } else {
@@ -248,7 +247,7 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
         End::Done => {
             // The stepper counts at the end of its call.
             if for_room {
-                count(counter);
+                count(counter_of(reason));
             }
             Handled::Removed
         }
@@ -259,6 +258,15 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
             Handled::Rearmed
         }
         End::RingFull => Handled::RingFull,
+    }
+}
+
+/// The counter of the flows that visits end for this reason.
+#[inline(always)]
+pub fn counter_of(reason: Reason) -> Counter {
+    match reason {
+        Reason::Evicted => Counter::Evicted,
+        _ => Counter::Expired,
     }
 }
 

@@ -1,0 +1,83 @@
+//! What a timer visit decides.
+#![allow(missing_docs)]
+
+use twheel_common::{
+    event::Reason,
+    flow::Word,
+    state::Seen,
+    visit::{Visit, visit},
+};
+
+#[test]
+fn a_visit_is_never_early_and_comes_back_at_the_deadline() {
+    for now in [5_000, u64::from(u32::MAX), u64::from(u32::MAX) + 3, 1 << 40] {
+        for timeout in [1_000, 100, 1] {
+            let word = |idle| Word::new((now as u32).wrapping_sub(idle).into(), 7, Seen(2));
+            for idle in 0..timeout {
+                assert_eq!(
+                    visit(now, word(idle), timeout, |_| 0),
+                    Visit::Rearm(now + u64::from(timeout - idle))
+                );
+            }
+            assert_eq!(visit(now, word(timeout), timeout, |_| 0), Visit::Expire);
+        }
+    }
+    assert_eq!(visit(9, Word::new(9, 0, Seen(7)), 0, |_| 0), Visit::Expire);
+}
+
+#[test]
+fn a_stamp_in_doubt_is_waited_for_longer() {
+    let word = Word::new(1_000, 7, Seen(2));
+    let doubt = |stamp| {
+        assert_eq!(stamp, 1_000);
+        6
+    };
+    assert_eq!(visit(1_099, word, 100, doubt), Visit::Rearm(1_100));
+    for now in 1_100..1_106 {
+        assert_eq!(visit(now, word, 100, doubt), Visit::Rearm(1_106));
+    }
+    assert_eq!(visit(1_106, word, 100, doubt), Visit::Expire);
+}
+
+#[test]
+fn a_visit_to_a_flow_with_a_stamp_from_the_future_comes_back() {
+    assert_eq!(
+        visit(1000, Word::new(1500, 7, Seen(2)), 10, |_| 0),
+        Visit::Rearm(1010)
+    );
+}
+
+#[test]
+fn a_flow_that_stays_is_looked_at_in_time_for_its_timer() {
+    assert_eq!(Visit::Rearm(100).no_later(99), Visit::Rearm(99));
+    assert_eq!(Visit::Rearm(100).no_later(100), Visit::Rearm(100));
+    assert_eq!(Visit::Rearm(100).no_later(u64::MAX), Visit::Rearm(100));
+    for ends in [Visit::Expire, Visit::Evict] {
+        assert_eq!(ends.no_later(1), ends);
+    }
+}
+
+#[test]
+fn a_flow_makes_room_unless_it_is_established_or_may_not_go() {
+    let stays = Visit::Rearm(100);
+    let at_its_deadline = |due| {
+        assert_eq!(due, 100);
+        true
+    };
+    assert_eq!(stays.for_room(false, at_its_deadline), Visit::Evict);
+    assert_eq!(stays.for_room(false, |_| false), stays);
+    let unasked = |_| panic!("nobody asks of a flow that stays or ends anyway");
+    assert_eq!(stays.for_room(true, unasked), stays);
+    assert_eq!(Visit::Expire.for_room(false, unasked), Visit::Expire);
+}
+
+#[test]
+fn an_end_has_its_reason() {
+    let [established, closed, reset] = [2, 6, 7].map(Seen);
+    for seen in [established, closed, reset] {
+        assert_eq!(Visit::Evict.reason(seen), Reason::Evicted);
+    }
+    assert_eq!(Visit::Expire.reason(established), Reason::Idle);
+    assert_eq!(Visit::Expire.reason(closed), Reason::Closed);
+    assert_eq!(Visit::Expire.reason(reset), Reason::Reset);
+}
