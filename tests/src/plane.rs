@@ -16,7 +16,7 @@ use twheel::{
     data_plane::{DataPlane, Events, Load, STEP_BUDGET},
     policy::{Policy, install},
     progress,
-    settings::Wanted,
+    settings::Settings,
     stepper::pin_to,
     timeouts::Timeouts,
 };
@@ -138,7 +138,7 @@ impl Setup {
         if let Some(syn_sent) = self.syn_sent {
             timeouts.of[State::SynSent as usize] = Duration::from_millis(syn_sent);
         }
-        let mut config = Wanted {
+        let mut config = Settings {
             tick: Duration::from_millis(self.tick),
             timeouts,
             one_way: self.one_way,
@@ -152,7 +152,7 @@ impl Setup {
             scheme: self.scheme,
             slots: self.slots,
             levels: None,
-            ..Wanted::default()
+            ..Settings::default()
         }
         .config(clock)
         .unwrap();
@@ -350,7 +350,7 @@ impl Plane {
         let records = self.plane.flows().unwrap().records();
         let armed =
             install::sweep(|call| self.plane.sweep(call), records, &progress::none()).unwrap();
-        install::forget(&|name: &str| self.plane.open(name)).unwrap();
+        install::remove_names(&|name: &str| self.plane.open(name)).unwrap();
         armed
     }
 

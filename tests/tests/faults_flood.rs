@@ -365,7 +365,7 @@ fn what_a_source_has_above_its_share_makes_room_and_no_other_connection() {
     table.check("SYNs beside a source above its share", HELD + FLOOD);
     let keys = (NAT..NAT + HELD).map(key).collect();
     let held = standing(&table.plane.plane().flows().unwrap(), &keys) as u32;
-    let gone = table.plane.count(Counter::OverShare);
+    let gone = table.plane.count(Counter::OverQuota);
     println!("of its {HELD} connections {held} stand, its share is {MAY_HOLD}; {gone} made room");
     assert_eq!(
         u64::from(HELD - held),

@@ -6,7 +6,7 @@ use twheel::{
     data_plane::{DataPlane, Load, OBJECT},
     failure::{Kind, exit_code},
     pins::PROGRAMS,
-    settings::Wanted,
+    settings::Settings,
     stepping::Stepping,
 };
 use twheel_common::packet::Protocols;
@@ -18,15 +18,15 @@ const BY_DEFAULT: u32 = 60_000;
 const WITH_EVERYTHING: u32 = 120_000;
 
 /// The configuration without options.
-fn by_default() -> Wanted {
-    Wanted {
+fn by_default() -> Settings {
+    Settings {
         share: true,
-        ..Wanted::default()
+        ..Settings::default()
     }
 }
 
-fn everything() -> Wanted {
-    Wanted {
+fn everything() -> Settings {
+    Settings {
         protocols: Protocols::TCP.with(Protocols::UDP).with(Protocols::ICMP),
         accounting: true,
         rto: true,
@@ -38,12 +38,12 @@ fn everything() -> Wanted {
 
 /// Loads as production does, with capacity for this many interfaces: the object in the library, or
 /// one in a file that `TWHEEL_VERIFY` names.
-fn verify(name: &str, wanted: Wanted, room: u32, budget: u32) {
+fn verify(name: &str, wanted: Settings, room: u32, budget: u32) {
     verify_load(name, wanted, budget, |load| load.room = room);
 }
 
 /// The same; `change` sets what a run sets besides the configuration.
-fn verify_load(name: &str, wanted: Wanted, budget: u32, change: impl FnOnce(&mut Load<'_>)) {
+fn verify_load(name: &str, wanted: Settings, budget: u32, change: impl FnOnce(&mut Load<'_>)) {
     let clock = Clock::jiffies().unwrap();
     let other = std::env::var_os("TWHEEL_VERIFY").map(|path| std::fs::read(path).unwrap());
     let object = other.as_deref().unwrap_or(OBJECT);
@@ -97,7 +97,7 @@ fn so_they_are_for_several_interfaces() {
 fn so_they_are_for_each_scheme_and_view() {
     use twheel_common::wheel::Scheme;
     for (scheme, slots) in [(Scheme::Hashed, None), (Scheme::Simple, Some(4096))] {
-        let mut wanted = Wanted {
+        let mut wanted = Settings {
             scheme,
             slots,
             one_way: true,

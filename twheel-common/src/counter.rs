@@ -19,7 +19,7 @@ named! {
         /// flows removed early to make room for a new one
         Evicted = "evicted",
         /// evicted flows whose source was over its quota
-        OverShare = "over_share",
+        OverQuota = "over_quota",
         /// flows deleted from userspace
         Deleted = "deleted",
         /// flows that ended because a new flow with the same endpoints took over their record

@@ -28,15 +28,15 @@ impl Point {
 
     /// The point of the interface with this index; none if the index is 0.
     #[inline(always)]
-    pub const fn new(place: u32, hook: Hook) -> Self {
-        match place {
+    pub const fn new(interface: u32, hook: Hook) -> Self {
+        match interface {
             0 => Self::NONE,
-            _ => Self((place << 1) as u16 | hook as u16),
+            _ => Self((interface << 1) as u16 | hook as u16),
         }
     }
 
     /// The index of its interface among the counters.
-    pub const fn place(self) -> u32 {
+    pub const fn interface(self) -> u32 {
         self.0 as u32 >> 1
     }
 

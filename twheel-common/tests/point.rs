@@ -15,7 +15,7 @@ fn a_point_is_a_place_and_a_hook() {
     for place in [1, 2, 17, 0x7fff] {
         for hook in [Hook::Ingress, Hook::Egress] {
             let point = Point::new(place, hook);
-            assert_eq!((point.place(), point.hook()), (place, hook));
+            assert_eq!((point.interface(), point.hook()), (place, hook));
             assert_ne!(point, Point::NONE);
         }
     }

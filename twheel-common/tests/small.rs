@@ -188,7 +188,7 @@ fn flows_that_came_and_did_not_go_are_live() {
     assert_eq!(count(Counter::Deleted, 10), 40);
     // These count the next flow of the same key, and what does not change the number of flows.
     assert_eq!(count(Counter::Superseded, 5), 40);
-    assert_eq!(count(Counter::OverShare, 5), 40);
+    assert_eq!(count(Counter::OverQuota, 5), 40);
     // Counted as ended before it was counted as begun.
     assert_eq!(count(Counter::Deleted, 50), 0);
 }

@@ -28,7 +28,7 @@ use twheel_ebpf::{
     count::{count_for, count_for_none, count_skip, is_watched},
     extension::{Context, Long, packed},
     frame::Frame,
-    policy::{Place, Sight},
+    policy::{Arrival, Sight},
     step,
     touch::{Touched, touch},
     verifier::{given_mut, in_memory, masked},
@@ -61,7 +61,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let segment = unsafe { segment.assume_init_mut() };
     enter_zone(segment, watched);
     let segment = in_memory(segment);
-    let place = Place {
+    let arrival = Arrival {
         interface,
         hook: Hook::Ingress,
         way: Way::of(interface, interface),
@@ -71,7 +71,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
         ),
         is_forwarded: false,
     };
-    match touch(segment, clock::now(), place) {
+    match touch(segment, clock::now(), arrival) {
         Touched::Refused => xdp_action::XDP_DROP,
         Touched::Answered => answer::answer_reset(ctx.ctx, segment) as u32,
         touched => {
@@ -107,10 +107,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     let interface = added | skb.ifindex;
     let frame = Frame::new(ctx.data(), ctx.data_end(), ctx.len() as usize);
     let mut segment = MaybeUninit::uninit();
-    let tag = match skb.vlan_present {
-        0 => 0,
-        _ => skb.vlan_tci as u16,
-    };
+    let tag = tag_of(skb);
     let is_plain = !watched.has(Watched::IS_IP) && parse_plain(&frame, wanted(), &mut segment);
     if !is_plain {
         segment.write(Segment::NONE);
@@ -155,16 +152,25 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
         // Without a branch: each is a state more for the verifier.
         Hook::Egress => is_forwarded | watched.has(Watched::IS_BELOW),
     };
-    let place = Place {
+    let arrival = Arrival {
         interface,
         hook,
         way: Way::of(interface, origin),
         sight: Sight::new(Point::new(watched.place.into(), hook), may_be_known),
         is_forwarded,
     };
-    let touched = touch(segment, clock::now(), place);
+    let touched = touch(segment, clock::now(), arrival);
     tell(ctx, touched);
     Some(touched)
+}
+
+/// The VLAN tag that the kernel has taken out of the frame; 0: none.
+#[inline(always)]
+fn tag_of(skb: &__sk_buff) -> u16 {
+    match skb.vlan_present {
+        0 => 0,
+        _ => skb.vlan_tci as u16,
+    }
 }
 
 /// Puts the segment into the VLAN whose tag the kernel has taken out of the frame (0: none).
@@ -278,14 +284,8 @@ extern "C" fn xdp_extension(ctx: *mut xdp_md, header: u32, at: u64) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn skb_network(skb: *mut __sk_buff, flags: u32) -> u64 {
-    // SAFETY: the context of the program, which the kernel fills in. There is a tag if
-    // `vlan_present`.
-    let tag = unsafe {
-        match (*skb).vlan_present {
-            0 => 0,
-            _ => (*skb).vlan_tci as u16,
-        }
-    };
+    // SAFETY: the context of the program, which the kernel fills in.
+    let tag = tag_of(unsafe { &*skb });
     let frame = of_skb(skb);
     let outside = Outside {
         is_ip: begins_with_ip(&frame, flags),

@@ -158,7 +158,7 @@ pub static ANSWERS: LruHashMap<[u64; 2], Bucket> = LruHashMap::with_max_entries(
 /// Over-quota sources. Not pinned, as nothing about quotas is: it concerns one running twheel, and
 /// is soon out of date.
 #[map]
-pub static HOGS: HashMap<[u64; 2], OverQuota> = HashMap::with_max_entries(MAX_OVER_QUOTA, 0);
+pub static OVER_QUOTA: HashMap<[u64; 2], OverQuota> = HashMap::with_max_entries(MAX_OVER_QUOTA, 0);
 
 /// Flows of over-quota sources on each CPU's wheel.
 #[map]

@@ -19,7 +19,7 @@ use crate::verifier::given;
 
 /// Where a packet was seen.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Arrival {
     /// Index of the interface.
     pub interface: u32,
     /// At which hook.

@@ -14,7 +14,7 @@ use twheel_common::{
 
 use crate::{
     atomic, config,
-    maps::{FULL, HOGS, VICTIMS, WAKES},
+    maps::{FULL, OVER_QUOTA, VICTIMS, WAKES},
     record,
     verifier::given,
 };
@@ -82,7 +82,7 @@ fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut OverQuota> {
 
 #[inline(always)]
 fn of(address: [u64; 2], now: u64) -> Option<*mut OverQuota> {
-    let over = HOGS.get_ptr_mut(source(address))?;
+    let over = OVER_QUOTA.get_ptr_mut(source(address))?;
     // SAFETY: as in `quota_may_take`.
     let until = unsafe { (&raw const (*over).until).read_volatile() };
     (now < until).then_some(over)

@@ -24,7 +24,7 @@ use twheel_common::{
 use crate::{
     call::Callable,
     cpu::pin_to,
-    data_plane::{Events, LoaderCounters},
+    data_plane::{Events, UserCounters},
     failure::{Failure, Kind},
     flows::Flow,
     history::{Directory, Writer},
@@ -67,7 +67,7 @@ pub struct Unread {
     pins: Pins,
     events: Events,
     history: Option<Writer>,
-    tally: Arc<LoaderCounters>,
+    tally: Arc<UserCounters>,
     /// The ring holds events of other flows, which no running twheel has printed yet.
     left: bool,
     /// Actions that were requested for the deleted flows.
@@ -82,7 +82,7 @@ impl Unread {
         let Some(held) = pins.hold()? else {
             return Ok(None);
         };
-        let tally = Arc::new(LoaderCounters::open(pins)?);
+        let tally = Arc::new(UserCounters::open(pins)?);
         let history = (history.as_os_str() != "off")
             .then(|| {
                 let directory = Directory::make(history, pins)?;

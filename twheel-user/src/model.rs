@@ -67,7 +67,7 @@ impl Flow {
             rule,
             vlans: key.vlans(),
             zone: key.zone(),
-            place: from.point.place(),
+            place: from.point.interface(),
             is_outgoing: match from.point {
                 Point::NONE => from.is_outgoing,
                 point => point.hook() == Hook::Egress,

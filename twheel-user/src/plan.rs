@@ -35,7 +35,7 @@ use crate::{
     clock::Clock,
     cpu::pin_to,
     data_plane::{DataPlane, Load, OBJECT, RING_BYTES, STEP_BUDGET},
-    settings::{Wanted, most_levels},
+    settings::{Settings, most_levels},
     timeouts::Timeouts,
 };
 
@@ -216,11 +216,11 @@ pub fn calibrate(flows: u64) -> Result<Costs> {
     pin_to(0)?;
     let clock = Clock::virtual_ms();
     let timeout = Duration::from_secs(60);
-    let wanted = Wanted {
+    let wanted = Settings {
         tick: Duration::from_millis(100),
         timeouts: Timeouts::new(timeout, timeout),
         max_flows: flows,
-        ..Wanted::default()
+        ..Settings::default()
     }
     .config(clock)?;
     let mut plane = DataPlane::load_unpinned(&Load::new(OBJECT, wanted, clock), "calibrate")?;

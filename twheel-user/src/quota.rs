@@ -84,7 +84,7 @@ pub struct Holder {
 /// Reads the table when it is full.
 pub struct QuotaReader {
     flows: Flows,
-    hogs: maps::HashMap<MapData, [u64; 2], OverQuota>,
+    over_quota: maps::HashMap<MapData, [u64; 2], OverQuota>,
     victims: PerCpuArray<MapData, Victims>,
     full: Array<MapData, u64>,
     /// How many flows a source may hold.
@@ -103,7 +103,7 @@ impl QuotaReader {
         let room = u64::from(plane.config().max_flows);
         Ok(Self {
             flows: plane.flows()?,
-            hogs: maps::HashMap::try_from(Map::HashMap(open("HOGS")?))?,
+            over_quota: maps::HashMap::try_from(Map::HashMap(open("OVER_QUOTA")?))?,
             victims: PerCpuArray::try_from(Map::PerCpuArray(open("VICTIMS")?))?,
             full: Array::try_from(Map::Array(open("FULL")?))?,
             one_way: plane.config().one_way != 0,
@@ -128,12 +128,12 @@ impl QuotaReader {
         let now = self.full.get(&0, 0).context("cannot read FULL")?;
         let own = own_addresses()?;
         // While sources are being counted, none of their flows may be evicted.
-        let hogs = self.hogs.iter().collect::<Result<Vec<_>, _>>();
-        for (source, hog) in hogs.context("cannot read HOGS")? {
-            let held = OverQuota { excess: 0, ..hog };
-            self.hogs
+        let over_quota = self.over_quota.iter().collect::<Result<Vec<_>, _>>();
+        for (source, entry) in over_quota.context("cannot read OVER_QUOTA")? {
+            let held = OverQuota { excess: 0, ..entry };
+            self.over_quota
                 .insert(source, held, 0)
-                .context("cannot write HOGS")?;
+                .context("cannot write OVER_QUOTA")?;
         }
         let sources = |flow: &Flow| sources(flow, &own);
         // Flows that are not established make room for any new flow anyway, and a source could not
@@ -175,7 +175,7 @@ impl QuotaReader {
             }
         }
         self.write_victims(first)?;
-        self.write_hogs(now, &counts)?;
+        self.write_over_quota(now, &counts)?;
 
         let holders = counts.iter().map(|(source, flows)| Holder {
             source: *source,
@@ -211,21 +211,23 @@ impl QuotaReader {
             .context("cannot write VICTIMS")
     }
 
-    fn write_hogs(&mut self, now: u64, counts: &BTreeMap<Source, u64>) -> Result<()> {
-        let old = self.hogs.keys().collect::<Result<Vec<_>, _>>();
-        for source in old.context("cannot read HOGS")? {
+    fn write_over_quota(&mut self, now: u64, counts: &BTreeMap<Source, u64>) -> Result<()> {
+        let old = self.over_quota.keys().collect::<Result<Vec<_>, _>>();
+        for source in old.context("cannot read OVER_QUOTA")? {
             if !counts.contains_key(&Source(source)) {
-                self.hogs.remove(&source).context("cannot write HOGS")?;
+                self.over_quota
+                    .remove(&source)
+                    .context("cannot write OVER_QUOTA")?;
             }
         }
         for (Source(source), count) in counts {
-            let hog = OverQuota {
+            let entry = OverQuota {
                 excess: (count - self.most) as i64,
                 until: now.saturating_add(self.lasts),
             };
-            self.hogs
-                .insert(source, hog, 0)
-                .context("cannot write HOGS")?;
+            self.over_quota
+                .insert(source, entry, 0)
+                .context("cannot write OVER_QUOTA")?;
         }
         Ok(())
     }

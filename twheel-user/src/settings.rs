@@ -30,7 +30,7 @@ const MAX_TICK: Duration = Duration::from_secs(3600);
 
 /// Durations and sizes as a user gives them.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct Settings {
     /// Precision of expiry.
     pub tick: Duration,
     /// The timeouts of flows that match no rule.
@@ -73,7 +73,7 @@ pub struct Wanted {
     pub levels: Option<u32>,
 }
 
-impl Default for Wanted {
+impl Default for Settings {
     /// The defaults of `twheel run`.
     fn default() -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Default for Wanted {
     }
 }
 
-impl Wanted {
+impl Settings {
     /// The data plane's configuration, and the timeouts of flows that match no rule.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Wanted {
     }
 }
 
-impl Wanted {
+impl Settings {
     fn retransmission(&self, clock: Clock) -> Result<Rto> {
         const MAX: Duration = Duration::from_secs(600);
         let (min, max) = (self.rto_min, self.rto_max);
@@ -206,7 +206,7 @@ pub fn longest_timeout(clock: Clock) -> Duration {
     Duration::from_secs(clock.duration(MAX_TIMEOUT_UNITS - 1).as_secs() / DAY * DAY)
 }
 
-impl Wanted {
+impl Settings {
     /// The shape of a wheel that must distinguish timers due up to `reach` ticks ahead.
     fn geometry(&self, clock: Clock, tick: u32, reach: u64) -> Result<Geometry> {
         const SLOTS: std::ops::RangeInclusive<u32> = 1 << MIN_BITS..=1 << MAX_BITS;
@@ -297,10 +297,10 @@ mod tests {
     use super::*;
     use crate::failure::exit_code;
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn wanted() -> Settings {
+        Settings {
             max_flows: 1,
-            ..Wanted::default()
+            ..Settings::default()
         }
     }
 
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn levels_by_default_follow_the_tick() {
-        let (config, _) = Wanted {
+        let (config, _) = Settings {
             tick: Duration::from_secs(3_600),
             timeouts: Timeouts::new(Duration::from_secs(86_400), Duration::from_secs(86_400)),
             ..wanted()
@@ -341,23 +341,23 @@ mod tests {
 
     #[test]
     fn each_scheme_has_a_geometry() {
-        let geometry = |wanted: Wanted| wanted.config(Clock::virtual_ms()).unwrap().0.geometry;
+        let geometry = |wanted: Settings| wanted.config(Clock::virtual_ms()).unwrap().0.geometry;
         assert_eq!(geometry(wanted()), Geometry::hierarchical(3, 10));
-        let hashed = Wanted {
+        let hashed = Settings {
             scheme: Scheme::Hashed,
             slots: Some(500),
             ..wanted()
         };
         assert_eq!(geometry(hashed), Geometry::hashed(9));
         // 60 s are 600 ticks; if they end in the middle of a tick, 601.
-        let simple = Wanted {
+        let simple = Settings {
             scheme: Scheme::Simple,
             slots: Some(601),
             timeouts: timeouts("60s"),
             ..wanted()
         };
         assert_eq!(geometry(simple), Geometry::simple(10));
-        let longer = Wanted {
+        let longer = Settings {
             timeouts: timeouts("300s"),
             slots: None,
             ..simple
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_simple_wheel_says_how_far_it_reaches() {
-        let simple = |timeout_ms| Wanted {
+        let simple = |timeout_ms| Settings {
             scheme: Scheme::Simple,
             slots: Some(512),
             timeouts: Timeouts::new(Duration::from_millis(timeout_ms), Duration::from_secs(1)),
@@ -387,84 +387,84 @@ mod tests {
         let cases = [
             (
                 "--max-flows 0:",
-                Wanted {
+                Settings {
                     max_flows: 0,
                     ..wanted()
                 },
             ),
             (
                 "--max-flows",
-                Wanted {
+                Settings {
                     max_flows: u32::MAX,
                     ..wanted()
                 },
             ),
             (
                 "--tick 0s:",
-                Wanted {
+                Settings {
                     tick: zero,
                     ..wanted()
                 },
             ),
             (
                 "--tick",
-                Wanted {
+                Settings {
                     tick: Duration::MAX,
                     ..wanted()
                 },
             ),
             (
                 "--timeout syn_sent=0s:",
-                Wanted {
+                Settings {
                     timeouts: Timeouts::new(zero, zero),
                     ..wanted()
                 },
             ),
             (
                 "--timeout",
-                Wanted {
+                Settings {
                     timeouts: Timeouts::new(day * 13, day),
                     ..wanted()
                 },
             ),
             (
                 "--timeout",
-                Wanted {
+                Settings {
                     timeouts: Timeouts::new(Duration::MAX, day),
                     ..wanted()
                 },
             ),
             (
                 "--slots 0:",
-                Wanted {
+                Settings {
                     slots: Some(0),
                     ..wanted()
                 },
             ),
             (
                 "--slots 8192:",
-                Wanted {
+                Settings {
                     slots: Some(8192),
                     ..wanted()
                 },
             ),
             (
                 "--levels 0:",
-                Wanted {
+                Settings {
                     levels: Some(0),
                     ..wanted()
                 },
             ),
             (
                 "--levels 5:",
-                Wanted {
+                Settings {
                     levels: Some(5),
                     ..wanted()
                 },
             ),
             (
                 "--levels 2: give 1, as many as a hashed wheel has",
-                Wanted {
+                Settings {
                     levels: Some(2),
                     scheme: Scheme::Hashed,
                     ..wanted()
@@ -473,7 +473,7 @@ mod tests {
             (
                 "--levels 4: 3 levels of 4096 slots of 100ms already reach 79517 days ahead, and \
                  the clock only 12: give 1 to 2",
-                Wanted {
+                Settings {
                     levels: Some(4),
                     slots: Some(4096),
                     ..wanted()
@@ -482,21 +482,21 @@ mod tests {
             (
                 "--tick 1m 1s: give 1ms (the resolution of this kernel's clock) to 10s (the \
                  shortest timeout)",
-                Wanted {
+                Settings {
                     tick: Duration::from_secs(61),
                     ..wanted()
                 },
             ),
             (
                 "--timeout close=99ms: give 100ms (the tick) to 12 days",
-                Wanted {
+                Settings {
                     timeouts: timeouts("close=99ms"),
                     ..wanted()
                 },
             ),
             (
                 "--levels 3: give 1, as many as a simple wheel has",
-                Wanted {
+                Settings {
                     levels: Some(3),
                     scheme: Scheme::Simple,
                     ..wanted()

@@ -88,7 +88,7 @@ impl Programs {
     }
 
     /// Removes what programs were told of an interface.
-    pub fn forget(&mut self, interface: u32) -> Result<()> {
+    pub fn remove(&mut self, interface: u32) -> Result<()> {
         if let Seat::Own = self.seat_of(interface)? {
             self.set_seat(interface, 0)?;
         }
@@ -161,10 +161,10 @@ impl Watch {
 
     /// Removes what programs were told of interfaces that only an earlier run watched. Call it once
     /// all existing interfaces are attached.
-    pub fn forget_left(&mut self) -> Result<()> {
+    pub fn remove_left(&mut self) -> Result<()> {
         for interface in mem::take(&mut self.left) {
             if !self.is_told(interface) {
-                self.programs.forget(interface)?;
+                self.programs.remove(interface)?;
             }
         }
         Ok(())
@@ -261,7 +261,7 @@ impl Watch {
             .collect();
         let before = mem::replace(&mut self.above, above);
         for interface in before.difference(&self.above) {
-            self.programs.forget(*interface)?;
+            self.programs.remove(*interface)?;
         }
         for interface in self.above.difference(&before) {
             self.programs.tell(*interface, Watched::IS_SEEN_BELOW)?;
@@ -275,7 +275,7 @@ impl Watch {
             Some(place) => {
                 self.told.remove(&interface);
                 self.gone.push_back(place);
-                self.programs.forget(interface)
+                self.programs.remove(interface)
             }
             None => Ok(()),
         }

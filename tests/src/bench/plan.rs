@@ -14,7 +14,7 @@ use twheel::{
     data_plane::{DataPlane, Load, OBJECT},
     pins::Instance,
     plan::{Demand, Plan, calibrate, see},
-    settings::Wanted,
+    settings::Settings,
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
 };
@@ -59,14 +59,14 @@ pub fn bench(report: &mut Report) -> Result<()> {
     ));
     for (scheme, slots) in SHAPES {
         let clock = Clock::jiffies()?;
-        let config = Wanted {
+        let config = Settings {
             tick: TICK,
             timeouts: Timeouts::new(TIMEOUT, TIMEOUT),
             max_flows: FLOWS,
             scheme,
             slots: Some(slots),
             levels: None,
-            ..Wanted::default()
+            ..Settings::default()
         }
         .config(clock)?;
         // All flows begin on one CPU.

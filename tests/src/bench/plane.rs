@@ -11,7 +11,7 @@ use twheel::{
     data_plane::{DataPlane, Events, Load},
     flows::Flows,
     policy::{Policy, install},
-    settings::Wanted,
+    settings::Settings,
     stepper::pin_to,
     timeouts::Timeouts,
     watched::Programs,
@@ -281,10 +281,10 @@ pub fn cpu_time() -> Result<Duration> {
 /// Configuration and timeouts: this timeout for all states, everything else as in production by
 /// default.
 pub fn config(clock: Clock, timeout: Duration, max_flows: u32) -> Result<(Config, Rule)> {
-    Wanted {
+    Settings {
         timeouts: Timeouts::new(timeout, timeout),
         max_flows,
-        ..Wanted::default()
+        ..Settings::default()
     }
     .config(clock)
 }

@@ -22,7 +22,7 @@ use twheel::{
     plan,
     plan::receive,
     ring::Signals,
-    settings::Wanted,
+    settings::Settings,
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
 };
@@ -63,12 +63,12 @@ pub fn bench(report: &mut Report) -> Result<()> {
     ));
     let clock = Clock::jiffies()?;
     let hour = Duration::from_secs(3600);
-    let wanted = Wanted {
+    let wanted = Settings {
         tick: TICK,
         timeouts: Timeouts::new(hour, hour),
         max_flows: FLOWS,
         rto: true,
-        ..Wanted::default()
+        ..Settings::default()
     };
     let load = Load::new(OBJECT, wanted.config(clock)?, clock);
     let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;

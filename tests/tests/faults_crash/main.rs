@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Result;
 use twheel::{
-    data_plane::{LoaderCounters, STEP_BUDGET},
+    data_plane::{STEP_BUDGET, UserCounters},
     history::{self, DEFAULT_BYTES},
     inspect::Reader,
     pins::{Instance, Pins},
@@ -69,7 +69,7 @@ fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
 /// A writer of an instance's history, as a run has it.
 fn keep(history: &Directory, reader: &Reader) -> Result<history::Writer> {
     let directory = history::Directory::make(&history.0, reader.pins())?;
-    let tally = Arc::new(LoaderCounters::open(reader.pins())?);
+    let tally = Arc::new(UserCounters::open(reader.pins())?);
     let (bytes, measure) = (Some(DEFAULT_BYTES), reader.measure());
     history::Writer::start(&directory, reader.pins(), tally, bytes, measure)
 }

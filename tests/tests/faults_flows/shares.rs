@@ -190,7 +190,7 @@ fn a_source_with_too_much_makes_room_for_others_down_to_its_share() {
         assert_eq!(events.len(), 40);
         // The flows that were idle longest go first.
         assert!(events.is_sorted_by_key(|event| event.at - u64::from(event.idle)));
-        for counter in [Counter::Evicted, Counter::OverShare] {
+        for counter in [Counter::Evicted, Counter::OverQuota] {
             assert_eq!(it.plane.count(counter), 40);
         }
 

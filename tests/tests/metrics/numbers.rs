@@ -13,7 +13,7 @@ use twheel::{
     failure::Kind,
     metrics::{Listener, Metrics, Server},
     pins::Instance,
-    settings::Wanted,
+    settings::Settings,
     stepper::Observer,
 };
 use twheel_tests::{
@@ -189,7 +189,7 @@ fn only_what_is_there_is_answered_and_only_to_whom_it_is_for() -> Result<()> {
 fn an_instance_whose_stepper_has_failed_is_not_healthy() -> Result<()> {
     require_root();
     let clock = Clock::jiffies()?;
-    let load = Load::new(OBJECT, Wanted::default().config(clock)?, clock);
+    let load = Load::new(OBJECT, Settings::default().config(clock)?, clock);
     let name = format!("health-{}", std::process::id());
     let instance = Instance::open(&[name])?;
     let metrics = DataPlane::load(&load, &instance)

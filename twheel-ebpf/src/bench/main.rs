@@ -41,7 +41,7 @@ use twheel_ebpf::{
     count::count_for,
     emit::{self, Ended, Stage},
     frame,
-    policy::{self, Place, Sight},
+    policy::{self, Arrival, Sight},
     rule, step, table,
     touch::{Touched, touch},
     verifier::in_memory,
@@ -481,7 +481,7 @@ fn answer(ctx: &mut XdpContext, step: impl FnOnce(&mut Step)) -> u32 {
 #[inline(always)]
 fn see(frame: Frame) -> Option<Touched> {
     let (watched, _) = count_for(1)?;
-    let place = Place {
+    let arrival = Arrival {
         interface: 1,
         hook: Hook::Ingress,
         way: Way::of(1, 1),
@@ -501,7 +501,7 @@ fn see(frame: Frame) -> Option<Touched> {
     let segment = unsafe { segment.assume_init_mut() };
     segment.key = segment.key.in_zone(watched.zone.into());
     let segment = in_memory(segment);
-    Some(touch(segment, clock::now(), place))
+    Some(touch(segment, clock::now(), arrival))
 }
 
 #[cfg(not(target_arch = "bpf"))]

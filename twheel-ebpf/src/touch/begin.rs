@@ -6,7 +6,7 @@ use crate::{
     clock, config,
     count::count,
     enforce,
-    policy::{self, Place},
+    policy::{self, Arrival},
     record, table,
     verifier::given,
     wheel::{arm, room},
@@ -24,25 +24,25 @@ use super::{
 /// The steps are called one after the other from here, and none from within another: the verifier
 /// adds up the stacks of callers and callees.
 #[inline(always)]
-pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Touched {
+pub fn begin(segment: &Segment, at: table::Place, now: u64, arrival: Arrival) -> Touched {
     if !config!(enforce).is_on() && !Seen::is_first(segment.flags, config::view()) {
         count(Counter::NoFlow);
         return Touched::NoFlow;
     }
-    let hook = place.hook as u32;
-    let interface = u64::from(place.way.0) << 32 | u64::from(place.interface);
+    let hook = arrival.hook as u32;
+    let interface = u64::from(arrival.way.0) << 32 | u64::from(arrival.interface);
     let mut begun = 0;
     for _ in 0..3 {
         begun = touch_unknown(segment, now, interface, hook);
         if Touched::from_raw(begun >> 32) == Touched::Created {
             let (seen, mut rule) = admitted(begun);
-            if let Hook::Egress = place.hook {
+            if let Hook::Egress = arrival.hook {
                 rule |= table::OUTGOING_RULE as u32;
             }
             let begins = Beginning {
                 seen,
                 rule,
-                way: SideWay::of(place.way, segment.direction),
+                way: SideWay::of(arrival.way, segment.direction),
                 idle: 0,
             };
             begun = start(segment, at, now, begins);
@@ -62,7 +62,7 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Tou
         Touched::WindowFull => count(Counter::WindowFull),
         Touched::Created => {
             if let Some(flow) = record::hot(begun as u32) {
-                note_point(flow, segment, now, place, TAKEN);
+                note_point(flow, segment, now, arrival, TAKEN);
                 let before = flow.positions();
                 note(flow, segment, before, now);
             }
@@ -72,8 +72,8 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, place: Place) -> Tou
             if let Some(flow) = record::hot(begun as u32) {
                 let before = flow.positions();
                 // Another CPU has just entered it, so the segment is a later packet of the flow.
-                let changed = change::touch_change(flow.index(), segment, now, place.way.0);
-                note_point(flow, segment, now, place, changed);
+                let changed = change::touch_change(flow.index(), segment, now, arrival.way.0);
+                note_point(flow, segment, now, arrival, changed);
                 note(flow, segment, before, now);
             }
             count(Counter::Touched);

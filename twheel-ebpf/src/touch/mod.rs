@@ -20,7 +20,7 @@ use crate::{
     clock, config,
     count::{count, count_at},
     point,
-    policy::Place,
+    policy::Arrival,
     record::Hot,
     table, timers,
     verifier::bit,
@@ -38,7 +38,7 @@ pub use self::touched::Touched;
 /// Touches the flow of a segment, or begins one. What a packet of a known flow needs is inlined;
 /// the rest is in global functions, which the verifier checks once.
 #[inline(always)]
-pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
+pub fn touch(segment: &Segment, now: u64, arrival: Arrival) -> Touched {
     let at = table::place(&segment.key);
     table::expect_account(at);
     timers::expect(at.home);
@@ -48,31 +48,31 @@ pub fn touch(segment: &Segment, now: u64, place: Place) -> Touched {
     if let Some(flow) = table::find(at, &segment.key) {
         let before = flow.positions();
         let word = flow.word();
-        if config!(watched) != 0 && is_seen_again(flow, word, segment, now, place) {
+        if config!(watched) != 0 && is_seen_again(flow, word, segment, now, arrival) {
             count(Counter::SeenAgain);
             return Touched::Known;
         }
-        if update(flow, word, segment, now, place) {
+        if update(flow, word, segment, now, arrival) {
             note(flow, segment, before, now);
-            let counter = match place.is_forwarded {
+            let counter = match arrival.is_forwarded {
                 false => Counter::Touched,
                 true => Counter::SeenAgain,
             };
             match config!(watched) {
                 0 => count(counter),
-                _ => count_at(place.sight.point().place(), counter),
+                _ => count_at(arrival.sight.point().interface(), counter),
             }
             return Touched::Known;
         }
     }
-    begin(segment, at, now, place)
+    begin(segment, at, now, arrival)
 }
 
 /// Whether the packet was counted before, at another interface on its way. Then it only keeps the
 /// flow alive. Checked only where it makes a difference: for packets that may change a state, and
 /// where packets are counted.
 #[inline(always)]
-fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
+fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, arrival: Arrival) -> bool {
     let is_kept = word.seen().is_kept_by(segment.direction, segment.flags);
     let is_counted = config!(accounting) != 0 || config::rto_is_on();
     if is_kept && !is_counted {
@@ -82,14 +82,14 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Plac
     if is_kept {
         flags |= point::NOTES;
     }
-    if place.sight.may_be_known() {
+    if arrival.sight.may_be_known() {
         flags |= point::MAY_BE_KNOWN;
     }
     if point::point_see(
         flow.index(),
         segment,
         now,
-        place.sight.point().0.into(),
+        arrival.sight.point().0.into(),
         flags,
     ) == 0
     {
@@ -104,14 +104,14 @@ fn is_seen_again(flow: Hot, word: Word, segment: &Segment, now: u64, place: Plac
 
 /// Notes what a packet says of the flow in its record. Returns whether the flow is the packet's.
 #[inline(always)]
-fn update(flow: Hot, word: Word, segment: &Segment, now: u64, place: Place) -> bool {
+fn update(flow: Hot, word: Word, segment: &Segment, now: u64, arrival: Arrival) -> bool {
     if !word.seen().is_kept_by(segment.direction, segment.flags) {
-        let changed = touch_change(flow.index(), segment, now, place.way.0);
-        note_point(flow, segment, now, place, changed);
-        let (hook, interface) = (place.hook as u64, place.interface.into());
+        let changed = touch_change(flow.index(), segment, now, arrival.way.0);
+        note_point(flow, segment, now, arrival, changed);
+        let (hook, interface) = (arrival.hook as u64, arrival.interface.into());
         return bit(touch_rule(flow.index(), segment, changed, interface, hook)) == 0;
     }
-    let way = place.way;
+    let way = arrival.way;
     keep(flow, word, Packet { segment, now, way });
     true
 }

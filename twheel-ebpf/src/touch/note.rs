@@ -7,7 +7,7 @@ use twheel_common::{
     segment::{Segment, datagram},
 };
 
-use crate::{config, count::count, forward, point, policy::Place, record::Hot, rto};
+use crate::{config, count::count, forward, point, policy::Arrival, record::Hot, rto};
 
 use super::apply::TAKEN;
 
@@ -41,14 +41,14 @@ fn time(flow: Hot, segment: &Segment, [low, high]: Positions, now: u64) {
 /// Notes where a packet was seen, if its flow has [`TAKEN`] it. (Not called within
 /// [`touch_change`]: the verifier adds up the stacks of callers and callees.)
 #[inline(always)]
-pub fn note_point(flow: Hot, segment: &Segment, now: u64, place: Place, changed: u64) {
+pub fn note_point(flow: Hot, segment: &Segment, now: u64, arrival: Arrival, changed: u64) {
     if config!(watched) != 0 {
         let taken = (changed & TAKEN) as u32;
         point::point_note(
             flow.index(),
             segment,
             now,
-            place.sight.point().0.into(),
+            arrival.sight.point().0.into(),
             taken,
         );
     }

@@ -203,7 +203,7 @@ pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
     let gone = matches!(end(flow, flow.word(), Reason::Evicted, now), End::Done);
     if gone {
         count(Counter::Evicted);
-        count(Counter::OverShare);
+        count(Counter::OverQuota);
     }
     gone.into()
 }

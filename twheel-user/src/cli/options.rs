@@ -22,7 +22,7 @@ use crate::{
     policy::install,
     quota::Quota,
     reap,
-    settings::Wanted,
+    settings::Settings,
     stepping::Stepping,
     timeouts::Timeouts,
     zones::{Zone, too_many_zones},
@@ -231,7 +231,7 @@ impl Options {
             )
             .into());
         }
-        let wanted = Wanted {
+        let wanted = Settings {
             tick: self.tick.unwrap_or(Duration::from_millis(match self.rto {
                 Switch::On => 10,
                 Switch::Off => 100,

@@ -14,7 +14,7 @@ use crate::{
     failure::{Failure, Kind},
     host,
     plan::{Costs, Demand, Plan as Prediction, calibrate},
-    settings::{MAX_FLOWS, Wanted},
+    settings::{MAX_FLOWS, Settings},
     timeouts::Timeouts,
 };
 
@@ -70,11 +70,11 @@ impl std::str::FromStr for Memory {
 impl Plan {
     pub(super) fn execute(self) -> Result<()> {
         let clock = Clock::jiffies()?;
-        let config = Wanted {
+        let config = Settings {
             tick: self.tick,
             timeouts: Timeouts::new(self.timeout, self.timeout),
             max_flows: self.flows,
-            ..Wanted::default()
+            ..Settings::default()
         }
         .config(clock)?;
         let cpus = nr_cpus().map_err(|(path, error)| {

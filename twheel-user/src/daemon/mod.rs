@@ -50,7 +50,7 @@ use crate::{
     action::Reaped,
     attach,
     clock::Clock,
-    data_plane::{DataPlane, INCOMING, Load, LoaderCounters, OBJECT},
+    data_plane::{DataPlane, INCOMING, Load, OBJECT, UserCounters},
     history, host,
     interfaces::Known,
     maps,
@@ -242,7 +242,7 @@ impl<'a> Daemon<'a> {
         let wakes = watched(plane.take_wakes()?)?;
         let quota = QuotaWatch::new(&plane, setup.quota)?;
         let adopted = plane.counters()?.live();
-        let tally = Arc::new(LoaderCounters::open(&pins)?);
+        let tally = Arc::new(UserCounters::open(&pins)?);
         let metrics = match &opened.listener {
             Some(_) => {
                 let metrics = Metrics::new(&plane, &pins, &setup.selection.texts())?;

@@ -186,7 +186,7 @@ impl<'a> Namespaces<'a> {
             }
         }
         self.attach_others(plane)?;
-        self.common.watch.borrow_mut().forget_left()
+        self.common.watch.borrow_mut().remove_left()
     }
 
     fn attach_others(&mut self, plane: &mut DataPlane) -> Result<()> {

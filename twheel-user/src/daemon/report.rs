@@ -342,7 +342,7 @@ impl<S: Stations> Report<S> {
             say!("  {count:>8}  {} in {state}", reason.name());
         }
         for counter in [
-            Counter::OverShare,
+            Counter::OverQuota,
             Counter::TableFull,
             Counter::WindowFull,
             Counter::SameWay,

@@ -35,7 +35,7 @@ pub fn counters_of_places(map: &Map) -> Result<Vec<Vec<Counters>>> {
 
 /// What the running twheel counts. It is kept beside the programs' counters, and so outlives the
 /// run.
-pub struct LoaderCounters(Mutex<Pending>);
+pub struct UserCounters(Mutex<Pending>);
 
 struct Pending {
     map: PerCpuArray<MapData, Counters>,
@@ -43,7 +43,7 @@ struct Pending {
     more: Counters,
 }
 
-impl LoaderCounters {
+impl UserCounters {
     /// Opens the pinned maps. Only the process that holds the instance may do so: a counter is read
     /// and then written, which is not atomic.
     pub fn open(pins: &Pins) -> Result<Self> {

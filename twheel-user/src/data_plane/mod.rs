@@ -29,7 +29,7 @@ use zerocopy::IntoBytes;
 
 pub use self::{
     adopt::{OBJECT, check_adoptable, meta},
-    counters::{LoaderCounters, counted, counters, counters_of_places},
+    counters::{UserCounters, counted, counters, counters_of_places},
 };
 use self::{
     adopt::{adoptable, drop_calls, wanted_meta},

@@ -263,7 +263,7 @@ impl Segment {
                     ended: Expired::new(&event, self.clock, self.one_way)?,
                     known_as: KnownAs {
                         rule: self.names.get(&event.rule.into()).cloned(),
-                        iface: self.names.get(&(IFACE | event.point.place())).cloned(),
+                        iface: self.names.get(&(IFACE | event.point.interface())).cloned(),
                         zone: self
                             .names
                             .get(&(ZONE | u32::from(event.key.zone())))

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     call::Callable,
     clock::Clock,
-    data_plane::{self, LoaderCounters},
+    data_plane::{self, UserCounters},
     maps,
     model::Measure,
     names::Names,
@@ -53,7 +53,7 @@ pub struct Writer {
 struct Lost {
     /// Those lost in the time of this writer.
     number: AtomicU64,
-    tally: Arc<LoaderCounters>,
+    tally: Arc<UserCounters>,
 }
 
 impl Lost {
@@ -76,7 +76,7 @@ impl Writer {
     pub fn start(
         directory: &Directory,
         pins: &Pins,
-        tally: Arc<LoaderCounters>,
+        tally: Arc<UserCounters>,
         bytes: Option<u64>,
         measure: Measure,
     ) -> Result<Self> {
@@ -284,7 +284,7 @@ fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
     let mut named = Vec::new();
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
     add(event.rule.into(), names.of(event.rule)?);
-    let place = event.point.place();
+    let place = event.point.interface();
     add(IFACE | place, names.iface(place)?);
     let zone = event.key.zone();
     if zone != 0 {

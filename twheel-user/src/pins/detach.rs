@@ -38,7 +38,7 @@ pub fn detach(interface: &Asked) -> Result<bool> {
             let its = instance.at(part.path.clone());
             for (namespace, interface) in elsewhere.iter().filter_map(|it| it.rsplit_once('/')) {
                 if namespace == part.namespace {
-                    part.within(|| its.let_go(interface), || its.forget(interface))?;
+                    part.within(|| its.let_go(interface), || its.remove_pins(interface))?;
                 }
             }
         }

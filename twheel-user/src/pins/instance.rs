@@ -256,7 +256,7 @@ impl Instance {
 
     /// The same for an interface that certainly no longer exists, so that its filters are gone,
     /// too.
-    pub(super) fn forget(&self, interface: &str) -> Result<()> {
+    pub(super) fn remove_pins(&self, interface: &str) -> Result<()> {
         self.unpin_all(interface)?;
         for pin in clsact::pins(&self.path, interface)? {
             fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;

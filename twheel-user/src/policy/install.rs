@@ -252,7 +252,7 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
 
 /// Removes the names of rules that no longer exist. To be called after the table was swept, when no
 /// flow has their numbers.
-pub fn forget(open: Open<'_>) -> Result<()> {
+pub fn remove_names(open: Open<'_>) -> Result<()> {
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
     let timeouts = array::<Rule>(open, "TIMEOUTS")?;
     for number in 1..u32::from(UNRULED) {
@@ -308,7 +308,7 @@ pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
         });
         armed += swept?;
     }
-    forget(&open)?;
+    remove_names(&open)?;
     Ok(armed)
 }
 

@@ -10,7 +10,7 @@ use twheel_common::{
 };
 
 use crate::{
-    action::Actions, data_plane::LoaderCounters, maps, pins::Pins, policy::install::InForce,
+    action::Actions, data_plane::UserCounters, maps, pins::Pins, policy::install::InForce,
 };
 
 /// The actions that the rules of the policy in force ask for.
@@ -55,7 +55,7 @@ impl ActionsInForce {
 }
 
 /// Actions that were asked for and whose outcome is not known.
-pub(super) fn unsettled(tally: &LoaderCounters) -> Result<u64> {
+pub(super) fn unsettled(tally: &UserCounters) -> Result<u64> {
     let known = tally.get(Counter::ReapSettled)? + tally.get(Counter::ReapLost)?;
     Ok(tally.get(Counter::ReapAsked)?.saturating_sub(known))
 }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     action::{Actions, Outcome, Reaped},
-    data_plane::LoaderCounters,
+    data_plane::UserCounters,
     inspect::Reader,
     maps,
     names::Names,
@@ -44,7 +44,7 @@ pub struct Reaper {
     _stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<ReaperState>,
-    tally: Arc<LoaderCounters>,
+    tally: Arc<UserCounters>,
     asked: Arc<ActionsInForce>,
     refusals: Mutex<Refusals>,
 }
@@ -54,7 +54,7 @@ impl Reaper {
     /// the reaper waits.
     pub fn start(
         pins: &Pins,
-        tally: Arc<LoaderCounters>,
+        tally: Arc<UserCounters>,
         mandate: Mandate,
         results: tokio::sync::mpsc::Sender<Reaped>,
     ) -> Result<Self> {

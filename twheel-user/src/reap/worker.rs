@@ -38,7 +38,7 @@ use super::{
 use crate::{
     action::{Action, Actions, Outcome, Reaped},
     call::Callable,
-    data_plane::{self, LoaderCounters},
+    data_plane::{self, UserCounters},
     filter::Subject,
     inspect::Reader,
     model::Expired,
@@ -80,7 +80,7 @@ pub(super) struct Worker {
     pub(super) enter: Callable,
     pub(super) mandate: Mandate,
     pub(super) shared: Arc<ReaperState>,
-    pub(super) tally: Arc<LoaderCounters>,
+    pub(super) tally: Arc<UserCounters>,
     pub(super) results: tokio::sync::mpsc::Sender<Reaped>,
     pub(super) stopped: Receiver<()>,
     pub(super) began: Instant,
@@ -271,7 +271,7 @@ impl Worker {
         }
         match action {
             Action::Socket => self.close(job, src, dst, reset),
-            Action::Conntrack => self.forget(job, src, dst, reset),
+            Action::Conntrack => self.delete_entries(job, src, dst, reset),
             Action::Reset => self.reset(event, src, dst),
             Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
         }
@@ -310,7 +310,7 @@ impl Worker {
 
     /// Whether a flow's packets are counted in another network namespace.
     fn is_elsewhere(&self, event: &Event) -> Result<bool> {
-        let interface = self.names.interface(event.point.place())?;
+        let interface = self.names.interface(event.point.interface())?;
         Ok(is_elsewhere(interface))
     }
 
@@ -320,7 +320,7 @@ impl Worker {
             return Ok(Scope::default());
         }
         let zone = self.names.zone(event.key.zone())?;
-        let interface = match event.point.place() {
+        let interface = match event.point.interface() {
             0 => {
                 let only = self.pins.interfaces()?.into_iter().next();
                 only.and_then(|name| if_nametoindex(name.as_str()).ok())
@@ -462,7 +462,7 @@ impl Worker {
 
     /// Deletes the conntrack entries that have the flow as either tuple, if they were idle for the
     /// flow's timeout by what is left of their own timeout.
-    fn forget(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
+    fn delete_entries(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
         let mut outcome = Outcome::Nothing;
         for at in 0..self.mandate.sites.0.len() {
             for (src, dst) in [(src, dst), (dst, src)] {

@@ -14,7 +14,7 @@ use twheel::{
     plan::{Costs, Demand, Plan},
     progress,
     ring::Signals,
-    settings::Wanted,
+    settings::Settings,
     stepper::Steppers,
     timeouts::Timeouts,
 };
@@ -48,12 +48,12 @@ pub struct Stepped {
     pub wakes: f64,
 }
 
-fn wanted(flows: u32, timeout: Duration, precision: Duration) -> Wanted {
-    Wanted {
+fn wanted(flows: u32, timeout: Duration, precision: Duration) -> Settings {
+    Settings {
         tick: precision,
         timeouts: Timeouts::new(timeout, timeout),
         max_flows: flows,
-        ..Wanted::default()
+        ..Settings::default()
     }
 }
 

@@ -90,7 +90,7 @@ fn a_run_that_ignores_vlans_has_no_rules_that_name_some() {
     let file = std::env::temp_dir().join(format!("twheel-{}-vlan.toml", std::process::id()));
     std::fs::write(&file, rules(&["vlan = 10"])).unwrap();
     let found = [true, false].map(|vlans| {
-        let wanted = crate::settings::Wanted {
+        let wanted = crate::settings::Settings {
             vlans,
             ..Default::default()
         };
