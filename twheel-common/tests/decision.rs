@@ -243,4 +243,29 @@ fn the_acknowledgment_of_a_fin_says_where_its_sender_ends() {
     let expected = Effects::TAKEN.with(Effects::WORD).with(Effects::FOLLOWS);
     assert_eq!(decision.effects, expected.with(Effects::OTHER));
     assert_eq!(decision.word.seen().state(), State::CloseWait);
+    assert_eq!(decision.due, 0, "its timeout is as long as before");
+}
+
+#[test]
+fn each_effect_is_a_bit_of_its_own() {
+    const ALL: [Effects; 12] = [
+        Effects::TAKEN,
+        Effects::WORD,
+        Effects::BEGINS,
+        Effects::OTHER,
+        Effects::BOTH,
+        Effects::DOUBT,
+        Effects::FOLLOWS,
+        Effects::WAY,
+        Effects::RULE,
+        Effects::IGNORED,
+        Effects::SAME_WAY,
+        Effects::RACED,
+    ];
+    for (number, effect) in ALL.iter().enumerate() {
+        assert!(!Effects::default().has(*effect));
+        let others = ALL.iter().enumerate().filter(|(other, _)| *other != number);
+        let others = others.fold(Effects::default(), |all, (_, other)| all.with(*other));
+        assert!(!others.has(*effect) && others.with(*effect).has(*effect));
+    }
 }

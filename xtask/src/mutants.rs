@@ -38,10 +38,11 @@ const INSIDE: &str = "lib";
 /// The files of twheel-common, and the tests that are run against their mutants. None of these
 /// tests takes more than a few seconds; mutants that only models under loom would catch are in
 /// [`LIST`].
-const FILES: [(&str, &[&str]); 36] = [
+const FILES: [(&str, &[&str]); 39] = [
     ("bits", &["small"]),
     ("config", &[INSIDE, "small"]),
     ("counter", &["small"]),
+    ("decision", &["decision", "state_model"]),
     ("enforce", &[INSIDE]),
     ("event", &["small"]),
     ("flow", &["flow"]),
@@ -58,6 +59,7 @@ const FILES: [(&str, &[&str]); 36] = [
     ("packet/transport", &["packet"]),
     ("packet/wanted", &["packet"]),
     ("point", &["point"]),
+    ("pod", &[]),
     ("policy", &[INSIDE, "policy"]),
     ("pool", &["pool"]),
     ("probe", &[]),
@@ -73,6 +75,7 @@ const FILES: [(&str, &[&str]); 36] = [
     ("step", &["small"]),
     ("table", &["table", "table_steps"]),
     ("tracked", &["numbers", "state", "state_model"]),
+    ("visit", &["visit"]),
     ("way", &["numbers", "state", "state_model"]),
     ("wheel", &["wheel"]),
 ];
