@@ -9,9 +9,9 @@
 //! connection at the same time write here without a lock; a race can only spoil a sample, or delay
 //! the start of a timer by a moment.
 
+use core::cell::UnsafeCell;
 #[cfg(not(target_arch = "bpf"))]
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use core::{cell::UnsafeCell, fmt};
 
 use crate::{
     event::Pace,
@@ -65,33 +65,9 @@ impl Shared {
     }
 }
 
-impl From<u32> for Shared {
-    fn from(value: u32) -> Self {
-        Self(UnsafeCell::new(value))
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.get().fmt(f)
-    }
-}
-
-impl Clone for Shared {
-    fn clone(&self) -> Self {
-        Self::from(self.get())
-    }
-}
-
-impl PartialEq for Shared {
-    fn eq(&self, other: &Self) -> bool {
-        self.get() == other.get()
-    }
-}
-
 /// What is known of one side's sending. All zeros means nothing yet.
 #[repr(C)]
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Default)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Side {
     /// The highest acknowledgment of its data.
@@ -113,7 +89,7 @@ pub struct Side {
 
 /// What else is known of it, which few packets need.
 #[repr(C)]
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Default)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Rare {
     /// Timestamp value (RFC 7323) of the segment that is being timed, if it has one.
@@ -134,7 +110,7 @@ pub struct Rare {
 /// A value of the map `RTOS`: a flow's timers, that of the key's low endpoint first. What nearly
 /// every packet and timer visit needs is in one cache line.
 #[repr(C, align(128))]
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes))]
 pub struct Timers {
     /// The timers of the two sides.

@@ -87,7 +87,7 @@ impl Sender {
 
     fn send(&mut self, segment: Segment) -> bool {
         let now = || self.now;
-        let (side, rare) = (&mut self.side, &mut self.rare);
+        let (side, rare) = (&self.side, &self.rare);
         let starts = side.sent(rare, self.highest, &segment, timing(now));
         if segment.end.wrapping_sub(self.highest) as i32 > 0 {
             self.highest = segment.end;
