@@ -290,17 +290,30 @@ fn let_go_of_egress(instance: &Instance, interface: &str) -> Result<()> {
     clsact::let_go_of(instance.path(), interface, Way::Out)
 }
 
+/// Removes the BPF links that an earlier run has pinned under the name of an existing interface,
+/// but that are attached to another one. Call it before anything is attached: of two interfaces
+/// that have swapped their names, each has the program of the other.
+pub fn release_renamed(instance: &Instance) -> Result<()> {
+    for interface in instance.pins().interfaces()? {
+        if if_nametoindex(interface.as_str()).is_ok() {
+            let_go_of_others(instance, &interface)?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes pinned BPF links that bear this interface's name but are attached to another interface.
 /// That interface was renamed, or moved to another network namespace, where it may have the same
 /// number.
 fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
+    let index = if_nametoindex(interface)?;
     if let Some(link) = pinned(instance, Hook::Xdp, interface)?
-        && !carries(interface, link.info()?.program_id())?
+        && (interface_of(&link)? != index || !carries(interface, link.info()?.program_id())?)
     {
         instance.let_go(interface)?;
     }
     if let Some(link) = pinned(instance, Hook::Ingress, interface)?
-        && interface_of(&link)? != if_nametoindex(interface)?
+        && interface_of(&link)? != index
     {
         instance.let_go(interface)?;
     }

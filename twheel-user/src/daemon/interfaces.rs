@@ -154,6 +154,7 @@ impl<'a> Interfaces<'a> {
     ///
     /// An interface that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
+        attach::release_renamed(&self.instance)?;
         self.attach_named(plane)?;
         if self.common.setup.selection.has_pattern() {
             self.attach_matching_all(plane)?;
