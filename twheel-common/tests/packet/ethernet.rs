@@ -232,6 +232,15 @@ fn packets_that_were_joined_are_counted_with_their_headers() {
     ] {
         assert_eq!(segment.joined(told.0, told.1), packets, "{told:?}");
     }
+    // A SYN or FIN has a number, and is no data.
+    for flag in [tcp::SYN, tcp::FIN] {
+        let counted = Segment {
+            flags: tcp::ACK | flag,
+            end: segment.end + 1,
+            ..segment
+        };
+        assert_eq!(counted.joined(0, data / 4), 4, "{flag}");
+    }
     segment.count_joined(3);
     assert_eq!((segment.packets, segment.bytes), (3, data + 3 * 40));
     let mut datagram = parse_any(udp(&[]).as_slice(), ANY).unwrap();

@@ -34,5 +34,6 @@ pub use self::{
     mandate::{Mandate, ReaperState},
     namespace::NamespacePath,
     reaper::Reaper,
+    scope::Tenants,
     sites::Sites,
 };

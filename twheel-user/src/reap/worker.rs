@@ -251,6 +251,11 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
+            Action::Socket
+                if self.scope.is_of_others(src.ip())? || self.scope.is_of_others(dst.ip())? =>
+            {
+                return Ok(Outcome::OtherZone);
+            }
             // This host sends by its own routes, which may lead into another zone.
             Action::Reset if self.scope.is_apart() => return Ok(Outcome::OtherZone),
             // Forged packets of one side make no conversation.
@@ -315,11 +320,7 @@ impl Worker {
     }
 
     /// Where to look for a flow's sockets and entries.
-    fn scope_of(&self, event: &Event) -> Result<Scope> {
-        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
-            return Ok(Scope::default());
-        }
-        let zone = self.names.zone(event.key.zone())?;
+    fn scope_of(&mut self, event: &Event) -> Result<Scope> {
         let interface = match event.point.interface() {
             0 => {
                 let only = self.pins.interfaces()?.into_iter().next();
@@ -330,6 +331,10 @@ impl Worker {
                 (interface != 0).then_some(interface)
             }
         };
+        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
+            return Scope::of_rest(&mut self.mandate.tenants, interface);
+        }
+        let zone = self.names.zone(event.key.zone())?;
         Scope::of_flow(event, zone, interface)
     }
 
