@@ -13,8 +13,9 @@
 //! | topic | modules |
 //! |---|---|
 //! | Packets: the flow they belong to and what they say of it | [`key`], [`segment`], [`packet`] |
-//! | The state of a flow, and how packets change it | [`seen`], [`numbers`], [`way`], [`state`], [`tracked`] |
-//! | The part of a flow that CPUs share, and its deadline | [`flow`] |
+//! | The state of a flow, and how packets change it | [`seen`], [`numbers`], [`way`], [`state`] |
+//! | The part of a flow that CPUs share | [`flow`] |
+//! | What follows from a packet, and from a timer visit | [`decision`], [`mod@visit`], [`tracked`] |
 //! | The flow table | [`hash`], [`record`], [`table`], [`snapshot`], [`pool`] |
 //! | The timing wheel, and which CPU looks at a flow when | [`wheel`], [`inbox`], [`jiffies`] |
 //! | Policy and reaping | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |

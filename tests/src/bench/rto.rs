@@ -152,12 +152,12 @@ fn watch(mut plane: DataPlane, instance: &Instance) -> Result<(f64, f64)> {
     // A round trip of a millisecond. Then more data is in flight.
     for (index, direction) in &indices {
         timers.with(*index, *direction, |side| {
-            let mut rare = Rare::default();
+            let rare = Rare::default();
             let timing = Timing {
                 limits,
                 now: micros,
             };
-            side.sent(&mut rare, 1, &said(1, 2, 1), timing);
+            side.sent(&rare, 1, &said(1, 2, 1), timing);
             side.acknowledged(&rare, 2, &said(0, 0, 2), || micros() + 1_000);
         });
     }
