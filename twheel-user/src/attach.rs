@@ -137,7 +137,7 @@ pub fn attach(
     hooks: &Hooks,
     known: &Known,
 ) -> Result<Attached> {
-    let_go_of_others(instance, interface)?;
+    detach_other(instance, interface)?;
     let choice = hooks.choose(Some(instance.path()), interface, known)?;
     if choice.hides_tags {
         log::warn!("{interface}: {HIDES_TAGS}: `{}`", shows_tags(interface));
@@ -159,7 +159,7 @@ pub fn attach(
     match attached {
         Ok(attached) => Ok(attached),
         Err(error) => {
-            instance.let_go(interface)?;
+            instance.detach_from(interface)?;
             Err(error)
         }
     }
@@ -203,7 +203,7 @@ fn see_ingress(
     instance.unpin(Hook::Xdp, interface)?;
     let program = programs.classifier("twheel_ingress")?;
     let adopted = if choice.by == Incoming::Tcx {
-        clsact::let_go_of(instance.path(), interface, Way::In)?;
+        clsact::detach_way(instance.path(), interface, Way::In)?;
         attach_tcx(program, instance, interface, Way::In, hooks)?
     } else {
         instance.unpin(Hook::Ingress, interface)?;
@@ -230,7 +230,7 @@ fn see_xdp(
 ) -> Result<Result<Seen, ProgramError>> {
     programs.demand("twheel_xdp", instance)?;
     instance.unpin(Hook::Ingress, interface)?;
-    clsact::let_go_of(instance.path(), interface, Way::In)?;
+    clsact::detach_way(instance.path(), interface, Way::In)?;
     let program = programs.xdp("twheel_xdp")?;
     let asked = hooks.mode.is_some_and(|mode| mode != Mode::Auto);
     if asked && pinned(instance, Hook::Xdp, interface)?.is_some() {
@@ -254,13 +254,13 @@ fn see_egress(
 ) -> Result<Option<Outgoing>> {
     let Some(way) = hooks.outgoing(if_nametoindex(interface)?) else {
         // An earlier run may have attached there.
-        let_go_of_egress(instance, interface)?;
+        detach_egress(instance, interface)?;
         return Ok(None);
     };
     let program = programs.classifier("twheel_egress")?;
     // First remove the other attachment, or packets would be counted twice.
     let attached = match way {
-        Outgoing::Tcx => clsact::let_go_of(instance.path(), interface, Way::Out)
+        Outgoing::Tcx => clsact::detach_way(instance.path(), interface, Way::Out)
             .and_then(|()| attach_tcx(program, instance, interface, Way::Out, hooks)),
         Outgoing::Clsact => instance.unpin(Hook::Egress, interface).and_then(|()| {
             clsact::attach(
@@ -278,25 +278,25 @@ fn see_egress(
         Err(error) => {
             log::warn!("{interface}: only incoming packets are seen: {error:#}");
             // An earlier run's program must not see outgoing packets either.
-            let_go_of_egress(instance, interface)?;
+            detach_egress(instance, interface)?;
             Ok(None)
         }
     }
 }
 
 /// Detaches from outgoing packets.
-fn let_go_of_egress(instance: &Instance, interface: &str) -> Result<()> {
+fn detach_egress(instance: &Instance, interface: &str) -> Result<()> {
     instance.unpin(Hook::Egress, interface)?;
-    clsact::let_go_of(instance.path(), interface, Way::Out)
+    clsact::detach_way(instance.path(), interface, Way::Out)
 }
 
 /// Removes the BPF links that an earlier run has pinned under the name of an existing interface,
 /// but that are attached to another one. Call it before anything is attached: of two interfaces
 /// that have swapped their names, each has the program of the other.
-pub fn release_renamed(instance: &Instance) -> Result<()> {
+pub fn detach_renamed(instance: &Instance) -> Result<()> {
     for interface in instance.pins().interfaces()? {
         if if_nametoindex(interface.as_str()).is_ok() {
-            let_go_of_others(instance, &interface)?;
+            detach_other(instance, &interface)?;
         }
     }
     Ok(())
@@ -305,17 +305,17 @@ pub fn release_renamed(instance: &Instance) -> Result<()> {
 /// Removes pinned BPF links that bear this interface's name but are attached to another interface.
 /// That interface was renamed, or moved to another network namespace, where it may have the same
 /// number.
-fn let_go_of_others(instance: &Instance, interface: &str) -> Result<()> {
+fn detach_other(instance: &Instance, interface: &str) -> Result<()> {
     let index = if_nametoindex(interface)?;
     if let Some(link) = pinned(instance, Hook::Xdp, interface)?
         && (interface_of(&link)? != index || !carries(interface, link.info()?.program_id())?)
     {
-        instance.let_go(interface)?;
+        instance.detach_from(interface)?;
     }
     if let Some(link) = pinned(instance, Hook::Ingress, interface)?
         && interface_of(&link)? != index
     {
-        instance.let_go(interface)?;
+        instance.detach_from(interface)?;
     }
     Ok(())
 }

@@ -110,7 +110,7 @@ pub fn attach(
         )
     });
     if attached.is_err() {
-        let_go_of(directory, interface, way)?;
+        detach_way(directory, interface, way)?;
     }
     attached
 }
@@ -266,7 +266,7 @@ fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
 /// # Errors
 ///
 /// A pin, a filter or a qdisc cannot be removed.
-pub fn let_go_of_all(directory: &Path) -> Result<()> {
+pub fn detach_all(directory: &Path) -> Result<()> {
     let mut notes: Vec<_> = entries(directory)?
         .into_iter()
         .filter_map(Note::read)
@@ -290,7 +290,7 @@ pub fn pins(directory: &Path, interface: &str) -> Result<Vec<PathBuf>> {
 /// # Errors
 ///
 /// A pin, a filter or the qdisc cannot be removed.
-pub fn let_go(directory: &Path, interface: &str) -> Result<()> {
+pub fn detach(directory: &Path, interface: &str) -> Result<()> {
     notes(directory, interface)?.iter().try_for_each(Note::undo)
 }
 
@@ -299,8 +299,8 @@ pub fn let_go(directory: &Path, interface: &str) -> Result<()> {
 ///
 /// # Errors
 ///
-/// As [`let_go`].
-pub fn let_go_of(directory: &Path, interface: &str, way: Way) -> Result<()> {
+/// As [`detach`].
+pub fn detach_way(directory: &Path, interface: &str, way: Way) -> Result<()> {
     let (filters, others): (Vec<_>, Vec<_>) = notes(directory, interface)?
         .into_iter()
         .partition(|it| it.what == What::Filter(way));

@@ -154,7 +154,7 @@ impl<'a> Interfaces<'a> {
     ///
     /// An interface that was named cannot be attached, and is not waited for.
     pub fn attach_all(&mut self, plane: &mut DataPlane) -> Result<()> {
-        attach::release_renamed(&self.instance)?;
+        attach::detach_renamed(&self.instance)?;
         self.attach_named(plane)?;
         if self.common.setup.selection.has_pattern() {
             self.attach_matching_all(plane)?;
@@ -173,7 +173,7 @@ impl<'a> Interfaces<'a> {
                 if !self.common.setup.wait || if_nametoindex(name.as_str()).is_ok() {
                     return Err(error);
                 }
-                self.instance.let_go(&name)?;
+                self.instance.detach_from(&name)?;
                 say!("{name}: {error:#}: waiting for it");
             }
         }
@@ -190,7 +190,7 @@ impl<'a> Interfaces<'a> {
         // selected in this run.
         for held in self.instance.pins().interfaces()? {
             if !names.contains(held.as_str()) || !self.common.setup.selection.matches(&held) {
-                self.instance.let_go(&held)?;
+                self.instance.detach_from(&held)?;
             }
         }
         if !self.common.setup.selection.is_everywhere() {
@@ -213,7 +213,7 @@ impl<'a> Interfaces<'a> {
     /// Detaches from interfaces that have disappeared. This comes before all else, since an
     /// interface that has moved to another network namespace carries the programs of this one until
     /// then. Returns whether one was detached.
-    pub fn let_go(&mut self, changes: &[Change]) -> Result<bool> {
+    pub fn detach_gone(&mut self, changes: &[Change]) -> Result<bool> {
         let mut went = false;
         for change in changes {
             self.known.note(change);
@@ -363,7 +363,7 @@ impl<'a> Interfaces<'a> {
         let Err(error) = self.attach(plane, number) else {
             return Ok(true);
         };
-        self.instance.let_go(name)?;
+        self.instance.detach_from(name)?;
         self.targets.give_up(number);
         match interfaces::by_index(interface.index) {
             Ok(_) => {
@@ -384,7 +384,7 @@ impl<'a> Interfaces<'a> {
         };
         // If the interface has moved to another network namespace, its packets would still be seen
         // there.
-        self.instance.let_go(&name)?;
+        self.instance.detach_from(&name)?;
         let then = match then {
             Then::Awaited => ": waiting for it",
             Then::Matches => "",
@@ -457,7 +457,7 @@ impl<'a> Interfaces<'a> {
             );
             let known_as = self.number(old.index);
             self.common.watch.borrow_mut().leave(known_as)?;
-            self.instance.let_go(&is.name)?;
+            self.instance.detach_from(&is.name)?;
         }
         let attached = match coming {
             Coming::Nothing => false,
@@ -465,7 +465,7 @@ impl<'a> Interfaces<'a> {
             Coming::Awaited(number) => match self.attach(plane, number) {
                 Ok(()) => true,
                 Err(error) => {
-                    self.instance.let_go(&is.name)?;
+                    self.instance.detach_from(&is.name)?;
                     say!(
                         "{}: {error:#}: trying again when the interface changes",
                         is.name

@@ -180,7 +180,7 @@ impl<'a> Namespaces<'a> {
                 // Attached by an earlier run: packets of a namespace that is not watched must not
                 // be seen.
                 for interface in self.instance.pins().interfaces()? {
-                    self.instance.let_go(&interface)?;
+                    self.instance.detach_from(&interface)?;
                     say!("{interface}: detached: --netns does not include this network namespace");
                 }
             }
@@ -242,7 +242,7 @@ impl<'a> Namespaces<'a> {
             let mut went = false;
             self.freed.clear();
             for (number, changes) in &changes {
-                went |= self.try_in(*number, |interfaces| interfaces.let_go(changes))?;
+                went |= self.try_in(*number, |interfaces| interfaces.detach_gone(changes))?;
             }
             if names {
                 let (is_room, has_come) = self.follow_names(plane)?;

@@ -32,13 +32,13 @@ pub fn detach(interface: &Asked) -> Result<bool> {
         }
         let (elsewhere, own): (Vec<_>, Vec<_>) = going.iter().partition(|it| it.contains('/'));
         for interface in own {
-            instance.let_go(interface)?;
+            instance.detach_from(interface)?;
         }
         for part in parts(instance.path())? {
             let its = instance.at(part.path.clone());
             for (namespace, interface) in elsewhere.iter().filter_map(|it| it.rsplit_once('/')) {
                 if namespace == part.namespace {
-                    part.within(|| its.let_go(interface), || its.remove_pins(interface))?;
+                    part.within(|| its.detach_from(interface), || its.remove_pins(interface))?;
                 }
             }
         }

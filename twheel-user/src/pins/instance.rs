@@ -249,9 +249,9 @@ impl Instance {
     /// # Errors
     ///
     /// A pin or a filter cannot be removed.
-    pub fn let_go(&self, interface: &str) -> Result<()> {
+    pub fn detach_from(&self, interface: &str) -> Result<()> {
         self.unpin_all(interface)?;
-        clsact::let_go(&self.path, interface)
+        clsact::detach(&self.path, interface)
     }
 
     /// The same for an interface that certainly no longer exists, so that its filters are gone,

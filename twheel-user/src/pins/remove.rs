@@ -34,7 +34,7 @@ pub(super) fn clear_directory(path: &Path) -> Result<()> {
     for part in parts(path)? {
         remove_part(&part)?;
     }
-    clsact::let_go_of_all(path)?;
+    clsact::detach_all(path)?;
     clear_pins(path)
 }
 
