@@ -69,7 +69,7 @@ fn twheel_itself_running_and_gone() -> Result<()> {
                 &found,
                 "pins",
                 "warn",
-                &format!("{directory} flows of"),
+                &format!("{directory} flows on"),
                 Some(&detach),
             )?;
             let there = Namespace::new("elsewhere")?;
