@@ -182,7 +182,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() -> Result<()> {
         (
             &["--iface", "veth*,nothing0"],
             5,
-            "no interface nothing0 here",
+            "there is no interface nothing0",
         ),
     ] {
         let ended = lab.host.twheel_once(&[&["run"], args].concat())?;
