@@ -22,7 +22,7 @@ use twheel::{
 };
 use twheel_common::{
     counter::{Counter, Counters},
-    enforce::Tomb,
+    enforce::Tombstone,
     event::{Event, Record},
     flow::FlowKey,
     packet::{Protocols, parse},
@@ -230,7 +230,9 @@ impl Plane {
 
     /// The same for a key.
     pub fn bury_key(&self, key: FlowKey, verdict: u32) {
-        self.tombs().insert(key, Tomb::new(verdict), 0).unwrap();
+        self.tombs()
+            .insert(key, Tombstone::new(verdict), 0)
+            .unwrap();
     }
 
     /// Whether there is a tombstone for the flow of a frame.
@@ -238,8 +240,8 @@ impl Plane {
         self.tombs().get(&parse(frame).unwrap().key, 0).is_ok()
     }
 
-    fn tombs(&self) -> aya::maps::HashMap<MapData, FlowKey, Tomb> {
-        let map = self.plane.open("EXPIRED").unwrap();
+    fn tombs(&self) -> aya::maps::HashMap<MapData, FlowKey, Tombstone> {
+        let map = self.plane.open("TOMBSTONES").unwrap();
         aya::maps::HashMap::try_from(Map::LruHashMap(map)).unwrap()
     }
 

@@ -168,7 +168,9 @@ fn flows_are_shown_filtered_and_sorted() -> Result<()> {
     // The filter takes effect while it is typed.
     terminal.press(&["/"])?;
     terminal.enter("state == syn_sen")?;
-    let screen = terminal.until("a message", |screen| screen.contains("column 10: unknown state"))?;
+    let screen = terminal.until("a message", |screen| {
+        screen.contains("column 10: unknown state")
+    })?;
     assert_eq!(
         flows(&screen).len(),
         7,

@@ -44,7 +44,7 @@ named! {
         SeenAgain = "seen_again",
         /// times a side's observation point moved to another interface or direction
         Moved = "moved",
-        /// packets that came by a way that their sender's packets do not take: they change nothing, except with --one-armed
+        /// packets that came in where only the other side's packets do: they change nothing, except with --one-armed
         SameWay = "same_way",
         /// packets that match no flow and cannot begin one, such as a RST or FIN
         NoFlow = "no_flow",
@@ -80,7 +80,7 @@ named! {
         Wakes = "wakes",
         /// invalid wheel entries: always 0, unless the data plane has a defect
         Orphans = "orphans",
-        /// ended flows missing from the history: the disk was slow or full, or a run was killed or kept none
+        /// ended flows missing from the history: the disk was slow or full, a run was killed, or a run kept no history
         HistoryLost = "history_lost",
         /// packets not looked at because their interface was just being detached
         NotWatched = "not_watched",
@@ -88,7 +88,7 @@ named! {
         ReapAsked = "reap_asked",
         /// reap actions whose outcome is known
         ReapSettled = "reap_settled",
-        /// reap actions lost because a run was killed, at most
+        /// upper bound of the reap actions lost because a run was killed
         ReapLost = "reap_lost",
     }
 }

@@ -23,18 +23,18 @@ pub const MAX_RATE: u32 = 1_000_000;
 
 const _: () = assert!(HELD > 0 && HELD < MAX_SOURCES && MAX_SOURCES < MAX_TOMBS);
 
-/// A tombstone: the value in the map `EXPIRED` for the key of an expired flow.
+/// A tombstone: the value in the map `TOMBSTONES` for the key of an expired flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
-pub struct Tomb {
+pub struct Tombstone {
     /// [`DROP`](Self::DROP) or [`RESET`](Self::RESET). With any other value, packets pass.
     pub verdict: u32,
     /// Always 0.
     pub reserved: u32,
 }
 
-impl Tomb {
+impl Tombstone {
     /// Packets are dropped.
     pub const DROP: u32 = 1;
     /// TCP segments are answered with a RST; everything else is dropped.
@@ -49,7 +49,7 @@ impl Tomb {
     }
 }
 
-/// Whether a segment is answered under the verdict [`Tomb::RESET`]: a RST never is, nor a packet
+/// Whether a segment is answered under the verdict [`Tombstone::RESET`]: a RST never is, nor a packet
 /// that is not TCP.
 #[inline(always)]
 pub fn has_answer(flags: u8) -> bool {

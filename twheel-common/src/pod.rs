@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::{
     config::{Config, Meta, Watched},
     counter::Counters,
-    enforce::Tomb,
+    enforce::Tombstone,
     event::{Event, RtoExpired, Staged},
     flow::Account,
     key::FlowKey,
@@ -43,7 +43,8 @@ macro_rules! pod {
 
 pod!(
     Active, Config, Counters, Delete, Details, Ends, Enter, Extras, FlowKey, Hash, Header, Line,
-    Link, Meta, OverQuota, Prefix, Rule, Rules, Shelf, Step, Sweep, Tomb, Victims, Watched, Wheel,
+    Link, Meta, OverQuota, Prefix, Rule, Rules, Shelf, Step, Sweep, Tombstone, Victims, Watched,
+    Wheel,
 );
 
 // These are exchanged without aya: in rings, in mapped memory, in test runs.

@@ -4,7 +4,7 @@
 use aya_ebpf::bindings::BPF_ANY;
 use twheel_common::{
     counter::Counter,
-    enforce::{Bucket, Tomb, has_answer},
+    enforce::{Bucket, Tombstone, has_answer},
     key::Direction,
     policy::Hook,
     segment::{Segment, tcp},
@@ -13,7 +13,7 @@ use twheel_common::{
 use crate::{
     config,
     count::count,
-    maps::{ANSWERS, EXPIRED},
+    maps::{ANSWERS, TOMBSTONES},
     verifier::given,
 };
 
@@ -36,7 +36,7 @@ pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) 
             // A new connection with the same key, whoever begins it: its tombstone is removed. That
             // there was none is no failure. (The key is copied, not borrowed from the segment: older
             // kernels accept no key from a caller's memory.)
-            let _ = EXPIRED.remove(segment.key);
+            let _ = TOMBSTONES.remove(segment.key);
         }
         return PASS;
     }
@@ -49,16 +49,16 @@ pub extern "C" fn enforce_of_none(segment: *const Segment, now: u64, hook: u32) 
 /// What becomes of an incoming packet that begins no flow.
 #[inline(always)]
 fn judge(segment: &Segment, now: u64) -> u64 {
-    let Some(tomb) = EXPIRED.get_ptr(segment.key) else {
+    let Some(tomb) = TOMBSTONES.get_ptr(segment.key) else {
         return PASS;
     };
     // SAFETY: a value that the map gave is valid memory while the program runs. The map may give it
     // to another key meanwhile, whose verdict then applies to this packet.
     let verdict = unsafe { (&raw const (*tomb).verdict).read_volatile() };
-    if verdict != Tomb::DROP && verdict != Tomb::RESET {
+    if verdict != Tombstone::DROP && verdict != Tombstone::RESET {
         return PASS;
     }
-    if verdict == Tomb::DROP || !has_answer(segment.flags) {
+    if verdict == Tombstone::DROP || !has_answer(segment.flags) {
         count(Counter::EnforcedDropped);
         return DROP;
     }

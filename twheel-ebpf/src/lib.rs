@@ -11,11 +11,11 @@
 //! | How are a packet's bytes read, and what is counted? | [`frame`], [`extension`], [`count`] |
 //! | Where is a flow's record, and what does it say? | [`record`], [`timers`], [`rule`] |
 //! | How is a flow found, entered and removed? | [`memory`], [`table`] |
-//! | What does a packet do to its flow? | [`touch`], then its `keep`, `change` and `begin` |
+//! | What does a packet do to its flow? | [`touch`], then its `apply`, `change`, `begin` and `note` |
 //! | Which rule matches a flow, and is its packet refused? | [`policy`], [`enforce`], [`answer`] |
 //! | Where are packets counted that pass several interfaces? | [`point`] |
 //! | How do retransmission timers work? | [`rto`] |
-//! | When does the wheel visit a flow, and what becomes of the flow? | [`wheel`]: `lists`, `arm`, `visit`, `end` |
+//! | When does the wheel visit a flow, and what becomes of the flow? | [`wheel`]: `own`, `lists`, `arm`, `visit`, `end` |
 //! | Which flow is evicted if the table is full? | [`wheel::room`], [`quota`] |
 //! | How does a CPU make another CPU visit a flow earlier? | [`forward`], [`inbox`], [`wakes`] |
 //! | Which events are reported to userspace? | [`emit`] |

@@ -9,7 +9,7 @@ use aya_ebpf::{
 use twheel_common::{
     config::{Meta, NAME_BYTES, RULES, SEATS, Watched},
     counter::{self, Counters},
-    enforce::{Bucket, Tomb},
+    enforce::{Bucket, Tombstone},
     event::Staged,
     flow::Account,
     jiffies,
@@ -148,7 +148,7 @@ pub static WAKES: RingBuf = RingBuf::pinned(1 << 12, 0);
 /// Tombstones: expired flows whose later packets are refused or answered; one entry if none are.
 /// Userspace writes, packets delete. New entries evict those that packets met longest ago.
 #[map]
-pub static EXPIRED: LruHashMap<FlowKey, Tomb> = LruHashMap::pinned(1, 0);
+pub static TOMBSTONES: LruHashMap<FlowKey, Tombstone> = LruHashMap::pinned(1, 0);
 
 /// How many answers each source address may have; one entry if none are answered. Not pinned,
 /// because the content of a bucket depends on the configured rate.

@@ -3,7 +3,7 @@
 use etherparse::{PacketBuilder, TcpHeader};
 use twheel_common::{
     counter::Counter,
-    enforce::Tomb,
+    enforce::Tombstone,
     packet::{Protocols, parse},
 };
 use twheel_tests::plane::{ACK, DROP, FIN, PASS, Plane, RST, SYN, Setup, TX, frame};
@@ -62,7 +62,7 @@ fn reset_frame(v6: bool, to: &TcpHeader, seq: u32, ack: Option<u32>) -> Vec<u8> 
 #[test]
 fn packets_of_a_flow_that_has_expired_are_dropped() {
     let mut plane = enforcing();
-    expire(&mut plane, 1, Tomb::DROP);
+    expire(&mut plane, 1, Tombstone::DROP);
     let before = plane.counters();
     for flags in [ACK, FIN | ACK, RST, RST | ACK] {
         for back in [false, true] {
@@ -94,7 +94,7 @@ fn packets_of_a_flow_that_has_expired_are_answered_with_a_reset() {
                 header.ack = true;
                 segment(&header, &[])
             },
-            Tomb::RESET,
+            Tombstone::RESET,
         );
         (header.ack, header.acknowledgment_number) = (true, 77_000);
         // Segments with options and with more data than the answer is long, with none, and with
@@ -126,10 +126,10 @@ fn packets_of_a_flow_that_has_expired_are_answered_with_a_reset() {
 fn what_cannot_be_answered_in_place_is_dropped() {
     let mut plane = enforcing();
     let bytes = frame(1, false, ACK);
-    plane.bury(&bytes, Tomb::RESET);
+    plane.bury(&bytes, Tombstone::RESET);
     let mut tagged = bytes.clone();
     tagged.splice(12..12, [0x81, 0, 0, 7]);
-    plane.bury(&tagged, Tomb::RESET);
+    plane.bury(&tagged, Tombstone::RESET);
     let mut options = bytes.clone();
     options[14] = 0x46;
     options[17] += 4;
@@ -151,7 +151,7 @@ fn a_datagram_of_a_flow_that_has_expired_is_dropped_whatever_the_verdict() {
         ..Setup::default()
     }
     .load();
-    for (port, verdict) in [(1, Tomb::DROP), (2, Tomb::RESET)] {
+    for (port, verdict) in [(1, Tombstone::DROP), (2, Tombstone::RESET)] {
         let mut datagram = Vec::new();
         PacketBuilder::ethernet2([2; 6], [4; 6])
             .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
@@ -174,7 +174,7 @@ fn a_datagram_of_a_flow_that_has_expired_is_dropped_whatever_the_verdict() {
 #[test]
 fn a_syn_passes_and_ends_that_packets_are_refused() {
     let mut plane = enforcing();
-    for (client, verdict) in [(1, Tomb::DROP), (2, Tomb::RESET)] {
+    for (client, verdict) in [(1, Tombstone::DROP), (2, Tombstone::RESET)] {
         expire(&mut plane, client, verdict);
         assert_ne!(plane.verdict(&frame(client, false, ACK)).0, PASS);
         let live = plane.counters().live();
@@ -188,14 +188,14 @@ fn a_syn_passes_and_ends_that_packets_are_refused() {
         plane.step();
     }
     // An outgoing SYN begins a connection, too.
-    expire(&mut plane, 3, Tomb::RESET);
+    expire(&mut plane, 3, Tombstone::RESET);
     plane.send(&frame(3, true, SYN));
     assert!(!plane.is_buried(&frame(3, false, SYN)));
     plane.receive(&frame(3, false, SYN | ACK));
     plane.pass(200_000);
     plane.step();
     // The answer to a SYN that was not seen passes.
-    expire(&mut plane, 4, Tomb::RESET);
+    expire(&mut plane, 4, Tombstone::RESET);
     plane.receive(&frame(4, false, SYN | ACK));
     assert!(plane.is_buried(&frame(4, false, SYN)));
 }
@@ -206,7 +206,7 @@ fn a_source_has_so_many_answers_a_second() {
     // Two clients of one source, and one of another.
     let clients = [1, 2, 50_001];
     for client in clients {
-        plane.bury(&frame(client, false, ACK), Tomb::RESET);
+        plane.bury(&frame(client, false, ACK), Tombstone::RESET);
     }
     let answers = |plane: &mut Plane, client, tries| {
         let verdicts: Vec<_> = (0..tries)
@@ -252,7 +252,7 @@ fn whatever_comes_for_a_flow_that_has_expired_is_refused_or_passes() {
             bytes.splice(12..12, [0x81, 0, 0, 1]);
         }
         // An earlier SYN may have removed the tombstone.
-        plane.bury(&bytes, Tomb::RESET);
+        plane.bury(&bytes, Tombstone::RESET);
         // Time passes, so that each packet may be answered, and no flow is left in the table.
         plane.pass(60_100);
         plane.step();
@@ -282,7 +282,7 @@ fn whatever_comes_for_a_flow_that_has_expired_is_refused_or_passes() {
 #[test]
 fn nothing_is_refused_unless_that_is_asked_for() {
     let mut plane = Setup::default().load();
-    expire(&mut plane, 1, Tomb::DROP);
+    expire(&mut plane, 1, Tombstone::DROP);
     let bytes = frame(1, false, ACK);
     assert_eq!(plane.verdict(&bytes), (PASS, bytes));
     assert_eq!(plane.counters().live(), 1);

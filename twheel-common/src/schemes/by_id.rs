@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use super::{Error, Handle, Scheme};
+use super::{error::Error, scheme::Scheme, slab::Handle};
 
 /// A scheme whose timers are named by the client's own ids. An id is armed at most once: starting
 /// an armed id moves its deadline.

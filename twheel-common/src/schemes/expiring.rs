@@ -2,7 +2,7 @@
 
 use std::{fmt, hash::Hash, time::Duration};
 
-use super::{ById, Error, Simple, Timers, ticks};
+use super::{by_id::ById, error::Error, scheme::ticks, simple::Simple, timers::Timers};
 
 /// Names a listener, so that it can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Scheme 7 with levels that are added when they are needed.
 
 use super::{
-    Error,
+    error::Error,
     ring::{MAX_SLOTS, Ring},
     slab::{ListId, Slab},
     timers::{Budget, Structure},

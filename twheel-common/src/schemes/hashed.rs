@@ -1,7 +1,7 @@
 //! Scheme 6.
 
 use super::{
-    Error,
+    error::Error,
     ring::Ring,
     slab::{ListId, Slab},
     timers::{Budget, Structure},

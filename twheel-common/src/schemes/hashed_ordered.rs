@@ -1,7 +1,9 @@
 //! Scheme 5.
 
 use super::{
-    End, Error, ordered,
+    error::Error,
+    ordered,
+    ordered::End,
     ring::Ring,
     slab::{ListId, Slab},
     timers::{Budget, Structure},

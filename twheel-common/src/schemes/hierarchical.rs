@@ -1,7 +1,7 @@
 //! Scheme 7.
 
 use super::{
-    Error,
+    error::Error,
     slab::{ListId, Slab},
     timers::{Budget, Structure},
 };

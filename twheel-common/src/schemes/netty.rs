@@ -6,7 +6,13 @@ use std::sync::{
     mpsc,
 };
 
-use super::{Error, Expired, Handle, Hashed, LAST_TICK, Scheme, Timers};
+use super::{
+    error::Error,
+    hashed::Hashed,
+    scheme::{Expired, LAST_TICK, Scheme},
+    slab::Handle,
+    timers::Timers,
+};
 
 /// Most starts that a tick takes from their queue, so that a flood of starts cannot hold up the
 /// tick. The same number as in `transferTimeoutsToBuckets`.

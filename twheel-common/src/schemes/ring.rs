@@ -1,6 +1,6 @@
 //! A ring of slots, and a bitmap of those that are not empty.
 
-use super::{Error, bitmap::Bitmap, slab::Slab};
+use super::{bitmap::Bitmap, error::Error, slab::Slab};
 
 /// Most slots of a wheel or of a level.
 pub const MAX_SLOTS: u32 = 1 << 24;

@@ -14,7 +14,11 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Error, Expired, Handle, LAST_TICK, Scheme};
+use super::{
+    error::Error,
+    scheme::{Expired, LAST_TICK, Scheme},
+    slab::Handle,
+};
 
 /// Budget of one call of the bookkeeping; other threads can use the timers between two calls.
 const BUDGET: usize = 1024;

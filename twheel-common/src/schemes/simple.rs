@@ -1,7 +1,7 @@
 //! Scheme 4.
 
 use super::{
-    Error,
+    error::Error,
     hashed::Hashed,
     slab::Slab,
     timers::{Budget, Structure},

@@ -2,7 +2,7 @@
 
 use std::{mem::MaybeUninit, num::NonZeroU32};
 
-use super::Error;
+use super::error::Error;
 
 /// The index of nothing.
 const NIL: u32 = u32::MAX;

@@ -1,6 +1,10 @@
 //! The part that all schemes have in common.
 
-use super::{Error, Expired, Handle, LAST_TICK, Scheme, slab::ListId, slab::Slab};
+use super::{
+    error::Error,
+    scheme::{Expired, LAST_TICK, Scheme},
+    slab::{Handle, ListId, Slab},
+};
 
 /// Timers with values `T` in a structure `S`: one of the types in this module's table.
 ///

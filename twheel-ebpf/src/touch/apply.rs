@@ -1,6 +1,8 @@
-//! Does what was decided of a packet, to a record that CPUs share: the one place that changes a known
-//! flow. (Only the word of a changing state is stored before, by `touch_store`: until its
-//! compare-and-swap has succeeded, nothing is decided.)
+//! The one place that changes a known flow's record, which CPUs share: [`apply`] does what was
+//! decided of a packet that may change the state, [`keep`] what any other packet does. (Only the
+//! word of a changing state is stored before, by `touch_store`: until its compare-and-swap has
+//! succeeded, nothing is decided.) What a packet's sequence numbers say is decided by
+//! `twheel_common::numbers`.
 
 use twheel_common::{
     counter::Counter,

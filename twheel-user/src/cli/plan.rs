@@ -34,7 +34,7 @@ pub struct Plan {
     /// Timeout of established flows
     #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
-    /// Tick, as of `twheel run`
+    /// Tick, as for `twheel run`
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
     /// Most memory, such as 500MB or 2GiB

@@ -119,7 +119,7 @@ struct Check {
     /// Direction of that packet, as this host sees it
     #[arg(long, value_enum)]
     direction: Option<Way>,
-    /// Tick, as of `twheel run`: no timeout may be shorter
+    /// Tick, as for `twheel run`: no timeout may be shorter
     #[arg(long, value_parser = humantime::parse_duration, default_value = "100ms")]
     tick: Duration,
     /// Print one JSON object

@@ -36,7 +36,7 @@ pub struct Stats {
     /// Repeat, with rates
     #[arg(long)]
     watch: bool,
-    /// Time between two looks
+    /// Interval between refreshes
     #[arg(long, value_parser = interval, default_value = "1s", requires = "watch")]
     interval: Duration,
     /// Print one JSON object a line

@@ -182,7 +182,7 @@ impl DataPlane {
             .map_max_entries("EXTRAS", details)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
             .map_max_entries("RTOS", extra(load.config.rto.on))
-            .map_max_entries("EXPIRED", tombs)
+            .map_max_entries("TOMBSTONES", tombs)
             .map_max_entries("ANSWERS", sources)
             .map_max_entries("INBOXES", cpus()?)
             .map_max_entries("CALLS", answers)

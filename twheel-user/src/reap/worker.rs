@@ -18,7 +18,7 @@ use nix::net::if_::if_nametoindex;
 use twheel_common::{
     config::Features,
     counter::Counter,
-    enforce::Tomb,
+    enforce::Tombstone,
     event::Event,
     flow::FlowKey,
     packet::{PROTO_TCP, PROTO_UDP},
@@ -75,7 +75,7 @@ pub(super) struct Worker {
     pub(super) pins: Pins,
     pub(super) guard: Guard,
     pub(super) pace: Pace,
-    pub(super) expired: Option<HashMap<MapData, FlowKey, Tomb>>,
+    pub(super) expired: Option<HashMap<MapData, FlowKey, Tombstone>>,
     /// The program that enters a flow into the table again.
     pub(super) enter: Callable,
     pub(super) mandate: Mandate,
@@ -493,12 +493,12 @@ impl Worker {
     }
 
     /// The map of tombstones.
-    fn expired(&mut self) -> Result<&mut HashMap<MapData, FlowKey, Tomb>> {
+    fn expired(&mut self) -> Result<&mut HashMap<MapData, FlowKey, Tombstone>> {
         if self.expired.is_none() {
-            let map = Map::LruHashMap(self.pins.map("EXPIRED")?);
+            let map = Map::LruHashMap(self.pins.map("TOMBSTONES")?);
             self.expired = Some(HashMap::try_from(map)?);
         }
-        self.expired.as_mut().context("there is no map EXPIRED")
+        self.expired.as_mut().context("there is no map TOMBSTONES")
     }
 
     /// Has the flow's packets dropped for a moment, if the XDP program can do that and does not do
@@ -507,10 +507,10 @@ impl Worker {
         if !self.mandate.holds || job.actions.iter().any(Action::enforces) {
             return Ok(false);
         }
-        let tomb = Tomb::new(Tomb::DROP);
+        let tomb = Tombstone::new(Tombstone::DROP);
         self.expired()?
             .insert(job.event.key, tomb, 0)
-            .context("cannot write EXPIRED")?;
+            .context("cannot write TOMBSTONES")?;
         Ok(true)
     }
 
@@ -530,12 +530,12 @@ impl Worker {
             );
         }
         let verdict = match action {
-            Action::EnforceReset => Tomb::RESET,
-            _ => Tomb::DROP,
+            Action::EnforceReset => Tombstone::RESET,
+            _ => Tombstone::DROP,
         };
         self.expired()?
-            .insert(job.event.key, Tomb::new(verdict), 0)
-            .context("cannot write EXPIRED")?;
+            .insert(job.event.key, Tombstone::new(verdict), 0)
+            .context("cannot write TOMBSTONES")?;
         // A packet in between may have begun the flow again. The program finds the flow before its
         // tombstone, so the flow lives: remove the tombstone.
         let why = self.look(job);

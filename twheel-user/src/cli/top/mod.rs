@@ -52,7 +52,7 @@ pub struct Top {
     which: Which,
     #[command(flatten)]
     select: Select,
-    /// Time between two looks; longer if a look takes more than an eighth of it
+    /// Interval between refreshes; longer if a refresh takes more than an eighth of it
     #[arg(long, value_parser = interval, default_value = "1s")]
     interval: Duration,
     /// Sort key
