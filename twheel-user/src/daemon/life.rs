@@ -68,9 +68,9 @@ impl Life {
 pub enum Outlet {
     /// It is read.
     Open,
-    /// It is not: events leave the ring unwritten.
+    /// Nobody reads it: events are released from the ring unwritten.
     Closed,
-    /// It is not, and events stay in the ring, for the next run to print.
+    /// Nobody reads it, and events stay in the ring, for the next run to print.
     Left,
 }
 

@@ -8,6 +8,7 @@
 //! | the states of an interface | `targets.rs` |
 //! | the path of an event from the ring to the output | `report.rs`, `stations.rs` |
 //! | what stays when it ends | `life.rs` |
+//! | the order in which it ends | `Daemon::end`; `docs/design.md`, *How a run ends* |
 
 mod interfaces;
 mod life;

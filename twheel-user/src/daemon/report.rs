@@ -187,7 +187,8 @@ impl<S: Stations> Report<S> {
         Ok(more || !self.unwritten.batches.is_empty())
     }
 
-    /// Prints events, and releases them as they are written.
+    /// Gives events to the reaper, the metrics and standard output, and releases them as they are
+    /// written.
     fn print(&mut self, batch: &[Read]) -> Result<()> {
         // First: if the process is killed after this, the next one repeats it. (The reaper's queue
         // is lost.)

@@ -1,5 +1,5 @@
-//! The states of each interface that a run is to watch: awaited, attached, gone; or refused.
-//! Nothing here asks the kernel.
+//! The states of each interface that a run is to watch: awaited, attached or refused. Nothing here
+//! asks the kernel. `docs/design.md`, *States of an interface*, has a table.
 
 use std::collections::BTreeMap;
 
