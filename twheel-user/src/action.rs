@@ -156,7 +156,7 @@ named! {
         Alive = "alive",
         /// not done: packets of only one side were seen, or a FIN was not acknowledged
         OneSided = "one_sided",
-        /// not done: outside its VLAN, zone or namespace, its addresses may be those of another flow
+        /// not done: its addresses may be those of a flow in another VLAN, zone or network namespace
         OtherZone = "other_zone",
         /// not done: the flow may be active again: some packets found no free record in the table
         Unknown = "unknown",

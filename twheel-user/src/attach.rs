@@ -1,9 +1,9 @@
 //! Attaches the programs to an interface and pins every BPF link. Filters are not BPF links: see
 //! [`clsact`].
 
-use std::{fs, io};
+use std::{io, os::fd::AsFd};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use aya::programs::{
     ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
@@ -14,7 +14,7 @@ use aya::sys::SyscallError;
 use nix::net::if_::if_nametoindex;
 
 use crate::{
-    clsact,
+    bpf, clsact,
     data_plane::{DataPlane, errno},
     failure::{Failure, Kind},
     hooks::{self, Choice, Egress, HIDES_TAGS, Hooks, Incoming, Mode, Outgoing, shows_tags},
@@ -290,14 +290,14 @@ fn detach_egress(instance: &Instance, interface: &str) -> Result<()> {
     clsact::detach_way(instance.path(), interface, Way::Out)
 }
 
-/// Removes the BPF links that an earlier run has pinned under the name of an existing interface,
-/// but that are attached to another one. Call it before anything is attached: of two interfaces
-/// that have swapped their names, each has the program of the other.
+/// Detaches from interfaces that an earlier run attached to under names that they no longer have.
+/// Call it before anything is attached: each would be in the way under its present name.
 pub fn detach_renamed(instance: &Instance) -> Result<()> {
     for interface in instance.pins().interfaces()? {
-        if if_nametoindex(interface.as_str()).is_ok() {
-            detach_other(instance, &interface)?;
-        }
+        detach_other(instance, &interface)?;
+    }
+    for interface in clsact::renamed(instance.path())? {
+        instance.detach_from(&interface)?;
     }
     Ok(())
 }
@@ -306,14 +306,16 @@ pub fn detach_renamed(instance: &Instance) -> Result<()> {
 /// That interface was renamed, or moved to another network namespace, where it may have the same
 /// number.
 fn detach_other(instance: &Instance, interface: &str) -> Result<()> {
-    let index = if_nametoindex(interface)?;
-    if let Some(link) = pinned(instance, Hook::Xdp, interface)?
-        && (interface_of(&link)? != index || !carries(interface, link.info()?.program_id())?)
-    {
-        instance.detach_from(interface)?;
+    let index = if_nametoindex(interface).ok();
+    for hook in [Hook::Xdp, Hook::Ingress, Hook::Egress] {
+        let at = interface_of(instance, hook, interface)?;
+        if at.is_some() && at != index {
+            return instance.detach_from(interface);
+        }
     }
-    if let Some(link) = pinned(instance, Hook::Ingress, interface)?
-        && interface_of(&link)? != index
+    // All interfaces of an instance have the same program, so this alone does not tell.
+    if let Some(link) = pinned(instance, Hook::Xdp, interface)?
+        && !carries(interface, link.info()?.program_id())?
     {
         instance.detach_from(interface)?;
     }
@@ -405,28 +407,19 @@ fn carries(interface: &str, program: u32) -> Result<bool> {
     Ok(found.is_some_and(|found| found.xdp.iter().any(|(_, id)| *id == program)))
 }
 
-/// The number of the interface that a BPF link is attached to; 0 if that interface no longer
-/// exists. Read from `fdinfo`: asking the kernel for an interface's programs takes `CAP_SYS_ADMIN`,
-/// which the running twheel has dropped.
-fn interface_of(link: &FdLink) -> Result<u32> {
-    const FILES: &str = "/proc/self/fdinfo";
-    let id = link.info()?.id();
-    for file in fs::read_dir(FILES).with_context(|| format!("cannot list {FILES}"))? {
-        // Other threads may close files meanwhile.
-        let Ok(text) = fs::read_to_string(file?.path()) else {
-            continue;
-        };
-        let field = |name: &str| -> Option<u32> {
-            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-            value.trim().parse().ok()
-        };
-        if field("link_id:") == Some(id)
-            && let Some(interface) = field("ifindex:")
-        {
-            return Ok(interface);
-        }
-    }
-    bail!("a pinned BPF link is attached to no interface: remove it with `twheel detach`")
+/// The number of the interface that a pinned BPF link is attached to; 0: that interface no longer
+/// exists. `None`: there is no pin.
+fn interface_of(instance: &Instance, hook: Hook, interface: &str) -> Result<Option<u32>> {
+    let pin = instance.link(hook, interface);
+    let link = match bpf::open(&pin) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        link => link.context("cannot open the pinned BPF link")?,
+    };
+    let index = bpf::interface_of(link.as_fd()).with_context(|| {
+        let pin = pin.display();
+        format!("{pin} is attached to no interface: remove it with `twheel detach`")
+    })?;
+    Ok(Some(index))
 }
 
 /// Attaches TCX for one direction. Returns whether an earlier run's BPF link was taken over.
@@ -454,7 +447,7 @@ fn attach_tcx(
     let index = if_nametoindex(interface)?;
     if let Some(link) = pinned(instance, hook, interface)? {
         // The pinned BPF link may be on an interface that has been renamed since.
-        let is_here = interface_of(&link)? == index;
+        let is_here = interface_of(instance, hook, interface)? == Some(index);
         let own = link.info()?.program_id();
         let link =
             SchedClassifierLink::try_from(link).context("the pinned BPF link is not a TCX link")?;

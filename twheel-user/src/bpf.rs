@@ -10,7 +10,9 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_type, bpf_prog_type};
+use aya_obj::generated::{
+    bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type, bpf_map_type, bpf_prog_type,
+};
 
 /// The BPF file system.
 pub const BPFFS: &str = "/sys/fs/bpf";
@@ -64,6 +66,35 @@ pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     attr.link_detach.link_fd = link.as_raw_fd().unsigned_abs();
     // SAFETY: the attribute is filled for this command, and has no pointers.
     unsafe { call(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
+}
+
+/// The number of the interface that a BPF link is attached to by XDP or TCX; 0: that interface no
+/// longer exists.
+///
+/// # Errors
+///
+/// It is no such BPF link.
+pub fn interface_of(link: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: all-zero bytes are a valid `bpf_link_info`.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    // SAFETY: all-zero bytes are a valid `bpf_attr`; only fields of this command are set.
+    let mut attr: bpf_attr = unsafe { mem::zeroed() };
+    attr.info.bpf_fd = link.as_raw_fd().unsigned_abs();
+    attr.info.info_len = size_of::<bpf_link_info>() as u32;
+    attr.info.info = (&raw mut info).addr() as u64;
+    // SAFETY: the attribute is filled for this command; it points to as many bytes as it says,
+    // which outlive the call.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    const XDP: u32 = bpf_link_type::BPF_LINK_TYPE_XDP as u32;
+    const TCX: u32 = bpf_link_type::BPF_LINK_TYPE_TCX as u32;
+    match info.type_ {
+        // SAFETY: the kernel has filled in what belongs to this type, and any bits are a valid
+        // number.
+        XDP => Ok(unsafe { info.__bindgen_anon_1.xdp.ifindex }),
+        // SAFETY: as above.
+        TCX => Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex }),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// The first characters of a name, as many as the kernel keeps.

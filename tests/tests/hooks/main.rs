@@ -4,6 +4,7 @@
 mod interfaces;
 mod order;
 mod refused;
+mod renamed;
 mod replaced;
 mod ways;
 

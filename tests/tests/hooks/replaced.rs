@@ -182,38 +182,3 @@ fn links_left_on_what_has_another_name_by_now_are_let_go_of() -> Result<()> {
     }
     Ok(())
 }
-
-#[test]
-fn interfaces_that_have_swapped_names_are_attached_anew() -> Result<()> {
-    require_root();
-    for (hook, attached) in [("xdp", "native XDP"), ("tcx", "TCX")] {
-        let pair = Pair::new()?;
-        let host = &pair.server;
-        host.ip("link add second type veth peer name peer0")?;
-        host.ip("link set second up")?;
-        let args = ["--iface", "second", "--hook", hook];
-        let first = start(host, &[&args[..], &["--keep"]].concat())?;
-        first.await_stderr("second: attached")?;
-        ensure!(first.kill()?.signal() == Some(9));
-        for link in [SERVER, "second"] {
-            host.ip(&format!("link set {link} down"))?;
-        }
-        for (from, to) in [(SERVER, "third"), ("second", SERVER), ("third", "second")] {
-            host.ip(&format!("link set {from} name {to}"))?;
-        }
-        for link in [SERVER, "second"] {
-            host.ip(&format!("link set {link} up"))?;
-        }
-        let twheel = start(host, &args)?;
-        twheel.await_stderr("second: attached")?;
-        let stderr = twheel.stderr();
-        for link in [SERVER, "second"] {
-            let wanted = format!("{link}: attached, {attached}");
-            ensure!(stderr.contains(&wanted), "{hook}: {stderr}");
-        }
-        ensure!(!stderr.contains("is taken"), "{hook}: {stderr}");
-        stop(twheel)?;
-        check_clean(host)?;
-    }
-    Ok(())
-}

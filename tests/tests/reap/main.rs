@@ -6,6 +6,7 @@ mod many;
 mod nat;
 mod options;
 mod sockets;
+mod zones;
 
 use std::{
     fs,

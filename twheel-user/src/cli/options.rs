@@ -269,7 +269,6 @@ impl Options {
                 rto: self.rto == Switch::On,
             },
             wanted.strict,
-            reap::Tenants::new(self.zones.clone(), self.vlan == Vlan::Key),
         )?;
         let mut config = wanted.config(clock)?;
         config.1.actions = self.reap.actions.bits();

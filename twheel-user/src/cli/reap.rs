@@ -7,7 +7,7 @@ use crate::{
     action::{Action, Actions},
     failure::{Failure, Kind},
     filter::{Filter, Knowable},
-    reap::{Mandate, NamespacePath, Sites, Tenants},
+    reap::{Mandate, NamespacePath, Sites},
 };
 
 /// Options of the reaper.
@@ -49,7 +49,7 @@ impl Reap {
     ///
     /// [`Kind::Usage`]: a filter is invalid, a namespace does not exist, or enforcement was not
     /// confirmed. Also if something that the actions need cannot be opened.
-    pub fn wanted(&self, known: Knowable, strict: bool, tenants: Tenants) -> Result<Mandate> {
+    pub fn wanted(&self, known: Knowable, strict: bool) -> Result<Mandate> {
         fn refuse<T>(what: &str) -> Result<T> {
             Err(Failure::new(Kind::Usage, what).into())
         }
@@ -81,7 +81,6 @@ impl Reap {
             dry_run: self.dry_run,
             rate: self.reap_rate,
             max_share: f64::from(self.reap_max_share) / 100.0,
-            tenants,
             sites: Sites::open(namespaces.collect::<Result<_>>()?, self.actions)?,
             strict,
             holds: self.holds(),

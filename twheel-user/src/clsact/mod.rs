@@ -44,6 +44,7 @@ mod notes;
 mod priority;
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::AsFd,
     path::{Path, PathBuf},
@@ -80,6 +81,18 @@ const LOOPBACK: u32 = 1;
 pub fn is_left(directory: &Path, interface: &str, index: u32, way: Way) -> bool {
     let note = Note::new(directory, What::Filter(way), interface, index);
     note.path.exists()
+}
+
+/// The names under which an earlier run may have left filters or qdiscs on interfaces that do not
+/// have these names now.
+///
+/// # Errors
+///
+/// The directory cannot be read.
+pub fn renamed(directory: &Path) -> Result<BTreeSet<String>> {
+    let notes = entries(directory)?.into_iter().filter_map(Note::read);
+    let others = notes.filter(|it| if_nametoindex(it.interface.as_str()) != Ok(it.index));
+    Ok(others.map(|it| it.interface).collect())
 }
 
 /// Attaches a program for one direction of an interface: it replaces the program of the filter that

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::{scope::Tenants, sites::Sites};
+use super::sites::Sites;
 use crate::{
     action::{Action, Outcome},
     filter::Filter,
@@ -20,8 +20,6 @@ pub struct Mandate {
     pub max_share: f64,
     /// Where to look for sockets and conntrack entries.
     pub sites: Sites,
-    /// What tells the flows of one tenant from those of another.
-    pub tenants: Tenants,
     /// Set with `--pickup strict`: only a SYN begins a flow, so the reaper cannot tell whether a
     /// connection is alive again.
     pub strict: bool,

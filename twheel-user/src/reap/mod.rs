@@ -14,12 +14,14 @@
 //! | limits of number and rate | `guard.rs` |
 //! | whether a flow may have come back unseen | `refusals.rs` |
 //! | which sockets and entries are a flow's, and where | `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | whether a socket may be that of another zone | `namesakes.rs` |
 //! | the actions themselves | `sockets.rs`, `conntrack.rs`, `reset.rs` |
 
 mod asked;
 mod conntrack;
 mod guard;
 mod mandate;
+mod namesakes;
 mod namespace;
 mod reaper;
 mod refusals;
@@ -34,6 +36,5 @@ pub use self::{
     mandate::{Mandate, ReaperState},
     namespace::NamespacePath,
     reaper::Reaper,
-    scope::Tenants,
     sites::Sites,
 };

@@ -20,6 +20,7 @@ use super::{
     asked::{ActionsInForce, number, unsettled},
     guard::{Guard, Pace},
     mandate::{Mandate, ReaperState},
+    namesakes::Namesakes,
     refusals::{Refusals, counters},
     scope::Scope,
     worker::{Job, Worker},
@@ -90,6 +91,7 @@ impl Reaper {
             began: Instant::now(),
             left: (Duration::ZERO, None),
             scope: Scope::default(),
+            namesakes: Namesakes::default(),
         };
         let thread = thread::Builder::new()
             .name("twheel-reaper".to_owned())

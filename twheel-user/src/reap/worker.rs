@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::Ordering,
@@ -30,6 +30,7 @@ use super::{
     asked::ActionsInForce,
     guard::{Guard, Pace},
     mandate::{Mandate, ReaperState},
+    namesakes::Namesakes,
     refusals::refused,
     reset::Reset,
     scope::Scope,
@@ -88,6 +89,7 @@ pub(super) struct Worker {
     pub(super) left: (Duration, Option<u64>),
     /// The scope of the present flow.
     pub(super) scope: Scope,
+    pub(super) namesakes: Namesakes,
 }
 
 /// The outcome of an action, before it is counted.
@@ -251,13 +253,10 @@ impl Worker {
         let is_tcp = event.key.proto() == PROTO_TCP;
         match action {
             Action::Socket | Action::Reset if !is_tcp => return Ok(Outcome::Nothing),
-            Action::Socket
-                if self.scope.is_of_others(src.ip())? || self.scope.is_of_others(dst.ip())? =>
-            {
+            // This host sends by its own routes, which may lead into another zone.
+            Action::Reset if self.scope.is_apart() || self.has_namesake(event)? => {
                 return Ok(Outcome::OtherZone);
             }
-            // This host sends by its own routes, which may lead into another zone.
-            Action::Reset if self.scope.is_apart() => return Ok(Outcome::OtherZone),
             // Forged packets of one side make no conversation.
             Action::Reset | Action::EnforceDrop | Action::EnforceReset
                 if !seen.is_conversation() || seen.state() == State::FinWait =>
@@ -319,8 +318,29 @@ impl Worker {
         Ok(is_elsewhere(interface))
     }
 
+    /// Whether a flow with the same endpoints lives in another zone or VLAN.
+    fn has_namesake(&mut self, event: &Event) -> Result<bool> {
+        let (reader, names) = (&self.reader, &self.names);
+        self.namesakes.lives(reader, names, &event.key)
+    }
+
+    /// Whether a socket with a flow's endpoints, found in this network namespace, may be that of a
+    /// connection in another zone or VLAN.
+    fn is_of_others(&mut self, event: &Event, at: usize, local: IpAddr) -> Result<bool> {
+        if self.has_namesake(event)? {
+            return Ok(true);
+        }
+        // The interfaces are those of the first namespace. For a flow in a VLAN or zone, the scope
+        // has compared them already.
+        Ok(at == 0 && !self.scope.is_apart() && self.namesakes.is_in_zone(local)?)
+    }
+
     /// Where to look for a flow's sockets and entries.
-    fn scope_of(&mut self, event: &Event) -> Result<Scope> {
+    fn scope_of(&self, event: &Event) -> Result<Scope> {
+        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
+            return Ok(Scope::default());
+        }
+        let zone = self.names.zone(event.key.zone())?;
         let interface = match event.point.interface() {
             0 => {
                 let only = self.pins.interfaces()?.into_iter().next();
@@ -331,10 +351,6 @@ impl Worker {
                 (interface != 0).then_some(interface)
             }
         };
-        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
-            return Scope::of_rest(&mut self.mandate.tenants, interface);
-        }
-        let zone = self.names.zone(event.key.zone())?;
         Scope::of_flow(event, zone, interface)
     }
 
@@ -395,6 +411,9 @@ impl Worker {
                 let Some(socket) = self.find(at, local, peer)? else {
                     continue;
                 };
+                if self.is_of_others(&job.event, at, local.ip())? {
+                    return Ok(outcome.or(Outcome::OtherZone));
+                }
                 if !reset
                     && let Some(seen) = socket.seen(direction, initiator)
                     && let Some(idle) = self.idle(job, &socket)
