@@ -4,18 +4,15 @@
 use crate::{
     event::Reason,
     flow::{Word, idle},
-    seen::Seen,
 };
 
 /// The result of a timer visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visit {
-    /// The flow's deadline has passed.
-    Expire,
-    /// It has not passed: look again at this time (units).
+    /// The flow stays: look again at this time (units).
     Rearm(u64),
-    /// It has not passed, but the flow makes room for another.
-    Evict,
+    /// The flow ends: its deadline has passed, or it makes room for another.
+    End(Reason),
 }
 
 impl Visit {
@@ -29,27 +26,18 @@ impl Visit {
     }
 
     /// The same, but the flow is evicted if it would stay, is not
-    /// [established](Seen::is_established) and `may_go`, which gets the time at which it is due.
+    /// [established](crate::seen::Seen::is_established) and `may_go`, which gets the time at which it is due.
     #[inline(always)]
     pub fn for_room(self, is_established: bool, may_go: impl FnOnce(u64) -> bool) -> Self {
         match self {
-            Self::Rearm(due) if !is_established && may_go(due) => Self::Evict,
+            Self::Rearm(due) if !is_established && may_go(due) => Self::End(Reason::Evicted),
             other => other,
-        }
-    }
-
-    /// Why the flow ends, if it does not stay; `seen` are its state bits.
-    #[inline(always)]
-    pub fn reason(self, seen: Seen) -> Reason {
-        match self {
-            Self::Evict => Reason::Evicted,
-            Self::Expire | Self::Rearm(_) => Reason::of_expiry(seen),
         }
     }
 }
 
-/// Decides the result of a timer visit. It never expires a flow early: `Expire` is returned only if
-/// the flow was idle for its whole timeout (units). `doubt` says by how many units the last packet
+/// Decides the result of a timer visit. It never ends a flow early: `End` is returned only if the
+/// flow was idle for its whole timeout (units). `doubt` says by how many units the last packet
 /// may have come later than its stamp says.
 #[inline(always)]
 pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32) -> Visit {
@@ -60,7 +48,7 @@ pub fn visit(now: u64, word: Word, timeout: u32, doubt: impl FnOnce(u32) -> u32)
         least = least.saturating_add(doubt(word.stamp()));
     }
     if idle >= least {
-        return Visit::Expire;
+        return Visit::End(Reason::of_expiry(word.seen()));
     }
     Visit::Rearm(now + u64::from(least - idle))
 }

@@ -19,10 +19,16 @@ fn a_visit_is_never_early_and_comes_back_at_the_deadline() {
                     Visit::Rearm(now + u64::from(timeout - idle))
                 );
             }
-            assert_eq!(visit(now, word(timeout), timeout, |_| 0), Visit::Expire);
+            assert_eq!(
+                visit(now, word(timeout), timeout, |_| 0),
+                Visit::End(Reason::Idle)
+            );
         }
     }
-    assert_eq!(visit(9, Word::new(9, 0, Seen(7)), 0, |_| 0), Visit::Expire);
+    assert_eq!(
+        visit(9, Word::new(9, 0, Seen(7)), 0, |_| 0),
+        Visit::End(Reason::Reset)
+    );
 }
 
 #[test]
@@ -36,7 +42,7 @@ fn a_stamp_in_doubt_is_waited_for_longer() {
     for now in 1_100..1_106 {
         assert_eq!(visit(now, word, 100, doubt), Visit::Rearm(1_106));
     }
-    assert_eq!(visit(1_106, word, 100, doubt), Visit::Expire);
+    assert_eq!(visit(1_106, word, 100, doubt), Visit::End(Reason::Idle));
 }
 
 #[test]
@@ -52,7 +58,7 @@ fn a_flow_that_stays_is_looked_at_in_time_for_its_timer() {
     assert_eq!(Visit::Rearm(100).no_later(99), Visit::Rearm(99));
     assert_eq!(Visit::Rearm(100).no_later(100), Visit::Rearm(100));
     assert_eq!(Visit::Rearm(100).no_later(u64::MAX), Visit::Rearm(100));
-    for ends in [Visit::Expire, Visit::Evict] {
+    for ends in [Visit::End(Reason::Idle), Visit::End(Reason::Evicted)] {
         assert_eq!(ends.no_later(1), ends);
     }
 }
@@ -64,20 +70,30 @@ fn a_flow_makes_room_unless_it_is_established_or_may_not_go() {
         assert_eq!(due, 100);
         true
     };
-    assert_eq!(stays.for_room(false, at_its_deadline), Visit::Evict);
+    assert_eq!(
+        stays.for_room(false, at_its_deadline),
+        Visit::End(Reason::Evicted)
+    );
     assert_eq!(stays.for_room(false, |_| false), stays);
     let unasked = |_| panic!("nobody asks of a flow that stays or ends anyway");
     assert_eq!(stays.for_room(true, unasked), stays);
-    assert_eq!(Visit::Expire.for_room(false, unasked), Visit::Expire);
+    assert_eq!(
+        Visit::End(Reason::Idle).for_room(false, unasked),
+        Visit::End(Reason::Idle)
+    );
 }
 
 #[test]
 fn an_end_has_its_reason() {
     let [established, closed, reset] = [2, 6, 7].map(Seen);
-    for seen in [established, closed, reset] {
-        assert_eq!(Visit::Evict.reason(seen), Reason::Evicted);
+    for (seen, reason) in [
+        (established, Reason::Idle),
+        (closed, Reason::Closed),
+        (reset, Reason::Reset),
+    ] {
+        let ends = |now| visit(now, Word::new(0, 0, seen), 10, |_| 0);
+        assert_eq!(ends(10), Visit::End(reason));
+        let evicted = ends(9).for_room(false, |_| true);
+        assert_eq!(evicted, Visit::End(Reason::Evicted));
     }
-    assert_eq!(Visit::Expire.reason(established), Reason::Idle);
-    assert_eq!(Visit::Expire.reason(closed), Reason::Closed);
-    assert_eq!(Visit::Expire.reason(reset), Reason::Reset);
 }

@@ -425,7 +425,7 @@ unsafe extern "C" fn visit_one(_index: u64, state: *mut c_void) -> i64 {
                 key.store(to);
             }
         }
-        Visit::Expire | Visit::Evict => {
+        Visit::End(_) => {
             let Some(entry) = emit::reserve() else {
                 return 1;
             };

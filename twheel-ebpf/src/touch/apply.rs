@@ -1,8 +1,9 @@
-//! The one place that changes a known flow's record, which CPUs share: [`apply`] does what was
-//! decided of a packet that may change the state, [`keep`] what any other packet does. (Only the
-//! word of a changing state is stored before, by `touch_store`: until its compare-and-swap has
-//! succeeded, nothing is decided.) What a packet's sequence numbers say is decided by
-//! `twheel_common::numbers`.
+//! Changes the time, the sequence numbers and the ways of a known flow, whose record CPUs share.
+//! [`apply`] does what was decided of a packet that may change the state, [`keep`] what any other
+//! packet does. What a packet's sequence numbers say is decided by `twheel_common::numbers`.
+//!
+//! The word of a changing state is stored before, by `touch_store`: if its compare-and-swap fails,
+//! nothing is applied, and all is decided anew.
 
 use twheel_common::{
     counter::Counter,
@@ -71,7 +72,8 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         let (before, after) = (before.seen().0, decision.word.seen().0);
         forward::forward_deadline(flow.index(), before, after, decision.due);
     }
-    // Otherwise both a SYN and its answer came by the ways of their sides.
+    // The stored way stays, unless there is none, or this packet alone says what is true of the
+    // flow.
     if effects.has(Effects::WAY) || flow.way() == SideWay::ANY {
         learn(flow, segment, way);
     }

@@ -1,4 +1,5 @@
-//! A segment that may change the state of its flow. Rare: a handful in a connection's life.
+//! A segment that may change the state of its flow: it is decided what it changes, and the flow's
+//! word is stored.
 
 use twheel_common::{
     decision::{Decision, Effects, Record, decide},

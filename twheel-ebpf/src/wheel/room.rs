@@ -163,11 +163,9 @@ fn end_at(index: u32, now: u64) -> bool {
     let seen = word.seen();
     let is_established = seen.is_established(config!(one_way) != 0);
     let visit = visit(now, word, flow.timeout(seen), clock::doubt);
-    let visit = visit.for_room(is_established, |_| true);
-    if let Visit::Rearm(_) = visit {
+    let Visit::End(reason) = visit.for_room(is_established, |_| true) else {
         return false;
-    }
-    let reason = visit.reason(seen);
+    };
     let gone = matches!(end(flow, word, reason, now), End::Done);
     if gone {
         count(counter_of(reason));

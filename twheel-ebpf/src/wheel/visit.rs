@@ -67,7 +67,7 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
                 settle(flow, now, due);
             }
         }
-        Visit::Expire | Visit::Evict => {
+        Visit::End(_) => {
             wheel_hasten(index, now);
         }
     }
@@ -226,18 +226,20 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
                 && (!over_quota || quota::quota_is_flow_over(index, now) != 0)
         });
     }
-    if let Visit::Rearm(due) = visit.no_later(expires) {
-        rearm(wheel, flow, now, due, for_room);
-        if config::rto_is_on() && !for_room && due > now + rto::soon() {
-            settle(flow, now, due);
+    let reason = match visit.no_later(expires) {
+        Visit::End(reason) => reason,
+        Visit::Rearm(due) => {
+            rearm(wheel, flow, now, due, for_room);
+            if config::rto_is_on() && !for_room && due > now + rto::soon() {
+                settle(flow, now, due);
+            }
+            return if reported {
+                Handled::Reported
+            } else {
+                Handled::Rearmed
+            };
         }
-        return if reported {
-            Handled::Reported
-        } else {
-            Handled::Rearmed
-        };
-    }
-    let reason = visit.reason(seen);
+    };
     let end = if for_room {
         end(flow, word, reason, now)
     } else {
