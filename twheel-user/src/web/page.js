@@ -79,7 +79,8 @@ function drawWheels(status) {
   by("wheels").replaceChildren(...figures);
   time = { tick: status.tick ?? 0, at: performance.now(), perSecond: 1 / status.tick_seconds };
   turn(performance.now());
-  by("geometry").textContent = `${status.scheme}: ${status.levels} level(s) of ${status.slots} slots, the finest outside; `
+  const levels = status.levels === 1 ? "1 level" : `${status.levels} levels`;
+  by("geometry").textContent = `${status.scheme}: ${levels} of ${status.slots} slots, the finest outside; `
     + `a tick is ${Math.round(status.tick_seconds * 1000)} ms. Lit slots hold flows; `
     + "the hands show the present time.";
 }
