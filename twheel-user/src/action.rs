@@ -114,6 +114,11 @@ impl Actions {
         self.0 & action as u32 != 0
     }
 
+    /// The same set, with this action.
+    pub fn with(self, action: Action) -> Self {
+        Self(self.0 | action as u32)
+    }
+
     /// The actions, in order.
     pub fn iter(self) -> impl Iterator<Item = Action> {
         Action::ALL

@@ -133,18 +133,20 @@ impl Worker {
         if self.guard.is_tripped() || counts && !self.admit() {
             return all(self, Outcome::Paused);
         }
-        let mut reset = false;
+        let mut done = Actions::default();
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
             if self.is_over(wait) {
                 self.report(event, action, Outcome::Overrun, None);
                 continue;
             }
-            let (outcome, error) = match self.act(job, action, reset) {
+            let (outcome, error) = match self.act(job, action, done) {
                 Ok(outcome) => (outcome, None),
                 Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
             };
-            reset |= action == Action::Reset && outcome == Outcome::Done;
+            if outcome == Outcome::Done {
+                done = done.with(action);
+            }
             self.report(event, action, outcome, error);
         }
     }
@@ -228,9 +230,9 @@ impl Worker {
         Ok((refused != job.refused).then_some(Outcome::Unknown))
     }
 
-    /// Takes an action. `reset`: both ends were reset before, so the kernel's clocks are not
-    /// checked again.
-    fn act(&mut self, job: &Job, action: Action, reset: bool) -> Done {
+    /// Takes an action. `done`: the actions on this flow that were done before. If both ends were
+    /// reset, the kernel's clocks are not checked again.
+    fn act(&mut self, job: &Job, action: Action, done: Actions) -> Done {
         let event = &job.event;
         if self.mandate.strict {
             bail!("with --pickup strict, twheel cannot see whether the flow is active again");
@@ -274,8 +276,8 @@ impl Worker {
             _ => {}
         }
         match action {
-            Action::Socket => self.close(job, src, dst, reset),
-            Action::Conntrack => self.delete_entries(job, src, dst, reset),
+            Action::Socket => self.close(job, src, dst, done),
+            Action::Conntrack => self.delete_entries(job, src, dst, done),
             Action::Reset => self.reset(event, src, dst),
             Action::EnforceDrop | Action::EnforceReset => self.enforce(job, action),
         }
@@ -402,7 +404,7 @@ impl Worker {
     /// Closes the local sockets of either end if they were idle, by the kernel's own clocks, for
     /// the timeout of their state. The flow's packets alone do not decide: they can be forged, and
     /// packets that only this host sends may not be seen.
-    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
+    fn close(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, done: Actions) -> Done {
         let mut outcome = Outcome::Nothing;
         let initiator = job.event.seen().initiator();
         for at in 0..self.mandate.sites.0.len() {
@@ -414,7 +416,7 @@ impl Worker {
                 if self.is_of_others(&job.event, at, local.ip())? {
                     return Ok(outcome.or(Outcome::OtherZone));
                 }
-                if !reset
+                if !done.has(Action::Reset)
                     && let Some(seen) = socket.seen(direction, initiator)
                     && let Some(idle) = self.idle(job, &socket)
                     && self.is_alive(job, seen, idle)?
@@ -428,7 +430,7 @@ impl Worker {
                 }
                 // Packets between the check and the end of the socket are dropped, as if they came
                 // later.
-                let held = self.hold(job)?;
+                let held = self.hold(job, done)?;
                 let closed = match self.look(job) {
                     Ok(None) => self.mandate.sites.0[at].sockets().and_then(|sockets| {
                         let closed = sockets.close(socket).context("cannot close the socket")?;
@@ -486,7 +488,13 @@ impl Worker {
 
     /// Deletes the conntrack entries that have the flow as either tuple, if they were idle for the
     /// flow's timeout by what is left of their own timeout.
-    fn delete_entries(&mut self, job: &Job, src: SocketAddr, dst: SocketAddr, reset: bool) -> Done {
+    fn delete_entries(
+        &mut self,
+        job: &Job,
+        src: SocketAddr,
+        dst: SocketAddr,
+        done: Actions,
+    ) -> Done {
         let mut outcome = Outcome::Nothing;
         for at in 0..self.mandate.sites.0.len() {
             for (src, dst) in [(src, dst), (dst, src)] {
@@ -496,7 +504,7 @@ impl Worker {
                 if let Some(why) = self.look(job)? {
                     return Ok(outcome.or(why));
                 }
-                if !reset && self.entry_lives(job, at, src, dst)? == Some(true) {
+                if !done.has(Action::Reset) && self.entry_lives(job, at, src, dst)? == Some(true) {
                     return Ok(outcome.or(Outcome::Alive));
                 }
                 let conntrack = self.mandate.sites.0[at].conntrack()?;
@@ -522,8 +530,8 @@ impl Worker {
 
     /// Has the flow's packets dropped for a moment, if the XDP program can do that and does not do
     /// so already. Returns whether [`release`](Self::release) must undo it.
-    fn hold(&mut self, job: &Job) -> Result<bool> {
-        if !self.mandate.holds || job.actions.iter().any(Action::enforces) {
+    fn hold(&mut self, job: &Job, done: Actions) -> Result<bool> {
+        if !self.mandate.holds || done.iter().any(Action::enforces) {
             return Ok(false);
         }
         let tomb = Tombstone::new(Tombstone::DROP);
