@@ -28,7 +28,7 @@ use twheel_common::{
     packet::{Protocols, parse},
     state::State,
     step::Outcome,
-    wheel::{NEVER, Scheme},
+    wheel::{NEVER, WheelScheme},
 };
 
 /// The number of the interface of a test run: `lo`.
@@ -69,7 +69,7 @@ pub struct Setup {
     /// Virtual time at the start.
     pub start: u64,
     /// The timer scheme.
-    pub scheme: Scheme,
+    pub scheme: WheelScheme,
     /// Slots per level.
     pub slots: Option<u32>,
     /// Whether a flow of which one direction was seen counts as established.
@@ -112,7 +112,7 @@ impl Setup {
         max_flows: 4096,
         ring_bytes: 1 << 20,
         start: 1_000_000,
-        scheme: Scheme::Hierarchical,
+        scheme: WheelScheme::Hierarchical,
         slots: None,
         one_way: true,
         strict: false,

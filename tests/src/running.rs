@@ -77,7 +77,7 @@ impl Namespace {
 
     /// The same for the flows with these numbers.
     pub fn begin_these(&self, interface: &str, flows: std::ops::Range<u32>) -> Result<()> {
-        let program = self.enter(|| Instance::of(interface)?.xdp("twheel_xdp"))?;
+        let program = self.enter(|| Instance::with(interface)?.xdp("twheel_xdp"))?;
         for flow in flows {
             let result = program
                 .test_run(TestRunOptions {

@@ -263,7 +263,7 @@ fn nothing_is_lost_between_the_ring_and_an_output_that_nobody_reads() -> Result<
     // The flows begin while no run is stepping, so all are due when one starts.
     let args = [&["--iface", SERVER, "--keep"], &common[..]].concat();
     Twheel::start_muted(server, &args)?.stop()?;
-    let program = server.enter(|| twheel::pins::Instance::of(SERVER)?.xdp("twheel_xdp"))?;
+    let program = server.enter(|| twheel::pins::Instance::with(SERVER)?.xdp("twheel_xdp"))?;
     begin(&program, 0..flows);
     ensure!(server.counter("created")? == u64::from(flows));
     thread::sleep(Duration::from_millis(1_100));

@@ -534,7 +534,7 @@ fn an_interface_is_attached_both_ways_or_not_at_all() -> Result<()> {
     let wrong = pins.iter().find(|it| it.ends_with("egress@peer0"));
     fs::remove_file(wrong.context("the wrong pin is gone")?)?;
     let other = host.enter(|| {
-        let mut other = Instance::of(LINK)?.xdp("twheel_sweep")?;
+        let mut other = Instance::with(LINK)?.xdp("twheel_sweep")?;
         other.attach("peer0", XdpMode::Driver)?;
         Ok(other)
     })?;

@@ -95,8 +95,11 @@ fn so_they_are_for_several_interfaces() {
 
 #[test]
 fn so_they_are_for_each_scheme_and_view() {
-    use twheel_common::wheel::Scheme;
-    for (scheme, slots) in [(Scheme::Hashed, None), (Scheme::Simple, Some(4096))] {
+    use twheel_common::wheel::WheelScheme;
+    for (scheme, slots) in [
+        (WheelScheme::Hashed, None),
+        (WheelScheme::Simple, Some(4096)),
+    ] {
         let mut wanted = Settings {
             scheme,
             slots,
@@ -104,7 +107,7 @@ fn so_they_are_for_each_scheme_and_view() {
             strict: true,
             ..everything()
         };
-        if scheme == Scheme::Simple {
+        if scheme == WheelScheme::Simple {
             wanted.timeouts = twheel::timeouts::Timeouts::new(
                 std::time::Duration::from_secs(60),
                 std::time::Duration::from_secs(10),

@@ -83,7 +83,8 @@ impl Enforce {
     /// For a moment, while a flow is being reaped.
     pub const FOR_A_MOMENT: Self = Self(1);
     /// For a moment and for good.
-    pub const FOR_GOOD: Self = Self(3);
+    pub const FOR_GOOD: Self = Self(Self::FOR_A_MOMENT.0 | Self::GOOD);
+    const GOOD: u32 = 2;
 
     /// Whether packets are ever refused.
     #[inline(always)]
@@ -93,7 +94,7 @@ impl Enforce {
 
     /// Whether packets can be refused for good.
     pub fn is_for_good(self) -> bool {
-        self.0 & 2 != 0
+        self.0 & Self::GOOD != 0
     }
 }
 
@@ -207,7 +208,7 @@ impl Features {
     pub const VLANS: Self = Self(8);
 
     /// The features that a configuration needs.
-    pub fn of(config: &Config) -> Self {
+    pub fn needed_by(config: &Config) -> Self {
         let features = [
             (config.accounting != 0, Self::ACCOUNTING),
             (config.rto.on != 0, Self::RTO),
@@ -254,20 +255,20 @@ impl Tick {
     /// The tick that contains a time (units). (A tick of 0 units, which is never set, does not
     /// panic.)
     #[inline(always)]
-    pub fn of(self, time: u64) -> u64 {
+    pub fn number(self, time: u64) -> u64 {
         time.checked_div(u64::from(self.0)).unwrap_or(time)
     }
 
     /// When the tick began that contains a time (units).
     #[inline(always)]
     pub fn begin(self, time: u64) -> u64 {
-        self.of(time).wrapping_mul(u64::from(self.0))
+        self.number(time).wrapping_mul(u64::from(self.0))
     }
 
     /// The first tick that begins no earlier than a time (units).
     #[inline(always)]
     pub fn from(self, time: u64) -> u64 {
-        self.of(time.wrapping_add(u64::from(self.0)).wrapping_sub(1))
+        self.number(time.wrapping_add(u64::from(self.0)).wrapping_sub(1))
     }
 }
 
@@ -306,7 +307,7 @@ mod tests {
             vlans: 0,
             watched: 1,
         };
-        assert_eq!(Features::of(&none), Features(0));
+        assert_eq!(Features::needed_by(&none), Features(0));
         let rto = Rto {
             on: 1,
             ..Rto::default()
@@ -330,7 +331,7 @@ mod tests {
             (Config { vlans: 1, ..none }, Features::VLANS),
         ];
         for (config, feature) in each {
-            let of = Features::of(&config);
+            let of = Features::needed_by(&config);
             assert_eq!(of, feature);
             assert!(of.has(feature) && !Features(0).has(feature));
             assert!(!of.has(Features(of.0 | 1 << 8)));
@@ -342,6 +343,6 @@ mod tests {
             vlans: 1,
             ..none
         };
-        assert_eq!(Features::of(&all), Features(15));
+        assert_eq!(Features::needed_by(&all), Features(15));
     }
 }

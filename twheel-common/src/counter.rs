@@ -14,11 +14,11 @@ named! {
         Touched = "touched",
         /// flows added to the table
         Created = "created",
-        /// flows removed because their timeout ran out
+        /// flows removed because their timeout ran out (idle, closed, reset)
         Expired = "expired",
         /// flows removed early to make room for a new one
         Evicted = "evicted",
-        /// evicted flows whose source was over its quota
+        /// evicted flows whose source was over its quota (--source-share)
         OverQuota = "over_quota",
         /// flows deleted from userspace
         Deleted = "deleted",
@@ -38,7 +38,7 @@ named! {
         Malformed = "malformed",
         /// TCP packets with a combination of flags that no stack sends
         BadFlags = "bad_flags",
-        /// packets that do not fit the flow's state or sequence numbers: they change nothing
+        /// packets that do not fit the flow's state or sequence numbers: they change nothing and keep nothing alive
         Ignored = "ignored",
         /// packets already counted at another observation point
         SeenAgain = "seen_again",
@@ -52,7 +52,7 @@ named! {
         TableFull = "table_full",
         /// packets that would have begun a flow, but no record in its hash window was free
         WindowFull = "window_full",
-        /// packets not tracked because another CPU was adding or ending their flow
+        /// packets that could not change their flow because another CPU was adding, changing or ending it
         Raced = "raced",
         /// events lost because the ring was full when the packet path wrote them
         EventsLost = "events_lost",
@@ -62,7 +62,7 @@ named! {
         RtoExpired = "rto_expired",
         /// flows whose retransmissions were not answered
         Stalled = "stalled",
-        /// packets of expired flows dropped by enforce
+        /// packets of expired flows dropped by enforce, because the action is enforce=drop or the packet cannot be answered
         EnforcedDropped = "enforced_dropped",
         /// packets of expired flows answered with a RST by enforce
         EnforcedReset = "enforced_reset",
@@ -80,7 +80,7 @@ named! {
         Wakes = "wakes",
         /// invalid wheel entries: always 0, unless the data plane has a defect
         Orphans = "orphans",
-        /// ended flows missing from the history: the disk was slow or full, a run was killed, or a run kept no history
+        /// ended flows missing from the history: the disk was slow or full, or an earlier run was killed or kept no history (an upper bound)
         HistoryLost = "history_lost",
         /// packets not looked at because their interface was just being detached
         NotWatched = "not_watched",
@@ -88,7 +88,7 @@ named! {
         ReapAsked = "reap_asked",
         /// reap actions whose outcome is known
         ReapSettled = "reap_settled",
-        /// upper bound of the reap actions lost because a run was killed
+        /// reap actions that were pending when a run was killed and were not done (an upper bound)
         ReapLost = "reap_lost",
     }
 }
@@ -122,7 +122,7 @@ pub const COUNT: usize = Counter::ALL.len();
 /// Index of the counters for what belongs to no interface; with only one interface, for everything.
 pub const NO_INTERFACE: u32 = 0;
 /// Index of the counters that only the running twheel writes, in those of the first CPU.
-pub const LOADER: u32 = 1;
+pub const USERSPACE: u32 = 1;
 /// The first index for an interface. There are as many as the map has capacity for.
 pub const FIRST_INTERFACE: u32 = 2;
 /// Most interfaces: a [`Point`](crate::point::Point) has 15 bits for their indexes.

@@ -1,6 +1,8 @@
-//! What a packet does to its flow. [`decide`] takes what the flow's record says, the packet and the
-//! time, and returns all that follows: what is to be stored, when the wheel must visit the flow,
-//! and what is to be told.
+//! What a packet that may change its flow's state does to it. [`decide`] takes what the flow's
+//! record says, the packet and the time, and returns what follows: the flow's new word, when the
+//! wheel must visit the flow, what is to be told, and which of its sequence numbers change. What
+//! these become is decided by [`numbers`](crate::numbers), from the record as it is once the word
+//! is stored: other CPUs move them meanwhile.
 //!
 //! The data plane does what was decided in one place (`twheel-ebpf/src/touch/apply.rs`), with a
 //! record that CPUs share. [`Tracked`](crate::tracked::Tracked) does it with a flow of its own.
@@ -23,6 +25,8 @@ pub struct Record {
     pub is_disproved: bool,
     /// The flow is older than two seconds.
     pub lasts: bool,
+    /// The way of one side is known.
+    pub has_way: bool,
     /// The flow stands on the wheel of the CPU that decides.
     pub is_ours: bool,
 }
@@ -64,7 +68,7 @@ impl Effects {
     pub const DOUBT: Self = Self(1 << 6);
     /// The sender's next sequence number [follows](crate::numbers::advance) from the segment.
     pub const FOLLOWS: Self = Self(1 << 7);
-    /// The way of the sender is noted, even if one is known.
+    /// The way of the sender is noted.
     pub const WAY: Self = Self(1 << 8);
     /// The policy's rule is chosen anew: the flow is this host's, and seemed to be another one's.
     pub const RULE: Self = Self(1 << 9);
@@ -110,7 +114,7 @@ pub fn decide(
             change => change,
         },
     };
-    let mut decision = Decision::of(change, before, segment, now);
+    let mut decision = Decision::new(change, before, segment, now);
     if decision.effects.has(Effects::BEGINS) {
         if seen.is_starting() {
             // The CPU that began the last generation has not stored its beginning yet.
@@ -119,6 +123,9 @@ pub fn decide(
         if anew.is_some() {
             decision.effects = decision.effects.with(Effects::WAY.with(Effects::RULE));
         }
+    }
+    if !record.has_way && decision.effects.has(Effects::TAKEN) {
+        decision.effects = decision.effects.with(Effects::WAY);
     }
     if !decision.effects.has(Effects::WORD) {
         return decision;
@@ -147,7 +154,7 @@ impl Decision {
 
     /// What follows from a change of a flow whose word is `before`. It says nothing of the wheel.
     #[inline(always)]
-    pub fn of(change: Change, before: Word, segment: &Segment, now: u64) -> Self {
+    pub fn new(change: Change, before: Word, segment: &Segment, now: u64) -> Self {
         const TAKEN: Effects = Effects::TAKEN;
         const CHANGED: Effects = TAKEN.with(Effects::WORD);
         let doubts = match segment.flags & tcp::SYN {

@@ -44,7 +44,7 @@ pub fn first(segment: &Segment) -> Positions {
 /// The next sequence number of one side. (Without an index: the compiler would turn one into an OR
 /// on a pointer, which the verifier rejects.)
 #[inline(always)]
-pub(crate) fn of([low, high]: Positions, direction: Direction) -> u32 {
+pub(crate) fn next_of([low, high]: Positions, direction: Direction) -> u32 {
     let both = u64::from(low) | u64::from(high) << 32;
     (both >> (32 * direction as u32)) as u32
 }
@@ -59,7 +59,9 @@ pub(crate) fn near(a: u32, b: u32, distance: u32) -> bool {
 /// the segment must acknowledge what the other side has sent. (A forger would have to guess both.)
 #[inline(always)]
 pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u32> {
-    let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
+    let ahead = segment
+        .end
+        .wrapping_sub(next_of(positions, segment.direction));
     // This is nearly every packet without data. A FIN or RST does not move its sender: it counts
     // once it is confirmed.
     if ahead == 0 || segment.flags & (tcp::RST | tcp::FIN) != 0 {
@@ -70,7 +72,7 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
     let is_alone = !seen.is_placed(other);
     let answers = segment.flags & tcp::ACK == 0
         || is_alone
-        || acknowledges(segment.ack, of(positions, other));
+        || acknowledges(segment.ack, next_of(positions, other));
     // The segment must begin no later than where the earlier data ends. Data beyond a gap waits
     // until the other side has acknowledged it, if that can be seen: a forger would have to know a
     // number.
@@ -83,8 +85,10 @@ pub fn advance(positions: Positions, seen: Seen, segment: &Segment) -> Option<u3
 /// what the other side has sent.
 #[inline(always)]
 pub fn may_skip(positions: Positions, segment: &Segment) -> bool {
-    let ahead = segment.end.wrapping_sub(of(positions, segment.direction));
-    ahead <= FORWARD && is_plausible(segment.ack, of(positions, segment.direction.reverse()))
+    let ahead = segment
+        .end
+        .wrapping_sub(next_of(positions, segment.direction));
+    ahead <= FORWARD && is_plausible(segment.ack, next_of(positions, segment.direction.reverse()))
 }
 
 /// Whether an acknowledgment may be one of what the other side has sent, even if that side's next
@@ -98,10 +102,12 @@ fn is_plausible(ack: u32, sent: u32) -> bool {
 /// what follows.
 #[inline(always)]
 pub fn is_apart(positions: Positions, segment: &Segment) -> bool {
-    let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
+    let ahead = segment
+        .seq
+        .wrapping_sub(next_of(positions, segment.direction));
     let missed = segment
         .ack
-        .wrapping_sub(of(positions, segment.direction.reverse()));
+        .wrapping_sub(next_of(positions, segment.direction.reverse()));
     segment.flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK
         && (ahead.wrapping_sub(1) < FORWARD || missed.wrapping_sub(1) < FORWARD)
 }
@@ -131,8 +137,8 @@ pub fn apart(
     if !seen.is_placed(direction) || !seen.is_placed(other) {
         return Apart::default();
     }
-    let ahead = segment.seq.wrapping_sub(of(positions, direction));
-    let missed = segment.ack.wrapping_sub(of(positions, other));
+    let ahead = segment.seq.wrapping_sub(next_of(positions, direction));
+    let missed = segment.ack.wrapping_sub(next_of(positions, other));
     // In the other states `noted` is the number of a FIN or SYN.
     let is_open = is_own_way && seen.is_open();
     let is_noted =
@@ -141,7 +147,7 @@ pub fn apart(
     let skips = is_open
         && segment.end != segment.seq
         && ahead.wrapping_sub(1) < FORWARD
-        && is_plausible(segment.ack, of(positions, other));
+        && is_plausible(segment.ack, next_of(positions, other));
     Apart {
         other: overtakes.then_some(segment.ack),
         own: skips.then_some(segment.end),
@@ -167,25 +173,36 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
         return false;
     }
     if is_known {
-        let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
+        let ahead = segment
+            .seq
+            .wrapping_sub(next_of(positions, segment.direction));
         if is_reset && has_ack {
             // From a side that gives up. What lies behind is an old duplicate.
             return ahead <= END_WINDOW;
         }
-        let answers =
-            is_reset || !seen.is_placed(other) || acknowledges(segment.ack, of(positions, other));
+        let answers = is_reset
+            || !seen.is_placed(other)
+            || acknowledges(segment.ack, next_of(positions, other));
         return ahead.wrapping_add(END_WINDOW) <= 2 * END_WINDOW && answers;
     }
     if is_reset && !has_ack {
         // A host that does not know the connection answers with the number that was acknowledged.
         return seen.0 & Seen::PICKUP != 0
-            && near(segment.seq, of(positions, segment.direction), END_WINDOW);
+            && near(
+                segment.seq,
+                next_of(positions, segment.direction),
+                END_WINDOW,
+            );
     }
-    let sent = of(positions, other);
+    let sent = next_of(positions, other);
     if is_reset {
         return near(segment.ack, sent, END_WINDOW);
     }
-    let is_near = near(segment.seq, of(positions, segment.direction), END_WINDOW);
+    let is_near = near(
+        segment.seq,
+        next_of(positions, segment.direction),
+        END_WINDOW,
+    );
     acknowledges(segment.ack, sent) && (is_near || seen.0 & Seen::PICKUP == 0)
 }
 
@@ -194,17 +211,22 @@ pub fn accepts_end(positions: Positions, seen: Seen, segment: &Segment) -> bool 
 #[inline(always)]
 pub(crate) fn fits(positions: Positions, seen: Seen, segment: &Segment) -> bool {
     let other = segment.direction.reverse();
-    near(segment.seq, of(positions, segment.direction), END_WINDOW)
-        && segment.flags & tcp::ACK != 0
-        && (!seen.is_placed(other) || acknowledges(segment.ack, of(positions, other)))
+    near(
+        segment.seq,
+        next_of(positions, segment.direction),
+        END_WINDOW,
+    ) && segment.flags & tcp::ACK != 0
+        && (!seen.is_placed(other) || acknowledges(segment.ack, next_of(positions, other)))
 }
 
 /// Whether the first segment of a side fits the flow, which was picked up from the other side: that
 /// side has told what it has acknowledged.
 #[inline(always)]
 pub(crate) fn fits_first(positions: Positions, segment: &Segment) -> bool {
-    let ahead = segment.seq.wrapping_sub(of(positions, segment.direction));
+    let ahead = segment
+        .seq
+        .wrapping_sub(next_of(positions, segment.direction));
     ahead.wrapping_add(END_WINDOW) <= FORWARD + END_WINDOW
         && segment.flags & tcp::ACK != 0
-        && acknowledges(segment.ack, of(positions, segment.direction.reverse()))
+        && acknowledges(segment.ack, next_of(positions, segment.direction.reverse()))
 }

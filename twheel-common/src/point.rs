@@ -123,5 +123,5 @@ pub fn continues(seen: Seen, positions: Positions, segment: &Segment) -> bool {
     segment.flags & (datagram::ANY | tcp::SYN | tcp::FIN) == 0
         && segment.seq != segment.end
         && seen.is_placed(segment.direction)
-        && numbers::of(positions, segment.direction) == segment.seq
+        && numbers::next_of(positions, segment.direction) == segment.seq
 }

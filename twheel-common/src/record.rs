@@ -100,7 +100,8 @@ const PROTO_ZONE: u32 = 0xff;
 const CPU: u32 = 8;
 const CPUS: u32 = 0xfff;
 const RULE: u32 = 20;
-const RULES: u32 = 0x1ff;
+/// The bits of a rule's number.
+pub const RULES: u32 = 0x1ff;
 /// Bit of [`Details::owner`]: the flow is in a VLAN, which [`Extras::vlans`] names.
 pub const TAGGED: u32 = 1 << 29;
 /// Bit of [`Details::owner`]: the first packet of the flow was outgoing.

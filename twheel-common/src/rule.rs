@@ -202,7 +202,7 @@ impl Timeouts {
 
     /// The timeout for these state bits.
     #[inline(always)]
-    pub fn of(&self, seen: Seen) -> u32 {
+    pub fn timeout(&self, seen: Seen) -> u32 {
         let timeout = self.0.get(Self::number(seen)).copied().unwrap_or(0);
         let most = self.0[Self::RETRANS];
         if seen.is_stalled() && most < timeout {

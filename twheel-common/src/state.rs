@@ -6,7 +6,7 @@
 
 use crate::{
     key::Direction,
-    numbers::{EARLY_DATA, END_WINDOW, Positions, accepts_end, fits, fits_first, near, of},
+    numbers::{EARLY_DATA, END_WINDOW, Positions, accepts_end, fits, fits_first, near, next_of},
     seen::{FIN, RST, SYN, SYN_ACK, kind, side},
     segment::{Segment, datagram, tcp},
 };
@@ -114,8 +114,8 @@ pub struct Known {
 
 impl Known {
     #[inline(always)]
-    fn of(&self, direction: Direction) -> u32 {
-        of(self.positions, direction)
+    fn next(&self, direction: Direction) -> u32 {
+        next_of(self.positions, direction)
     }
 }
 
@@ -213,7 +213,7 @@ impl Seen {
             return Change::Add(self.to(State::SynSent2 as u32, segment.direction));
         }
         let number = segment.seq.wrapping_add(1);
-        if self.is_opening() && number == known.of(segment.direction) {
+        if self.is_opening() && number == known.next(segment.direction) {
             // A retransmission.
             return Change::Ignored;
         }
@@ -258,7 +258,7 @@ impl Seen {
             }
         }
         let is_opening = state == State::SynSent as u32 || state == State::SynSent2 as u32;
-        if is_opening && self.is_placed(other) && segment.ack != known.of(other) {
+        if is_opening && self.is_placed(other) && segment.ack != known.next(other) {
             return Change::Ignored;
         }
         let next = self.of_table(segment);
@@ -300,7 +300,7 @@ impl Seen {
         let fin = side(direction) << Self::FIN;
         if self.0 & fin != 0 {
             let is_pending = self.is_ending() && direction == self.last_fin();
-            return match segment.seq == known.of(direction) && segment.end != known.doubt {
+            return match segment.seq == known.next(direction) && segment.end != known.doubt {
                 // The earlier FIN was a forger's guess.
                 true if is_pending => Change::Doubt(self, segment.end, false),
                 // A retransmission.
@@ -342,10 +342,10 @@ impl Seen {
         let other = direction.reverse();
         let is_exact = if state == State::SynSent as u32 && segment.flags & tcp::ACK != 0 {
             // The initiator acknowledges nothing in this state: it has had no answer.
-            direction != self.initiator() && segment.ack == known.of(other)
+            direction != self.initiator() && segment.ack == known.next(other)
         } else {
             let is_last = known.doubt == segment.seq && direction == self.last_fin();
-            segment.seq == known.of(direction) || self.is_ending() && is_last
+            segment.seq == known.next(direction) || self.is_ending() && is_last
         };
         let closed = self.without(Self::STATE).without(Self::DOUBTS);
         let closed = closed.with(State::Close as u32);
@@ -392,7 +392,7 @@ impl Seen {
         match State::ALL[(state as usize).min(State::ALL.len() - 1)] {
             // A responder that acknowledges something other than the SYN had a connection already:
             // the SYN was a forger's guess.
-            State::SynSent if is_reply && segment.ack != known.of(other) => {
+            State::SynSent if is_reply && segment.ack != known.next(other) => {
                 if known.is_local {
                     return Change::Places(self.found());
                 }
@@ -407,7 +407,7 @@ impl Seen {
                 }
             }
             State::SynRecv if !is_reply => {
-                let missing = known.of(other).wrapping_sub(segment.ack);
+                let missing = known.next(other).wrapping_sub(segment.ack);
                 let early = match self.0 & Self::DOUBT {
                     0 => 0,
                     _ => EARLY_DATA,

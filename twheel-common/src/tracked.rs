@@ -2,7 +2,7 @@
 //! the other.
 
 use crate::{
-    decision::{Decision, Effects},
+    decision::{Effects, Record, decide},
     flow::Word,
     key::Direction,
     numbers::{self, advance, is_apart},
@@ -18,6 +18,8 @@ pub struct Tracked {
     pub seen: Seen,
     /// What else is known.
     pub known: Known,
+    /// It is older than two seconds.
+    pub lasts: bool,
 }
 
 impl Tracked {
@@ -30,13 +32,17 @@ impl Tracked {
             is_own_way: true,
             is_local: false,
         };
-        Some(Self { seen, known })
+        Some(Self {
+            seen,
+            known,
+            lasts: false,
+        })
     }
 
     /// Processes a further segment.
     pub fn see(&mut self, segment: &Segment, view: View) -> Change {
         let change = self.seen.next(segment, &self.known, view);
-        self.apply(change, segment, view);
+        self.apply(segment, view, false);
         change
     }
 
@@ -46,18 +52,22 @@ impl Tracked {
         let Some(seen) = self.seen.anew(segment) else {
             return self.see(segment, view);
         };
-        let change = Change::NewGeneration(seen);
-        self.apply(change, segment, view);
-        change
+        self.apply(segment, view, true);
+        Change::NewGeneration(seen)
     }
 
-    /// Does what follows from a segment. (A flow without a clock is never older than two seconds.)
-    fn apply(&mut self, change: Change, segment: &Segment, view: View) {
-        if let Change::AddIfItLasts(_) = change {
-            return;
-        }
+    /// Does what follows from a segment.
+    fn apply(&mut self, segment: &Segment, view: View, is_disproved: bool) {
         let before = self.seen;
-        let decision = Decision::of(change, Word::new(0, 0, before), segment, 0);
+        let record = Record {
+            word: Word::new(0, 0, before),
+            known: self.known,
+            is_disproved,
+            lasts: self.lasts,
+            has_way: true,
+            is_ours: true,
+        };
+        let decision = decide(&record, segment, 0, view, |_| 0);
         let effects = decision.effects;
         if !effects.has(Effects::TAKEN) {
             return;
@@ -92,7 +102,10 @@ impl Tracked {
             self.set_position(segment.direction, position);
         }
         if is_apart(positions, segment) {
-            let apart = numbers::apart(positions, self.known.doubt, before, segment, true);
+            let Known {
+                doubt, is_own_way, ..
+            } = self.known;
+            let apart = numbers::apart(positions, doubt, before, segment, is_own_way);
             if let Some(position) = apart.other {
                 self.set_position(segment.direction.reverse(), position);
             }

@@ -1,5 +1,7 @@
-//! What a timer visit does with a flow, decided by its word, its timeout and the time. The data plane
-//! does it in one place (`handle` in `twheel-ebpf/src/wheel/visit.rs`).
+//! What a timer visit does with a flow, decided by its word, its timeout and the time. The data
+//! plane asks [`visit`] wherever it looks at a flow's deadline: when a slot has come round, when a
+//! packet needs room, and when a deadline has moved (`twheel-ebpf/src/wheel/`). A flow ends by one
+//! function there, `end`.
 
 use crate::{
     event::Reason,
@@ -32,6 +34,17 @@ impl Visit {
         match self {
             Self::Rearm(due) if !is_established && may_go(due) => Self::End(Reason::Evicted),
             other => other,
+        }
+    }
+
+    /// How long the flow may stay if it is to make room for another (units): 0 if it ends now;
+    /// `None` if it stays, because it is [established](crate::seen::Seen::is_established).
+    #[inline(always)]
+    pub fn wait(self, now: u64, is_established: bool) -> Option<u64> {
+        match self {
+            Self::End(_) => Some(0),
+            Self::Rearm(_) if is_established => None,
+            Self::Rearm(due) => Some(due - now),
         }
     }
 }

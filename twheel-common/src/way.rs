@@ -38,7 +38,7 @@ impl Way {
     /// The way of a packet that was seen on `interface` and had come in through the interface
     /// `origin`; 0 if it had not come in.
     #[inline(always)]
-    pub fn of(interface: u32, origin: u32) -> Self {
+    pub fn new(interface: u32, origin: u32) -> Self {
         match Self(interface) {
             Self::LOOPBACK => Self::LOOPBACK,
             _ => Self(origin),
@@ -69,7 +69,7 @@ impl SideWay {
 
     /// The way of the side that sent a packet, which came by this way.
     #[inline(always)]
-    pub fn of(way: Way, direction: Direction) -> Self {
+    pub fn new(way: Way, direction: Direction) -> Self {
         match direction {
             Direction::FromLow => Self(way.0),
             Direction::FromHigh => Self(way.0 | Self::HIGH),
@@ -84,7 +84,7 @@ impl SideWay {
     /// Whether the stored way is that of this side.
     #[inline(always)]
     pub fn is_of(self, direction: Direction) -> bool {
-        self != Self::ANY && Self::of(self.way(), direction) == self
+        self != Self::ANY && Self::new(self.way(), direction) == self
     }
 
     /// Whether a packet that claims this direction may come by this way. The side whose way is

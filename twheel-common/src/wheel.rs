@@ -1,7 +1,7 @@
 //! The timing wheel: arithmetic and occupancy, without the lists.
 //!
 //! Varghese & Lauck, *Hashed and Hierarchical Timing Wheels*, scheme 7; schemes 4 and 6 are the
-//! same with one level ([`Scheme`]). A wheel has `levels` levels of `2^bits` slots. A slot of level
+//! same with one level ([`WheelScheme`]). A wheel has `levels` levels of `2^bits` slots. A slot of level
 //! `k` spans `2^(k·bits)` ticks. With the default geometry of 3 levels of 1,024 slots and a tick of
 //! 100 ms:
 //!
@@ -59,7 +59,7 @@ pub const NEVER: u64 = u64::MAX;
 /// what happens to a timer that is due beyond the wheel's range.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scheme {
+pub enum WheelScheme {
     /// Scheme 4: one level, and no timer is due beyond its range.
     Simple = 4,
     /// Scheme 6: one level. A timer that is due beyond its range is in the slot of its deadline,
@@ -71,7 +71,7 @@ pub enum Scheme {
     Hierarchical = 7,
 }
 
-impl Scheme {
+impl WheelScheme {
     /// Stable name.
     pub const fn name(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ pub struct Geometry {
     pub levels: u32,
     /// log2 of the slots of a level.
     pub bits: u32,
-    /// Number of the [`Scheme`].
+    /// Number of the [`WheelScheme`].
     pub scheme: u32,
 }
 
@@ -115,7 +115,7 @@ impl Geometry {
         Self {
             levels,
             bits,
-            scheme: Scheme::Hierarchical as u32,
+            scheme: WheelScheme::Hierarchical as u32,
         }
     }
 
@@ -124,7 +124,7 @@ impl Geometry {
         Self {
             levels: 1,
             bits,
-            scheme: Scheme::Hashed as u32,
+            scheme: WheelScheme::Hashed as u32,
         }
     }
 
@@ -133,15 +133,15 @@ impl Geometry {
         Self {
             levels: 1,
             bits,
-            scheme: Scheme::Simple as u32,
+            scheme: WheelScheme::Simple as u32,
         }
     }
 }
 
 impl Geometry {
-    /// Name of its [`Scheme`].
+    /// Name of its [`WheelScheme`].
     pub fn scheme_name(&self) -> &'static str {
-        Scheme::from_raw(self.scheme).map_or("unknown", Scheme::name)
+        WheelScheme::from_raw(self.scheme).map_or("unknown", WheelScheme::name)
     }
 
     /// Slots of all levels.
@@ -322,12 +322,12 @@ impl Default for Wheel {
 
 impl Wheel {
     /// The slot of a timer due at tick `when`. A deadline in the past gets the next tick; for one
-    /// beyond the range see [`Scheme`].
+    /// beyond the range see [`WheelScheme`].
     #[inline(always)]
     pub fn slot(&self, geometry: Geometry, when: u64) -> Slot {
         let soonest = self.elapsed + 1;
         let farthest = self.elapsed + geometry.range();
-        if geometry.scheme == Scheme::Hashed as u32 && when > farthest {
+        if geometry.scheme == WheelScheme::Hashed as u32 && when > farthest {
             // The first time that its slot comes round: 1 tick to a whole round ahead.
             let ahead = ((when - soonest) & geometry.mask()) + 1;
             return Slot {
@@ -366,7 +366,7 @@ impl Wheel {
     #[inline(always)]
     pub fn again(&self, geometry: Geometry, when: u64) -> Slot {
         let round = geometry.mask() + 1;
-        if geometry.scheme == Scheme::Hashed as u32 && when >= self.elapsed + round {
+        if geometry.scheme == WheelScheme::Hashed as u32 && when >= self.elapsed + round {
             return Slot {
                 index: (self.elapsed & geometry.mask()) as u32,
                 starts: self.elapsed + round,
@@ -447,7 +447,7 @@ impl Wheel {
     /// can it have any.
     #[inline(always)]
     pub fn reaches(&self, geometry: Geometry, when: u64) -> bool {
-        geometry.scheme != Scheme::Hashed as u32 || when <= self.elapsed + geometry.mask() + 1
+        geometry.scheme != WheelScheme::Hashed as u32 || when <= self.elapsed + geometry.mask() + 1
     }
 
     /// Moves the hand to `tick`, over empty slots only: the caller has taken all earlier timers.

@@ -43,6 +43,7 @@ fn record(state: State) -> Record {
         },
         is_disproved: false,
         lasts: false,
+        has_way: true,
         is_ours: true,
     }
 }
@@ -79,6 +80,21 @@ fn data_of_an_open_flow_changes_no_state() {
     let decision = decided(&open(), &segment(ACK, LOW, HIGH, 100));
     assert_eq!(decision.effects, Effects::TAKEN);
     assert_eq!(decision.due, 0);
+}
+
+#[test]
+fn the_first_packet_that_is_taken_says_by_which_way_its_side_comes() {
+    let unknown = Record {
+        has_way: false,
+        ..open()
+    };
+    let data = decided(&unknown, &segment(ACK, LOW, HIGH, 100));
+    assert_eq!(data.effects, Effects::TAKEN.with(Effects::WAY));
+    let reset = decided(&unknown, &segment(RST, LOW, 0, 0));
+    let stored = Effects::TAKEN.with(Effects::WORD);
+    assert_eq!(reset.effects, stored.with(Effects::WAY));
+    let stray = decided(&unknown, &segment(RST, LOW + (1 << 24), 0, 0));
+    assert_eq!(stray.effects, Effects::IGNORED);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 use twheel_common::{
     bits,
     config::{RULES, Tick, UNRULED},
-    counter::{COUNT, Counter, Counters, FIRST_INTERFACE, LOADER, NO_INTERFACE},
+    counter::{COUNT, Counter, Counters, FIRST_INTERFACE, NO_INTERFACE, USERSPACE},
     event::{Event, Reason, RtoExpired},
     flow::FlowKey,
     point::Point,
@@ -27,12 +27,12 @@ fn a_tick_is_the_one_that_a_time_lies_in() {
         (101, 1, 100, 2),
         (250, 2, 200, 3),
     ] {
-        assert_eq!(tick.of(time), of);
+        assert_eq!(tick.number(time), of);
         assert_eq!(tick.begin(time), begin);
         assert_eq!(tick.from(time), from);
     }
     // No running twheel sets a tick of 0.
-    assert_eq!(Tick(0).of(7), 7);
+    assert_eq!(Tick(0).number(7), 7);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn the_last_numbers_are_kept_apart() {
     // 0 means no rule; the last number has the timeouts of flows without a rule.
     assert_eq!(usize::from(UNRULED) + 1, RULES);
     // First what belongs to no interface, then the running twheel's own, and then the interfaces.
-    assert_eq!([NO_INTERFACE, LOADER, FIRST_INTERFACE], [0, 1, 2]);
+    assert_eq!([NO_INTERFACE, USERSPACE, FIRST_INTERFACE], [0, 1, 2]);
 }
 
 #[test]
@@ -212,4 +212,37 @@ fn an_ipv4_address_answers_for_itself_and_an_ipv6_one_for_its_network() {
         "addresses of one network are one source"
     );
     assert_ne!(source(a), source(c));
+}
+
+#[test]
+fn the_documents_table_of_counters_says_what_the_program_says() {
+    let events = include_str!("../../docs/events.md");
+    let (_, table) = events.split_once("| counter | counts |").unwrap();
+    let rows: Vec<_> = table
+        .lines()
+        .filter_map(|row| {
+            row.strip_prefix("| `")?
+                .strip_suffix(" |")?
+                .split_once("` | ")
+        })
+        .map(|(name, text)| (name, plain(text)))
+        .collect();
+    let counters: Vec<_> = Counter::ALL
+        .iter()
+        .map(|it| (it.name(), it.meaning().to_owned()))
+        .collect();
+    assert_eq!(rows, counters);
+}
+
+/// Text without links and marks for code.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (label, after) = link.split_once("](").unwrap();
+        plain += before;
+        plain += label;
+        rest = after.split_once(')').unwrap().1;
+    }
+    (plain + rest).replace('`', "")
 }

@@ -84,6 +84,19 @@ fn a_flow_makes_room_unless_it_is_established_or_may_not_go() {
 }
 
 #[test]
+fn a_flow_makes_room_the_sooner_the_nearer_its_deadline() {
+    assert_eq!(Visit::Rearm(100).wait(40, false), Some(60));
+    assert_eq!(Visit::Rearm(100).wait(40, true), None);
+    for is_established in [false, true] {
+        assert_eq!(Visit::End(Reason::Idle).wait(40, is_established), Some(0));
+    }
+    // A flow that is in doubt cannot end yet, so it does not hide another.
+    let word = Word::new(0, 0, Seen(2));
+    let doubted = visit(10, word, 10, |_| 6);
+    assert_eq!(doubted.wait(10, true), None);
+}
+
+#[test]
 fn an_end_has_its_reason() {
     let [established, closed, reset] = [2, 6, 7].map(Seen);
     for (seen, reason) in [

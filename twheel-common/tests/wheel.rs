@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use twheel_common::wheel::{
-    Geometry, LISTS, Link, MAX_BITS, MAX_LEVELS, NEVER, Scheme, Slot, Wheel,
+    Geometry, LISTS, Link, MAX_BITS, MAX_LEVELS, NEVER, Slot, Wheel, WheelScheme,
 };
 
 /// A wheel with lists like those of the data plane.
@@ -339,12 +339,15 @@ fn schemes_have_the_papers_numbers() {
     ] {
         assert_eq!(geometry.scheme, number);
         assert_eq!(geometry.scheme_name(), name);
-        assert_eq!(Scheme::from_raw(number).map(Scheme::name), Some(name));
+        assert_eq!(
+            WheelScheme::from_raw(number).map(WheelScheme::name),
+            Some(name)
+        );
         assert_eq!((geometry.levels, geometry.bits), (1, 8));
         assert_eq!((geometry.slots(), geometry.range()), (256, 255));
     }
     for number in [0, 1, 5, 8] {
-        assert_eq!(Scheme::from_raw(number), None);
+        assert_eq!(WheelScheme::from_raw(number), None);
         let geometry = Geometry {
             scheme: number,
             ..Geometry::default()

@@ -25,7 +25,7 @@ pub fn count_for(index: u32) -> Option<(Watched, u32)> {
     let [place, added] = unsafe { &mut *current };
     let namespace = *added;
     *added = 0;
-    let Some(watched) = of(namespace | index).filter(|it| it.is_watched()) else {
+    let Some(watched) = watched(namespace | index).filter(|it| it.is_watched()) else {
         *place = NO_INTERFACE;
         count(Counter::NotWatched);
         return None;
@@ -52,11 +52,11 @@ pub fn is_watched(interface: u32) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn count_is_watched(interface: u32) -> u32 {
-    of(interface).is_some().into()
+    watched(interface).is_some().into()
 }
 
 #[inline(always)]
-fn of(interface: u32) -> Option<Watched> {
+fn watched(interface: u32) -> Option<Watched> {
     if let Some(seated) = SEATED.get_ptr(seat(interface)) {
         // SAFETY: the running twheel writes an entry, eight aligned bytes, with one store.
         let seated = unsafe { seated.read_volatile() };

@@ -79,7 +79,7 @@ pub fn sleep(wheel: Own, tick: u64) -> bool {
 /// not stored its next pointer yet.
 #[inline(always)]
 pub fn next(wheel: Own) -> Option<At> {
-    let Some(flow) = wheel.inbox().as_flow().and_then(record::of) else {
+    let Some(flow) = wheel.inbox().as_flow().and_then(record::with_details) else {
         wheel.set_inbox(Link::NONE);
         return None;
     };

@@ -64,7 +64,7 @@ pub fn twheel_xdp(ctx: XdpContext) -> u32 {
     let arrival = Arrival {
         interface,
         hook: Hook::Ingress,
-        way: Way::of(interface, interface),
+        way: Way::new(interface, interface),
         sight: Sight::new(
             Point::new(watched.place.into(), Hook::Ingress),
             watched.has(Watched::IS_ABOVE),
@@ -155,7 +155,7 @@ fn touch_skb(ctx: &TcContext, hook: Hook) -> Option<Touched> {
     let arrival = Arrival {
         interface,
         hook,
-        way: Way::of(interface, origin),
+        way: Way::new(interface, origin),
         sight: Sight::new(Point::new(watched.place.into(), hook), may_be_known),
         is_forwarded,
     };

@@ -73,15 +73,15 @@ fn find(key: &FlowKey, seen: Seen, now: u64) -> Option<*mut OverQuota> {
         Direction::FromLow => ([a, b], [c, d]),
         Direction::FromHigh => ([c, d], [a, b]),
     };
-    let found = of(initiator, now);
+    let found = over_quota(initiator, now);
     if found.is_none() && seen.is_pickup() {
-        return of(other, now);
+        return over_quota(other, now);
     }
     found
 }
 
 #[inline(always)]
-fn of(address: [u64; 2], now: u64) -> Option<*mut OverQuota> {
+fn over_quota(address: [u64; 2], now: u64) -> Option<*mut OverQuota> {
     let over = OVER_QUOTA.get_ptr_mut(source(address))?;
     // SAFETY: as in `quota_may_take`.
     let until = unsafe { (&raw const (*over).until).read_volatile() };

@@ -63,7 +63,7 @@ pub fn at(index: u32) -> Option<At> {
 
 /// The flow that has these details.
 #[inline(always)]
-pub fn of(number: u32) -> Option<At> {
+pub fn with_details(number: u32) -> Option<At> {
     let details = DETAILS.get_ptr_mut(number)?;
     // SAFETY: a value of the map. Volatile, because other CPUs store there too.
     let index = unsafe { (&raw const (*details).record).read_volatile() };
@@ -465,7 +465,7 @@ impl At {
         if let Some(home) = hot(self.index().wrapping_sub(distance)) {
             home.hops();
         }
-        if let Some(next) = self.next().as_flow().and_then(of) {
+        if let Some(next) = self.next().as_flow().and_then(with_details) {
             next.word();
             if let Some(behind) = next.next().as_flow() {
                 next_of(behind);

@@ -24,7 +24,7 @@ use crate::{
 
 /// The number of one side.
 #[inline(always)]
-fn of([low, high]: Positions, direction: u64) -> u32 {
+fn next_of([low, high]: Positions, direction: u64) -> u32 {
     let both = u64::from(low) | u64::from(high) << 32;
     (both >> (32 * bit(direction))) as u32
 }
@@ -47,7 +47,7 @@ pub fn soon() -> u64 {
 /// none was.
 #[inline(always)]
 pub fn started_meanwhile(flow: Hot, now: u64) -> u64 {
-    let Some(timers) = Timers::of(flow) else {
+    let Some(timers) = Timers::at(flow) else {
         return IDLE;
     };
     timers.fence();
@@ -70,14 +70,14 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     let (Some(flow), Some(segment)) = (record::hot(index), given(segment)) else {
         return 0;
     };
-    let Some(timers) = Timers::of(flow) else {
+    let Some(timers) = Timers::at(flow) else {
         return 0;
     };
     let before = [before as u32, (before >> 32) as u32];
     let direction = bit(segment.direction as u64);
     let (sender, rest) = (timers.side(direction), timers.rare(direction));
     let (other, others) = (timers.side(direction ^ 1), timers.rare(direction ^ 1));
-    let highest = sender.highest(rest, of(before, direction));
+    let highest = sender.highest(rest, next_of(before, direction));
     let timing = Timing {
         limits: config::limits(),
         now: clock::micros,
@@ -85,7 +85,7 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     let is_gap = segment.seq.wrapping_sub(highest) as i32 > 0;
     let changed = (!is_gap || numbers::may_skip(before, segment))
         && sender.sent(rest, highest, segment, timing);
-    let sent = other.highest(others, of(before, direction ^ 1));
+    let sent = other.highest(others, next_of(before, direction ^ 1));
     let advanced = other.acknowledged(others, sent, segment, clock::micros);
     if !changed && !advanced {
         return 0;
@@ -99,7 +99,7 @@ pub extern "C" fn rto_see(index: u32, segment: *const Segment, before: u64, now:
     };
     let changed = changed && has_timers(word);
     if changed {
-        let highest = sender.highest(rest, of(flow.positions(), direction));
+        let highest = sender.highest(rest, next_of(flow.positions(), direction));
         let due = match sender.timer(highest, config::limits(), clock::micros()) {
             Timer::Stopped => return goes_on,
             Timer::Runs(left) => now + units(left),
@@ -137,7 +137,7 @@ fn running(index: u32) -> Option<(Timers, Positions)> {
         return None;
     }
     let flow = record::hot(index)?;
-    let timers = Timers::of(flow)?;
+    let timers = Timers::at(flow)?;
     has_timers(flow.word()).then(|| (timers, flow.positions()))
 }
 
@@ -152,7 +152,7 @@ pub extern "C" fn rto_next(index: u32, now: u64) -> u64 {
     let mut due = IDLE;
     for direction in 0..2 {
         let (side, rare) = (timers.side(direction), timers.rare(direction));
-        let highest = side.highest(rare, of(positions, direction));
+        let highest = side.highest(rare, next_of(positions, direction));
         let at = match side.timer(highest, config::limits(), micros) {
             Timer::Stopped => continue,
             Timer::Runs(left) => now + units(left),
@@ -188,7 +188,7 @@ pub extern "C" fn rto_visit(index: u32, now: u64, micros: u32) -> u64 {
     let (mut due, mut said, mut expiries) = (IDLE, 0, 0);
     for direction in 0..2 {
         let (side, rare) = (timers.side(direction), timers.rare(direction));
-        let highest = side.highest(rare, of(positions, direction));
+        let highest = side.highest(rare, next_of(positions, direction));
         let left = match side.timer(highest, config::limits(), micros) {
             Timer::Stopped => continue,
             Timer::Runs(left) => left,

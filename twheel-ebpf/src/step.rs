@@ -24,7 +24,7 @@ use crate::{
     maps::CALLS,
     record,
     touch::begin,
-    verifier::{bit, given_mut, in_memory},
+    verifier::{Given, bit, given_mut, in_memory},
     wheel::{
         end,
         own::{Own, this_cpu},
@@ -73,7 +73,7 @@ pub fn step(call: &mut Step) {
     let now = clock::now();
     let mut state = State {
         now,
-        tick: clock::tick().of(now),
+        tick: clock::tick().number(now),
         next: NEVER,
         outcome: Outcome::Budget as u32,
         visits: 0,
@@ -130,6 +130,10 @@ struct State {
     /// As in [`visit::step`].
     round: u32,
 }
+
+// SAFETY: `bpf_loop` hands the reference of `step` to the callbacks below, and they to the global
+// functions; nothing else has a pointer to it.
+unsafe impl Given for State {}
 
 /// Returns 0 to be called again, 1 to end the loop.
 unsafe extern "C" fn visit_one(_number: u64, state: *mut c_void) -> i64 {

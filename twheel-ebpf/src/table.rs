@@ -6,6 +6,7 @@ use twheel_common::{
     key::FlowKey,
     numbers,
     pool::{self, Pool},
+    record::RULES,
     seen::Seen,
     segment::Segment,
     table::{self, Begins, Inserted, OUTGOING, Reserved, WINDOW},
@@ -144,7 +145,7 @@ extern "C" fn table_write(
         seen: Seen(seen_index as u32),
         now,
         cpu: clock::cpu(),
-        rule: rule_way as u16 & 0x1ff,
+        rule: rule_way as u16 & RULES as u16,
         outgoing: match rule_way & OUTGOING_RULE {
             0 => 0,
             _ => OUTGOING,

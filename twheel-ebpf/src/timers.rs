@@ -16,7 +16,7 @@ pub struct Timers(*mut rto::Timers);
 impl Timers {
     /// The timers of this record, if there are any.
     #[inline(always)]
-    pub fn of(flow: Hot) -> Option<Self> {
+    pub fn at(flow: Hot) -> Option<Self> {
         if !config::rto_is_on() {
             return None;
         }
@@ -80,7 +80,7 @@ pub fn expect(index: u32) {
 /// Clears the timers of a flow that begins.
 #[inline(always)]
 pub fn reset(flow: Hot) {
-    let Some(timers) = Timers::of(flow) else {
+    let Some(timers) = Timers::at(flow) else {
         return;
     };
     // SAFETY: as above; aligned to 8.
@@ -94,7 +94,7 @@ pub fn reset(flow: Hot) {
 /// Stores when the wheel next visits the flow.
 #[inline(always)]
 pub fn set_visit(flow: Hot, due: u64) {
-    if let Some(timers) = Timers::of(flow) {
+    if let Some(timers) = Timers::at(flow) {
         // SAFETY: a value of the map.
         unsafe { (&raw mut (*timers.0).visit).write_volatile(due as u32) };
     }
@@ -104,7 +104,7 @@ pub fn set_visit(flow: Hot, due: u64) {
 /// no timer expires before that.
 #[inline(always)]
 pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
-    let Some(timers) = Timers::of(flow) else {
+    let Some(timers) = Timers::at(flow) else {
         return due;
     };
     let wait = timers.visit().wrapping_sub(now as u32);
@@ -122,7 +122,7 @@ pub fn no_later(flow: Hot, now: u64, due: u64) -> u64 {
 /// `place` is valid for writes, and no other code accesses it.
 #[inline(always)]
 pub unsafe fn report(flow: Hot, direction: u64, place: *mut Pace) {
-    let pace = match Timers::of(flow) {
+    let pace = match Timers::at(flow) {
         Some(timers) => timers.side(direction).pace(config::limits()),
         None => Pace::default(),
     };

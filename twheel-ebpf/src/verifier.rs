@@ -1,9 +1,10 @@
 //! Functions that tell the kernel's verifier what it cannot infer, or keep it from exploring cases
 //! one by one. `docs/design.md` says how to stay within its budget.
 
-use core::ffi::c_void;
+use core::{ffi::c_void, mem::MaybeUninit};
 
 use aya_ebpf::helpers::generated::bpf_loop;
+use twheel_common::{key::FlowKey, segment::Segment};
 
 /// The bits of a value that are in a mask, even if the value can have no others. The compiler drops
 /// a mask if it knows that (of a `bool` read from the stack, or of what another function returns);
@@ -53,17 +54,32 @@ pub fn in_memory<T>(value: &T) -> &T {
     value
 }
 
-/// The argument of a global function, which the verifier checks by itself: null, or memory that is
-/// valid while the function runs and that nothing else writes. The verifier checks that at each
-/// call.
+/// A type that global functions take by pointer.
+///
+/// # Safety
+///
+/// A raw pointer to such a value is made only from a reference, as the argument of a global
+/// function, and is read only by [`given`] and [`given_mut`].
+pub unsafe trait Given {}
+
+// SAFETY: only arguments have pointers to segments and keys (a flow's key in the map is read
+// through its record).
+unsafe impl Given for Segment {}
+// SAFETY: as above.
+unsafe impl Given for MaybeUninit<Segment> {}
+// SAFETY: as above.
+unsafe impl Given for FlowKey {}
+
+/// The argument of a global function: null, or memory that is valid while the function runs and
+/// that nothing else writes. The verifier checks that at each call.
 #[inline(always)]
 #[allow(
     clippy::not_unsafe_ptr_arg_deref,
     reason = "the verifier checks every caller"
 )]
-pub fn given<'a, T>(place: *const T) -> Option<&'a T> {
-    // SAFETY: see above.
-    unsafe { place.as_ref() }
+pub fn given<'a, T: Given>(argument: *const T) -> Option<&'a T> {
+    // SAFETY: `Given`, and the verifier's check.
+    unsafe { argument.as_ref() }
 }
 
 /// As [`given`], for an argument that the function writes to.
@@ -72,9 +88,9 @@ pub fn given<'a, T>(place: *const T) -> Option<&'a T> {
     clippy::not_unsafe_ptr_arg_deref,
     reason = "the verifier checks every caller"
 )]
-pub fn given_mut<'a, T>(place: *mut T) -> Option<&'a mut T> {
+pub fn given_mut<'a, T: Given>(argument: *mut T) -> Option<&'a mut T> {
     // SAFETY: as above, and nothing else reads it.
-    unsafe { place.as_mut() }
+    unsafe { argument.as_mut() }
 }
 
 /// Calls `turn` with 0, 1, … until it returns `true`, at most `turns` times.

@@ -89,7 +89,7 @@ impl Inbox for Driver {
 
     #[inline(always)]
     fn set_link(&self, flow: u32, link: Link) {
-        if let Some(flow) = record::of(flow) {
+        if let Some(flow) = record::with_details(flow) {
             flow.set_inbox(link);
         }
     }

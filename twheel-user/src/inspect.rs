@@ -61,11 +61,11 @@ impl Reader {
     ///
     /// [`Kind::Pins`](crate::failure::Kind::Pins): there is no such instance, or more than one.
     pub fn open(interface: Option<&str>) -> Result<Self> {
-        Self::of(Instance::the(interface)?)
+        Self::open_pins(Instance::the(interface)?)
     }
 
     /// Opens an instance by its pins.
-    pub fn of(pins: Pins) -> Result<Self> {
+    pub fn open_pins(pins: Pins) -> Result<Self> {
         let open = maps::pinned(&pins);
         let meta = data_plane::meta(&pins)?;
         let names = Names::open(&open)?;
@@ -78,7 +78,7 @@ impl Reader {
                 .clone()
                 .map(|rule| timeouts.rule(rule))
                 .collect::<Result<_>>()?,
-            names: rules.map(|rule| names.of(rule)).collect::<Result<_>>()?,
+            names: rules.map(|rule| names.rule(rule)).collect::<Result<_>>()?,
             labels: watched::labels(&pins)?,
             zones: zones::numbers(&pins)?,
             flows: Flows::pinned(&pins)?,
@@ -201,6 +201,6 @@ impl Reader {
     /// The timeout of a flow, in units.
     fn timeout(&self, rule: u16, seen: state::Seen) -> u32 {
         let rule = self.rules.get(usize::from(rule));
-        rule.map_or(0, |rule| rule.timeouts.of(seen))
+        rule.map_or(0, |rule| rule.timeouts.timeout(seen))
     }
 }

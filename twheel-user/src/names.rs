@@ -32,7 +32,7 @@ impl Names {
     }
 
     /// The name of the rule with this number in flow records; `None` for 0.
-    pub fn of(&self, number: u16) -> Result<Option<String>> {
+    pub fn rule(&self, number: u16) -> Result<Option<String>> {
         match number {
             0 => Ok(None),
             _ => Ok(text(&self.rules.get(&number.into(), 0)?)),
@@ -65,7 +65,7 @@ impl Names {
     /// The names of a flow's rule, interface and zone.
     pub fn known_as(&self, flow: &Flow) -> Result<KnownAs> {
         Ok(KnownAs {
-            rule: self.of(flow.rule)?,
+            rule: self.rule(flow.rule)?,
             iface: self.iface(flow.place)?,
             zone: self.zone(flow.zone)?,
         })

@@ -28,7 +28,7 @@ use twheel_common::{
     state::State,
     step::Outcome,
     table::{Details, Extras, Hash, Line},
-    wheel::{Geometry, Heads, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme, Wheel},
+    wheel::{Geometry, Heads, MAX_BITS, MAX_LEVELS, MIN_BITS, Wheel, WheelScheme},
 };
 
 use crate::{
@@ -81,7 +81,7 @@ pub struct Demand {
 
 impl Demand {
     /// This many busy, established flows with this configuration.
-    pub fn of(flows: u32, cpus: usize, (config, rule): &(Config, Rule), clock: Clock) -> Self {
+    pub fn new(flows: u32, cpus: usize, (config, rule): &(Config, Rule), clock: Clock) -> Self {
         let established = rule.timeouts.0[State::Established as usize];
         Self {
             flows: flows.into(),
@@ -109,8 +109,8 @@ pub struct Plan {
 impl Plan {
     /// The plan for a wheel; `None` if the wheel does not fit: a simple wheel that does not reach
     /// far enough, or more levels than the clock can use.
-    pub fn of(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
-        let simple = geometry.scheme == Scheme::Simple as u32;
+    pub fn new(geometry: Geometry, demand: &Demand, costs: &Costs) -> Option<Self> {
+        let simple = geometry.scheme == WheelScheme::Simple as u32;
         // A deadline may lie anywhere within a tick, so the wheel must reach one tick beyond the
         // timeout.
         if simple && geometry.range() < demand.ahead + 1 {
@@ -136,15 +136,19 @@ impl Plan {
     /// The best plan for each scheme, in the schemes' order: the one that uses the least CPU or,
     /// among those within a fiftieth of that, the least memory.
     pub fn all(demand: &Demand, costs: &Costs) -> Vec<Self> {
-        [Scheme::Simple, Scheme::Hashed, Scheme::Hierarchical]
-            .into_iter()
-            .filter_map(|scheme| {
-                let plans = (MIN_BITS..=MAX_BITS).flat_map(|bits| shapes(scheme, bits));
-                plans
-                    .filter_map(|geometry| Self::of(geometry, demand, costs))
-                    .reduce(Self::better)
-            })
-            .collect()
+        [
+            WheelScheme::Simple,
+            WheelScheme::Hashed,
+            WheelScheme::Hierarchical,
+        ]
+        .into_iter()
+        .filter_map(|scheme| {
+            let plans = (MIN_BITS..=MAX_BITS).flat_map(|bits| shapes(scheme, bits));
+            plans
+                .filter_map(|geometry| Self::new(geometry, demand, costs))
+                .reduce(Self::better)
+        })
+        .collect()
     }
 
     /// The better of two plans; the second if they are equal.
@@ -159,11 +163,11 @@ impl Plan {
     }
 }
 
-fn shapes(scheme: Scheme, bits: u32) -> Vec<Geometry> {
+fn shapes(scheme: WheelScheme, bits: u32) -> Vec<Geometry> {
     match scheme {
-        Scheme::Simple => vec![Geometry::simple(bits)],
-        Scheme::Hashed => vec![Geometry::hashed(bits)],
-        Scheme::Hierarchical => (2..=MAX_LEVELS as u32)
+        WheelScheme::Simple => vec![Geometry::simple(bits)],
+        WheelScheme::Hashed => vec![Geometry::hashed(bits)],
+        WheelScheme::Hierarchical => (2..=MAX_LEVELS as u32)
             .map(|levels| Geometry::hierarchical(levels, bits))
             .collect(),
     }
@@ -172,12 +176,12 @@ fn shapes(scheme: Scheme, bits: u32) -> Vec<Geometry> {
 /// Timer visits per tick to a busy flow that is armed this many ticks ahead.
 fn visits_a_tick(geometry: Geometry, ahead: u64) -> f64 {
     let slots = 1u64 << geometry.bits;
-    if geometry.scheme == Scheme::Hashed as u32 {
+    if geometry.scheme == WheelScheme::Hashed as u32 {
         return 1.0 / ahead.clamp(1, slots) as f64;
     }
     let ahead = ahead.clamp(1, geometry.range());
-    match Scheme::from_raw(geometry.scheme) {
-        Some(Scheme::Hierarchical) => {
+    match WheelScheme::from_raw(geometry.scheme) {
+        Some(WheelScheme::Hierarchical) => {
             let mut unit = 1;
             let mut level = 1;
             while level < geometry.levels && ahead / unit >= slots {
@@ -359,7 +363,7 @@ mod tests {
             Geometry::hierarchical(4, 12),
         ] {
             for ahead in [1, 2, 15, 16, 17, 63, 64, 65, 100, 601, 1023, 1025, 3001] {
-                if geometry.scheme == Scheme::Simple as u32 && geometry.range() < ahead {
+                if geometry.scheme == WheelScheme::Simple as u32 && geometry.range() < ahead {
                     continue;
                 }
                 let counted = visits(geometry, ahead, 2_000_000);
@@ -387,7 +391,7 @@ mod tests {
                 units: tick as u32,
                 cpus: 2,
             };
-            Plan::of(Geometry::hashed(12), &demand, &costs)
+            Plan::new(Geometry::hashed(12), &demand, &costs)
                 .unwrap()
                 .share
         };
@@ -412,7 +416,7 @@ mod tests {
                 units: 100,
                 cpus,
             };
-            Plan::of(Geometry::hashed(10), &demand, &costs).unwrap()
+            Plan::new(Geometry::hashed(10), &demand, &costs).unwrap()
         };
         // Ten ticks a second, each with something due, at a millisecond each.
         assert!((plan(1_000_000, 2).share - 0.02).abs() < 1e-6);
@@ -441,7 +445,7 @@ mod tests {
         let schemes: Vec<_> = plans.iter().map(|plan| plan.geometry.scheme).collect();
         assert_eq!(
             schemes,
-            [Scheme::Hashed as u32, Scheme::Hierarchical as u32]
+            [WheelScheme::Hashed as u32, WheelScheme::Hierarchical as u32]
         );
     }
 }

@@ -10,7 +10,7 @@ use twheel_common::{
     jiffies::MAX_STALL,
     packet::Protocols,
     rule::Rule,
-    wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, Scheme},
+    wheel::{Geometry, MAX_BITS, MAX_LEVELS, MIN_BITS, WheelScheme},
 };
 
 use crate::{
@@ -66,7 +66,7 @@ pub struct Settings {
     /// Capacity of the table.
     pub max_flows: u32,
     /// The timer scheme.
-    pub scheme: Scheme,
+    pub scheme: WheelScheme,
     /// Slots per level, rounded up to a power of two; `None`: chosen to suit the scheme.
     pub slots: Option<u32>,
     /// Number of levels; `None`: chosen to suit the scheme.
@@ -94,7 +94,7 @@ impl Default for Settings {
             share: false,
             vlans: true,
             max_flows: 131_072,
-            scheme: Scheme::Hierarchical,
+            scheme: WheelScheme::Hierarchical,
             slots: None,
             levels: None,
         }
@@ -220,8 +220,8 @@ impl Settings {
             ));
         }
         let levels = match self.scheme {
-            Scheme::Simple | Scheme::Hashed => 1..=1,
-            Scheme::Hierarchical => 1..=MAX_LEVELS as u32,
+            WheelScheme::Simple | WheelScheme::Hashed => 1..=1,
+            WheelScheme::Hierarchical => 1..=MAX_LEVELS as u32,
         };
         if let Some(given) = self.levels
             && !levels.contains(&given)
@@ -237,7 +237,7 @@ impl Settings {
         }
         let bits = |slots: u32| slots.next_power_of_two().ilog2();
         Ok(match self.scheme {
-            Scheme::Hierarchical => {
+            WheelScheme::Hierarchical => {
                 let bits = bits(self.slots.unwrap_or(1024));
                 let most = most_levels(bits, tick);
                 let levels = self.levels.unwrap_or(most.min(3));
@@ -255,8 +255,8 @@ impl Settings {
                 }
                 Geometry::hierarchical(levels, bits)
             }
-            Scheme::Hashed => Geometry::hashed(bits(self.slots.unwrap_or(1024))),
-            Scheme::Simple => {
+            WheelScheme::Hashed => Geometry::hashed(bits(self.slots.unwrap_or(1024))),
+            WheelScheme::Simple => {
                 // A flow cannot be put into the slot that the hand is on, so one more is needed.
                 let least = reach.saturating_add(1).min(u64::from(*SLOTS.end())) as u32;
                 let geometry = Geometry::simple(bits(self.slots.unwrap_or(least.max(1024))));
@@ -344,14 +344,14 @@ mod tests {
         let geometry = |wanted: Settings| wanted.config(Clock::virtual_ms()).unwrap().0.geometry;
         assert_eq!(geometry(wanted()), Geometry::hierarchical(3, 10));
         let hashed = Settings {
-            scheme: Scheme::Hashed,
+            scheme: WheelScheme::Hashed,
             slots: Some(500),
             ..wanted()
         };
         assert_eq!(geometry(hashed), Geometry::hashed(9));
         // 60 s are 600 ticks; if they end in the middle of a tick, 601.
         let simple = Settings {
-            scheme: Scheme::Simple,
+            scheme: WheelScheme::Simple,
             slots: Some(601),
             timeouts: timeouts("60s"),
             ..wanted()
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_simple_wheel_says_how_far_it_reaches() {
         let simple = |timeout_ms| Settings {
-            scheme: Scheme::Simple,
+            scheme: WheelScheme::Simple,
             slots: Some(512),
             timeouts: Timeouts::new(Duration::from_millis(timeout_ms), Duration::from_secs(1)),
             ..wanted()
@@ -466,7 +466,7 @@ mod tests {
                 "--levels 2: give 1, as many as a hashed wheel has",
                 Settings {
                     levels: Some(2),
-                    scheme: Scheme::Hashed,
+                    scheme: WheelScheme::Hashed,
                     ..wanted()
                 },
             ),
@@ -498,7 +498,7 @@ mod tests {
                 "--levels 3: give 1, as many as a simple wheel has",
                 Settings {
                     levels: Some(3),
-                    scheme: Scheme::Simple,
+                    scheme: WheelScheme::Simple,
                     ..wanted()
                 },
             ),

@@ -59,7 +59,7 @@ impl Way {
 
 /// The position of a filter for all protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FilterId {
     /// The interface's number.
     pub index: u32,
     /// The direction.
@@ -74,7 +74,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     /// Its position.
-    pub place: Place,
+    pub place: FilterId,
     /// Packets meet the filters of chain 0; they meet other chains only if a filter sends them
     /// there.
     pub chain: u32,
@@ -187,7 +187,7 @@ pub fn filters(index: u32, way: Way) -> Result<Vec<Filter>> {
 
 fn describe(message: &TcMessage, way: Way) -> Filter {
     let mut filter = Filter {
-        place: Place {
+        place: FilterId {
             index: message.header.index as u32,
             way,
             priority: (message.header.info >> 16) as u16,
@@ -222,7 +222,7 @@ fn describe(message: &TcMessage, way: Way) -> Filter {
 /// # Errors
 ///
 /// `EEXIST`: there is already a filter at this place.
-pub fn add_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
+pub fn add_filter(place: FilterId, name: &str, code: Code<'_>) -> io::Result<()> {
     let flags = NLM_F_CREATE | NLM_F_EXCL;
     change(libc::RTM_NEWTFILTER, flags, of_filter(place, name, code))
 }
@@ -232,7 +232,7 @@ pub fn add_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
 /// # Errors
 ///
 /// `ENOENT`: there is no filter at this place.
-pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()> {
+pub fn replace_filter(place: FilterId, name: &str, code: Code<'_>) -> io::Result<()> {
     // Without NLM_F_CREATE: a filter that was removed meanwhile is not made anew, as its place may
     // be another's by now.
     let message = of_filter(place, name, code);
@@ -244,13 +244,13 @@ pub fn replace_filter(place: Place, name: &str, code: Code<'_>) -> io::Result<()
 /// # Errors
 ///
 /// `ENOENT`, `EINVAL`, `ENODEV`: the filter, the qdisc or the interface does not exist.
-pub fn remove_filter(place: Place) -> io::Result<()> {
+pub fn remove_filter(place: FilterId) -> io::Result<()> {
     let kind = vec![TcAttribute::Kind(TcFilterBpf::KIND.to_owned())];
     let message = TcMessage::from_parts(header_of(place), kind);
     change(libc::RTM_DELTFILTER, 0, message)
 }
 
-fn header_of(place: Place) -> TcHeader {
+fn header_of(place: FilterId) -> TcHeader {
     let protocol = (libc::ETH_P_ALL as u16).to_be();
     TcHeader {
         index: place.index as i32,
@@ -261,7 +261,7 @@ fn header_of(place: Place) -> TcHeader {
     }
 }
 
-fn of_filter(place: Place, name: &str, code: Code<'_>) -> TcMessage {
+fn of_filter(place: FilterId, name: &str, code: Code<'_>) -> TcMessage {
     let other = |kind, value: &[u8]| {
         TcOption::Bpf(TcFilterBpfOption::Other(DefaultNla::new(
             kind,
@@ -379,7 +379,7 @@ mod tests {
 
     /// A message as the kernel sends it: header, kind, options.
     fn listed(kind: &str, options: &[u8]) -> Vec<u8> {
-        let place = Place {
+        let place = FilterId {
             index: 3,
             way: Way::Out,
             priority: 17,

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use twheel_common::{
     config::{Watched, seat},
-    counter::{Counters, FIRST_INTERFACE, LOADER, NO_INTERFACE},
+    counter::{Counters, FIRST_INTERFACE, NO_INTERFACE, USERSPACE},
     state::is_elsewhere,
 };
 
@@ -318,12 +318,12 @@ impl Watch {
         };
         let of_place = read(&self.counters, place)?;
         let sum = Counters::sum(of_place.iter());
-        let mut loader: Vec<_> = read(&self.counters, LOADER)?.iter().copied().collect();
+        let mut loader: Vec<_> = read(&self.counters, USERSPACE)?.iter().copied().collect();
         if let Some(first) = loader.first_mut() {
             first.add(&sum);
         }
         let zeros = vec![Counters::default(); loader.len()];
-        for (place, values) in [(place, zeros), (LOADER, loader)] {
+        for (place, values) in [(place, zeros), (USERSPACE, loader)] {
             self.counters
                 .set(place, PerCpuValues::try_from(values)?, 0)
                 .context("cannot write the counters")?;

@@ -212,7 +212,7 @@ impl Due {
     ];
 
     /// Counts flows by the time that they have left.
-    pub fn of(left: impl Iterator<Item = Duration>) -> Self {
+    pub fn count(left: impl Iterator<Item = Duration>) -> Self {
         let mut due = Self::default();
         for left in left {
             due.0[Self::BOUNDS.partition_point(|(bound, _)| *bound < left)] += 1;
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn what_is_due_stands_at_its_bound() {
         let left = [0, 1000, 1001, 86_400_000, 86_400_001].map(Duration::from_millis);
-        let due = Due::of(left.into_iter());
+        let due = Due::count(left.into_iter());
         let flows: Vec<_> = due.each().map(|(_, _, flows)| flows).collect();
         assert_eq!(flows, [2, 1, 0, 0, 0, 1, 1]);
         assert_eq!(due.each().last().unwrap().0, "later");

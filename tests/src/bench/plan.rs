@@ -18,7 +18,7 @@ use twheel::{
     stepper::{Steppers, pin_to},
     timeouts::Timeouts,
 };
-use twheel_common::{counter::Counter, wheel::Scheme};
+use twheel_common::{counter::Counter, wheel::WheelScheme};
 
 use crate::{report::Report, size};
 
@@ -33,10 +33,10 @@ const TOUCHED: Duration = Duration::from_millis(500);
 const FACTOR: f64 = 1.5;
 
 /// A wheel for each scheme; the hashed one turns three times in a timeout.
-const SHAPES: [(Scheme, u32); 3] = [
-    (Scheme::Simple, 256),
-    (Scheme::Hashed, 64),
-    (Scheme::Hierarchical, 64),
+const SHAPES: [(WheelScheme, u32); 3] = [
+    (WheelScheme::Simple, 256),
+    (WheelScheme::Hashed, 64),
+    (WheelScheme::Hierarchical, 64),
 ];
 
 /// Measures all schemes in real time, with real steppers.
@@ -70,8 +70,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
         }
         .config(clock)?;
         // All flows begin on one CPU.
-        let demand = Demand::of(FLOWS, 1, &config, clock);
-        let predicted = Plan::of(config.0.geometry, &demand, &costs).context("no plan")?;
+        let demand = Demand::new(FLOWS, 1, &config, clock);
+        let predicted = Plan::new(config.0.geometry, &demand, &costs).context("no plan")?;
         let instance = Instance::open(&[format!("bench-{}", std::process::id())])?;
         let result = DataPlane::load(&Load::new(OBJECT, config, clock), &instance)
             .and_then(|plane| watch(plane, &instance));

@@ -66,7 +66,7 @@ impl Lab {
 
     /// What the running twheel has pinned.
     pub fn pins(&self) -> Result<Pins> {
-        self.namespace.enter(|| Instance::of(WATCHED))
+        self.namespace.enter(|| Instance::with(WATCHED))
     }
 
     /// Opens a sender of frames to the watched interface.

@@ -91,7 +91,7 @@ fn floods(
     let twheel = run(pair, &["--max-flows", "32768", "--source-share", "100"])?;
     let flows = pair
         .server
-        .enter(|| Flows::pinned(&Instance::of(SERVER)?))?;
+        .enter(|| Flows::pinned(&Instance::with(SERVER)?))?;
     others_talk.send(())?;
     let others = others_named.recv()?;
     let mut connections = open(pair)?;

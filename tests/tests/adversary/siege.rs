@@ -89,7 +89,7 @@ impl Siege {
         ];
         let flows = pair
             .server
-            .enter(|| Flows::pinned(&Instance::of(SERVER)?))?;
+            .enter(|| Flows::pinned(&Instance::with(SERVER)?))?;
         let mut siege = Self {
             scene,
             twheel,

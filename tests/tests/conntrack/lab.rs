@@ -254,7 +254,7 @@ impl Lab {
         let mut lab = Self {
             flows: pair
                 .server
-                .enter(|| Flows::pinned(&Instance::of(SERVER)?))?,
+                .enter(|| Flows::pinned(&Instance::with(SERVER)?))?,
             twheel,
             conntrack,
             raw,

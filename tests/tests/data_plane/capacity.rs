@@ -2,7 +2,7 @@
 
 use twheel_common::{
     config::Meta, counter::Counter, event::Reason, flow::Direction, packet::parse, state::State,
-    wheel::Scheme,
+    wheel::WheelScheme,
 };
 use twheel_tests::plane::{ACK, SYN, Setup, frame};
 
@@ -11,7 +11,7 @@ use crate::{all_ended, ended, establish, port};
 #[test]
 fn a_hashed_wheel_gives_up_the_half_open_flow_nearest_its_deadline() {
     let setup = Setup {
-        scheme: Scheme::Hashed,
+        scheme: WheelScheme::Hashed,
         slots: Some(8),
         close: 60_000,
         max_flows: 5,

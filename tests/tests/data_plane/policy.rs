@@ -40,7 +40,7 @@ fn each_flow_has_the_timeouts_of_the_first_rule_it_meets() {
     let [web, late, out, none] = rules;
     let data_plane = plane.plane();
     let names = Names::open(&|name: &str| data_plane.open(name)).unwrap();
-    let name = |number| names.of(number).unwrap();
+    let name = |number| names.rule(number).unwrap();
     assert_eq!(
         [late, out, web].map(name),
         ["late", "out", "web"].map(|name| Some(name.to_owned()))
@@ -96,7 +96,7 @@ fn flows_of_the_same_addresses_have_the_timeouts_of_their_vlans() {
         .flows()
         .unwrap()
         .iter()
-        .map(|flow| (flow.key.vlans(), names.of(flow.rule).unwrap()))
+        .map(|flow| (flow.key.vlans(), names.rule(flow.rule).unwrap()))
         .collect();
     assert_eq!(flows.len(), cases.len());
     for (vlans, rule, _) in cases {
@@ -175,7 +175,7 @@ fn flows_have_the_rules_of_their_zones() {
             })
             .unwrap();
         assert_eq!(names.zone(flow.key.zone()).unwrap(), zone);
-        assert_eq!(names.of(flow.rule).unwrap().as_deref(), rule, "{zone}");
+        assert_eq!(names.rule(flow.rule).unwrap().as_deref(), rule, "{zone}");
     }
     // A policy may take all zones that are left, and no more. A refused policy changes nothing.
     let zones = |from: u16, count: u16| {

@@ -11,7 +11,7 @@ use twheel_common::{
     state::{Change, State},
     step::Outcome,
     tracked::Tracked,
-    wheel::Scheme,
+    wheel::WheelScheme,
 };
 use twheel_tests::plane::{ACK, FIN, RST, SYN, Setup, frame, twins};
 
@@ -49,7 +49,7 @@ fn nothing_ends_early_where_the_clock_has_jumped() {
 
 #[test]
 fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
-    use Scheme::*;
+    use WheelScheme::*;
     const TWINS: u64 = 2_000_000;
     // The number of random operations (packets, time passing, steps) for each scheme.
     let operations = match std::env::var_os("TWHEEL_EXHAUSTIVE") {
@@ -114,7 +114,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
             match oracle.get_mut(&client) {
                 None => {
                     if let Some(flow) = Tracked::first(&segment, ONE_WAY) {
-                        let due = now + u64::from(timeouts.of(flow.seen));
+                        let due = now + u64::from(timeouts.timeout(flow.seen));
                         oracle.insert(client, (due, flow));
                     }
                 }
@@ -122,7 +122,7 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
                     Change::Ignored | Change::Ended | Change::AddIfItLasts(_) => {}
                     // A SYN in doubt does not keep the flow alive.
                     Change::Doubt(..) if flags & SYN != 0 => {}
-                    _ => *due = now + u64::from(timeouts.of(flow.seen)),
+                    _ => *due = now + u64::from(timeouts.timeout(flow.seen)),
                 },
             }
             plane.pass(match random.below(30) {
@@ -172,9 +172,9 @@ fn the_wheel_agrees_with_a_map_of_deadlines_over_days() {
 #[test]
 fn three_schemes_report_the_same_flows_at_the_same_steps() {
     let mut planes = [
-        (Scheme::Simple, None),
-        (Scheme::Hashed, Some(8)),
-        (Scheme::Hierarchical, Some(4)),
+        (WheelScheme::Simple, None),
+        (WheelScheme::Hashed, Some(8)),
+        (WheelScheme::Hierarchical, Some(4)),
     ]
     .map(|(scheme, slots)| {
         Setup {
@@ -219,9 +219,9 @@ fn three_schemes_report_the_same_flows_at_the_same_steps() {
 #[test]
 fn a_flow_after_hours_without_any_is_visited_no_more_often() {
     for (scheme, slots) in [
-        (Scheme::Hierarchical, None),
-        (Scheme::Hashed, None),
-        (Scheme::Simple, None),
+        (WheelScheme::Hierarchical, None),
+        (WheelScheme::Hashed, None),
+        (WheelScheme::Simple, None),
     ] {
         let setup = Setup {
             scheme,

@@ -85,11 +85,11 @@ pub fn tracked(pins: &Pins) -> Result<u64> {
 /// the capacity taken and the output of `flows` agree. Returns their number.
 pub fn check_accounts(namespace: &Namespace) -> Result<usize> {
     let listed = namespace.enter(|| {
-        let pins = Instance::of(SERVER)?;
+        let pins = Instance::with(SERVER)?;
         let tracked = tracked(&pins)?;
         let counters = data_plane::counters(&Map::PerCpuArray(pins.map("COUNTERS")?))?;
         let staged = staged(&pins)?;
-        let reader = Reader::of(pins)?;
+        let reader = Reader::open_pins(pins)?;
         let in_use = reader.table().iter().count();
         assert_eq!(counters.live(), in_use as u64, "flows created, less ended");
         assert_eq!(tracked, in_use as u64 + staged, "capacity taken");

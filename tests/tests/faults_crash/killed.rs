@@ -83,7 +83,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         .file_name()
         .context("the instance's directory has no name")?;
     let pinned = names(&pair.server)?;
-    let table = pair.server.enter(|| Instance::of(SERVER)?.map("FLOWS"))?;
+    let table = pair.server.enter(|| Instance::with(SERVER)?.map("FLOWS"))?;
     let entries = table.info()?.max_entries();
     drop(table);
     let (maps, programs) = loaded(entries);
@@ -98,7 +98,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         number += 1;
         // If starts take long, all flows that begin meanwhile wait; this test must not fill the
         // table.
-        let waiting = pair.server.enter(|| tracked(&Instance::of(SERVER)?))?;
+        let waiting = pair.server.enter(|| tracked(&Instance::with(SERVER)?))?;
         sender.pause(waiting > 200_000);
         let mut run = Run::start(&pair.server, &args, &writer)?;
         // Kills runs while they start, while they have something to do, and while they end. The
@@ -179,7 +179,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
         thread::sleep(millis(50));
     }
     // On a busy machine the wheel of the other CPU may lag.
-    while pair.server.enter(|| tracked(&Instance::of(SERVER)?))? > 0 {
+    while pair.server.enter(|| tracked(&Instance::with(SERVER)?))? > 0 {
         ensure!(Instant::now() < end, "flows are left in the table");
         thread::sleep(millis(50));
     }

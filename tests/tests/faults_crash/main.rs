@@ -57,7 +57,7 @@ fn end(host: &Namespace, flows: u32) -> Result<(Pins, Events, Vec<Read>)> {
     pin_to(0)?;
     host.begin_flows(SERVER, flows)?;
     thread::sleep(millis(1500));
-    let pins = Instance::of(SERVER)?;
+    let pins = Instance::with(SERVER)?;
     pins.callable("twheel_step")?.step(STEP_BUDGET)?;
     let mut events = Events::open(pins.map("EVENTS")?)?;
     let mut batch = Vec::new();

@@ -50,7 +50,7 @@ fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
 
         // The state that a run leaves if it is killed after writing 40 events to the file and
         // printing as many.
-        let reader = Reader::of(pins)?;
+        let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
         writer.add_now(batch[..CUT].to_vec());
         assert!(events.release(batch[CUT - 1].free));
@@ -94,7 +94,7 @@ fn what_has_left_the_ring_unwritten_is_counted() -> Result<()> {
 
         // The state that a run leaves if it is killed while its disk is stuck: everything is
         // printed, but only some of it is in the file.
-        let reader = Reader::of(pins)?;
+        let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
         batch.truncate(WRITTEN);
         writer.add_now(batch);

@@ -5,7 +5,7 @@ use std::{fs, os::fd::OwnedFd};
 use anyhow::{Context, Result, ensure};
 use aya_obj::generated::bpf_attach_type::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use nix::net::if_::if_nametoindex;
-use twheel::tc::{Code, Place, Way, add_filter};
+use twheel::tc::{Code, FilterId, Way, add_filter};
 use twheel_tests::{
     netns::{Namespace, require_root},
     others::{FROM, Other, TO},
@@ -172,7 +172,7 @@ fn it_stands_where_it_is_told_to_among_other_peoples_filters() -> Result<()> {
     ];
     host.enter(|| {
         for (way, guard) in &guards {
-            let place = Place {
+            let place = FilterId {
                 index: if_nametoindex(SERVER)?,
                 way: *way,
                 priority: 50,

@@ -160,15 +160,15 @@ fn an_answer_comes_by_another_way() {
 
 #[test]
 fn a_side_sends_by_its_own_way() {
-    let (inside, outside) = (Way::of(2, 2), Way::of(3, 3));
+    let (inside, outside) = (Way::new(2, 2), Way::new(3, 3));
     // The way of a forwarded packet is the interface where it came in; this host's own packets came
     // in nowhere.
-    assert_eq!(Way::of(3, 2), inside);
-    assert_eq!(Way::of(3, 0), Way::LOCAL);
+    assert_eq!(Way::new(3, 2), inside);
+    assert_eq!(Way::new(3, 0), Way::LOCAL);
     for side in [FromLow, FromHigh] {
         let other = side.reverse();
         let allows = |known: Way, way: Way, direction, is_lenient| {
-            SideWay::of(known, side).allows(way, direction, is_lenient)
+            SideWay::new(known, side).allows(way, direction, is_lenient)
         };
         for is_lenient in [false, true] {
             // The side that was seen sends through the same interface, or through another one if it
@@ -189,26 +189,26 @@ fn a_side_sends_by_its_own_way() {
             for direction in [side, other] {
                 assert!(SideWay::ANY.allows(inside, direction, is_lenient));
                 // Over the loopback interface both sides send, and nobody outside.
-                let loopback = SideWay::of(Way::LOOPBACK, side);
+                let loopback = SideWay::new(Way::LOOPBACK, side);
                 assert!(!loopback.allows(inside, direction, is_lenient));
                 assert!(loopback.allows(Way::LOCAL, direction, is_lenient));
-                for known in [SideWay::of(inside, side), loopback] {
+                for known in [SideWay::new(inside, side), loopback] {
                     assert!(known.allows(Way::LOOPBACK, direction, is_lenient));
                 }
             }
         }
         assert!(!SideWay::ANY.is_of(side));
-        assert!(SideWay::of(inside, side).is_of(side) && !SideWay::of(inside, side).is_of(other));
+        assert!(SideWay::new(inside, side).is_of(side) && !SideWay::new(inside, side).is_of(other));
     }
-    assert_eq!([0, 7].map(|origin| Way::of(1, origin)), [Way::LOOPBACK; 2]);
+    assert_eq!([0, 7].map(|origin| Way::new(1, origin)), [Way::LOOPBACK; 2]);
     // A packet from another network namespace was made neither in a third one nor in this one.
     let [there, third] = [0, MAX_NAMESPACES - 1].map(elsewhere);
-    let made = Way::of(there | 2, there);
+    let made = Way::new(there | 2, there);
     for side in [Direction::FromLow, Direction::FromHigh] {
-        let known = SideWay::of(made, side);
+        let known = SideWay::new(made, side);
         assert!(known.allows(made, side, false));
-        assert!(!known.allows(Way::of(third | 2, third), side, false));
-        assert!(known.allows(Way::of(third | 2, third), side.reverse(), false));
+        assert!(!known.allows(Way::new(third | 2, third), side, false));
+        assert!(known.allows(Way::new(third | 2, third), side.reverse(), false));
         assert!(known.is_of(side) && !made.is_local());
     }
     let numbers = [there, there | 2, third, third | 2];
@@ -219,10 +219,10 @@ fn a_side_sends_by_its_own_way() {
 /// This host's packets do not come in: incoming packets in its name were forged.
 #[test]
 fn this_host_disproves_what_came_in_by_its_name() {
-    let outside = Way::of(3, 3);
+    let outside = Way::new(3, 3);
     for side in [FromLow, FromHigh] {
         let disproved =
-            |known, way, direction| SideWay::of(known, side).is_disproved_by(way, direction);
+            |known, way, direction| SideWay::new(known, side).is_disproved_by(way, direction);
         assert!(disproved(outside, Way::LOCAL, side));
         assert!(!disproved(outside, Way::LOCAL, side.reverse()));
         for direction in [side, side.reverse()] {
@@ -230,7 +230,7 @@ fn this_host_disproves_what_came_in_by_its_name() {
             for known in [Way::LOCAL, Way::LOOPBACK] {
                 assert!(!disproved(known, Way::LOCAL, direction));
             }
-            assert!(!disproved(outside, Way::of(2, 2), direction));
+            assert!(!disproved(outside, Way::new(2, 2), direction));
             assert!(!SideWay::ANY.is_disproved_by(Way::LOCAL, direction));
         }
         // A forged SYN or ACK in the name of this host; the host's own segment decides what begins.

@@ -21,6 +21,7 @@ fn entered(state: State, initiator: Direction, finished: &[Direction]) -> Tracke
             is_local: false,
             ..Known::default()
         },
+        lasts: false,
     }
 }
 

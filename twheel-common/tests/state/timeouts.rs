@@ -19,7 +19,7 @@ use crate::{BOTH, after, segment};
 #[test]
 fn each_state_has_its_timeout() {
     let timeouts = Timeouts(std::array::from_fn(|number| number as u32));
-    let of = |segments: &[(Direction, u8)]| timeouts.of(after(segments));
+    let of = |segments: &[(Direction, u8)]| timeouts.timeout(after(segments));
     assert_eq!(of(&[(FromLow, SYN)]), SynSent as u32);
     assert_eq!(of(&[(FromLow, SYN), (FromHigh, SYN)]), SynSent as u32);
     assert_eq!(of(&[(FromLow, SYN), (FromHigh, SYN | ACK)]), SynRecv as u32);
@@ -38,8 +38,8 @@ fn what_is_not_answered_is_waited_for_no_longer_than_that() {
     let seen = Seen::first(FromLow, ACK, BOTH).unwrap();
     for (retrans, stalled) in [(49, 49), (50, 50), (51, 50)] {
         timeouts.0[Timeouts::RETRANS] = retrans;
-        assert_eq!(timeouts.of(seen), 50);
-        assert_eq!(timeouts.of(seen.stalled(true)), stalled);
+        assert_eq!(timeouts.timeout(seen), 50);
+        assert_eq!(timeouts.timeout(seen.stalled(true)), stalled);
     }
 }
 

@@ -19,7 +19,7 @@ use twheel_common::{
     },
 };
 
-use self::model::{Model, of};
+use self::model::{Model, next_of};
 
 /// What is known after a segment that had this effect on a flow.
 fn follow(
@@ -34,13 +34,14 @@ fn follow(
         segment.direction.reverse() as usize,
     );
     let follows = match change {
-        Change::Ignored | Change::SameWay | Change::Ended | Change::AddIfItLasts(_) => false,
+        Change::Ignored | Change::SameWay | Change::Ended => false,
+        Change::NewGeneration(_) if before.is_starting() => false,
         Change::Nothing if is_told => {
             known.positions = numbers::first(segment);
             false
         }
         Change::Nothing => true,
-        Change::Add(_) => segment.flags & RST == 0,
+        Change::Add(_) | Change::AddIfItLasts(_) => segment.flags & RST == 0,
         Change::Answers(_) => {
             known.positions[them] = segment.ack;
             true
@@ -63,7 +64,7 @@ fn follow(
             known.positions[me] = position;
         }
         if numbers::is_apart(positions, segment) {
-            let apart = numbers::apart(positions, known.doubt, before, segment, true);
+            let apart = numbers::apart(positions, known.doubt, before, segment, known.is_own_way);
             known.positions[them] = apart.other.unwrap_or(known.positions[them]);
             known.doubt = apart.own.unwrap_or(known.doubt);
         }
@@ -127,8 +128,8 @@ impl Random {
                 _ => of.wrapping_add(off),
             }
         };
-        let mut seq = number(of(known.positions, direction));
-        let ack = number(of(known.positions, direction.reverse()));
+        let mut seq = number(next_of(known.positions, direction));
+        let ack = number(next_of(known.positions, direction.reverse()));
         let length = self.one_of(&[0, 0, 1, 100]);
         let flags = match datagrams {
             true => self.one_of(&[datagram::UDP, datagram::QUERY, datagram::ANSWER]),
@@ -245,7 +246,11 @@ fn begin(random: &mut Random, view: View, datagrams: bool) -> Option<Tracked> {
         .collect();
     let seen = Seen::of_socket(state, initiator, &finished);
     assert_eq!(seen, Model::of_socket(state, initiator, fins).write());
-    Some(Tracked { seen, known })
+    Some(Tracked {
+        seen,
+        known,
+        lasts: false,
+    })
 }
 
 #[test]
@@ -276,6 +281,7 @@ fn every_change_is_the_models() {
             let segment = random.segment(&flow.known, datagrams);
             flow.known.is_own_way = !random.is_one_in(8);
             flow.known.is_local = random.is_one_in(4);
+            flow.lasts = random.is_one_in(2);
             let is_disproved = random.is_one_in(32);
             let (before, known) = (flow.seen, flow.known);
             let model = Model::read(before);
@@ -295,22 +301,25 @@ fn every_change_is_the_models() {
             };
             assert_eq!(change, expected, "{model:?} {known:?} {segment:?} {view:?}");
             let is_told = model.is_told_by(segment.direction, view);
-            let after = follow(before, known, &segment, change, is_told);
+            // A young flow of datagrams stays what it is.
+            let applied = match change {
+                Change::AddIfItLasts(_) if !flow.lasts => Change::Nothing,
+                change => change,
+            };
+            let after = follow(before, known, &segment, applied, is_told);
             assert_eq!(flow.known, after);
             states[model.state as usize] += 1;
             let (number, seen) = match change {
                 Change::Nothing => (0, before),
                 Change::Ignored => (1, before),
                 Change::SameWay => (2, before),
-                Change::AddIfItLasts(seen) => {
-                    // More than two seconds old.
-                    flow.seen = if random.is_one_in(2) { seen } else { before };
-                    (3, flow.seen)
-                }
+                Change::AddIfItLasts(seen) => (3, if flow.lasts { seen } else { before }),
                 Change::Add(seen) => (4, seen),
                 Change::Doubt(seen, ..) => (5, seen),
                 Change::Answers(seen) => (6, seen),
                 Change::Places(seen) => (7, seen),
+                // Another CPU has begun a generation, and not noted when.
+                Change::NewGeneration(_) if before.is_starting() => (8, before),
                 Change::NewGeneration(seen) => (8, seen),
                 Change::Ended => panic!("the flow was not ended"),
             };

@@ -255,7 +255,7 @@ impl Model {
 
     fn next_syn(&self, segment: &Segment, known: &Known) -> Change {
         let number = segment.seq.wrapping_add(1);
-        let is_same = number == of(known.positions, segment.direction);
+        let is_same = number == next_of(known.positions, segment.direction);
         match self.state {
             SynSent if segment.direction != self.initiator => {
                 Change::Add(self.to(SynSent2, segment.direction).write())
@@ -298,7 +298,7 @@ impl Model {
         if is_answer && is_opening && is_reply {
             return Change::Answers(self.to(SynRecv, me).certain().write());
         }
-        let is_exact = segment.ack == of(known.positions, them);
+        let is_exact = segment.ack == next_of(known.positions, them);
         match self.state {
             SynSent | SynSent2 if self.is_placed(them) && !is_exact => Change::Ignored,
             SynSent if is_reply => self.changed(self.to(SynRecv, me).certain()),
@@ -314,7 +314,7 @@ impl Model {
         if self.fins[me as usize] {
             let is_last = self.is_ending() && me == self.last_fin();
             let is_other = segment.end != known.doubt;
-            return match segment.seq == of(known.positions, me) && is_other && is_last {
+            return match segment.seq == next_of(known.positions, me) && is_other && is_last {
                 true => Change::Doubt(self.write(), segment.end, false),
                 false => Change::Nothing,
             };
@@ -338,11 +338,11 @@ impl Model {
     fn next_reset(&self, segment: &Segment, known: &Known, view: View) -> Change {
         let (me, them) = (segment.direction, segment.direction.reverse());
         let is_exact = if self.state == SynSent && segment.flags & ACK != 0 {
-            me != self.initiator && segment.ack == of(known.positions, them)
+            me != self.initiator && segment.ack == next_of(known.positions, them)
         } else {
             let is_behind_fin =
                 self.is_ending() && me == self.last_fin() && segment.seq == known.doubt;
-            segment.seq == of(known.positions, me) || is_behind_fin
+            segment.seq == next_of(known.positions, me) || is_behind_fin
         };
         let mut closed = Self {
             state: Close,
@@ -386,7 +386,7 @@ impl Model {
             SynSent | SynRecv if is_alone => {
                 Change::Add(self.to(Established, me).certain().write())
             }
-            SynSent if is_reply && segment.ack != of(known.positions, them) => {
+            SynSent if is_reply && segment.ack != next_of(known.positions, them) => {
                 if known.is_local {
                     return Change::Places(self.found().write());
                 }
@@ -404,7 +404,7 @@ impl Model {
                 Change::Places(self.found().write())
             }
             SynRecv if !is_reply => {
-                let missing = of(known.positions, them).wrapping_sub(segment.ack);
+                let missing = next_of(known.positions, them).wrapping_sub(segment.ack);
                 let most = if self.doubt { 16_384 } else { 0 };
                 match self.is_placed(them) && missing > most {
                     true => Change::Ignored,
@@ -445,20 +445,20 @@ impl Model {
 
     fn fits_first(&self, segment: &Segment, known: &Known) -> bool {
         let (me, them) = (segment.direction, segment.direction.reverse());
-        let ahead = segment.seq.wrapping_sub(of(known.positions, me));
+        let ahead = segment.seq.wrapping_sub(next_of(known.positions, me));
         self.is_placed(me)
             || !self.is_placed(them)
             || ahead.wrapping_add(1 << 18) <= (1 << 24) + (1 << 18)
                 && segment.flags & ACK != 0
-                && acknowledges(segment.ack, of(known.positions, them))
+                && acknowledges(segment.ack, next_of(known.positions, them))
     }
 
     fn fits(&self, segment: &Segment, known: &Known) -> bool {
         let (me, them) = (segment.direction, segment.direction.reverse());
-        let ahead = segment.seq.wrapping_sub(of(known.positions, me));
+        let ahead = segment.seq.wrapping_sub(next_of(known.positions, me));
         ahead.wrapping_add(1 << 18) <= 2 << 18
             && segment.flags & ACK != 0
-            && (!self.is_placed(them) || acknowledges(segment.ack, of(known.positions, them)))
+            && (!self.is_placed(them) || acknowledges(segment.ack, next_of(known.positions, them)))
     }
 
     fn goes_on(&self, segment: &Segment, known: &Known, is_alone: bool) -> Change {
@@ -499,7 +499,7 @@ impl Model {
     }
 }
 
-pub fn of(positions: Positions, direction: Direction) -> u32 {
+pub fn next_of(positions: Positions, direction: Direction) -> u32 {
     positions[direction as usize]
 }
 

@@ -484,7 +484,7 @@ fn see(frame: Frame) -> Option<Touched> {
     let arrival = Arrival {
         interface: 1,
         hook: Hook::Ingress,
-        way: Way::of(1, 1),
+        way: Way::new(1, 1),
         sight: Sight::new(Point::new(watched.place.into(), Hook::Ingress), false),
         is_forwarded: false,
     };

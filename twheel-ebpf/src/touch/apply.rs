@@ -72,9 +72,7 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         let (before, after) = (before.seen().0, decision.word.seen().0);
         forward::forward_deadline(flow.index(), before, after, decision.due);
     }
-    // The stored way stays, unless there is none, or this packet alone says what is true of the
-    // flow.
-    if effects.has(Effects::WAY) || flow.way() == SideWay::ANY {
+    if effects.has(Effects::WAY) {
         learn(flow, segment, way);
     }
     match effects.has(Effects::RULE) {
@@ -131,7 +129,7 @@ pub extern "C" fn touch_told(index: u32, segment: *const Segment, way: u32) -> u
 /// Notes the way by which a side's packets come.
 #[inline(always)]
 fn learn(flow: At, segment: &Segment, way: Way) {
-    let way = SideWay::of(way, segment.direction);
+    let way = SideWay::new(way, segment.direction);
     if flow.way() != way {
         flow.set_way(way);
     }

@@ -1,6 +1,8 @@
 //! A packet of no known flow: enters its flow, and evicts another if the table is full.
 
-use twheel_common::{counter::Counter, policy::Hook, seen::Seen, segment::Segment, way::SideWay};
+use twheel_common::{
+    counter::Counter, policy::Hook, record::RULES, seen::Seen, segment::Segment, way::SideWay,
+};
 
 use crate::{
     clock, config,
@@ -42,7 +44,7 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, arrival: Arrival) ->
             let begins = Beginning {
                 seen,
                 rule,
-                way: SideWay::of(arrival.way, segment.direction),
+                way: SideWay::new(arrival.way, segment.direction),
                 idle: 0,
             };
             begun = start(segment, at, now, begins);
@@ -113,14 +115,19 @@ pub extern "C" fn touch_unknown(
         return (Touched::TableFull as u64) << 32;
     }
     let rule = policy::policy_rule(segment, seen.0, interface_way as u32, hook);
-    (Touched::Created as u64) << 32 | u64::from(rule & 0x1ff) << 20 | u64::from(seen.0 & 0xfffff)
+    let low = (rule & RULES) << SEEN_BITS | seen.0 & SEEN;
+    (Touched::Created as u64) << 32 | u64::from(low)
 }
+
+/// State bits, in what [`touch_unknown`] returns; the rule stands above them.
+const SEEN_BITS: u32 = 20;
+const SEEN: u32 = (1 << SEEN_BITS) - 1;
 
 /// The state bits and the rule of the flow that [`touch_unknown`] has counted in.
 #[inline(always)]
 fn admitted(unknown: u64) -> (Seen, u32) {
     let low = unknown as u32;
-    (Seen(low & 0xfffff), low >> 20 & 0x1ff)
+    (Seen(low & SEEN), low >> SEEN_BITS & RULES)
 }
 
 /// What a flow begins with.
@@ -185,7 +192,7 @@ pub extern "C" fn touch_enter(
     let place = table::place(&segment.key);
     let begins = Beginning {
         seen: Seen(seen),
-        rule: rule & 0x1ff,
+        rule: rule & RULES,
         way: SideWay::ANY,
         idle,
     };

@@ -7,12 +7,12 @@ use twheel_common::{
     segment::Segment,
     state::Known,
     table::OUTGOING,
-    way::Way,
+    way::{SideWay, Way},
 };
 
 use crate::{
     config, policy, record, table,
-    verifier::{bit, given, given_mut},
+    verifier::{Given, bit, given, given_mut},
 };
 
 use super::apply::{NEW_RULE, Packet, TAKEN, apply};
@@ -108,6 +108,9 @@ pub struct Attempt {
     reserved: u32,
 }
 
+// SAFETY: only arguments have pointers to attempts.
+unsafe impl Given for Attempt {}
+
 /// [`Known::is_own_way`].
 const OWN_WAY: u16 = 1;
 /// [`Known::is_local`].
@@ -118,6 +121,8 @@ const DISPROVED: u16 = 4;
 const LASTS: u16 = 8;
 /// [`Record::is_ours`].
 const OURS: u16 = 16;
+/// [`Record::has_way`].
+const HAS_WAY: u16 = 32;
 
 /// What is true of a segment that came by this way, and of its flow.
 ///
@@ -139,6 +144,7 @@ pub extern "C" fn touch_facts(index: u32, segment: *const Segment, now: u64, way
         (DISPROVED, side.is_disproved_by(way, direction)),
         (LASTS, age(now, flow.created()) > config!(two_seconds)),
         (OURS, flow.is_ours()),
+        (HAS_WAY, side != SideWay::ANY),
     ];
     let mut all = 0;
     for (fact, holds) in facts {
@@ -175,6 +181,7 @@ pub extern "C" fn touch_decide(
         is_disproved: is_fact(DISPROVED),
         lasts: is_fact(LASTS),
         is_ours: is_fact(OURS),
+        has_way: is_fact(HAS_WAY),
     };
     attempt.before = record.word;
     if record.word.generation() != attempt.life {

@@ -19,7 +19,7 @@ use super::{
 #[inline(never)]
 pub extern "C" fn wheel_start(index: u32, now: u64, due: u64) -> u64 {
     if let (Some(wheel), Some(flow)) = (this_cpu(), record::at(index)) {
-        wheel.catch_up(clock::tick().of(now));
+        wheel.catch_up(clock::tick().number(now));
         place(wheel, flow, due);
     }
     0

@@ -18,7 +18,7 @@ pub struct Lists(*mut Heads);
 impl Lists {
     /// The lists of the slot of this index.
     #[inline(always)]
-    pub fn of(slot: u32) -> Option<Self> {
+    pub fn at(slot: u32) -> Option<Self> {
         SLOTS.get_ptr_mut(slot).map(Self)
     }
 
@@ -76,7 +76,7 @@ pub fn pending() -> u32 {
 #[inline(always)]
 pub fn push(wheel: Own, flow: At, slot: Slot) {
     let (number, list) = (flow.number(), list_of(flow));
-    let Some(lists) = Lists::of(slot.index) else {
+    let Some(lists) = Lists::at(slot.index) else {
         return;
     };
     let first = lists.get(list);
@@ -84,7 +84,7 @@ pub fn push(wheel: Own, flow: At, slot: Slot) {
     wheel.set_latest(list);
     flow.set_next(first);
     flow.set_prev(Link::list(slot.index, list));
-    match first.as_flow().and_then(record::of) {
+    match first.as_flow().and_then(record::with_details) {
         Some(first) => first.set_prev(Link::flow(number)),
         None => wheel.occupy(slot.index),
     }
@@ -94,16 +94,16 @@ pub fn push(wheel: Own, flow: At, slot: Slot) {
 #[inline(always)]
 pub fn unlink(wheel: Own, flow: At) {
     let (next, prev) = (flow.next(), flow.prev());
-    if let Some(next) = next.as_flow().and_then(record::of) {
+    if let Some(next) = next.as_flow().and_then(record::with_details) {
         next.set_prev(prev);
     }
     let Some((slot, list)) = prev.as_list() else {
-        if let Some(prev) = prev.as_flow().and_then(record::of) {
+        if let Some(prev) = prev.as_flow().and_then(record::with_details) {
             prev.set_next(next);
         }
         return;
     };
-    let Some(lists) = Lists::of(slot) else {
+    let Some(lists) = Lists::at(slot) else {
         return;
     };
     lists.set(list, next);

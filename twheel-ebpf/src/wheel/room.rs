@@ -4,7 +4,7 @@
 use twheel_common::{
     counter::Counter,
     event::Reason,
-    flow::idle,
+    flow::Word,
     segment::Segment,
     table::WINDOW,
     visit::{Visit, visit},
@@ -14,7 +14,8 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::count,
-    quota, record,
+    quota,
+    record::{self, At},
     verifier::{given, repeat},
 };
 
@@ -68,7 +69,7 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u6
     let Some(wheel) = this_cpu() else {
         return NOTHING;
     };
-    let mut first = match Lists::of(pending()) {
+    let mut first = match Lists::at(pending()) {
         Some(waiting) => waiting.first(list),
         None => Link::NONE,
     };
@@ -76,7 +77,7 @@ pub extern "C" fn wheel_make_room(list: u32, last: u32, over_quota: u32, now: u6
         let Some(slot) = wheel.first(config::geometry()) else {
             return NOTHING;
         };
-        if let Some(lists) = Lists::of(slot.index) {
+        if let Some(lists) = Lists::at(slot.index) {
             first = lists.first(list);
         }
     }
@@ -142,14 +143,11 @@ extern "C" fn wheel_wait_of(index: u32, now: u64) -> u64 {
     if word.is_dead() || !flow.is_ours() {
         return NONE;
     }
-    let idle = idle(now, word.stamp());
-    let timeout = flow.timeout(word.seen());
-    if idle >= timeout {
-        0
-    } else if word.seen().is_established(config!(one_way) != 0) {
-        NONE
-    } else {
-        (timeout - idle).into()
+    let seen = word.seen();
+    let visit = visit(now, word, flow.timeout(seen), clock::doubt);
+    match visit.wait(now, seen.is_established(config!(one_way) != 0)) {
+        Some(wait) => wait,
+        None => NONE,
     }
 }
 
@@ -166,6 +164,12 @@ fn end_at(index: u32, now: u64) -> bool {
     let Visit::End(reason) = visit.for_room(is_established, |_| true) else {
         return false;
     };
+    end_now(flow, word, reason, now)
+}
+
+/// Ends a flow for another, and counts it. Returns whether it ended.
+#[inline(always)]
+fn end_now(flow: At, word: Word, reason: Reason, now: u64) -> bool {
     let gone = matches!(end(flow, word, reason, now), End::Done);
     if gone {
         count(counter_of(reason));
@@ -198,9 +202,8 @@ pub extern "C" fn wheel_take_from_over_quota(now: u64) -> u64 {
     let Some(flow) = victim.and_then(record::at) else {
         return 0;
     };
-    let gone = matches!(end(flow, flow.word(), Reason::Evicted, now), End::Done);
+    let gone = end_now(flow, flow.word(), Reason::Evicted, now);
     if gone {
-        count(Counter::Evicted);
         count(Counter::OverQuota);
     }
     gone.into()

@@ -102,7 +102,7 @@ fn settle(flow: At, now: u64, due: u64) {
 #[inline(always)]
 pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Handled {
     let geometry = config::geometry();
-    let Some(waiting) = Lists::of(pending()) else {
+    let Some(waiting) = Lists::at(pending()) else {
         return Handled::Nothing(None);
     };
     if *round == 0 {
@@ -132,14 +132,14 @@ pub fn step(wheel: Own, now: u64, tick: u64, micros: u32, round: &mut u32) -> Ha
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_hand_out(slot: u32) -> u32 {
-    let (Some(from), Some(to)) = (Lists::of(slot), Lists::of(pending())) else {
+    let (Some(from), Some(to)) = (Lists::at(slot), Lists::at(pending())) else {
         return 0;
     };
     for list in 0..LISTS as u32 {
         let first = from.get(list);
         from.set(list, Link::NONE);
         to.set(list, first);
-        if let Some(flow) = first.as_flow().and_then(record::of) {
+        if let Some(flow) = first.as_flow().and_then(record::with_details) {
             flow.set_prev(Link::list(pending(), list));
         }
     }
@@ -155,12 +155,12 @@ extern "C" fn wheel_hand_out(slot: u32) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wheel_gather() -> u32 {
-    let Some(waiting) = Lists::of(pending()) else {
+    let Some(waiting) = Lists::at(pending()) else {
         return 0;
     };
     let mut round = 0;
     for list in 0..LISTS as u32 {
-        if let Some(flow) = waiting.get(list).as_flow().and_then(record::of) {
+        if let Some(flow) = waiting.get(list).as_flow().and_then(record::with_details) {
             round |= 1 << list;
             flow.fetch();
         }
@@ -189,7 +189,7 @@ pub enum For {
 #[inline(always)]
 pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> Handled {
     let for_room = !matches!(purpose, For::Stepper { .. });
-    let Some(flow) = first.as_flow().and_then(record::of) else {
+    let Some(flow) = first.as_flow().and_then(record::with_details) else {
         return Handled::Nothing(None);
     };
     let index = flow.index();

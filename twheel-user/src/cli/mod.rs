@@ -85,7 +85,7 @@ impl Cli {
     }
 }
 
-/// [`Scheme`](twheel_common::wheel::Scheme), as an argument.
+/// [`WheelScheme`](twheel_common::wheel::WheelScheme), as an argument.
 #[derive(Clone, Copy, ValueEnum)]
 enum SchemeName {
     /// One level, as long as the longest timeout (scheme 4 of Varghese and Lauck)
@@ -96,7 +96,7 @@ enum SchemeName {
     Hierarchical,
 }
 
-impl From<SchemeName> for twheel_common::wheel::Scheme {
+impl From<SchemeName> for twheel_common::wheel::WheelScheme {
     fn from(scheme: SchemeName) -> Self {
         match scheme {
             SchemeName::Simple => Self::Simple,

@@ -7,7 +7,7 @@ use aya::util::nr_cpus;
 use clap::Args;
 use humantime::format_duration;
 use serde_json::json;
-use twheel_common::wheel::Scheme;
+use twheel_common::wheel::WheelScheme;
 
 use crate::{
     clock::Clock,
@@ -80,7 +80,7 @@ impl Plan {
         let cpus = nr_cpus().map_err(|(path, error)| {
             anyhow::Error::new(error).context(format!("cannot read {path}"))
         })?;
-        let demand = Demand::of(self.flows, cpus, &config, clock);
+        let demand = Demand::new(self.flows, cpus, &config, clock);
         let costs = if self.calibrate {
             host::check()?;
             calibrate(demand.flows)?
@@ -170,7 +170,7 @@ impl Plan {
                 scheme(plan).name(),
                 1u64 << best.bits,
                 match scheme(plan) {
-                    Scheme::Hierarchical => format!(" --levels {}", best.levels),
+                    WheelScheme::Hierarchical => format!(" --levels {}", best.levels),
                     _ => String::new(),
                 }
             )?;
@@ -208,6 +208,6 @@ impl Plan {
     }
 }
 
-fn scheme(plan: &Prediction) -> Scheme {
-    Scheme::from_raw(plan.geometry.scheme).unwrap_or_default()
+fn scheme(plan: &Prediction) -> WheelScheme {
+    WheelScheme::from_raw(plan.geometry.scheme).unwrap_or_default()
 }

@@ -71,7 +71,7 @@ struct Load {
 impl Load {
     fn execute(self) -> Result<()> {
         host::check()?;
-        let pins = Instance::of(&self.interface)?;
+        let pins = Instance::with(&self.interface)?;
         let armed = {
             let bar = progress::bar("applying to flows", 0);
             install::load(&pins, Some(&self.file), Clock::jiffies()?, &bar)?

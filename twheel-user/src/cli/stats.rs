@@ -154,7 +154,7 @@ fn write_text(
         geometry.scheme_name(),
         geometry.levels,
         1u64 << geometry.bits,
-        if reader.pins().has_loader()? {
+        if reader.pins().is_running()? {
             "twheel run is running"
         } else {
             "twheel run is not running: nothing expires"

@@ -68,7 +68,7 @@ impl Wheel {
         let now = reader.now()?;
         let wheels = Wheels::read(&reader, now)?;
         let counted = wheels.count(&reader)?;
-        let due = Due::of(reader.flows(now).map(|(_, tracked)| tracked.expires));
+        let due = Due::count(reader.flows(now).map(|(_, tracked)| tracked.expires));
         while_read(|out| match self.json {
             true => write_json(&wheels, &counted, due, out),
             false => write_text(&reader, &wheels, &counted, due, out),
@@ -132,7 +132,7 @@ fn write_text(
         wheels.slots(),
         wheels.geometry.scheme_name(),
         span(wheels.tick()),
-        if reader.pins().has_loader()? {
+        if reader.pins().is_running()? {
             "twheel run is running"
         } else {
             "twheel run is not running: the wheels stand still"

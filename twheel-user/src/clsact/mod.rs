@@ -68,7 +68,7 @@ use crate::{
     interfaces,
     order::{Order, Other},
     pins::path::entries,
-    tc::{self, CLSACT, Code, Filter, Place, Way},
+    tc::{self, CLSACT, Code, Filter, FilterId, Way},
     tcx,
 };
 
@@ -161,7 +161,7 @@ fn try_attach(
             remove(ours.place)?;
         }
     }
-    let place = Place {
+    let place = FilterId {
         index,
         way,
         priority: choose(order, &others)?,
@@ -263,7 +263,7 @@ fn make_qdisc(directory: &Path, interface: &str, index: u32, way: Way) -> Result
     }
 }
 
-fn warn_of_earlier(interface: &str, place: Place, others: &[Filter]) {
+fn warn_of_earlier(interface: &str, place: FilterId, others: &[Filter]) {
     let is_earlier = |it: &&Filter| it.chain == 0 && it.place.priority < place.priority;
     if let Some(first) = others.iter().find(is_earlier) {
         log::warn!(
@@ -388,7 +388,7 @@ pub fn probe() -> Result<()> {
             .map_err(io::Error::from)
             .context("cannot create a private network namespace for the trial")?;
         tc::add_clsact(LOOPBACK).context("no clsact qdisc (CONFIG_NET_SCH_INGRESS)")?;
-        let place = Place {
+        let place = FilterId {
             index: LOOPBACK,
             way: Way::Out,
             priority: PRIORITY,

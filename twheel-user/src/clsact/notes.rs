@@ -11,7 +11,7 @@ use aya::maps::MapData;
 
 use crate::{
     pins::path::{entries, escape, name, unescape},
-    tc::{self, CLSACT, Place, Way},
+    tc::{self, CLSACT, FilterId, Way},
 };
 
 /// The prefix of the names of twheel's filters.
@@ -121,7 +121,7 @@ pub(super) fn notes(directory: &Path, interface: &str) -> Result<Vec<Note>> {
 }
 
 /// Removes a filter.
-pub(super) fn remove(place: Place) -> Result<()> {
+pub(super) fn remove(place: FilterId) -> Result<()> {
     is_gone(tc::remove_filter(place)).with_context(|| {
         format!(
             "cannot remove the filter of {} packets at priority {}",

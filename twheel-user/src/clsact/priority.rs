@@ -74,13 +74,13 @@ pub(super) fn choose(order: Option<&Order>, others: &[Filter]) -> Result<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tc::{Place, Way};
+    use crate::tc::{FilterId, Way};
 
     #[test]
     fn a_filter_stands_where_it_is_to_stand_if_there_is_room() {
         let taken = |priorities: &[u16], chain| -> Vec<_> {
             let filter = |&priority: &u16| Filter {
-                place: Place {
+                place: FilterId {
                     index: 2,
                     way: Way::In,
                     priority,

@@ -12,7 +12,7 @@ use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
 use super::{
     setup::Setup,
-    targets::{Coming, Targets, Then},
+    targets::{Coming, Targets, Then, Why},
 };
 use crate::{
     attach::{self, ProgramSource},
@@ -356,7 +356,7 @@ impl<'a> Interfaces<'a> {
                 said.full = true;
             }
             drop(said);
-            self.targets.refuse(interface.index, name, true);
+            self.targets.refuse(interface.index, name, Why::Full);
             return Ok(false);
         }
         let number = self.targets.enter(name);
@@ -368,7 +368,7 @@ impl<'a> Interfaces<'a> {
         match interfaces::by_index(interface.index) {
             Ok(_) => {
                 say!("{label}: not attached: {error:#}");
-                self.targets.refuse(interface.index, name, false);
+                self.targets.refuse(interface.index, name, Why::Failed);
             }
             Err(_) => say!("{label}: disappeared before it was attached"),
         }

@@ -11,6 +11,34 @@ pub enum End {
     Failed,
 }
 
+/// Why the loop of events ends in good order: what has ended is still handed on, and the summary is
+/// printed. (Any other error ends a run at once.)
+#[derive(Debug)]
+pub enum Ending {
+    /// SIGINT or SIGTERM; or SIGHUP, if there is nothing to load again or to resume.
+    Signal,
+    /// Nobody reads the output any more: `| head` has read what it wanted.
+    Unread,
+    /// A stepper has failed. Its error is returned when the steppers are stopped.
+    StepperFailed,
+    /// An event could not be handed on.
+    Report(anyhow::Error),
+}
+
+impl Ending {
+    /// The result of the run, if what follows succeeds.
+    ///
+    /// # Errors
+    ///
+    /// The one that ended the run.
+    pub fn result(self) -> anyhow::Result<()> {
+        match self {
+            Self::Signal | Self::Unread | Self::StepperFailed => Ok(()),
+            Self::Report(error) => Err(error),
+        }
+    }
+}
+
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -128,6 +156,15 @@ mod tests {
             life.running();
             assert!(life.stays(End::Failed));
         }
+    }
+
+    #[test]
+    fn only_an_event_that_cannot_be_handed_on_is_an_error_of_the_run() {
+        for ending in [Ending::Signal, Ending::Unread, Ending::StepperFailed] {
+            ending.result().unwrap();
+        }
+        let failed = Ending::Report(anyhow::anyhow!("no space"));
+        assert_eq!(failed.result().unwrap_err().to_string(), "no space");
     }
 
     #[test]

@@ -42,7 +42,7 @@ use twheel_common::quota::CALL;
 pub use self::setup::Setup;
 use self::{
     interfaces::Common,
-    life::{End, Life},
+    life::{End, Ending, Life},
     namespaces::Namespaces,
     report::Report,
     stations::Outside,
@@ -340,38 +340,35 @@ impl<'a> Daemon<'a> {
     async fn watch(mut self, stop: &mut Stop) -> Result<()> {
         // Events that an earlier, killed process has left in the ring.
         self.signals.fill();
-        let result = self.until_told(stop).await?;
-        self.end(result).await
+        let ending = self.until_told(stop).await?;
+        self.end(ending).await
     }
 
-    /// Handles all events until a signal or an error ends the run. An inner error ends it in good
-    /// order.
+    /// Handles all events until the run is to end.
     ///
     /// # Errors
     ///
-    /// An outer error ends it at once.
-    async fn until_told(&mut self, stop: &mut Stop) -> Result<Result<()>> {
+    /// One that ends the run at once, without [`end`](Self::end).
+    async fn until_told(&mut self, stop: &mut Stop) -> Result<Ending> {
         loop {
             if self.report.is_closed() {
-                // A broken pipe is not an error: `| head` has read what it wanted, and nobody reads
-                // on.
-                return Ok(Ok(()));
+                return Ok(Ending::Unread);
             }
             tokio::select! {
                 () = self.signals.filled() => {
-                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                    if let Err(error) = self.report.go_on() { return Ok(Ending::Report(error)) }
                 }
                 () = self.report.wait() => {
-                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                    if let Err(error) = self.report.go_on() { return Ok(Ending::Report(error)) }
                 }
                 1.. = self.reaped.recv_many(&mut self.results, RESULTS) => {
                     let printed = self.report.reaped(&mut self.results);
-                    if let Err(error) = printed { return Ok(Err(error)) }
+                    if let Err(error) = printed { return Ok(Ending::Report(error)) }
                 }
                 // Events that the packet path wrote; no stepper signals them.
                 ready = self.ring.readable() => {
                     ready?.clear_ready();
-                    if let Err(error) = self.report.go_on() { return Ok(Err(error)) }
+                    if let Err(error) = self.report.go_on() { return Ok(Ending::Report(error)) }
                 }
                 ready = self.wakes.readable_mut() => {
                     let mut ready = ready?;
@@ -415,16 +412,15 @@ impl<'a> Daemon<'a> {
                     ready.get_inner_mut().flush();
                     ready.clear_ready();
                 }
-                // The error is returned when the steppers are stopped.
-                () = self.steppers.failed() => return Ok(Ok(())),
-                _ = stop.interrupt.recv() => return Ok(Ok(())),
-                _ = stop.terminate.recv() => return Ok(Ok(())),
+                () = self.steppers.failed() => return Ok(Ending::StepperFailed),
+                _ = stop.interrupt.recv() => return Ok(Ending::Signal),
+                _ = stop.terminate.recv() => return Ok(Ending::Signal),
                 _ = stop.hangup.recv() => {
                     let resumed = self.report.stations.resume();
                     if self.setup.policy.is_some() {
                         self.reload();
                     } else if !resumed {
-                        return Ok(Ok(()));
+                        return Ok(Ending::Signal);
                     }
                 }
             }
@@ -448,7 +444,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// Stops the steppers and the reaper, handles what they still report, and prints the summary.
-    async fn end(self, result: Result<()>) -> Result<()> {
+    async fn end(self, ending: Ending) -> Result<()> {
         let Self {
             mut report,
             steppers,
@@ -491,7 +487,7 @@ impl<'a> Daemon<'a> {
         let counters = plane.counters()?;
         let lost = report.stations.end_history();
         report.summary(&counters, shared.as_deref(), lost);
-        result.and(stopped)
+        ending.result().and(stopped)
     }
 }
 

@@ -1,7 +1,7 @@
-//! The states of each interface that a run is to watch: awaited, attached or refused. Nothing here
-//! asks the kernel. `docs/design.md`, *States of an interface*, has a table.
+//! The states of each interface that a run is to watch: awaited, absent, attached or refused.
+//! Nothing here asks the kernel. `docs/design.md`, *States of an interface*, has a table.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, mem};
 
 use crate::{interfaces::Interface, patterns::Selection};
 
@@ -18,10 +18,45 @@ pub struct Targets {
 struct Target {
     /// The name that was asked for, under which its BPF links are pinned.
     name: String,
-    /// It was named, and not found by a pattern.
-    is_named: bool,
-    /// `None`: it does not exist yet, or has disappeared.
-    attached: Option<Attached>,
+    origin: Origin,
+    state: State,
+}
+
+/// Why an interface is to be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// It was named.
+    Named,
+    /// It was found by a pattern.
+    Found,
+}
+
+/// The state of an interface that is to be watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// It does not exist yet, or has disappeared, and is attached once it is there.
+    Awaited,
+    /// It does not exist yet, or has disappeared, and nobody waits for it.
+    Absent,
+    /// Programs are attached to it.
+    Attached(Attached),
+}
+
+impl State {
+    /// The state of an interface to which nothing is attached.
+    fn detached(wait: bool) -> Self {
+        match wait {
+            true => Self::Awaited,
+            false => Self::Absent,
+        }
+    }
+
+    fn attached(&self) -> Option<&Attached> {
+        match self {
+            Self::Attached(attached) => Some(attached),
+            Self::Awaited | Self::Absent => None,
+        }
+    }
 }
 
 /// An interface that is attached.
@@ -39,8 +74,16 @@ pub struct Attached {
 struct Refused {
     /// The interface's name at that time.
     name: String,
-    /// It was refused because the capacity is reached.
-    is_full: bool,
+    why: Why,
+}
+
+/// Why an interface that matches a pattern is not watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The capacity is reached.
+    Full,
+    /// Attaching to it has failed.
+    Failed,
 }
 
 /// What to do about an interface that exists.
@@ -81,8 +124,8 @@ impl Targets {
     pub fn new<'a>(names: impl Iterator<Item = &'a str>, wait: bool) -> Self {
         let target = |name: &str| Target {
             name: name.to_owned(),
-            is_named: true,
-            attached: None,
+            origin: Origin::Named,
+            state: State::detached(wait),
         };
         Self {
             all: names.map(target).collect(),
@@ -107,7 +150,7 @@ impl Targets {
     }
 
     fn find_attached(&self, index: u32) -> Option<usize> {
-        let is_it = |it: &Target| it.attached.as_ref().is_some_and(|it| it.index == index);
+        let is_it = |it: &Target| it.state.attached().is_some_and(|it| it.index == index);
         self.all.iter().position(is_it)
     }
 
@@ -115,7 +158,7 @@ impl Targets {
     pub fn attached(&self) -> impl Iterator<Item = u32> {
         self.all
             .iter()
-            .filter_map(|it| it.attached.as_ref())
+            .filter_map(|it| it.state.attached())
             .map(|it| it.index)
     }
 
@@ -129,8 +172,8 @@ impl Targets {
         self.find(name).unwrap_or_else(|| {
             self.all.push(Target {
                 name: name.to_owned(),
-                is_named: false,
-                attached: None,
+                origin: Origin::Found,
+                state: State::Absent,
             });
             self.all.len() - 1
         })
@@ -139,7 +182,7 @@ impl Targets {
     /// The target is attached, under the name that was asked for.
     pub fn attach(&mut self, at: usize, index: u32, mtu: u32) {
         let target = &mut self.all[at];
-        target.attached = Some(Attached {
+        target.state = State::Attached(Attached {
             index,
             called: target.name.clone(),
             mtu,
@@ -148,12 +191,16 @@ impl Targets {
 
     /// The target is no longer attached. Returns what it was, if it was attached.
     pub fn detach(&mut self, at: usize) -> Option<Attached> {
-        self.all[at].attached.take()
+        let wait = self.wait && self.all[at].origin == Origin::Named;
+        match mem::replace(&mut self.all[at].state, State::detached(wait)) {
+            State::Attached(was) => Some(was),
+            State::Awaited | State::Absent => None,
+        }
     }
 
     /// The target is not watched. One that was named stays a target.
     pub fn give_up(&mut self, at: usize) {
-        if !self.all[at].is_named {
+        if self.all[at].origin == Origin::Found {
             self.all.swap_remove(at);
         }
     }
@@ -165,11 +212,10 @@ impl Targets {
         attached
     }
 
-    /// An interface that matches a pattern is not watched. `is_full`: because the capacity is
-    /// reached.
-    pub fn refuse(&mut self, index: u32, name: &str, is_full: bool) {
+    /// An interface that matches a pattern is not watched.
+    pub fn refuse(&mut self, index: u32, name: &str, why: Why) {
         let name = name.to_owned();
-        self.refused.insert(index, Refused { name, is_full });
+        self.refused.insert(index, Refused { name, why });
     }
 
     /// The interface may be tried again, or is watched.
@@ -179,7 +225,7 @@ impl Targets {
 
     /// The indexes of the interfaces that were refused because the capacity was reached.
     pub fn without_room(&self) -> Vec<u32> {
-        let full = self.refused.iter().filter(|(_, it)| it.is_full);
+        let full = self.refused.iter().filter(|(_, it)| it.why == Why::Full);
         full.map(|(index, _)| *index).collect()
     }
 
@@ -208,7 +254,9 @@ impl Targets {
     pub fn note(&mut self, is: &Interface) -> Option<Changed> {
         let at = self.find_attached(is.index)?;
         let target = &mut self.all[at];
-        let attached = target.attached.as_mut()?;
+        let State::Attached(attached) = &mut target.state else {
+            return None;
+        };
         let changed = Changed {
             name: target.name.clone(),
             is_renamed: attached.called != is.name,
@@ -227,7 +275,7 @@ impl Targets {
         self.detach(at);
         let target = &self.all[at];
         let name = target.name.clone();
-        let then = if self.wait && target.is_named {
+        let then = if target.state == State::Awaited {
             Then::Awaited
         } else if selection.matches_pattern(&name) {
             Then::Matches
@@ -273,6 +321,8 @@ mod tests {
             let then = if wait { Then::Awaited } else { Then::Over };
             assert_eq!(targets.gone(&eth0, 7), Some(("eth0".to_owned(), then)));
             assert_eq!((targets.len(), targets.attached().count()), (1, 0));
+            let left = if wait { State::Awaited } else { State::Absent };
+            assert_eq!(targets.all[0].state, left);
             assert_eq!(targets.coming(&eth0, &is(9, "eth0")), awaited);
         }
     }
@@ -295,8 +345,8 @@ mod tests {
     fn what_was_refused_is_not_tried_again_under_its_name() {
         let veths = selection("veth*");
         let mut targets = Targets::new(veths.names(), false);
-        targets.refuse(3, "veth3", false);
-        targets.refuse(4, "veth4", true);
+        targets.refuse(3, "veth3", Why::Failed);
+        targets.refuse(4, "veth4", Why::Full);
         assert_eq!(targets.known().collect::<Vec<_>>(), [3, 4]);
         assert_eq!(targets.without_room(), [4]);
         assert_eq!(targets.coming(&veths, &is(3, "veth3")), Coming::Nothing);

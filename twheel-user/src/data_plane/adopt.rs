@@ -66,7 +66,7 @@ pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Met
         unit_ns: clock.unit().subsec_nanos(),
         geometry: config.geometry,
         max_flows: config.max_flows,
-        features: Features::of(config),
+        features: Features::needed_by(config),
         hash: Hash::new(keys, config.max_flows),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
-use twheel_common::counter::{Counter, Counters, LOADER};
+use twheel_common::counter::{Counter, Counters, USERSPACE};
 
 use crate::pins::Pins;
 
@@ -80,7 +80,7 @@ impl UserCounters {
 impl Pending {
     /// The counters by CPU; the running twheel counts in those of the first CPU.
     fn read(&self) -> Result<Vec<Counters>> {
-        let cpus = self.map.get(&LOADER, 0);
+        let cpus = self.map.get(&USERSPACE, 0);
         let cpus = cpus.context("cannot read the counters")?;
         Ok(cpus.iter().copied().collect())
     }
@@ -89,7 +89,7 @@ impl Pending {
         let mut cpus = self.read()?;
         cpus[0].add(&self.more);
         let cpus = PerCpuValues::try_from(cpus)?;
-        let written = self.map.set(LOADER, cpus, 0);
+        let written = self.map.set(USERSPACE, cpus, 0);
         written.context("cannot write the counters")?;
         self.more = Counters::default();
         Ok(())

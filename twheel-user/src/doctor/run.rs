@@ -65,7 +65,7 @@ fn instance(intended: &Intended, kept: Result<Option<Pins>>) -> Option<Finding> 
         let Some(pins) = kept? else {
             return Ok(None);
         };
-        if pins.has_loader()? {
+        if pins.is_running()? {
             return Ok(Some(
                 Finding::fail(
                     NAME,

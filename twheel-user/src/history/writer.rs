@@ -283,7 +283,7 @@ fn ring_of(pins: &Pins) -> Result<u32> {
 fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
     let mut named = Vec::new();
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
-    add(event.rule.into(), names.of(event.rule)?);
+    add(event.rule.into(), names.rule(event.rule)?);
     let place = event.point.interface();
     add(IFACE | place, names.iface(place)?);
     let zone = event.key.zone();

@@ -371,7 +371,7 @@ impl Batch<'_> {
             let rule = self.metrics.timeouts.rule(event.rule).ok()?;
             Some(rule.timeouts)
         });
-        let timeout = timeouts.as_ref()?.of(event.seen());
+        let timeout = timeouts.as_ref()?.timeout(event.seen());
         let late = event.idle.saturating_sub(timeout);
         Some(self.metrics.clock.duration(late.into()))
     }

@@ -82,7 +82,7 @@ impl Instance {
     /// # Errors
     ///
     /// [`Kind::Pins`](crate::failure::Kind::Pins): no instance of this layout does, or several do.
-    pub fn of(interface: &str) -> Result<Pins> {
+    pub fn with(interface: &str) -> Result<Pins> {
         let found = holding(interface)?;
         let ours: Vec<_> = found
             .iter()
@@ -116,10 +116,10 @@ impl Instance {
     ///
     /// # Errors
     ///
-    /// As for [`of`](Self::of); and, without a name, if there are several instances.
+    /// As for [`with`](Self::with); and, without a name, if there are several instances.
     pub fn the(interface: Option<&str>) -> Result<Pins> {
         if let Some(interface) = interface {
-            return Self::of(interface);
+            return Self::with(interface);
         }
         let mut all = Vec::new();
         for path in all_here(&version())? {

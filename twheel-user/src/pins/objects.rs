@@ -60,7 +60,7 @@ impl Pins {
     }
 
     /// Whether a running twheel holds the instance.
-    pub fn has_loader(&self) -> Result<bool> {
+    pub fn is_running(&self) -> Result<bool> {
         Ok(try_lock(&self.0, FlockArg::LockSharedNonblock)?.is_none())
     }
 

@@ -22,7 +22,7 @@ use twheel_common::{
     rule::{Rule, RuleFlags, Timeouts as Numbers},
     state::State,
     step::{MAX_SWEEP, Sweep},
-    wheel::Scheme,
+    wheel::WheelScheme,
 };
 use zerocopy::transmute;
 
@@ -65,7 +65,7 @@ fn meta_of(config: &Config) -> Meta {
     Meta {
         tick: config.tick,
         geometry: config.geometry,
-        features: Features::of(config),
+        features: Features::needed_by(config),
         ..Meta::default()
     }
 }
@@ -90,7 +90,7 @@ fn read(file: &Path, clock: Clock, meta: &Meta) -> Result<Policy> {
     let tick = clock.duration(meta.tick.into());
     // A simple wheel must be longer than every timeout by one tick, since a deadline may lie
     // anywhere within its tick.
-    let longest = if meta.geometry.scheme == Scheme::Simple as u32 {
+    let longest = if meta.geometry.scheme == WheelScheme::Simple as u32 {
         let ticks = (meta.geometry.range() - 1) as u32;
         longest_timeout(clock).min(tick.saturating_mul(ticks))
     } else {

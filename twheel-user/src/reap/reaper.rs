@@ -76,7 +76,7 @@ impl Reaper {
         let mut worker = Worker {
             asked: asked.clone(),
             counters: counters(pins)?,
-            reader: Reader::of(pins.clone())?,
+            reader: Reader::open_pins(pins.clone())?,
             names: Names::open(&open)?,
             pins: pins.clone(),
             guard: Guard::new(mandate.max_share),

@@ -468,7 +468,7 @@ impl Worker {
     fn is_alive(&mut self, job: &Job, seen: Seen, idle: Duration) -> Result<bool> {
         let rule = job.event.rule;
         let clock = self.reader.clock();
-        let timeout = clock.duration(self.asked.rule(rule.into())?.timeouts.of(seen).into());
+        let timeout = clock.duration(self.asked.rule(rule.into())?.timeouts.timeout(seen).into());
         // Two units of tolerance: units of the two clocks begin at different times, and a stored
         // timeout is one unit longer than configured.
         if idle + 2 * clock.unit() >= timeout {

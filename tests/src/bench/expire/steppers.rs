@@ -62,8 +62,8 @@ pub fn predict(flows: u32, timeout: Duration, precision: Duration, costs: &Costs
     let clock = Clock::jiffies()?;
     let config = wanted(flows, timeout, precision).config(clock)?;
     // All flows begin on one CPU.
-    let demand = Demand::of(flows, 1, &config, clock);
-    let plan = Plan::of(config.0.geometry, &demand, costs).context("no plan")?;
+    let demand = Demand::new(flows, 1, &config, clock);
+    let plan = Plan::new(config.0.geometry, &demand, costs).context("no plan")?;
     Ok(plan.share)
 }
 

@@ -174,7 +174,7 @@ struct App {
 struct Picture {
     reader: Reader,
     interfaces: String,
-    has_loader: bool,
+    is_running: bool,
     look: stats::Look,
     rates: Option<Rates>,
     /// The rates of the last readings, latest first.
@@ -201,7 +201,7 @@ impl Picture {
         let now = reader.now()?;
         Ok(Self {
             interfaces: reader.pins().interfaces()?.join(", "),
-            has_loader: reader.pins().has_loader()?,
+            is_running: reader.pins().is_running()?,
             look: stats::Look::at(&reader)?,
             rates: None,
             history: VecDeque::new(),

@@ -77,7 +77,7 @@ fn heading(app: &App) -> Line<'static> {
     }
     if let Some(gone) = &app.gone {
         spans.push(Span::styled(format!("  waiting: {gone}"), warning()));
-    } else if !picture.has_loader {
+    } else if !picture.is_running {
         let text = "  twheel run is not running: nothing expires";
         spans.push(Span::styled(text, colour(Color::Yellow)));
     }
