@@ -6,7 +6,7 @@
 //! | question | modules |
 //! |---|---|
 //! | What is a host of a lab, and how are two hosts joined? | [`netns`], [`pair`] |
-//! | What does a running twheel print, and how does it end? | [`running`], [`directory`] |
+//! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
@@ -30,6 +30,7 @@ pub mod plane;
 pub mod recorded;
 mod relay;
 pub mod running;
+pub mod schema;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;

@@ -27,6 +27,7 @@ use twheel::pins::Instance;
 use crate::{
     netns::{Namespace, PATIENCE},
     plane::{ACK, PASS, frame},
+    schema,
 };
 
 /// The path of the `twheel` executable: `TWHEEL_BIN`, or the one in the `release` directory beside
@@ -142,7 +143,7 @@ impl Printed {
             let port = u16::try_from(number(port)?).context("a port out of range")?;
             Ok(SocketAddr::new(text(address)?.parse()?, port))
         };
-        ensure!(text("event")? == "expired", "another event: {}", self.text);
+        ensure!(text("event")? == "end", "another event: {}", self.text);
         Ok(Expiry {
             at: self.at,
             proto: text("proto")?,
@@ -152,16 +153,24 @@ impl Printed {
             picked_up: value["picked_up"].as_bool().context("no picked_up")?,
             reason: text("reason")?,
             rule: value["rule"].as_str().map(str::to_owned),
-            age: Duration::from_millis(number("age_ms")?),
-            idle: Duration::from_millis(number("idle_ms")?),
+            age: Duration::from_micros(number("age_us")?),
+            idle: Duration::from_micros(number("idle_us")?),
         })
     }
 }
+
+/// How many of the lines of a process are compared with the schema.
+const CHECKED: usize = 500;
+
+type Lines = Arc<Mutex<Vec<String>>>;
+type Refused = Arc<Mutex<Option<String>>>;
 
 /// A running `twheel run`; killed when this is dropped.
 pub struct Twheel {
     child: Child,
     lines: Receiver<Printed>,
+    runs: Lines,
+    refused: Refused,
     stderr: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
 }
@@ -175,6 +184,8 @@ pub struct Ended {
     pub stderr: String,
     /// The lines of standard output that nothing had read.
     pub lines: Vec<Printed>,
+    /// Its `run` events.
+    pub runs: Vec<String>,
 }
 
 impl Ended {
@@ -189,8 +200,8 @@ impl Ended {
     }
 }
 
-fn lock(text: &Mutex<String>) -> MutexGuard<'_, String> {
-    text.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Twheel {
@@ -276,12 +287,22 @@ impl Twheel {
         let (to_attached, attached) = channel();
         let stderr = Arc::new(Mutex::new(String::new()));
         let collected = stderr.clone();
+        let (runs, refused_line) = (Arc::default(), Arc::default());
+        let (told, refused): (Lines, Refused) = (Arc::clone(&runs), Arc::clone(&refused_line));
         let readers = vec![
             thread::spawn(move || {
                 let lines = stdout.into_iter().flat_map(BufRead::lines);
-                for text in lines.map_while(Result::ok) {
+                for (number, text) in lines.map_while(Result::ok).enumerate() {
                     let at = Instant::now();
-                    let _ = to_lines.send(Printed { at, text });
+                    if number < CHECKED
+                        && let Err(error) = schema::check(&text)
+                    {
+                        lock(&refused).get_or_insert(error.to_string());
+                    }
+                    match text.contains("\"event\":\"run\"") {
+                        true => lock(&told).push(text),
+                        false => drop(to_lines.send(Printed { at, text })),
+                    }
                 }
             }),
             thread::spawn(move || {
@@ -302,6 +323,8 @@ impl Twheel {
         let twheel = Self {
             child,
             lines,
+            runs,
+            refused: refused_line,
             stderr,
             readers,
         };
@@ -349,12 +372,28 @@ impl Twheel {
         lock(&self.stderr).clone()
     }
 
+    /// What it has told of itself so far: its `run` events, which are not among its lines.
+    pub fn runs(&self) -> Vec<String> {
+        lock(&self.runs).clone()
+    }
+
+    /// # Errors
+    ///
+    /// It has printed a line that is not as the schema has it.
+    fn check(&self) -> Result<()> {
+        match &*lock(&self.refused) {
+            Some(why) => bail!("{why}"),
+            None => Ok(()),
+        }
+    }
+
     /// The next line of its output; `None` if none came within this time.
     ///
     /// # Errors
     ///
     /// The process has ended.
     pub fn line(&self, within: Duration) -> Result<Option<Printed>> {
+        self.check()?;
         match self.lines.recv_timeout(within) {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -406,8 +445,10 @@ impl Twheel {
         for reader in self.readers.drain(..) {
             let _ = reader.join();
         }
+        self.check()?;
         Ok(Ended {
             status,
+            runs: self.runs(),
             stderr: self.stderr(),
             lines: self.lines.try_iter().collect(),
         })

@@ -177,7 +177,7 @@ fn expect_reaped(twheel: &Twheel, flows: usize, actions: &[&str]) -> Result<()> 
             .context("no more lines")?;
         let object: serde_json::Value = serde_json::from_str(&line.text)?;
         match object["event"].as_str() {
-            Some("expired") => expired += 1,
+            Some("end") => expired += 1,
             Some("reap") => {
                 let action = object["action"].as_str().context("no action")?;
                 ensure!(actions.contains(&action), "{object}");

@@ -296,7 +296,7 @@ fn kernels(stream: &TcpStream) -> Result<(Duration, u32)> {
 
 /// Checks that twheel's RTT is within 10 % or a millisecond of the kernel's.
 fn check_rtt(end: &Value, kernels: Duration) -> Result<()> {
-    let ours = end["orig_rtt_ms"].as_f64().context("no round trip")?;
+    let ours = end["orig_rtt_us"].as_f64().context("no round trip")? / 1e3;
     let kernels = kernels.as_secs_f64() * 1e3;
     let apart = (ours - kernels).abs();
     ensure!(
@@ -409,8 +409,8 @@ fn a_long_path_that_overtakes_has_no_expiries_and_the_kernels_round_trip() -> Re
             .get(&(client.is_ipv6(), client.port()))
             .context("no end")?;
         println!(
-            "{length} bytes at a time: round trip {} ms, the kernel's {rtt:?}; retransmissions {} and {retransmissions}",
-            end["orig_rtt_ms"], end["orig_retransmissions"]
+            "{length} bytes at a time: round trip {} µs, the kernel's {rtt:?}; retransmissions {} and {retransmissions}",
+            end["orig_rtt_us"], end["orig_retransmissions"]
         );
         check_rtt(end, *rtt)?;
         // Exactly the segments that the kernel takes for lost and sends again are seen. The kernel

@@ -360,7 +360,7 @@ fn wheel(host: &Namespace) -> Result<Vec<Value>> {
 
 /// The numbers in a field of its lines of one kind.
 fn numbers(lines: &[Value], kind: &str, field: &str) -> Vec<i64> {
-    let lines = lines.iter().filter(|line| line["kind"] == kind);
+    let lines = lines.iter().filter(|line| line["event"] == kind);
     lines.filter_map(|line| line[field].as_i64()).collect()
 }
 
@@ -372,7 +372,7 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
     let run = Twheel::start(&pair.server, &args)?;
     let empty = wheel(&pair.server)?;
     assert_eq!(numbers(&empty, "slot", "flows"), [0; 0]);
-    assert!(numbers(&empty, "wheel", "next_in_ms").is_empty());
+    assert!(numbers(&empty, "wheel", "next_in_us").is_empty());
     assert!(!numbers(&empty, "wheel", "elapsed").is_empty());
 
     let begun = Instant::now();
@@ -384,22 +384,22 @@ fn the_wheel_shows_what_stands_on_it() -> Result<()> {
         // Whichever slots the flows are in, these do not begin after the flows are due, except by a
         // tick and a jiffy.
         let left = 30_000 - begun.elapsed().as_millis() as i64;
-        let mut starts = numbers(lines, "slot", "starts_in_ms");
+        let mut starts = numbers(lines, "slot", "starts_in_us");
         starts.sort_unstable();
-        assert!(starts.iter().all(|it| *it <= 30_300), "{starts:?}");
-        let mut next = numbers(lines, "wheel", "next_in_ms");
+        assert!(starts.iter().all(|it| *it <= 30_300_000), "{starts:?}");
+        let mut next = numbers(lines, "wheel", "next_in_us");
         next.sort_unstable();
         assert_eq!(next.first(), starts.first());
         if loader {
-            assert!(starts[0] > -200, "{starts:?}");
+            assert!(starts[0] > -200_000, "{starts:?}");
         }
         let at_level_0: Vec<_> = lines
             .iter()
-            .filter(|line| line["kind"] == "slot" && line["level"] == 0)
-            .filter_map(|line| line["starts_in_ms"].as_i64())
+            .filter(|line| line["event"] == "slot" && line["level"] == 0)
+            .filter_map(|line| line["starts_in_us"].as_i64())
             .collect();
         assert!(
-            at_level_0.iter().all(|it| *it >= left - 1),
+            at_level_0.iter().all(|it| *it >= (left - 1) * 1000),
             "{at_level_0:?}"
         );
     };

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 18;
+pub const LAYOUT: u32 = 19;
 
 /// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
 /// timeouts that flows without a rule have without a policy. There are more numbers than a policy
@@ -245,6 +245,9 @@ pub struct Meta {
     pub features: Features,
     /// The hash function of the table.
     pub hash: Hash,
+    /// When the maps were made, nanoseconds since 1970: tells an instance from earlier ones of its
+    /// name.
+    pub made: u64,
 }
 
 /// Clock units in a tick, as [`Config::tick`].

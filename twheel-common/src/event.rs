@@ -1,7 +1,13 @@
 //! What the data plane tells userspace about flows that ended and retransmission timers that
 //! expired.
 
-use crate::{flow::Account, key::FlowKey, numbers::Positions, point::Point, seen::Seen};
+use crate::{
+    flow::{Account, Word},
+    key::FlowKey,
+    numbers::Positions,
+    point::Point,
+    seen::Seen,
+};
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -12,6 +18,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub struct Event {
     /// The flow.
     pub key: FlowKey,
+    /// Its number among the instance's events, from 1 on. Each number is given once, also to events
+    /// that find no room in the ring.
+    pub number: u64,
     /// Clock when it ended, units.
     pub at: u64,
     /// Units from the flow's first packet to its end, at most [`MAX_AGE`](crate::flow::MAX_AGE) or
@@ -29,8 +38,8 @@ pub struct Event {
     pub rule: u16,
     /// The initiator's observation point; [`Point::NONE`] with only one interface.
     pub point: Point,
-    /// 1: the first packet of the flow was outgoing.
-    pub is_outgoing: u16,
+    /// The flow's beginning.
+    pub birth: Birth,
     /// Packets and bytes of each side, if they are counted.
     pub account: Account,
     /// The retransmission timer of each side, if there are such timers; that of the key's low
@@ -39,6 +48,33 @@ pub struct Event {
     /// The next sequence number of each side, that of the key's low endpoint first: the number
     /// after the last byte that was seen or that the other side acknowledged; 0 if there was none.
     pub positions: Positions,
+}
+
+/// The direction of a flow's first packet, and which of its record's flows it is: bit 0 (outgoing),
+/// and from bit 4 on the generation, 12 bits.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
+pub struct Birth(u16);
+
+impl Birth {
+    /// Of a flow with this last word.
+    #[inline(always)]
+    pub fn new(is_outgoing: bool, word: Word) -> Self {
+        Self(word.generation() << 4 | is_outgoing as u16)
+    }
+
+    /// Whether the flow's first packet was outgoing.
+    #[inline(always)]
+    pub fn is_outgoing(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// The flow's [generation](Word::generation).
+    #[inline(always)]
+    pub fn generation(self) -> u16 {
+        self.0 >> 4
+    }
 }
 
 /// Most events in a record of the ring.
@@ -76,12 +112,18 @@ pub struct Pace {
 pub struct RtoExpired {
     /// The flow.
     pub key: FlowKey,
+    /// As in [`Event`].
+    pub number: u64,
     /// Clock when this was found, units.
     pub at: u64,
+    /// Units from the flow's first packet, as in [`Event`].
+    pub age: u32,
+    /// 0.
+    pub reserved: u32,
     /// [`Direction`](crate::key::Direction) in which that side sends.
     pub direction: u16,
     /// As in [`Event`].
-    pub is_outgoing: u16,
+    pub birth: Birth,
     /// [`Seen`] of the flow.
     pub seen: u32,
     /// The rule that the flow has met; 0 for none.

@@ -8,8 +8,8 @@ use twheel_common::{
     bits,
     config::{RULES, Tick, UNRULED},
     counter::{COUNT, Counter, Counters, FIRST_INTERFACE, NO_INTERFACE, USERSPACE},
-    event::{Event, Reason, RtoExpired},
-    flow::FlowKey,
+    event::{Birth, Event, Reason, RtoExpired},
+    flow::{FlowKey, Word},
     point::Point,
     quota::source,
     state::{Seen, State},
@@ -89,6 +89,7 @@ fn a_flow_expires_idle_closed_or_reset() {
 fn events_say_what_was_seen() {
     let event = Event {
         key: FlowKey::NONE,
+        number: 1,
         at: 0,
         age: 0,
         idle: 0,
@@ -97,7 +98,7 @@ fn events_say_what_was_seen() {
         cpu: 0,
         rule: 0,
         point: Point::NONE,
-        is_outgoing: 0,
+        birth: Birth::default(),
         account: Default::default(),
         pace: Default::default(),
         positions: [0; 2],
@@ -105,9 +106,12 @@ fn events_say_what_was_seen() {
     assert_eq!(event.seen(), Seen(0x1234));
     let expired = RtoExpired {
         key: FlowKey::NONE,
+        number: 2,
         at: 0,
+        age: 0,
+        reserved: 0,
         direction: 0,
-        is_outgoing: 0,
+        birth: Birth::default(),
         seen: 0x4321,
         rule: 0,
         point: Point::NONE,
@@ -116,6 +120,18 @@ fn events_say_what_was_seen() {
         pace: Default::default(),
     };
     assert_eq!(expired.seen(), Seen(0x4321));
+}
+
+#[test]
+fn a_birth_says_the_first_direction_and_the_generation() {
+    for is_outgoing in [false, true] {
+        for generation in [0, 1, 0x7ff, 0xfff] {
+            let word = Word::new(u64::MAX, generation, Seen(0xfffff));
+            let birth = Birth::new(is_outgoing, word);
+            assert_eq!(birth.is_outgoing(), is_outgoing);
+            assert_eq!(birth.generation(), generation);
+        }
+    }
 }
 
 #[test]

@@ -7,15 +7,16 @@ use aya_ebpf::{
     maps::ring_buf::RingBufEntry,
 };
 use twheel_common::{
-    event::{BATCH, Event, Pace, RtoExpired, Staged},
+    counter::Counter,
+    event::{BATCH, Birth, Event, Pace, RtoExpired, Staged},
     flow::{Word, age, idle},
     key::FlowKey,
-    seen::Seen,
 };
 
 use crate::{
-    clock,
-    maps::{EVENTS, STAGED},
+    atomic, clock,
+    count::count,
+    maps::{EVENTS, NUMBER, STAGED},
     record::At,
     timers,
 };
@@ -30,6 +31,23 @@ pub struct Ended {
     pub rule: u16,
     /// The [`Reason`](twheel_common::event::Reason) of its end.
     pub reason: u32,
+}
+
+/// The number of the next event, whether the ring has room for it or not.
+#[inline(always)]
+pub fn next_number() -> u64 {
+    match NUMBER.get_ptr_mut(0) {
+        // SAFETY: a place in a map, aligned to 8; all access is atomic.
+        Some(number) => unsafe { atomic::add(number, 1) + 1 },
+        None => 0,
+    }
+}
+
+/// Counts an event as lost, for which the ring has no room.
+#[inline(always)]
+pub fn lose() {
+    next_number();
+    count(Counter::EventsLost);
 }
 
 /// Reserves an event. Callers do so before they end the flow, so that no flow ends without its
@@ -128,7 +146,7 @@ impl Stage {
         // SAFETY: the event is valid memory, aligned, and no other code accesses it.
         unsafe {
             fill_end(self.event(), key, ended, now);
-            fill_flow(self.event(), flow, ended.word.seen());
+            fill_flow(self.event(), flow, ended.word);
         }
         self.keep();
     }
@@ -140,7 +158,7 @@ pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &E
     // SAFETY: the ring gave room for an `Event`, aligned to 8, to this code alone.
     unsafe {
         fill_end(entry.as_mut_ptr(), key, ended, now);
-        fill_flow(entry.as_mut_ptr(), flow, ended.word.seen());
+        fill_flow(entry.as_mut_ptr(), flow, ended.word);
     }
     entry.submit(0);
 }
@@ -155,6 +173,7 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
     // SAFETY: the caller's promise.
     unsafe {
         key.store(&raw mut (*event).key);
+        (&raw mut (*event).number).write(next_number());
         (&raw mut (*event).at).write(now);
         (&raw mut (*event).age).write(age(now, ended.created));
         (&raw mut (*event).idle).write(idle(now, ended.word.stamp()));
@@ -171,7 +190,7 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
 ///
 /// As for [`fill_end`].
 #[inline(always)]
-unsafe fn fill_flow(event: *mut Event, flow: At, seen: Seen) {
+unsafe fn fill_flow(event: *mut Event, flow: At, word: Word) {
     // SAFETY: the caller's promise.
     unsafe {
         flow.report_account((&raw mut (*event).account).cast());
@@ -179,7 +198,7 @@ unsafe fn fill_flow(event: *mut Event, flow: At, seen: Seen) {
         timers::report(flow.hot(), 0, pace);
         timers::report(flow.hot(), 1, pace.add(1));
         (&raw mut (*event).positions).write(flow.positions());
-        (&raw mut (*event).point).write(flow.initiator_point(seen));
-        (&raw mut (*event).is_outgoing).write(flow.is_outgoing().into());
+        (&raw mut (*event).point).write(flow.initiator_point(word.seen()));
+        (&raw mut (*event).birth).write(Birth::new(flow.is_outgoing(), word));
     }
 }

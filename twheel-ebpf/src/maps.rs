@@ -121,6 +121,11 @@ pub struct Inbox {
 #[map]
 pub static TRACKED: Array<u64> = Array::pinned(1, 0);
 
+/// The number of the latest event. A map of its own, because all CPUs write it, and the running
+/// twheel, too, for events of its own.
+#[map]
+pub static NUMBER: Array<u64> = Array::pinned(1, BPF_F_MMAPABLE);
+
 /// A wheel per CPU. Only that CPU accesses it, with bottom halves off.
 #[map]
 pub static WHEEL: PerCpuArray<Wheel> = PerCpuArray::pinned(1, 0);

@@ -5,7 +5,9 @@
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use twheel_common::{
     counter::Counter,
+    event::Birth,
     flow::Word,
+    flow::age,
     key::Direction,
     numbers::{self, Positions},
     rto::{Side, Timer, Timing},
@@ -240,16 +242,20 @@ fn report_expiry(flow: At, direction: u64, side: &Side, highest: u32, now: u64) 
     // SAFETY: the ring gave this memory to this code alone; every field is set.
     unsafe {
         flow.key().store(&raw mut (*event).key);
+        let word = flow.word();
+        (&raw mut (*event).number).write(emit::next_number());
         (&raw mut (*event).at).write(now);
+        (&raw mut (*event).age).write(age(now, flow.created()));
+        (&raw mut (*event).reserved).write(0);
         (&raw mut (*event).direction).write(if direction == 0 {
             Direction::FromLow as u16
         } else {
             Direction::FromHigh as u16
         });
-        (&raw mut (*event).is_outgoing).write(flow.is_outgoing().into());
-        (&raw mut (*event).seen).write(flow.word().seen().0);
+        (&raw mut (*event).birth).write(Birth::new(flow.is_outgoing(), word));
+        (&raw mut (*event).seen).write(word.seen().0);
         (&raw mut (*event).rule).write(flow.rule());
-        (&raw mut (*event).point).write(flow.initiator_point(flow.word().seen()));
+        (&raw mut (*event).point).write(flow.initiator_point(word.seen()));
         (&raw mut (*event).outstanding).write(side.outstanding(highest));
         (&raw mut (*event).expiries).write(side.expiries() + 1);
         timers::report(flow.hot(), direction, &raw mut (*event).pace);

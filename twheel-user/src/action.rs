@@ -188,6 +188,15 @@ impl Outcome {
     }
 }
 
+/// What the reaper reports.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// The outcome of an action.
+    Reaped(Reaped),
+    /// Reaping is paused.
+    Paused,
+}
+
 /// The outcome of an action, to be reported.
 #[derive(Clone, Debug)]
 pub struct Reaped {

@@ -39,6 +39,15 @@ pub struct Attached {
 }
 
 impl Attached {
+    /// The hook for incoming packets, as `--hook` has it.
+    pub fn hook(&self) -> &'static str {
+        match self.ingress {
+            Incoming::Xdp(_) => "xdp",
+            Incoming::Tcx => "tcx",
+            Incoming::Clsact => "clsact",
+        }
+    }
+
     /// Names the hooks.
     pub fn describe(&self) -> String {
         let ingress = match (self.adopted, self.ingress) {

@@ -1,6 +1,9 @@
 //! The data plane's clock as userspace sees it: units, and their conversion to durations.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_getres};
@@ -78,6 +81,75 @@ impl Clock {
             // The times of flows, the frequent case: avoids a 128-bit division.
             Ok(units) => self.unit.saturating_mul(units),
             Err(_) => Duration::from_nanos_u128(self.unit.as_nanos().saturating_mul(units.into())),
+        }
+    }
+}
+
+/// What the wall clock shows when the data plane's clock shows a time. It follows a wall clock that
+/// is set; otherwise a time of the data plane's clock is always the same time of day.
+#[derive(Clone, Copy, Debug)]
+pub struct Wall {
+    clock: Clock,
+    /// Low 32 bits of the data plane's clock, and what the wall clock showed then.
+    units: u32,
+    time: SystemTime,
+}
+
+impl Wall {
+    /// How far the clocks may drift apart before the wall clock counts as set: two units, since
+    /// either may have just moved on when it is read.
+    const DRIFT: u32 = 2;
+
+    /// The data plane's clock shows `units`, and the wall clock `time`.
+    pub fn new(clock: Clock, units: u32, time: SystemTime) -> Self {
+        Self { clock, units, time }
+    }
+
+    /// The clocks show this now.
+    pub fn follow(&mut self, units: u32, time: SystemTime) {
+        let expected = self.time(units);
+        let drift = match time.duration_since(expected) {
+            Ok(behind) => behind,
+            Err(ahead) => ahead.duration(),
+        };
+        let is_set = drift > self.clock.duration(Self::DRIFT.into());
+        self.units = units;
+        self.time = if is_set { time } else { expected };
+    }
+
+    /// The time of day when the low 32 bits of the data plane's clock were `units`.
+    pub fn time(&self, units: u32) -> SystemTime {
+        let later = units.wrapping_sub(self.units) as i32;
+        let between = self.clock.duration(later.unsigned_abs().into());
+        let time = match later {
+            0.. => self.time.checked_add(between),
+            _ => self.time.checked_sub(between),
+        };
+        time.unwrap_or(self.time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    #[test]
+    fn a_time_of_day_stays_what_it_is_until_the_wall_clock_is_set() {
+        let clock = Clock::of_jiffies(Duration::from_millis(4));
+        let at = |millis| UNIX_EPOCH + Duration::from_millis(millis);
+        let mut wall = Wall::new(clock, u32::MAX, at(10_000));
+        assert_eq!(wall.time(u32::MAX), at(10_000));
+        assert_eq!(wall.time(9), at(10_040), "it wraps");
+        assert_eq!(wall.time(u32::MAX - 10), at(9_960));
+        // The wall clock is read a little after the other one.
+        wall.follow(99, at(10_407));
+        assert_eq!(wall.time(9), at(10_040));
+        for set in [5_000, 20_000] {
+            wall.follow(100, at(set));
+            assert_eq!(wall.time(100), at(set));
+            assert_eq!(wall.time(101), at(set + 4));
         }
     }
 }

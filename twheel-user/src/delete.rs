@@ -31,6 +31,7 @@ use crate::{
     inspect::Reader,
     pins::Pins,
     progress, reap,
+    ring::Batches,
 };
 
 /// How long the ring of events may stay full before a deletion assumes that nobody reads it.
@@ -65,7 +66,7 @@ pub struct Unread {
     /// The lock that keeps a new twheel from starting meanwhile.
     _held: Flock<File>,
     pins: Pins,
-    events: Events,
+    ring: Batches,
     history: Option<Writer>,
     tally: Arc<UserCounters>,
     /// The ring holds events of other flows, which no running twheel has printed yet.
@@ -92,7 +93,7 @@ impl Unread {
         let mut unread = Self {
             _held: held,
             pins: pins.clone(),
-            events: Events::open(pins.map("EVENTS")?)?,
+            ring: Batches::new(Events::open(pins.map("EVENTS")?)?, pins, reader.clock())?,
             history,
             tally,
             left: false,
@@ -100,15 +101,16 @@ impl Unread {
         };
         unread.keep()?;
         // Events that are already in the ring do not belong to this deletion.
-        unread.left = unread.events.has_unreleased();
+        unread.left = unread.ring.events.has_unreleased();
         Ok(Some(unread))
     }
 
     /// Writes the new events to the history; they stay in the ring.
     fn keep(&mut self) -> Result<()> {
-        let mut batch = Vec::new();
-        self.events.read(&mut batch, usize::MAX);
-        let records: Vec<_> = batch.iter().map(|read| read.record).collect();
+        let Some(batch) = self.ring.read(usize::MAX)? else {
+            return Ok(());
+        };
+        let records = batch.records();
         self.asked += reap::asked(&self.pins, &records)?;
         if let Some(history) = &mut self.history {
             history.add_now(batch);
@@ -130,7 +132,7 @@ impl Unread {
     fn end(&mut self) -> Result<()> {
         self.keep()?;
         if !self.left {
-            self.events.release_all();
+            self.ring.events.release_all();
         }
         Ok(())
     }
@@ -142,7 +144,7 @@ impl Unread {
         self.left = false;
         self.tally
             .add(Counter::ReapAsked, mem::take(&mut self.asked));
-        self.events.release_all();
+        self.ring.events.release_all();
         Ok(())
     }
 }

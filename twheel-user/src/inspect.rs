@@ -16,8 +16,9 @@ use crate::{
     clock::Clock,
     data_plane,
     flows::{self, Flows},
+    identity::Identity,
     maps,
-    model::{Flow, Measure, Named, Origin, Tracked, in_order},
+    model::{Birth, Flow, Measure, Named, Origin, Tracked, in_order},
     names::Names,
     output::table::Columns,
     pins::{Instance, Pins},
@@ -41,6 +42,7 @@ pub struct Reader {
     flows: Flows,
     /// The sweeping program, which tells the time.
     sweep: Callable,
+    identity: Identity,
 }
 
 /// Counters, read at one moment.
@@ -73,7 +75,6 @@ impl Reader {
         let rules = 0..RULES as u16;
         Ok(Self {
             clock: Clock::jiffies()?,
-            meta,
             rules: rules
                 .clone()
                 .map(|rule| timeouts.rule(rule))
@@ -83,6 +84,8 @@ impl Reader {
             zones: zones::numbers(&pins)?,
             flows: Flows::pinned(&pins)?,
             sweep: pins.callable("twheel_sweep")?,
+            identity: Identity::new(&pins, &meta),
+            meta,
             pins,
         })
     }
@@ -90,6 +93,11 @@ impl Reader {
     /// Its pins.
     pub fn pins(&self) -> &Pins {
         &self.pins
+    }
+
+    /// Its name and its host's.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// What its maps were made for.
@@ -170,7 +178,11 @@ impl Reader {
         let duration = |units: u32| self.clock.duration(units.into());
         Some(Tracked {
             flow: Flow::new(
-                flow.key,
+                Birth {
+                    key: flow.key,
+                    created: flow.created,
+                    generation: flow.word.generation(),
+                },
                 seen,
                 flow.rule,
                 Origin {

@@ -24,7 +24,7 @@
 //! | **the end of a flow** | |
 //! | the threads that step the wheels | [`stepper`], [`stepping`], [`call`], [`cpu`] |
 //! | where ended flows are read | [`ring`] |
-//! | flows as users see them, and names | [`model`], [`names`] |
+//! | flows as users see them, and names; who reports them | [`model`], [`names`], [`identity`] |
 //! | the log of ended flows on disk | [`history`] |
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
@@ -68,6 +68,7 @@ pub mod flows;
 pub mod history;
 pub mod hooks;
 pub mod host;
+pub mod identity;
 pub mod inspect;
 pub mod interfaces;
 mod mapped;

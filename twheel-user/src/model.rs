@@ -1,10 +1,14 @@
 //! Flows as users see them: those in the table, and those that have ended.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
 
 use twheel_common::{
-    event::{Event, Pace, Reason, RtoExpired},
+    event::{self, Event, Pace, Reason, RtoExpired},
     flow::{Direction, FlowKey, Traffic},
+    named,
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
     point::Point,
     policy::Hook,
@@ -46,12 +50,26 @@ pub struct Flow {
     pub is_outgoing: bool,
     /// One side retransmits and gets no answer.
     pub stalled: bool,
+    /// Tells the flow from all others.
+    pub birth: Birth,
+}
+
+/// What tells one life of a flow from all others of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Birth {
+    /// The flow's key.
+    pub key: FlowKey,
+    /// Low 32 bits of the clock at its first packet, in units.
+    pub created: u32,
+    /// Its generation.
+    pub generation: u16,
 }
 
 impl Flow {
     /// `None` if twheel does not track the protocol. `one_way`: only one side of each flow is ever
     /// seen.
-    pub fn new(key: FlowKey, seen: Seen, rule: u16, from: Origin, one_way: bool) -> Option<Self> {
+    pub fn new(birth: Birth, seen: Seen, rule: u16, from: Origin, one_way: bool) -> Option<Self> {
+        let key = birth.key;
         let initiator = seen.initiator();
         Some(Self {
             proto: match key.proto() {
@@ -73,6 +91,7 @@ impl Flow {
                 point => point.hook() == Hook::Egress,
             },
             stalled: seen.is_stalled(),
+            birth,
         })
     }
 
@@ -176,9 +195,93 @@ impl From<Pace> for Timing {
     }
 }
 
+/// Which event it is, and when it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Its number among the instance's events.
+    pub number: u64,
+    /// The time of the decision.
+    pub time: SystemTime,
+}
+
+named! {
+    /// The kinds of events.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum EventKind {
+        /// a flow has ended
+        End = "end",
+        /// a retransmission timer has expired
+        Rto = "rto",
+        /// an action on an expired flow was taken, or not
+        Reap = "reap",
+        /// the run itself: see below
+        Run = "run",
+    }
+}
+
+named! {
+    /// What a run tells of itself.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Happened {
+        /// packets of an interface are seen from now on
+        Attached = "attached",
+        /// packets of an interface are no longer seen
+        Detached = "detached",
+        /// the flows of an earlier run are tracked on
+        Adopted = "adopted",
+        /// nothing is reaped any more: too many flows would have been
+        Paused = "paused",
+        /// flows are reaped again
+        Resumed = "resumed",
+        /// events are missing: from the ring, or from the history
+        Lost = "lost",
+        /// the run ends
+        Summary = "summary",
+    }
+}
+
+/// What a run tells of itself, with what applies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunEvent {
+    /// What happened.
+    pub what: Happened,
+    /// The interface.
+    pub iface: Option<String>,
+    /// The hook for the packets that come in on it.
+    pub hook: Option<&'static str>,
+    /// The flows that are adopted, or in the table.
+    pub flows: Option<u64>,
+    /// The flows whose ends this run has reported.
+    pub ended: Option<u64>,
+    /// The events that the instance has lost so far, by the ring and by the history.
+    pub lost: Option<u64>,
+}
+
+impl RunEvent {
+    /// Something of which nothing more is to be told.
+    pub fn new(what: Happened) -> Self {
+        Self {
+            what,
+            iface: None,
+            hook: None,
+            flows: None,
+            ended: None,
+            lost: None,
+        }
+    }
+
+    /// Something about an interface.
+    pub fn at(what: Happened, iface: &str) -> Self {
+        Self {
+            iface: Some(iface.to_owned()),
+            ..Self::new(what)
+        }
+    }
+}
+
 /// A flow that has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Expired {
+pub struct Ended {
     /// The flow's state at its end.
     pub flow: Flow,
     /// The flow's beginning was not seen.
@@ -195,7 +298,7 @@ pub struct Expired {
     pub pace: Option<[Pace; 2]>,
 }
 
-impl Expired {
+impl Ended {
     /// From the data plane's record; `None` if no data plane writes such a record. `one_way`: only
     /// one side of each flow is ever seen.
     pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
@@ -203,10 +306,10 @@ impl Expired {
         let initiator = seen.initiator();
         Some(Self {
             flow: Flow::new(
-                event.key,
+                birth(&event.key, (event.at, event.age), event.birth),
                 seen,
                 event.rule,
-                from(event.point, event.is_outgoing),
+                from(event.point, event.birth),
                 one_way,
             )?,
             picked_up: seen.is_pickup(),
@@ -226,6 +329,8 @@ impl Expired {
 pub struct Rto {
     /// The flow, which stays in the table.
     pub flow: Flow,
+    /// Time from the flow's first packet to the expiry of the timer.
+    pub age: Duration,
     /// Whether the timer is the initiator's.
     pub orig: bool,
     /// Bytes that this side has sent and that are not acknowledged.
@@ -238,17 +343,18 @@ pub struct Rto {
 
 impl Rto {
     /// From the data plane's record; `None` if no data plane writes such a record. `one_way` as in
-    /// [`Expired::new`].
-    pub fn new(event: &RtoExpired, one_way: bool) -> Option<Self> {
+    /// [`Ended::new`].
+    pub fn new(event: &RtoExpired, clock: Clock, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         Some(Self {
             flow: Flow::new(
-                event.key,
+                birth(&event.key, (event.at, event.age), event.birth),
                 seen,
                 event.rule,
-                from(event.point, event.is_outgoing),
+                from(event.point, event.birth),
                 one_way,
             )?,
+            age: clock.duration(event.age.into()),
             orig: event.direction == seen.initiator() as u16,
             outstanding: event.outstanding,
             backoff: event.expiries.checked_sub(1)?,
@@ -257,10 +363,19 @@ impl Rto {
     }
 }
 
-fn from(point: Point, is_outgoing: u16) -> Origin {
+fn from(point: Point, birth: event::Birth) -> Origin {
     Origin {
         point,
-        is_outgoing: is_outgoing != 0,
+        is_outgoing: birth.is_outgoing(),
+    }
+}
+
+/// `at`: the time of the event and the flow's age, in units.
+fn birth(key: &FlowKey, (at, age): (u64, u32), birth: event::Birth) -> Birth {
+    Birth {
+        key: *key,
+        created: (at as u32).wrapping_sub(age),
+        generation: birth.generation(),
     }
 }
 

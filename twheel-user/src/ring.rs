@@ -10,6 +10,7 @@ use std::{
         Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering, fence},
     },
+    time::SystemTime,
 };
 
 use anyhow::{Context, Result};
@@ -18,7 +19,13 @@ use nix::unistd::{SysconfVar, sysconf};
 use twheel_common::event::{Event, Record, RtoExpired};
 use zerocopy::transmute;
 
-use crate::mapped::{Mapped, ReadOnly};
+use crate::{
+    call::Callable,
+    clock::{Clock, Wall},
+    mapped::{Mapped, ReadOnly},
+    model::Mark,
+    pins::Pins,
+};
 
 /// `BPF_RINGBUF_BUSY_BIT`: the record is being written.
 const BUSY: u32 = 1 << 31;
@@ -41,7 +48,107 @@ pub struct Read {
     pub free: u64,
 }
 
-/// The ring of ended flows.
+/// Reads the ring in batches, and knows the time of day of what it reads.
+pub struct Batches {
+    /// The ring.
+    pub events: Events,
+    /// The program that tells the data plane's time.
+    sweep: Callable,
+    wall: Wall,
+}
+
+impl Batches {
+    /// Of an instance's ring. `clock`: the data plane's.
+    ///
+    /// # Errors
+    ///
+    /// The program that tells the time cannot be called.
+    pub fn new(events: Events, pins: &Pins, clock: Clock) -> Result<Self> {
+        let sweep = pins.callable("twheel_sweep")?;
+        Ok(Self {
+            wall: Wall::new(clock, sweep.now()?, SystemTime::now()),
+            events,
+            sweep,
+        })
+    }
+
+    /// Reads on, as [`Events::read`] does. `None`: there is nothing.
+    ///
+    /// # Errors
+    ///
+    /// The time cannot be read.
+    pub fn read(&mut self, enough: usize) -> Result<Option<Batch>> {
+        let mut events = Vec::new();
+        self.events.read(&mut events, enough);
+        if events.is_empty() {
+            return Ok(None);
+        }
+        self.wall.follow(self.sweep.now()?, SystemTime::now());
+        let wall = self.wall;
+        Ok(Some(Batch { events, wall }))
+    }
+
+    /// The time of day of a time of the data plane's clock.
+    pub fn wall(&self) -> Wall {
+        self.wall
+    }
+}
+
+/// Gives numbers to events that the running twheel itself reports, from the same counter as the data
+/// plane's events.
+pub struct Numbers(Mapped);
+
+impl Numbers {
+    /// Opens the map `NUMBER`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be mapped.
+    pub fn open(map: &MapData) -> Result<Self> {
+        let word = Mapped::new(map.fd(), size_of::<u64>()).context("cannot map NUMBER")?;
+        Ok(Self(word))
+    }
+
+    /// The next number.
+    pub fn next(&self) -> u64 {
+        self.0.word(0).fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// Events that were read together.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The events, in order.
+    pub events: Vec<Read>,
+    /// The time of day of a time of theirs.
+    pub wall: Wall,
+}
+
+impl Batch {
+    /// The records of the events.
+    pub fn records(&self) -> Vec<Record> {
+        self.events.iter().map(|read| read.record).collect()
+    }
+
+    /// An event's number, and the time of day at which it was decided.
+    pub fn mark(&self, record: &Record) -> Mark {
+        let (number, at) = match record {
+            Record::Ended(event) => (event.number, event.at),
+            Record::Rto(event) => (event.number, event.at),
+        };
+        Mark {
+            number,
+            time: self.wall.time(at as u32),
+        }
+    }
+
+    /// Position where the last event ends; `None` if there is none.
+    pub fn end(&self) -> Option<u64> {
+        self.events.last().map(|read| read.end)
+    }
+}
+
+/// The ring of events.
 pub struct Events {
     map: MapData,
     /// The page with the reader's position.

@@ -87,12 +87,12 @@ fn wake_ups(seconds: u32, report: &mut Report) -> Result<()> {
         let flows = lab.namespace().twheel_once(&["flows", "--json"])?.lines;
         let expiries = flows.iter().map(|line| -> Result<u64> {
             let flow: serde_json::Value = serde_json::from_str(&line.text)?;
-            flow["expires_ms"].as_u64().context("no expires_ms")
+            flow["expires_us"].as_u64().context("no expires_us")
         });
         let expiries = expiries.collect::<Result<Vec<_>>>()?;
         let as_said = match expiries[..] {
             [] => name == "no flow",
-            [left] => name != "no flow" && left > 4 * 86_400_000,
+            [left] => name != "no flow" && left > 4 * 86_400_000_000,
             _ => false,
         };
         ensure!(as_said, "{name}, but in the table: {expiries:?} ms");

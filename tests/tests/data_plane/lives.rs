@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use twheel::{clock::Clock, output::Expired};
+use twheel::{clock::Clock, output::Ended};
 use twheel_common::{
     counter::Counter,
     event::Reason,
@@ -26,7 +26,7 @@ fn an_idle_flow_expires_at_the_first_tick_after_its_timeout() {
     plane.at(1_060_100);
     let events = plane.step();
     assert_eq!(events.len(), 1);
-    let ended = Expired::new(&events[0], Clock::virtual_ms(), true).unwrap();
+    let ended = Ended::new(&events[0], Clock::virtual_ms(), true).unwrap();
     assert_eq!(
         ended.flow.src,
         "10.0.0.0:1031".parse::<SocketAddr>().unwrap()

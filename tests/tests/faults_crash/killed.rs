@@ -69,7 +69,9 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let collected = lines.clone();
     let reading = thread::spawn(move || {
         for line in BufReader::new(reader).lines().map_while(Result::ok) {
-            collected.lock().unwrap().push(line);
+            if !line.contains("\"event\":\"run\"") {
+                collected.lock().unwrap().push(line);
+            }
         }
     });
 
@@ -309,6 +311,8 @@ fn runs_killed_while_they_print_lose_no_line() -> Result<()> {
         "1s",
         "--keep",
         "--json",
+        "--events",
+        "end",
         "--history",
         history.path(),
     ];

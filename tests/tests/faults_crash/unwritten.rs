@@ -6,14 +6,15 @@ use std::{
     io::{BufRead, BufReader, Read as _, Write},
     net::TcpStream,
     process::Stdio,
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, fcntl};
 use twheel::{
+    clock::Wall,
     inspect::Reader,
-    ring::{Events, Read},
+    ring::{Batch, Events, Read},
 };
 use twheel_common::{
     event::{BATCH, Record},
@@ -52,7 +53,10 @@ fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
         // printing as many.
         let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
-        writer.add_now(batch[..CUT].to_vec());
+        writer.add_now(Batch {
+            events: batch[..CUT].to_vec(),
+            wall: Wall::new(reader.clock(), reader.now()?, SystemTime::now()),
+        });
         assert!(events.release(batch[CUT - 1].free));
 
         // The next run begins with the whole record.
@@ -97,7 +101,10 @@ fn what_has_left_the_ring_unwritten_is_counted() -> Result<()> {
         let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
         batch.truncate(WRITTEN);
-        writer.add_now(batch);
+        writer.add_now(Batch {
+            events: batch,
+            wall: Wall::new(reader.clock(), reader.now()?, SystemTime::now()),
+        });
         // It cannot note a clean end.
         std::mem::forget(writer);
         events.release_all();
@@ -197,7 +204,7 @@ fn what_is_not_printed_is_printed_by_the_next_run() -> Result<()> {
     ];
     let mut args = args.to_vec();
     let history = Directory::new("unprinted")?;
-    args.extend(["--json", "--history", history.path()]);
+    args.extend(["--json", "--events", "end", "--history", history.path()]);
     // A full disk is an error, even for the first run here.
     let full = fs::File::options().write(true).open("/dev/full")?;
     let mut command = pair.server.twheel(&args)?;

@@ -43,14 +43,14 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
             let number = |key: &str| flow[key].as_u64().with_context(|| format!("no {key}"));
             let state = flow["state"].as_str().context("no state")?;
             let timeout = match src(flow)? {
-                it if it == half_open => (assert_eq!(state, "syn_sent"), 60_000).1,
-                it if it == closed_name => (assert_eq!(state, "time_wait"), 60_000).1,
-                _ => (assert_eq!(state, "established"), 60_000).1,
+                it if it == half_open => (assert_eq!(state, "syn_sent"), 60_000_000).1,
+                it if it == closed_name => (assert_eq!(state, "time_wait"), 60_000_000).1,
+                _ => (assert_eq!(state, "established"), 60_000_000).1,
             };
             // Rounded up to clock units, of 10 ms at most, plus one.
-            let sum = number("idle_ms")? + number("expires_ms")?;
-            assert!((timeout..=timeout + 20).contains(&sum), "{flow}");
-            assert!(number("age_ms")? >= number("idle_ms")?, "{flow}");
+            let sum = number("idle_us")? + number("expires_us")?;
+            assert!((timeout..=timeout + 20_000).contains(&sum), "{flow}");
+            assert!(number("age_us")? >= number("idle_us")?, "{flow}");
             assert_eq!(flow["proto"], "tcp");
             assert_eq!(flow["rule"], Value::Null);
             assert_eq!(flow["picked_up"], false);
@@ -98,13 +98,13 @@ fn flows_are_listed_with_what_they_are_and_how_long_they_have_left() -> Result<(
             names(&old),
             "not those that were idle longest"
         );
-        let idle: Vec<_> = sorted.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        let idle: Vec<_> = sorted.iter().map(|it| it["idle_us"].as_u64()).collect();
         assert!(idle.is_sorted_by(|a, b| a >= b), "{idle:?}");
         let reversed = objects(
             &pair.server,
             &["flows", "--json", "--sort", "idle", "--reverse"],
         )?;
-        let idle: Vec<_> = reversed.iter().map(|it| it["idle_ms"].as_u64()).collect();
+        let idle: Vec<_> = reversed.iter().map(|it| it["idle_us"].as_u64()).collect();
         assert!(idle.is_sorted(), "{idle:?}");
 
         // The same as a table.

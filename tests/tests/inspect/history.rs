@@ -58,7 +58,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         for (line, expiry) in history.iter_mut().zip(&told) {
             assert_eq!(src(line)?, expiry.src);
             assert_eq!(line["reason"], expiry.reason.as_str());
-            assert_eq!(line["idle_ms"], expiry.idle.as_millis() as u64);
+            assert_eq!(line["idle_us"], expiry.idle.as_micros() as u64);
             assert!(
                 line["time"]
                     .as_str()
@@ -108,7 +108,7 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
     );
     let text = lines(&pair.server, &["expired", "--history", directory.path()])?;
     assert_eq!(text.len(), 31, "not the only history here");
-    assert!(text[0].contains("expired  tcp"), "{}", text[0]);
+    assert!(text[0].contains("end      tcp"), "{}", text[0]);
     // Only its owner may read it.
     let instance = fs::read_dir(&directory.0)?
         .next()

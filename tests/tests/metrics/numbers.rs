@@ -31,7 +31,7 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     let watched = Watched::start(&pair.server, &["--timeout", "2s", "--tick", "50ms"])?;
     let before = watched.scrape()?;
     assert_eq!(before.value("twheel_flows", &[]), 0.0);
-    assert_eq!(before.sum("twheel_expired_flows_total"), 0.0);
+    assert_eq!(before.sum("twheel_ended_flows_total"), 0.0);
 
     let busy = Busy::start(pair.connect_some(4)?, millis(100));
     let _idle = pair.connect_some(3)?;
@@ -60,10 +60,10 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     let numbers = watched.scrape()?;
     for ((reason, state), count) in &wanted {
         let labels = [("reason", *reason), ("state", *state)];
-        let told = numbers.value("twheel_expired_flows_total", &labels);
+        let told = numbers.value("twheel_ended_flows_total", &labels);
         assert_eq!(told, *count, "{reason} in {state}");
     }
-    assert_eq!(numbers.sum("twheel_expired_flows_total"), 10.0);
+    assert_eq!(numbers.sum("twheel_ended_flows_total"), 10.0);
     assert_eq!(numbers.value("twheel_expired_total", &[]), 10.0);
     assert_eq!(numbers.value("twheel_flows", &[]), 4.0);
     let packets = |verdict| numbers.value("twheel_packets_total", &[("verdict", verdict)]);
@@ -86,7 +86,7 @@ fn the_numbers_are_those_of_what_was_reported() -> Result<()> {
     }
     let ended_by = |direction| {
         let labels = [("interface", SERVER), ("direction", direction)];
-        numbers.value("twheel_interface_expired_flows_total", &labels)
+        numbers.value("twheel_interface_ended_flows_total", &labels)
     };
     assert_eq!([ended_by("in"), ended_by("out")], [10.0, 0.0]);
     assert_eq!(numbers.value("twheel_build_info", &[]), 1.0);

@@ -85,7 +85,7 @@ fn a_blocked_output_keeps_nobody_from_asking() -> Result<()> {
             )
         };
         let numbers = Numbers::read(&ask()?.body)?;
-        let reported = numbers.sum("twheel_expired_flows_total");
+        let reported = numbers.sum("twheel_ended_flows_total");
         ensure!(
             numbers.value("twheel_expired_total", &[]) == 100.0 && reported < 100.0,
             "{reported} flows are reported: the output is not blocked"

@@ -71,7 +71,7 @@ fn very_many(more: &[&str]) -> Result<(u64, u64, Ended)> {
             continue;
         }
         assert!(seen.insert(said.src()), "reported twice: {}", line.text);
-        let idle = said.value["idle_ms"].as_u64().context("no idle_ms")?;
+        let idle = said.value["idle_us"].as_u64().context("no idle_us")? / 1000;
         latest = latest.max(idle.checked_sub(TIMEOUT).context("early")?);
     }
     println!(

@@ -40,7 +40,7 @@ fn a_dry_run_says_what_and_why_and_does_nothing() -> Result<()> {
         ] {
             assert_eq!(reap.text(key), value, "{reap:?}");
         }
-        assert!(reap.value["error"].is_null() && reap.value["idle_ms"].as_u64() >= Some(500));
+        assert!(reap.value["error"].is_null() && reap.value["idle_us"].as_u64() >= Some(500_000));
     }
     assert!(is_open(&connection.server) && is_open(&connection.client));
     twheel.stop()?;
@@ -170,9 +170,9 @@ fn what_the_policy_asks_for_no_more_is_not_done() -> Result<()> {
     assert_eq!(count(&said, "socket", "done"), 1);
     // Flows that expire under the new policy would not be reaped in the first place, so wait for
     // all expiries.
-    let expired = |said: &[Said]| said.iter().filter(|it| it.is("expired")).count();
+    let expired = |said: &[Said]| said.iter().filter(|it| it.is("end")).count();
     let rest = CONNECTIONS - expired(&said);
-    said.extend(events(&twheel, "expired", rest, PATIENCE)?);
+    said.extend(events(&twheel, "end", rest, PATIENCE)?);
     assert_eq!(expired(&said), CONNECTIONS, "not all flows have expired");
     let load = ["policy", "load", asks_not.path(), "--iface", SERVER];
     assert_eq!(pair.server.twheel_once(&load)?.code(), Some(0));
@@ -208,7 +208,7 @@ fn rules_say_what_is_done_to_their_flows() -> Result<()> {
         .enter(|| Ok(TcpListener::bind((Family::V6.server(), PORT + 2))?))?;
     let mut other = Connection::open(&pair.client, &listener)?;
     let said = actions(&twheel, 3, millis(1500))?;
-    assert_eq!(said.iter().filter(|it| it.is("expired")).count(), 3);
+    assert_eq!(said.iter().filter(|it| it.is("end")).count(), 3);
     let done = ["reset", "socket"].map(|action| count(&said, action, "done"));
     assert_eq!(done, [1, 1], "{said:?}");
     assert_eq!(said.iter().filter(|it| it.is("reap")).count(), 2);

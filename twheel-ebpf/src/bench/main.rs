@@ -26,7 +26,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use twheel_common::{
-    event::{Event, Pace, Reason},
+    event::{Birth, Event, Pace, Reason},
     flow::{Account, Word},
     key::FlowKey,
     packet::{Protocols, Wanted, parse_plain},
@@ -368,7 +368,7 @@ unsafe fn fill(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64) {
         (&raw mut (*event).pace).write([Pace::default(); 2]);
         (&raw mut (*event).positions).write([0; 2]);
         (&raw mut (*event).point).write(Point::NONE);
-        (&raw mut (*event).is_outgoing).write(0);
+        (&raw mut (*event).birth).write(Birth::default());
     }
 }
 

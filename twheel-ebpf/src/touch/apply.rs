@@ -187,7 +187,7 @@ pub extern "C" fn touch_supersede(index: u32, segment: *const Segment, word: u64
     };
     match emit::reserve() {
         Some(entry) => emit::submit(entry, flow, &segment.key, &ended, now),
-        None => count(Counter::EventsLost),
+        None => emit::lose(),
     }
     flow.clear_account();
     count(Counter::Superseded);

@@ -135,7 +135,7 @@ extern "C" fn wheel_end_untold(index: u32, word: u64) -> u64 {
     if !table::kill(flow, Word(word)) {
         return End::Alive as u64;
     }
-    count(Counter::EventsLost);
+    emit::lose();
     taken_out(wheel, flow)
 }
 

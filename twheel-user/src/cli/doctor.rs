@@ -13,6 +13,7 @@ use crate::{
     failure::{Failure, Kind},
     interfaces,
     order::ProgramNames,
+    output::json,
     patterns::Selection,
 };
 
@@ -128,7 +129,7 @@ fn plain(text: &str) -> String {
 fn print_json(findings: &[Finding]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for finding in findings {
-        writeln!(out, "{}", serde_json::to_string(finding)?)?;
+        json::write_now("check", finding, &mut out)?;
     }
     Ok(())
 }

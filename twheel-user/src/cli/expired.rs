@@ -14,7 +14,7 @@ use super::select::{Select, Which, while_read};
 use crate::{
     filter::{Knowable, Subject},
     history::{self, Past},
-    output::{Output, json, text::Text},
+    output::{Output, json::Json, text::Text},
 };
 
 /// List flows that have ended, when and why, from the history on disk
@@ -65,13 +65,13 @@ impl Expired {
         // Start watching before the present events are read, so that none in between is missed.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
         let print = |past: &Past, out: &mut dyn Write| {
-            let named = past.known_as.named();
+            let (mark, named) = (past.mark, past.known_as.named());
             if self.json {
-                return json::ended(Some(past.when), &past.ended, named, out);
+                let identity = past.identity.clone();
+                return Json { identity }.ended(mark, &past.ended, named, out);
             }
-            let when = humantime::format_rfc3339_seconds(past.when);
-            write!(out, "{when}  ")?;
-            Text.expired(&past.ended, named, out)
+            write!(out, "{}  ", humantime::format_rfc3339_seconds(mark.time))?;
+            Text.ended(mark, &past.ended, named, out)
         };
         while_read(|out| {
             // With --limit, the latest events that match so far.
@@ -82,7 +82,7 @@ impl Expired {
             loop {
                 while let Some(past) = reader.next()? {
                     let ago = SystemTime::now()
-                        .duration_since(past.when)
+                        .duration_since(past.mark.time)
                         .unwrap_or_default();
                     if !filter.matches(&Subject::ended(&past.ended, past.known_as.named(), ago)) {
                         continue;

@@ -213,7 +213,7 @@ impl Flows {
             choice.each(&reader, &filter, |tracked| {
                 let named = reader.known_as(&tracked.flow);
                 if self.json {
-                    json::tracked(tracked, named, out)?;
+                    json::tracked(reader.identity(), tracked, named, out)?;
                 } else {
                     table::line(tracked, named, columns, out)?;
                 }

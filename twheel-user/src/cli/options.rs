@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use twheel_common::{config::Config, flow::ZONES, packet::Protocols, rule::Rule};
 
-use super::{SchemeName, reap::Reap};
+use super::{SchemeName, reap::Reap, select::event_kind};
 use crate::{
     action::Action,
     clock::Clock,
@@ -16,6 +16,7 @@ use crate::{
     history,
     hooks::{Egress, Hooks, Ingress, Mode},
     metrics,
+    model::EventKind,
     netns::NamespaceSelection,
     order::{Order, ProgramNames},
     patterns::{Asked, Selection},
@@ -123,6 +124,10 @@ pub struct Options {
     /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
+    /// Kinds of events to print, a list of `end`, `rto`, `reap` and `run`. `run` (attached, lost, summary and so on) is
+    /// printed with --json only; without it, it is on standard error
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end,rto,reap,run")]
+    pub events: Vec<EventKind>,
     #[command(flatten)]
     pub reap: Reap,
     /// Serve Prometheus metrics at /metrics, health at /healthz and a page that shows the wheels at /. ADDR is a port on the

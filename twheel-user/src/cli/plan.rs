@@ -12,7 +12,7 @@ use twheel_common::wheel::WheelScheme;
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    host,
+    host, output,
     plan::{Costs, Demand, Plan as Prediction, calibrate},
     settings::{MAX_FLOWS, Settings},
     timeouts::Timeouts,
@@ -187,22 +187,19 @@ impl Plan {
         let mut out = std::io::stdout().lock();
         for plan in plans {
             let geometry = plan.geometry;
-            writeln!(
-                out,
-                "{}",
-                json!({
-                    "scheme": scheme(plan).name(),
-                    "levels": geometry.levels,
-                    "slots": 1u64 << geometry.bits,
-                    "visits_per_second": plan.visits,
-                    "cpu_share": plan.share,
-                    "memory_bytes": plan.memory,
-                    "recommended": geometry == best,
-                    "visit_ns": costs.visit,
-                    "wake_ns": costs.wake,
-                    "calibrated": self.calibrate,
-                })
-            )?;
+            let line = json!({
+                "scheme": scheme(plan).name(),
+                "levels": geometry.levels,
+                "slots": 1u64 << geometry.bits,
+                "visits_per_second": plan.visits,
+                "cpu_share": plan.share,
+                "memory_bytes": plan.memory,
+                "recommended": geometry == best,
+                "visit_us": costs.visit / 1000.0,
+                "wake_us": costs.wake / 1000.0,
+                "calibrated": self.calibrate,
+            });
+            output::json::write_now("plan", line, &mut out)?;
         }
         Ok(())
     }

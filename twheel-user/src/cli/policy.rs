@@ -17,7 +17,7 @@ use crate::{
     action::{Action, Actions},
     clock::Clock,
     failure::{Failure, Kind},
-    host,
+    host, output,
     pins::Instance,
     policy::{
         Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, packed, words,
@@ -347,11 +347,11 @@ impl Met {
                 "name": rule.name,
                 "line": rule.place.line,
             })),
-            "timeouts_seconds": seconds(rule.map_or(&policy.timeouts, |rule| &rule.timeouts)),
+            "timeouts_us": micros(rule.map_or(&policy.timeouts, |rule| &rule.timeouts)),
             "reap": rule.map_or(policy.reap, |rule| rule.reap).map(names),
             "not": failed.collect::<Vec<_>>(),
         });
-        writeln!(out, "{report}")
+        output::json::write_now("match", without_nulls(report), out)
     }
 }
 
@@ -465,17 +465,36 @@ fn print_rules_json(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
             "name": rule.name,
             "line": rule.place.line,
             "conditions": rule.conditions(),
-            "timeouts_seconds": seconds(&rule.timeouts),
+            "timeouts_us": micros(&rule.timeouts),
             "reap": rule.reap.map(names),
         })
     });
     let report = json!({
         "file": policy.file,
         "rules": rules.collect::<Vec<_>>(),
-        "timeouts_seconds": seconds(&policy.timeouts),
+        "timeouts_us": micros(&policy.timeouts),
         "reap": policy.reap.map(names),
     });
-    writeln!(out, "{report}")
+    output::json::write_now("policy", without_nulls(report), out)
+}
+
+/// The object without what it says nothing of.
+fn without_nulls(mut object: Value) -> Value {
+    match &mut object {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields
+                .values_mut()
+                .for_each(|value| *value = without_nulls(value.take()));
+        }
+        Value::Array(values) => {
+            values
+                .iter_mut()
+                .for_each(|value| *value = without_nulls(value.take()));
+        }
+        _ => {}
+    }
+    object
 }
 
 /// The names of actions.
@@ -489,9 +508,9 @@ fn named(timeouts: &Timeouts) -> impl Iterator<Item = (TimeoutName, Duration)> {
     all.filter_map(|(name, timeout)| timeout.map(|timeout| (name, timeout)))
 }
 
-fn seconds(timeouts: &Timeouts) -> Value {
+fn micros(timeouts: &Timeouts) -> Value {
     let pairs = named(timeouts)
-        .map(|(name, timeout)| (name.name().to_owned(), json!(timeout.as_secs_f64())));
+        .map(|(name, timeout)| (name.name().to_owned(), json!(output::json::micros(timeout))));
     Value::Object(pairs.collect::<Map<_, _>>())
 }
 

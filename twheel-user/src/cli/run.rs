@@ -81,6 +81,7 @@ impl Run {
             history: Some(options.history).filter(|it| it.as_os_str() != "off"),
             history_bytes: options.history_size.as_u64(),
             json: options.json,
+            events: options.events,
             metrics: options.metrics,
             keep: options.keep,
             group: options.group,

@@ -18,6 +18,7 @@ use crate::{
     flows::Flow,
     history, host,
     inspect::Reader,
+    model::EventKind,
     output::json,
 };
 
@@ -72,7 +73,7 @@ impl Deleting {
             say!("{text}");
             return Ok(());
         }
-        while_read(|out| Ok(json::write(object, out)?))
+        while_read(|out| Ok(json::write_now("deletion", object, out)?))
     }
 }
 
@@ -136,4 +137,20 @@ pub fn interval(text: &str) -> Result<Duration, String> {
         Ok(_) => Err("give an interval from 100ms to 1day".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Parses the name of a kind of events.
+///
+/// # Errors
+///
+/// There is no such kind.
+pub fn event_kind(name: &str) -> Result<EventKind, String> {
+    let found = EventKind::ALL.iter().find(|kind| kind.name() == name);
+    found.copied().ok_or_else(|| {
+        let names: Vec<_> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
+        format!(
+            "there is no such kind of events: give some of {}",
+            names.join(", ")
+        )
+    })
 }

@@ -93,7 +93,7 @@ impl Stats {
             loop {
                 let look = Look::at(&reader)?;
                 if self.json {
-                    write_json(&look, earlier.as_ref(), out)?;
+                    write_json(&reader, &look, earlier.as_ref(), out)?;
                 } else {
                     if clear {
                         // Moves the cursor to the top and clears the screen.
@@ -112,7 +112,12 @@ impl Stats {
     }
 }
 
-fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Result<()> {
+fn write_json(
+    reader: &Reader,
+    look: &Look,
+    earlier: Option<&Look>,
+    out: &mut dyn Write,
+) -> Result<()> {
     for counter in Counter::ALL {
         let CounterReadings { cpus, interfaces } = &look.counted;
         let cpus: Vec<_> = cpus.iter().map(|cpu| cpu.get(*counter)).collect();
@@ -127,7 +132,7 @@ fn write_json(look: &Look, earlier: Option<&Look>, out: &mut dyn Write) -> Resul
             per_second: earlier.map(|earlier| look.rate(earlier, *counter)),
             meaning: counter.meaning(),
         };
-        json::write(&line, out)?;
+        json::write_found("counter", reader.identity(), line, out)?;
     }
     Ok(())
 }

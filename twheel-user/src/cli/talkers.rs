@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::select::{Select, Which, while_read};
 use crate::{
     filter::{STATES, Subject},
+    identity::Identity,
     model::Tracked,
     output::json,
 };
@@ -146,7 +147,7 @@ impl Talkers {
                     packets: counted.then_some(share.packets),
                     bytes: counted.then_some(share.bytes),
                 };
-                line.write(self.json, out)?;
+                line.write(self.json.then(|| reader.identity()), out)?;
             }
             if !self.json && others > 0 {
                 writeln!(out, "and {others} more, of {all} flows in total")?;
@@ -167,9 +168,10 @@ impl By {
 }
 
 impl TalkerLine {
-    fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
-        if json {
-            return Ok(json::write(self, out)?);
+    /// `json`: as JSON, of this instance.
+    fn write(&self, json: Option<&Identity>, out: &mut dyn Write) -> Result<()> {
+        if let Some(identity) = json {
+            return Ok(json::write_found("talker", identity, self, out)?);
         }
         write!(
             out,

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::select::{Select, while_read};
 use crate::{
+    identity::Identity,
     inspect::Reader,
     output::{json, table::short},
     wheels::{Counted, Due, Turning, Wheels, cell, draw},
@@ -25,7 +26,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   twheel wheel
-  twheel wheel --iface eth0 --json | jq 'select(.kind == \"slot\" and .starts_in_ms < 1000)'")]
+  twheel wheel --iface eth0 --json | jq 'select(.event == \"slot\" and .starts_in_us < 1000000)'")]
 pub struct Wheel {
     #[command(flatten)]
     select: Select,
@@ -35,16 +36,17 @@ pub struct Wheel {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[serde(untagged)]
 enum WheelLine<'a> {
     Wheel {
         cpu: u32,
         scheme: &'a str,
         levels: u32,
         slots: u32,
-        tick_ms: f64,
+        tick_us: u64,
         elapsed: u64,
-        next_in_ms: Option<i64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next_in_us: Option<i64>,
         sleeps: bool,
         flows: u64,
         handed_out: u32,
@@ -54,10 +56,11 @@ enum WheelLine<'a> {
         level: u32,
         slot: u32,
         flows: u32,
-        starts_in_ms: i64,
+        starts_in_us: i64,
     },
     Due {
-        within_ms: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        within_us: Option<u64>,
         flows: u64,
     },
 }
@@ -70,14 +73,27 @@ impl Wheel {
         let counted = wheels.count(&reader)?;
         let due = Due::count(reader.flows(now).map(|(_, tracked)| tracked.expires));
         while_read(|out| match self.json {
-            true => write_json(&wheels, &counted, due, out),
+            true => write_json(reader.identity(), &wheels, &counted, due, out),
             false => write_text(&reader, &wheels, &counted, due, out),
         })
     }
 }
 
-fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Write) -> Result<()> {
-    let mut write = |line: WheelLine<'_>| json::write(&line, out);
+fn write_json(
+    identity: &Identity,
+    wheels: &Wheels,
+    counted: &[Counted],
+    due: Due,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let mut write = |line: WheelLine<'_>| {
+        let event = match &line {
+            WheelLine::Wheel { .. } => "wheel",
+            WheelLine::Slot { .. } => "slot",
+            WheelLine::Due { .. } => "due",
+        };
+        json::write_found(event, identity, line, out)
+    };
     for (turning, counted) in wheels.wheels.iter().zip(counted) {
         let cpu = turning.cpu;
         write(WheelLine::Wheel {
@@ -85,9 +101,9 @@ fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Writ
             scheme: wheels.geometry.scheme_name(),
             levels: wheels.geometry.levels,
             slots: wheels.slots(),
-            tick_ms: wheels.tick().as_secs_f64() * 1000.0,
+            tick_us: json::micros(wheels.tick()),
             elapsed: turning.wheel.elapsed,
-            next_in_ms: wheels.next(turning),
+            next_in_us: wheels.next(turning).map(|millis| millis * 1000),
             sleeps: turning.sleeps(),
             flows: counted.flows(),
             handed_out: counted.handed_out,
@@ -98,13 +114,13 @@ fn write_json(wheels: &Wheels, counted: &[Counted], due: Due, out: &mut dyn Writ
                 level: slot.level,
                 slot: slot.slot,
                 flows: slot.flows,
-                starts_in_ms: wheels.until(turning, slot.turn),
+                starts_in_us: wheels.until(turning, slot.turn) * 1000,
             })?;
         }
     }
     for (_, bound, flows) in due.each() {
         write(WheelLine::Due {
-            within_ms: bound.map(|bound| bound.as_millis() as u64),
+            within_us: bound.map(json::micros),
             flows,
         })?;
     }

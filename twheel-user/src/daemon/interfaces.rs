@@ -11,6 +11,7 @@ use nix::{net::if_::if_nametoindex, unistd::Gid};
 use twheel_common::state::{INDEX_BITS, Way, elsewhere};
 
 use super::{
+    report::Notes,
     setup::Setup,
     targets::{Coming, Targets, Then, Why},
 };
@@ -20,6 +21,7 @@ use crate::{
     failure::{Failure, Kind},
     hooks::{HIDES_TAGS, Incoming, shows_tags},
     interfaces::{self, Change, Interface, Known},
+    model::{Happened, RunEvent},
     patterns::Selection,
     pins::Instance,
     stub::Stubs,
@@ -34,6 +36,8 @@ pub struct Common<'a> {
     pub group: Option<Gid>,
     pub watch: Rc<RefCell<Watch>>,
     pub said: Rc<RefCell<SaidOnce>>,
+    /// What the run is to tell of itself.
+    pub notes: Notes,
 }
 
 /// A network namespace other than the run's own.
@@ -303,6 +307,10 @@ impl<'a> Interfaces<'a> {
             say!("{label}: {why}: using {by} for incoming packets");
         }
         say!("{label}: attached, {}", attached.describe());
+        self.common.notes.borrow_mut().push(RunEvent {
+            hook: Some(attached.hook()),
+            ..RunEvent::at(Happened::Attached, &label)
+        });
         if attached.egress.is_none()
             && self.common.setup.reaps()
             && self.common.setup.selection.count() == 1
@@ -392,7 +400,13 @@ impl<'a> Interfaces<'a> {
         };
         let label = self.label(&name);
         say!("{label}: disappeared: detached, its flows end by their timeouts{then}");
+        self.note_detached(&label);
         Ok(true)
+    }
+
+    fn note_detached(&self, label: &str) {
+        let event = RunEvent::at(Happened::Detached, label);
+        self.common.notes.borrow_mut().push(event);
     }
 
     /// Attaches to interfaces that were refused for lack of capacity, if there is capacity now.
@@ -458,6 +472,7 @@ impl<'a> Interfaces<'a> {
             let known_as = self.number(old.index);
             self.common.watch.borrow_mut().leave(known_as)?;
             self.instance.detach_from(&is.name)?;
+            self.note_detached(&self.label(&is.name));
         }
         let attached = match coming {
             Coming::Nothing => false,

@@ -7,12 +7,14 @@
 //! | interfaces that appear, change and disappear | `interfaces.rs` |
 //! | the states of an interface | `targets.rs` |
 //! | the path of an event from the ring to the output | `report.rs`, `stations.rs` |
+//! | sources over their quota | `quota_watch.rs` |
 //! | what stays when it ends | `life.rs` |
 //! | the order in which it ends | `Daemon::end`; `docs/design.md`, *How a run ends* |
 
 mod interfaces;
 mod life;
 mod namespaces;
+mod quota_watch;
 mod report;
 mod setup;
 mod stations;
@@ -25,7 +27,8 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     rc::Rc,
-    sync::{Arc, Mutex},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -44,26 +47,29 @@ use self::{
     interfaces::Common,
     life::{End, Ending, Life},
     namespaces::Namespaces,
-    report::Report,
+    quota_watch::QuotaWatch,
+    report::{Notes, Printer, Report, lost_of},
     stations::Outside,
 };
 use crate::{
-    action::Reaped,
+    action::News,
     attach,
     clock::Clock,
-    data_plane::{DataPlane, INCOMING, Load, OBJECT, UserCounters},
+    data_plane::{self, DataPlane, INCOMING, Load, OBJECT, UserCounters},
     history, host,
+    identity::Identity,
     interfaces::Known,
     maps,
     metrics::{Listener, Metrics, Server},
+    model::{Happened, RunEvent},
     names::Names,
     notices, order,
+    output::{Output, json::Json, text::Text},
     pins::{self, Instance, Pins},
     policy::install,
     privilege, progress,
-    quota::QuotaReader,
     reap::{self, Reaper},
-    ring::Signals,
+    ring::{Batches, Numbers, Signals},
     stepper::{Observer, Steppers},
     stepping,
     stub::TailCalls,
@@ -73,6 +79,9 @@ use crate::{
 
 /// Capacity of the queue of results of actions that wait to be printed.
 const RESULTS: usize = 1024;
+
+/// How often lost events are looked for, while there are events.
+const LOSSES: Duration = Duration::from_secs(1);
 
 /// What was opened while the process still had all its capabilities.
 struct Opened {
@@ -191,8 +200,11 @@ struct Daemon<'a> {
     /// Readable when a CPU came online or went offline.
     cpus: Option<AsyncFd<notices::CpuNotices>>,
     /// The outcomes of actions.
-    reaped: mpsc::Receiver<Reaped>,
-    results: Vec<Reaped>,
+    reaped: mpsc::Receiver<News>,
+    results: Vec<News>,
+    notes: Notes,
+    /// The events that were lost, as of when that was looked at.
+    lost: (u64, Instant),
     steppers: Steppers,
     quota: QuotaWatch,
     /// Calls from the packet path to sleeping steppers.
@@ -273,11 +285,13 @@ impl<'a> Daemon<'a> {
             let _lock = pins.lock_policy()?;
             Zones::open(plane.open("ZONES")?)?.enter_all(&zones)?;
         }
+        let notes = Notes::default();
         let common = Common {
             setup,
             group: opened.group,
             watch: Rc::new(RefCell::new(Watch::open(&plane)?)),
             said: Rc::default(),
+            notes: notes.clone(),
         };
         let mut namespaces = Namespaces::new(common, instance, &mut plane)?;
         namespaces.attach_all(&mut plane)?;
@@ -288,6 +302,10 @@ impl<'a> Daemon<'a> {
         drop(opened.start);
         if plane.adopted() {
             say!("adopted {adopted} flows");
+            notes.borrow_mut().push(RunEvent {
+                flows: Some(adopted),
+                ..RunEvent::new(Happened::Adopted)
+            });
         }
 
         let history = opened.history.and_then(|directory| {
@@ -308,15 +326,30 @@ impl<'a> Daemon<'a> {
             None => None,
         };
         let stations = Outside {
-            events,
+            ring: Batches::new(events, &pins, plane.clock())?,
             history,
             reaper: Some(reaper),
             metrics,
             names: Names::open(&maps::pinned(&pins))?,
+            numbers: Numbers::open(&pins.map("NUMBER")?)?,
+            notes: notes.clone(),
+        };
+        let output: Box<dyn Output> = match setup.json {
+            true => Box::new(Json {
+                identity: Arc::new(Identity::new(&pins, &data_plane::meta(&pins)?)),
+            }),
+            false => Box::new(Text),
+        };
+        let printer = Printer {
+            output,
+            kinds: setup.events.clone(),
+            notes: notes.clone(),
         };
         let measure = plane.measure();
         Ok(Self {
-            report: Report::new(stations, setup.json, measure, *life, signals.clone()),
+            notes,
+            lost: (lost_of(&plane.counters()?), Instant::now()),
+            report: Report::new(stations, printer, measure, *life, signals.clone()),
             _server: server,
             changes,
             namespaces,
@@ -351,6 +384,10 @@ impl<'a> Daemon<'a> {
     /// One that ends the run at once, without [`end`](Self::end).
     async fn until_told(&mut self, stop: &mut Stop) -> Result<Ending> {
         loop {
+            self.look_for_losses()?;
+            if let Err(error) = self.report.tell() {
+                return Ok(Ending::Report(error));
+            }
             if self.report.is_closed() {
                 return Ok(Ending::Unread);
             }
@@ -427,6 +464,23 @@ impl<'a> Daemon<'a> {
         }
     }
 
+    /// Notes if events were lost since this looked last, a second ago at least.
+    fn look_for_losses(&mut self) -> Result<()> {
+        let (before, at) = self.lost;
+        if at.elapsed() < LOSSES {
+            return Ok(());
+        }
+        let lost = lost_of(&self.plane.counters()?);
+        self.lost = (lost, Instant::now());
+        if lost > before {
+            self.notes.borrow_mut().push(RunEvent {
+                lost: Some(lost),
+                ..RunEvent::new(Happened::Lost)
+            });
+        }
+        Ok(())
+    }
+
     /// Puts the policy file into force, on another thread: it takes a while, and the steppers'
     /// calls must not wait.
     fn reload(&self) {
@@ -486,7 +540,7 @@ impl<'a> Daemon<'a> {
         report.reaped(&mut results)?;
         let counters = plane.counters()?;
         let lost = report.stations.end_history();
-        report.summary(&counters, shared.as_deref(), lost);
+        report.summary(&counters, shared.as_deref(), lost)?;
         ending.result().and(stopped)
     }
 }
@@ -506,48 +560,6 @@ impl Stop {
             terminate: on(SignalKind::terminate())?,
             hangup: on(SignalKind::hangup())?,
         })
-    }
-}
-
-/// When the table is full, finds the sources that are over their quota.
-#[derive(Clone)]
-struct QuotaWatch(Arc<Mutex<Option<QuotaReader>>>);
-
-impl QuotaWatch {
-    /// `percent`: the quota, as a share of a full table; `None`: no quota.
-    fn new(plane: &DataPlane, percent: Option<u8>) -> Result<Self> {
-        let reader = percent.map(|percent| QuotaReader::new(plane, percent));
-        Ok(Self(Arc::new(Mutex::new(reader.transpose()?))))
-    }
-
-    /// Runs on another thread: the steppers' calls must not wait.
-    fn look(&self) {
-        let quota = self.clone();
-        tokio::task::spawn_blocking(move || quota.look_now());
-    }
-
-    /// Finds over-quota sources, unless another thread is doing so.
-    fn look_now(&self) {
-        let Ok(mut reader) = self.0.try_lock() else {
-            return;
-        };
-        let Some(reader) = &mut *reader else {
-            return;
-        };
-        match reader.read() {
-            Ok(holders) => {
-                for holder in holders.iter().filter(|holder| holder.is_new) {
-                    say!(
-                        "the table is full: {} has {} flows, its quota is {}: its flows above the \
-                         quota are evicted when others need space (--source-share)",
-                        holder.source,
-                        holder.flows,
-                        reader.most()
-                    );
-                }
-            }
-            Err(error) => say!("twheel: cannot find the over-quota sources: {error:#}"),
-        }
     }
 }
 

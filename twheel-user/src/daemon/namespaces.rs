@@ -17,6 +17,7 @@ use super::interfaces::{Common, Elsewhere, Interfaces, tell_unmatched};
 use crate::{
     data_plane::DataPlane,
     interfaces::Change,
+    model::{Happened, RunEvent},
     names::LABEL_BYTES,
     netns::{NameWatch, Namespace, News},
     notices,
@@ -182,6 +183,8 @@ impl<'a> Namespaces<'a> {
                 for interface in self.instance.pins().interfaces()? {
                     self.instance.detach_from(&interface)?;
                     say!("{interface}: detached: --netns does not include this network namespace");
+                    let event = RunEvent::at(Happened::Detached, &interface);
+                    self.common.notes.borrow_mut().push(event);
                 }
             }
         }

@@ -3,7 +3,9 @@
 //! on the way.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, VecDeque},
+    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,11 +22,11 @@ use super::{
     stations::Stations,
 };
 use crate::{
-    action::{Action, Outcome, Reaped},
-    model::{Expired, KnownAs, Measure, Rto},
-    output::{Output, json::Json, text::Text},
+    action::{Action, News, Outcome},
+    model::{Ended, EventKind, Happened, KnownAs, Mark, Measure, Rto, RunEvent},
+    output::Output,
     reap,
-    ring::{Read, Signals},
+    ring::{Batch, Signals},
 };
 
 /// Events that are read from the ring at a time.
@@ -39,6 +41,9 @@ const SLOW: Duration = Duration::from_secs(1);
 /// How many causes of failures the summary lists separately.
 const REASONS: usize = 16;
 
+/// What the run is to tell of itself, until it is told.
+pub type Notes = Rc<RefCell<Vec<RunEvent>>>;
+
 /// Takes events from station to station, and counts them.
 pub struct Report<S> {
     /// The stations.
@@ -46,6 +51,9 @@ pub struct Report<S> {
     signals: Arc<Signals>,
     unwritten: Unwritten,
     output: Box<dyn Output>,
+    /// The kinds of events that are written.
+    kinds: Vec<EventKind>,
+    notes: Notes,
     measure: Measure,
     life: Life,
     outlet: Outlet,
@@ -60,7 +68,7 @@ pub struct Report<S> {
 struct Unwritten {
     /// Batches that were given to the history and not yet written to standard output, and when each
     /// was read.
-    batches: VecDeque<(Arc<Vec<Read>>, Instant)>,
+    batches: VecDeque<(Arc<Batch>, Instant)>,
     /// How far the history has come.
     kept: Option<watch::Receiver<u64>>,
     /// Where the last event ends that was read.
@@ -71,17 +79,17 @@ struct Unwritten {
 
 impl Unwritten {
     /// Reads the next batch.
-    fn read(&mut self, stations: &mut impl Stations) -> Option<Arc<Vec<Read>>> {
+    fn read(&mut self, stations: &mut impl Stations) -> Result<Option<Arc<Batch>>> {
         if self.batches.len() == BATCHES {
-            return None;
+            return Ok(None);
         }
         self.behind &= !self.has_kept(self.read);
-        let mut batch = Vec::new();
-        stations.read(&mut batch, BATCH);
-        self.read = batch.last()?.end;
-        let batch = Arc::new(batch);
+        let Some(batch) = stations.read(BATCH)?.map(Arc::new) else {
+            return Ok(None);
+        };
+        self.read = batch.end().unwrap_or(self.read);
         self.batches.push_back((batch.clone(), Instant::now()));
-        Some(batch)
+        Ok(Some(batch))
     }
 
     /// Whether the history has come as far as `end`, or there is no history.
@@ -91,9 +99,9 @@ impl Unwritten {
     }
 
     /// Takes the first batch if the history has it, or if it has waited long enough.
-    fn ready(&mut self) -> Option<Arc<Vec<Read>>> {
+    fn ready(&mut self) -> Option<Arc<Batch>> {
         let (batch, since) = self.batches.front()?;
-        let (end, since) = (batch.last()?.end, *since);
+        let (end, since) = (batch.end()?, *since);
         let is_kept = self.has_kept(end);
         self.behind |= !is_kept && since.elapsed() >= SLOW;
         if !is_kept && !self.behind {
@@ -113,22 +121,37 @@ impl Unwritten {
     }
 }
 
+/// How events are written, and which.
+pub struct Printer {
+    /// The format.
+    pub output: Box<dyn Output>,
+    /// The kinds that are written.
+    pub kinds: Vec<EventKind>,
+    /// What the run is to tell of itself.
+    pub notes: Notes,
+}
+
 /// An event that can be printed, and the names that belong to its flow.
 enum Printable {
     /// Index among the flows that have ended.
     Ended(usize),
-    Rto(Rto, KnownAs),
+    Rto(Box<(Mark, Rto, KnownAs)>),
 }
 
 impl<S: Stations> Report<S> {
-    /// For a run that has come as far as `life`. `json`: print objects, not lines for people.
+    /// For a run that has come as far as `life`.
     pub fn new(
         stations: S,
-        json: bool,
+        printer: Printer,
         measure: Measure,
         life: Life,
         signals: Arc<Signals>,
     ) -> Self {
+        let Printer {
+            output,
+            kinds,
+            notes,
+        } = printer;
         Self {
             unwritten: Unwritten {
                 batches: VecDeque::new(),
@@ -138,7 +161,9 @@ impl<S: Stations> Report<S> {
             },
             stations,
             signals,
-            output: if json { Box::new(Json) } else { Box::new(Text) },
+            output,
+            kinds,
+            notes,
             measure,
             life,
             outlet: Outlet::Open,
@@ -165,7 +190,7 @@ impl<S: Stations> Report<S> {
             return Ok(false);
         }
         let mut more = false;
-        if let Some(batch) = self.unwritten.read(&mut self.stations) {
+        if let Some(batch) = self.unwritten.read(&mut self.stations)? {
             self.stations.keep(&batch);
             more = true;
         }
@@ -189,15 +214,15 @@ impl<S: Stations> Report<S> {
 
     /// Gives events to the reaper, the metrics and standard output, and releases them as they are
     /// written.
-    fn print(&mut self, batch: &[Read]) -> Result<()> {
+    fn print(&mut self, batch: &Batch) -> Result<()> {
         // First: if the process is killed after this, the next one repeats it. (The reaper's queue
         // is lost.)
-        let records: Vec<_> = batch.iter().map(|read| read.record).collect();
+        let records = batch.records();
         self.stations.reap(&records)?;
         let mut ended = Vec::new();
-        let mut said = Vec::with_capacity(batch.len());
+        let mut said = Vec::with_capacity(records.len());
         for record in &records {
-            said.push(self.take(record, &mut ended)?);
+            said.push(self.take(batch.mark(record), record, &mut ended)?);
         }
         // How many ended flows the metrics have counted, and how many of them have a line in `out`.
         let (mut counted, mut written) = (0, 0);
@@ -205,16 +230,22 @@ impl<S: Stations> Report<S> {
         // How many bytes of `out` belong to whole records, and where the last of those records
         // ends.
         let mut whole = None;
-        for (read, said) in batch.iter().zip(said) {
+        for (read, said) in batch.events.iter().zip(said) {
             line.clear();
             let at = match said {
                 Some(Printable::Ended(at)) => {
-                    let (_, ended, known_as) = &ended[at];
-                    self.output.expired(ended, known_as.named(), &mut line)?;
+                    let (mark, _, ended, known_as) = &ended[at];
+                    if self.kinds.contains(&EventKind::End) {
+                        self.output
+                            .ended(*mark, ended, known_as.named(), &mut line)?;
+                    }
                     Some(at)
                 }
-                Some(Printable::Rto(timer, known_as)) => {
-                    self.output.rto(&timer, known_as.named(), &mut line)?;
+                Some(Printable::Rto(said)) => {
+                    let (mark, timer, known_as) = *said;
+                    if self.kinds.contains(&EventKind::Rto) {
+                        self.output.rto(mark, &timer, known_as.named(), &mut line)?;
+                    }
                     None
                 }
                 None => continue,
@@ -237,30 +268,31 @@ impl<S: Stations> Report<S> {
     /// Counts an event; `None`: it cannot be read.
     fn take<'a>(
         &mut self,
+        mark: Mark,
         record: &'a Record,
-        all: &mut Vec<(&'a Event, Expired, KnownAs)>,
+        all: &mut Vec<(Mark, &'a Event, Ended, KnownAs)>,
     ) -> Result<Option<Printable>> {
         let Measure { clock, one_way } = self.measure;
         match record {
             Record::Ended(event) => {
-                let Some(ended) = Expired::new(event, clock, one_way) else {
+                let Some(ended) = Ended::new(event, clock, one_way) else {
                     log::error!("invalid event: {event:?}");
                     return Ok(None);
                 };
                 let count = self.ended.entry((ended.reason, ended.flow.state));
                 *count.or_default() += 1;
                 let known_as = self.stations.known_as(&ended.flow)?;
-                all.push((event, ended, known_as));
+                all.push((mark, event, ended, known_as));
                 Ok(Some(Printable::Ended(all.len() - 1)))
             }
             Record::Rto(event) => {
-                let Some(timer) = Rto::new(event, one_way) else {
+                let Some(timer) = Rto::new(event, clock, one_way) else {
                     log::error!("invalid event: {event:?}");
                     return Ok(None);
                 };
                 self.rtos += 1;
                 let known_as = self.stations.known_as(&timer.flow)?;
-                Ok(Some(Printable::Rto(timer, known_as)))
+                Ok(Some(Printable::Rto(Box::new((mark, timer, known_as)))))
             }
         }
     }
@@ -302,11 +334,16 @@ impl<S: Stations> Report<S> {
     }
 
     /// Prints the outcomes of actions.
-    pub fn reaped(&mut self, results: &mut Vec<Reaped>) -> Result<()> {
+    pub fn reaped(&mut self, results: &mut Vec<News>) -> Result<()> {
         let Measure { clock, one_way } = self.measure;
         let mut lines = Vec::new();
-        for reaped in results.drain(..) {
-            let Some(ended) = Expired::new(&reaped.event, clock, one_way) else {
+        for news in results.drain(..) {
+            let News::Reaped(reaped) = news else {
+                let paused = RunEvent::new(Happened::Paused);
+                self.notes.borrow_mut().push(paused);
+                continue;
+            };
+            let Some(ended) = Ended::new(&reaped.event, clock, one_way) else {
                 continue;
             };
             if let Some(error) = &reaped.error {
@@ -316,8 +353,28 @@ impl<S: Stations> Report<S> {
                 *self.failures.entry(why.to_owned()).or_default() += 1;
             }
             let known_as = self.stations.known_as(&ended.flow)?;
+            let (mark, end) = (self.stations.mark(), self.stations.mark_of(&reaped.event));
+            if !self.kinds.contains(&EventKind::Reap) {
+                continue;
+            }
             self.output
-                .reaped(&ended, &reaped, known_as.named(), &mut lines)?;
+                .reaped(mark, (end, &ended, &reaped), known_as.named(), &mut lines)?;
+        }
+        match lines.is_empty() {
+            true => Ok(()),
+            false => self.say(&lines),
+        }
+    }
+
+    /// Writes what the run is to tell of itself.
+    pub fn tell(&mut self) -> Result<()> {
+        let events: Vec<_> = self.notes.borrow_mut().drain(..).collect();
+        let mut lines = Vec::new();
+        for event in events {
+            let mark = self.stations.mark();
+            if self.kinds.contains(&EventKind::Run) {
+                self.output.run(mark, &event, &mut lines)?;
+            }
         }
         match lines.is_empty() {
             true => Ok(()),
@@ -326,8 +383,20 @@ impl<S: Stations> Report<S> {
     }
 
     /// Prints the summary at the end. `lost`: events that the history has lost.
-    pub fn summary(&self, counters: &Counters, reaped: Option<&reap::ReaperState>, lost: u64) {
+    pub fn summary(
+        &mut self,
+        counters: &Counters,
+        reaped: Option<&reap::ReaperState>,
+        lost: u64,
+    ) -> Result<()> {
         let total: u64 = self.ended.values().sum();
+        self.notes.borrow_mut().push(RunEvent {
+            flows: Some(counters.live()),
+            ended: Some(total),
+            lost: Some(lost_of(counters)),
+            ..RunEvent::new(Happened::Summary)
+        });
+        self.tell()?;
         say!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);
         say!("  {touched:>8}  {}", Counter::Touched.meaning());
@@ -369,7 +438,13 @@ impl<S: Stations> Report<S> {
         if lost > 0 {
             say!("  {lost:>8}  events missing from the history: the disk was too slow or full");
         }
+        Ok(())
     }
+}
+
+/// The events that an instance has lost, by the ring and by the history.
+pub fn lost_of(counters: &Counters) -> u64 {
+    counters.get(Counter::EventsLost) + counters.get(Counter::HistoryLost)
 }
 
 #[cfg(test)]

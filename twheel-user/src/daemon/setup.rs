@@ -11,6 +11,7 @@ use crate::{
     history,
     hooks::Hooks,
     interfaces::{LinkLayer, link_layer},
+    model::EventKind,
     netns::NamespaceSelection,
     patterns::{self, Selection},
     pins::Pins,
@@ -44,6 +45,8 @@ pub struct Setup {
     pub history_bytes: u64,
     /// Print objects, not lines for people.
     pub json: bool,
+    /// The kinds of events that are printed.
+    pub events: Vec<EventKind>,
     /// The address where metrics and the page are served.
     pub metrics: Option<SocketAddr>,
     /// Everything stays attached and pinned at the end.

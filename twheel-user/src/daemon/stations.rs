@@ -4,28 +4,34 @@
 use std::{
     io::{self, Write},
     sync::Arc,
+    time::SystemTime,
 };
 
 use anyhow::Result;
 use tokio::sync::watch;
 use twheel_common::event::{Event, Record};
 
+use super::report::Notes;
 use crate::{
     history,
     metrics::Metrics,
-    model::{Expired, Flow, KnownAs},
+    model::{Ended, Flow, Happened, KnownAs, Mark, RunEvent},
     names::Names,
     reap::{self, Reaper},
-    ring::{Events, Read},
+    ring::{Batch, Batches, Numbers},
 };
 
 /// The stations of an event, in the order of these methods.
 pub trait Stations {
-    /// Reads events from the ring, in order, until `into` holds `enough`, or a few more. They stay
-    /// in the ring.
-    fn read(&mut self, into: &mut Vec<Read>, enough: usize);
+    /// Reads events from the ring, in order, until there are `enough`, or a few more. They stay in
+    /// the ring. `None`: there are none.
+    fn read(&mut self, enough: usize) -> Result<Option<Batch>>;
+    /// The number of an event that is not from the ring, and its time: now.
+    fn mark(&self) -> Mark;
+    /// The number of the end of a flow that was read before, and its time.
+    fn mark_of(&self, ended: &Event) -> Mark;
     /// Gives a batch to the history, if there is one.
-    fn keep(&self, batch: &Arc<Vec<Read>>);
+    fn keep(&self, batch: &Arc<Batch>);
     /// Position up to which the history has stored what was read, or has lost it; `None`: there is
     /// no history.
     fn kept(&self) -> Option<watch::Receiver<u64>>;
@@ -34,7 +40,7 @@ pub trait Stations {
     /// The names that belong to a flow.
     fn known_as(&self, flow: &Flow) -> Result<KnownAs>;
     /// Counts ended flows in the metrics.
-    fn count(&self, ended: &[(&Event, Expired, KnownAs)]);
+    fn count(&self, ended: &[(Mark, &Event, Ended, KnownAs)]);
     /// Writes lines to standard output.
     fn print(&mut self, lines: &[u8]) -> io::Result<()>;
     /// Releases all records that end at or before `end`. Returns whether there were any.
@@ -46,7 +52,7 @@ pub trait Stations {
 /// The stations of a run.
 pub struct Outside {
     /// The ring.
-    pub events: Events,
+    pub ring: Batches,
     /// The history, if one is kept.
     pub history: Option<history::Writer>,
     /// The reaper, until it is stopped.
@@ -55,6 +61,10 @@ pub struct Outside {
     pub metrics: Option<Arc<Metrics>>,
     /// Names of rules, interfaces and zones.
     pub names: Names,
+    /// The numbers of events.
+    pub numbers: Numbers,
+    /// What the run is to tell of itself.
+    pub notes: Notes,
 }
 
 impl Outside {
@@ -78,6 +88,8 @@ impl Outside {
             if paused {
                 reaper.resume();
                 say!("reaping resumed");
+                let resumed = RunEvent::new(Happened::Resumed);
+                self.notes.borrow_mut().push(resumed);
             }
             paused
         })
@@ -90,11 +102,25 @@ impl Outside {
 }
 
 impl Stations for Outside {
-    fn read(&mut self, into: &mut Vec<Read>, enough: usize) {
-        self.events.read(into, enough);
+    fn read(&mut self, enough: usize) -> Result<Option<Batch>> {
+        self.ring.read(enough)
     }
 
-    fn keep(&self, batch: &Arc<Vec<Read>>) {
+    fn mark(&self) -> Mark {
+        Mark {
+            number: self.numbers.next(),
+            time: SystemTime::now(),
+        }
+    }
+
+    fn mark_of(&self, ended: &Event) -> Mark {
+        Mark {
+            number: ended.number,
+            time: self.ring.wall().time(ended.at as u32),
+        }
+    }
+
+    fn keep(&self, batch: &Arc<Batch>) {
         if let Some(history) = &self.history {
             history.add(batch);
         }
@@ -115,11 +141,11 @@ impl Stations for Outside {
         self.names.known_as(flow)
     }
 
-    fn count(&self, ended: &[(&Event, Expired, KnownAs)]) {
+    fn count(&self, ended: &[(Mark, &Event, Ended, KnownAs)]) {
         if let Some(metrics) = &self.metrics {
             let mut batch = metrics.batch();
-            for (event, ended, known_as) in ended {
-                batch.ended(event, ended, known_as);
+            for (mark, event, ended, known_as) in ended {
+                batch.ended(*mark, event, ended, known_as);
             }
         }
     }
@@ -131,10 +157,10 @@ impl Stations for Outside {
     }
 
     fn release(&mut self, end: u64) -> bool {
-        self.events.release(end)
+        self.ring.events.release(end)
     }
 
     fn release_all(&mut self) -> bool {
-        self.events.release_all()
+        self.ring.events.release_all()
     }
 }

@@ -1,6 +1,10 @@
 //! What pinned maps were made for, and whether a new run can adopt them.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context, Result};
 use aya::{
@@ -68,6 +72,9 @@ pub(super) fn wanted_meta(config: &Config, clock: Clock, keys: [u64; 11]) -> Met
         max_flows: config.max_flows,
         features: Features::needed_by(config),
         hash: Hash::new(keys, config.max_flows),
+        made: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos() as u64),
     }
 }
 
@@ -109,7 +116,14 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
         keys: meta.hash.keys,
         ..wanted.hash
     };
-    if meta != (Meta { hash, ..*wanted }) {
+    let made = meta.made;
+    if meta
+        != (Meta {
+            hash,
+            made,
+            ..*wanted
+        })
+    {
         let options = |meta: &Meta| {
             let tick = Duration::from_nanos(u64::from(meta.tick) * u64::from(meta.unit_ns));
             let Geometry { levels, bits, .. } = meta.geometry;

@@ -26,19 +26,21 @@ pub struct Finding {
     #[serde(rename = "check")]
     pub name: &'static str,
     /// The interface, if the check is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// How it went.
     pub status: Status,
     /// What was found.
     pub what: String,
     /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// For the programs: how many instructions the verifier processed, by program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<BTreeMap<String, u32>>,
-    /// For the programs: how long loading took, in milliseconds.
+    /// For the programs: how long loading took, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub load_ms: Option<u64>,
+    pub load_us: Option<u64>,
 }
 
 /// What `twheel run` would do.
@@ -75,7 +77,7 @@ impl Finding {
             what: what.into(),
             remedy: None,
             instructions: None,
-            load_ms: None,
+            load_us: None,
         }
     }
 

@@ -17,6 +17,7 @@ use crate::{
     bpf::BPFFS,
     data_plane::{DataPlane, Load, OBJECT, STEP_BUDGET},
     hooks::Egress,
+    output::json,
     stepping::{self, Stepping, Why},
 };
 
@@ -111,7 +112,7 @@ pub(super) fn programs(trial: Option<&Result<Tried, String>>) -> Finding {
             let ms = took.as_millis() as u64;
             Finding {
                 instructions: Some(verified.clone()),
-                load_ms: Some(ms),
+                load_us: Some(json::micros(*took)),
                 ..Finding::ok(
                     "programs",
                     format!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use twheel_common::{event::Reason, flow::Traffic};
 
-use crate::model::{Expired, Flow, Named, Timing, Tracked};
+use crate::model::{Ended, Flow, Named, Timing, Tracked};
 
 /// The values of a flow's fields.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl<'a> Subject<'a> {
     }
 
     /// A flow that ended this long ago.
-    pub fn ended(flow: &Expired, named: Named<'a>, ago: Duration) -> Self {
+    pub fn ended(flow: &Ended, named: Named<'a>, ago: Duration) -> Self {
         Self {
             flow: flow.flow,
             named,

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use twheel_common::{event::Reason, flow::Traffic};
+use twheel_common::{
+    event::Reason,
+    flow::{FlowKey, Traffic},
+};
 
 use super::{Field, Filter, Knowable, Subject};
 use crate::{
     failure::{Kind, exit_code},
-    model::{Flow, Named, Timing},
+    model::{Birth, Flow, Named, Timing},
 };
 
 const ALL: Knowable = Knowable {
@@ -34,6 +37,11 @@ fn subject() -> Subject<'static> {
             zone: 1,
             place: 2,
             is_outgoing: false,
+            birth: Birth {
+                key: FlowKey::NONE,
+                created: 0,
+                generation: 0,
+            },
             stalled: true,
         },
         named: Named {

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Kind};
 
 pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Must change whenever [`Event`] changes.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 pub(super) const HEADER: usize = 32;
 pub(super) const BODY: usize = size_of::<Event>();
 /// Bytes of a record before its body.
@@ -22,8 +22,8 @@ pub(super) const SEGMENTS: u64 = 8;
 /// The smallest maximum size that makes sense: a thousand events per segment.
 pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
 
-/// The year 9999, in milliseconds since 1970: no event is later.
-pub(super) const LATEST: u64 = 253_370_764_800_000;
+/// The year 9999, in microseconds since 1970: no event is later.
+pub(super) const LATEST: u64 = 253_370_764_800_000_000;
 
 pub(super) const ENDED: u32 = 1;
 pub(super) const NAME: u32 = 2;
@@ -33,6 +33,12 @@ pub(super) const LOST: u32 = 3;
 pub(super) const IFACE: u32 = 1 << 16;
 /// and a zone has its index plus this.
 pub(super) const ZONE: u32 = 2 << 16;
+/// The host's name,
+pub(super) const HOST: u32 = 3 << 16;
+/// the instance's,
+pub(super) const INSTANCE: u32 = HOST + 1;
+/// and the seed of its flows' numbers, in hexadecimal: see [`Identity`](crate::identity::Identity).
+pub(super) const SEED: u32 = HOST + 2;
 
 /// How to read the numbers in a segment's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

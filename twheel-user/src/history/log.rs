@@ -24,10 +24,10 @@ use super::format::{
 /// The default maximum size of a history: 64 MiB.
 pub const DEFAULT_BYTES: u64 = 64 << 20;
 
-/// Milliseconds since 1970.
+/// Microseconds since 1970.
 pub(super) fn since_1970(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64)
+        .map_or(0, |since| since.as_micros() as u64)
 }
 
 /// A history that is being written.

@@ -8,7 +8,7 @@
 //! ```text
 //! header   magic 8, version 4, bytes of a record 4, nanoseconds in a clock unit 4, one way 4,
 //!          zeros 4, checksum 4
-//! record   checksum 4, kind 4, when 8 (milliseconds since 1970), ring 4, end 8, body 128
+//! record   checksum 4, kind 4, when 8 (microseconds since 1970), ring 4, end 8, body 144
 //! ```
 //!
 //! `ring` tells the instance's present ring of events from its earlier ones, and `end` is where the
@@ -19,7 +19,7 @@
 //!
 //! - an [`Event`](twheel_common::event::Event);
 //! - a number and a name of a rule, an interface or a zone, before the first event in each segment
-//!   that needs the name;
+//!   that needs the name; likewise the names of the host and the instance;
 //! - how many events the history has lost since the last record of this kind, and how many lost
 //!   events the instance has counted in all. Each segment but the first begins with such a record,
 //!   and each writer begins and ends with one.

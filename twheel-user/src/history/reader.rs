@@ -6,6 +6,7 @@ use std::{
     io::{self, BufReader, Read as _},
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,21 +19,24 @@ use twheel_common::{config::NAME_BYTES, event::Event};
 use zerocopy::FromBytes;
 
 use super::format::{
-    ENDED, HEAD, HEADER, Header, IFACE, LATEST, LOST, NAME, RECORD, ZONE, is_whole, segments,
-    u32_at, u64_at,
+    ENDED, HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, RECORD, SEED, ZONE,
+    is_whole, segments, u32_at, u64_at,
 };
 use crate::{
     clock::Clock,
     failure::{Failure, Kind},
-    model::{Expired, KnownAs},
+    identity::Identity,
+    model::{Ended, KnownAs, Mark},
 };
 
 /// An ended flow from the history.
 pub struct Past {
-    /// When the flow ended.
-    pub when: SystemTime,
+    /// Which event it is, and when the flow ended.
+    pub mark: Mark,
+    /// Who reported it.
+    pub identity: Arc<Identity>,
     /// The flow.
-    pub ended: Expired,
+    pub ended: Ended,
     /// The names that belong to the flow.
     pub known_as: KnownAs,
 }
@@ -63,6 +67,7 @@ struct Segment {
     clock: Clock,
     one_way: bool,
     names: HashMap<u32, String>,
+    identity: Arc<Identity>,
 }
 
 impl HistoryReader {
@@ -127,12 +132,12 @@ impl HistoryReader {
                 self.damaged += 1;
                 continue;
             }
-            let when = UNIX_EPOCH + Duration::from_millis(u64_at(&record, 8));
+            let when = UNIX_EPOCH + Duration::from_micros(u64_at(&record, 8));
             if u32_at(&record, 4) == LOST && when >= self.since {
                 self.lost += u64_at(&record, HEAD);
             }
             if let Some(past) = segment.take(&record)
-                && past.when >= self.since
+                && past.mark.time >= self.since
             {
                 return Ok(Some(past));
             }
@@ -189,6 +194,7 @@ impl HistoryReader {
                 clock: Clock::of_jiffies(Duration::from_nanos(header.unit_ns.into())),
                 one_way: header.one_way,
                 names: HashMap::new(),
+                identity: Arc::default(),
             });
             return Ok(true);
         }
@@ -253,14 +259,24 @@ impl Segment {
             NAME => {
                 let name = String::from_utf8_lossy(&body[4..4 + NAME_BYTES]);
                 let name = name.trim_end_matches('\0').to_owned();
-                self.names.insert(u32_at(body, 0), name);
+                let identity = Arc::make_mut(&mut self.identity);
+                match u32_at(body, 0) {
+                    HOST => identity.host = name,
+                    INSTANCE => identity.instance = name,
+                    SEED => identity.seed = u64::from_str_radix(&name, 16).unwrap_or(0),
+                    number => drop(self.names.insert(number, name)),
+                }
                 None
             }
             ENDED => {
                 let event = Event::read_from_bytes(body).ok()?;
                 Some(Past {
-                    when: UNIX_EPOCH + Duration::from_millis(u64_at(record, 8)),
-                    ended: Expired::new(&event, self.clock, self.one_way)?,
+                    mark: Mark {
+                        number: event.number,
+                        time: UNIX_EPOCH + Duration::from_micros(u64_at(record, 8)),
+                    },
+                    identity: self.identity.clone(),
+                    ended: Ended::new(&event, self.clock, self.one_way)?,
                     known_as: KnownAs {
                         rule: self.names.get(&event.rule.into()).cloned(),
                         iface: self.names.get(&(IFACE | event.point.interface())).cloned(),

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use twheel_common::{
-    event::{Event, Pace, Reason},
+    event::{Birth, Event, Pace, Reason},
     flow::{Direction, FlowKey, Traffic},
     packet::tcp,
     point::Point,
@@ -21,8 +21,12 @@ use super::{
     directory::{STALE, remove_stale},
     format::{BODY, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
     log::Log,
+    writer::identity_names,
 };
-use crate::failure::{Kind, exit_code};
+use crate::{
+    failure::{Kind, exit_code},
+    identity::Identity,
+};
 
 const HEADER_4MS: Header = Header {
     unit_ns: 4_000_000,
@@ -35,6 +39,7 @@ fn event(number: u32) -> Event {
     let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
     Event {
         key: FlowKey::from_parts([0, 1, 0, 2], 1 << 32 | u64::from(number & 0xffff)),
+        number: 7 + u64::from(number),
         at: number.into(),
         age: number,
         idle: 25,
@@ -43,21 +48,32 @@ fn event(number: u32) -> Event {
         cpu: 0,
         rule: if number.is_multiple_of(2) { RULE } else { 0 },
         point: Point::NONE,
-        is_outgoing: 0,
+        birth: Birth::default(),
         account: [Traffic::default(); 2],
         pace: [Pace::default(); 2],
         positions: [0; 2],
     }
 }
 
+fn identity() -> Identity {
+    Identity {
+        host: "gw1".to_owned(),
+        instance: "eth0@1".to_owned(),
+        seed: u64::MAX - 1,
+    }
+}
+
 fn names(event: &Event) -> Result<Vec<(u32, String)>> {
     let rule = (event.rule != 0).then(|| (event.rule.into(), "web".to_owned()));
-    Ok(rule.into_iter().collect())
+    Ok(identity_names(&identity())
+        .into_iter()
+        .chain(rule)
+        .collect())
 }
 
 fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
     for number in numbers {
-        let when = 1000 + u64::from(number);
+        let when = 1_000_000 + u64::from(number);
         log.append(when, &event(number), number.into(), names)
             .unwrap();
     }
@@ -81,9 +97,11 @@ fn read(directory: &Path) -> (Vec<u32>, u64) {
     while let Some(past) = reader.next().unwrap() {
         let age = (past.ended.age.as_millis() / 4) as u32;
         assert_eq!(
-            past.when,
-            UNIX_EPOCH + Duration::from_millis(1000 + u64::from(age))
+            past.mark.time,
+            UNIX_EPOCH + Duration::from_micros(1_000_000 + u64::from(age))
         );
+        assert_eq!(past.mark.number, 7 + u64::from(age));
+        assert_eq!(*past.identity, identity());
         assert_eq!(past.ended.idle, Duration::from_millis(100));
         assert_eq!(
             past.known_as.rule.as_deref(),
@@ -224,8 +242,8 @@ fn a_write_that_was_torn_costs_the_last_record_alone() {
     let whole = fresh();
     write(whole.path(), 0..10, LEAST_BYTES);
     let bytes = fs::read(only_segment(whole.path())).unwrap();
-    // One of the records is a name.
-    assert_eq!(bytes.len(), HEADER + 11 * RECORD);
+    // Four of the records are names.
+    assert_eq!(bytes.len(), HEADER + 14 * RECORD);
     for cut in [1, 3, 17, RECORD - 1] {
         let directory = fresh();
         let path = directory.path().join("it/0000000001.history");
@@ -316,7 +334,8 @@ fn a_time_that_no_calendar_has_is_damage() {
     let mut log = open(directory.path(), Some(LEAST_BYTES));
     log.append(LATEST + 1, &event(1), 1, names).unwrap();
     log.flush().unwrap();
-    assert_eq!(read(directory.path()), (vec![], 1));
+    // The event, and the three names before it.
+    assert_eq!(read(directory.path()), (vec![], 4));
 }
 
 #[test]
@@ -382,7 +401,7 @@ fn a_reader_goes_on_where_a_writer_does() {
 fn what_ended_before_is_passed_over() {
     let directory = fresh();
     write(directory.path(), 0..100, LEAST_BYTES);
-    let since = UNIX_EPOCH + Duration::from_millis(1090);
+    let since = UNIX_EPOCH + Duration::from_micros(1_000_090);
     let mut reader = HistoryReader::open(directory.path(), "it", since).unwrap();
     let mut ages = Vec::new();
     while let Some(past) = reader.next().unwrap() {

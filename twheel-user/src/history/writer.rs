@@ -19,18 +19,17 @@ use twheel_common::{
 
 use super::{
     directory::{Directory, remove_stale},
-    format::{Header, IFACE, ZONE},
+    format::{HOST, Header, IFACE, INSTANCE, SEED, ZONE},
     log::{Log, since_1970},
 };
 use crate::{
-    call::Callable,
-    clock::Clock,
     data_plane::{self, UserCounters},
+    identity::Identity,
     maps,
     model::Measure,
     names::Names,
     pins::Pins,
-    ring::{Events, Read},
+    ring::{Batch, Events},
 };
 
 /// Most batches that wait for the disk. If the disk falls further behind, events are missing from
@@ -43,7 +42,7 @@ const WRITING: Duration = Duration::from_micros(200);
 /// Writes a history, on a thread of its own.
 pub struct Writer {
     /// `None` once the writer is to end.
-    batches: Option<SyncSender<Arc<Vec<Read>>>>,
+    batches: Option<SyncSender<Arc<Batch>>>,
     written: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
     lost: Arc<Lost>,
@@ -80,6 +79,7 @@ impl Writer {
         bytes: Option<u64>,
         measure: Measure,
     ) -> Result<Self> {
+        let identity = Arc::new(Identity::new(pins, &data_plane::meta(pins)?));
         let header = Header {
             unit_ns: measure.clock.unit().subsec_nanos(),
             one_way: measure.one_way,
@@ -106,8 +106,7 @@ impl Writer {
             inbox,
             tell,
             names: Names::open(&maps::pinned(pins))?,
-            sweep: pins.callable("twheel_sweep")?,
-            clock: measure.clock,
+            identity,
             lost: lost.clone(),
             failing: false,
         };
@@ -125,7 +124,7 @@ impl Writer {
 
     /// Queues a batch. Once [`written`](Self::written) has reached its end it is in the file, which
     /// outlives this process.
-    pub fn add(&self, batch: &Arc<Vec<Read>>) {
+    pub fn add(&self, batch: &Arc<Batch>) {
         let Some(batches) = &self.batches else {
             return;
         };
@@ -137,8 +136,8 @@ impl Writer {
     }
 
     /// Queues a batch and waits until it is in the file.
-    pub fn add_now(&mut self, batch: Vec<Read>) {
-        let (Some(batches), Some(end)) = (&self.batches, batch.last().map(|read| read.end)) else {
+    pub fn add_now(&mut self, batch: Batch) {
+        let (Some(batches), Some(end)) = (&self.batches, batch.end()) else {
             return;
         };
         // The thread runs until it is told to end.
@@ -173,8 +172,8 @@ impl Drop for Writer {
     }
 }
 
-fn ended(batch: &[Read]) -> impl Iterator<Item = (&Event, u64)> {
-    batch.iter().filter_map(|read| match &read.record {
+fn ended(batch: &Batch) -> impl Iterator<Item = (&Event, u64)> {
+    batch.events.iter().filter_map(|read| match &read.record {
         Record::Ended(event) => Some((event, read.end)),
         Record::Rto(_) => None,
     })
@@ -183,13 +182,11 @@ fn ended(batch: &[Read]) -> impl Iterator<Item = (&Event, u64)> {
 /// The thread that writes.
 struct Keeper {
     log: Log,
-    inbox: Receiver<Arc<Vec<Read>>>,
+    inbox: Receiver<Arc<Batch>>,
     /// Position up to which every event is in the file, or lost.
     tell: watch::Sender<u64>,
     names: Names,
-    /// The program that tells the time.
-    sweep: Callable,
-    clock: Clock,
+    identity: Arc<Identity>,
     lost: Arc<Lost>,
     /// Writing fails; the message was printed.
     failing: bool,
@@ -246,22 +243,20 @@ impl Keeper {
     }
 
     /// Writes those events of a batch that are not in the history. Returns whether there were any.
-    fn append(&mut self, batch: &[Read]) -> Result<bool> {
+    fn append(&mut self, batch: &Batch) -> Result<bool> {
         let log = &mut self.log;
-        log.reach(batch.last().map_or(0, |read| read.end));
+        log.reach(batch.end().unwrap_or(0));
+        let wall = batch.wall;
         let batch: Vec<_> = ended(batch).filter(|(_, end)| !log.has(*end)).collect();
         log.wanted = batch.len() as u64;
         if batch.is_empty() {
             return Ok(false);
         }
         log.note_more(self.lost.get());
-        let now = self.sweep.now()?;
-        let wall = since_1970(SystemTime::now());
         for (event, end) in batch {
-            // An event that another CPU wrote after the time was read counts as of now.
-            let ago = (now.wrapping_sub(event.at as u32) as i32).max(0);
-            let when = wall.saturating_sub(self.clock.duration(ago as u64).as_millis() as u64);
-            log.append(when, event, end, |event| named(&self.names, event))?;
+            let when = since_1970(wall.time(event.at as u32));
+            let names = |event: &Event| named(&self.identity, &self.names, event);
+            log.append(when, event, end, names)?;
         }
         log.flush()?;
         self.failing = false;
@@ -280,8 +275,8 @@ fn ring_of(pins: &Pins) -> Result<u32> {
 }
 
 /// The names that belong to an event, with their numbers in [`NAME`](super::format::NAME).
-fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
-    let mut named = Vec::new();
+fn named(identity: &Identity, names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
+    let mut named = Vec::from(identity_names(identity));
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
     add(event.rule.into(), names.rule(event.rule)?);
     let place = event.point.interface();
@@ -291,4 +286,13 @@ fn named(names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
         add(ZONE | u32::from(zone), Some(names.zone(zone)?.to_string()));
     }
     Ok(named)
+}
+
+/// What a segment has of an identity.
+pub(super) fn identity_names(identity: &Identity) -> [(u32, String); 3] {
+    [
+        (HOST, identity.host.clone()),
+        (INSTANCE, identity.instance.clone()),
+        (SEED, format!("{:x}", identity.seed)),
+    ]
 }

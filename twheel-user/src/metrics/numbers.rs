@@ -27,8 +27,9 @@ use crate::{
     action::{Action, Outcome},
     clock::Clock,
     data_plane::{self, DataPlane},
+    identity::Identity,
     maps,
-    model::{Expired, KnownAs},
+    model::{Ended, KnownAs, Mark},
     pins::Pins,
     policy::install::InForce,
     reap,
@@ -74,6 +75,7 @@ pub struct Metrics {
     pub(super) config: Config,
     pub(super) clock: Clock,
     pub(super) pins: Pins,
+    pub(super) identity: Identity,
     counters: Map,
     pub(super) wheels: PerCpuArray<MapData, Wheel>,
     timeouts: InForce,
@@ -83,7 +85,8 @@ pub struct Metrics {
 /// A flow that has ended, for the page.
 pub(super) struct Latest {
     pub(super) at: Instant,
-    pub(super) ended: Expired,
+    pub(super) mark: Mark,
+    pub(super) ended: Ended,
     pub(super) known_as: KnownAs,
 }
 
@@ -93,7 +96,7 @@ impl Metrics {
         let registry = Registry::new();
         let ended = IntCounterVec::new(
             Opts::new(
-                "twheel_expired_flows_total",
+                "twheel_ended_flows_total",
                 "ended flows that were reported, by reason and state",
             ),
             &["reason", "state"],
@@ -157,6 +160,7 @@ impl Metrics {
             config: *plane.config(),
             clock: plane.clock(),
             pins: pins.clone(),
+            identity: Identity::new(pins, &data_plane::meta(pins)?),
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
             timeouts: InForce::open(&maps::pinned(pins))?,
@@ -220,7 +224,7 @@ impl Metrics {
         )?;
         let ended = IntCounterVec::new(
             Opts::new(
-                "twheel_interface_expired_flows_total",
+                "twheel_interface_ended_flows_total",
                 "ended flows that were reported, by interface and direction of their initiators' \
                  packets",
             ),
@@ -330,7 +334,7 @@ pub struct Batch<'a> {
 
 impl Batch<'_> {
     /// Counts an ended flow.
-    pub fn ended(&mut self, event: &Event, ended: &Expired, known_as: &KnownAs) {
+    pub fn ended(&mut self, mark: Mark, event: &Event, ended: &Ended, known_as: &KnownAs) {
         let metrics = self.metrics;
         metrics
             .ended
@@ -354,6 +358,7 @@ impl Batch<'_> {
         latest.truncate(LATEST - 1);
         latest.push_front(Latest {
             at: Instant::now(),
+            mark,
             ended: *ended,
             known_as: known_as.clone(),
         });

@@ -84,7 +84,7 @@ impl Metrics {
                 .iter()
                 .map(|it| Ended {
                     seconds_ago: it.at.elapsed().as_secs_f64(),
-                    line: json::line(None, &it.ended, it.known_as.named()),
+                    line: json::ended_line(&self.identity, it.mark, &it.ended, it.known_as.named()),
                 })
                 .collect(),
         };

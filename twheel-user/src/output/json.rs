@@ -1,22 +1,118 @@
-//! One JSON object per line; the field names are stable.
+//! One JSON object a line; `docs/events.schema.json` describes each. The names of fields are stable. A
+//! field that does not apply is absent. Durations are whole microseconds.
 
-use std::{io, net::IpAddr, time::SystemTime};
+use std::{
+    io,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use serde::Serialize;
-use twheel_common::flow::Traffic;
+use serde::{Serialize, Serializer};
+use twheel_common::{event::Pace, flow::Traffic};
+use uuid::Uuid;
 
 use super::Output;
 use crate::{
     action::Reaped,
-    model::{Expired, Flow, Named, Rto, Tracked},
+    identity::{self, Identity},
+    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked},
 };
 
-/// Lines of JSON.
-pub struct Json;
+/// The version of the lines. A field that is added does not change it.
+pub const SCHEMA: u32 = 1;
 
-/// The fields at the beginning of every line.
+/// Events as lines of JSON.
+pub struct Json {
+    /// Who reports them.
+    pub identity: Arc<Identity>,
+}
+
+/// What every line begins with.
 #[derive(Serialize)]
-struct Ends<'a> {
+pub struct Head<'a> {
+    schema: u32,
+    event: &'static str,
+    #[serde(serialize_with = "time")]
+    time: SystemTime,
+    host: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seq: Option<u64>,
+}
+
+impl<'a> Head<'a> {
+    /// Of an event with a number.
+    fn new(event: &'static str, identity: &'a Identity, mark: Mark) -> Self {
+        Self {
+            schema: SCHEMA,
+            event,
+            time: mark.time,
+            host: &identity.host,
+            instance: Some(&identity.instance),
+            seq: Some(mark.number),
+        }
+    }
+
+    /// Of what a command found in an instance just now.
+    pub fn found(event: &'static str, identity: &'a Identity) -> Self {
+        Self {
+            instance: Some(&identity.instance),
+            ..Self::now(event, &identity.host)
+        }
+    }
+
+    /// Of what a command found on a host just now.
+    pub fn now(event: &'static str, host: &'a str) -> Self {
+        Self {
+            schema: SCHEMA,
+            event,
+            time: SystemTime::now(),
+            host,
+            instance: None,
+            seq: None,
+        }
+    }
+}
+
+/// A line about something that is not a flow.
+#[derive(Serialize)]
+pub struct Line<'a, T> {
+    #[serde(flatten)]
+    head: Head<'a>,
+    #[serde(flatten)]
+    body: T,
+}
+
+/// A line that a command prints of what it found on this host.
+pub fn write_now(
+    event: &'static str,
+    body: impl Serialize,
+    to: &mut (impl io::Write + ?Sized),
+) -> io::Result<()> {
+    let host = identity::host();
+    let head = Head::now(event, &host);
+    write(&Line { head, body }, to)
+}
+
+/// A line that a command prints of what it found in an instance.
+pub fn write_found(
+    event: &'static str,
+    identity: &Identity,
+    body: impl Serialize,
+    to: &mut (impl io::Write + ?Sized),
+) -> io::Result<()> {
+    let head = Head::found(event, identity);
+    write(&Line { head, body }, to)
+}
+
+/// What tells a flow from others.
+#[derive(Serialize)]
+struct Flowing<'a> {
+    flow_id: Uuid,
+    #[serde(serialize_with = "time")]
+    start: SystemTime,
     proto: &'static str,
     src: IpAddr,
     sport: u16,
@@ -32,6 +128,8 @@ struct Ends<'a> {
     inner_vlan: u16,
     #[serde(skip_serializing_if = "is_zero")]
     zone: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
 }
 
 /// Whether a field is omitted.
@@ -39,9 +137,17 @@ fn is_zero(number: &u16) -> bool {
     *number == 0
 }
 
-impl<'a> Ends<'a> {
-    fn new(flow: Flow, named: Named<'a>) -> Self {
+impl<'a> Flowing<'a> {
+    /// `age`: at `time`.
+    fn new(
+        identity: &Identity,
+        flow: Flow,
+        named: Named<'a>,
+        (time, age): (SystemTime, Duration),
+    ) -> Self {
         Self {
+            flow_id: identity.flow_id(&flow.birth),
+            start: time.checked_sub(age).unwrap_or(time),
             proto: flow.proto,
             src: flow.src.ip(),
             sport: flow.src.port(),
@@ -53,6 +159,7 @@ impl<'a> Ends<'a> {
             vlan: flow.vlans[0],
             inner_vlan: flow.vlans[1],
             zone: named.zone,
+            rule: named.rule,
         }
     }
 }
@@ -60,44 +167,66 @@ impl<'a> Ends<'a> {
 /// A flow that has ended.
 #[derive(Serialize)]
 pub(crate) struct EndedLine<'a> {
-    event: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<String>,
     #[serde(flatten)]
-    flow: Ends<'a>,
+    head: Head<'a>,
+    #[serde(flatten)]
+    flow: Flowing<'a>,
     picked_up: bool,
     reason: &'a str,
-    rule: Option<&'a str>,
-    age_ms: u64,
-    idle_ms: u64,
+    age_us: u64,
+    idle_us: u64,
     #[serde(flatten)]
     account: Option<Account>,
     #[serde(flatten)]
-    paces: Option<Paces>,
+    timing: Option<SidesTiming>,
 }
 
 #[derive(Serialize)]
-struct Paces {
-    orig_rtt_ms: Option<f64>,
-    orig_rto_ms: f64,
+struct SidesTiming {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    orig_rtt_us: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    orig_rto_us: Option<u32>,
     orig_retransmissions: u32,
-    reply_rtt_ms: Option<f64>,
-    reply_rto_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reply_rtt_us: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reply_rto_us: Option<u32>,
     reply_retransmissions: u32,
     stalled: bool,
 }
 
+impl SidesTiming {
+    fn new([orig, reply]: [Timing; 2], rto: [Option<u32>; 2], stalled: bool) -> Self {
+        Self {
+            orig_rtt_us: rtt(orig.srtt),
+            orig_rto_us: rto[0],
+            orig_retransmissions: orig.retransmissions,
+            reply_rtt_us: rtt(reply.srtt),
+            reply_rto_us: rto[1],
+            reply_retransmissions: reply.retransmissions,
+            stalled,
+        }
+    }
+
+    fn of_paces(paces: [Pace; 2], stalled: bool) -> Self {
+        let rto = paces.map(|pace| Some(pace.rto));
+        Self::new(paces.map(Timing::from), rto, stalled)
+    }
+}
+
 #[derive(Serialize)]
 struct Timer<'a> {
-    event: &'a str,
     #[serde(flatten)]
-    flow: Ends<'a>,
-    rule: Option<&'a str>,
+    head: Head<'a>,
+    #[serde(flatten)]
+    flow: Flowing<'a>,
     sender: &'a str,
     outstanding: u32,
     backoff: u32,
-    rtt_ms: Option<f64>,
-    rto_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rtt_us: Option<u32>,
+    rto_us: u32,
     retransmissions: u32,
     stalled: bool,
 }
@@ -106,47 +235,65 @@ struct Timer<'a> {
 #[derive(Serialize)]
 struct Live<'a> {
     #[serde(flatten)]
-    flow: Ends<'a>,
+    head: Head<'a>,
+    #[serde(flatten)]
+    flow: Flowing<'a>,
     picked_up: bool,
-    rule: Option<&'a str>,
-    age_ms: u64,
-    idle_ms: u64,
-    expires_ms: u64,
+    age_us: u64,
+    idle_us: u64,
+    expires_us: u64,
     cpu: u32,
     #[serde(flatten)]
     account: Option<Account>,
     #[serde(flatten)]
-    timing: Option<TimingFields>,
-}
-
-#[derive(Serialize)]
-struct TimingFields {
-    orig_rtt_ms: Option<f64>,
-    orig_retransmissions: u32,
-    reply_rtt_ms: Option<f64>,
-    reply_retransmissions: u32,
-    stalled: bool,
+    timing: Option<SidesTiming>,
 }
 
 #[derive(Serialize)]
 struct Deed<'a> {
-    event: &'a str,
     #[serde(flatten)]
-    flow: Ends<'a>,
+    head: Head<'a>,
+    #[serde(flatten)]
+    flow: Flowing<'a>,
+    /// The number of the `end` event.
+    end_seq: u64,
     reason: &'a str,
-    rule: Option<&'a str>,
-    idle_ms: u64,
+    age_us: u64,
+    idle_us: u64,
     action: &'a str,
     outcome: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
 }
 
-fn milliseconds(micros: u32) -> f64 {
-    f64::from(micros) / 1000.0
+#[derive(Serialize)]
+struct RunLine<'a> {
+    what: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iface: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hook: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flows: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost: Option<u64>,
 }
 
-fn rtt(srtt: u32) -> Option<f64> {
-    (srtt > 0).then(|| milliseconds(srtt))
+/// A time of day, as RFC 3339 has it, with microseconds.
+fn time<S: Serializer>(time: &SystemTime, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&humantime::format_rfc3339_micros(*time))
+}
+
+/// A duration in microseconds.
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// `None` if there was no sample.
+fn rtt(srtt: u32) -> Option<u32> {
+    (srtt > 0).then_some(srtt)
 }
 
 #[derive(Serialize)]
@@ -169,91 +316,82 @@ impl From<[Traffic; 2]> for Account {
 }
 
 /// Writes an object and a newline.
-pub fn write(line: &impl Serialize, to: &mut dyn io::Write) -> io::Result<()> {
+pub fn write(line: &impl Serialize, to: &mut (impl io::Write + ?Sized)) -> io::Result<()> {
     serde_json::to_writer(&mut *to, line)?;
-    writeln!(to)
+    to.write_all(b"\n")
 }
 
 /// Writes a flow that is in the table, with its names.
-pub fn tracked(flow: &Tracked, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
+pub fn tracked(
+    identity: &Identity,
+    flow: &Tracked,
+    named: Named<'_>,
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    let head = Head::found("flow", identity);
     let line = Live {
-        flow: Ends::new(flow.flow, named),
+        flow: Flowing::new(identity, flow.flow, named, (head.time, flow.age)),
+        head,
         picked_up: flow.picked_up,
-        rule: named.rule,
-        age_ms: flow.age.as_millis() as u64,
-        idle_ms: flow.idle.as_millis() as u64,
-        expires_ms: flow.expires.as_millis() as u64,
+        age_us: micros(flow.age),
+        idle_us: micros(flow.idle),
+        expires_us: micros(flow.expires),
         cpu: flow.cpu,
         account: flow.account.map(Account::from),
-        timing: flow.timing.map(|[orig, reply]| TimingFields {
-            orig_rtt_ms: rtt(orig.srtt),
-            orig_retransmissions: orig.retransmissions,
-            reply_rtt_ms: rtt(reply.srtt),
-            reply_retransmissions: reply.retransmissions,
-            stalled: flow.flow.stalled,
-        }),
+        timing: flow
+            .timing
+            .map(|sides| SidesTiming::new(sides, [None; 2], flow.flow.stalled)),
     };
     write(&line, to)
 }
 
-/// The end of a flow, with its names; and when it was, if the flow ended earlier.
-pub(crate) fn line<'a>(
-    when: Option<SystemTime>,
-    ended: &Expired,
+/// The end of a flow, with its names.
+pub(crate) fn ended_line<'a>(
+    identity: &'a Identity,
+    mark: Mark,
+    ended: &Ended,
     named: Named<'a>,
 ) -> EndedLine<'a> {
     EndedLine {
-        event: "expired",
-        time: when.map(|when| humantime::format_rfc3339_millis(when).to_string()),
-        flow: Ends::new(ended.flow, named),
+        head: Head::new("end", identity, mark),
+        flow: Flowing::new(identity, ended.flow, named, (mark.time, ended.age)),
         picked_up: ended.picked_up,
         reason: ended.reason.name(),
-        rule: named.rule,
-        age_ms: ended.age.as_millis() as u64,
-        idle_ms: ended.idle.as_millis() as u64,
+        age_us: micros(ended.age),
+        idle_us: micros(ended.idle),
         account: ended.account.map(Account::from),
-        paces: ended.pace.map(|[orig, reply]| Paces {
-            orig_rtt_ms: rtt(orig.srtt),
-            orig_rto_ms: milliseconds(orig.rto),
-            orig_retransmissions: orig.retransmissions,
-            reply_rtt_ms: rtt(reply.srtt),
-            reply_rto_ms: milliseconds(reply.rto),
-            reply_retransmissions: reply.retransmissions,
-            stalled: ended.flow.stalled,
-        }),
+        timing: ended
+            .pace
+            .map(|paces| SidesTiming::of_paces(paces, ended.flow.stalled)),
     }
-}
-
-/// Writes the end of a flow.
-pub fn ended(
-    when: Option<SystemTime>,
-    ended: &Expired,
-    named: Named<'_>,
-    to: &mut dyn io::Write,
-) -> io::Result<()> {
-    write(&line(when, ended, named), to)
 }
 
 impl Output for Json {
-    fn expired(
+    fn ended(
         &mut self,
-        flow: &Expired,
+        mark: Mark,
+        ended: &Ended,
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        ended(None, flow, named, to)
+        write(&ended_line(&self.identity, mark, ended, named), to)
     }
 
-    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
+    fn rto(
+        &mut self,
+        mark: Mark,
+        timer: &Rto,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
         let line = Timer {
-            event: "rto",
-            flow: Ends::new(timer.flow, named),
-            rule: named.rule,
+            head: Head::new("rto", &self.identity, mark),
+            flow: Flowing::new(&self.identity, timer.flow, named, (mark.time, timer.age)),
             sender: if timer.orig { "orig" } else { "reply" },
             outstanding: timer.outstanding,
             backoff: timer.backoff,
-            rtt_ms: rtt(timer.pace.srtt),
-            rto_ms: milliseconds(timer.pace.rto),
+            rtt_us: rtt(timer.pace.srtt),
+            rto_us: timer.pace.rto,
             retransmissions: timer.pace.retransmissions,
             stalled: timer.flow.stalled,
         };
@@ -262,20 +400,36 @@ impl Output for Json {
 
     fn reaped(
         &mut self,
-        ended: &Expired,
-        reaped: &Reaped,
+        mark: Mark,
+        (end, ended, reaped): (Mark, &Ended, &Reaped),
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let line = Deed {
-            event: "reap",
-            flow: Ends::new(ended.flow, named),
+            head: Head::new("reap", &self.identity, mark),
+            flow: Flowing::new(&self.identity, ended.flow, named, (end.time, ended.age)),
+            end_seq: end.number,
             reason: ended.reason.name(),
-            rule: named.rule,
-            idle_ms: ended.idle.as_millis() as u64,
+            age_us: micros(ended.age),
+            idle_us: micros(ended.idle),
             action: reaped.action.name(),
             outcome: reaped.outcome.name(),
             error: reaped.error.as_deref(),
+        };
+        write(&line, to)
+    }
+
+    fn run(&mut self, mark: Mark, event: &RunEvent, to: &mut dyn io::Write) -> io::Result<()> {
+        let line = Line {
+            head: Head::new("run", &self.identity, mark),
+            body: RunLine {
+                what: event.what.name(),
+                iface: event.iface.as_deref(),
+                hook: event.hook,
+                flows: event.flows,
+                ended: event.ended,
+                lost: event.lost,
+            },
         };
         write(&line, to)
     }

@@ -6,31 +6,42 @@ pub mod text;
 
 use std::io;
 
-pub use crate::model::Expired;
+pub use crate::model::Ended;
 use crate::{
     action::Reaped,
-    model::{Named, Rto},
+    model::{Mark, Named, Rto, RunEvent},
 };
 
-/// Writes events of flows.
+/// Writes events. `mark`: which event it is, and when it was.
 pub trait Output {
     /// Writes the end of a flow, with its names.
-    fn expired(
+    fn ended(
         &mut self,
-        ended: &Expired,
+        mark: Mark,
+        ended: &Ended,
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
 
     /// Writes the expiry of a retransmission timer, with the names of its flow.
-    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()>;
-
-    /// Writes the outcome of an action on an expired flow, with the names of the flow.
-    fn reaped(
+    fn rto(
         &mut self,
-        ended: &Expired,
-        reaped: &Reaped,
+        mark: Mark,
+        timer: &Rto,
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()>;
+
+    /// Writes the outcome of an action on an expired flow: which event reported the flow's end, that
+    /// end, and what was done; with the names of the flow.
+    fn reaped(
+        &mut self,
+        mark: Mark,
+        reaped: (Mark, &Ended, &Reaped),
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()>;
+
+    /// Writes what a run tells of itself.
+    fn run(&mut self, mark: Mark, event: &RunEvent, to: &mut dyn io::Write) -> io::Result<()>;
 }

@@ -5,23 +5,24 @@ use std::{io, time::Duration};
 use super::Output;
 use crate::{
     action::Reaped,
-    model::{Expired, Flow, Named, Rto},
+    model::{Ended, Flow, Mark, Named, Rto, RunEvent},
 };
 
 /// Lines of text.
 pub struct Text;
 
 impl Output for Text {
-    fn expired(
+    fn ended(
         &mut self,
-        ended: &Expired,
+        _: Mark,
+        ended: &Ended,
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
         let flow = ended.flow;
         write!(
             to,
-            "expired  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}",
+            "end      {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}",
             flow.proto,
             flow.src,
             flow.dst,
@@ -55,7 +56,13 @@ impl Output for Text {
         writeln!(to)
     }
 
-    fn rto(&mut self, timer: &Rto, named: Named<'_>, to: &mut dyn io::Write) -> io::Result<()> {
+    fn rto(
+        &mut self,
+        _: Mark,
+        timer: &Rto,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
         let flow = timer.flow;
         let (from, arrow, with) = if timer.orig {
             (flow.src, "->", flow.dst)
@@ -81,8 +88,8 @@ impl Output for Text {
 
     fn reaped(
         &mut self,
-        ended: &Expired,
-        reaped: &Reaped,
+        _: Mark,
+        (_, ended, reaped): (Mark, &Ended, &Reaped),
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
@@ -101,6 +108,11 @@ impl Output for Text {
             reaped.error.as_deref().unwrap_or_default(),
             more(flow, named),
         )
+    }
+
+    /// Nothing: standard error says it.
+    fn run(&mut self, _: Mark, _: &RunEvent, _: &mut dyn io::Write) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
     worker::{Job, Worker},
 };
 use crate::{
-    action::{Actions, Outcome, Reaped},
+    action::{Actions, News, Outcome},
     data_plane::UserCounters,
     inspect::Reader,
     maps,
@@ -57,7 +57,7 @@ impl Reaper {
         pins: &Pins,
         tally: Arc<UserCounters>,
         mandate: Mandate,
-        results: tokio::sync::mpsc::Sender<Reaped>,
+        results: tokio::sync::mpsc::Sender<News>,
     ) -> Result<Self> {
         let shared = Arc::new(ReaperState::default());
         let lost = unsettled(&tally)?;

@@ -37,12 +37,12 @@ use super::{
     sockets::FoundSocket,
 };
 use crate::{
-    action::{Action, Actions, Outcome, Reaped},
+    action::{Action, Actions, News, Outcome, Reaped},
     call::Callable,
     data_plane::{self, UserCounters},
     filter::Subject,
     inspect::Reader,
-    model::Expired,
+    model::Ended,
     names::Names,
     pins::Pins,
 };
@@ -82,7 +82,7 @@ pub(super) struct Worker {
     pub(super) mandate: Mandate,
     pub(super) shared: Arc<ReaperState>,
     pub(super) tally: Arc<UserCounters>,
-    pub(super) results: tokio::sync::mpsc::Sender<Reaped>,
+    pub(super) results: tokio::sync::mpsc::Sender<News>,
     pub(super) stopped: Receiver<()>,
     pub(super) began: Instant,
     /// When the live flows were counted, and how many of them are left.
@@ -160,12 +160,12 @@ impl Worker {
     fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
         self.shared.add(action, outcome);
         // This fails only if the reader has ended, and then the run is over.
-        let _ = self.results.blocking_send(Reaped {
+        let _ = self.results.blocking_send(News::Reaped(Reaped {
             event: *event,
             action,
             outcome,
             error,
-        });
+        }));
     }
 
     fn is_protected(&self, event: &Event) -> Result<bool> {
@@ -173,7 +173,7 @@ impl Worker {
             return Ok(false);
         }
         let one_way = self.reader.is_one_way();
-        let Some(ended) = Expired::new(event, self.reader.clock(), one_way) else {
+        let Some(ended) = Ended::new(event, self.reader.clock(), one_way) else {
             bail!("invalid event");
         };
         let known_as = self.names.known_as(&ended.flow)?;
@@ -211,6 +211,7 @@ impl Worker {
                  --reap-max-share",
                 100.0 * self.mandate.max_share
             );
+            let _ = self.results.blocking_send(News::Paused);
         }
         admitted
     }

@@ -149,7 +149,7 @@ function drawRates(status) {
 function drawLatest(status) {
   by("latest").replaceChildren(...status.latest.map((it) => html("tr", ...[
     seconds(it.seconds_ago), it.proto, end(it.src, it.sport), end(it.dst, it.dport), it.state, it.reason, it.rule ?? "",
-    seconds(it.age_ms / 1000), seconds(it.idle_ms / 1000),
+    seconds(it.age_us / 1e6), seconds(it.idle_us / 1e6),
   ].map((text) => html("td", text)))));
 }
 

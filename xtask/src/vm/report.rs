@@ -24,7 +24,7 @@ const UNKNOWN: &str = "?";
 struct Figures {
     /// The verified instructions of the largest program.
     instructions: Option<u64>,
-    load_ms: Option<u64>,
+    load_us: Option<u64>,
 }
 
 /// What a machine has printed so far.
@@ -104,7 +104,7 @@ impl Outcome {
                 self.figures[configuration] = Figures {
                     instructions: instructions
                         .and_then(|it| it.values().filter_map(Value::as_u64).max()),
-                    load_ms: finding["load_ms"].as_u64(),
+                    load_us: finding["load_us"].as_u64(),
                 };
             }
             _ => {}
@@ -138,7 +138,7 @@ impl Outcome {
                     .push(format!("doctor tells no instructions {name}")),
                 _ => {}
             }
-            if figures.load_ms.is_none() {
+            if figures.load_us.is_none() {
                 self.problems
                     .push(format!("doctor tells no time to load {name}"));
             }
@@ -201,7 +201,7 @@ impl Outcome {
             or_none(self.stepping.clone()),
             or_none(self.egress.clone()),
             pair(|it| it.instructions),
-            pair(|it| it.load_ms),
+            pair(|it| it.load_us.map(|micros| micros / 1000)),
             self.result()
         )
     }
@@ -291,7 +291,7 @@ mod tests {
 
     fn programs(configuration: &str, instructions: u64) -> String {
         format!(
-            "vm: doctor {configuration} {{\"check\":\"programs\",\"load_ms\":320,\
+            "vm: doctor {configuration} {{\"check\":\"programs\",\"load_us\":320000,\
              \"instructions\":{{\"twheel_xdp\":7,\"twheel_egress\":{instructions}}}}}"
         )
     }

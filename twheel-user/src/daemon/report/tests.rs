@@ -1,9 +1,9 @@
 //! What a report does with events, without a kernel.
 
-use std::{cell::RefCell, io, mem, rc::Rc};
+use std::{cell::RefCell, io, mem, rc::Rc, time::UNIX_EPOCH};
 
 use twheel_common::{
-    event::Pace,
+    event::{Birth, Pace},
     flow::{Direction, FlowKey, Traffic},
     packet::tcp,
     point::Point,
@@ -11,7 +11,13 @@ use twheel_common::{
 };
 
 use super::*;
-use crate::{clock::Clock, model::Flow};
+use crate::{
+    action::Reaped,
+    clock::{Clock, Wall},
+    model::Flow,
+    output::text::Text,
+    ring::Read,
+};
 
 /// What was done, in order.
 type Log = Rc<RefCell<Vec<String>>>;
@@ -32,12 +38,28 @@ impl Noted {
 }
 
 impl Stations for Noted {
-    fn read(&mut self, into: &mut Vec<Read>, _: usize) {
-        into.append(&mut self.ring);
+    fn read(&mut self, _: usize) -> Result<Option<Batch>> {
+        let events = mem::take(&mut self.ring);
+        let wall = Wall::new(clock(), 0, UNIX_EPOCH);
+        Ok((!events.is_empty()).then_some(Batch { events, wall }))
     }
 
-    fn keep(&self, batch: &Arc<Vec<Read>>) {
-        self.note(format!("history {}", batch.len()));
+    fn mark(&self) -> Mark {
+        Mark {
+            number: 1_000,
+            time: UNIX_EPOCH,
+        }
+    }
+
+    fn mark_of(&self, ended: &Event) -> Mark {
+        Mark {
+            number: ended.number,
+            time: UNIX_EPOCH,
+        }
+    }
+
+    fn keep(&self, batch: &Arc<Batch>) {
+        self.note(format!("history {}", batch.events.len()));
     }
 
     fn kept(&self) -> Option<watch::Receiver<u64>> {
@@ -56,7 +78,7 @@ impl Stations for Noted {
         })
     }
 
-    fn count(&self, ended: &[(&Event, Expired, KnownAs)]) {
+    fn count(&self, ended: &[(Mark, &Event, Ended, KnownAs)]) {
         self.note(format!("metrics {}", ended.len()));
     }
 
@@ -86,6 +108,7 @@ fn ended(age: u32) -> Record {
     let seen = Seen::first(Direction::FromLow, tcp::SYN, View::default()).unwrap();
     Record::Ended(Event {
         key: FlowKey::from_parts([0, 1, 0, 2], 1 << 32 | u64::from(age)),
+        number: age.into(),
         at: 0,
         age,
         idle: 25,
@@ -94,7 +117,7 @@ fn ended(age: u32) -> Record {
         cpu: 0,
         rule: 7,
         point: Point::NONE,
-        is_outgoing: 0,
+        birth: Birth::default(),
         account: [Traffic::default(); 2],
         pace: [Pace::default(); 2],
         positions: [0; 2],
@@ -111,6 +134,10 @@ fn read(ages: &[u32]) -> Vec<Read> {
     (1..).zip(ages).map(read).collect()
 }
 
+fn clock() -> Clock {
+    Clock::of_jiffies(Duration::from_secs(1))
+}
+
 fn report(keep: bool, kept: Option<watch::Receiver<u64>>) -> (Report<Noted>, Log) {
     let log = Log::default();
     let stations = Noted {
@@ -120,14 +147,19 @@ fn report(keep: bool, kept: Option<watch::Receiver<u64>>) -> (Report<Noted>, Log
         broken: None,
     };
     let measure = Measure {
-        clock: Clock::of_jiffies(Duration::from_secs(1)),
+        clock: clock(),
         one_way: false,
     };
     let mut life = Life::opened(keep, false);
     life.loaded(false);
     life.running();
+    let printer = Printer {
+        output: Box::new(Text),
+        kinds: EventKind::ALL.to_vec(),
+        notes: Notes::default(),
+    };
     (
-        Report::new(stations, false, measure, life, Arc::default()),
+        Report::new(stations, printer, measure, life, Arc::default()),
         log,
     )
 }
@@ -228,12 +260,12 @@ fn what_became_of_actions_is_printed_too() {
     let Record::Ended(event) = ended(3) else {
         panic!("an end");
     };
-    let mut results = vec![Reaped {
+    let mut results = vec![News::Reaped(Reaped {
         event,
         action: Action::Socket,
         outcome: Outcome::Failed,
         error: Some("no age of it".to_owned()),
-    }];
+    })];
     report.reaped(&mut results).unwrap();
     assert!(results.is_empty());
     assert_eq!(done(&log), ["output of"]);
