@@ -259,7 +259,16 @@ fn nothing_is_lost_between_the_ring_and_an_output_that_nobody_reads() -> Result<
     let server = &pair.server;
     // Twice the capacity: a full table would evict.
     let size = (2 * flows).to_string();
-    let common = ["--max-flows", &size, "--timeout", "1s", "--egress", "off"];
+    let common = [
+        "--max-flows",
+        &size,
+        "--timeout",
+        "1s",
+        "--egress",
+        "off",
+        "--events",
+        "end",
+    ];
     // The flows begin while no run is stepping, so all are due when one starts.
     let args = [&["--iface", SERVER, "--keep"], &common[..]].concat();
     Twheel::start_muted(server, &args)?.stop()?;

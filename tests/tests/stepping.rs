@@ -137,7 +137,8 @@ fn a_run_adopts_what_was_stepped_in_another_way() -> Result<()> {
             let flush = ["flush", "--iface", SERVER, "--json"];
             let flushed = pair.server.twheel_once(&flush)?;
             assert_eq!(flushed.code(), Some(0), "{}", flushed.stderr);
-            assert_eq!(flushed.lines[0].text, r#"{"deleted":1,"stayed":0}"#);
+            let line = &flushed.lines[0].text;
+            assert!(line.ends_with(r#","deleted":1,"stayed":0}"#), "{line}");
             if run == 0 {
                 twheel.kill()?;
             } else {
