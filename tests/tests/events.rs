@@ -19,6 +19,10 @@ fn parse(line: &str) -> Result<Value> {
     serde_json::from_str(line).with_context(|| format!("no JSON: {line}"))
 }
 
+fn parse_all(lines: &[String]) -> Result<Vec<Value>> {
+    lines.iter().map(|line| parse(line)).collect()
+}
+
 fn number(event: &Value) -> Result<u64> {
     event["seq"]
         .as_u64()
@@ -102,10 +106,7 @@ fn all_events_of_a_flow_name_it_and_each_event_has_a_number() -> Result<()> {
         .collect();
     assert_eq!(past, ends, "the history says the same, byte for byte");
     told.extend(ended.runs);
-    let events = told
-        .iter()
-        .map(|line| parse(line))
-        .collect::<Result<Vec<_>>>()?;
+    let events = parse_all(&told)?;
     assert_numbered(&events, 1)?;
     let what: Vec<_> = events.iter().filter_map(|it| it["what"].as_str()).collect();
     assert_eq!(what, ["attached", "summary"]);
@@ -117,11 +118,7 @@ fn all_events_of_a_flow_name_it_and_each_event_has_a_number() -> Result<()> {
 
     // All that is said of a flow, by its number.
     let mut flows: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    let live = live
-        .iter()
-        .map(|line| parse(line))
-        .collect::<Result<Vec<_>>>()?;
-    for event in live.into_iter().chain(events) {
+    for event in parse_all(&live)?.into_iter().chain(events) {
         if let Some(id) = event["flow_id"].as_str().map(str::to_owned) {
             flows.entry(id).or_default().push(event);
         }
@@ -176,10 +173,7 @@ fn numbers_go_on_after_a_kill_and_begin_anew_with_new_maps() -> Result<()> {
         told.extend(twheel.kill()?.runs);
         drop(open);
     }
-    let events = told
-        .iter()
-        .map(|line| parse(line))
-        .collect::<Result<Vec<_>>>()?;
+    let events = parse_all(&told)?;
     // The first run has attached; the others have adopted, too.
     assert_eq!(events.len(), 3 * FLOWS + 5);
     assert_numbered(&events, 1)?;

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde::{Serialize, Serializer};
 use twheel_common::{
     event::{self, Event, Pace, Reason, RtoExpired},
     flow::{Direction, FlowKey, Traffic},
@@ -214,7 +215,7 @@ named! {
         Rto = "rto",
         /// an action on an expired flow was taken, or not
         Reap = "reap",
-        /// the run itself: see below
+        /// the run itself: attached, lost, summary and so on
         Run = "run",
     }
 }
@@ -240,25 +241,36 @@ named! {
     }
 }
 
+impl Serialize for Happened {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
+}
+
 /// What a run tells of itself, with what applies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunEvent {
     /// What happened.
     pub what: Happened,
     /// The interface.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub iface: Option<String>,
     /// The hook for the packets that come in on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hook: Option<&'static str>,
     /// The flows that are adopted, or in the table.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<u64>,
     /// The flows whose ends this run has reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<u64>,
-    /// The events that the instance has lost so far, by the ring and by the history.
+    /// The events that the instance has lost so far, in the ring and in the history.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
 
 impl RunEvent {
-    /// Something of which nothing more is to be told.
+    /// Something that happened, without more to tell of it.
     pub fn new(what: Happened) -> Self {
         Self {
             what,

@@ -33,6 +33,12 @@ use crate::{
     traffic::Run,
 };
 
+/// The events as a batch that was read now.
+fn timed(reader: &Reader, events: Vec<Read>) -> Result<Batch> {
+    let wall = Wall::new(reader.clock(), reader.now()?, SystemTime::now());
+    Ok(Batch { events, wall })
+}
+
 #[test]
 fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
     require_root();
@@ -53,10 +59,7 @@ fn a_history_that_was_cut_within_a_record_goes_on_there() -> Result<()> {
         // printing as many.
         let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
-        writer.add_now(Batch {
-            events: batch[..CUT].to_vec(),
-            wall: Wall::new(reader.clock(), reader.now()?, SystemTime::now()),
-        });
+        writer.add_now(timed(&reader, batch[..CUT].to_vec())?);
         assert!(events.release(batch[CUT - 1].free));
 
         // The next run begins with the whole record.
@@ -101,10 +104,7 @@ fn what_has_left_the_ring_unwritten_is_counted() -> Result<()> {
         let reader = Reader::open_pins(pins)?;
         let mut writer = keep(&history, &reader)?;
         batch.truncate(WRITTEN);
-        writer.add_now(Batch {
-            events: batch,
-            wall: Wall::new(reader.clock(), reader.now()?, SystemTime::now()),
-        });
+        writer.add_now(timed(&reader, batch)?);
         // It cannot note a clean end.
         std::mem::forget(writer);
         events.release_all();

@@ -193,7 +193,7 @@ fn an_instance_whose_stepper_has_failed_is_not_healthy() -> Result<()> {
     let name = format!("health-{}", std::process::id());
     let instance = Instance::open(&[name])?;
     let metrics = DataPlane::load(&load, &instance)
-        .and_then(|plane| Metrics::new(&plane, &instance.pins(), &[]));
+        .and_then(|plane| Metrics::new(&plane, &instance.pins(), Arc::default(), &[]));
     let asked = metrics.and_then(|metrics| {
         let metrics = Arc::new(metrics);
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into())?;

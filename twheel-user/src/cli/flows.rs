@@ -1,6 +1,6 @@
 //! `twheel flows`
 
-use std::{cmp::Ordering, collections::BinaryHeap};
+use std::{cmp::Ordering, collections::BinaryHeap, time::SystemTime};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -210,10 +210,12 @@ impl Flows {
             if !self.json {
                 table::heading(columns, out)?;
             }
+            // The ages of all flows are of now, however long the list takes.
+            let time = SystemTime::now();
             choice.each(&reader, &filter, |tracked| {
                 let named = reader.known_as(&tracked.flow);
                 if self.json {
-                    json::tracked(reader.identity(), tracked, named, out)?;
+                    json::tracked(reader.identity(), time, tracked, named, out)?;
                 } else {
                     table::line(tracked, named, columns, out)?;
                 }

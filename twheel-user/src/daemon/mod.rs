@@ -202,7 +202,6 @@ struct Daemon<'a> {
     /// The outcomes of actions.
     reaped: mpsc::Receiver<News>,
     results: Vec<News>,
-    notes: Notes,
     /// The events that were lost, as of when that was looked at.
     lost: (u64, Instant),
     steppers: Steppers,
@@ -256,9 +255,11 @@ impl<'a> Daemon<'a> {
         let quota = QuotaWatch::new(&plane, setup.quota)?;
         let adopted = plane.counters()?.live();
         let tally = Arc::new(UserCounters::open(&pins)?);
+        let identity = Arc::new(Identity::new(&pins, &data_plane::meta(&pins)?));
         let metrics = match &opened.listener {
             Some(_) => {
-                let metrics = Metrics::new(&plane, &pins, &setup.selection.texts())?;
+                let names = setup.selection.texts();
+                let metrics = Metrics::new(&plane, &pins, identity.clone(), &names)?;
                 Some(Arc::new(metrics))
             }
             None => None,
@@ -332,22 +333,18 @@ impl<'a> Daemon<'a> {
             metrics,
             names: Names::open(&maps::pinned(&pins))?,
             numbers: Numbers::open(&pins.map("NUMBER")?)?,
-            notes: notes.clone(),
         };
         let output: Box<dyn Output> = match setup.json {
-            true => Box::new(Json {
-                identity: Arc::new(Identity::new(&pins, &data_plane::meta(&pins)?)),
-            }),
+            true => Box::new(Json { identity }),
             false => Box::new(Text),
         };
         let printer = Printer {
             output,
             kinds: setup.events.clone(),
-            notes: notes.clone(),
+            notes,
         };
         let measure = plane.measure();
         Ok(Self {
-            notes,
             lost: (lost_of(&plane.counters()?), Instant::now()),
             report: Report::new(stations, printer, measure, *life, signals.clone()),
             _server: server,
@@ -454,6 +451,9 @@ impl<'a> Daemon<'a> {
                 _ = stop.terminate.recv() => return Ok(Ending::Signal),
                 _ = stop.hangup.recv() => {
                     let resumed = self.report.stations.resume();
+                    if resumed {
+                        self.report.note(RunEvent::new(Happened::Resumed));
+                    }
                     if self.setup.policy.is_some() {
                         self.reload();
                     } else if !resumed {
@@ -473,7 +473,7 @@ impl<'a> Daemon<'a> {
         let lost = lost_of(&self.plane.counters()?);
         self.lost = (lost, Instant::now());
         if lost > before {
-            self.notes.borrow_mut().push(RunEvent {
+            self.report.note(RunEvent {
                 lost: Some(lost),
                 ..RunEvent::new(Happened::Lost)
             });

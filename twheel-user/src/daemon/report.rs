@@ -339,8 +339,7 @@ impl<S: Stations> Report<S> {
         let mut lines = Vec::new();
         for news in results.drain(..) {
             let News::Reaped(reaped) = news else {
-                let paused = RunEvent::new(Happened::Paused);
-                self.notes.borrow_mut().push(paused);
+                self.note(RunEvent::new(Happened::Paused));
                 continue;
             };
             let Some(ended) = Ended::new(&reaped.event, clock, one_way) else {
@@ -364,6 +363,11 @@ impl<S: Stations> Report<S> {
             true => Ok(()),
             false => self.say(&lines),
         }
+    }
+
+    /// Notes something to [tell](Self::tell).
+    pub fn note(&self, event: RunEvent) {
+        self.notes.borrow_mut().push(event);
     }
 
     /// Writes what the run is to tell of itself.
@@ -390,7 +394,7 @@ impl<S: Stations> Report<S> {
         lost: u64,
     ) -> Result<()> {
         let total: u64 = self.ended.values().sum();
-        self.notes.borrow_mut().push(RunEvent {
+        self.note(RunEvent {
             flows: Some(counters.live()),
             ended: Some(total),
             lost: Some(lost_of(counters)),

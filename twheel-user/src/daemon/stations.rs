@@ -11,11 +11,10 @@ use anyhow::Result;
 use tokio::sync::watch;
 use twheel_common::event::{Event, Record};
 
-use super::report::Notes;
 use crate::{
     history,
     metrics::Metrics,
-    model::{Ended, Flow, Happened, KnownAs, Mark, RunEvent},
+    model::{Ended, Flow, KnownAs, Mark},
     names::Names,
     reap::{self, Reaper},
     ring::{Batch, Batches, Numbers},
@@ -63,8 +62,6 @@ pub struct Outside {
     pub names: Names,
     /// The numbers of events.
     pub numbers: Numbers,
-    /// What the run is to tell of itself.
-    pub notes: Notes,
 }
 
 impl Outside {
@@ -88,8 +85,6 @@ impl Outside {
             if paused {
                 reaper.resume();
                 say!("reaping resumed");
-                let resumed = RunEvent::new(Happened::Resumed);
-                self.notes.borrow_mut().push(resumed);
             }
             paused
         })

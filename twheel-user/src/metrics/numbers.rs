@@ -75,7 +75,7 @@ pub struct Metrics {
     pub(super) config: Config,
     pub(super) clock: Clock,
     pub(super) pins: Pins,
-    pub(super) identity: Identity,
+    pub(super) identity: Arc<Identity>,
     counters: Map,
     pub(super) wheels: PerCpuArray<MapData, Wheel>,
     timeouts: InForce,
@@ -92,7 +92,12 @@ pub(super) struct Latest {
 
 impl Metrics {
     /// For a data plane that is loaded and pinned.
-    pub fn new(plane: &DataPlane, pins: &Pins, interfaces: &[String]) -> Result<Self> {
+    pub fn new(
+        plane: &DataPlane,
+        pins: &Pins,
+        identity: Arc<Identity>,
+        interfaces: &[String],
+    ) -> Result<Self> {
         let registry = Registry::new();
         let ended = IntCounterVec::new(
             Opts::new(
@@ -160,7 +165,7 @@ impl Metrics {
             config: *plane.config(),
             clock: plane.clock(),
             pins: pins.clone(),
-            identity: Identity::new(pins, &data_plane::meta(pins)?),
+            identity,
             counters: Map::PerCpuArray(pins.map("COUNTERS")?),
             wheels: PerCpuArray::try_from(Map::PerCpuArray(pins.map("WHEEL")?))?,
             timeouts: InForce::open(&maps::pinned(pins))?,

@@ -266,21 +266,6 @@ struct Deed<'a> {
     error: Option<&'a str>,
 }
 
-#[derive(Serialize)]
-struct RunLine<'a> {
-    what: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    iface: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hook: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    flows: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ended: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lost: Option<u64>,
-}
-
 /// A time of day, as RFC 3339 has it, with microseconds.
 fn time<S: Serializer>(time: &SystemTime, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&humantime::format_rfc3339_micros(*time))
@@ -321,16 +306,20 @@ pub fn write(line: &impl Serialize, to: &mut (impl io::Write + ?Sized)) -> io::R
     to.write_all(b"\n")
 }
 
-/// Writes a flow that is in the table, with its names.
+/// Writes a flow that is in the table, with its names. `time`: when its age was read.
 pub fn tracked(
     identity: &Identity,
+    time: SystemTime,
     flow: &Tracked,
     named: Named<'_>,
     to: &mut dyn io::Write,
 ) -> io::Result<()> {
-    let head = Head::found("flow", identity);
+    let head = Head {
+        time,
+        ..Head::found("flow", identity)
+    };
     let line = Live {
-        flow: Flowing::new(identity, flow.flow, named, (head.time, flow.age)),
+        flow: Flowing::new(identity, flow.flow, named, (time, flow.age)),
         head,
         picked_up: flow.picked_up,
         age_us: micros(flow.age),
@@ -422,14 +411,7 @@ impl Output for Json {
     fn run(&mut self, mark: Mark, event: &RunEvent, to: &mut dyn io::Write) -> io::Result<()> {
         let line = Line {
             head: Head::new("run", &self.identity, mark),
-            body: RunLine {
-                what: event.what.name(),
-                iface: event.iface.as_deref(),
-                hook: event.hook,
-                flows: event.flows,
-                ended: event.ended,
-                lost: event.lost,
-            },
+            body: event,
         };
         write(&line, to)
     }
