@@ -275,6 +275,8 @@ impl Twheel {
         stdout: Stdio,
         on_stderr: impl Fn(&str) + Send + 'static,
     ) -> Result<(Self, Receiver<()>)> {
+        // Of `twheel run`; `twheel expired` lists them with the others.
+        let has_runs = command.get_args().all(|it| it != "expired");
         let mut child = command
             .stdin(Stdio::null())
             .stdout(stdout)
@@ -299,7 +301,7 @@ impl Twheel {
                     {
                         lock(&refused).get_or_insert(error.to_string());
                     }
-                    match text.contains("\"event\":\"run\"") {
+                    match has_runs && text.contains("\"event\":\"run\"") {
                         true => lock(&told).push(text),
                         false => drop(to_lines.send(Printed { at, text })),
                     }

@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn a_line_with_something_wrong_is_refused() {
-        let good = r#"{"schema":1,"event":"run","time":"2026-11-25T10:00:00.000000Z","host":"gw1","instance":"1-eth0@5","seq":1,"what":"summary","flows":0}"#;
+        let good = r#"{"schema":1,"event":"run","time":"2026-11-25T10:00:00.000000Z","host":"gw1","instance":"eth0@host.5","seq":1,"what":"summary","flows":0}"#;
         check(good).unwrap();
         check("1 flow deleted").unwrap();
         for (from, to) in [

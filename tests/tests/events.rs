@@ -106,7 +106,40 @@ fn all_events_of_a_flow_name_it_and_each_event_has_a_number() -> Result<()> {
         .collect();
     assert_eq!(past, ends, "the history says the same, byte for byte");
     told.extend(ended.runs);
-    let events = parse_all(&told)?;
+    let all = [
+        "expired",
+        "--iface",
+        SERVER,
+        "--json",
+        "--events",
+        "end,rto,reap,run",
+        "--history",
+        history.path(),
+    ];
+    let all: BTreeSet<_> = printed(&pair.server, &all)?.into_iter().collect();
+    assert_eq!(
+        all,
+        told.iter().cloned().collect(),
+        "all that was told is in the history"
+    );
+    let shown = [
+        "expired",
+        "--iface",
+        SERVER,
+        "--events",
+        "run",
+        "--history",
+        history.path(),
+    ];
+    let shown = printed(&pair.server, &shown)?;
+    assert!(
+        shown.len() == 2 && shown[0].contains("run      attached  server0  xdp"),
+        "{shown:?}"
+    );
+    let events = told
+        .iter()
+        .map(|line| parse(line))
+        .collect::<Result<Vec<_>>>()?;
     assert_numbered(&events, 1)?;
     let what: Vec<_> = events.iter().filter_map(|it| it["what"].as_str()).collect();
     assert_eq!(what, ["attached", "summary"]);
@@ -233,6 +266,66 @@ fn only_the_kinds_that_are_asked_for_are_printed() -> Result<()> {
         refused.stderr.contains("there is no such kind of events"),
         "{}",
         refused.stderr
+    );
+    Ok(())
+}
+
+#[test]
+fn a_history_is_found_by_each_of_its_interfaces_and_listed_when_the_run_is_over() -> Result<()> {
+    require_root();
+    let history = Directory::new("listed")?;
+    let pair = Pair::new()?;
+    pair.server.ip("link add second0 type bridge")?;
+    pair.server.ip("link set second0 up")?;
+    let both = format!("{SERVER},second0");
+    let args = ["--iface", &both, "--timeout", "300ms", "--json"];
+    let mut args = args.to_vec();
+    args.extend(["--history", history.path()]);
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let _open = pair.connect_some(3)?;
+    let told = lines(&twheel, "end", 3)?;
+    let name = format!("{SERVER}@netns-{}", pair.server.name());
+    let list = |host: &Namespace| -> Result<Value> {
+        let list = printed(host, &["list", "--json", "--history", history.path()])?;
+        let list = list
+            .iter()
+            .map(|line| parse(line))
+            .collect::<Result<Vec<_>>>()?;
+        let found = list.into_iter().find(|it| it["name"] == name.as_str());
+        found.context("not listed")
+    };
+    // From any network namespace.
+    for host in [&pair.server, &pair.client] {
+        let listed = list(host)?;
+        assert_eq!(listed["state"], "running");
+        assert_eq!(listed["interfaces"], serde_json::json!(["second0", SERVER]));
+    }
+    assert!(text(&parse(&told[0])?, "instance")?.starts_with(&name));
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    let gone = list(&pair.client)?;
+    assert_eq!((text(&gone, "state")?, gone.get("pins")), ("gone", None));
+    assert_eq!(gone["interfaces"], serde_json::json!(["second0", SERVER]));
+    assert!(gone["history"]["bytes"].as_u64() > Some(3 * 100));
+
+    for which in [&["--iface", SERVER][..], &["--iface", "second0"], &[]] {
+        let expired = ["expired", "--json", "--history", history.path()];
+        assert_eq!(
+            printed(&pair.server, &[&expired[..], which].concat())?,
+            told,
+            "{which:?}"
+        );
+    }
+    // Another namespace has none, even if it is given the same inode one day.
+    let other = pair
+        .client
+        .twheel_once(&["expired", "--history", history.path()])?;
+    assert_eq!(other.code(), Some(6), "{other:?}");
+    let shown = printed(&pair.server, &["list", "--history", history.path()])?;
+    assert!(
+        shown
+            .iter()
+            .any(|line| line.contains("gone") && line.contains("second0")),
+        "{shown:?}"
     );
     Ok(())
 }

@@ -80,7 +80,7 @@ named! {
         Wakes = "wakes",
         /// invalid wheel entries: always 0, unless the data plane has a defect
         Orphans = "orphans",
-        /// ended flows missing from the history: the disk was slow or full, or an earlier run was killed or kept no history (an upper bound)
+        /// events missing from the history: the disk was slow or full, or an earlier run was killed or kept no history (an upper bound)
         HistoryLost = "history_lost",
         /// packets not looked at because their interface was just being detached
         NotWatched = "not_watched",

@@ -14,7 +14,7 @@ use crate::{model::Birth, pins::Pins};
 pub struct Identity {
     /// The host's name.
     pub host: String,
-    /// The instance: the name of its pins and when its maps were made, in milliseconds since 1970.
+    /// The instance's lasting name, and when its maps were made, in milliseconds since 1970.
     pub instance: String,
     /// Differs between hosts, boots and instances.
     pub seed: u64,
@@ -23,16 +23,17 @@ pub struct Identity {
 impl Identity {
     /// Of the instance with these pins and these maps.
     pub fn new(pins: &Pins, meta: &Meta) -> Self {
+        let instance = pins.lasting_name();
         let mut seed = Xxh3::new();
         for file in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
             // Where a file is missing, the other ones tell hosts and boots apart, and the time.
             seed.update(&fs::read(file).unwrap_or_default());
         }
         seed.update(&meta.made.to_ne_bytes());
-        seed.update(pins.name().as_bytes());
+        seed.update(instance.as_bytes());
         Self {
             host: host(),
-            instance: format!("{}@{}", pins.name(), meta.made / 1_000_000),
+            instance: format!("{instance}.{}", meta.made / 1_000_000),
             seed: seed.digest(),
         }
     }

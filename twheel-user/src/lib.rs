@@ -26,6 +26,7 @@
 //! | where ended flows are read | [`ring`] |
 //! | flows as users see them, and names; who reports them | [`model`], [`names`], [`identity`] |
 //! | the log of ended flows on disk | [`history`] |
+//! | what leaves the host | [`export`] |
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
@@ -62,6 +63,7 @@ pub mod daemon;
 pub mod data_plane;
 pub mod delete;
 pub mod doctor;
+pub mod export;
 pub mod failure;
 pub mod filter;
 pub mod flows;

@@ -174,6 +174,33 @@ pub fn names() -> Result<Vec<String>> {
     names.map(name).collect()
 }
 
+/// A setting that only the first network namespace has (`net_core_table`,
+/// `net/core/sysctl_net_core.c`); `/proc/sys/net` is that of the caller's namespace.
+const ONLY_IN_THE_FIRST: &str = "/proc/sys/net/core/netdev_budget";
+
+/// A network namespace's name that lasts: an inode is given out again once a namespace is gone, and
+/// a new kernel has others. `host` for the kernel's first namespace, `netns-NAME` for one with a
+/// name, else `inode-N-BOOT` with the beginning of the boot's id.
+pub fn lasting_name(inode: u64) -> String {
+    let is_it = |path: &Path| fs::metadata(path).is_ok_and(|it| it.ino() == inode);
+    let is_first = match is_it(Path::new("/proc/thread-self/ns/net")) {
+        true => Path::new(ONLY_IN_THE_FIRST).exists(),
+        // In a container, process 1 is in the caller's own namespace.
+        false => is_it(Path::new("/proc/1/ns/net")),
+    };
+    if is_first {
+        return "host".to_owned();
+    }
+    let mut names = names().unwrap_or_default();
+    names.sort();
+    let named = |name: &String| is_it(&Path::new(DIRECTORY).join(name));
+    if let Some(name) = names.into_iter().find(named) {
+        return format!("netns-{name}");
+    }
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("inode-{inode}-{}", boot.get(..8).unwrap_or_default())
+}
+
 /// What happened to a name.
 #[derive(Debug)]
 pub enum News {

@@ -69,6 +69,23 @@ pub fn give_up(enters: bool) -> Result<()> {
     give_up().context("cannot drop capabilities")
 }
 
+/// Drops all capabilities.
+pub fn give_up_all() -> Result<()> {
+    let give_up = || -> Result<()> {
+        prctl::set_no_new_privs().map_err(io::Error::from)?;
+        for set in [
+            CapSet::Ambient,
+            CapSet::Inheritable,
+            CapSet::Effective,
+            CapSet::Permitted,
+        ] {
+            caps::clear(None, set)?;
+        }
+        Ok(())
+    };
+    give_up().context("cannot drop capabilities")
+}
+
 /// The number of a group, given by name or number.
 fn group(name: &str) -> Result<Gid> {
     let found = Group::from_name(name).map_err(io::Error::from)?;

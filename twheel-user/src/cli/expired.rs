@@ -10,11 +10,12 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 
-use super::select::{Select, Which, while_read};
+use super::select::{Select, Which, event_kind, while_read};
 use crate::{
     filter::{Knowable, Subject},
-    history::{self, Past},
-    output::{Output, json::Json, text::Text},
+    history::{self, Past, PastEvent},
+    model::EventKind,
+    output::{json::Json, text::Text},
 };
 
 /// List flows that have ended, when and why, from the history on disk
@@ -38,6 +39,9 @@ pub struct Expired {
     /// Show only the last N
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
+    /// Kinds of events to show, a list of `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    events: Vec<EventKind>,
     /// Keep printing flows as they end
     #[arg(short, long)]
     follow: bool,
@@ -65,13 +69,16 @@ impl Expired {
         // Start watching before the present events are read, so that none in between is missed.
         let follow = self.follow.then(|| reader.follow()).transpose()?;
         let print = |past: &Past, out: &mut dyn Write| {
-            let (mark, named) = (past.mark, past.known_as.named());
             if self.json {
                 let identity = past.identity.clone();
-                return Json { identity }.ended(mark, &past.ended, named, out);
+                return past.write(&mut Json { identity }, out);
             }
-            write!(out, "{}  ", humantime::format_rfc3339_seconds(mark.time))?;
-            Text.ended(mark, &past.ended, named, out)
+            write!(
+                out,
+                "{}  ",
+                humantime::format_rfc3339_seconds(past.mark.time)
+            )?;
+            past.write(&mut Text, out)
         };
         while_read(|out| {
             // With --limit, the latest events that match so far.
@@ -84,7 +91,14 @@ impl Expired {
                     let ago = SystemTime::now()
                         .duration_since(past.mark.time)
                         .unwrap_or_default();
-                    if !filter.matches(&Subject::ended(&past.ended, past.known_as.named(), ago)) {
+                    let named = past.known_as.named();
+                    let matches = match &past.event {
+                        PastEvent::Ended(ended) | PastEvent::Reaped(_, ended, _) => {
+                            filter.matches(&Subject::ended(ended, named, ago))
+                        }
+                        PastEvent::Rto(_) | PastEvent::Run(_) => filter.is_empty(),
+                    };
+                    if !matches || !self.events.contains(&past.kind()) {
                         continue;
                     }
                     let Some(limit) = limit else {

@@ -5,8 +5,10 @@ mod delete;
 mod detach;
 mod doctor;
 mod expired;
+mod export;
 mod flows;
 mod flush;
+mod list;
 mod man;
 mod options;
 mod plan;
@@ -42,6 +44,8 @@ enum Command {
     Delete(delete::Delete),
     Flush(flush::Flush),
     Detach(detach::Detach),
+    List(list::List),
+    Export(export::Export),
     Plan(plan::Plan),
     Policy(policy::Policy),
     Doctor(Box<doctor::Doctor>),
@@ -76,6 +80,8 @@ impl Cli {
             Command::Delete(delete) => delete.execute(),
             Command::Flush(flush) => flush.execute(),
             Command::Detach(detach) => detach.execute(),
+            Command::List(list) => list.execute(),
+            Command::Export(export) => export.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
             Command::Doctor(doctor) => doctor.execute(),

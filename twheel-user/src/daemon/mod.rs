@@ -61,7 +61,7 @@ use crate::{
     interfaces::Known,
     maps,
     metrics::{Listener, Metrics, Server},
-    model::{Happened, RunEvent},
+    model::{EventKind, Happened, RunEvent},
     names::Names,
     notices, order,
     output::{Output, json::Json, text::Text},
@@ -340,7 +340,13 @@ impl<'a> Daemon<'a> {
         };
         let printer = Printer {
             output,
-            kinds: setup.events.clone(),
+            // As text, standard error says what the run tells of itself.
+            kinds: setup
+                .events
+                .iter()
+                .copied()
+                .filter(|kind| setup.json || *kind != EventKind::Run)
+                .collect(),
             notes,
         };
         let measure = plane.measure();
@@ -539,8 +545,9 @@ impl<'a> Daemon<'a> {
         }
         report.reaped(&mut results)?;
         let counters = plane.counters()?;
+        report.tell_summary(&counters)?;
         let lost = report.stations.end_history();
-        report.summary(&counters, shared.as_deref(), lost)?;
+        report.summary(&counters, shared.as_deref(), lost);
         ending.result().and(stopped)
     }
 }

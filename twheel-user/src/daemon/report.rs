@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     action::{Action, News, Outcome},
+    history::Own,
     model::{Ended, EventKind, Happened, KnownAs, Mark, Measure, Rto, RunEvent},
     output::Output,
     reap,
@@ -336,7 +337,7 @@ impl<S: Stations> Report<S> {
     /// Prints the outcomes of actions.
     pub fn reaped(&mut self, results: &mut Vec<News>) -> Result<()> {
         let Measure { clock, one_way } = self.measure;
-        let mut lines = Vec::new();
+        let (mut lines, mut own) = (Vec::new(), Vec::new());
         for news in results.drain(..) {
             let News::Reaped(reaped) = news else {
                 self.note(RunEvent::new(Happened::Paused));
@@ -353,12 +354,14 @@ impl<S: Stations> Report<S> {
             }
             let known_as = self.stations.known_as(&ended.flow)?;
             let (mark, end) = (self.stations.mark(), self.stations.mark_of(&reaped.event));
+            own.push((mark, Own::Reaped(reaped.clone(), end.time)));
             if !self.kinds.contains(&EventKind::Reap) {
                 continue;
             }
             self.output
                 .reaped(mark, (end, &ended, &reaped), known_as.named(), &mut lines)?;
         }
+        self.stations.keep_own(own);
         match lines.is_empty() {
             true => Ok(()),
             false => self.say(&lines),
@@ -373,34 +376,35 @@ impl<S: Stations> Report<S> {
     /// Writes what the run is to tell of itself.
     pub fn tell(&mut self) -> Result<()> {
         let events: Vec<_> = self.notes.borrow_mut().drain(..).collect();
-        let mut lines = Vec::new();
+        let (mut lines, mut own) = (Vec::new(), Vec::new());
         for event in events {
             let mark = self.stations.mark();
+            own.push((mark, Own::Run(event.clone())));
             if self.kinds.contains(&EventKind::Run) {
                 self.output.run(mark, &event, &mut lines)?;
             }
         }
+        self.stations.keep_own(own);
         match lines.is_empty() {
             true => Ok(()),
             false => self.say(&lines),
         }
     }
 
-    /// Prints the summary at the end. `lost`: events that the history has lost.
-    pub fn summary(
-        &mut self,
-        counters: &Counters,
-        reaped: Option<&reap::ReaperState>,
-        lost: u64,
-    ) -> Result<()> {
-        let total: u64 = self.ended.values().sum();
+    /// Writes the event that sums up the run, its last one.
+    pub fn tell_summary(&mut self, counters: &Counters) -> Result<()> {
         self.note(RunEvent {
             flows: Some(counters.live()),
-            ended: Some(total),
+            ended: Some(self.ended.values().sum()),
             lost: Some(lost_of(counters)),
             ..RunEvent::new(Happened::Summary)
         });
-        self.tell()?;
+        self.tell()
+    }
+
+    /// Prints the summary at the end. `lost`: events that the history has lost.
+    pub fn summary(&self, counters: &Counters, reaped: Option<&reap::ReaperState>, lost: u64) {
+        let total: u64 = self.ended.values().sum();
         say!("{total} flows ended, {} live", counters.live());
         let touched = counters.get(Counter::Touched);
         say!("  {touched:>8}  {}", Counter::Touched.meaning());
@@ -442,7 +446,6 @@ impl<S: Stations> Report<S> {
         if lost > 0 {
             say!("  {lost:>8}  events missing from the history: the disk was too slow or full");
         }
-        Ok(())
     }
 }
 

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use twheel_common::event::{Event, Record};
 
 use crate::{
-    history,
+    history::{self, Own},
     metrics::Metrics,
-    model::{Ended, Flow, KnownAs, Mark},
+    model::{Ended, Flow, Happened, KnownAs, Mark, RunEvent},
     names::Names,
     reap::{self, Reaper},
     ring::{Batch, Batches, Numbers},
@@ -25,6 +25,8 @@ pub trait Stations {
     /// Reads events from the ring, in order, until there are `enough`, or a few more. They stay in
     /// the ring. `None`: there are none.
     fn read(&mut self, enough: usize) -> Result<Option<Batch>>;
+    /// Gives events of the run itself to the history, if there is one.
+    fn keep_own(&self, events: Vec<(Mark, Own)>);
     /// The number of an event that is not from the ring, and its time: now.
     fn mark(&self) -> Mark;
     /// The number of the end of a flow that was read before, and its time.
@@ -99,6 +101,23 @@ impl Outside {
 impl Stations for Outside {
     fn read(&mut self, enough: usize) -> Result<Option<Batch>> {
         self.ring.read(enough)
+    }
+
+    fn keep_own(&self, events: Vec<(Mark, Own)>) {
+        let Some(history) = self.history.as_ref().filter(|_| !events.is_empty()) else {
+            return;
+        };
+        for (_, own) in &events {
+            if let Own::Run(RunEvent {
+                what: Happened::Attached,
+                iface: Some(iface),
+                ..
+            }) = own
+            {
+                history.note_interface(iface);
+            }
+        }
+        history.add_own(events);
     }
 
     fn mark(&self) -> Mark {

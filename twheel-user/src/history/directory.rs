@@ -1,9 +1,9 @@
 //! The directory of an instance's history, and which history is an interface's.
 
 use std::{
-    fs::{self, DirBuilder, Permissions},
-    io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown},
+    fs::{self, DirBuilder, OpenOptions, Permissions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -15,10 +15,11 @@ use super::format::segments;
 use crate::{
     data_plane,
     failure::{Failure, Kind, exit_code},
+    netns,
     patterns::Asked,
     pins::{
-        Instance, Pins, all_here, first_of, holding, namespace,
-        path::{escape, name},
+        Instance, Pins, holding, namespace,
+        path::{entries, escape, name, unescape},
     },
 };
 
@@ -43,7 +44,7 @@ impl Directory {
     ///
     /// The directory cannot be created; or it is a symbolic link, or belongs to another user.
     pub fn make(all: &Path, pins: &Pins) -> Result<Self> {
-        let own = all.join(pins.name());
+        let own = all.join(pins.lasting_name());
         let context = || format!("cannot create {}, for the history", own.display());
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o755);
@@ -115,6 +116,10 @@ pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
             let _ = segments
                 .iter()
                 .try_for_each(|(_, segment)| fs::remove_file(segment))
+                .and_then(|()| match fs::remove_file(path.join(INTERFACES)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    _ => Ok(()),
+                })
                 .and_then(|()| fs::remove_dir(&path));
         }
     }
@@ -122,8 +127,8 @@ pub(super) fn remove_stale(directory: &Path, now: SystemTime) -> Result<()> {
 }
 
 /// The name of an interface's history: that of the instance that holds the interface, or of a past
-/// instance that was named after it. Without an interface: that of the only instance here, or of
-/// the only one that has left a history in `directory`.
+/// instance that held it or was named after it. Without an interface: that of the only instance
+/// here, or of the only one that has left a history in `directory`.
 ///
 /// # Errors
 ///
@@ -139,37 +144,105 @@ pub fn name_of(interface: Option<&str>, directory: &Path) -> Result<String> {
             {
                 return Err(error);
             }
-            return Ok(pins.name());
+            return Ok(pins.lasting_name());
         }
         Err(none) => none,
     };
-    if let Some(interface) = interface {
-        return match holding(interface) {
-            Ok(others) if !others.is_empty() => Err(none),
-            _ => name_left(interface, directory),
-        };
-    }
-    match all_here(directory)?.as_slice() {
-        [one] => Ok(name(one)),
-        _ => Err(none),
+    let here = format!("@{}", netns::lasting_name(namespace()?));
+    let mut left: Vec<_> = entries(directory)?.iter().map(|it| name(it)).collect();
+    left.retain(|name| name.ends_with(&here));
+    left.sort();
+    match interface {
+        Some(interface) => {
+            match holding(interface) {
+                Ok(others) if !others.is_empty() => Err(none),
+                _ => Ok(name_left(interface, directory, &left)
+                    .unwrap_or_else(|| escape(interface) + &here)),
+            }
+        }
+        None if left.len() > 1 => {
+            let first = |name: &String| interfaces_of(&directory.join(name), name).join(", ");
+            let all: Vec<_> = left.iter().map(first).collect();
+            Err(Failure::new(
+                Kind::Pins,
+                format!(
+                    "there are several histories here: choose one with --iface NAME: {}",
+                    all.join("; ")
+                ),
+            )
+            .into())
+        }
+        None => left.pop().ok_or(none),
     }
 }
 
-/// The name of a past instance that was named after an interface; or after a pattern that matches
-/// it, if only that one has left a history in `directory`.
-fn name_left(interface: &str, directory: &Path) -> Result<String> {
-    let own = format!("{}-{}", namespace()?, escape(interface));
-    if directory.join(&own).exists() {
-        return Ok(own);
+/// Of these histories, that of a past instance that was named after an interface, or else held it;
+/// or else was named after a pattern that matches it, if there is just one.
+fn name_left(interface: &str, directory: &Path, left: &[String]) -> Option<String> {
+    let first = |name: &&String| first_of(name);
+    if let Some(own) = left.iter().find(|name| first(name) == interface) {
+        return Some(own.clone());
     }
-    let stands = |path: &PathBuf| {
-        first_of(path)
-            .and_then(|first| Asked::parse(&first).ok())
-            .is_some_and(|asked| asked.is_pattern() && asked.matches(interface))
+    let held = |name: &&String| {
+        let interfaces = interfaces_of(&directory.join(name), name);
+        interfaces.iter().any(|it| it == interface)
     };
-    let patterns: Vec<_> = all_here(directory)?.into_iter().filter(stands).collect();
-    match patterns.as_slice() {
-        [one] => Ok(name(one)),
-        _ => Ok(own),
+    if let Some(own) = left.iter().find(held) {
+        return Some(own.clone());
     }
+    let stands = |name: &&String| {
+        Asked::parse(&first(name)).is_ok_and(|asked| asked.is_pattern() && asked.matches(interface))
+    };
+    let mut patterns = left.iter().filter(stands);
+    patterns
+        .next()
+        .filter(|_| patterns.next().is_none())
+        .cloned()
+}
+
+/// The interface or pattern that a history's instance is named after.
+pub(super) fn first_of(name: &str) -> String {
+    unescape(name.split_once('@').map_or(name, |(first, _)| first))
+}
+
+/// The file that names the interfaces whose flows a history has.
+const INTERFACES: &str = "interfaces";
+/// Most interfaces in that file.
+const MOST_INTERFACES: usize = 1024;
+
+/// The interfaces whose flows a history may have; the one that its name has, if nothing says more.
+pub fn interfaces_of(history: &Path, name: &str) -> Vec<String> {
+    let noted = fs::read_to_string(history.join(INTERFACES)).unwrap_or_default();
+    match noted.is_empty() {
+        true => vec![first_of(name)],
+        false => noted.lines().map(str::to_owned).collect(),
+    }
+}
+
+/// Notes that a history has flows of this interface. Of more than a thousand the latest are noted.
+///
+/// # Errors
+///
+/// The file cannot be written.
+pub(super) fn note_interface(history: &Path, interface: &str) -> io::Result<()> {
+    let path = history.join(INTERFACES);
+    let noted = fs::read_to_string(&path).unwrap_or_default();
+    let mut all: Vec<_> = noted.lines().filter(|it| *it != interface).collect();
+    all.drain(..all.len().saturating_sub(MOST_INTERFACES - 1));
+    all.push(interface);
+    let text = all.join("\n") + "\n";
+    if text == noted {
+        return Ok(());
+    }
+    // Users that may list the directory may read the file. It is replaced as a whole.
+    let shared = fs::metadata(history).map_or(0, |it| it.mode() & 0o040);
+    let new = history.join("interfaces.new");
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600 | shared)
+        .open(&new)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(&new, &path)
 }

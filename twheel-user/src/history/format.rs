@@ -28,6 +28,9 @@ pub(super) const LATEST: u64 = 253_370_764_800_000_000;
 pub(super) const ENDED: u32 = 1;
 pub(super) const NAME: u32 = 2;
 pub(super) const LOST: u32 = 3;
+pub(super) const RTO: u32 = 4;
+pub(super) const REAPED: u32 = 5;
+pub(super) const RUN: u32 = 6;
 
 /// In a [`NAME`], a rule has its own number; an interface has its index plus this,
 pub(super) const IFACE: u32 = 1 << 16;

@@ -8,27 +8,21 @@ use std::{
     mem,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
 use anyhow::{Context, Result};
 use nix::fcntl::OFlag;
-use twheel_common::{config::NAME_BYTES, event::Event};
-use zerocopy::transmute;
+use twheel_common::config::NAME_BYTES;
 
 use super::format::{
-    BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, SEGMENTS, is_whole,
+    BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS, is_whole,
     segments, u32_at, u64_at,
 };
+use super::record::{Body, since_1970};
 
 /// The default maximum size of a history: 64 MiB.
 pub const DEFAULT_BYTES: u64 = 64 << 20;
-
-/// Microseconds since 1970.
-pub(super) fn since_1970(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_micros() as u64)
-}
 
 /// A history that is being written.
 pub(super) struct Log {
@@ -151,6 +145,11 @@ impl Log {
         self.end = self.end.max(end);
     }
 
+    /// Where the last event ends that was appended.
+    pub(super) fn appended(&self) -> u64 {
+        self.appended
+    }
+
     /// Records that up to the end of the present batch every event is in the file or lost, and that
     /// `lost` events were lost in the time of this writer.
     pub(super) fn note(&mut self, lost: u64) {
@@ -180,12 +179,14 @@ impl Log {
         self.had.is_some_and(|had| end <= had.end)
     }
 
+    /// Appends an event, behind those of its names that the segment does not have. `end`: where it
+    /// ends in the ring.
     pub(super) fn append(
         &mut self,
         when: u64,
-        event: &Event,
+        (kind, body): (u32, &Body),
         end: u64,
-        names: impl Fn(&Event) -> Result<Vec<(u32, String)>>,
+        names: &[(u32, String)],
     ) -> Result<()> {
         const FLUSH: usize = 1 << 16;
         let next = self.length + (self.buffer.len() + 2 * RECORD) as u64;
@@ -199,8 +200,8 @@ impl Log {
             }
             self.put_lost(self.appended);
         }
-        for (number, name) in names(event)? {
-            if self.named.get(&number) == Some(&name) {
+        for (number, name) in names {
+            if self.named.get(number) == Some(name) {
                 continue;
             }
             let mut body = [0; BODY];
@@ -208,9 +209,9 @@ impl Log {
             body[4..][..name.len().min(NAME_BYTES)]
                 .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
             self.put(NAME, when, end, &body);
-            self.named.insert(number, name);
+            self.named.insert(*number, name.clone());
         }
-        self.put(ENDED, when, end, &transmute!(*event));
+        self.put(kind, when, end, body);
         self.appended = end;
         self.buffered += 1;
         if self.buffer.len() > FLUSH {
@@ -289,7 +290,7 @@ fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>
             let at = HEADER as u64 + number * RECORD as u64;
             file.read_exact_at(&mut record, at).with_context(context)?;
             let kind = u32_at(&record, 4);
-            if !is_whole(&record) || ![ENDED, LOST].contains(&kind) {
+            if !is_whole(&record) || ![ENDED, RTO, LOST].contains(&kind) {
                 continue;
             }
             if u32_at(&record, 16) != ring {

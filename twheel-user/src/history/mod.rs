@@ -17,7 +17,8 @@
 //!
 //! The body depends on the record's kind:
 //!
-//! - an [`Event`](twheel_common::event::Event);
+//! - an event: the end of a flow, an expired retransmission timer, an action, something of the run
+//!   (`record.rs`);
 //! - a number and a name of a rule, an interface or a zone, before the first event in each segment
 //!   that needs the name; likewise the names of the host and the instance;
 //! - how many events the history has lost since the last record of this kind, and how many lost
@@ -28,7 +29,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | the format on disk | `format.rs` |
+//! | the format on disk | `format.rs`, `record.rs` |
 //! | the directory of an instance, or of an interface | `directory.rs` |
 //! | beginning, continuing and removing segments | `log.rs` |
 //! | the writer | `writer.rs` |
@@ -38,14 +39,16 @@ mod directory;
 mod format;
 mod log;
 mod reader;
+mod record;
 #[cfg(test)]
 mod tests;
 mod writer;
 
 pub use self::{
-    directory::{DIRECTORY, Directory, name_of},
+    directory::{DIRECTORY, Directory, interfaces_of, name_of},
     format::LEAST_BYTES,
     log::DEFAULT_BYTES,
-    reader::{Follow, HistoryReader, Past},
+    reader::{Follow, HistoryReader, Past, PastEvent, Position},
+    record::Own,
     writer::Writer,
 };

@@ -7,7 +7,7 @@ use std::{
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result};
@@ -15,30 +15,79 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
-use twheel_common::{config::NAME_BYTES, event::Event};
-use zerocopy::FromBytes;
+use serde::{Deserialize, Serialize};
+use twheel_common::{config::NAME_BYTES, event::Event, point::Point};
 
 use super::format::{
-    ENDED, HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, RECORD, SEED, ZONE,
-    is_whole, segments, u32_at, u64_at,
+    HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, RECORD, SEED, ZONE, is_whole,
+    segments, u32_at, u64_at,
 };
+use super::record::{self, Stored};
 use crate::{
+    action::Reaped,
     clock::Clock,
     failure::{Failure, Kind},
     identity::Identity,
-    model::{Ended, KnownAs, Mark},
+    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent},
+    output::Output,
 };
 
-/// An ended flow from the history.
+/// A place in a history: everything before it was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Position {
+    /// The number of a segment; 0: before the first one.
+    pub segment: u64,
+    /// The number of records of it that were read.
+    pub record: u64,
+}
+
+/// What is told in a history.
+pub enum PastEvent {
+    /// A flow has ended.
+    Ended(Ended),
+    /// A retransmission timer has expired.
+    Rto(Rto),
+    /// An action on an expired flow: which event reported the flow's end, that end, what was done.
+    Reaped(Mark, Ended, Box<Reaped>),
+    /// Something of the run itself.
+    Run(RunEvent),
+}
+
+/// An event from the history.
 pub struct Past {
-    /// Which event it is, and when the flow ended.
+    /// Which event it is, and when it was.
     pub mark: Mark,
     /// Who reported it.
     pub identity: Arc<Identity>,
-    /// The flow.
-    pub ended: Ended,
-    /// The names that belong to the flow.
+    /// What is told.
+    pub event: PastEvent,
+    /// The names that belong to the flow, if it is about one.
     pub known_as: KnownAs,
+}
+
+impl Past {
+    /// Its kind.
+    pub fn kind(&self) -> EventKind {
+        match self.event {
+            PastEvent::Ended(_) => EventKind::End,
+            PastEvent::Rto(_) => EventKind::Rto,
+            PastEvent::Reaped(..) => EventKind::Reap,
+            PastEvent::Run(_) => EventKind::Run,
+        }
+    }
+
+    /// Writes it. `output` is that of its [`identity`](Self::identity).
+    pub fn write(&self, output: &mut dyn Output, to: &mut dyn io::Write) -> io::Result<()> {
+        let (mark, named) = (self.mark, self.known_as.named());
+        match &self.event {
+            PastEvent::Ended(ended) => output.ended(mark, ended, named, to),
+            PastEvent::Rto(timer) => output.rto(mark, timer, named, to),
+            PastEvent::Reaped(end, ended, reaped) => {
+                output.reaped(mark, (*end, ended, reaped), named, to)
+            }
+            PastEvent::Run(event) => output.run(mark, event, to),
+        }
+    }
 }
 
 /// Reads a history from the oldest event on, also while it is being written.
@@ -49,6 +98,8 @@ pub struct HistoryReader {
     last: u64,
     /// Earlier events are skipped.
     since: SystemTime,
+    /// What comes before was read by an earlier reader.
+    from: Position,
     /// Damaged records, which were skipped.
     pub damaged: u64,
     /// Events that the history has lost, as its writers recorded; an upper bound if a writer was
@@ -68,6 +119,8 @@ struct Segment {
     one_way: bool,
     names: HashMap<u32, String>,
     identity: Arc<Identity>,
+    /// The number of records that were read.
+    read: u64,
 }
 
 impl HistoryReader {
@@ -93,11 +146,41 @@ impl HistoryReader {
             open: None,
             last: 0,
             since,
+            from: Position::default(),
             damaged: 0,
             lost: 0,
             missed: 0,
             refused: Vec::new(),
         })
+    }
+
+    /// Goes on where an earlier reader stood. A history that has fewer segments by now is another one,
+    /// which is read from its beginning. Returns whether it is the same.
+    pub fn go_on(&mut self, from: Position) -> Result<bool> {
+        let segments = segments(&self.directory)?;
+        let newest = segments.last().map_or(0, |(number, _)| *number);
+        if from.segment == 0 || newest < from.segment {
+            return Ok(from.segment == 0);
+        }
+        self.from = from;
+        self.last = from.segment - 1;
+        Ok(true)
+    }
+
+    /// Where this reader stands.
+    pub fn position(&self) -> Position {
+        match &self.open {
+            Some(segment) => Position {
+                segment: self.last,
+                record: segment.read,
+            },
+            // Between two segments, or before the first.
+            None => Position {
+                segment: self.last,
+                record: 0,
+            }
+            .max(self.from),
+        }
     }
 
     /// The next event; `None` if there is none yet.
@@ -128,16 +211,22 @@ impl HistoryReader {
                 }
                 continue;
             }
+            segment.read += 1;
+            let was_read = Position {
+                segment: self.last,
+                record: segment.read,
+            } <= self.from;
             if !is_whole(&record) || u64_at(&record, 8) > LATEST {
-                self.damaged += 1;
+                self.damaged += u64::from(!was_read);
                 continue;
             }
-            let when = UNIX_EPOCH + Duration::from_micros(u64_at(&record, 8));
-            if u32_at(&record, 4) == LOST && when >= self.since {
+            let when = record::time(u64_at(&record, 8));
+            if u32_at(&record, 4) == LOST && when >= self.since && !was_read {
                 self.lost += u64_at(&record, HEAD);
             }
             if let Some(past) = segment.take(&record)
                 && past.mark.time >= self.since
+                && !was_read
             {
                 return Ok(Some(past));
             }
@@ -168,7 +257,7 @@ impl HistoryReader {
                 continue;
             }
             // The first segment that is found: none before it counts as missed.
-            if self.last > 0 {
+            if self.last > 0 || self.from.segment > 0 {
                 self.missed += number - self.last - 1;
             }
             self.last = number;
@@ -195,6 +284,7 @@ impl HistoryReader {
                 one_way: header.one_way,
                 names: HashMap::new(),
                 identity: Arc::default(),
+                read: 0,
             });
             return Ok(true);
         }
@@ -205,7 +295,7 @@ impl HistoryReader {
     /// you miss none.
     pub fn follow(&self) -> Result<Follow> {
         let watch = || -> nix::Result<Inotify> {
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
             inotify.add_watch(
                 &self.directory,
                 AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE,
@@ -224,6 +314,16 @@ impl HistoryReader {
 pub struct Follow(Inotify);
 
 impl Follow {
+    /// Returns when something was written since the last call, or this time has passed.
+    pub fn wait_for(&self, most: Duration) -> Result<()> {
+        let mut watched = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
+        match poll(&mut watched, most) {
+            Ok(_) | Err(nix::Error::EINTR) => self.forget(),
+            Err(error) => Err(io::Error::from(error)).context("cannot wait for the history"),
+        }
+    }
+
     /// Returns when something was written since the last call.
     ///
     /// # Errors
@@ -245,8 +345,12 @@ impl Follow {
         if watched[1].any() == Some(true) {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         }
+        self.forget()
+    }
+
+    fn forget(&self) -> Result<()> {
         match self.0.read_events() {
-            Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+            Ok(_) | Err(nix::Error::EINTR | nix::Error::EAGAIN) => Ok(()),
             Err(error) => Err(io::Error::from(error)).context("cannot wait for the history"),
         }
     }
@@ -268,27 +372,54 @@ impl Segment {
                 }
                 None
             }
-            ENDED => {
-                let event = Event::read_from_bytes(body).ok()?;
-                Some(Past {
-                    mark: Mark {
-                        number: event.number,
-                        time: UNIX_EPOCH + Duration::from_micros(u64_at(record, 8)),
-                    },
-                    identity: self.identity.clone(),
-                    ended: Ended::new(&event, self.clock, self.one_way)?,
-                    known_as: KnownAs {
-                        rule: self.names.get(&event.rule.into()).cloned(),
-                        iface: self.names.get(&(IFACE | event.point.interface())).cloned(),
-                        zone: self
-                            .names
-                            .get(&(ZONE | u32::from(event.key.zone())))
-                            .and_then(|zone| zone.parse().ok())
-                            .unwrap_or(0),
-                    },
-                })
+            kind => {
+                let (number, stored) = record::read(kind, body)?;
+                let mark = Mark {
+                    number,
+                    time: record::time(u64_at(record, 8)),
+                };
+                self.past(mark, stored)
             }
-            _ => None,
+        }
+    }
+
+    fn past(&self, mark: Mark, stored: Stored) -> Option<Past> {
+        let (clock, one_way) = (self.clock, self.one_way);
+        let ended = |event: &Event| Ended::new(event, clock, one_way);
+        let (event, known) = match stored {
+            Stored::Ended(event) => {
+                let known = (event.rule, event.point, event.key.zone());
+                (PastEvent::Ended(ended(&event)?), Some(known))
+            }
+            Stored::Rto(event) => {
+                let known = (event.rule, event.point, event.key.zone());
+                let timer = Rto::new(&event, clock, one_way)?;
+                (PastEvent::Rto(timer), Some(known))
+            }
+            Stored::Reaped(end, reaped) => {
+                let event = &reaped.event;
+                let known = (event.rule, event.point, event.key.zone());
+                let past = PastEvent::Reaped(end, ended(event)?, Box::new(reaped));
+                (past, Some(known))
+            }
+            Stored::Run(event) => (PastEvent::Run(event), None),
+        };
+        Some(Past {
+            mark,
+            identity: self.identity.clone(),
+            event,
+            known_as: known.map(|known| self.known_as(known)).unwrap_or_default(),
+        })
+    }
+
+    fn known_as(&self, (rule, point, zone): (u16, Point, u8)) -> KnownAs {
+        let name = |number: u32| self.names.get(&number).cloned();
+        KnownAs {
+            rule: name(rule.into()),
+            iface: name(IFACE | point.interface()),
+            zone: name(ZONE | u32::from(zone))
+                .and_then(|zone| zone.parse().ok())
+                .unwrap_or(0),
         }
     }
 }

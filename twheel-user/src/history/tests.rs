@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Result;
 use twheel_common::{
     event::{Birth, Event, Pace, Reason},
     flow::{Direction, FlowKey, Traffic},
@@ -15,17 +14,19 @@ use twheel_common::{
     point::Point,
     state::{Seen, View},
 };
+use zerocopy::transmute;
 
 use super::{
-    HistoryReader, LEAST_BYTES,
+    HistoryReader, LEAST_BYTES, Past, PastEvent,
     directory::{STALE, remove_stale},
-    format::{BODY, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
+    format::{BODY, ENDED, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
     log::Log,
     writer::identity_names,
 };
 use crate::{
     failure::{Kind, exit_code},
     identity::Identity,
+    model::Ended,
 };
 
 const HEADER_4MS: Header = Header {
@@ -63,19 +64,26 @@ fn identity() -> Identity {
     }
 }
 
-fn names(event: &Event) -> Result<Vec<(u32, String)>> {
+fn put(log: &mut Log, when: u64, number: u32) {
+    let event = event(number);
+    let body = transmute!(event);
+    let names = names(&event);
+    log.append(when, (ENDED, &body), number.into(), &names)
+        .unwrap();
+}
+
+fn names(event: &Event) -> Vec<(u32, String)> {
     let rule = (event.rule != 0).then(|| (event.rule.into(), "web".to_owned()));
-    Ok(identity_names(&identity())
+    identity_names(&identity())
         .into_iter()
         .chain(rule)
-        .collect())
+        .collect()
 }
 
 fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
     for number in numbers {
         let when = 1_000_000 + u64::from(number);
-        log.append(when, &event(number), number.into(), names)
-            .unwrap();
+        put(log, when, number);
     }
 }
 
@@ -95,14 +103,14 @@ fn read(directory: &Path) -> (Vec<u32>, u64) {
     let mut reader = HistoryReader::open(directory, "it", UNIX_EPOCH).unwrap();
     let mut ages = Vec::new();
     while let Some(past) = reader.next().unwrap() {
-        let age = (past.ended.age.as_millis() / 4) as u32;
+        let age = (ended_of(&past).age.as_millis() / 4) as u32;
         assert_eq!(
             past.mark.time,
             UNIX_EPOCH + Duration::from_micros(1_000_000 + u64::from(age))
         );
         assert_eq!(past.mark.number, 7 + u64::from(age));
         assert_eq!(*past.identity, identity());
-        assert_eq!(past.ended.idle, Duration::from_millis(100));
+        assert_eq!(ended_of(&past).idle, Duration::from_millis(100));
         assert_eq!(
             past.known_as.rule.as_deref(),
             age.is_multiple_of(2).then_some("web"),
@@ -111,6 +119,13 @@ fn read(directory: &Path) -> (Vec<u32>, u64) {
         ages.push(age);
     }
     (ages, reader.damaged)
+}
+
+fn ended_of(past: &Past) -> &Ended {
+    match &past.event {
+        PastEvent::Ended(ended) => ended,
+        _ => panic!("only ends were written"),
+    }
 }
 
 fn fresh() -> tempfile::TempDir {
@@ -332,7 +347,7 @@ fn less_room_than_before_is_kept_to_and_stale_histories_go() {
 fn a_time_that_no_calendar_has_is_damage() {
     let directory = fresh();
     let mut log = open(directory.path(), Some(LEAST_BYTES));
-    log.append(LATEST + 1, &event(1), 1, names).unwrap();
+    put(&mut log, LATEST + 1, 1);
     log.flush().unwrap();
     // The event, and the three names before it.
     assert_eq!(read(directory.path()), (vec![], 4));
@@ -390,7 +405,10 @@ fn a_reader_goes_on_where_a_writer_does() {
             follow.wait().unwrap();
         }
         while let Some(past) = reader.next().unwrap() {
-            assert_eq!(past.ended.age, Duration::from_millis(4 * u64::from(seen)));
+            assert_eq!(
+                ended_of(&past).age,
+                Duration::from_millis(4 * u64::from(seen))
+            );
             seen += 1;
         }
         assert_eq!(seen, to);
@@ -405,7 +423,7 @@ fn what_ended_before_is_passed_over() {
     let mut reader = HistoryReader::open(directory.path(), "it", since).unwrap();
     let mut ages = Vec::new();
     while let Some(past) = reader.next().unwrap() {
-        ages.push(past.ended.age.as_millis() / 4);
+        ages.push(ended_of(&past).age.as_millis() / 4);
     }
     assert_eq!(ages, (90..100).collect::<Vec<_>>());
 }

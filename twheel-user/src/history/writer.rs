@@ -1,10 +1,11 @@
 //! Writes a history, on a thread of its own, so that a slow disk delays neither wheels nor output.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, SystemTime},
@@ -12,21 +13,20 @@ use std::{
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
-use twheel_common::{
-    counter::Counter,
-    event::{Event, Record},
-};
+use twheel_common::{counter::Counter, event::Record, point::Point};
+use zerocopy::transmute;
 
 use super::{
-    directory::{Directory, remove_stale},
-    format::{HOST, Header, IFACE, INSTANCE, SEED, ZONE},
-    log::{Log, since_1970},
+    directory::{Directory, note_interface, remove_stale},
+    format::{ENDED, HOST, Header, IFACE, INSTANCE, RTO, SEED, ZONE},
+    log::Log,
+    record::{Own, of_own, of_timer, since_1970},
 };
 use crate::{
     data_plane::{self, UserCounters},
     identity::Identity,
     maps,
-    model::Measure,
+    model::{Mark, Measure},
     names::Names,
     pins::Pins,
     ring::{Batch, Events},
@@ -42,10 +42,19 @@ const WRITING: Duration = Duration::from_micros(200);
 /// Writes a history, on a thread of its own.
 pub struct Writer {
     /// `None` once the writer is to end.
-    batches: Option<SyncSender<Arc<Batch>>>,
+    batches: Option<SyncSender<Message>>,
     written: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
     lost: Arc<Lost>,
+    directory: PathBuf,
+}
+
+/// What the thread is to write.
+enum Message {
+    /// Events of the ring.
+    Batch(Arc<Batch>),
+    /// Events of the running twheel.
+    Own(Vec<(Mark, Own)>),
 }
 
 /// Events that are missing from the history.
@@ -119,6 +128,7 @@ impl Writer {
             written,
             thread: Some(thread),
             lost,
+            directory: directory.own.clone(),
         })
     }
 
@@ -128,10 +138,18 @@ impl Writer {
         let Some(batches) = &self.batches else {
             return;
         };
-        if let Err(TrySendError::Full(batch) | TrySendError::Disconnected(batch)) =
-            batches.try_send(batch.clone())
+        if batches.try_send(Message::Batch(batch.clone())).is_err() {
+            self.lost.add(batch.events.len() as u64);
+        }
+    }
+
+    /// Queues events of the running twheel.
+    pub fn add_own(&self, events: Vec<(Mark, Own)>) {
+        let count = events.len() as u64;
+        if let Some(batches) = &self.batches
+            && batches.try_send(Message::Own(events)).is_err()
         {
-            self.lost.add(ended(&batch).count() as u64);
+            self.lost.add(count);
         }
     }
 
@@ -141,7 +159,7 @@ impl Writer {
             return;
         };
         // The thread runs until it is told to end.
-        let _ = batches.send(Arc::new(batch));
+        let _ = batches.send(Message::Batch(Arc::new(batch)));
         while *self.written.borrow_and_update() < end {
             thread::sleep(WRITING);
         }
@@ -150,6 +168,16 @@ impl Writer {
     /// Where in the ring the latest event ends that is in the file, or is lost.
     pub fn written(&self) -> watch::Receiver<u64> {
         self.written.clone()
+    }
+
+    /// Notes that the history has flows of this interface, so that it is found by that name.
+    pub fn note_interface(&self, interface: &str) {
+        if let Err(error) = note_interface(&self.directory, interface) {
+            say!(
+                "twheel: cannot note in {} that it has flows of {interface}: {error}",
+                self.directory.display()
+            );
+        }
     }
 
     /// Writes what is left and ends the thread. Returns how many events are missing from the
@@ -172,17 +200,10 @@ impl Drop for Writer {
     }
 }
 
-fn ended(batch: &Batch) -> impl Iterator<Item = (&Event, u64)> {
-    batch.events.iter().filter_map(|read| match &read.record {
-        Record::Ended(event) => Some((event, read.end)),
-        Record::Rto(_) => None,
-    })
-}
-
 /// The thread that writes.
 struct Keeper {
     log: Log,
-    inbox: Receiver<Arc<Batch>>,
+    inbox: Receiver<Message>,
     /// Position up to which every event is in the file, or lost.
     tell: watch::Sender<u64>,
     names: Names,
@@ -221,9 +242,9 @@ impl Keeper {
         let mut dirty = !self.log.buffer.is_empty();
         self.log.flush()?;
         loop {
-            let batch = if dirty {
+            let message = if dirty {
                 match self.inbox.recv_timeout(SYNC) {
-                    Ok(batch) => batch,
+                    Ok(message) => message,
                     Err(RecvTimeoutError::Timeout) => {
                         self.log.sync()?;
                         dirty = false;
@@ -233,12 +254,20 @@ impl Keeper {
                 }
             } else {
                 match self.inbox.recv() {
-                    Ok(batch) => batch,
+                    Ok(message) => message,
                     Err(_) => return Ok(()),
                 }
             };
-            dirty |= self.append(&batch)?;
-            self.tell.send_replace(self.log.end);
+            match message {
+                Message::Batch(batch) => {
+                    dirty |= self.append(&batch)?;
+                    self.tell.send_replace(self.log.end);
+                }
+                Message::Own(events) => {
+                    self.append_own(&events)?;
+                    dirty = true;
+                }
+            }
         }
     }
 
@@ -246,21 +275,51 @@ impl Keeper {
     fn append(&mut self, batch: &Batch) -> Result<bool> {
         let log = &mut self.log;
         log.reach(batch.end().unwrap_or(0));
-        let wall = batch.wall;
-        let batch: Vec<_> = ended(batch).filter(|(_, end)| !log.has(*end)).collect();
-        log.wanted = batch.len() as u64;
-        if batch.is_empty() {
+        let events: Vec<_> = batch.events.iter().filter(|it| !log.has(it.end)).collect();
+        log.wanted = events.len() as u64;
+        if events.is_empty() {
             return Ok(false);
         }
         log.note_more(self.lost.get());
-        for (event, end) in batch {
-            let when = since_1970(wall.time(event.at as u32));
-            let names = |event: &Event| named(&self.identity, &self.names, event);
-            log.append(when, event, end, names)?;
+        for read in events {
+            let when = since_1970(batch.mark(&read.record).time);
+            let (kind, body, known) = match &read.record {
+                Record::Ended(event) => {
+                    let known = (event.rule, event.point, event.key.zone());
+                    (ENDED, transmute!(*event), known)
+                }
+                Record::Rto(event) => {
+                    let known = (event.rule, event.point, event.key.zone());
+                    (RTO, of_timer(event), known)
+                }
+            };
+            let names = named(&self.identity, &self.names, Some(known))?;
+            log.append(when, (kind, &body), read.end, &names)?;
         }
         log.flush()?;
         self.failing = false;
         Ok(true)
+    }
+
+    /// Writes events of the running twheel.
+    fn append_own(&mut self, events: &[(Mark, Own)]) -> Result<()> {
+        self.log.wanted = events.len() as u64;
+        for (mark, own) in events {
+            let known = match own {
+                Own::Reaped(reaped, _) => {
+                    let event = &reaped.event;
+                    Some((event.rule, event.point, event.key.zone()))
+                }
+                Own::Run(_) => None,
+            };
+            let names = named(&self.identity, &self.names, known)?;
+            let (kind, body) = of_own(own, mark.number);
+            let (when, end) = (since_1970(mark.time), self.log.appended());
+            self.log.append(when, (kind, &body), end, &names)?;
+        }
+        self.log.flush()?;
+        self.failing = false;
+        Ok(())
     }
 }
 
@@ -274,14 +333,21 @@ fn ring_of(pins: &Pins) -> Result<u32> {
     Ok(checksum.finalize())
 }
 
-/// The names that belong to an event, with their numbers in [`NAME`](super::format::NAME).
-fn named(identity: &Identity, names: &Names, event: &Event) -> Result<Vec<(u32, String)>> {
+/// The names that belong to an event, with their numbers in [`NAME`](super::format::NAME). `known`:
+/// the rule, the place and the zone of a flow.
+fn named(
+    identity: &Identity,
+    names: &Names,
+    known: Option<(u16, Point, u8)>,
+) -> Result<Vec<(u32, String)>> {
     let mut named = Vec::from(identity_names(identity));
+    let Some((rule, point, zone)) = known else {
+        return Ok(named);
+    };
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
-    add(event.rule.into(), names.rule(event.rule)?);
-    let place = event.point.interface();
+    add(rule.into(), names.rule(rule)?);
+    let place = point.interface();
     add(IFACE | place, names.iface(place)?);
-    let zone = event.key.zone();
     if zone != 0 {
         add(ZONE | u32::from(zone), Some(names.zone(zone)?.to_string()));
     }

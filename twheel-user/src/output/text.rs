@@ -110,9 +110,22 @@ impl Output for Text {
         )
     }
 
-    /// Nothing: standard error says it.
-    fn run(&mut self, _: Mark, _: &RunEvent, _: &mut dyn io::Write) -> io::Result<()> {
-        Ok(())
+    fn run(&mut self, _: Mark, event: &RunEvent, to: &mut dyn io::Write) -> io::Result<()> {
+        write!(to, "run      {}", event.what.name())?;
+        for word in [event.iface.as_deref(), event.hook].into_iter().flatten() {
+            write!(to, "  {word}")?;
+        }
+        let numbers = [
+            ("flows", event.flows),
+            ("ended", event.ended),
+            ("lost", event.lost),
+        ];
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                write!(to, "  {name} {number}")?;
+            }
+        }
+        writeln!(to)
     }
 }
 

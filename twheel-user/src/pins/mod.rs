@@ -36,9 +36,9 @@ pub use self::{
     find::{FoundInstance, found},
     instance::Instance,
     objects::{HOOK_PROGRAMS, PROGRAMS, Pins},
-    path::{Hook, namespace},
+    path::{Hook, lasting_name, namespace},
 };
 pub(crate) use self::{
-    find::{all_here, first_of, holding},
+    find::holding,
     path::{entries, link_name},
 };

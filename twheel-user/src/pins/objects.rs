@@ -15,7 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::{
     access::try_lock,
     find::interfaces_of,
-    path::{Hook, in_the_way, link_name, name, refused},
+    path::{Hook, in_the_way, lasting_name, link_name, name, refused},
 };
 use crate::call::Callable;
 
@@ -52,6 +52,11 @@ impl Pins {
     /// The instance's name: the network namespace's inode, and the first interface.
     pub fn name(&self) -> String {
         name(&self.0)
+    }
+
+    /// Its [lasting name](lasting_name).
+    pub fn lasting_name(&self) -> String {
+        lasting_name(&self.0)
     }
 
     /// The path of the pin of a BPF link.

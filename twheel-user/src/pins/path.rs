@@ -12,6 +12,7 @@ use twheel_common::config::LAYOUT;
 use crate::{
     bpf,
     failure::{Failure, Kind},
+    netns,
 };
 
 /// The directory of all instances, of any layout.
@@ -65,6 +66,18 @@ pub(crate) fn name(path: &Path) -> String {
     path.file_name()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
+}
+
+/// An instance's name for what outlives its network namespace's inode, such as its history: the first
+/// interface, and the namespace's [lasting name](netns::lasting_name), as `eth0@host`.
+pub fn lasting_name(instance: &Path) -> String {
+    let name = name(instance);
+    let (inode, first) = name.split_once('-').unwrap_or(("", &name));
+    let namespace = match inode.parse() {
+        Ok(inode) => netns::lasting_name(inode),
+        Err(_) => inode.to_owned(),
+    };
+    format!("{first}@{namespace}")
 }
 
 pub(crate) fn link_name(hook: Hook, interface: &str) -> String {

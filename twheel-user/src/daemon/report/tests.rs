@@ -44,6 +44,8 @@ impl Stations for Noted {
         Ok((!events.is_empty()).then_some(Batch { events, wall }))
     }
 
+    fn keep_own(&self, _: Vec<(Mark, Own)>) {}
+
     fn mark(&self) -> Mark {
         Mark {
             number: 1_000,

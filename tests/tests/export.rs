@@ -1,0 +1,333 @@
+//! Events that leave the host, as they come, whoever dies on the way.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel_tests::{
+    directory::Directory,
+    is_soak,
+    netns::{PATIENCE, require_root},
+    pair::{Pair, SERVER},
+    running::Twheel,
+    schema,
+};
+
+const ALL: &str = "end,rto,reap,run";
+
+fn printed(pair: &Pair, args: &[&str]) -> Result<Vec<String>> {
+    let ended = pair.server.twheel_once(args)?;
+    ensure!(ended.code() == Some(0), "{ended:?}");
+    Ok(ended.lines.into_iter().map(|line| line.text).collect())
+}
+
+/// An event's instance and number.
+fn which(line: &str) -> Result<(String, u64)> {
+    let event: Value = serde_json::from_str(line).with_context(|| format!("no JSON: {line}"))?;
+    let instance = event["instance"].as_str().context("no instance")?;
+    Ok((
+        instance.to_owned(),
+        event["seq"].as_u64().context("no seq")?,
+    ))
+}
+
+/// A collector that stores whole lines, and at times goes away for a moment.
+struct Collector {
+    stored: Arc<Mutex<Vec<String>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Collector {
+    /// `listener` has been made in the exporter's network namespace. `lines`: after so many the first
+    /// connection is closed, without reading what has arrived; after twice as many the second.
+    fn start(listener: TcpListener, lines: usize) -> Self {
+        let (stored, stop) = (
+            Arc::<Mutex<Vec<String>>>::default(),
+            Arc::<AtomicBool>::default(),
+        );
+        let (into, is_over) = (stored.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            listener.set_nonblocking(true).unwrap();
+            let mut most = 0_usize;
+            while !is_over.load(Relaxed) {
+                let Ok((stream, _)) = listener.accept() else {
+                    thread::sleep(Duration::from_millis(5));
+                    continue;
+                };
+                most = most.saturating_add(lines);
+                stream.set_nonblocking(false).unwrap();
+                stream
+                    .set_read_timeout(Some(Duration::from_millis(100)))
+                    .unwrap();
+                let mut reader = BufReader::new(stream);
+                let (mut line, mut left) = (String::new(), most);
+                while left > 0 && !is_over.load(Relaxed) {
+                    match reader.read_line(&mut line) {
+                        Ok(0) => break,
+                        Ok(_) if line.ends_with('\n') => {
+                            into.lock().unwrap().push(line.trim_end().to_owned());
+                            line.clear();
+                            left -= 1;
+                        }
+                        // Half of a line, or nothing for now.
+                        Ok(_) => {}
+                        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                        Err(_) => break,
+                    }
+                }
+            }
+        });
+        Self {
+            stored,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn stored(&self) -> Vec<String> {
+        self.stored.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[test]
+fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -> Result<()> {
+    require_root();
+    let kills = if is_soak() { 100 } else { 12 };
+    let history = Directory::new("export")?;
+    let pair = Pair::new()?;
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    args.extend(["--history", history.path()]);
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let listener = pair
+        .server
+        .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
+    let to = format!("tcp:{}", listener.local_addr()?);
+    let state = format!("{}/state", history.path());
+    let export = [
+        "export", "json", "--to", &to, "--iface", SERVER, "--state", &state,
+    ];
+    let export = [&export[..], &["--history", history.path()]].concat();
+    let collector = Collector::start(listener, 700);
+
+    for round in 0..kills {
+        let mut exporter = pair
+            .server
+            .twheel(&export)?
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        pair.server
+            .begin_these(SERVER, 200 * round..200 * (round + 1))?;
+        thread::sleep(Duration::from_millis(u64::from(50 + 97 * (round % 7))));
+        exporter.kill()?;
+        exporter.wait()?;
+    }
+    let flows = 200 * kills as usize;
+    let end = Instant::now() + PATIENCE;
+    let past = [
+        "expired",
+        "--json",
+        "--events",
+        ALL,
+        "--iface",
+        SERVER,
+        "--history",
+        history.path(),
+    ];
+    let told = loop {
+        let told = printed(&pair, &past)?;
+        if told
+            .iter()
+            .filter(|it| it.contains("\"event\":\"end\""))
+            .count()
+            == flows
+        {
+            break told;
+        }
+        ensure!(Instant::now() < end, "{} of {flows}", told.len());
+        thread::sleep(Duration::from_millis(100));
+    };
+    let mut exporter = pair.server.twheel(&export)?.stderr(Stdio::null()).spawn()?;
+    let wanted: BTreeSet<_> = told.iter().cloned().collect();
+    let stored = loop {
+        let stored: BTreeSet<_> = collector.stored().into_iter().collect();
+        if stored.len() >= wanted.len() {
+            break stored;
+        }
+        ensure!(
+            Instant::now() < end + PATIENCE,
+            "{} of {}",
+            stored.len(),
+            wanted.len()
+        );
+        thread::sleep(Duration::from_millis(100));
+    };
+    exporter.kill()?;
+    exporter.wait()?;
+    let differs: Vec<_> = stored.symmetric_difference(&wanted).take(10).collect();
+    assert!(
+        differs.is_empty(),
+        "what was stored is what the history has: {differs:#?}"
+    );
+    let numbers = stored
+        .iter()
+        .map(|line| which(line))
+        .collect::<Result<BTreeSet<_>>>()?;
+    assert_eq!(numbers.len(), stored.len(), "two events with one number");
+    for line in &stored {
+        schema::check(line)?;
+    }
+    println!(
+        "{} lines for {} events",
+        collector.stored().len(),
+        stored.len()
+    );
+    twheel.kill()?;
+    Ok(())
+}
+
+#[test]
+fn a_file_has_what_the_history_has_once() -> Result<()> {
+    require_root();
+    let history = Directory::new("export-file")?;
+    let pair = Pair::new()?;
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    args.extend(["--history", history.path()]);
+    let file = format!("{}/lines", history.path());
+    let state = format!("{}/state", history.path());
+    let export = [
+        "export", "json", "--to", &file, "--once", "--iface", SERVER, "--state", &state,
+    ];
+    let export = [&export[..], &["--history", history.path()]].concat();
+    let past = [
+        "expired",
+        "--json",
+        "--events",
+        ALL,
+        "--iface",
+        SERVER,
+        "--history",
+        history.path(),
+    ];
+    for _ in 0..3 {
+        let twheel = Twheel::start(&pair.server, &args)?;
+        pair.server.begin_flows(SERVER, 50)?;
+        twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+        assert_eq!(twheel.stop()?.code(), Some(0));
+        assert!(printed(&pair, &export)?.is_empty());
+        let lines = std::fs::read_to_string(&file)?;
+        assert!(lines.lines().eq(printed(&pair, &past)?), "{lines}");
+    }
+    // Whoever removes the history begins anew.
+    std::fs::write(&state, "{\"segment\":9,\"record\":1}")?;
+    std::fs::remove_file(&file)?;
+    let ended = pair.server.twheel_once(&export)?;
+    assert!(
+        ended.stderr.contains("sending it from its beginning"),
+        "{ended:?}"
+    );
+    assert!(
+        std::fs::read_to_string(&file)?
+            .lines()
+            .eq(printed(&pair, &past)?)
+    );
+    Ok(())
+}
+
+#[test]
+fn an_export_says_what_is_wrong_and_keeps_trying() -> Result<()> {
+    require_root();
+    let history = Directory::new("export-bad")?;
+    let pair = Pair::new()?;
+    let export = |to: &str, state: &str| -> Vec<String> {
+        [
+            "export",
+            "json",
+            "--to",
+            to,
+            "--state",
+            state,
+            "--once",
+            "--history",
+            history.path(),
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    let once = |args: &[String]| {
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        pair.server.twheel_once(&args)
+    };
+    let state = format!("{}/state", history.path());
+    let none = once(&export("/tmp/nothing", &state))?;
+    assert_eq!(none.code(), Some(6), "{none:?}");
+    let bad = once(&export("tcp:host", &state))?;
+    assert_eq!(
+        (bad.code(), bad.stderr.contains("give a port")),
+        (Some(2), true),
+        "{bad:?}"
+    );
+
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    args.extend(["--history", history.path()]);
+    Twheel::start(&pair.server, &args)?.stop()?;
+    std::fs::write(&state, "nonsense")?;
+    let refused = once(&export("/tmp/nothing", &state))?;
+    assert_eq!(refused.code(), Some(1), "{refused:?}");
+    assert!(
+        refused.stderr.contains("is not the position of an export"),
+        "{refused:?}"
+    );
+    std::fs::remove_file(&state)?;
+    let nowhere = once(&export("/nowhere/lines", &state))?;
+    assert!(
+        nowhere.stderr.contains("cannot open /nowhere/lines"),
+        "{nowhere:?}"
+    );
+
+    // A collector that comes later.
+    let port = pair
+        .server
+        .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?))?;
+    let args = export(&format!("tcp:{port}"), &state);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let mut exporter = pair.server.twheel(&args)?.stderr(Stdio::piped()).spawn()?;
+    thread::sleep(Duration::from_millis(300));
+    let listener = pair.server.enter(|| Ok(TcpListener::bind(port)?))?;
+    let collector = Collector::start(listener, usize::MAX);
+    let ended = twheel_tests::running::wait_within(&mut exporter, PATIENCE)?;
+    assert_eq!(ended.context("it does not end")?.code(), Some(0));
+    let said = std::io::read_to_string(exporter.stderr.take().context("no stderr")?)?;
+    assert!(
+        said.matches("trying again until it is there").count() == 1,
+        "{said}"
+    );
+    let end = Instant::now() + PATIENCE;
+    while collector.stored().len() < 2 {
+        ensure!(Instant::now() < end, "{:?}", collector.stored());
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

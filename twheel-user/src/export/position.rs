@@ -1,0 +1,104 @@
+//! Where an export stands in a history, on disk.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    failure::{Failure, Kind},
+    history::Position,
+};
+
+/// The file that keeps a position.
+pub struct Kept {
+    path: PathBuf,
+    /// What it holds.
+    pub position: Position,
+}
+
+impl Kept {
+    /// Opens the file, or takes the beginning if there is none. Creates its directory.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read or does not hold a position; or the directory cannot be created.
+    pub fn open(path: &Path) -> Result<Self> {
+        let position = match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+                Failure::new(
+                    Kind::Other,
+                    format!(
+                        "{} is not the position of an export ({error}): give another file with \
+                         --state, or remove it to send the whole history",
+                        path.display()
+                    ),
+                )
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Some(directory) = path.parent() {
+                    fs::create_dir_all(directory)
+                        .with_context(|| format!("cannot create {}", directory.display()))?;
+                }
+                Position::default()
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            position,
+        })
+    }
+
+    /// Keeps another position, if it is another one.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn keep(&mut self, position: Position) -> Result<()> {
+        if position == self.position {
+            return Ok(());
+        }
+        let new = self.path.with_extension("new");
+        let write = || -> io::Result<()> {
+            let mut file = File::create(&new)?;
+            serde_json::to_writer(&mut file, &position)?;
+            file.write_all(b"\n")?;
+            file.sync_data()?;
+            fs::rename(&new, &self.path)
+        };
+        write().with_context(|| format!("cannot write {}", self.path.display()))?;
+        self.position = position;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep/json");
+        let mut kept = Kept::open(&path).unwrap();
+        assert_eq!(kept.position, Position::default());
+        let position = Position {
+            segment: 3,
+            record: 17,
+        };
+        kept.keep(position).unwrap();
+        assert_eq!(Kept::open(&path).unwrap().position, position);
+        fs::write(&path, "17").unwrap();
+        let error = Kept::open(&path).err().unwrap().to_string();
+        assert!(
+            error.contains("is not the position of an export"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,220 @@
+//! What the body of a record holds, and how it is written and read.
+//!
+//! ```text
+//! ended    an `Event`
+//! rto      an `RtoExpired`, then zeros
+//! reaped   the first 80 bytes of the flow's `Event`; number of this event 8, time of the end 8
+//!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 46
+//! run      number of this event 8, what happened 1 and the hook 1 (their indexes), zeros 6;
+//!          flows 8, ended 8, lost 8 (all ones: not told); the interface 64
+//! ```
+
+use std::{
+    mem::offset_of,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use twheel_common::event::{Event, RtoExpired};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::format::{BODY, ENDED, REAPED, RTO, RUN, u64_at};
+use crate::{
+    action::{Action, Outcome, Reaped},
+    model::{Happened, Mark, RunEvent},
+};
+
+/// A record's body.
+pub(super) type Body = [u8; BODY];
+
+/// What the running twheel itself reports, for the history.
+#[derive(Clone, Debug)]
+pub enum Own {
+    /// An action on an expired flow, and when the flow ended.
+    Reaped(Reaped, SystemTime),
+    /// What the run tells of itself.
+    Run(RunEvent),
+}
+
+/// An event as it is in a record.
+pub(super) enum Stored {
+    Ended(Event),
+    Rto(RtoExpired),
+    Reaped(Mark, Reaped),
+    Run(RunEvent),
+}
+
+/// Where what is told of an action begins: behind what the event of the flow's end has of the flow.
+const DEED: usize = offset_of!(Event, account);
+const ERROR: usize = DEED + 18;
+/// The hooks, by their index.
+const HOOKS: [&str; 3] = ["xdp", "tcx", "clsact"];
+const NO_HOOK: u8 = u8::MAX;
+const IFACE: usize = 40;
+
+/// Microseconds since 1970.
+pub(super) fn since_1970(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
+}
+
+/// The time of day, from microseconds since 1970.
+pub(super) fn time(micros: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(micros)
+}
+
+/// A record of an expired timer.
+pub(super) fn of_timer(event: &RtoExpired) -> Body {
+    const { assert!(size_of::<RtoExpired>() <= BODY) };
+    let mut body = [0; BODY];
+    body[..size_of::<RtoExpired>()].copy_from_slice(event.as_bytes());
+    body
+}
+
+/// The kind and the body of a record of an event with this number.
+pub(super) fn of_own(own: &Own, number: u64) -> (u32, Body) {
+    let mut body = [0; BODY];
+    let mut put = |at: usize, bytes: &[u8]| body[at..][..bytes.len()].copy_from_slice(bytes);
+    match own {
+        Own::Reaped(reaped, ended) => {
+            put(0, &reaped.event.as_bytes()[..DEED]);
+            put(DEED, &number.to_ne_bytes());
+            put(DEED + 8, &since_1970(*ended).to_ne_bytes());
+            let outcome = Outcome::ALL.iter().position(|it| *it == reaped.outcome);
+            put(DEED + 16, &[reaped.action.index() as u8]);
+            put(DEED + 17, &[outcome.map_or(u8::MAX, |index| index as u8)]);
+            let error = reaped.error.as_deref().unwrap_or_default();
+            put(ERROR, cut(error, BODY - ERROR));
+            (REAPED, body)
+        }
+        Own::Run(event) => {
+            let what = Happened::ALL.iter().position(|it| *it == event.what);
+            let hook = HOOKS.iter().position(|it| Some(*it) == event.hook);
+            put(0, &number.to_ne_bytes());
+            put(8, &[what.map_or(u8::MAX, |index| index as u8)]);
+            put(9, &[hook.map_or(NO_HOOK, |index| index as u8)]);
+            let numbers = [event.flows, event.ended, event.lost];
+            for (place, number) in numbers.into_iter().enumerate() {
+                put(16 + 8 * place, &number.unwrap_or(u64::MAX).to_ne_bytes());
+            }
+            let iface = event.iface.as_deref().unwrap_or_default();
+            put(IFACE, cut(iface, BODY - IFACE));
+            (RUN, body)
+        }
+    }
+}
+
+/// What a record holds; `None` for a kind that holds no event, or what no twheel writes.
+pub(super) fn read(kind: u32, body: &[u8]) -> Option<(u64, Stored)> {
+    let number = |at: usize| u64_at(body, at);
+    match kind {
+        ENDED => {
+            let event = Event::read_from_bytes(body).ok()?;
+            Some((event.number, Stored::Ended(event)))
+        }
+        RTO => {
+            let (event, _) = RtoExpired::read_from_prefix(body).ok()?;
+            Some((event.number, Stored::Rto(event)))
+        }
+        REAPED => {
+            let mut event = Event::new_zeroed();
+            event.as_mut_bytes()[..DEED].copy_from_slice(&body[..DEED]);
+            let end = Mark {
+                number: event.number,
+                time: time(number(DEED + 8)),
+            };
+            let reaped = Reaped {
+                event,
+                action: *Action::ALL.get(usize::from(body[DEED + 16]))?,
+                outcome: *Outcome::ALL.get(usize::from(body[DEED + 17]))?,
+                error: text(&body[ERROR..]),
+            };
+            Some((number(DEED), Stored::Reaped(end, reaped)))
+        }
+        RUN => {
+            let told = |place: usize| Some(number(16 + 8 * place)).filter(|it| *it != u64::MAX);
+            let event = RunEvent {
+                what: *Happened::ALL.get(usize::from(body[8]))?,
+                hook: HOOKS.get(usize::from(body[9])).copied(),
+                iface: text(&body[IFACE..]),
+                flows: told(0),
+                ended: told(1),
+                lost: told(2),
+            };
+            Some((number(0), Stored::Run(event)))
+        }
+        _ => None,
+    }
+}
+
+/// The beginning of a text, of whole characters, that fits.
+fn cut(text: &str, room: usize) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(room)]
+}
+
+/// The text before the zeros; `None` if it is empty.
+fn text(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim_end_matches('\0');
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_of_an_action_is_read() {
+        let mut event = Event::new_zeroed();
+        (event.number, event.age, event.reason) = (7, 8, 1);
+        let end = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
+        for (action, outcome, error) in [
+            (Action::EnforceDrop, Outcome::Done, None),
+            (Action::Conntrack, Outcome::Would, Some("é".repeat(40))),
+        ] {
+            let reaped = Reaped {
+                event,
+                action,
+                outcome,
+                error: error.clone(),
+            };
+            let (kind, body) = of_own(&Own::Reaped(reaped, end), 9);
+            let Some((9, Stored::Reaped(mark, read))) = read(kind, &body) else {
+                panic!("{kind}");
+            };
+            assert_eq!((mark.number, mark.time), (7, end));
+            assert_eq!((read.action, read.outcome), (action, outcome));
+            assert_eq!((read.event.age, read.event.reason), (8, 1));
+            // What does not fit is cut off, between characters.
+            assert_eq!(read.error, error.map(|_| "é".repeat((BODY - ERROR) / 2)));
+        }
+    }
+
+    #[test]
+    fn what_a_run_tells_of_itself_is_read_as_it_was_written() {
+        let attached = RunEvent {
+            hook: Some("tcx"),
+            ..RunEvent::at(Happened::Attached, "blue/eth0")
+        };
+        let summary = RunEvent {
+            flows: Some(0),
+            ended: Some(5),
+            lost: Some(u64::MAX - 1),
+            ..RunEvent::new(Happened::Summary)
+        };
+        for event in [attached, summary, RunEvent::new(Happened::Paused)] {
+            let (kind, body) = of_own(&Own::Run(event.clone()), 3);
+            let Some((3, Stored::Run(read))) = read(kind, &body) else {
+                panic!("{kind}");
+            };
+            assert_eq!(read, event);
+        }
+    }
+
+    #[test]
+    fn what_no_twheel_writes_is_nothing() {
+        for kind in [REAPED, RUN] {
+            assert!(read(kind, &[0xff; BODY]).is_none(), "{kind}");
+        }
+        assert!(read(99, &[0; BODY]).is_none());
+    }
+}
