@@ -220,6 +220,11 @@ impl Namespace {
         Ok(pins)
     }
 
+    /// The name of the history of an instance whose first interface has this name.
+    pub fn history(&self, interface: &str) -> String {
+        format!("{interface}@netns-{}", self.name)
+    }
+
     /// Its inode, by which twheel names its instances.
     pub fn inode(&self) -> Result<u64> {
         Ok(self.file.metadata().context("cannot stat")?.ino())

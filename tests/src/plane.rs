@@ -80,6 +80,10 @@ pub struct Setup {
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
+    /// Whether the beginnings of flows are reported.
+    pub begins: bool,
+    /// After how long a live flow is reported.
+    pub active_timeout: Option<u64>,
     /// Whether retransmission timers run.
     pub rto: bool,
     /// Whether packets of expired flows are answered.
@@ -118,6 +122,8 @@ impl Setup {
         strict: false,
         protocols: Protocols::TCP,
         accounting: false,
+        begins: false,
+        active_timeout: None,
         rto: false,
         enforce: false,
         share: false,
@@ -145,6 +151,8 @@ impl Setup {
             strict: self.strict,
             protocols: self.protocols,
             accounting: self.accounting,
+            begins: self.begins,
+            active_timeout: self.active_timeout.map(Duration::from_millis),
             rto: self.rto,
             enforce: self.enforce,
             share: self.share,
@@ -294,6 +302,13 @@ impl Plane {
                 return records;
             }
         }
+    }
+
+    /// Takes all records from the ring.
+    pub fn drain_all(&mut self) -> Vec<Record> {
+        let mut records = Vec::new();
+        self.events.drain(&mut records);
+        records
     }
 
     /// Takes the events from the ring.

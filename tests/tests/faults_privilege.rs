@@ -287,8 +287,10 @@ fn root_gives_up_the_rest_and_shares_with_a_group_alone() -> Result<()> {
     until("history", || Ok(fs::read_dir(&history)?.count() == 1))?;
     let pinned = BTreeSet::from([(0o750, 0, GROUP), (0o660, 0, GROUP)]);
     ensure!(modes(&own)? == pinned, "{:?}", modes(&own)?);
-    let kept = history.join(own.file_name().context("no name")?);
-    until("a segment", || Ok(fs::read_dir(&kept)?.count() == 1))?;
+    let kept = history.join(pair.server.history(SERVER));
+    until("a segment, and the interfaces", || {
+        Ok(fs::read_dir(&kept)?.count() == 2)
+    })?;
     let files = BTreeSet::from([(0o750, 0, GROUP), (0o640, 0, GROUP)]);
     ensure!(modes(&kept)? == files, "{:?}", modes(&kept)?);
     check_threads(twheel.pid(), 5, true)?;
@@ -389,7 +391,8 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
     let history = directory.0.join("all");
     fs::create_dir(&history)?;
     fs::set_permissions(&history, fs::Permissions::from_mode(0o1777))?;
-    symlink(&target, history.join(&name))?;
+    let kept = history.join(pair.server.history(SERVER));
+    symlink(&target, &kept)?;
     let path = history.to_str().context("no name")?;
     let args = ["--iface", SERVER, "--keep", "--history", path];
     let run = Twheel::start(&pair.server, &args)?;
@@ -401,9 +404,9 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
     // The same for a command that writes a history, and for a directory of somebody else's.
     for plant in ["link", "directory"] {
         if plant == "directory" {
-            fs::remove_file(history.join(&name))?;
-            fs::create_dir(history.join(&name))?;
-            chown(history.join(&name), Some(65534), None)?;
+            fs::remove_file(&kept)?;
+            fs::create_dir(&kept)?;
+            chown(&kept, Some(65534), None)?;
         }
         let ended = pair.server.twheel_once(&["flush", "--history", path])?;
         check_refused(
@@ -413,7 +416,7 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
         )?;
     }
     untouched()?;
-    ensure!(fs::read_dir(history.join(&name))?.count() == 0);
+    ensure!(fs::read_dir(&kept)?.count() == 0);
     let ended = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
     ensure!(ended.code() == Some(0), "{ended:?}");
     pair.server.check_clean(SERVER)

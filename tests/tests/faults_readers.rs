@@ -228,14 +228,14 @@ impl Drop for Follower {
 }
 
 /// Checks that a follower lacks about as many events as it says that it has missed segments: a
-/// segment holds about 3,300.
+/// segment holds about 2,500.
 fn check_missed(said: &str, events: usize) -> Result<()> {
     let segments = said.lines().find_map(|line| {
         let (count, _) = line.split_once(" segments of the history were removed")?;
         count.rsplit(' ').next()?.parse::<usize>().ok()
     });
     let segments = segments.with_context(|| format!("no number of missed segments: {said:?}"))?;
-    let expected = (segments - 1) * 3_000..=(segments + 1) * 3_600;
+    let expected = (segments - 1) * 2_300..=(segments + 1) * 2_700;
     ensure!(
         expected.contains(&events),
         "{events} events are missing, but {segments} segments"
@@ -445,15 +445,8 @@ fn readers(host: &Namespace, flows: u32, directory: &Path) -> Result<()> {
         "{said:?}"
     );
     check_missed(&said, written - shown.len())?;
-    let segments = fs::read_dir(
-        Path::new(history).join(
-            host.instances()?
-                .pop()
-                .context("no instance")?
-                .file_name()
-                .context("no name")?,
-        ),
-    )?;
+    let segments = fs::read_dir(Path::new(history).join(host.history(SERVER)))?.flatten();
+    let segments = segments.filter(|it| it.path().extension().is_some_and(|it| it == "history"));
     ensure!(segments.count() == 8, "the history has not turned over");
     println!(
         "{flows} flows, {unwritten} not in the history, {} answers; {whole} of 3 followers saw all, the one that slept saw {} and reported: {}",

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Version of everything that maps hold: keys, flows, wheels, events. It is part of the path of the
 /// pins, so that no version reads what another has written.
-pub const LAYOUT: u32 = 19;
+pub const LAYOUT: u32 = 20;
 
 /// Number of rule numbers that flows can have. 0 means no rule; the last one stands for the
 /// timeouts that flows without a rule have without a policy. There are more numbers than a policy
@@ -53,6 +53,10 @@ pub struct Config {
     pub two_seconds: u32,
     /// 1: packets and bytes are counted.
     pub accounting: u32,
+    /// 1: the beginnings of flows are reported.
+    pub begins: u32,
+    /// Units after which a live flow is [reported](crate::update); 0: never.
+    pub active_timeout: u32,
     /// Whether retransmission timers run, and their bounds.
     pub rto: Rto,
     /// Whether, and for how long, later packets of expired flows can be refused.
@@ -206,6 +210,8 @@ impl Features {
     pub const ENFORCE: Self = Self(4);
     /// VLAN tags are part of a flow's key.
     pub const VLANS: Self = Self(8);
+    /// Live flows are reported.
+    pub const UPDATES: Self = Self(16);
 
     /// The features that a configuration needs.
     pub fn needed_by(config: &Config) -> Self {
@@ -214,6 +220,7 @@ impl Features {
             (config.rto.on != 0, Self::RTO),
             (config.enforce.is_for_good(), Self::ENFORCE),
             (config.vlans != 0, Self::VLANS),
+            (config.active_timeout != 0, Self::UPDATES),
         ];
         let of = features.into_iter().filter(|(is_on, _)| *is_on);
         Self(of.fold(0, |bits, (_, feature)| bits | feature.0))
@@ -302,6 +309,8 @@ mod tests {
             protocols: 1,
             two_seconds: 1,
             accounting: 0,
+            begins: 1,
+            active_timeout: 0,
             rto: Rto::default(),
             enforce: Enforce::FOR_A_MOMENT,
             enforce_rate: 1,
@@ -332,6 +341,13 @@ mod tests {
                 Features::ENFORCE,
             ),
             (Config { vlans: 1, ..none }, Features::VLANS),
+            (
+                Config {
+                    active_timeout: 1,
+                    ..none
+                },
+                Features::UPDATES,
+            ),
         ];
         for (config, feature) in each {
             let of = Features::needed_by(&config);
@@ -344,8 +360,9 @@ mod tests {
             rto,
             enforce: Enforce::FOR_GOOD,
             vlans: 1,
+            active_timeout: 1,
             ..none
         };
-        assert_eq!(Features::needed_by(&all), Features(15));
+        assert_eq!(Features::needed_by(&all), Features(31));
     }
 }

@@ -1,5 +1,5 @@
-//! What the data plane tells userspace about flows that ended and retransmission timers that
-//! expired.
+//! What the data plane tells userspace about flows that begin, live and end, and about
+//! retransmission timers that expired.
 
 use crate::{
     flow::{Account, Word},
@@ -11,7 +11,8 @@ use crate::{
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A flow has ended. A record of the ring buffer `EVENTS` holds one to [`BATCH`] of these.
+/// A flow has begun or ended, or is reported while it lives. A record of the ring buffer `EVENTS`
+/// holds one to [`BATCH`] of these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
@@ -21,18 +22,18 @@ pub struct Event {
     /// Its number among the instance's events, from 1 on. Each number is given once, also to events
     /// that find no room in the ring.
     pub number: u64,
-    /// Clock when it ended, units.
+    /// Clock at the event, units.
     pub at: u64,
-    /// Units from the flow's first packet to its end, at most [`MAX_AGE`](crate::flow::MAX_AGE) or
-    /// little more.
+    /// Units from the flow's first packet to the event, at most [`MAX_AGE`](crate::flow::MAX_AGE)
+    /// or little more.
     pub age: u32,
-    /// Units from its latest packet to its end.
+    /// Units from its latest packet to the event.
     pub idle: u32,
-    /// [`Seen`] at its end.
+    /// [`Seen`] at the event.
     pub seen: u32,
-    /// [`Reason`].
+    /// [`Reason`] of the flow's end; or [`BEGUN`], or [`UPDATED`].
     pub reason: u32,
-    /// The CPU that ended it.
+    /// The CPU that reports it.
     pub cpu: u16,
     /// The rule that the flow has met; 0 for none.
     pub rule: u16,
@@ -48,7 +49,18 @@ pub struct Event {
     /// The next sequence number of each side, that of the key's low endpoint first: the number
     /// after the last byte that was seen or that the other side acknowledged; 0 if there was none.
     pub positions: Positions,
+    /// What had been counted by the [interval](crate::update::Interval)'s beginning.
+    pub before: Account,
+    /// The length of that interval, units; 0 without an active timeout.
+    pub since: u32,
+    /// 0.
+    pub reserved: u32,
 }
+
+/// An [`Event`]'s reason: the flow has begun.
+pub const BEGUN: u32 = 0x100;
+/// An [`Event`]'s reason: the flow lives on.
+pub const UPDATED: u32 = 0x101;
 
 /// The direction of a flow's first packet, and which of its record's flows it is: bit 0 (outgoing),
 /// and from bit 4 on the generation, 12 bits.
@@ -87,6 +99,8 @@ pub const BATCH: usize = 16;
 pub struct Staged {
     /// Number of events.
     pub count: u64,
+    /// How many of them are the ends of flows, which take capacity until then.
+    pub ends: u64,
     /// The events, in order.
     pub events: [Event; BATCH],
 }
@@ -148,10 +162,24 @@ impl RtoExpired {
 /// A record of the ring.
 #[derive(Clone, Copy, Debug)]
 pub enum Record {
+    /// A flow has begun.
+    Begun(Event),
+    /// A flow lives on.
+    Updated(Event),
     /// A flow has ended.
     Ended(Event),
     /// The retransmission timer of one side has expired.
     Rto(RtoExpired),
+}
+
+impl From<Event> for Record {
+    fn from(event: Event) -> Self {
+        match event.reason {
+            BEGUN => Self::Begun(event),
+            UPDATED => Self::Updated(event),
+            _ => Self::Ended(event),
+        }
+    }
 }
 
 impl Event {

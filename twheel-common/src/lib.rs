@@ -21,7 +21,7 @@
 //! | Policy and reaping | [`rule`], [`rule_set`], [`policy`], [`enforce`], [`quota`] |
 //! | Retransmission timers: does the other side still answer? | [`rto`] |
 //! | Which interface counts a packet that several interfaces see | [`point`] |
-//! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`counter`], [`config`], [`step`], [`probe`], `pod` |
+//! | Events, counters and settings: what the data plane and userspace exchange | [`event`], [`update`], [`counter`], [`config`], [`step`], [`probe`], `pod` |
 //! | The paper's timer schemes, to compare them | `schemes` |
 //! | Tools | [`bits`], [`mod@named`] |
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
@@ -61,6 +61,7 @@ pub mod state;
 pub mod step;
 pub mod table;
 pub mod tracked;
+pub mod update;
 pub mod visit;
 pub mod way;
 pub mod wheel;

@@ -117,7 +117,8 @@ impl Deleted {
 }
 
 /// The "packet" of the program that sweeps. Run on every CPU, it looks at the flows of that CPU's
-/// wheel in a range of the table and re-arms them by the present timeouts and rules.
+/// wheel in a range of the table: re-arms them by the present timeouts and rules, or reports an
+/// [update](crate::update) of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, Immutable))]
@@ -126,11 +127,20 @@ pub struct Sweep {
     pub from: u32,
     /// Number of records, at most [`MAX_SWEEP`].
     pub count: u32,
-    /// Flows re-armed; written by the program.
-    pub armed: u32,
+    /// Flows re-armed or reported; written by the program.
+    pub flows: u32,
     /// Low 32 bits of the clock during the call, units; written by the program. A call with a
     /// `count` of 0 just tells the time.
     pub now: u32,
+    /// 1: flows are reported, not re-armed.
+    pub reports: u32,
+    /// Number of records looked at, fewer than `count` if the ring has no room; written by the
+    /// program.
+    pub swept: u32,
+    /// Events that wait for room in the ring; written by the program.
+    pub staged: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Most records of one sweep.

@@ -8,7 +8,7 @@ use twheel_common::{
     bits,
     config::{RULES, Tick, UNRULED},
     counter::{COUNT, Counter, Counters, FIRST_INTERFACE, NO_INTERFACE, USERSPACE},
-    event::{Birth, Event, Reason, RtoExpired},
+    event::{BEGUN, Birth, Event, Reason, Record, RtoExpired, UPDATED},
     flow::{FlowKey, Word},
     point::Point,
     quota::source,
@@ -102,8 +102,17 @@ fn events_say_what_was_seen() {
         account: Default::default(),
         pace: Default::default(),
         positions: [0; 2],
+        before: Default::default(),
+        since: 0,
+        reserved: 0,
     };
     assert_eq!(event.seen(), Seen(0x1234));
+    let record = |reason| Record::from(Event { reason, ..event });
+    assert!(matches!(record(BEGUN), Record::Begun(_)));
+    assert!(matches!(record(UPDATED), Record::Updated(_)));
+    for reason in Reason::ALL {
+        assert!(matches!(record(reason as u32), Record::Ended(_)));
+    }
     let expired = RtoExpired {
         key: FlowKey::NONE,
         number: 2,

@@ -27,6 +27,8 @@ pub static CONFIG: Global<Config> = Global::new(Config {
     protocols: Protocols::TCP.0,
     two_seconds: 500,
     accounting: 0,
+    begins: 0,
+    active_timeout: 0,
     rto: Rto {
         on: 0,
         min: 200_000,

@@ -8,8 +8,8 @@ use aya_ebpf::{
 };
 use twheel_common::{
     counter::Counter,
-    event::{BATCH, Birth, Event, Pace, RtoExpired, Staged},
-    flow::{Word, age, idle},
+    event::{BATCH, BEGUN, Birth, Event, Pace, RtoExpired, Staged},
+    flow::{Account, Word, age, idle},
     key::FlowKey,
 };
 
@@ -17,11 +17,11 @@ use crate::{
     atomic, clock,
     count::count,
     maps::{EVENTS, NUMBER, STAGED},
-    record::At,
-    timers,
+    record::{self, At},
+    timers, updates,
 };
 
-/// What is reported of a flow that has ended, besides its record.
+/// What is reported of a flow, besides its record.
 pub struct Ended {
     /// As in [`Details`](twheel_common::record::Details).
     pub created: u32,
@@ -29,7 +29,7 @@ pub struct Ended {
     pub word: Word,
     /// The flow's rule.
     pub rule: u16,
-    /// The [`Reason`](twheel_common::event::Reason) of its end.
+    /// As in [`Event`].
     pub reason: u32,
 }
 
@@ -55,6 +55,26 @@ pub fn lose() {
 #[inline(always)]
 pub fn reserve() -> Option<RingBufEntry<Event>> {
     EVENTS.reserve::<Event>(0)
+}
+
+/// Reports the beginning of a flow. A packet cannot wait until the ring has room for that.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn emit_begun(index: u32, now: u64) -> u64 {
+    let Some(flow) = record::at(index) else {
+        return 0;
+    };
+    let begun = Ended {
+        created: flow.created(),
+        word: flow.word(),
+        rule: flow.rule(),
+        reason: BEGUN,
+    };
+    match reserve() {
+        Some(entry) => submit(entry, flow, &flow.key(), &begun, now),
+        None => lose(),
+    }
+    0
 }
 
 /// As [`reserve`], for an expired retransmission timer.
@@ -91,8 +111,8 @@ pub fn staged() -> u32 {
 /// A reserved event among those that are staged.
 pub struct Stage(*mut Staged, u64);
 
-/// Puts all staged events into the ring, if it has room for all of them. Returns how many flows
-/// have so been reported as ended. The ring's reader is not woken: it drives the step, and drains
+/// Puts all staged events into the ring, if it has room for all of them. Returns how many of them
+/// are the ends of flows. The ring's reader is not woken: it drives the step, and drains
 /// the ring after it.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -114,8 +134,10 @@ pub extern "C" fn emit_flush() -> u32 {
             u64::from(BPF_RB_NO_WAKEUP),
         );
         if put == 0 {
+            let ends = (&raw const (*staged).ends).read_volatile();
             (&raw mut (*staged).count).write_volatile(0);
-            return count as u32;
+            (&raw mut (*staged).ends).write_volatile(0);
+            return ends as u32;
         }
     }
     0
@@ -143,12 +165,32 @@ impl Stage {
     /// Fills in the end of a flow.
     #[inline(always)]
     pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
+        self.fill(flow, key, ended, now);
+        // SAFETY: see `stage`.
+        unsafe {
+            let ends = &raw mut (*self.0).ends;
+            ends.write_volatile(ends.read_volatile() + 1);
+        }
+        self.keep();
+    }
+
+    /// Fills in an update of a flow. Returns what was counted.
+    #[inline(always)]
+    pub fn submit_update(self, flow: At, updated: &Ended, now: u64) -> Account {
+        self.fill(flow, &flow.key(), updated, now);
+        // SAFETY: as in `fill`, which has written it.
+        let account = unsafe { (&raw const (*self.event()).account).read_volatile() };
+        self.keep();
+        account
+    }
+
+    #[inline(always)]
+    fn fill(&self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
         // SAFETY: the event is valid memory, aligned, and no other code accesses it.
         unsafe {
             fill_end(self.event(), key, ended, now);
-            fill_flow(self.event(), flow, ended.word);
+            fill_flow(self.event(), flow, ended, now);
         }
-        self.keep();
     }
 }
 
@@ -158,7 +200,7 @@ pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &E
     // SAFETY: the ring gave room for an `Event`, aligned to 8, to this code alone.
     unsafe {
         fill_end(entry.as_mut_ptr(), key, ended, now);
-        fill_flow(entry.as_mut_ptr(), flow, ended.word);
+        fill_flow(entry.as_mut_ptr(), flow, ended, now);
     }
     entry.submit(0);
 }
@@ -190,7 +232,8 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
 ///
 /// As for [`fill_end`].
 #[inline(always)]
-unsafe fn fill_flow(event: *mut Event, flow: At, word: Word) {
+unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, now: u64) {
+    let word = ended.word;
     // SAFETY: the caller's promise.
     unsafe {
         flow.report_account((&raw mut (*event).account).cast());
@@ -200,5 +243,9 @@ unsafe fn fill_flow(event: *mut Event, flow: At, word: Word) {
         (&raw mut (*event).positions).write(flow.positions());
         (&raw mut (*event).point).write(flow.initiator_point(word.seen()));
         (&raw mut (*event).birth).write(Birth::new(flow.is_outgoing(), word));
+        let before = (&raw mut (*event).before).cast();
+        let since = updates::report(flow, ended.created, now, before);
+        (&raw mut (*event).since).write(since);
+        (&raw mut (*event).reserved).write(0);
     }
 }

@@ -18,7 +18,7 @@
 //! | When does the wheel visit a flow, and what becomes of the flow? | [`wheel`]: `own`, `lists`, `arm`, `visit`, `end` |
 //! | Which flow is evicted if the table is full? | [`wheel::room`], [`quota`] |
 //! | How does a CPU make another CPU visit a flow earlier? | [`forward`], [`inbox`], [`wakes`] |
-//! | Which events are reported to userspace? | [`emit`] |
+//! | Which events are reported to userspace, and when of a live flow? | [`emit`], [`updates`] |
 //! | What does userspace run? | [`step`] |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -46,6 +46,7 @@ pub mod step;
 pub mod table;
 pub mod timers;
 pub mod touch;
+pub mod updates;
 pub mod verifier;
 pub mod wakes;
 pub mod wheel;

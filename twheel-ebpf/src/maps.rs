@@ -21,6 +21,7 @@ use twheel_common::{
     rule::Rule,
     step::Answer,
     table::{Details, Extras, Line},
+    update::Reported,
     wheel::{Heads, Wheel},
 };
 
@@ -48,6 +49,12 @@ pub static SHELF: PerCpuArray<Shelf> = PerCpuArray::pinned(1, 0);
 /// Packets and bytes that were counted, by the record's index; one value if nothing is counted.
 #[map]
 pub static ACCOUNTS: Array<Account> = Array::pinned(1, BPF_F_MMAPABLE);
+
+/// The last update of each flow, by the index of its details; one value if live flows are not
+/// reported. Only the CPU on whose wheel the flow stands accesses it; and one whose packet begins
+/// another connection with the same key reads it.
+#[map]
+pub static UPDATES: Array<Reported> = Array::pinned(1, BPF_F_MMAPABLE);
 
 /// Retransmission timers, by the record's index; one value if there are none.
 #[map]

@@ -24,6 +24,7 @@ use crate::{
     maps::CALLS,
     record,
     touch::begin,
+    updates,
     verifier::{Given, bit, given_mut, in_memory},
     wheel::{
         end,
@@ -307,13 +308,16 @@ pub fn enter(call: &Enter) {
     begin::touch_enter(segment, now, call.seen, call.rule, call.idle);
 }
 
-/// Arms the flows of this CPU's wheel in a range of the table by the present timeouts and rules.
+/// Arms the flows of this CPU's wheel in a range of the table by the present timeouts and rules, or
+/// reports an update of each.
 #[inline(always)]
 pub fn sweep(call: &mut Sweep) {
     let mut state = Sweeps {
         now: clock::now(),
         from: call.from,
-        armed: 0,
+        flows: 0,
+        reports: call.reports,
+        swept: 0,
     };
     let count = if call.count < MAX_SWEEP {
         call.count
@@ -324,15 +328,22 @@ pub fn sweep(call: &mut Sweep) {
     unsafe {
         bpf_loop(count, sweep_one as *mut c_void, (&raw mut state).cast(), 0);
     }
-    call.armed = state.armed;
+    if call.reports != 0 {
+        end::flush();
+        call.staged = emit::staged();
+    }
+    call.flows = state.flows;
     call.now = state.now as u32;
+    call.swept = state.swept;
 }
 
 #[repr(C)]
 struct Sweeps {
     now: u64,
     from: u32,
-    armed: u32,
+    flows: u32,
+    reports: u32,
+    swept: u32,
 }
 
 /// Returns 0 to be called again, 1 to end the loop.
@@ -343,11 +354,18 @@ unsafe extern "C" fn sweep_one(number: u64, state: *mut c_void) -> i64 {
         return 1;
     };
     if flow.is_ours() && !flow.word().is_dead() {
-        if flow.has_lost_its_rule() {
-            flow.clear_rule();
+        if state.reports != 0 {
+            if updates::update_report(flow.index(), state.now) == updates::RING_FULL {
+                return 1;
+            }
+        } else {
+            if flow.has_lost_its_rule() {
+                flow.clear_rule();
+            }
+            visit::look(flow, state.now);
         }
-        visit::look(flow, state.now);
-        state.armed += 1;
+        state.flows += 1;
     }
+    state.swept += 1;
     0
 }

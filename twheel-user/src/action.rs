@@ -192,7 +192,7 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub enum News {
     /// The outcome of an action.
-    Reaped(Reaped),
+    Reaped(Box<Reaped>),
     /// Reaping is paused.
     Paused,
 }

@@ -14,12 +14,14 @@ use std::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use aya::{
     maps::{HashMap, Map, MapData, MapError},
     programs::{ProgramError, TestRun, TestRunAttrs, TestRunOptions, Xdp},
+    util::online_cpus,
 };
 use aya_obj::programs::XdpAttachType;
 use twheel_common::{
@@ -28,7 +30,7 @@ use twheel_common::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::stepping::Stepping;
+use crate::{cpu::pin_to, pins::Pins, stepping::Stepping};
 
 /// Minimum capacity of the map of answers where programs are run by live frames. Elsewhere it has
 /// one entry.
@@ -106,6 +108,29 @@ impl Callable {
     pub fn delete(&self, entries: &mut [Delete]) -> Result<()> {
         delete(&self.program, self.answers.as_ref(), entries)
     }
+}
+
+/// Calls `act` for each CPU in turn, on a thread that is pinned to it, with the sweeping program and
+/// the number of CPUs.
+pub fn on_each_cpu(
+    pins: &Pins,
+    mut act: impl FnMut(&Callable, usize) -> Result<()> + Send,
+) -> Result<()> {
+    let cpus = online_cpus()
+        .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
+    for &cpu in &cpus {
+        let (act, cpus) = (&mut act, cpus.len());
+        // On a thread of its own, so that the CPU affinity of this thread stays as it is.
+        thread::scope(|scope| {
+            let on_cpu = || {
+                pin_to(cpu)?;
+                act(&pins.callable("twheel_sweep")?, cpus)
+            };
+            let ended = scope.spawn(on_cpu).join();
+            ended.unwrap_or_else(|_| Err(anyhow!("the sweeping thread panicked")))
+        })?;
+    }
+    Ok(())
 }
 
 /// As [`Callable::step`].

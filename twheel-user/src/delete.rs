@@ -121,7 +121,7 @@ impl Unread {
                 let own = [Reason::Deleted, Reason::Flushed];
                 own.iter().any(|reason| event.reason == *reason as u32)
             }
-            Record::Rto(_) => false,
+            _ => false,
         };
         self.left |= !records.iter().all(is_own);
         Ok(())

@@ -209,6 +209,10 @@ named! {
     /// The kinds of events.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum EventKind {
+        /// a flow has begun
+        Begin = "begin",
+        /// a flow lives on
+        Update = "update",
         /// a flow has ended
         End = "end",
         /// a retransmission timer has expired
@@ -308,14 +312,65 @@ pub struct Ended {
     pub account: Option<[Traffic; 2]>,
     /// The timing of the initiator and the responder; `None` without `--rto on`.
     pub pace: Option<[Pace; 2]>,
+    /// What was not in an update; `None` without `--active-timeout`.
+    pub interval: Option<Interval>,
 }
 
 impl Ended {
     /// From the data plane's record; `None` if no data plane writes such a record. `one_way`: only
     /// one side of each flow is ever seen.
     pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
+        let reason = Reason::from_raw(event.reason)?;
+        let Updated {
+            flow,
+            picked_up,
+            age,
+            idle,
+            account,
+            pace,
+            interval,
+        } = Updated::new(event, clock, one_way)?;
+        Some(Self {
+            flow,
+            picked_up,
+            reason,
+            age,
+            idle,
+            account,
+            pace,
+            interval,
+        })
+    }
+}
+
+/// A flow that lives on, or has begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Updated {
+    /// The flow's state at the event.
+    pub flow: Flow,
+    /// The flow's beginning was not seen.
+    pub picked_up: bool,
+    /// Time from the first packet to the event.
+    pub age: Duration,
+    /// Time from the latest packet to the event.
+    pub idle: Duration,
+    /// As in [`Ended`].
+    pub account: Option<[Traffic; 2]>,
+    /// As in [`Ended`].
+    pub pace: Option<[Pace; 2]>,
+    /// As in [`Ended`].
+    pub interval: Option<Interval>,
+}
+
+impl Updated {
+    /// As [`Ended::new`].
+    pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
         let seen = event.seen();
         let initiator = seen.initiator();
+        // A flow has at least one packet, and a retransmission timer has a timeout. So all are zero
+        // only if accounting, or `--rto`, is off.
+        let is_any = |sent: &Traffic| sent.packets > 0;
+        let account = in_order(event.account, initiator, is_any);
         Some(Self {
             flow: Flow::new(
                 birth(&event.key, (event.at, event.age), event.birth),
@@ -325,14 +380,58 @@ impl Ended {
                 one_way,
             )?,
             picked_up: seen.is_pickup(),
-            reason: Reason::from_raw(event.reason)?,
             age: clock.duration(event.age.into()),
             idle: clock.duration(u64::from(event.idle)),
-            // A flow has at least one packet, and a retransmission timer has a timeout. So all are
-            // zero only if accounting, or `--rto`, is off.
-            account: in_order(event.account, initiator, |sent| sent.packets > 0),
+            account,
             pace: in_order(event.pace, initiator, |pace| pace.rto > 0),
+            interval: (event.since > 0).then(|| Interval {
+                length: clock.duration(event.since.into()),
+                account: account.map(|now| {
+                    let before = in_order(event.before, initiator, is_any).unwrap_or_default();
+                    [less(now[0], before[0]), less(now[1], before[1])]
+                }),
+            }),
         })
+    }
+}
+
+impl From<Ended> for Updated {
+    fn from(ended: Ended) -> Self {
+        let Ended {
+            flow,
+            picked_up,
+            age,
+            idle,
+            account,
+            pace,
+            interval,
+            ..
+        } = ended;
+        Self {
+            flow,
+            picked_up,
+            age,
+            idle,
+            account,
+            pace,
+            interval,
+        }
+    }
+}
+
+/// The part of a flow's life since its last update, or since its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// Its length.
+    pub length: Duration,
+    /// What the initiator and the responder have sent in it; `None` without `--accounting`.
+    pub account: Option<[Traffic; 2]>,
+}
+
+fn less(now: Traffic, before: Traffic) -> Traffic {
+    Traffic {
+        packets: now.packets.saturating_sub(before.packets),
+        bytes: now.bytes.saturating_sub(before.bytes),
     }
 }
 

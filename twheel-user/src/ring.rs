@@ -133,7 +133,9 @@ impl Batch {
     /// An event's number, and the time of day at which it was decided.
     pub fn mark(&self, record: &Record) -> Mark {
         let (number, at) = match record {
-            Record::Ended(event) => (event.number, event.at),
+            Record::Begun(event) | Record::Updated(event) | Record::Ended(event) => {
+                (event.number, event.at)
+            }
             Record::Rto(event) => (event.number, event.at),
         };
         Mark {
@@ -237,8 +239,8 @@ impl Events {
             for number in 0..length / size_of::<Event>() {
                 let event = self.producer.copy(record + number * size_of::<Event>() / 8);
                 at += size_of::<Event>() as u64;
-                into.extend(event.map(|event| Read {
-                    record: Record::Ended(event),
+                into.extend(event.map(|event: Event| Read {
+                    record: event.into(),
                     end: at,
                     free: if at == self.at { at } else { start },
                 }));
@@ -283,7 +285,7 @@ impl Events {
         self.drain(&mut records);
         into.extend(records.into_iter().filter_map(|record| match record {
             Record::Ended(event) => Some(event),
-            Record::Rto(_) => None,
+            _ => None,
         }));
     }
 }

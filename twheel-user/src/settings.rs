@@ -45,6 +45,10 @@ pub struct Settings {
     pub protocols: Protocols,
     /// Whether packets and bytes are counted.
     pub accounting: bool,
+    /// Whether the beginnings of flows are reported.
+    pub begins: bool,
+    /// After how long a live flow is reported; `None`: never.
+    pub active_timeout: Option<Duration>,
     /// Whether retransmission timers run.
     pub rto: bool,
     /// Minimum added to the RTT to form the retransmission timeout.
@@ -84,6 +88,8 @@ impl Default for Settings {
             one_armed: false,
             protocols: Protocols::TCP,
             accounting: false,
+            begins: false,
+            active_timeout: None,
             rto: false,
             rto_min: Duration::from_millis(200),
             rto_max: Duration::from_secs(120),
@@ -138,6 +144,10 @@ impl Settings {
             .timeouts
             .units(clock, tick, longest_timeout(clock), self.one_way)?;
         let tick = clock.units_ceil(tick) as u32;
+        let active_timeout = match self.active_timeout {
+            None => 0,
+            Some(timeout) => active_timeout(timeout, self.tick, clock)?,
+        };
         let longest = rule.timeouts.longest();
         let config = Config {
             tick,
@@ -155,6 +165,8 @@ impl Settings {
             },
             protocols: self.protocols.0,
             accounting: self.accounting.into(),
+            begins: self.begins.into(),
+            active_timeout,
             rto,
             enforce: match (self.enforce, self.hold) {
                 (true, _) => Enforce::FOR_GOOD,
@@ -198,6 +210,20 @@ impl Settings {
             unit: clock.unit().as_micros() as u32,
         })
     }
+}
+
+/// An active timeout in units, rounded up.
+fn active_timeout(timeout: Duration, tick: Duration, clock: Clock) -> Result<u32> {
+    let longest = longest_timeout(clock);
+    if !(tick..=longest).contains(&timeout) {
+        return usage(format!(
+            "--active-timeout {}: give {} (a tick of the wheel) to {}",
+            format_duration(timeout),
+            format_duration(tick),
+            format_duration(longest)
+        ));
+    }
+    Ok(clock.units_ceil(timeout) as u32)
 }
 
 /// The longest timeout that the clock can measure, in whole days.

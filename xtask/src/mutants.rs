@@ -38,7 +38,7 @@ const INSIDE: &str = "lib";
 /// The files of twheel-common, and the tests that are run against their mutants. None of these
 /// tests takes more than a few seconds; mutants that only models under loom would catch are in
 /// [`LIST`].
-const FILES: [(&str, &[&str]); 39] = [
+const FILES: [(&str, &[&str]); 40] = [
     ("bits", &["small"]),
     ("config", &[INSIDE, "small"]),
     ("counter", &["small"]),
@@ -75,6 +75,7 @@ const FILES: [(&str, &[&str]); 39] = [
     ("step", &["small"]),
     ("table", &["table", "table_steps"]),
     ("tracked", &["numbers", "state", "state_model"]),
+    ("update", &[INSIDE]),
     ("visit", &["visit"]),
     ("way", &["numbers", "state", "state_model"]),
     ("wheel", &["wheel"]),

@@ -12,6 +12,7 @@ mod parser;
 mod policy;
 mod ring;
 mod rto;
+mod updates;
 mod wheel;
 
 use twheel_common::{

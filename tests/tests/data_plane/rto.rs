@@ -42,6 +42,7 @@ fn expiries(plane: &mut Plane, milliseconds: u64) -> (Vec<(u64, u32)>, usize) {
                     found.push((elapsed, event.expiries));
                 }
                 Told::Ended(_) => ended += 1,
+                other => panic!("{other:?}"),
             }
         }
     }

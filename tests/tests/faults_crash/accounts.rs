@@ -63,7 +63,7 @@ pub fn pinned(namespace: &Namespace) -> Result<PathBuf> {
     }
 }
 
-/// Events that are staged outside the ring; their flows still take capacity.
+/// Ends of flows that are staged outside the ring; the flows still take capacity.
 fn staged(pins: &Pins) -> Result<u64> {
     let staged = PerCpuArray::<_, [u8; size_of::<Staged>()]>::try_from(Map::PerCpuArray(
         pins.map("STAGED")?,
@@ -71,7 +71,7 @@ fn staged(pins: &Pins) -> Result<u64> {
     let of_each = staged.get(&0, 0)?;
     let counts = of_each
         .iter()
-        .filter_map(|it| it.first_chunk().copied().map(u64::from_ne_bytes));
+        .filter_map(|it| it[8..].first_chunk().copied().map(u64::from_ne_bytes));
     Ok(counts.sum())
 }
 

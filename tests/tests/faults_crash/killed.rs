@@ -81,9 +81,6 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     let start = begun.elapsed();
     first.kill()?;
     let instance = pinned(&pair.server)?;
-    let pinned_name = instance
-        .file_name()
-        .context("the instance's directory has no name")?;
     let pinned = names(&pair.server)?;
     let table = pair.server.enter(|| Instance::with(SERVER)?.map("FLOWS"))?;
     let entries = table.info()?.max_entries();
@@ -221,7 +218,7 @@ fn a_run_killed_at_any_moment_loses_no_flow() -> Result<()> {
     assert!(again.len() <= (stepping + ending) as usize, "{again:?}");
 
     let kept = kept(&pair.server, &history)?;
-    let segments = history.0.join(pinned_name);
+    let segments = history.0.join(pair.server.history(SERVER));
     assert!(
         segments.join("0000000001.history").exists(),
         "the history dropped segments"

@@ -123,12 +123,12 @@ fn what_has_ended_is_in_the_history_after_any_end_of_the_loader() -> Result<()> 
         );
     }
 
-    // The file is truncated within its last event, and then replaced by something else. Behind the
-    // last event there is a record of how the writer ended.
-    const RECORD: usize = 24 + size_of::<twheel_common::event::Event>();
+    // The file is truncated within the end of the last flow, and then replaced by something else.
+    // Behind that there are the run's summary and a record of how the writer ended.
+    const RECORD: usize = 28 + size_of::<twheel_common::event::Event>();
     let segment = segment(&instance)?;
     let bytes = fs::read(&segment)?;
-    fs::write(&segment, &bytes[..bytes.len() - RECORD - 7])?;
+    fs::write(&segment, &bytes[..bytes.len() - 2 * RECORD - 7])?;
     assert_eq!(objects(&pair.server, &expired)?, ended[..30]);
     fs::write(
         &segment,

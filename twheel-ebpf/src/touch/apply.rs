@@ -55,6 +55,9 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         count(Counter::Changed);
         if effects.has(Effects::BEGINS) {
             touch_supersede(flow.index(), segment, before.0, now);
+            if config!(begins) != 0 {
+                emit::emit_begun(flow.index(), now);
+            }
         } else {
             if effects.has(Effects::BOTH) {
                 flow.set_positions(numbers::first(segment));
@@ -70,7 +73,7 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
             }
         }
         let (before, after) = (before.seen().0, decision.word.seen().0);
-        forward::forward_deadline(flow.index(), before, after, decision.due);
+        forward::forward_deadline(flow.index(), before, after, decision.due, now);
     }
     if effects.has(Effects::WAY) {
         learn(flow, segment, way);

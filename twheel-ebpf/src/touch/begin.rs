@@ -7,9 +7,9 @@ use twheel_common::{
 use crate::{
     clock, config,
     count::count,
-    enforce,
+    emit, enforce,
     policy::{self, Arrival},
-    record, table,
+    record, table, updates,
     verifier::given,
     wheel::{arm, room},
 };
@@ -67,6 +67,9 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, arrival: Arrival) ->
                 note_point(flow, segment, now, arrival, TAKEN);
                 let before = flow.positions();
                 note(flow, segment, before, now);
+            }
+            if config!(begins) != 0 {
+                emit::emit_begun(begun as u32, now);
             }
         }
         // Another CPU has entered the flow meanwhile.
@@ -167,7 +170,8 @@ pub extern "C" fn touch_started(entered: u64, now: u64, since: u64) -> u64 {
         return (Touched::Known as u64) << 32 | u64::from(flow.index());
     }
     let timeout = flow.timeout(flow.word().seen());
-    arm::wheel_start(flow.index(), now, since + u64::from(timeout));
+    let due = updates::first(now, since + u64::from(timeout));
+    arm::wheel_start(flow.index(), now, due);
     count(Counter::Created);
     (Touched::Created as u64) << 32 | u64::from(flow.index())
 }
@@ -196,5 +200,9 @@ pub extern "C" fn touch_enter(
         way: SideWay::ANY,
         idle,
     };
-    start(segment, place, now, begins) >> 32
+    let begun = start(segment, place, now, begins);
+    if config!(begins) != 0 && Touched::from_raw(begun >> 32) == Touched::Created {
+        emit::emit_begun(begun as u32, now);
+    }
+    begun >> 32
 }

@@ -76,7 +76,7 @@ pub extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> 
     let (Some(wheel), Some(flow), word) = (this_cpu(), record::at(index), Word(word)) else {
         return End::Alive as u64;
     };
-    let Some(stage) = emit::stage().or_else(flushed) else {
+    let Some(stage) = stage() else {
         return End::RingFull as u64;
     };
     if !table::kill(flow, word) {
@@ -88,11 +88,13 @@ pub extern "C" fn wheel_expire(index: u32, word: u64, reason: u32, now: u64) -> 
     End::Done as u64
 }
 
-/// Reserves an event, after putting the staged events into the ring.
+/// Reserves an event for the stepper, if need be after putting the staged events into the ring.
 #[inline(always)]
-fn flushed() -> Option<Stage> {
-    flush();
-    emit::stage()
+pub fn stage() -> Option<Stage> {
+    emit::stage().or_else(|| {
+        flush();
+        emit::stage()
+    })
 }
 
 /// Puts staged events into the ring, and counts their flows out.

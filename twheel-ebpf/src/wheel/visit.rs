@@ -14,7 +14,7 @@ use crate::{
     count::count,
     quota,
     record::{self, At},
-    rto, timers,
+    rto, timers, updates,
 };
 
 use super::{
@@ -74,9 +74,11 @@ extern "C" fn wheel_look(index: u32, now: u64) -> u64 {
     0
 }
 
-/// The flow's deadline, or the expiry of one of its retransmission timers if that comes first.
+/// The flow's deadline, or its next update or the expiry of one of its retransmission timers if
+/// that comes first.
 #[inline(always)]
 fn first_of(flow: At, now: u64, due: u64) -> u64 {
+    let due = updates::no_later(flow, now, due);
     if config::rto_is_on() {
         let expires = rto::rto_next(flow.index(), now);
         if expires < due {
@@ -228,7 +230,18 @@ pub fn handle(wheel: Own, first: Link, now: u64, decided: u64, purpose: For) -> 
     }
     let reason = match visit.no_later(expires) {
         Visit::End(reason) => reason,
-        Visit::Rearm(due) => {
+        Visit::Rearm(mut due) => {
+            if config!(active_timeout) != 0 {
+                let next = match purpose {
+                    For::Stepper { .. } => updates::update_visit(index, now, decided),
+                    For::Room { .. } => updates::no_later(flow, now, due),
+                };
+                if next == updates::RING_FULL {
+                    return Handled::RingFull;
+                }
+                reported |= next & updates::REPORTED != 0;
+                due = due.min(next & !updates::REPORTED);
+            }
             rearm(wheel, flow, now, due, for_room);
             if config::rto_is_on() && !for_room && due > now + rto::soon() {
                 settle(flow, now, due);

@@ -39,7 +39,7 @@ pub struct Expired {
     /// Show only the last N
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Kinds of events to show, a list of `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
+    /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` and `reap` are shown
     #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
     events: Vec<EventKind>,
     /// Keep printing flows as they end
@@ -96,7 +96,7 @@ impl Expired {
                         PastEvent::Ended(ended) | PastEvent::Reaped(_, ended, _) => {
                             filter.matches(&Subject::ended(ended, named, ago))
                         }
-                        PastEvent::Rto(_) | PastEvent::Run(_) => filter.is_empty(),
+                        _ => filter.is_empty(),
                     };
                     if !matches || !self.events.contains(&past.kind()) {
                         continue;

@@ -56,8 +56,8 @@ struct JsonExport {
     to: Target,
     #[command(flatten)]
     select: Select,
-    /// Kinds of events to send, a list of `end`, `rto`, `reap` and `run`
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end,rto,reap,run")]
+    /// Kinds of events to send, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "begin,update,end,rto,reap,run")]
     events: Vec<EventKind>,
     /// Directory of the histories
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]

@@ -83,6 +83,12 @@ pub struct Options {
     /// Count the packets and bytes of each flow in each direction
     #[arg(long)]
     pub accounting: bool,
+    /// Report each flow that has had packets again after this time: `update` events
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub active_timeout: Option<Duration>,
+    /// Report each flow that is still in the table when the run ends: `update` events
+    #[arg(long)]
+    pub final_records: bool,
     /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
@@ -124,9 +130,10 @@ pub struct Options {
     /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
-    /// Kinds of events to print, a list of `end`, `rto`, `reap` and `run`. `run` (attached, lost, summary and so on) is
-    /// printed with --json only; without it, it is on standard error
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end,rto,reap,run")]
+    /// Kinds of events to print, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. Beginnings are also in the
+    /// history only if they are printed. `run` (attached, lost, summary and so on) is printed with --json only; without it,
+    /// it is on standard error
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "update,end,rto,reap,run")]
     pub events: Vec<EventKind>,
     #[command(flatten)]
     pub reap: Reap,
@@ -253,6 +260,8 @@ impl Options {
                 .iter()
                 .fold(Protocols(0), |all, it| all.with(it.bits())),
             accounting: self.accounting,
+            begins: self.events.contains(&EventKind::Begin),
+            active_timeout: self.active_timeout,
             rto: self.rto == Switch::On,
             rto_min: self.rto_min,
             rto_max: self.rto_max,

@@ -8,9 +8,11 @@
 //! | the states of an interface | `targets.rs` |
 //! | the path of an event from the ring to the output | `report.rs`, `stations.rs` |
 //! | sources over their quota | `quota_watch.rs` |
+//! | live flows at the end | `final_records.rs` |
 //! | what stays when it ends | `life.rs` |
 //! | the order in which it ends | `Daemon::end`; `docs/design.md`, *How a run ends* |
 
+mod final_records;
 mod interfaces;
 mod life;
 mod namespaces;
@@ -512,11 +514,20 @@ impl<'a> Daemon<'a> {
             mut reaped,
             mut results,
             plane,
+            pins,
+            setup,
             ..
         } = self;
         // A stepper may be waiting for space in the ring, with flows that have ended. So the ring
         // is read until all steppers have stopped.
-        let mut stopping = tokio::task::spawn_blocking(|| steppers.stop());
+        let asked = (setup.final_records, signals.clone());
+        let mut stopping = tokio::task::spawn_blocking(move || {
+            let stopped = steppers.stop();
+            if let (true, signals) = asked {
+                final_records::report_all(&pins, &signals)?;
+            }
+            stopped
+        });
         let stopped = loop {
             tokio::select! {
                 () = signals.filled() => { report.go_on()?; }

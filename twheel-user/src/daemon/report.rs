@@ -5,6 +5,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
+    io,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,7 +25,7 @@ use super::{
 use crate::{
     action::{Action, News, Outcome},
     history::Own,
-    model::{Ended, EventKind, Happened, KnownAs, Mark, Measure, Rto, RunEvent},
+    model::{Ended, EventKind, Flow, Happened, KnownAs, Mark, Measure, Rto, RunEvent, Updated},
     output::Output,
     reap,
     ring::{Batch, Signals},
@@ -136,7 +137,32 @@ pub struct Printer {
 enum Printable {
     /// Index among the flows that have ended.
     Ended(usize),
-    Rto(Box<(Mark, Rto, KnownAs)>),
+    /// Of a flow that lives on.
+    Live(Box<(Mark, Live, KnownAs)>),
+}
+
+/// What a live flow is reported for.
+enum Live {
+    Begun(Updated),
+    Updated(Updated),
+    Rto(Rto),
+}
+
+impl Live {
+    fn kind(&self) -> EventKind {
+        match self {
+            Self::Begun(_) => EventKind::Begin,
+            Self::Updated(_) => EventKind::Update,
+            Self::Rto(_) => EventKind::Rto,
+        }
+    }
+
+    fn flow(&self) -> &Flow {
+        match self {
+            Self::Begun(updated) | Self::Updated(updated) => &updated.flow,
+            Self::Rto(timer) => &timer.flow,
+        }
+    }
 }
 
 impl<S: Stations> Report<S> {
@@ -242,11 +268,9 @@ impl<S: Stations> Report<S> {
                     }
                     Some(at)
                 }
-                Some(Printable::Rto(said)) => {
-                    let (mark, timer, known_as) = *said;
-                    if self.kinds.contains(&EventKind::Rto) {
-                        self.output.rto(mark, &timer, known_as.named(), &mut line)?;
-                    }
+                Some(Printable::Live(said)) => {
+                    let (mark, live, known_as) = *said;
+                    self.print_live(mark, &live, &known_as, &mut line)?;
                     None
                 }
                 None => continue,
@@ -266,6 +290,25 @@ impl<S: Stations> Report<S> {
         self.write(&mut out, whole)
     }
 
+    /// Writes an event of a flow that lives on, if events of its kind are written.
+    fn print_live(
+        &mut self,
+        mark: Mark,
+        live: &Live,
+        known_as: &KnownAs,
+        to: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let (kind, named) = (live.kind(), known_as.named());
+        if !self.kinds.contains(&kind) {
+            return Ok(());
+        }
+        match live {
+            Live::Begun(begun) => self.output.begun(mark, begun, named, to),
+            Live::Updated(updated) => self.output.updated(mark, updated, named, to),
+            Live::Rto(timer) => self.output.rto(mark, timer, named, to),
+        }
+    }
+
     /// Counts an event; `None`: it cannot be read.
     fn take<'a>(
         &mut self,
@@ -274,7 +317,7 @@ impl<S: Stations> Report<S> {
         all: &mut Vec<(Mark, &'a Event, Ended, KnownAs)>,
     ) -> Result<Option<Printable>> {
         let Measure { clock, one_way } = self.measure;
-        match record {
+        let live = match record {
             Record::Ended(event) => {
                 let Some(ended) = Ended::new(event, clock, one_way) else {
                     log::error!("invalid event: {event:?}");
@@ -284,18 +327,19 @@ impl<S: Stations> Report<S> {
                 *count.or_default() += 1;
                 let known_as = self.stations.known_as(&ended.flow)?;
                 all.push((mark, event, ended, known_as));
-                Ok(Some(Printable::Ended(all.len() - 1)))
+                return Ok(Some(Printable::Ended(all.len() - 1)));
             }
-            Record::Rto(event) => {
-                let Some(timer) = Rto::new(event, clock, one_way) else {
-                    log::error!("invalid event: {event:?}");
-                    return Ok(None);
-                };
-                self.rtos += 1;
-                let known_as = self.stations.known_as(&timer.flow)?;
-                Ok(Some(Printable::Rto(Box::new((mark, timer, known_as)))))
-            }
-        }
+            Record::Begun(event) => Updated::new(event, clock, one_way).map(Live::Begun),
+            Record::Updated(event) => Updated::new(event, clock, one_way).map(Live::Updated),
+            Record::Rto(event) => Rto::new(event, clock, one_way).map(Live::Rto),
+        };
+        let Some(live) = live else {
+            log::error!("invalid event: {record:?}");
+            return Ok(None);
+        };
+        self.rtos += u64::from(matches!(live, Live::Rto(_)));
+        let known_as = self.stations.known_as(live.flow())?;
+        Ok(Some(Printable::Live(Box::new((mark, live, known_as)))))
     }
 
     /// Writes the lines of whole records, and releases these. If a single record is longer than a

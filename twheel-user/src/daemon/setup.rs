@@ -47,6 +47,8 @@ pub struct Setup {
     pub json: bool,
     /// The kinds of events that are printed.
     pub events: Vec<EventKind>,
+    /// Flows that are in the table when the run ends are reported.
+    pub final_records: bool,
     /// The address where metrics and the page are served.
     pub metrics: Option<SocketAddr>,
     /// Everything stays attached and pinned at the end.

@@ -129,13 +129,17 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
             let Geometry { levels, bits, .. } = meta.geometry;
             let scheme = meta.geometry.scheme_name();
             format!(
-                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}",
+                "--max-flows {} --tick {} --scheme {scheme} --slots {} --levels {levels}{}{}{}{}{}",
                 meta.max_flows,
                 humantime::format_duration(tick),
                 1u64 << bits,
                 match meta.features.has(Features::ACCOUNTING) {
                     false => "",
                     true => " --accounting",
+                },
+                match meta.features.has(Features::UPDATES) {
+                    false => "",
+                    true => " --active-timeout",
                 },
                 match meta.features.has(Features::RTO) {
                     false => "",

@@ -181,6 +181,13 @@ impl DataPlane {
             .map_max_entries("DETAILS", details)
             .map_max_entries("EXTRAS", details)
             .map_max_entries("ACCOUNTS", extra(load.config.accounting))
+            .map_max_entries(
+                "UPDATES",
+                match load.config.active_timeout {
+                    0 => 1,
+                    _ => details,
+                },
+            )
             .map_max_entries("RTOS", extra(load.config.rto.on))
             .map_max_entries("TOMBSTONES", tombs)
             .map_max_entries("ANSWERS", sources)

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Kind};
 
 pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Must change whenever [`Event`] changes.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 pub(super) const HEADER: usize = 32;
 pub(super) const BODY: usize = size_of::<Event>();
 /// Bytes of a record before its body.
@@ -31,6 +31,8 @@ pub(super) const LOST: u32 = 3;
 pub(super) const RTO: u32 = 4;
 pub(super) const REAPED: u32 = 5;
 pub(super) const RUN: u32 = 6;
+pub(super) const BEGUN: u32 = 7;
+pub(super) const UPDATED: u32 = 8;
 
 /// In a [`NAME`], a rule has its own number; an interface has its index plus this,
 pub(super) const IFACE: u32 = 1 << 16;

@@ -16,8 +16,8 @@ use nix::fcntl::OFlag;
 use twheel_common::config::NAME_BYTES;
 
 use super::format::{
-    BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS, is_whole,
-    segments, u32_at, u64_at,
+    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS,
+    UPDATED, is_whole, segments, u32_at, u64_at,
 };
 use super::record::{Body, since_1970};
 
@@ -290,7 +290,7 @@ fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>
             let at = HEADER as u64 + number * RECORD as u64;
             file.read_exact_at(&mut record, at).with_context(context)?;
             let kind = u32_at(&record, 4);
-            if !is_whole(&record) || ![ENDED, RTO, LOST].contains(&kind) {
+            if !is_whole(&record) || ![BEGUN, UPDATED, ENDED, RTO, LOST].contains(&kind) {
                 continue;
             }
             if u32_at(&record, 16) != ring {

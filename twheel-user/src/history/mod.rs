@@ -8,7 +8,7 @@
 //! ```text
 //! header   magic 8, version 4, bytes of a record 4, nanoseconds in a clock unit 4, one way 4,
 //!          zeros 4, checksum 4
-//! record   checksum 4, kind 4, when 8 (microseconds since 1970), ring 4, end 8, body 144
+//! record   checksum 4, kind 4, when 8 (microseconds since 1970), ring 4, end 8, body 184
 //! ```
 //!
 //! `ring` tells the instance's present ring of events from its earlier ones, and `end` is where the

@@ -28,7 +28,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     identity::Identity,
-    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent},
+    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent, Updated},
     output::Output,
 };
 
@@ -43,6 +43,10 @@ pub struct Position {
 
 /// What is told in a history.
 pub enum PastEvent {
+    /// A flow has begun.
+    Begun(Updated),
+    /// A flow lives on.
+    Updated(Updated),
     /// A flow has ended.
     Ended(Ended),
     /// A retransmission timer has expired.
@@ -69,6 +73,8 @@ impl Past {
     /// Its kind.
     pub fn kind(&self) -> EventKind {
         match self.event {
+            PastEvent::Begun(_) => EventKind::Begin,
+            PastEvent::Updated(_) => EventKind::Update,
             PastEvent::Ended(_) => EventKind::End,
             PastEvent::Rto(_) => EventKind::Rto,
             PastEvent::Reaped(..) => EventKind::Reap,
@@ -80,6 +86,8 @@ impl Past {
     pub fn write(&self, output: &mut dyn Output, to: &mut dyn io::Write) -> io::Result<()> {
         let (mark, named) = (self.mark, self.known_as.named());
         match &self.event {
+            PastEvent::Begun(begun) => output.begun(mark, begun, named, to),
+            PastEvent::Updated(updated) => output.updated(mark, updated, named, to),
             PastEvent::Ended(ended) => output.ended(mark, ended, named, to),
             PastEvent::Rto(timer) => output.rto(mark, timer, named, to),
             PastEvent::Reaped(end, ended, reaped) => {
@@ -386,7 +394,16 @@ impl Segment {
     fn past(&self, mark: Mark, stored: Stored) -> Option<Past> {
         let (clock, one_way) = (self.clock, self.one_way);
         let ended = |event: &Event| Ended::new(event, clock, one_way);
+        let updated = |event: &Event| Updated::new(event, clock, one_way);
         let (event, known) = match stored {
+            Stored::Begun(event) => {
+                let known = (event.rule, event.point, event.key.zone());
+                (PastEvent::Begun(updated(&event)?), Some(known))
+            }
+            Stored::Updated(event) => {
+                let known = (event.rule, event.point, event.key.zone());
+                (PastEvent::Updated(updated(&event)?), Some(known))
+            }
             Stored::Ended(event) => {
                 let known = (event.rule, event.point, event.key.zone());
                 (PastEvent::Ended(ended(&event)?), Some(known))

@@ -1,12 +1,13 @@
 //! What the body of a record holds, and how it is written and read.
 //!
 //! ```text
-//! ended    an `Event`
+//! begun, updated, ended
+//!          an `Event`
 //! rto      an `RtoExpired`, then zeros
 //! reaped   the first 80 bytes of the flow's `Event`; number of this event 8, time of the end 8
-//!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 46
+//!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 86
 //! run      number of this event 8, what happened 1 and the hook 1 (their indexes), zeros 6;
-//!          flows 8, ended 8, lost 8 (all ones: not told); the interface 64
+//!          flows 8, ended 8, lost 8 (all ones: not told); the interface 144
 //! ```
 
 use std::{
@@ -17,7 +18,7 @@ use std::{
 use twheel_common::event::{Event, RtoExpired};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::format::{BODY, ENDED, REAPED, RTO, RUN, u64_at};
+use super::format::{BEGUN, BODY, ENDED, REAPED, RTO, RUN, UPDATED, u64_at};
 use crate::{
     action::{Action, Outcome, Reaped},
     model::{Happened, Mark, RunEvent},
@@ -30,13 +31,15 @@ pub(super) type Body = [u8; BODY];
 #[derive(Clone, Debug)]
 pub enum Own {
     /// An action on an expired flow, and when the flow ended.
-    Reaped(Reaped, SystemTime),
+    Reaped(Box<Reaped>, SystemTime),
     /// What the run tells of itself.
     Run(RunEvent),
 }
 
 /// An event as it is in a record.
 pub(super) enum Stored {
+    Begun(Event),
+    Updated(Event),
     Ended(Event),
     Rto(RtoExpired),
     Reaped(Mark, Reaped),
@@ -107,9 +110,14 @@ pub(super) fn of_own(own: &Own, number: u64) -> (u32, Body) {
 pub(super) fn read(kind: u32, body: &[u8]) -> Option<(u64, Stored)> {
     let number = |at: usize| u64_at(body, at);
     match kind {
-        ENDED => {
+        BEGUN | UPDATED | ENDED => {
             let event = Event::read_from_bytes(body).ok()?;
-            Some((event.number, Stored::Ended(event)))
+            let stored = match kind {
+                BEGUN => Stored::Begun,
+                UPDATED => Stored::Updated,
+                _ => Stored::Ended,
+            };
+            Some((event.number, stored(event)))
         }
         RTO => {
             let (event, _) = RtoExpired::read_from_prefix(body).ok()?;
@@ -169,7 +177,7 @@ mod tests {
         let end = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001);
         for (action, outcome, error) in [
             (Action::EnforceDrop, Outcome::Done, None),
-            (Action::Conntrack, Outcome::Would, Some("é".repeat(40))),
+            (Action::Conntrack, Outcome::Would, Some("é".repeat(60))),
         ] {
             let reaped = Reaped {
                 event,
@@ -177,7 +185,7 @@ mod tests {
                 outcome,
                 error: error.clone(),
             };
-            let (kind, body) = of_own(&Own::Reaped(reaped, end), 9);
+            let (kind, body) = of_own(&Own::Reaped(Box::new(reaped), end), 9);
             let Some((9, Stored::Reaped(mark, read))) = read(kind, &body) else {
                 panic!("{kind}");
             };

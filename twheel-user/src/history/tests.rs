@@ -53,6 +53,9 @@ fn event(number: u32) -> Event {
         account: [Traffic::default(); 2],
         pace: [Pace::default(); 2],
         positions: [0; 2],
+        before: Default::default(),
+        since: 0,
+        reserved: 0,
     }
 }
 

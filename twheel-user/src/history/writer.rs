@@ -18,7 +18,7 @@ use zerocopy::transmute;
 
 use super::{
     directory::{Directory, note_interface, remove_stale},
-    format::{ENDED, HOST, Header, IFACE, INSTANCE, RTO, SEED, ZONE},
+    format::{BEGUN, ENDED, HOST, Header, IFACE, INSTANCE, RTO, SEED, UPDATED, ZONE},
     log::Log,
     record::{Own, of_own, of_timer, since_1970},
 };
@@ -284,9 +284,14 @@ impl Keeper {
         for read in events {
             let when = since_1970(batch.mark(&read.record).time);
             let (kind, body, known) = match &read.record {
-                Record::Ended(event) => {
+                Record::Begun(event) | Record::Updated(event) | Record::Ended(event) => {
+                    let kind = match &read.record {
+                        Record::Begun(_) => BEGUN,
+                        Record::Updated(_) => UPDATED,
+                        _ => ENDED,
+                    };
                     let known = (event.rule, event.point, event.key.zone());
-                    (ENDED, transmute!(*event), known)
+                    (kind, transmute!(*event), known)
                 }
                 Record::Rto(event) => {
                     let known = (event.rule, event.point, event.key.zone());

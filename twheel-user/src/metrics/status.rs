@@ -49,7 +49,7 @@ struct Turned {
 struct Ended<'a> {
     seconds_ago: f64,
     #[serde(flatten)]
-    line: json::EndedLine<'a>,
+    line: json::FlowLine<'a>,
 }
 
 impl Metrics {

@@ -16,7 +16,7 @@ use super::Output;
 use crate::{
     action::Reaped,
     identity::{self, Identity},
-    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked},
+    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked, Updated},
 };
 
 /// The version of the lines. A field that is added does not change it.
@@ -164,19 +164,34 @@ impl<'a> Flowing<'a> {
     }
 }
 
-/// A flow that has ended.
+/// A flow that has begun.
 #[derive(Serialize)]
-pub(crate) struct EndedLine<'a> {
+struct BegunLine<'a> {
     #[serde(flatten)]
     head: Head<'a>,
     #[serde(flatten)]
     flow: Flowing<'a>,
     picked_up: bool,
-    reason: &'a str,
+}
+
+/// A flow that lives on or has ended.
+#[derive(Serialize)]
+pub(crate) struct FlowLine<'a> {
+    #[serde(flatten)]
+    head: Head<'a>,
+    #[serde(flatten)]
+    flow: Flowing<'a>,
+    picked_up: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
     age_us: u64,
     idle_us: u64,
     #[serde(flatten)]
     account: Option<Account>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interval_us: Option<u64>,
+    #[serde(flatten)]
+    interval: Option<IntervalAccount>,
     #[serde(flatten)]
     timing: Option<SidesTiming>,
 }
@@ -300,6 +315,26 @@ impl From<[Traffic; 2]> for Account {
     }
 }
 
+/// What was sent since the last update, or since the flow's beginning.
+#[derive(Serialize)]
+struct IntervalAccount {
+    orig_packets_delta: u64,
+    orig_bytes_delta: u64,
+    reply_packets_delta: u64,
+    reply_bytes_delta: u64,
+}
+
+impl From<[Traffic; 2]> for IntervalAccount {
+    fn from([orig, reply]: [Traffic; 2]) -> Self {
+        Self {
+            orig_packets_delta: orig.packets,
+            orig_bytes_delta: orig.bytes,
+            reply_packets_delta: reply.packets,
+            reply_bytes_delta: reply.bytes,
+        }
+    }
+}
+
 /// Writes an object and a newline.
 pub fn write(line: &impl Serialize, to: &mut (impl io::Write + ?Sized)) -> io::Result<()> {
     serde_json::to_writer(&mut *to, line)?;
@@ -340,22 +375,69 @@ pub(crate) fn ended_line<'a>(
     mark: Mark,
     ended: &Ended,
     named: Named<'a>,
-) -> EndedLine<'a> {
-    EndedLine {
-        head: Head::new("end", identity, mark),
-        flow: Flowing::new(identity, ended.flow, named, (mark.time, ended.age)),
-        picked_up: ended.picked_up,
-        reason: ended.reason.name(),
-        age_us: micros(ended.age),
-        idle_us: micros(ended.idle),
-        account: ended.account.map(Account::from),
-        timing: ended
-            .pace
-            .map(|paces| SidesTiming::of_paces(paces, ended.flow.stalled)),
+) -> FlowLine<'a> {
+    FlowLine {
+        reason: Some(ended.reason.name()),
+        ..FlowLine::new(identity, ("end", mark), &Updated::from(*ended), named)
+    }
+}
+
+impl<'a> FlowLine<'a> {
+    fn new(
+        identity: &'a Identity,
+        (event, mark): (&'static str, Mark),
+        updated: &Updated,
+        named: Named<'a>,
+    ) -> Self {
+        let interval = updated.interval;
+        Self {
+            head: Head::new(event, identity, mark),
+            flow: Flowing::new(identity, updated.flow, named, (mark.time, updated.age)),
+            picked_up: updated.picked_up,
+            reason: None,
+            age_us: micros(updated.age),
+            idle_us: micros(updated.idle),
+            account: updated.account.map(Account::from),
+            interval_us: interval.map(|it| micros(it.length)),
+            interval: interval
+                .and_then(|it| it.account)
+                .map(IntervalAccount::from),
+            timing: updated
+                .pace
+                .map(|paces| SidesTiming::of_paces(paces, updated.flow.stalled)),
+        }
     }
 }
 
 impl Output for Json {
+    fn begun(
+        &mut self,
+        mark: Mark,
+        begun: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let line = BegunLine {
+            head: Head::new("begin", &self.identity, mark),
+            flow: Flowing::new(&self.identity, begun.flow, named, (mark.time, begun.age)),
+            picked_up: begun.picked_up,
+        };
+        write(&line, to)
+    }
+
+    fn updated(
+        &mut self,
+        mark: Mark,
+        updated: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        write(
+            &FlowLine::new(&self.identity, ("update", mark), updated, named),
+            to,
+        )
+    }
+
     fn ended(
         &mut self,
         mark: Mark,

@@ -9,11 +9,29 @@ use std::io;
 pub use crate::model::Ended;
 use crate::{
     action::Reaped,
-    model::{Mark, Named, Rto, RunEvent},
+    model::{Mark, Named, Rto, RunEvent, Updated},
 };
 
 /// Writes events. `mark`: which event it is, and when it was.
 pub trait Output {
+    /// Writes the beginning of a flow, with its names.
+    fn begun(
+        &mut self,
+        mark: Mark,
+        begun: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()>;
+
+    /// Writes that a flow lives on, with its names.
+    fn updated(
+        &mut self,
+        mark: Mark,
+        updated: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()>;
+
     /// Writes the end of a flow, with its names.
     fn ended(
         &mut self,

@@ -5,13 +5,97 @@ use std::{io, time::Duration};
 use super::Output;
 use crate::{
     action::Reaped,
-    model::{Ended, Flow, Mark, Named, Rto, RunEvent},
+    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Updated},
 };
 
 /// Lines of text.
 pub struct Text;
 
+/// Writes an event that tells how a flow is.
+fn write_flow(
+    event: &str,
+    updated: &Updated,
+    reason: Option<&str>,
+    named: Named<'_>,
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    let flow = updated.flow;
+    write!(
+        to,
+        "{event}  {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}",
+        flow.proto,
+        flow.src,
+        flow.dst,
+        flow.state,
+        seconds(updated.age),
+        seconds(updated.idle),
+    )?;
+    if let Some(reason) = reason {
+        write!(to, "  {reason}")?;
+    }
+    write!(to, "{}", more(flow, named))?;
+    if updated.picked_up {
+        write!(to, "  picked up")?;
+    }
+    if let Some([orig, reply]) = updated.account {
+        write!(
+            to,
+            "  packets {}/{}  bytes {}/{}",
+            orig.packets, reply.packets, orig.bytes, reply.bytes
+        )?;
+    }
+    if let Some([orig, reply]) = updated.interval.and_then(|it| it.account) {
+        write!(
+            to,
+            "  since the last update {}/{} packets, {}/{} bytes",
+            orig.packets, reply.packets, orig.bytes, reply.bytes
+        )?;
+    }
+    if let Some([orig, reply]) = updated.pace {
+        write!(
+            to,
+            "  rtt {}/{}  retransmissions {}/{}{}",
+            rtt(orig.srtt),
+            rtt(reply.srtt),
+            orig.retransmissions,
+            reply.retransmissions,
+            if flow.stalled { "  stalled" } else { "" }
+        )?;
+    }
+    writeln!(to)
+}
+
 impl Output for Text {
+    fn begun(
+        &mut self,
+        _: Mark,
+        begun: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let flow = begun.flow;
+        writeln!(
+            to,
+            "begin    {}  {:<21} -> {:<21}  {:<11}{}{}",
+            flow.proto,
+            flow.src,
+            flow.dst,
+            flow.state,
+            more(flow, named),
+            if begun.picked_up { "  picked up" } else { "" },
+        )
+    }
+
+    fn updated(
+        &mut self,
+        _: Mark,
+        updated: &Updated,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        write_flow("update ", updated, None, named, to)
+    }
+
     fn ended(
         &mut self,
         _: Mark,
@@ -19,41 +103,8 @@ impl Output for Text {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        let flow = ended.flow;
-        write!(
-            to,
-            "end      {}  {:<21} -> {:<21}  {:<11}  age {:>8}  idle {:>8}  {}{}",
-            flow.proto,
-            flow.src,
-            flow.dst,
-            flow.state,
-            seconds(ended.age),
-            seconds(ended.idle),
-            ended.reason.name(),
-            more(flow, named),
-        )?;
-        if ended.picked_up {
-            write!(to, "  picked up")?;
-        }
-        if let Some([orig, reply]) = ended.account {
-            write!(
-                to,
-                "  packets {}/{}  bytes {}/{}",
-                orig.packets, reply.packets, orig.bytes, reply.bytes
-            )?;
-        }
-        if let Some([orig, reply]) = ended.pace {
-            write!(
-                to,
-                "  rtt {}/{}  retransmissions {}/{}{}",
-                rtt(orig.srtt),
-                rtt(reply.srtt),
-                orig.retransmissions,
-                reply.retransmissions,
-                if flow.stalled { "  stalled" } else { "" }
-            )?;
-        }
-        writeln!(to)
+        let updated = Updated::from(*ended);
+        write_flow("end    ", &updated, Some(ended.reason.name()), named, to)
     }
 
     fn rto(

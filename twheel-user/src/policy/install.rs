@@ -6,13 +6,10 @@
 //! the next by its name. Finally the table is swept: each flow is re-armed by the present timeouts,
 //! and flows whose rule no longer exists become flows of no rule.
 
-use std::{collections::BTreeMap, fs::File, path::Path, thread};
+use std::{collections::BTreeMap, fs::File, path::Path};
 
-use anyhow::{Context, Result, anyhow, ensure};
-use aya::{
-    maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key},
-    util::online_cpus,
-};
+use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use nix::{fcntl::Flock, net::if_::if_nametoindex};
 use twheel_common::{
     config::{Config, Features, Meta, NAME_BYTES, RULES, UNRULED},
@@ -32,8 +29,8 @@ use super::{
 };
 use crate::{
     action::{Action, Actions},
+    call::on_each_cpu,
     clock::Clock,
-    cpu::pin_to,
     failure::{Failure, Kind},
     flows::Flows,
     maps::{Open, array, pinned},
@@ -289,25 +286,12 @@ impl InForce {
 pub fn sweep_all(pins: &Pins, progress: &ProgressBar) -> Result<u64> {
     let open = pinned(pins);
     let records = Flows::pinned(pins)?.records();
-    let cpus = online_cpus()
-        .map_err(|(path, error)| anyhow!(error).context(format!("cannot read {path}")))?;
-    progress.set_length(u64::from(records) * cpus.len() as u64);
     let mut armed = 0;
-    for cpu in cpus {
-        // On a thread of its own, so that the CPU affinity of this thread stays as it is.
-        let swept = thread::scope(|scope| {
-            let sweep = || {
-                pin_to(cpu)?;
-                let program = pins.callable("twheel_sweep")?;
-                sweep(|call| program.sweep(call), records, progress)
-            };
-            scope
-                .spawn(sweep)
-                .join()
-                .unwrap_or_else(|_| Err(anyhow!("the sweeping thread panicked")))
-        });
-        armed += swept?;
-    }
+    on_each_cpu(pins, |program, cpus| {
+        progress.set_length(u64::from(records) * cpus as u64);
+        armed += sweep(|call| program.sweep(call), records, progress)?;
+        Ok(())
+    })?;
     remove_names(&open)?;
     Ok(armed)
 }
@@ -326,7 +310,7 @@ pub fn sweep(
             count: MAX_SWEEP.min(records - from),
             ..Sweep::default()
         };
-        armed += u64::from(sweep(call)?.armed);
+        armed += u64::from(sweep(call)?.flows);
         progress.inc(call.count.into());
     }
     Ok(armed)

@@ -160,12 +160,12 @@ impl Worker {
     fn report(&self, event: &Event, action: Action, outcome: Outcome, error: Option<String>) {
         self.shared.add(action, outcome);
         // This fails only if the reader has ended, and then the run is over.
-        let _ = self.results.blocking_send(News::Reaped(Reaped {
+        let _ = self.results.blocking_send(News::Reaped(Box::new(Reaped {
             event: *event,
             action,
             outcome,
             error,
-        }));
+        })));
     }
 
     fn is_protected(&self, event: &Event) -> Result<bool> {

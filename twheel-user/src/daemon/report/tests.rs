@@ -123,6 +123,9 @@ fn ended(age: u32) -> Record {
         account: [Traffic::default(); 2],
         pace: [Pace::default(); 2],
         positions: [0; 2],
+        before: Default::default(),
+        since: 0,
+        reserved: 0,
     })
 }
 
@@ -262,12 +265,12 @@ fn what_became_of_actions_is_printed_too() {
     let Record::Ended(event) = ended(3) else {
         panic!("an end");
     };
-    let mut results = vec![News::Reaped(Reaped {
+    let mut results = vec![News::Reaped(Box::new(Reaped {
         event,
         action: Action::Socket,
         outcome: Outcome::Failed,
         error: Some("no age of it".to_owned()),
-    })];
+    }))];
     report.reaped(&mut results).unwrap();
     assert!(results.is_empty());
     assert_eq!(done(&log), ["output of"]);
