@@ -7,7 +7,7 @@
 //! |---|---|
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
-//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
+//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter`, `records` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
 
@@ -31,6 +31,7 @@ mod plan;
 mod plane;
 mod plot;
 mod real;
+mod records;
 mod report;
 mod rto;
 mod scale;
@@ -127,6 +128,8 @@ enum Bench {
     Plan,
     /// What it takes to look at a million flows from the command line
     Inspect,
+    /// Nanoseconds of an event as a record that leaves the host
+    Records,
     /// What retransmission timers cost the steppers
     Rto,
     /// How late flows expire while both CPUs have all the packets that they can take
@@ -166,9 +169,9 @@ fn main() -> ExitCode {
 }
 
 /// All benchmarks that run by default, without options.
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
-    "cores", "plan", "inspect", "rto", "schemes",
+    "cores", "plan", "inspect", "records", "rto", "schemes",
 ];
 
 fn run(cli: &Cli) -> Result<()> {
@@ -225,6 +228,7 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Memory => memory::bench(report),
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
+        Bench::Records => records::bench(report),
         Bench::Rto => rto::bench(report),
         Bench::Lateness { seconds } => lateness::bench(seconds, report),
         Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
@@ -265,6 +269,7 @@ impl Bench {
             Self::Memory => "memory",
             Self::Plan => "plan",
             Self::Inspect => "inspect",
+            Self::Records => "records",
             Self::Rto => "rto",
             Self::Lateness { .. } => "lateness",
             Self::Idle { .. } => "idle",

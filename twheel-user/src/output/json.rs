@@ -335,10 +335,16 @@ impl From<[Traffic; 2]> for IntervalAccount {
     }
 }
 
+/// Most lines are shorter, in bytes.
+const LINE: usize = 1024;
+
 /// Writes an object and a newline.
 pub fn write(line: &impl Serialize, to: &mut (impl io::Write + ?Sized)) -> io::Result<()> {
-    serde_json::to_writer(&mut *to, line)?;
-    to.write_all(b"\n")
+    // `to` may be written to by calls that the compiler does not see through: one for the whole line.
+    let mut text = Vec::with_capacity(LINE);
+    serde_json::to_writer(&mut text, line)?;
+    text.push(b'\n');
+    to.write_all(&text)
 }
 
 /// Writes a flow that is in the table, with its names. `time`: when its age was read.

@@ -12,7 +12,7 @@ use super::{
 use crate::{fuzz::Fuzzer, run::Built, sh};
 
 /// The benches, and what may run beside each: nothing, if it fails without the CPUs that it needs.
-const BENCHES: [(&str, Company); 16] = [
+const BENCHES: [(&str, Company); 17] = [
     ("before", Company::Quiet),
     ("cores", Company::None),
     ("expire", Company::None),
@@ -24,6 +24,7 @@ const BENCHES: [(&str, Company); 16] = [
     ("memory", Company::Quiet),
     ("path", Company::None),
     ("plan", Company::None),
+    ("records", Company::Quiet),
     ("rto", Company::None),
     ("scale", Company::Quiet),
     ("schemes", Company::Quiet),
