@@ -190,7 +190,11 @@ pub struct Connection {
 impl Connection {
     /// Opens a connection from a namespace to a listener in any namespace.
     pub fn open(from: &Namespace, listener: &TcpListener) -> Result<Self> {
-        let address = listener.local_addr()?;
+        Self::open_to(from, listener, listener.local_addr()?)
+    }
+
+    /// The same, to an address that is translated to the listener's on the way.
+    pub fn open_to(from: &Namespace, listener: &TcpListener, address: SocketAddr) -> Result<Self> {
         let before = Instant::now();
         let client = from
             .enter(|| TcpStream::connect_timeout(&address, PATIENCE).context("cannot connect"))?;

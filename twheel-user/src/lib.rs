@@ -28,6 +28,7 @@
 //! | the log of ended flows on disk | [`history`] |
 //! | what leaves the host | [`export`] |
 //! | actions on expired flows | [`action`], [`reap`] |
+//! | entries of conntrack, and what they say of translations | [`conntrack`], [`nat`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
@@ -58,6 +59,7 @@ pub mod call;
 pub mod cli;
 pub mod clock;
 pub mod clsact;
+pub mod conntrack;
 pub mod cpu;
 pub mod daemon;
 pub mod data_plane;
@@ -78,6 +80,7 @@ pub mod maps;
 pub mod metrics;
 pub mod model;
 pub mod names;
+pub mod nat;
 pub mod netlink;
 pub mod netns;
 pub mod notices;

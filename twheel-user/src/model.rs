@@ -124,6 +124,18 @@ pub struct Named<'a> {
     pub iface: Option<&'a str>,
     /// The zone, as conntrack's number; 0: none.
     pub zone: u16,
+    /// The endpoints on the other side of a network address translation.
+    pub nat: Option<Translation>,
+}
+
+/// The initiator and the responder of a flow, as the packets on the other side of a network address
+/// translation have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The initiator.
+    pub src: SocketAddr,
+    /// The responder.
+    pub dst: SocketAddr,
 }
 
 /// An owned [`Named`].
@@ -135,6 +147,8 @@ pub struct KnownAs {
     pub iface: Option<String>,
     /// The zone, as conntrack's number; 0: none.
     pub zone: u16,
+    /// As in [`Named`].
+    pub nat: Option<Translation>,
 }
 
 impl KnownAs {
@@ -144,6 +158,7 @@ impl KnownAs {
             rule: self.rule.as_deref(),
             iface: self.iface.as_deref(),
             zone: self.zone,
+            nat: self.nat,
         }
     }
 }

@@ -68,6 +68,7 @@ impl Names {
             rule: self.rule(flow.rule)?,
             iface: self.iface(flow.place)?,
             zone: self.zone(flow.zone)?,
+            nat: None,
         })
     }
 }

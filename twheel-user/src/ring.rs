@@ -5,6 +5,7 @@
 //! the next reader reads the unreleased records again.
 
 use std::{
+    collections::HashMap,
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
@@ -23,7 +24,7 @@ use crate::{
     call::Callable,
     clock::{Clock, Wall},
     mapped::{Mapped, ReadOnly},
-    model::Mark,
+    model::{Mark, Translation},
     pins::Pins,
 };
 
@@ -85,7 +86,11 @@ impl Batches {
         }
         self.wall.follow(self.sweep.now()?, SystemTime::now());
         let wall = self.wall;
-        Ok(Some(Batch { events, wall }))
+        Ok(Some(Batch {
+            events,
+            wall,
+            translations: HashMap::new(),
+        }))
     }
 
     /// The time of day of a time of the data plane's clock.
@@ -122,9 +127,16 @@ pub struct Batch {
     pub events: Vec<Read>,
     /// The time of day of a time of theirs.
     pub wall: Wall,
+    /// The translations of their flows, by the numbers of events, as far as they were looked up.
+    pub translations: HashMap<u64, Translation>,
 }
 
 impl Batch {
+    /// The translation of an event's flow.
+    pub fn nat(&self, record: &Record) -> Option<Translation> {
+        self.translations.get(&self.mark(record).number).copied()
+    }
+
     /// The records of the events.
     pub fn records(&self) -> Vec<Record> {
         self.events.iter().map(|read| read.record).collect()

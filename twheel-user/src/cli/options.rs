@@ -89,6 +89,9 @@ pub struct Options {
     /// Report each flow that is still in the table when the run ends: `update` events
     #[arg(long)]
     pub final_records: bool,
+    /// Look up the translated endpoints of a flow in conntrack when it ends or is first reported
+    #[arg(long)]
+    pub nat: bool,
     /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,

@@ -82,6 +82,7 @@ impl Run {
             history_bytes: options.history_size.as_u64(),
             json: options.json,
             events: options.events,
+            nat: options.nat,
             final_records: options.final_records,
             metrics: options.metrics,
             keep: options.keep,

@@ -65,6 +65,7 @@ use crate::{
     metrics::{Listener, Metrics, Server},
     model::{EventKind, Happened, RunEvent},
     names::Names,
+    nat::Nat,
     notices, order,
     output::{Output, json::Json, text::Text},
     pins::{self, Instance, Pins},
@@ -335,6 +336,8 @@ impl<'a> Daemon<'a> {
             metrics,
             names: Names::open(&maps::pinned(&pins))?,
             numbers: Numbers::open(&pins.map("NUMBER")?)?,
+            nat: setup.nat.then(Nat::open).transpose()?,
+            measure: plane.measure(),
         };
         let output: Box<dyn Output> = match setup.json {
             true => Box::new(Json { identity }),

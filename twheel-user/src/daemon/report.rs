@@ -249,7 +249,7 @@ impl<S: Stations> Report<S> {
         let mut ended = Vec::new();
         let mut said = Vec::with_capacity(records.len());
         for record in &records {
-            said.push(self.take(batch.mark(record), record, &mut ended)?);
+            said.push(self.take(batch, record, &mut ended)?);
         }
         // How many ended flows the metrics have counted, and how many of them have a line in `out`.
         let (mut counted, mut written) = (0, 0);
@@ -312,11 +312,12 @@ impl<S: Stations> Report<S> {
     /// Counts an event; `None`: it cannot be read.
     fn take<'a>(
         &mut self,
-        mark: Mark,
+        batch: &Batch,
         record: &'a Record,
         all: &mut Vec<(Mark, &'a Event, Ended, KnownAs)>,
     ) -> Result<Option<Printable>> {
         let Measure { clock, one_way } = self.measure;
+        let (mark, nat) = (batch.mark(record), batch.nat(record));
         let live = match record {
             Record::Ended(event) => {
                 let Some(ended) = Ended::new(event, clock, one_way) else {
@@ -325,7 +326,10 @@ impl<S: Stations> Report<S> {
                 };
                 let count = self.ended.entry((ended.reason, ended.flow.state));
                 *count.or_default() += 1;
-                let known_as = self.stations.known_as(&ended.flow)?;
+                let known_as = KnownAs {
+                    nat,
+                    ..self.stations.known_as(&ended.flow)?
+                };
                 all.push((mark, event, ended, known_as));
                 return Ok(Some(Printable::Ended(all.len() - 1)));
             }
@@ -338,7 +342,10 @@ impl<S: Stations> Report<S> {
             return Ok(None);
         };
         self.rtos += u64::from(matches!(live, Live::Rto(_)));
-        let known_as = self.stations.known_as(live.flow())?;
+        let known_as = KnownAs {
+            nat,
+            ..self.stations.known_as(live.flow())?
+        };
         Ok(Some(Printable::Live(Box::new((mark, live, known_as)))))
     }
 

@@ -47,6 +47,8 @@ pub struct Setup {
     pub json: bool,
     /// The kinds of events that are printed.
     pub events: Vec<EventKind>,
+    /// Translations are looked up in conntrack.
+    pub nat: bool,
     /// Flows that are in the table when the run ends are reported.
     pub final_records: bool,
     /// The address where metrics and the page are served.

@@ -14,8 +14,9 @@ use twheel_common::event::{Event, Record};
 use crate::{
     history::{self, Own},
     metrics::Metrics,
-    model::{Ended, Flow, Happened, KnownAs, Mark, RunEvent},
+    model::{Ended, Flow, Happened, KnownAs, Mark, Measure, RunEvent},
     names::Names,
+    nat::Nat,
     reap::{self, Reaper},
     ring::{Batch, Batches, Numbers},
 };
@@ -64,6 +65,10 @@ pub struct Outside {
     pub names: Names,
     /// The numbers of events.
     pub numbers: Numbers,
+    /// Translations, with `--nat`.
+    pub nat: Option<Nat>,
+    /// How to read the data plane's records.
+    pub measure: Measure,
 }
 
 impl Outside {
@@ -100,7 +105,11 @@ impl Outside {
 
 impl Stations for Outside {
     fn read(&mut self, enough: usize) -> Result<Option<Batch>> {
-        self.ring.read(enough)
+        let mut batch = self.ring.read(enough)?;
+        if let (Some(nat), Some(batch)) = (&mut self.nat, &mut batch) {
+            nat.look_up(batch, &self.names, self.measure)?;
+        }
+        Ok(batch)
     }
 
     fn keep_own(&self, events: Vec<(Mark, Own)>) {

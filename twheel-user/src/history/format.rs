@@ -33,6 +33,7 @@ pub(super) const REAPED: u32 = 5;
 pub(super) const RUN: u32 = 6;
 pub(super) const BEGUN: u32 = 7;
 pub(super) const UPDATED: u32 = 8;
+pub(super) const NAT: u32 = 9;
 
 /// In a [`NAME`], a rule has its own number; an interface has its index plus this,
 pub(super) const IFACE: u32 = 1 << 16;

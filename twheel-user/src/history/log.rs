@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use twheel_common::config::NAME_BYTES;
 
 use super::format::{
-    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS,
+    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, NAT, RECORD, RTO, SEGMENTS,
     UPDATED, is_whole, segments, u32_at, u64_at,
 };
 use super::record::{Body, since_1970};
@@ -179,16 +179,10 @@ impl Log {
         self.had.is_some_and(|had| end <= had.end)
     }
 
-    /// Appends an event, behind those of its names that the segment does not have. `end`: where it
-    /// ends in the ring.
-    pub(super) fn append(
-        &mut self,
-        when: u64,
-        (kind, body): (u32, &Body),
-        end: u64,
-        names: &[(u32, String)],
-    ) -> Result<()> {
+    /// Appends an event, behind those of its names that the segment does not have.
+    pub(super) fn append(&mut self, entry: &Entry<'_>) -> Result<()> {
         const FLUSH: usize = 1 << 16;
+        let Entry { when, end, .. } = *entry;
         let next = self.length + (self.buffer.len() + 2 * RECORD) as u64;
         if next > self.segment {
             self.flush()?;
@@ -200,7 +194,7 @@ impl Log {
             }
             self.put_lost(self.appended);
         }
-        for (number, name) in names {
+        for (number, name) in entry.names {
             if self.named.get(number) == Some(name) {
                 continue;
             }
@@ -211,7 +205,10 @@ impl Log {
             self.put(NAME, when, end, &body);
             self.named.insert(*number, name.clone());
         }
-        self.put(kind, when, end, body);
+        if let Some(nat) = entry.nat {
+            self.put(NAT, when, end, nat);
+        }
+        self.put(entry.kind, when, end, entry.body);
         self.appended = end;
         self.buffered += 1;
         if self.buffer.len() > FLUSH {
@@ -263,6 +260,20 @@ impl Log {
     pub(super) fn sync(&self) -> Result<()> {
         self.file.sync_data().context("cannot write the history")
     }
+}
+
+/// What is appended for an event.
+pub(super) struct Entry<'a> {
+    /// When it was, in microseconds since 1970.
+    pub(super) when: u64,
+    pub(super) kind: u32,
+    pub(super) body: &'a Body,
+    /// Where it ends in the ring.
+    pub(super) end: u64,
+    /// All names that belong to it.
+    pub(super) names: &'a [(u32, String)],
+    /// The body of a record of its flow's translation.
+    pub(super) nat: Option<&'a Body>,
 }
 
 /// How much of a ring the segments hold.

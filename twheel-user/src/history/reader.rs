@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use twheel_common::{config::NAME_BYTES, event::Event, point::Point};
 
 use super::format::{
-    HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, RECORD, SEED, ZONE, is_whole,
-    segments, u32_at, u64_at,
+    HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, NAT, RECORD, SEED, ZONE,
+    is_whole, segments, u32_at, u64_at,
 };
 use super::record::{self, Stored};
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     clock::Clock,
     failure::{Failure, Kind},
     identity::Identity,
-    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent, Updated},
+    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent, Translation, Updated},
     output::Output,
 };
 
@@ -127,6 +127,8 @@ struct Segment {
     one_way: bool,
     names: HashMap<u32, String>,
     identity: Arc<Identity>,
+    /// The translation of the flow of the next event, and where that event ends in the ring.
+    nat: Option<(u64, Translation)>,
     /// The number of records that were read.
     read: u64,
 }
@@ -292,6 +294,7 @@ impl HistoryReader {
                 one_way: header.one_way,
                 names: HashMap::new(),
                 identity: Arc::default(),
+                nat: None,
                 read: 0,
             });
             return Ok(true);
@@ -380,13 +383,22 @@ impl Segment {
                 }
                 None
             }
+            NAT => {
+                self.nat = Some((u64_at(record, 20), record::nat(body)));
+                None
+            }
             kind => {
                 let (number, stored) = record::read(kind, body)?;
                 let mark = Mark {
                     number,
                     time: record::time(u64_at(record, 8)),
                 };
-                self.past(mark, stored)
+                let nat = self.nat.take();
+                let mut past = self.past(mark, stored)?;
+                // After a kill it may belong to an event that was not written.
+                let nat = nat.filter(|(end, _)| *end == u64_at(record, 20));
+                past.known_as.nat = nat.map(|(_, nat)| nat);
+                Some(past)
             }
         }
     }
@@ -437,6 +449,7 @@ impl Segment {
             zone: name(ZONE | u32::from(zone))
                 .and_then(|zone| zone.parse().ok())
                 .unwrap_or(0),
+            nat: None,
         }
     }
 }

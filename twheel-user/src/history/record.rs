@@ -6,12 +6,15 @@
 //! rto      an `RtoExpired`, then zeros
 //! reaped   the first 80 bytes of the flow's `Event`; number of this event 8, time of the end 8
 //!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 86
+//! nat      before an event of that flow: addresses of the initiator and of the responder on the
+//!          other side 32, their ports 4, zeros
 //! run      number of this event 8, what happened 1 and the hook 1 (their indexes), zeros 6;
 //!          flows 8, ended 8, lost 8 (all ones: not told); the interface 144
 //! ```
 
 use std::{
     mem::offset_of,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -21,7 +24,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::format::{BEGUN, BODY, ENDED, REAPED, RTO, RUN, UPDATED, u64_at};
 use crate::{
     action::{Action, Outcome, Reaped},
-    model::{Happened, Mark, RunEvent},
+    model::{Happened, Mark, RunEvent, Translation},
 };
 
 /// A record's body.
@@ -71,6 +74,35 @@ pub(super) fn of_timer(event: &RtoExpired) -> Body {
     let mut body = [0; BODY];
     body[..size_of::<RtoExpired>()].copy_from_slice(event.as_bytes());
     body
+}
+
+/// A record of a flow's translation.
+pub(super) fn of_nat(nat: &Translation) -> Body {
+    let mut body = [0; BODY];
+    for (side, end) in [nat.src, nat.dst].into_iter().enumerate() {
+        let address = match end.ip() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        body[16 * side..][..16].copy_from_slice(&address.octets());
+        body[32 + 2 * side..][..2].copy_from_slice(&end.port().to_ne_bytes());
+    }
+    body
+}
+
+/// The translation that such a record holds.
+pub(super) fn nat(body: &[u8]) -> Translation {
+    let end = |side: usize| {
+        let mut address = [0; 16];
+        address.copy_from_slice(&body[16 * side..][..16]);
+        let port = [body[32 + 2 * side], body[33 + 2 * side]];
+        let address = Ipv6Addr::from(address).to_canonical();
+        SocketAddr::new(address, u16::from_ne_bytes(port))
+    };
+    Translation {
+        src: end(0),
+        dst: end(1),
+    }
 }
 
 /// The kind and the body of a record of an event with this number.
@@ -215,6 +247,20 @@ mod tests {
                 panic!("{kind}");
             };
             assert_eq!(read, event);
+        }
+    }
+
+    #[test]
+    fn a_translation_is_read_as_it_was_written() {
+        for (src, dst) in [
+            ("10.0.0.1:1", "192.0.2.1:65535"),
+            ("[2001:db8::1]:7", "[fe80::9]:0"),
+        ] {
+            let written = Translation {
+                src: src.parse().unwrap(),
+                dst: dst.parse().unwrap(),
+            };
+            assert_eq!(nat(&of_nat(&written)), written);
         }
     }
 

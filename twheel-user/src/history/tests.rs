@@ -71,8 +71,15 @@ fn put(log: &mut Log, when: u64, number: u32) {
     let event = event(number);
     let body = transmute!(event);
     let names = names(&event);
-    log.append(when, (ENDED, &body), number.into(), &names)
-        .unwrap();
+    log.append(&Entry {
+        when,
+        kind: ENDED,
+        body: &body,
+        end: number.into(),
+        names: &names,
+        nat: None,
+    })
+    .unwrap();
 }
 
 fn names(event: &Event) -> Vec<(u32, String)> {

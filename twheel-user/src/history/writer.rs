@@ -19,8 +19,8 @@ use zerocopy::transmute;
 use super::{
     directory::{Directory, note_interface, remove_stale},
     format::{BEGUN, ENDED, HOST, Header, IFACE, INSTANCE, RTO, SEED, UPDATED, ZONE},
-    log::Log,
-    record::{Own, of_own, of_timer, since_1970},
+    log::{Entry, Log},
+    record::{Own, of_nat, of_own, of_timer, since_1970},
 };
 use crate::{
     data_plane::{self, UserCounters},
@@ -299,7 +299,18 @@ impl Keeper {
                 }
             };
             let names = named(&self.identity, &self.names, Some(known))?;
-            log.append(when, (kind, &body), read.end, &names)?;
+            let nat = match &read.record {
+                Record::Rto(_) => None,
+                record => batch.nat(record).map(|nat| of_nat(&nat)),
+            };
+            log.append(&Entry {
+                when,
+                kind,
+                body: &body,
+                end: read.end,
+                names: &names,
+                nat: nat.as_ref(),
+            })?;
         }
         log.flush()?;
         self.failing = false;
@@ -320,7 +331,14 @@ impl Keeper {
             let names = named(&self.identity, &self.names, known)?;
             let (kind, body) = of_own(own, mark.number);
             let (when, end) = (since_1970(mark.time), self.log.appended());
-            self.log.append(when, (kind, &body), end, &names)?;
+            self.log.append(&Entry {
+                when,
+                kind,
+                body: &body,
+                end,
+                names: &names,
+                nat: None,
+            })?;
         }
         self.log.flush()?;
         self.failing = false;

@@ -16,7 +16,7 @@ use super::Output;
 use crate::{
     action::Reaped,
     identity::{self, Identity},
-    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked, Updated},
+    model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked, Translation, Updated},
 };
 
 /// The version of the lines. A field that is added does not change it.
@@ -130,6 +130,28 @@ struct Flowing<'a> {
     zone: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<&'a str>,
+    #[serde(flatten)]
+    nat: Option<Nat>,
+}
+
+/// The endpoints on the other side of a translation.
+#[derive(Serialize)]
+struct Nat {
+    nat_src: IpAddr,
+    nat_sport: u16,
+    nat_dst: IpAddr,
+    nat_dport: u16,
+}
+
+impl From<Translation> for Nat {
+    fn from(Translation { src, dst }: Translation) -> Self {
+        Self {
+            nat_src: src.ip(),
+            nat_sport: src.port(),
+            nat_dst: dst.ip(),
+            nat_dport: dst.port(),
+        }
+    }
 }
 
 /// Whether a field is omitted.
@@ -160,6 +182,7 @@ impl<'a> Flowing<'a> {
             inner_vlan: flow.vlans[1],
             zone: named.zone,
             rule: named.rule,
+            nat: named.nat.map(Nat::from),
         }
     }
 }

@@ -198,6 +198,9 @@ pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     if let (Some(iface), true) = (named.iface, flow.place != 0) {
         more += &format!("  {iface} {}", flow.direction());
     }
+    if let Some(nat) = named.nat {
+        more += &format!("  nat {} -> {}", nat.src, nat.dst);
+    }
     more
 }
 

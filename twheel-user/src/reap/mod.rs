@@ -15,10 +15,9 @@
 //! | whether a flow may have come back unseen | `refusals.rs` |
 //! | which sockets and entries are a flow's, and where | `scope.rs`, `sites.rs`, `namespace.rs` |
 //! | whether a socket may be that of another zone | `namesakes.rs` |
-//! | the actions themselves | `sockets.rs`, `conntrack.rs`, `reset.rs` |
+//! | the actions themselves | `sockets.rs`, `../conntrack.rs`, `reset.rs` |
 
 mod asked;
-mod conntrack;
 mod guard;
 mod mandate;
 mod namesakes;

@@ -21,7 +21,7 @@ use twheel_common::{
     enforce::Tombstone,
     event::Event,
     flow::FlowKey,
-    packet::{PROTO_TCP, PROTO_UDP},
+    packet::PROTO_TCP,
     state::{Seen, State, is_elsewhere},
     step::Enter,
 };
@@ -60,11 +60,7 @@ pub(super) struct Job {
 
 /// conntrack's name of the flow's protocol, if conntrack has entries of that protocol.
 fn protocol(job: &Job) -> Option<Protocol> {
-    match job.event.key.proto() {
-        PROTO_TCP => Some(Protocol::Tcp),
-        PROTO_UDP => Some(Protocol::Udp),
-        _ => None,
-    }
+    crate::conntrack::protocol(job.event.key.proto())
 }
 
 /// The thread that reaps.

@@ -14,9 +14,13 @@ use netlink_packet_netfilter::{
         Protocol, Tuple,
     },
 };
-use twheel_common::{rule::Timeouts, state::State};
+use twheel_common::{
+    packet::{PROTO_TCP, PROTO_UDP},
+    rule::Timeouts,
+    state::State,
+};
 
-use crate::{netlink::Netlink, timeouts::Sysctls};
+use crate::{model::Translation, netlink::Netlink, timeouts::Sysctls};
 
 /// A netlink socket to the conntrack of a network namespace, and conntrack's timeouts, if they
 /// could be read when it was opened.
@@ -92,6 +96,15 @@ impl Entry {
     }
 }
 
+/// conntrack's name of a protocol whose entries are found by ports.
+pub fn protocol(proto: u8) -> Option<Protocol> {
+    match proto {
+        PROTO_TCP => Some(Protocol::Tcp),
+        PROTO_UDP => Some(Protocol::Udp),
+        _ => None,
+    }
+}
+
 impl Conntrack {
     /// Opens a socket in this thread's network namespace.
     pub fn open() -> Result<Self> {
@@ -108,17 +121,10 @@ impl Conntrack {
         dst: SocketAddr,
         zone: u16,
     ) -> io::Result<Option<Entry>> {
-        let get = ConntrackMessage::Get(named(proto, src, dst, zone));
-        let answer = match self.ask(src, get, NLM_F_REQUEST) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            answer => answer?,
+        let Some(attributes) = self.get(proto, src, dst, zone)? else {
+            return Ok(None);
         };
-        let entry = match answer.map(|answer| answer.inner) {
-            Some(NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes))) => {
-                Entry::from_answer(proto, &attributes)
-            }
-            _ => None,
-        };
+        let entry = Entry::from_answer(proto, &attributes);
         let invalid = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -126,6 +132,60 @@ impl Conntrack {
             )
         };
         entry.ok_or_else(invalid).map(Some)
+    }
+
+    /// How the endpoints of packets from `src` to `dst` are translated: what they are on the other
+    /// side of the translation. `None`: they are not, or there is no entry.
+    pub fn translation(
+        &mut self,
+        proto: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+        zone: u16,
+    ) -> io::Result<Option<Translation>> {
+        // Behind the translation of the source, an entry has only the answers' tuple.
+        let found = match self.get(proto, src, dst, zone)? {
+            Some(found) => Some(found),
+            None => self.get(proto, dst, src, zone)?,
+        };
+        let Some(attributes) = found else {
+            return Ok(None);
+        };
+        let (mut orig, mut reply) = (None, None);
+        for attribute in &attributes {
+            match attribute {
+                ConntrackAttribute::CtaTupleOrig(tuple) => orig = endpoints(tuple),
+                ConntrackAttribute::CtaTupleReply(tuple) => reply = endpoints(tuple),
+                _ => {}
+            }
+        }
+        Ok(orig
+            .zip(reply)
+            .and_then(|tuples| other_side(tuples, (src, dst))))
+    }
+
+    /// The attributes of the entry whose original or reply tuple this is.
+    fn get(
+        &mut self,
+        proto: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+        zone: u16,
+    ) -> io::Result<Option<Vec<ConntrackAttribute>>> {
+        let get = ConntrackMessage::Get(named(proto, src, dst, zone));
+        let answer = match self.ask(src, get, NLM_F_REQUEST) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            answer => answer?,
+        };
+        match answer.map(|answer| answer.inner) {
+            Some(NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes))) => {
+                Ok(Some(attributes))
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "conntrack answers with something else",
+            )),
+        }
     }
 
     /// The least time for which an entry has been idle, from what is left of its timeout. The
@@ -209,9 +269,73 @@ fn tuple(proto: Protocol, src: SocketAddr, dst: SocketAddr) -> ConntrackAttribut
     ])
 }
 
+/// The endpoints of a tuple: where its packets come from, and where they go.
+fn endpoints(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
+    let (mut src, mut dst, mut sport, mut dport) = (None, None, None, None);
+    for part in tuple {
+        match part {
+            Tuple::Ip(parts) => {
+                for part in parts {
+                    match part {
+                        IPTuple::SourceAddress(address) => src = Some(*address),
+                        IPTuple::DestinationAddress(address) => dst = Some(*address),
+                        _ => {}
+                    }
+                }
+            }
+            Tuple::Proto(parts) => {
+                for part in parts {
+                    match part {
+                        ProtoTuple::SourcePort(port) => sport = Some(*port),
+                        ProtoTuple::DestinationPort(port) => dport = Some(*port),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some((SocketAddr::new(src?, sport?), SocketAddr::new(dst?, dport?)))
+}
+
+/// The endpoints on the other side of a translation, of packets that are `(src, dst)` on this side.
+/// `orig` and `reply`: the tuples of an entry. `None` if they are the same.
+fn other_side(
+    (orig, reply): ((SocketAddr, SocketAddr), (SocketAddr, SocketAddr)),
+    here: (SocketAddr, SocketAddr),
+) -> Option<Translation> {
+    let swapped = |(src, dst): (SocketAddr, SocketAddr)| (dst, src);
+    // Packets of the initiator before the translation, and after it; then those of the responder.
+    let sides = [
+        (orig, swapped(reply)),
+        (swapped(reply), orig),
+        (reply, swapped(orig)),
+        (swapped(orig), reply),
+    ];
+    let (_, (src, dst)) = sides.into_iter().find(|(one, _)| *one == here)?;
+    ((src, dst) != here).then_some(Translation { src, dst })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_direction_on_each_side_has_another_side() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let [client, server] = ["10.0.0.2:4000", "192.0.2.1:80"].map(address);
+        let [gateway, inside] = ["198.51.100.1:6000", "10.1.0.9:8080"].map(address);
+        // The client's source is translated, and the server's address.
+        let tuples = ((client, server), (inside, gateway));
+        let other = |src, dst| other_side(tuples, (src, dst)).map(|it| (it.src, it.dst));
+        assert_eq!(other(client, server), Some((gateway, inside)));
+        assert_eq!(other(gateway, inside), Some((client, server)));
+        assert_eq!(other(inside, gateway), Some((server, client)));
+        assert_eq!(other(server, client), Some((inside, gateway)));
+        assert_eq!(other(client, inside), None);
+        let plain = ((client, server), (server, client));
+        assert_eq!(other_side(plain, (client, server)), None);
+    }
 
     #[test]
     fn an_entry_is_taken_for_as_young_as_it_may_be() {

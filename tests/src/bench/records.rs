@@ -1,0 +1,162 @@
+//! What it costs to turn the events of a history into records that leave the host.
+
+use std::{
+    io::Write,
+    process::Stdio,
+    time::{Duration, Instant, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use twheel::{
+    history::{HistoryReader, Past},
+    output::json::Json,
+    stepper::pin_to,
+};
+use twheel_tests::{
+    directory::Directory, netns::Namespace, netns::PATIENCE, pair::SERVER, running::Twheel,
+};
+
+use crate::{
+    report::{Figure, Report},
+    size,
+};
+
+const EVENTS: u32 = size(100_000, 5_000);
+const ROUNDS: usize = size(15, 1);
+/// Lines of JSON that are asked for, a second on one core.
+const LINES: f64 = 1.5e6;
+
+/// Measures encoders over events in memory, and a whole export.
+pub fn bench(report: &mut Report) -> Result<()> {
+    let history = Directory::new("bench-records")?;
+    let host = Namespace::new("bench")?;
+    let events = fill(&host, &history)?;
+    let mut bytes = 0;
+    let json = measure(&events, |past, to| {
+        let identity = past.identity.clone();
+        past.write(&mut Json { identity }, to)?;
+        bytes = to.len();
+        Ok(())
+    })?;
+    report.say(&format!(
+        "The ends of {EVENTS} TCP flows with --accounting, from a history in memory, written on one CPU to a buffer that is \
+         emptied\neach 64 KiB; {ROUNDS} rounds, median (least–most) in nanoseconds a record.\n"
+    ));
+    report.say(&format!(
+        "{:<28} {:>21}  {:>12}",
+        "", "ns a record", "a second"
+    ));
+    row(report, "lines of JSON", &json, Some(LINES));
+    let seconds = export(&host, &history)?;
+    let rate = f64::from(EVENTS) / seconds.median;
+    report.say(&format!(
+        "\n`twheel export json --once` of that history to a file in memory, reading and checksums included: {:.0} events a \
+         second of CPU time.",
+        rate
+    ));
+    report.object(&json!({
+        "bench": "records",
+        "json_ns": json.median,
+        "export_json_per_second": rate,
+    }));
+    ensure!(bytes > 0, "nothing was written");
+    Ok(())
+}
+
+fn row(report: &mut Report, name: &str, figure: &Figure, bound: Option<f64>) {
+    let rate = 1e9 / figure.median;
+    let verdict = match bound {
+        None => String::new(),
+        Some(bound) if rate >= bound => format!("  at least {bound:.1e}"),
+        Some(bound) => format!("  BELOW {bound:.1e}"),
+    };
+    report.say(&format!(
+        "{name:<28} {}  {rate:>12.0}{verdict}",
+        Figure::row(&[*figure])
+    ));
+}
+
+/// Nanoseconds of each event.
+fn measure(
+    events: &[Past],
+    mut write: impl FnMut(&Past, &mut Vec<u8>) -> Result<()>,
+) -> Result<Figure> {
+    const FLUSH: usize = 64 << 10;
+    pin_to(0)?;
+    let mut to = Vec::with_capacity(2 * FLUSH);
+    let mut samples = Vec::new();
+    for round in 0..=ROUNDS {
+        let begun = Instant::now();
+        for past in events {
+            if to.len() > FLUSH {
+                std::hint::black_box(&to);
+                to.clear();
+            }
+            write(past, &mut to)?;
+        }
+        // The first round warms up.
+        if round > 0 || ROUNDS == 1 {
+            samples.push(begun.elapsed().as_nanos() as f64 / events.len() as f64);
+        }
+    }
+    Ok(Figure::from_samples(&samples))
+}
+
+/// A history with the ends of as many flows, and these.
+fn fill(host: &Namespace, history: &Directory) -> Result<Vec<Past>> {
+    host.ip(&format!("link add {SERVER} type veth peer name other0"))?;
+    for interface in [SERVER, "other0"] {
+        host.ip(&format!("link set {interface} up"))?;
+    }
+    let mut args = vec!["--iface", SERVER, "--timeout", "500ms", "--accounting"];
+    args.extend(["--history", history.path(), "--history-size", "1GiB"]);
+    let twheel = Twheel::start_muted(host, &args)?;
+    host.begin_flows(SERVER, EVENTS)?;
+    let end = Instant::now() + PATIENCE + Duration::from_secs(60);
+    let mut reader = HistoryReader::open(&history.0, &host.history(SERVER), UNIX_EPOCH)?;
+    let mut events = Vec::new();
+    while events.len() < EVENTS as usize {
+        match reader.next()? {
+            Some(past) if past.kind() == twheel::model::EventKind::End => events.push(past),
+            Some(_) => {}
+            None => std::thread::sleep(Duration::from_millis(100)),
+        }
+        ensure!(Instant::now() < end, "{} of {EVENTS} events", events.len());
+    }
+    twheel.stop()?;
+    Ok(events)
+}
+
+/// CPU seconds of a whole export.
+fn export(host: &Namespace, history: &Directory) -> Result<Figure> {
+    let mut samples = Vec::new();
+    for round in 0..ROUNDS.min(5) {
+        let (to, state) = (
+            history.file(&format!("lines{round}")),
+            history.file(&format!("state{round}")),
+        );
+        let args = ["export", "json", "--once", "--to", &to, "--state", &state];
+        let mut child = host
+            .twheel(&[&args[..], &["--iface", SERVER, "--history", history.path()]].concat())?
+            .stdin(Stdio::null())
+            .spawn()?;
+        std::io::stdout().flush()?;
+        let before = children()?;
+        ensure!(child.wait()?.success(), "the export failed");
+        samples.push((children()? - before).as_secs_f64());
+        std::fs::remove_file(&to).context("nothing was exported")?;
+    }
+    Ok(Figure::from_samples(&samples))
+}
+
+/// CPU time of the children that have ended.
+fn children() -> Result<Duration> {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let times = [usage.user_time(), usage.system_time()];
+    Ok(times
+        .iter()
+        .map(|it| Duration::new(it.tv_sec() as u64, it.tv_usec() as u32 * 1000))
+        .sum())
+}
