@@ -106,12 +106,12 @@ impl Encoder {
     }
 
     fn half(&mut self, half: &Half<'_>, to: &mut Vec<u8>) {
-        let index = (half.shape() | self.wanted).index();
+        let shape = (half.shape() | self.wanted).reduced();
+        let index = shape.index();
         // Taken out, so that it can be read while the message changes.
-        let template = self.flows[index].take().unwrap_or_else(|| {
-            let shape = half.shape() | self.wanted;
-            Template::of_flows(shape, self.config.pen.unwrap_or_default())
-        });
+        let template = self.flows[index]
+            .take()
+            .unwrap_or_else(|| Template::of_flows(shape, self.config.pen.unwrap_or_default()));
         if !self.told[index] {
             self.told[index] = true;
             self.room(TEMPLATES, template.definition.len(), to);

@@ -73,11 +73,12 @@ pub struct FlowRecord<'a> {
     pub flow_id: Uuid,
     /// The number of the event.
     pub seq: u64,
-    /// The policy rule that the flow met; empty: none.
-    pub rule: &'a str,
+    /// The policy rule that the flow met.
+    pub rule: Option<&'a str>,
     /// The name of the flow's state.
     pub state: &'static str,
-    /// The name of the reason; empty: the flow goes on.
+    /// The name of the reason why the record is sent. (No text may be empty: some readers cannot
+    /// read a field of no bytes.)
     pub reason: &'static str,
     /// The zone; 0: none.
     pub zone: u16,
@@ -101,7 +102,7 @@ impl<'a> FlowRecord<'a> {
             is_outgoing: flow.is_outgoing,
             flow_id: identity.flow_id(&flow.birth),
             seq: mark.number,
-            rule: named.rule.unwrap_or_default(),
+            rule: named.rule,
             state: flow.state,
             reason: ended.reason.name(),
             zone: named.zone,
@@ -146,6 +147,7 @@ impl Half<'_> {
                 flow.iface.is_some() && (self.sender == 0 || flow.is_only_iface),
                 Shape::IFACE,
             )
+            .with_if(flow.rule.is_some(), Shape::RULE)
     }
 
     /// The endpoint that sends (`reverse` 0) or receives (1).

@@ -19,7 +19,7 @@ pub(super) const STATISTICS: u16 = 256;
 
 /// What is known of a flow, and what of it is wanted: a set of bits that selects fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shape(u8);
+pub(super) struct Shape(u16);
 
 impl Shape {
     pub const NONE: Self = Self(0);
@@ -37,12 +37,22 @@ impl Shape {
     pub const BIFLOW: Self = Self(1 << 6);
     /// Private elements are sent, too.
     pub const PRIVATE: Self = Self(1 << 7);
+    /// The flow met a rule; matters only with private elements.
+    pub const RULE: Self = Self(1 << 8);
     /// How many there are.
-    pub const ALL: usize = 1 << 8;
+    pub const ALL: usize = 1 << 9;
 
     /// With these bits if a condition holds.
     pub fn with_if(self, condition: bool, other: Self) -> Self {
         if condition { self | other } else { self }
+    }
+
+    /// Without bits that select nothing.
+    pub fn reduced(self) -> Self {
+        match self.has(Self::PRIVATE) {
+            true => self,
+            false => Self(self.0 & !Self::RULE.0),
+        }
     }
 
     /// Its index among all.
@@ -232,7 +242,9 @@ static FLOW: &[Field<Flows>] = {
         F::new(2, U64(|it| it.flow.seq)).private(),
         F::new(3, Text(|it| it.flow.state)).private(),
         F::new(4, Text(|it| it.flow.reason)).private(),
-        F::new(5, Text(|it| it.flow.rule)).private(),
+        F::new(5, Text(|it| it.flow.rule.unwrap_or_default()))
+            .private()
+            .with(Shape(Shape::PRIVATE.0 | Shape::RULE.0)),
         F::new(6, U16(|it| it.flow.zone)).private(),
     ]
 };
