@@ -7,7 +7,7 @@
 //! |---|---|
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
-//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
+//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter`, `ipfix` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
 
@@ -22,6 +22,7 @@ mod idle;
 mod inputs;
 mod insert;
 mod inspect;
+mod ipfix;
 mod lateness;
 mod machine;
 mod memory;
@@ -127,6 +128,12 @@ enum Bench {
     Plan,
     /// What it takes to look at a million flows from the command line
     Inspect,
+    /// What it takes to write ended flows as IPFIX; no root
+    Ipfix {
+        /// Rounds
+        #[arg(long, default_value_t = size(5, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
     /// What retransmission timers cost the steppers
     Rto,
     /// How late flows expire while both CPUs have all the packets that they can take
@@ -166,9 +173,9 @@ fn main() -> ExitCode {
 }
 
 /// All benchmarks that run by default, without options.
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
-    "cores", "plan", "inspect", "rto", "schemes",
+    "cores", "plan", "inspect", "ipfix", "rto", "schemes",
 ];
 
 fn run(cli: &Cli) -> Result<()> {
@@ -201,7 +208,7 @@ fn alone(name: &str, cli: &Cli) -> Result<()> {
 }
 
 fn one(bench: &Bench, report: &mut Report) -> Result<()> {
-    if !matches!(bench, Bench::Schemes(_)) {
+    if !matches!(bench, Bench::Schemes(_) | Bench::Ipfix { .. }) {
         twheel::host::check()?;
     }
     report.begin(bench.name(), command(bench));
@@ -225,6 +232,7 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Memory => memory::bench(report),
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
+        Bench::Ipfix { rounds } => ipfix::bench(rounds, report),
         Bench::Rto => rto::bench(report),
         Bench::Lateness { seconds } => lateness::bench(seconds, report),
         Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
@@ -265,6 +273,7 @@ impl Bench {
             Self::Memory => "memory",
             Self::Plan => "plan",
             Self::Inspect => "inspect",
+            Self::Ipfix { .. } => "ipfix",
             Self::Rto => "rto",
             Self::Lateness { .. } => "lateness",
             Self::Idle { .. } => "idle",
