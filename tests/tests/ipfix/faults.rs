@@ -300,3 +300,31 @@ fn what_cannot_be_used_is_said_in_a_sentence() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_datagram_has_arrived_when_nothing_has_refused_it_for_a_second() -> Result<()> {
+    require_root();
+    let lab = Lab::new("ipfix-settled")?;
+    let host = &lab.pair.server;
+    let socket = host.enter(|| Ok(UdpSocket::bind("127.0.0.1:0")?))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let args = lab.export(&socket.local_addr()?.to_string(), "state", &[]);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let before = Instant::now();
+    let mut exporter = host.twheel(&args)?.spawn()?;
+    socket.recv(&mut [0; 1400])?;
+    let state = lab.directory.0.join("state");
+    let mut kept = state.exists();
+    while !kept {
+        ensure!(before.elapsed() < PATIENCE, "no position is kept");
+        thread::sleep(Duration::from_millis(20));
+        kept = state.exists();
+    }
+    assert!(
+        before.elapsed() > Duration::from_secs(1),
+        "a refusal may still come"
+    );
+    exporter.kill()?;
+    exporter.wait()?;
+    Ok(())
+}

@@ -379,3 +379,17 @@ fn bytes_that_are_no_messages_give_none_beyond_their_end() {
         assert!(messages(bytes).map(<[u8]>::len).sum::<usize>() <= bytes.len());
     }
 }
+
+#[test]
+fn the_exporters_own_records_count_too() {
+    let mut encoder = Encoder::new(config());
+    let mut collector = Collector::default();
+    for _ in 0..3 {
+        let mut bytes = Vec::new();
+        encoder.statistics(0, &mut bytes);
+        encoder.flow(&v4(), &mut bytes);
+        encoder.complete(&mut bytes);
+        collector.read(&bytes);
+    }
+    assert_eq!(collector.sequence, Some(9));
+}
