@@ -1,14 +1,17 @@
 //! Forged segments of connections between the two hosts of a [`Pair`], with any sender's address.
 
-use std::{net::SocketAddr, os::fd::OwnedFd};
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+};
 
 use anyhow::{Context, Result, ensure};
-use etherparse::{PacketBuilder, PacketHeaders, TcpHeader, TransportHeader};
+use etherparse::{PacketBuilder, PacketHeaders, TcpHeader, TransportHeader, VlanId};
 use serde_json::Value;
 
 use crate::{
     netns::Namespace,
-    pair::{CLIENT, Pair, SERVER},
+    pair::{CLIENT, Family, Pair, SERVER},
     path,
 };
 
@@ -59,6 +62,38 @@ impl Forger {
         };
         let mut frame = Vec::new();
         packet.tcp_header(tcp).write(&mut frame, data)?;
+        path::send(&self.socket, &frame)
+    }
+
+    /// Sends an IPv4 datagram from and to this port, in a VLAN.
+    pub fn tagged(&self, port: u16, vlan: VlanId) -> Result<()> {
+        let (IpAddr::V4(from), IpAddr::V4(to)) = (Family::V4.client(), Family::V4.server()) else {
+            anyhow::bail!("two families");
+        };
+        let mut frame = Vec::new();
+        PacketBuilder::ethernet2(self.macs[0], self.macs[1])
+            .single_vlan(vlan)
+            .ipv4(from.octets(), to.octets(), 64)
+            .udp(port, port)
+            .write(&mut frame, b"tagged")?;
+        path::send(&self.socket, &frame)
+    }
+
+    /// Sends an echo request with this identifier, which the server answers.
+    pub fn ping(&self, family: Family, id: u16) -> Result<()> {
+        let link = PacketBuilder::ethernet2(self.macs[0], self.macs[1]);
+        let mut frame = Vec::new();
+        match (family.client(), family.server()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => link
+                .ipv4(from.octets(), to.octets(), 64)
+                .icmpv4_echo_request(id, 1)
+                .write(&mut frame, b"?"),
+            (IpAddr::V6(from), IpAddr::V6(to)) => link
+                .ipv6(from.octets(), to.octets(), 64)
+                .icmpv6_echo_request(id, 1)
+                .write(&mut frame, b"?"),
+            _ => anyhow::bail!("two families"),
+        }?;
         path::send(&self.socket, &frame)
     }
 }

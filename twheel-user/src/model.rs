@@ -51,6 +51,8 @@ pub struct Flow {
     pub is_outgoing: bool,
     /// One side retransmits and gets no answer.
     pub stalled: bool,
+    /// Packets of both sides were seen.
+    pub replied: bool,
     /// Tells the flow from all others.
     pub birth: Birth,
 }
@@ -92,6 +94,7 @@ impl Flow {
                 point => point.hook() == Hook::Egress,
             },
             stalled: seen.is_stalled(),
+            replied: seen.is_replied(),
             birth,
         })
     }

@@ -11,9 +11,10 @@ use crate::{
 
 /// Runs one benchmark, or all.
 pub fn bench(args: &[String]) -> Result<()> {
-    // Help, and a bench on the host alone, need no packages, no root, and no BPF object built from
+    // Help, and benches on the host alone, need no packages, no root, and no BPF object built from
     // these sources.
-    let is_simple = |arg: &String| ["schemes", "help", "--help", "-h"].contains(&arg.as_str());
+    let is_simple =
+        |arg: &String| ["schemes", "ipfix", "help", "--help", "-h"].contains(&arg.as_str());
     if args.iter().any(is_simple) {
         say!("Building the bench; this usually takes 90 s the first time.");
         let mut cargo = sh::cargo();

@@ -18,14 +18,17 @@ pub fn setup() -> Result<()> {
 }
 
 /// Installs what the tests need: what the lab needs; `nft`, to compare with the kernel's own
-/// connection tracking; programs that read packet captures, tell what a systemd unit may do, and
-/// list system calls; a terminal to drive; a browser, for the web page; and what the benches need.
+/// connection tracking; programs that read packet captures, collect flows, tell what a systemd unit
+/// may do, and list system calls; a terminal to drive; a browser, for the web page; and what the
+/// benches need.
 pub fn tests() -> Result<()> {
     benches()?;
     need(&[
         ("strace", "strace", "10 s"),
         ("systemd-analyze", "systemd", "30 s"),
         ("tshark", "tshark", "1 min"),
+        ("nfcapd", "nfdump", "10 s"),
+        ("nfacctd", "pmacct", "30 s"),
         ("tmux", "tmux", "10 s"),
         ("chromium", "chromium", "1 min"),
     ])

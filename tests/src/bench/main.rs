@@ -7,7 +7,8 @@
 //! |---|---|
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
-//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter`, `records` |
+//! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
+//! | What does it cost to send events on? | `records`, `ipfix` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
 
@@ -22,6 +23,7 @@ mod idle;
 mod inputs;
 mod insert;
 mod inspect;
+mod ipfix;
 mod lateness;
 mod machine;
 mod memory;
@@ -130,6 +132,12 @@ enum Bench {
     Inspect,
     /// Nanoseconds of an event as a record that leaves the host
     Records,
+    /// What it takes to write ended flows as IPFIX; no root
+    Ipfix {
+        /// Rounds
+        #[arg(long, default_value_t = size(5, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+    },
     /// What retransmission timers cost the steppers
     Rto,
     /// How late flows expire while both CPUs have all the packets that they can take
@@ -169,9 +177,9 @@ fn main() -> ExitCode {
 }
 
 /// All benchmarks that run by default, without options.
-const ALL: [&str; 16] = [
+const ALL: [&str; 17] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
-    "cores", "plan", "inspect", "records", "rto", "schemes",
+    "cores", "plan", "inspect", "ipfix", "records", "rto", "schemes",
 ];
 
 fn run(cli: &Cli) -> Result<()> {
@@ -204,7 +212,7 @@ fn alone(name: &str, cli: &Cli) -> Result<()> {
 }
 
 fn one(bench: &Bench, report: &mut Report) -> Result<()> {
-    if !matches!(bench, Bench::Schemes(_)) {
+    if !matches!(bench, Bench::Schemes(_) | Bench::Ipfix { .. }) {
         twheel::host::check()?;
     }
     report.begin(bench.name(), command(bench));
@@ -229,6 +237,7 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
         Bench::Records => records::bench(report),
+        Bench::Ipfix { rounds } => ipfix::bench(rounds, report),
         Bench::Rto => rto::bench(report),
         Bench::Lateness { seconds } => lateness::bench(seconds, report),
         Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
@@ -270,6 +279,7 @@ impl Bench {
             Self::Plan => "plan",
             Self::Inspect => "inspect",
             Self::Records => "records",
+            Self::Ipfix { .. } => "ipfix",
             Self::Rto => "rto",
             Self::Lateness { .. } => "lateness",
             Self::Idle { .. } => "idle",

@@ -1,21 +1,23 @@
-//! Where an export goes: a file, or a stream socket. A socket's other end may end, or may not be
-//! there yet; then it is tried again.
+//! Where an export goes: a file, or a socket. A socket's other end may end, or may not be there yet;
+//! then it is tried again.
 
 use std::{
     collections::VecDeque,
     fmt,
     fs::{File, OpenOptions},
     io::{self, Write},
-    net::{TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket},
     os::{
         fd::AsRawFd,
         unix::{fs::OpenOptionsExt, net::UnixStream},
     },
     path::PathBuf,
     str::FromStr,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
+use super::{ipfix, tls};
 use crate::history::Position;
 
 /// How long a connection may take to be made.
@@ -26,6 +28,12 @@ const STALLED: Duration = Duration::from_secs(60);
 /// by default (`net.ipv4.tcp_rmem`, 6 MiB). So much is sent again after a connection has ended.
 pub const UNREAD: u64 = 8 << 20;
 
+/// A datagram has arrived, as far as can be known, if no answer has refused it for so long.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How long to pause after datagrams that were sent at once, 64 KiB at most: a receiver with Linux's
+/// default buffer (`net.core.rmem_default`) must have time to read them.
+const PACE: Duration = Duration::from_millis(2);
+
 /// Where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -35,6 +43,10 @@ pub enum Target {
     Unix(PathBuf),
     /// A host and a port.
     Tcp(String),
+    /// The same with TLS.
+    Tls(String, tls::Client),
+    /// A host and a port, to which each message is sent as a datagram.
+    Udp(String),
 }
 
 impl FromStr for Target {
@@ -68,6 +80,8 @@ impl fmt::Display for Target {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Tls(address, _) => write!(f, "tls:{address}"),
+            Self::Udp(address) => write!(f, "udp:{address}"),
         }
     }
 }
@@ -76,6 +90,18 @@ enum Open {
     File(File),
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Box<tls::Stream>),
+    Udp(UdpSocket),
+}
+
+/// A place in what was written.
+struct Place {
+    /// How many bytes were written before it.
+    bytes: u64,
+    /// When they were written.
+    at: Instant,
+    /// The position in the history.
+    position: Position,
 }
 
 /// What is written to, and what of it may not have arrived.
@@ -83,12 +109,16 @@ pub struct Sink {
     open: Open,
     /// How many bytes were written.
     written: u64,
-    /// Positions in the history, and how many bytes were written before each.
-    pending: VecDeque<(u64, Position)>,
+    /// The place before which everything has arrived, and all later ones.
+    pending: VecDeque<Place>,
 }
 
 impl Sink {
     /// Opens a file, or connects. What is written first stands at `from` in the history.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened, the name is unknown, or the other end cannot be reached.
     pub fn open(target: &Target, from: Position) -> io::Result<Self> {
         let open = match target {
             Target::File(path) => {
@@ -101,67 +131,136 @@ impl Sink {
                 stream.set_write_timeout(Some(STALLED))?;
                 Open::Unix(stream)
             }
-            Target::Tcp(address) => {
-                let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
-                let mut connected = None;
-                for address in address.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, CONNECT) {
-                        Ok(stream) => {
-                            connected = Some(stream);
-                            break;
-                        }
-                        Err(error) => failed = error,
-                    }
-                }
-                let stream = connected.ok_or(failed)?;
-                stream.set_write_timeout(Some(STALLED))?;
-                Open::Tcp(stream)
+            Target::Tcp(address) => Open::Tcp(connect(address)?),
+            Target::Tls(address, client) => {
+                let host = address.rsplit_once(':').map_or("", |(host, _)| host);
+                let host = host.trim_matches(['[', ']']);
+                let stream = client.connect(host, connect(address)?, CONNECT)?;
+                Open::Tls(Box::new(stream))
             }
+            Target::Udp(address) => Open::Udp(first(address, |address| {
+                let any = match address {
+                    SocketAddr::V4(_) => "0.0.0.0:0",
+                    SocketAddr::V6(_) => "[::]:0",
+                };
+                let socket = UdpSocket::bind(any)?;
+                socket.connect(address)?;
+                Ok(socket)
+            })?),
         };
         Ok(Self {
             open,
             written: 0,
-            pending: VecDeque::from([(0, from)]),
+            pending: VecDeque::from([Place {
+                bytes: 0,
+                at: Instant::now(),
+                position: from,
+            }]),
         })
     }
 
-    /// Writes lines. `next` is the position behind them.
-    pub fn write(&mut self, lines: &[u8], next: Position) -> io::Result<()> {
+    /// Writes what a [`Format`](super::Format) has completed. `next` is the position behind it.
+    ///
+    /// # Errors
+    ///
+    /// The disk is full, or the other end has gone; over UDP an answer says that there is none.
+    pub fn write(&mut self, bytes: &[u8], next: Position) -> io::Result<()> {
         match &mut self.open {
-            Open::File(file) => file.write_all(lines)?,
-            Open::Unix(stream) => stream.write_all(lines)?,
-            Open::Tcp(stream) => stream.write_all(lines)?,
+            Open::File(file) => file.write_all(bytes)?,
+            Open::Unix(stream) => stream.write_all(bytes)?,
+            Open::Tcp(stream) => stream.write_all(bytes)?,
+            Open::Tls(stream) => stream.write_all(bytes)?,
+            Open::Udp(socket) => {
+                for message in ipfix::messages(bytes) {
+                    socket.send(message)?;
+                }
+                thread::sleep(PACE);
+            }
         }
-        self.written += lines.len() as u64;
-        self.pending.push_back((self.written, next));
+        self.written += bytes.len() as u64;
+        self.pending.push_back(Place {
+            bytes: self.written,
+            at: Instant::now(),
+            position: next,
+        });
         Ok(())
     }
 
     /// Everything before this position has arrived, whatever ends now: it is in the file and on the
-    /// disk; or so much was sent after it that the other end must have read it.
+    /// disk; or so much was sent after it that the other end must have read it; or no answer has
+    /// refused the datagram.
+    ///
+    /// # Errors
+    ///
+    /// The disk is full, or the other end has gone, or has refused a datagram.
     pub fn arrived(&mut self) -> io::Result<Position> {
-        let safe = match &self.open {
+        let has_arrived: Box<dyn Fn(&Place) -> bool> = match &mut self.open {
             Open::File(file) => {
                 file.sync_data()?;
-                self.written
+                Box::new(|_| true)
             }
-            Open::Unix(stream) => self.written.saturating_sub(unsent(stream)? + UNREAD),
-            Open::Tcp(stream) => self.written.saturating_sub(unsent(stream)? + UNREAD),
+            Open::Unix(stream) => was_read(self.written, unsent(stream)?),
+            Open::Tcp(stream) => was_read(self.written, unsent(stream)?),
+            Open::Tls(stream) => {
+                stream.heed()?;
+                was_read(self.written, unsent(&stream.socket)?)
+            }
+            Open::Udp(socket) => {
+                if let Some(refused) = socket.take_error()? {
+                    return Err(refused);
+                }
+                Box::new(|place| place.at.elapsed() >= SETTLED)
+            }
         };
-        while self.pending.get(1).is_some_and(|(bytes, _)| *bytes <= safe) {
+        while self.pending.get(1).is_some_and(&has_arrived) {
             self.pending.pop_front();
         }
-        Ok(self.pending.front().map_or(Position::default(), |it| it.1))
+        let first = self.pending.front();
+        Ok(first.map_or(Position::default(), |place| place.position))
+    }
+
+    /// Whether nothing that was written can be refused any more.
+    pub fn is_settled(&self) -> bool {
+        !matches!(self.open, Open::Udp(_)) || self.pending.len() == 1
     }
 
     /// Whether the other end has closed the connection.
     pub fn is_closed(&self) -> bool {
         match &self.open {
-            Open::File(_) => false,
+            Open::File(_) | Open::Udp(_) => false,
             Open::Unix(stream) => has_ended(stream),
             Open::Tcp(stream) => has_ended(stream),
+            Open::Tls(stream) => has_ended(&stream.socket),
         }
     }
+}
+
+/// Connects to a host and a port.
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let stream = first(address, |address| {
+        TcpStream::connect_timeout(&address, CONNECT)
+    })?;
+    stream.set_write_timeout(Some(STALLED))?;
+    Ok(stream)
+}
+
+/// The first of a host's addresses with which this succeeds.
+fn first<T>(address: &str, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<T> {
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in address.to_socket_addrs()? {
+        match open(address) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+/// Whether the other end must have read what was written before a place, of so many bytes of which
+/// its kernel lacks some.
+fn was_read(written: u64, unsent: u64) -> Box<dyn Fn(&Place) -> bool> {
+    let read = written.saturating_sub(unsent + UNREAD);
+    Box::new(move |place| place.bytes <= read)
 }
 
 /// Bytes that the other end's kernel does not have yet (`SIOCOUTQ`, `tcp(7)`, `unix(7)`).

@@ -43,6 +43,7 @@ fn subject() -> Subject<'static> {
                 generation: 0,
             },
             stalled: true,
+            replied: true,
         },
         named: Named {
             rule: Some("web servers"),

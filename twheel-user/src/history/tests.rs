@@ -20,7 +20,7 @@ use super::{
     HistoryReader, LEAST_BYTES, Past, PastEvent,
     directory::{STALE, remove_stale},
     format::{BODY, ENDED, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
-    log::Log,
+    log::{Entry, Log},
     writer::identity_names,
 };
 use crate::{

@@ -20,6 +20,7 @@ const BENCHES: [(&str, Company); 17] = [
     ("idle", Company::Quiet),
     ("insert", Company::Quiet),
     ("inspect", Company::Quiet),
+    ("ipfix", Company::Quiet),
     ("lateness", Company::None),
     ("memory", Company::Quiet),
     ("path", Company::None),

@@ -1,0 +1,86 @@
+//! `twheel export`
+
+mod ipfix;
+mod json;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use super::select::Select;
+use crate::{
+    export::{self, Format, position::Kept, sink::Target},
+    history, privilege,
+};
+
+/// Send events to other programs and hosts, as they come
+///
+/// Reads the history as it grows, and goes on where it stopped. It needs no capabilities, only permission to read the
+/// history (`twheel run --group`).
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel export json --to tcp:collector.example:5170
+  twheel export ipfix --to collector.example:4739")]
+pub struct Export {
+    #[command(subcommand)]
+    format: FormatName,
+}
+
+#[derive(Subcommand)]
+enum FormatName {
+    Json(json::JsonExport),
+    Ipfix(ipfix::IpfixExport),
+}
+
+impl Export {
+    pub(super) fn execute(self) -> Result<()> {
+        match self.format {
+            FormatName::Json(json) => json.execute(),
+            FormatName::Ipfix(ipfix) => ipfix.execute(),
+        }
+    }
+}
+
+/// The default directory of positions.
+const STATES: &str = "/var/lib/twheel-export";
+
+/// What is sent, and from where on.
+#[derive(Args)]
+struct Source {
+    #[command(flatten)]
+    select: Select,
+    /// Directory of the histories
+    #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
+    history: PathBuf,
+    /// File that keeps how far the export has come; by default one in /var/lib/twheel-export for each history and target
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// End when everything that is in the history now has been sent
+    #[arg(long)]
+    once: bool,
+}
+
+impl Source {
+    /// The name of the history.
+    fn name(&self) -> Result<String> {
+        history::name_of(self.select.interface(), &self.history)
+    }
+
+    /// Sends the history of this name. `kind` ends the name of the default file for the position.
+    fn send(&self, name: &str, to: &Target, kind: &str, format: &mut dyn Format) -> Result<()> {
+        privilege::give_up_all()?;
+        let state = self.state.clone().unwrap_or_else(|| {
+            let target: String = to.to_string().replace(['/', ':'], "_");
+            PathBuf::from(STATES).join(format!("{name}.{target}.{kind}"))
+        });
+        let export = export::send::Export {
+            history: &self.history,
+            name,
+            to,
+            once: self.once,
+        };
+        export.run(format, &mut Kept::open(&state)?)
+    }
+}
