@@ -160,6 +160,7 @@ impl Reader {
             rule: self.rule(flow.rule),
             iface: label.map(String::as_str).filter(|it| !it.is_empty()),
             zone: self.zones.get(usize::from(flow.zone)).copied().unwrap_or(0),
+            owner: None,
         }
     }
 

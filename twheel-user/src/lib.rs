@@ -28,6 +28,7 @@
 //! | the log of ended flows on disk | [`history`] |
 //! | what leaves the host | [`export`] |
 //! | actions on expired flows | [`action`], [`reap`] |
+//! | local sockets, and which process and service a flow's socket belongs to | [`sockets`], [`owner`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
@@ -83,6 +84,7 @@ pub mod netns;
 pub mod notices;
 pub mod order;
 pub mod output;
+pub mod owner;
 pub mod patterns;
 pub mod pins;
 pub mod plan;
@@ -93,6 +95,7 @@ pub mod quota;
 pub mod reap;
 pub mod ring;
 pub mod settings;
+pub mod sockets;
 pub mod stack;
 pub mod stepper;
 pub mod stepping;

@@ -17,7 +17,7 @@ use twheel_common::{
     state::{Seen, State},
 };
 
-use crate::clock::Clock;
+use crate::{clock::Clock, owner::Owner};
 
 /// How to read the numbers in the data plane's records.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ pub struct Flow {
 }
 
 /// What tells one life of a flow from all others of an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Birth {
     /// The flow's key.
     pub key: FlowKey,
@@ -124,6 +124,8 @@ pub struct Named<'a> {
     pub iface: Option<&'a str>,
     /// The zone, as conntrack's number; 0: none.
     pub zone: u16,
+    /// Whose its local socket is, if that was asked for and is known.
+    pub owner: Option<&'a Owner>,
 }
 
 /// An owned [`Named`].
@@ -144,6 +146,7 @@ impl KnownAs {
             rule: self.rule.as_deref(),
             iface: self.iface.as_deref(),
             zone: self.zone,
+            owner: None,
         }
     }
 }

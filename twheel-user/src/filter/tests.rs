@@ -48,6 +48,7 @@ fn subject() -> Subject<'static> {
             rule: Some("web servers"),
             iface: Some("eth0"),
             zone: 7,
+            owner: None,
         },
         picked_up: false,
         idle: Duration::from_secs(45),

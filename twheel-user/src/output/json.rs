@@ -17,6 +17,7 @@ use crate::{
     action::Reaped,
     identity::{self, Identity},
     model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked},
+    owner::Owner,
 };
 
 /// The version of the lines. A field that is added does not change it.
@@ -130,6 +131,8 @@ struct Flowing<'a> {
     zone: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<&'a str>,
+    #[serde(flatten)]
+    owner: Option<&'a Owner>,
 }
 
 /// Whether a field is omitted.
@@ -160,6 +163,7 @@ impl<'a> Flowing<'a> {
             inner_vlan: flow.vlans[1],
             zone: named.zone,
             rule: named.rule,
+            owner: named.owner,
         }
     }
 }

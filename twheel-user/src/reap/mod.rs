@@ -13,9 +13,9 @@
 //! | its thread, which checks whether an action is still right and takes it | `worker.rs` |
 //! | limits of number and rate | `guard.rs` |
 //! | whether a flow may have come back unseen | `refusals.rs` |
-//! | which sockets and entries are a flow's, and where | `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | which sockets and entries are a flow's, and where | `search.rs`, `scope.rs`, `sites.rs`, `namespace.rs` |
 //! | whether a socket may be that of another zone | `namesakes.rs` |
-//! | the actions themselves | `sockets.rs`, `conntrack.rs`, `reset.rs` |
+//! | the actions themselves | `conntrack.rs`, `reset.rs`, and `crate::sockets` |
 
 mod asked;
 mod conntrack;
@@ -27,10 +27,11 @@ mod reaper;
 mod refusals;
 mod reset;
 mod scope;
+mod search;
 mod sites;
-mod sockets;
 mod worker;
 
+pub(crate) use self::scope::Scope;
 pub use self::{
     asked::asked,
     mandate::{Mandate, ReaperState},

@@ -2,8 +2,11 @@
 
 use anyhow::Result;
 
-use super::{conntrack::Conntrack, namespace::NamespacePath, reset::Resets, sockets::Sockets};
-use crate::action::{Action, Actions};
+use super::{conntrack::Conntrack, namespace::NamespacePath, reset::Resets};
+use crate::{
+    action::{Action, Actions},
+    sockets::Sockets,
+};
 
 /// A network namespace, and the sockets that were opened there.
 #[derive(Default)]
