@@ -23,8 +23,8 @@ use nix::{
 use serde_json::Value;
 use twheel_tests::{
     netns::{Namespace, PATIENCE, ip, require_root},
-    pair::{Family, Pair, SERVER},
-    running::{Twheel, once},
+    pair::{CLIENT, Family, Pair, SERVER},
+    running::{PolicyFile, Twheel, once},
 };
 
 /// Tells this program to be a service.
@@ -457,6 +457,134 @@ fn what_cannot_be_found_out_is_said() -> Result<()> {
     assert_eq!(flow["owner_cgroup"], *cgroup.path);
     assert!(flow.get("owner_pid").is_none(), "{flow}");
     assert!(flow.get("owner_command").is_none(), "{flow}");
+    twheel.stop()?;
+    Ok(())
+}
+
+/// Waits for this many `reap` events: their outcomes by the port of the initiator.
+fn outcomes(twheel: &Twheel, count: usize) -> Result<BTreeMap<u16, String>> {
+    let mut outcomes = BTreeMap::new();
+    let end = Instant::now() + PATIENCE;
+    while outcomes.len() < count {
+        let line = twheel.line(end.saturating_duration_since(Instant::now()))?;
+        let event: Value = serde_json::from_str(&line.context("no event")?.text)?;
+        if event["event"] == "reap" {
+            let port = event["sport"].as_u64().context("no sport")?;
+            let outcome = event["outcome"].as_str().context("no outcome")?;
+            outcomes.insert(u16::try_from(port)?, outcome.to_owned());
+        }
+    }
+    Ok(outcomes)
+}
+
+fn is_open(stream: &TcpStream) -> Result<bool> {
+    stream.set_nonblocking(true)?;
+    let read = (&*stream).read(&mut [0]);
+    stream.set_nonblocking(false)?;
+    Ok(read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock))
+}
+
+/// Two services have idle connections. The policy reaps those of one.
+#[test]
+fn a_policy_reaps_one_service_and_not_the_other() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let [parent, other] = ["parent", "other"].map(Cgroup::new);
+    let (parent, other) = (parent?, other?);
+    // What is below a cgroup belongs to it; one whose name begins like it does not.
+    let below = Cgroup {
+        directory: parent.directory.join("below"),
+        path: format!("{}/below", parent.path),
+    };
+    let longer = Cgroup {
+        directory: PathBuf::from(format!("{}-longer", parent.directory.display())),
+        path: format!("{}-longer", parent.path),
+    };
+    fs::create_dir(&below.directory)?;
+    fs::create_dir(&longer.directory)?;
+    let mut services = Vec::new();
+    for (number, cgroup) in [&parent, &below, &longer, &other].into_iter().enumerate() {
+        let family = Family::alternate(number);
+        let at = SocketAddr::new(family.server(), PORT + number as u16);
+        services.push(Service::start(
+            &pair.server,
+            cgroup,
+            &format!("tcp {at}"),
+            false,
+        )?);
+    }
+    let connect = || -> Result<Vec<TcpStream>> {
+        let connect = |it: &Service| pair.client.enter(|| Ok(TcpStream::connect(it.address)?));
+        services.iter().map(connect).collect()
+    };
+    let text = |cgroup: &str| {
+        format!(
+            "[[rule]]\nname = \"services\"\ndport = \"8080-8083\"\n\
+             timeouts = {{ established = \"500ms\" }}\n\
+             reap = {{ actions = [\"socket\"], cgroup = \"{cgroup}\" }}\n"
+        )
+    };
+    let policy = PolicyFile::new("owner", &text(&parent.path))?;
+    let args = [
+        "--iface",
+        SERVER,
+        "--json",
+        "--policy",
+        policy.path(),
+        "--reap-max-share",
+        "100",
+    ];
+    let twheel = Twheel::start(&pair.server, &args)?;
+    let check = |streams: &[TcpStream], reaped: [bool; 4]| -> Result<()> {
+        let outcomes = outcomes(&twheel, 4)?;
+        for (stream, is_reaped) in streams.iter().zip(reaped) {
+            let outcome = &outcomes[&stream.local_addr()?.port()];
+            let wanted = if is_reaped { "done" } else { "other_cgroup" };
+            assert_eq!(outcome, wanted, "{outcomes:?}");
+            // The peer has the RST by the time that the event is read.
+            assert_eq!(is_open(stream)?, !is_reaped, "{outcomes:?}");
+        }
+        Ok(())
+    };
+    check(&connect()?, [true, true, false, false])?;
+
+    // Another process loads a policy for the other service.
+    let second = PolicyFile::new("owner-2", &text(&other.path))?;
+    let load = ["policy", "load", second.path(), "--iface", SERVER];
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    check(&connect()?, [false, false, false, true])?;
+
+    // One that limits nothing.
+    second
+        .write(&text("x").replace("{ actions = [\"socket\"], cgroup = \"x\" }", "[\"socket\"]"))?;
+    let ended = pair.server.twheel_once(&load)?;
+    assert_eq!(ended.code(), Some(0), "{}", ended.stderr);
+    check(&connect()?, [true; 4])?;
+    let ended = twheel.stop()?;
+    assert!(
+        ended.stderr.contains("it has no local socket in a cgroup"),
+        "{}",
+        ended.stderr
+    );
+    pair.server.check_clean(SERVER)?;
+    drop(services);
+    Ok(())
+}
+
+/// A policy limits what is done to forwarded flows, too: they have no local socket.
+#[test]
+fn a_flow_without_a_local_socket_is_in_no_cgroup() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let text =
+        "[timeouts]\nsyn_sent = \"300ms\"\n[reap]\nactions = [\"conntrack\"]\ncgroup = \"/\"";
+    let policy = PolicyFile::new("owner-none", text)?;
+    let args = ["--iface", CLIENT, "--json", "--policy", policy.path()];
+    let twheel = Twheel::start(&pair.client, &args)?;
+    let silent = pair.half_open(Family::V6)?;
+    let outcomes = outcomes(&twheel, 1)?;
+    assert_eq!(outcomes[&silent.port()], "other_cgroup");
     twheel.stop()?;
     Ok(())
 }

@@ -14,6 +14,7 @@
 //! | limits of number and rate | `guard.rs` |
 //! | whether a flow may have come back unseen | `refusals.rs` |
 //! | which sockets and entries are a flow's, and where | `search.rs`, `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | whether a socket is in a cgroup that the rule names | `search.rs` |
 //! | whether a socket may be that of another zone | `namesakes.rs` |
 //! | the actions themselves | `conntrack.rs`, `reset.rs`, and `crate::sockets` |
 

@@ -33,6 +33,7 @@ use super::{
     refusals::refused,
     reset::Reset,
     scope::Scope,
+    search::Limit,
 };
 use crate::{
     action::{Action, Actions, News, Outcome, Reaped},
@@ -42,6 +43,7 @@ use crate::{
     inspect::Reader,
     model::Ended,
     names::Names,
+    owner::Cgroups,
     pins::Pins,
     sockets::{FoundSocket, Protocol},
 };
@@ -89,6 +91,11 @@ pub(super) struct Worker {
     /// The scope of the present flow.
     pub(super) scope: Scope,
     pub(super) namesakes: Namesakes,
+    /// The cgroups that the actions on the present flow are limited to; `None`: none, or not known
+    /// yet.
+    pub(super) limit: Option<Limit>,
+    /// The cgroups of this host, once they were asked for.
+    pub(super) cgroups: Option<Cgroups>,
 }
 
 /// The outcome of an action, before it is counted.
@@ -133,6 +140,7 @@ impl Worker {
             return all(self, Outcome::Paused);
         }
         let mut done = Actions::default();
+        self.limit = None;
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
             if self.is_over(wait) {
@@ -248,6 +256,9 @@ impl Worker {
             return Ok(Outcome::OtherZone);
         }
         self.scope = self.scope_of(event)?;
+        if !self.is_in_cgroup(job)? {
+            return Ok(Outcome::OtherCgroup);
+        }
         let seen = event.seen();
         let initiator = seen.initiator();
         let src = event.key.sender(initiator);
@@ -350,6 +361,9 @@ impl Worker {
                 let Some(socket) = self.find(at, Protocol::Tcp, (local, peer))? else {
                     continue;
                 };
+                if !self.may_close(&socket)? {
+                    continue;
+                }
                 if self.is_of_others(&job.event, at, local.ip())? {
                     return Ok(outcome.or(Outcome::OtherZone));
                 }
