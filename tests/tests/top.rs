@@ -469,3 +469,25 @@ fn cpu_time(pid: i32) -> Result<Duration> {
     let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
     Ok(Duration::from_millis(10 * ticks))
 }
+
+#[test]
+fn top_shows_the_owners_of_the_flows_on_the_screen() -> Result<()> {
+    require_root();
+    let pair = Pair::new()?;
+    let twheel = Twheel::start(&pair.server, &["--iface", SERVER])?;
+    let connections = pair.connect_some(2)?;
+    let terminal = Terminal::open(&pair.server)?;
+    let wanted = format!("  pid {} (", std::process::id());
+    terminal.top("", "--owner")?;
+    terminal.until("owners", |screen| {
+        let flows = flows(screen);
+        flows.len() == 2 && flows.iter().all(|line| line.contains(&wanted))
+    })?;
+    terminal.press(&["q"])?;
+    terminal.until("the end", |screen| screen.contains("code 0"))?;
+    terminal.top("", "")?;
+    ensure!(!terminal.screen()?.contains(&wanted));
+    drop(connections);
+    twheel.stop()?;
+    Ok(())
+}

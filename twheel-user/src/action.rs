@@ -175,6 +175,8 @@ named! {
         Overrun = "overrun",
         /// would be done without --dry-run
         Would = "would",
+        /// not done: it has no local socket in a cgroup that the policy names
+        OtherCgroup = "other_cgroup",
     }
 }
 

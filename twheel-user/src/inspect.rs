@@ -161,6 +161,7 @@ impl Reader {
             iface: label.map(String::as_str).filter(|it| !it.is_empty()),
             zone: self.zones.get(usize::from(flow.zone)).copied().unwrap_or(0),
             nat: None,
+            owner: None,
         }
     }
 

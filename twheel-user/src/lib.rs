@@ -29,6 +29,7 @@
 //! | what leaves the host | [`export`] |
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | entries of conntrack, and what they say of translations | [`conntrack`], [`nat`] |
+//! | local sockets, and which process and service a flow's socket belongs to | [`sockets`], [`owner`] |
 //! | numbers for Prometheus, and the page | [`metrics`], `web/` |
 //! | how a flow is printed | [`output`] |
 //! | which sources are over their quota | [`quota`] |
@@ -86,6 +87,7 @@ pub mod netns;
 pub mod notices;
 pub mod order;
 pub mod output;
+pub mod owner;
 pub mod patterns;
 pub mod pins;
 pub mod plan;
@@ -96,6 +98,7 @@ pub mod quota;
 pub mod reap;
 pub mod ring;
 pub mod settings;
+pub mod sockets;
 pub mod stack;
 pub mod stepper;
 pub mod stepping;

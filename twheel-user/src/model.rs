@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -17,7 +18,7 @@ use twheel_common::{
     state::{Seen, State},
 };
 
-use crate::clock::Clock;
+use crate::{clock::Clock, owner::Owner};
 
 /// How to read the numbers in the data plane's records.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,7 @@ pub struct Flow {
 }
 
 /// What tells one life of a flow from all others of an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Birth {
     /// The flow's key.
     pub key: FlowKey,
@@ -129,6 +130,8 @@ pub struct Named<'a> {
     pub zone: u16,
     /// The endpoints on the other side of a network address translation.
     pub nat: Option<Translation>,
+    /// Whose its local socket is, if that was asked for and is known.
+    pub owner: Option<&'a Owner>,
 }
 
 /// The initiator and the responder of a flow, as the packets on the other side of a network address
@@ -152,6 +155,8 @@ pub struct KnownAs {
     pub zone: u16,
     /// As in [`Named`].
     pub nat: Option<Translation>,
+    /// As in [`Named`].
+    pub owner: Option<Arc<Owner>>,
 }
 
 impl KnownAs {
@@ -162,6 +167,7 @@ impl KnownAs {
             iface: self.iface.as_deref(),
             zone: self.zone,
             nat: self.nat,
+            owner: self.owner.as_deref(),
         }
     }
 }

@@ -69,6 +69,7 @@ impl Names {
             iface: self.iface(flow.place)?,
             zone: self.zone(flow.zone)?,
             nat: None,
+            owner: None,
         })
     }
 }

@@ -60,6 +60,22 @@ impl Netlink {
         Ok(answer)
     }
 
+    /// Sends a request with `NLM_F_DUMP` and passes all its answers on.
+    ///
+    /// # Errors
+    ///
+    /// As [`ask`](Self::ask).
+    pub fn dump<T: NetlinkSerializable + NetlinkDeserializable>(
+        &mut self,
+        request: NetlinkMessage<T>,
+        mut take: impl FnMut(T),
+    ) -> io::Result<()> {
+        self.exchange(request, None, |message| {
+            take(message);
+            ControlFlow::Continue(())
+        })
+    }
+
     /// Sends a request and passes each answer on, until there are no more or the caller wants no
     /// more.
     fn exchange<T: NetlinkSerializable + NetlinkDeserializable>(
@@ -120,10 +136,7 @@ where
     header.flags = NLM_F_REQUEST | flag;
     let request = NetlinkMessage::new(header, request.into());
     let mut answers = Vec::new();
-    Netlink::open(protocol)?.exchange(request, None, |answer| {
-        answers.push(answer);
-        ControlFlow::Continue(())
-    })?;
+    Netlink::open(protocol)?.dump(request, |answer| answers.push(answer))?;
     Ok(answers)
 }
 

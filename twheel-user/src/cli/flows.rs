@@ -5,13 +5,17 @@ use std::{cmp::Ordering, collections::BinaryHeap, time::SystemTime};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::select::{Select, Which, while_read};
+use super::{
+    owner::{Owned, say_notices},
+    select::{Select, Which, while_read},
+};
 use crate::{
     filter::{Filter, Subject},
     flows,
     inspect::Reader,
     model::Tracked,
     output::{json, table},
+    owner::Owners,
 };
 
 /// List the flows in the table
@@ -21,12 +25,15 @@ Examples:
   twheel flows
   twheel flows 'state == established and dport == 443 and idle > 30s'
   twheel flows 'src in 10.0.0.0/8 and not port in {22, 53}' --sort expires --limit 20
-  twheel flows --json | jq -r .src | sort | uniq -c")]
+  twheel flows --json | jq -r .src | sort | uniq -c
+  twheel flows --owner 'state == established'   # which processes they belong to")]
 pub struct Flows {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
     select: Select,
+    #[command(flatten)]
+    owned: Owned,
     /// Sort key [default: table order, streamed]
     #[arg(long, value_enum, value_name = "KEY")]
     sort: Option<Key>,
@@ -205,7 +212,8 @@ impl Flows {
             reverse: self.reverse,
             limit: self.limit.unwrap_or(usize::MAX),
         };
-        while_read(|out| {
+        let mut owners = self.owned.open(Owners::for_listing)?;
+        let listed = while_read(|out| {
             let columns = reader.columns();
             if !self.json {
                 table::heading(columns, out)?;
@@ -213,7 +221,9 @@ impl Flows {
             // The ages of all flows are of now, however long the list takes.
             let time = SystemTime::now();
             choice.each(&reader, &filter, |tracked| {
-                let named = reader.known_as(&tracked.flow);
+                let mut named = reader.known_as(&tracked.flow);
+                let owner = owners.as_mut().and_then(|it| it.find(&tracked.flow, named));
+                named.owner = owner.as_ref();
                 if self.json {
                     json::tracked(reader.identity(), time, tracked, named, out)?;
                 } else {
@@ -221,6 +231,8 @@ impl Flows {
                 }
                 Ok(())
             })
-        })
+        });
+        say_notices(owners.as_ref());
+        listed
     }
 }

@@ -11,6 +11,7 @@ mod flush;
 mod list;
 mod man;
 mod options;
+mod owner;
 mod plan;
 mod policy;
 mod reap;

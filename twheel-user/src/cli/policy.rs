@@ -14,13 +14,14 @@ use serde_json::{Map, Value, json};
 use twheel_common::policy::{Hook, MAX_VLAN, Protocol, TimeoutName, Tuple, first_match};
 
 use crate::{
-    action::{Action, Actions},
+    action::Action,
     clock::Clock,
     failure::{Failure, Kind},
     host, output,
     pins::Instance,
     policy::{
-        Compiled, Policy as Rules, Query, Rule, Timeouts, Verdict, install, mapped, packed, words,
+        Compiled, Policy as Rules, Query, Reap, Rule, Timeouts, Verdict, install, mapped, packed,
+        words,
     },
     progress,
     settings::longest_timeout,
@@ -303,11 +304,11 @@ impl Met {
                     "rule {} `{}`, {}:{}",
                     self.number, rule.name, policy.file, rule.place.line
                 )?;
-                (&rule.timeouts, rule.reap)
+                (&rule.timeouts, &rule.reap)
             }
             None => {
                 writeln!(out, "no rule")?;
-                (&policy.timeouts, policy.reap)
+                (&policy.timeouts, &policy.reap)
             }
         };
         for (name, timeout) in named(timeouts) {
@@ -322,8 +323,8 @@ impl Met {
                 "all"
             }
         )?;
-        if let Some(actions) = reap {
-            writeln!(out, "  {:<12} {actions}", "reap")?;
+        if let Some(reap) = reap {
+            writeln!(out, "  {:<12} {reap}", "reap")?;
         }
         for ((number, rule), why) in (1..).zip(&policy.rules).zip(&self.failed) {
             writeln!(
@@ -340,6 +341,7 @@ impl Met {
         let failed = (1..).zip(&policy.rules).zip(&self.failed).map(|((number, rule), why): ((usize, _), _)| {
             json!({ "number": number, "name": rule.name, "line": rule.place.line, "failed": why })
         });
+        let reap = rule.map_or(&policy.reap, |rule| &rule.reap);
         let report = json!({
             "file": policy.file,
             "rule": rule.map(|rule| json!({
@@ -348,7 +350,8 @@ impl Met {
                 "line": rule.place.line,
             })),
             "timeouts_us": micros(rule.map_or(&policy.timeouts, |rule| &rule.timeouts)),
-            "reap": rule.map_or(policy.reap, |rule| rule.reap).map(names),
+            "reap": names(reap),
+            "reap_cgroup": cgroups(reap),
             "not": failed.collect::<Vec<_>>(),
         });
         output::json::write_now("match", without_nulls(report), out)
@@ -410,7 +413,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
                 name: &str,
                 conditions: String,
                 all: &Timeouts,
-                reap: Option<Actions>| {
+                reap: &Option<Reap>| {
         let timeouts: Vec<_> = named(all)
             .map(|(name, timeout)| {
                 format!(
@@ -428,7 +431,8 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,
             "{number:>4} {place:>5}  {name:<width$}  {conditions}; {timeouts}{}",
-            reap.map_or_else(String::new, |actions| format!("; reap {actions}"))
+            reap.as_ref()
+                .map_or_else(String::new, |reap| format!("; reap {reap}"))
         )
     };
     for (number, rule) in (1..).zip(&policy.rules) {
@@ -444,7 +448,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
             &rule.name,
             conditions,
             &rule.timeouts,
-            rule.reap,
+            &rule.reap,
         )?;
     }
     line(
@@ -454,7 +458,7 @@ fn print_rules(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
         "-",
         "no rule".into(),
         &policy.timeouts,
-        policy.reap,
+        &policy.reap,
     )
 }
 
@@ -466,14 +470,16 @@ fn print_rules_json(policy: &Rules, out: &mut impl Write) -> io::Result<()> {
             "line": rule.place.line,
             "conditions": rule.conditions(),
             "timeouts_us": micros(&rule.timeouts),
-            "reap": rule.reap.map(names),
+            "reap": names(&rule.reap),
+            "reap_cgroup": cgroups(&rule.reap),
         })
     });
     let report = json!({
         "file": policy.file,
         "rules": rules.collect::<Vec<_>>(),
         "timeouts_us": micros(&policy.timeouts),
-        "reap": policy.reap.map(names),
+        "reap": names(&policy.reap),
+        "reap_cgroup": cgroups(&policy.reap),
     });
     output::json::write_now("policy", without_nulls(report), out)
 }
@@ -497,9 +503,16 @@ fn without_nulls(mut object: Value) -> Value {
     object
 }
 
-/// The names of actions.
-fn names(actions: Actions) -> Vec<&'static str> {
-    actions.iter().map(Action::name).collect()
+/// The names of the actions.
+fn names(reap: &Option<Reap>) -> Option<Vec<&'static str>> {
+    let reap = reap.as_ref()?;
+    Some(reap.actions.iter().map(Action::name).collect())
+}
+
+/// The cgroups that the actions are limited to.
+fn cgroups(reap: &Option<Reap>) -> Option<&[String]> {
+    let reap = reap.as_ref()?;
+    (!reap.cgroups.is_empty()).then_some(&reap.cgroups)
 }
 
 /// The timeouts that are set.

@@ -75,7 +75,7 @@ impl Reap {
         let namespaces = self
             .reap_netns
             .iter()
-            .map(|name| NamespacePath::named(name));
+            .map(|name| NamespacePath::named("--reap-netns", name));
         Ok(Mandate {
             protect: protect.collect::<Result<_>>()?,
             dry_run: self.dry_run,

@@ -6,21 +6,26 @@ use anyhow::Result;
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use serde::Serialize;
 
-use super::select::{Select, Which, while_read};
+use super::{
+    owner::say_notices,
+    select::{Select, Which, while_read},
+};
 use crate::{
     filter::{STATES, Subject},
     identity::Identity,
     model::Tracked,
     output::json,
+    owner::{Owner, Owners},
 };
 
-/// Count the flows of each address or port: who fills the table
+/// Count the flows of each address, port or service: who fills the table
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   twheel talkers
   twheel talkers --state syn_sent              # who floods
-  twheel talkers --by port 'idle > 1h' --limit 5")]
+  twheel talkers --by port 'idle > 1h' --limit 5
+  twheel talkers --by cgroup                   # which services")]
 pub struct Talkers {
     #[command(flatten)]
     which: Which,
@@ -49,21 +54,34 @@ enum By {
     Dst,
     /// Protocol and port of the responder
     Port,
+    /// Command of the process that has the local socket; `-`: unknown
+    Command,
+    /// Cgroup of the local socket; `-`: unknown
+    Cgroup,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Talker {
     Address(IpAddr),
     Port(&'static str, u16),
+    Name(Option<Box<str>>),
 }
 
 impl By {
-    fn talker(self, flow: &Tracked) -> Talker {
+    /// `owner`: the flow's, for those that need it.
+    fn talker(self, flow: &Tracked, owner: Option<Owner>) -> Talker {
+        let owner = owner.unwrap_or_default();
         match self {
             Self::Src => Talker::Address(flow.flow.src.ip()),
             Self::Dst => Talker::Address(flow.flow.dst.ip()),
             Self::Port => Talker::Port(flow.flow.proto, flow.flow.dst.port()),
+            Self::Command => Talker::Name(owner.command.map(Box::from)),
+            Self::Cgroup => Talker::Name(owner.cgroup.map(Box::from)),
         }
+    }
+
+    fn needs_owner(self) -> bool {
+        matches!(self, Self::Command | Self::Cgroup)
     }
 }
 
@@ -72,6 +90,7 @@ impl std::fmt::Display for Talker {
         match self {
             Self::Address(address) => address.fmt(f),
             Self::Port(proto, port) => write!(f, "{proto}/{port}"),
+            Self::Name(name) => f.write_str(name.as_deref().unwrap_or("-")),
         }
     }
 }
@@ -98,17 +117,22 @@ impl Talkers {
     pub(super) fn execute(self) -> Result<()> {
         let reader = self.select.open()?;
         let filter = self.which.filter_for(&reader)?;
+        let needs_owner = self.by.needs_owner();
+        let mut owners = needs_owner.then(|| Owners::for_listing(Vec::new()));
         let now = reader.now()?;
         let mut talkers: HashMap<Talker, Sum> = HashMap::new();
         let mut all = 0u64;
         for (_, tracked) in reader.flows(now) {
-            let subject = Subject::tracked(&tracked, reader.known_as(&tracked.flow));
+            let named = reader.known_as(&tracked.flow);
+            let subject = Subject::tracked(&tracked, named);
             let is_in = |state: &String| tracked.flow.state == state;
             if !filter.matches(&subject) || !self.state.as_ref().is_none_or(is_in) {
                 continue;
             }
             all += 1;
-            let share = talkers.entry(self.by.talker(&tracked)).or_default();
+            let known = owners.as_mut();
+            let owner = known.and_then(|it| it.find(&tracked.flow, named));
+            let share = talkers.entry(self.by.talker(&tracked, owner)).or_default();
             share.flows += 1;
             for sent in tracked.account.into_iter().flatten() {
                 share.packets += sent.packets;
@@ -117,8 +141,12 @@ impl Talkers {
         }
         let others = talkers.len().saturating_sub(self.limit);
         let mut talkers: Vec<_> = talkers.into_iter().collect();
-        talkers.sort_unstable_by_key(|(talker, share)| (Reverse(share.flows), *talker));
+        talkers.sort_unstable_by(|(one, sum), (two, other)| {
+            let order = Reverse(sum.flows).cmp(&Reverse(other.flows));
+            order.then_with(|| one.cmp(two))
+        });
         talkers.truncate(self.limit);
+        say_notices(owners.as_ref());
         let counted = reader.table().has_accounts();
         while_read(|out| {
             if !self.json {
@@ -163,6 +191,8 @@ impl By {
             Self::Src => "SRC",
             Self::Dst => "DST",
             Self::Port => "DPORT",
+            Self::Command => "COMMAND",
+            Self::Cgroup => "CGROUP",
         }
     }
 }
@@ -176,7 +206,8 @@ impl TalkerLine {
         write!(
             out,
             "{:<39} {:>10} {:>6.1}%",
-            self.talker,
+            // A command and a path may have any characters, also those that control a terminal.
+            self.talker.escape_debug().to_string(),
             self.flows,
             100.0 * self.share
         )?;

@@ -50,6 +50,7 @@ fn subject() -> Subject<'static> {
             iface: Some("eth0"),
             zone: 7,
             nat: None,
+            owner: None,
         },
         picked_up: false,
         idle: Duration::from_secs(45),

@@ -450,6 +450,7 @@ impl Segment {
                 .and_then(|zone| zone.parse().ok())
                 .unwrap_or(0),
             nat: None,
+            owner: None,
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     action::Reaped,
     identity::{self, Identity},
     model::{Ended, Flow, Mark, Named, Rto, RunEvent, Timing, Tracked, Translation, Updated},
+    owner::Owner,
 };
 
 /// The version of the lines. A field that is added does not change it.
@@ -132,6 +133,8 @@ struct Flowing<'a> {
     rule: Option<&'a str>,
     #[serde(flatten)]
     nat: Option<Nat>,
+    #[serde(flatten)]
+    owner: Option<&'a Owner>,
 }
 
 /// The endpoints on the other side of a translation.
@@ -183,6 +186,7 @@ impl<'a> Flowing<'a> {
             zone: named.zone,
             rule: named.rule,
             nat: named.nat.map(Nat::from),
+            owner: named.owner,
         }
     }
 }

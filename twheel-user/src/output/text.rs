@@ -6,6 +6,7 @@ use super::Output;
 use crate::{
     action::Reaped,
     model::{Ended, Flow, Mark, Named, Rto, RunEvent, Updated},
+    owner::Owner,
 };
 
 /// Lines of text.
@@ -180,8 +181,9 @@ impl Output for Text {
     }
 }
 
-/// The rule, and what distinguishes the flow from others with the same endpoints: `  rule web  vlan
-/// 10.20  zone 7  eth0 out`. The interface is omitted if there is only one.
+/// The rule, what distinguishes the flow from others with the same endpoints, and its owner:
+/// `  rule web  vlan 10.20  zone 7  eth0 out  pid 12 (nginx)  user www-data  cgroup /system.slice`.
+/// The interface is omitted if there is only one.
 pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     let mut more = String::new();
     if let Some(rule) = named.rule {
@@ -201,7 +203,28 @@ pub(super) fn more(flow: Flow, named: Named<'_>) -> String {
     if let Some(nat) = named.nat {
         more += &format!("  nat {} -> {}", nat.src, nat.dst);
     }
+    if let Some(owner) = named.owner {
+        more += &owned(owner);
+    }
     more
+}
+
+/// The owner's fields that are known. A command and a path may have any characters, also those that
+/// control a terminal.
+fn owned(owner: &Owner) -> String {
+    let mut text = String::new();
+    if let Some(pid) = owner.pid {
+        text += &format!("  pid {pid}");
+    }
+    if let Some(command) = &owner.command {
+        text += &format!(" ({})", command.escape_debug());
+    }
+    for (name, value) in [("user", &owner.user), ("cgroup", &owner.cgroup)] {
+        if let Some(value) = value {
+            text += &format!("  {name} {}", value.escape_debug());
+        }
+    }
+    text
 }
 
 /// Milliseconds; `-` if there was no sample.

@@ -24,11 +24,12 @@ use twheel_common::{
 use zerocopy::transmute;
 
 use super::{
+    cgroups,
     compile::Compiled,
-    rule::{Policy, Timeouts, refuse},
+    rule::{Policy, Reap, Timeouts, refuse},
 };
 use crate::{
-    action::{Action, Actions},
+    action::Action,
     call::on_each_cpu,
     clock::Clock,
     failure::{Failure, Kind},
@@ -77,9 +78,9 @@ pub fn asks_for(file: &Path, clock: Clock, config: &Config, action: Action) -> R
     let all = policy
         .rules
         .iter()
-        .map(|rule| rule.reap)
-        .chain([policy.reap]);
-    Ok(all.flatten().any(|actions| actions.has(action)))
+        .map(|rule| &rule.reap)
+        .chain([&policy.reap]);
+    Ok(all.flatten().any(|reap| reap.actions.has(action)))
 }
 
 /// Reads a policy file for an instance.
@@ -116,6 +117,9 @@ pub fn put(pins: &Pins, file: Option<&Path>, clock: Clock) -> Result<Flock<File>
         })
         .transpose()?;
     let lock = pins.lock_policy()?;
+    if let Some((policy, _)) = &policy {
+        cgroups::make_map(pins, policy)?;
+    }
     let policy = policy.as_ref().map(|(policy, compiled)| (policy, compiled));
     install(&open, policy, clock)?;
     Ok(lock)
@@ -128,12 +132,10 @@ fn check_enforcement(policy: &Policy, meta: &Meta) -> Result<()> {
     let mut asked = policy
         .rules
         .iter()
-        .map(|rule| rule.reap)
-        .chain([policy.reap]);
-    let enforces = asked.any(|actions| {
-        let mut actions = actions.iter().flat_map(|actions| actions.iter());
-        actions.any(Action::enforces)
-    });
+        .map(|rule| &rule.reap)
+        .chain([&policy.reap])
+        .flatten();
+    let enforces = asked.any(|reap| reap.actions.iter().any(Action::enforces));
     if enforces && !meta.features.has(Features::ENFORCE) {
         return Err(Failure::new(
             Kind::Usage,
@@ -177,8 +179,22 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
     let mut names = array::<[u8; NAME_BYTES]>(open, "NAMES")?;
     let mut timeouts = array::<Rule>(open, "TIMEOUTS")?;
     let base = timeouts.get(&UNRULED.into(), 0)?;
+    let mut of_rules = Vec::new();
     let unruled = match policy {
-        Some((policy, _)) => with(base, &policy.timeouts, policy.reap, clock),
+        Some((policy, _)) => {
+            let mut sets = cgroups::Sets::open(open, policy, set)?;
+            let mut actions = |position, reap: &Option<Reap>| {
+                reap.as_ref()
+                    .map(|reap| sets.write(position, reap))
+                    .transpose()
+            };
+            let unruled = with(base, &policy.timeouts, actions(0, &policy.reap)?, clock);
+            for (position, rule) in (1..).zip(&policy.rules) {
+                let actions = actions(position, &rule.reap)?;
+                of_rules.push(with(unruled, &rule.timeouts, actions, clock));
+            }
+            unruled
+        }
         None => base,
     };
 
@@ -203,7 +219,8 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                 taken[usize::from(old)] = true;
             }
         }
-        for (rule, number) in policy.rules.iter().zip(&mut numbers[1..]) {
+        let all = policy.rules.iter().zip(of_rules);
+        for ((rule, of), number) in all.zip(&mut numbers[1..]) {
             if *number == 0 {
                 let free = (1..UNRULED).find(|at| {
                     !taken[usize::from(*at)] && known[usize::from(*at)] == [0; NAME_BYTES]
@@ -214,14 +231,10 @@ pub fn install(open: Open<'_>, policy: Option<(&Policy, &Compiled)>, clock: Cloc
                 )?;
                 taken[usize::from(*number)] = true;
                 // No flow has this number yet.
-                timeouts.set(
-                    u32::from(*number),
-                    with(unruled, &rule.timeouts, rule.reap, clock),
-                    0,
-                )?;
+                timeouts.set(u32::from(*number), of, 0)?;
                 names.set(u32::from(*number), padded(&rule.name)?, 0)?;
             }
-            rules.push((*number, with(unruled, &rule.timeouts, rule.reap, clock)));
+            rules.push((*number, of));
         }
         write(open, set, compiled, &zones)?;
     }
@@ -316,10 +329,11 @@ pub fn sweep(
     Ok(armed)
 }
 
-/// A rule with the given timeouts, in units, and actions; those of `base` where none are given.
-fn with(mut base: Rule, given: &Timeouts, reap: Option<Actions>, clock: Clock) -> Rule {
-    if let Some(actions) = reap {
-        base.actions = actions.bits();
+/// A rule with the given timeouts, in units, and actions as bits; those of `base` where none are
+/// given.
+fn with(mut base: Rule, given: &Timeouts, actions: Option<u32>, clock: Clock) -> Rule {
+    if let Some(actions) = actions {
+        base.actions = actions;
     }
     for (units, given) in base.timeouts.0.iter_mut().zip(given) {
         if let Some(given) = given {

@@ -8,7 +8,9 @@
 //! | the sets that the data plane looks up | `compile.rs` |
 //! | networks | `network.rs` |
 //! | putting a policy into force | `install.rs` |
+//! | the cgroups that actions are limited to | `cgroups.rs` |
 
+pub mod cgroups;
 mod check;
 mod compile;
 pub mod install;
@@ -24,7 +26,7 @@ use caps::Capability;
 pub use self::{
     compile::{Compiled, words},
     network::{Network, mapped},
-    rule::{Location, Policy, Query, Rule, Timeouts, Verdict, hook_name, packed},
+    rule::{Location, Policy, Query, Reap, Rule, Timeouts, Verdict, hook_name, packed},
 };
 use crate::{
     failure::{Failure, Kind},

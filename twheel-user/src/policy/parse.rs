@@ -11,8 +11,9 @@ use toml::{
 use twheel_common::policy::{Hook, MAX_RULES, MAX_VLAN, Protocol, TIMEOUTS, TimeoutName};
 
 use super::{
+    cgroups,
     network::{Network, number},
-    rule::{Location, Policy, Rule, Timeouts, refuse},
+    rule::{Location, Policy, Reap, Rule, Timeouts, refuse},
 };
 use crate::action::{Action, Actions};
 
@@ -63,7 +64,7 @@ impl Parser<'_> {
         for (key, value) in entries(document.get_ref()) {
             match key.get_ref().as_ref() {
                 "timeouts" => timeouts = self.timeouts(value)?,
-                "reap" => reap = Some(self.actions(value)?),
+                "reap" => reap = Some(self.reap(value)?),
                 "rule" => {
                     let DeValue::Array(items) = value.get_ref() else {
                         return Err(self.wrong_type("rule", value, "begin each with [[rule]]"));
@@ -86,7 +87,7 @@ impl Parser<'_> {
             for (own, common) in rule.timeouts.iter_mut().zip(timeouts) {
                 *own = own.or(common);
             }
-            rule.reap = rule.reap.or(reap);
+            rule.reap = rule.reap.take().or_else(|| reap.clone());
         }
         Ok(Policy {
             file: self.file.to_owned(),
@@ -132,7 +133,7 @@ impl Parser<'_> {
                 "direction" => rule.hook = Some(self.hook(value)?),
                 "proto" => rule.protocols = Some(self.protocols(value)?),
                 "timeouts" => rule.timeouts = self.timeouts(value)?,
-                "reap" => rule.reap = Some(self.actions(value)?),
+                "reap" => rule.reap = Some(self.reap(value)?),
                 other => return Err(self.unknown_key(key.span().start, other, KEYS)),
             }
         }
@@ -353,10 +354,71 @@ impl Parser<'_> {
         Ok(timeout)
     }
 
+    /// A list of actions, or a table that also says for which cgroups.
+    fn reap(&self, value: &Value) -> Result<Reap> {
+        let DeValue::Table(table) = value.get_ref() else {
+            let actions = self.actions(value)?;
+            return Ok(Reap {
+                actions,
+                ..Reap::default()
+            });
+        };
+        let mut reap = Reap::default();
+        let mut has_actions = false;
+        for (key, value) in entries(table) {
+            match key.get_ref().as_ref() {
+                "actions" => {
+                    reap.actions = self.actions(value)?;
+                    has_actions = true;
+                }
+                "cgroup" => reap.cgroups = self.cgroups(value)?,
+                other => {
+                    return Err(self.unknown_key(key.span().start, other, "actions, cgroup"));
+                }
+            }
+        }
+        match has_actions {
+            true => Ok(reap),
+            false => Err(self.at(value, "reap has no actions: give actions = [\"...\"]")),
+        }
+    }
+
+    fn cgroups(&self, value: &Value) -> Result<Vec<String>> {
+        const ALLOWED: &str = "give the path of a cgroup as /proc/PID/cgroup has it, such as \
+                               \"/system.slice/nginx.service\", or a list of them";
+        let cgroup = |item| {
+            let path = self.string("cgroup", item, ALLOWED)?;
+            let is_name = |name: &str| !["", ".", ".."].contains(&name);
+            let is_path = match path.strip_prefix('/') {
+                Some("") => true,
+                Some(rest) => rest.split('/').all(is_name) && !path.contains(char::is_control),
+                None => false,
+            };
+            match is_path {
+                true => Ok(path.to_owned()),
+                false => Err(self.at(item, format!("cgroup {}: {ALLOWED}", quoted(path)))),
+            }
+        };
+        let items = self.items("cgroup", value)?;
+        let cgroups: Vec<_> = items.into_iter().map(cgroup).collect::<Result<_>>()?;
+        let (length, most) = (cgroups::text(&cgroups).len(), cgroups::BYTES);
+        if length > most {
+            let what = format!(
+                "cgroup: the paths take {length} bytes, with one more for each, and at most {most} \
+                 are allowed: name a cgroup that they are all below"
+            );
+            return Err(self.at(value, what));
+        }
+        Ok(cgroups)
+    }
+
     /// A list of actions; an empty list means none.
     fn actions(&self, value: &Value) -> Result<Actions> {
         let names = Action::ALL.map(Action::name).join(", ");
-        let allowed = format!("give a list of {names}, or an empty one");
+        let allowed = format!(
+            "give a list of {names}, an empty one, or a table such as {{ actions = [\"socket\"], \
+             cgroup = \"/system.slice/nginx.service\" }}"
+        );
         let DeValue::Array(items) = value.get_ref() else {
             return Err(self.wrong_type("reap", value, &allowed));
         };

@@ -40,7 +40,7 @@ pub struct Policy {
     /// Timeouts of flows that match no rule.
     pub timeouts: Timeouts,
     /// Actions on expired flows that match no rule; `None`: those of `--reap`.
-    pub reap: Option<Actions>,
+    pub reap: Option<Reap>,
     /// The rules, in the order of the file; rule `n` of
     /// [`first_match`](twheel_common::policy::first_match) is `rules[n - 1]`.
     pub rules: Vec<Rule>,
@@ -76,7 +76,27 @@ pub struct Rule {
     /// of the policy.
     pub timeouts: Timeouts,
     /// Actions on the rule's expired flows; `None`: those of `--reap`.
-    pub reap: Option<Actions>,
+    pub reap: Option<Reap>,
+}
+
+/// What is done to expired flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reap {
+    /// The actions.
+    pub actions: Actions,
+    /// They are taken only on flows with a local socket in one of these cgroups, or below one;
+    /// empty: on all flows.
+    pub cgroups: Vec<String>,
+}
+
+impl fmt::Display for Reap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.actions.fmt(f)?;
+        match self.cgroups.is_empty() {
+            true => Ok(()),
+            false => write!(f, " cgroup {}", list(&self.cgroups)),
+        }
+    }
 }
 
 /// A description of a flow; `None` is unknown.

@@ -10,19 +10,43 @@ use twheel_common::{
 };
 
 use crate::{
-    action::Actions, data_plane::UserCounters, maps, pins::Pins, policy::install::InForce,
+    action::Actions,
+    data_plane::UserCounters,
+    maps,
+    pins::Pins,
+    policy::{cgroups::CgroupSet, install::InForce},
 };
 
 /// The actions that the rules of the policy in force ask for.
-pub(super) struct ActionsInForce(pub(super) InForce);
+pub(super) struct ActionsInForce {
+    rules: InForce,
+    pins: Pins,
+}
 
 impl ActionsInForce {
+    pub(super) fn open(pins: &Pins) -> Result<Self> {
+        Ok(Self {
+            rules: InForce::open(&maps::pinned(pins))?,
+            pins: pins.clone(),
+        })
+    }
+
     pub(super) fn of_rule(&self, rule: u32) -> Result<Actions> {
         Ok(Actions::from_bits(self.rule(rule)?.actions))
     }
 
     pub(super) fn rule(&self, rule: u32) -> Result<Rule> {
-        self.0.rule(rule as u16)
+        self.rules.rule(rule as u16)
+    }
+
+    /// The cgroups that the actions on a rule's flows are limited to; `None`: to none.
+    pub(super) fn cgroups(&self, rule: u32) -> Result<Option<CgroupSet>> {
+        Ok(CgroupSet::of_rule(&self.rule(rule)?))
+    }
+
+    /// Their paths.
+    pub(super) fn paths(&self, set: CgroupSet) -> Result<Vec<String>> {
+        set.paths(&self.pins)
     }
 
     /// The expired flows of a batch for which there are actions.
@@ -62,7 +86,7 @@ pub(super) fn unsettled(tally: &UserCounters) -> Result<u64> {
 
 /// The number of actions that the policy in force asks for on the flows of a batch.
 pub fn asked(pins: &Pins, batch: &[Record]) -> Result<u64> {
-    let asked = ActionsInForce(InForce::open(&maps::pinned(pins))?);
+    let asked = ActionsInForce::open(pins)?;
     Ok(number(&asked.in_batch(batch)?))
 }
 

@@ -13,9 +13,10 @@
 //! | its thread, which checks whether an action is still right and takes it | `worker.rs` |
 //! | limits of number and rate | `guard.rs` |
 //! | whether a flow may have come back unseen | `refusals.rs` |
-//! | which sockets and entries are a flow's, and where | `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | which sockets and entries are a flow's, and where | `search.rs`, `scope.rs`, `sites.rs`, `namespace.rs` |
+//! | whether a socket is in a cgroup that the rule names | `search.rs` |
 //! | whether a socket may be that of another zone | `namesakes.rs` |
-//! | the actions themselves | `sockets.rs`, `../conntrack.rs`, `reset.rs` |
+//! | the actions themselves | `reset.rs`, and `crate::conntrack`, `crate::sockets` |
 
 mod asked;
 mod guard;
@@ -26,10 +27,11 @@ mod reaper;
 mod refusals;
 mod reset;
 mod scope;
+mod search;
 mod sites;
-mod sockets;
 mod worker;
 
+pub(crate) use self::scope::Scope;
 pub use self::{
     asked::asked,
     mandate::{Mandate, ReaperState},

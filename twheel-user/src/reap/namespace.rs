@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     failure::{Failure, Kind},
+    netns,
     privilege::lacks,
 };
 
@@ -21,27 +22,33 @@ use crate::{
 pub struct NamespacePath(PathBuf);
 
 impl NamespacePath {
+    /// By its name in `ip netns`, or by a path; it need not exist.
+    pub fn of_name(name: &str) -> Self {
+        Self(match name.contains('/') {
+            true => PathBuf::from(name),
+            false => Path::new(netns::DIRECTORY).join(name),
+        })
+    }
+
+    /// As the value of a command's option.
+    ///
     /// # Errors
     ///
     /// [`Kind::Usage`]: there is no namespace of that name.
-    pub fn named(name: &str) -> Result<Self> {
-        let path = match name.contains('/') {
-            true => PathBuf::from(name),
-            false => Path::new("/run/netns").join(name),
-        };
-        let namespace = Self(path);
+    pub fn named(option: &str, name: &str) -> Result<Self> {
+        let namespace = Self::of_name(name);
         namespace.inside(|| Ok(())).map_err(|error| {
             let cause = error.downcast_ref::<io::Error>();
             if cause.is_some_and(|it| it.kind() == io::ErrorKind::PermissionDenied) {
                 return Failure::new(
                     Kind::Permission,
-                    format!("--reap-netns {name}: {error:#}: run as root"),
+                    format!("{option} {name}: {error:#}: run as root"),
                 );
             }
             Failure::new(
                 Kind::Usage,
                 format!(
-                    "--reap-netns {name}: not a network namespace ({error:#}): `ip netns` lists \
+                    "{option} {name}: not a network namespace ({error:#}): `ip netns` lists \
                      them"
                 ),
             )

@@ -32,7 +32,6 @@ use crate::{
     maps,
     names::Names,
     pins::Pins,
-    policy::install::InForce,
 };
 
 /// Most flows in the queue: 18 MiB.
@@ -69,7 +68,7 @@ impl Reaper {
             tally.add(Counter::ReapLost, lost);
         }
         let open = maps::pinned(pins);
-        let asked = Arc::new(ActionsInForce(InForce::open(&open)?));
+        let asked = Arc::new(ActionsInForce::open(pins)?);
         let refusals = Refusals::new(pins)?;
         let (queue, jobs) = channel();
         let (stop, stopped) = channel();
@@ -92,6 +91,8 @@ impl Reaper {
             left: (Duration::ZERO, None),
             scope: Scope::default(),
             namesakes: Namesakes::default(),
+            limit: None,
+            cgroups: None,
         };
         let thread = thread::Builder::new()
             .name("twheel-reaper".to_owned())

@@ -10,12 +10,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context, Result};
 use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
-use twheel_common::event::Event;
 
 use crate::interfaces::{self, Interface};
-
-/// Stands for a socket that is bound to no interface.
-const UNBOUND: u32 = 0;
 
 /// Where to look for the socket and the conntrack entry of a flow.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -27,10 +23,12 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// The scope of a flow in this zone, seen at the interface of this index; `None`: the interface
-    /// is not known.
-    pub fn of_flow(event: &Event, zone: u16, interface: Option<u32>) -> Result<Self> {
-        let vlans = event.key.vlans();
+    /// Stands for a socket that is bound to no interface.
+    pub const UNBOUND: u32 = 0;
+
+    /// The scope of a flow in these VLANs and this zone, seen at the interface of this index;
+    /// `None`: the interface is not known.
+    pub fn of_flow(vlans: [u16; 2], zone: u16, interface: Option<u32>) -> Result<Self> {
         if zone == 0 && vlans == [0; 2] {
             return Ok(Self::default());
         }
@@ -50,12 +48,12 @@ impl Scope {
     /// The interfaces to which a socket with this local address may be bound; 0: unbound.
     pub fn bound(&self, local: IpAddr) -> Result<Vec<u32>> {
         let Some(interfaces) = &self.interfaces else {
-            return Ok(vec![UNBOUND]);
+            return Ok(vec![Self::UNBOUND]);
         };
         let mut bound: Vec<_> = interfaces.iter().copied().collect();
         let owners = owners(local)?;
         if !owners.is_empty() && owners.is_subset(interfaces) {
-            bound.push(UNBOUND);
+            bound.push(Self::UNBOUND);
         }
         Ok(bound)
     }
@@ -139,7 +137,7 @@ mod tests {
     #[test]
     fn a_flow_without_vlan_and_zone_has_sockets_that_are_bound_to_nothing() {
         let local = "192.0.2.1".parse().unwrap();
-        assert_eq!(Scope::default().bound(local).unwrap(), [UNBOUND]);
+        assert_eq!(Scope::default().bound(local).unwrap(), [Scope::UNBOUND]);
         let scope = Scope {
             zone: 7,
             interfaces: Some(BTreeSet::from([3])),
@@ -150,7 +148,7 @@ mod tests {
             interfaces: Some(BTreeSet::from([1])),
         };
         let local = "127.0.0.1".parse().unwrap();
-        assert_eq!(lo.bound(local).unwrap(), [1, UNBOUND]);
+        assert_eq!(lo.bound(local).unwrap(), [1, Scope::UNBOUND]);
         assert_eq!(scope.bound(local).unwrap(), [3]);
     }
 }

@@ -2,10 +2,11 @@
 
 use anyhow::Result;
 
-use super::{namespace::NamespacePath, reset::Resets, sockets::Sockets};
+use super::{namespace::NamespacePath, reset::Resets};
 use crate::{
     action::{Action, Actions},
     conntrack::Conntrack,
+    sockets::Sockets,
 };
 
 /// A network namespace, and the sockets that were opened there.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::Ordering,
@@ -13,8 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{HashMap, Map, MapData};
-use netlink_packet_netfilter::conntrack::Protocol;
-use nix::net::if_::if_nametoindex;
+use netlink_packet_netfilter::conntrack;
 use twheel_common::{
     config::Features,
     counter::Counter,
@@ -22,7 +21,7 @@ use twheel_common::{
     event::Event,
     flow::FlowKey,
     packet::PROTO_TCP,
-    state::{Seen, State, is_elsewhere},
+    state::{Seen, State},
     step::Enter,
 };
 
@@ -34,7 +33,7 @@ use super::{
     refusals::refused,
     reset::Reset,
     scope::Scope,
-    sockets::FoundSocket,
+    search::Limit,
 };
 use crate::{
     action::{Action, Actions, News, Outcome, Reaped},
@@ -44,7 +43,9 @@ use crate::{
     inspect::Reader,
     model::Ended,
     names::Names,
+    owner::Cgroups,
     pins::Pins,
+    sockets::{FoundSocket, Protocol},
 };
 
 /// How old the count of live flows may be from which the share is computed.
@@ -59,7 +60,7 @@ pub(super) struct Job {
 }
 
 /// conntrack's name of the flow's protocol, if conntrack has entries of that protocol.
-fn protocol(job: &Job) -> Option<Protocol> {
+fn protocol(job: &Job) -> Option<conntrack::Protocol> {
     crate::conntrack::protocol(job.event.key.proto())
 }
 
@@ -86,6 +87,11 @@ pub(super) struct Worker {
     /// The scope of the present flow.
     pub(super) scope: Scope,
     pub(super) namesakes: Namesakes,
+    /// The cgroups that the actions on the present flow are limited to; `None`: none, or not known
+    /// yet.
+    pub(super) limit: Option<Limit>,
+    /// The cgroups of this host, once they were asked for.
+    pub(super) cgroups: Option<Cgroups>,
 }
 
 /// The outcome of an action, before it is counted.
@@ -130,6 +136,7 @@ impl Worker {
             return all(self, Outcome::Paused);
         }
         let mut done = Actions::default();
+        self.limit = None;
         for action in actions.iter() {
             let wait = self.pace.turn(self.began.elapsed());
             if self.is_over(wait) {
@@ -245,6 +252,9 @@ impl Worker {
             return Ok(Outcome::OtherZone);
         }
         self.scope = self.scope_of(event)?;
+        if !self.is_in_cgroup(job)? {
+            return Ok(Outcome::OtherCgroup);
+        }
         let seen = event.seen();
         let initiator = seen.initiator();
         let src = event.key.sender(initiator);
@@ -291,7 +301,7 @@ impl Worker {
         for at in 0..self.mandate.sites.0.len() {
             for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
             {
-                let found = self.find(at, local, peer)?;
+                let found = self.find(at, Protocol::Tcp, (local, peer))?;
                 if let Some(socket) = found
                     && let Some(seen) = socket.seen(direction, initiator)
                     && let Some(idle) = self.idle(job, &socket)
@@ -309,69 +319,6 @@ impl Worker {
             }
         }
         Ok(false)
-    }
-
-    /// Whether a flow's packets are counted in another network namespace.
-    fn is_elsewhere(&self, event: &Event) -> Result<bool> {
-        let interface = self.names.interface(event.point.interface())?;
-        Ok(is_elsewhere(interface))
-    }
-
-    /// Whether a flow with the same endpoints lives in another zone or VLAN.
-    fn has_namesake(&mut self, event: &Event) -> Result<bool> {
-        let (reader, names) = (&self.reader, &self.names);
-        self.namesakes.lives(reader, names, &event.key)
-    }
-
-    /// Whether a socket with a flow's endpoints, found in this network namespace, may be that of a
-    /// connection in another zone or VLAN.
-    fn is_of_others(&mut self, event: &Event, at: usize, local: IpAddr) -> Result<bool> {
-        if self.has_namesake(event)? {
-            return Ok(true);
-        }
-        // The interfaces are those of the first namespace. For a flow in a VLAN or zone, the scope
-        // has compared them already.
-        Ok(at == 0 && !self.scope.is_apart() && self.namesakes.is_in_zone(local)?)
-    }
-
-    /// Where to look for a flow's sockets and entries.
-    fn scope_of(&self, event: &Event) -> Result<Scope> {
-        if event.key.zone() == 0 && event.key.packed_vlans() == 0 {
-            return Ok(Scope::default());
-        }
-        let zone = self.names.zone(event.key.zone())?;
-        let interface = match event.point.interface() {
-            0 => {
-                let only = self.pins.interfaces()?.into_iter().next();
-                only.and_then(|name| if_nametoindex(name.as_str()).ok())
-            }
-            place => {
-                let interface = self.names.interface(place)?;
-                (interface != 0).then_some(interface)
-            }
-        };
-        Scope::of_flow(event, zone, interface)
-    }
-
-    /// The socket with these endpoints in a network namespace.
-    fn find(
-        &mut self,
-        at: usize,
-        local: SocketAddr,
-        peer: SocketAddr,
-    ) -> Result<Option<FoundSocket>> {
-        // The scope's interfaces are those of the first namespace.
-        if at > 0 && self.scope.is_apart() {
-            return Ok(None);
-        }
-        for bound in self.scope.bound(local.ip())? {
-            let found = self.mandate.sites.0[at].sockets()?.find(local, peer, bound);
-            let found = found.context("cannot look for the socket")?;
-            if found.is_some() {
-                return Ok(found);
-            }
-        }
-        Ok(None)
     }
 
     /// Whether conntrack's entry for these endpoints is not idle; `None` if there is no entry.
@@ -407,9 +354,12 @@ impl Worker {
         for at in 0..self.mandate.sites.0.len() {
             for (local, peer, direction) in [(dst, src, initiator.reverse()), (src, dst, initiator)]
             {
-                let Some(socket) = self.find(at, local, peer)? else {
+                let Some(socket) = self.find(at, Protocol::Tcp, (local, peer))? else {
                     continue;
                 };
+                if !self.may_close(&socket)? {
+                    continue;
+                }
                 if self.is_of_others(&job.event, at, local.ip())? {
                     return Ok(outcome.or(Outcome::OtherZone));
                 }

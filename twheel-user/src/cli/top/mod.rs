@@ -25,6 +25,7 @@ use twheel_common::counter::Counter;
 
 use super::{
     flows::{Choice, Key},
+    owner::{Owned, say_notices},
     select::{Select, Which, interval, known},
     stats,
 };
@@ -33,6 +34,7 @@ use crate::{
     filter::Filter,
     inspect::Reader,
     model::Tracked,
+    owner::{Owner, Owners},
     wheels::Wheels,
 };
 
@@ -46,12 +48,15 @@ use crate::{
 Examples:
   twheel top
   twheel top --sort idle 'state == established and dport == 443'
-  twheel top --iface eth0 --interval 5s")]
+  twheel top --iface eth0 --interval 5s
+  twheel top --owner")]
 pub struct Top {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
     select: Select,
+    #[command(flatten)]
+    owned: Owned,
     /// Interval between refreshes; longer if a refresh takes more than an eighth of it
     #[arg(long, value_parser = interval, default_value = "1s")]
     interval: Duration,
@@ -119,6 +124,7 @@ impl Top {
             paused: false,
             gone: None,
             stale: false,
+            owners: self.owned.open(Owners::new)?,
             picture: Picture::new(reader)?,
         };
 
@@ -142,7 +148,10 @@ impl Top {
                 }
             }
         });
-        app.run(&mut screen.0, &inbox, &self.select, self.interval)
+        let ended = app.run(&mut screen.0, &inbox, &self.select, self.interval);
+        drop(screen);
+        say_notices(app.owners.as_ref());
+        ended
     }
 }
 
@@ -167,6 +176,8 @@ struct App {
     gone: Option<String>,
     /// The flows that are shown must be selected again.
     stale: bool,
+    /// What finds owners, if they are asked for.
+    owners: Option<Owners>,
     picture: Picture,
 }
 
@@ -182,6 +193,8 @@ struct Picture {
     wheels: Wheels,
     /// The flows to be shown, in order, and those before them that are scrolled past.
     flows: Vec<Tracked>,
+    /// The owners of those that are not scrolled past, as far as they are known.
+    owners: Vec<Option<Owner>>,
     /// How many flows match the filter.
     passing: u64,
 }
@@ -207,6 +220,7 @@ impl Picture {
             history: VecDeque::new(),
             wheels: Wheels::read(&reader, now)?,
             flows: Vec::new(),
+            owners: Vec::new(),
             passing: 0,
             reader,
         })
@@ -292,6 +306,11 @@ impl App {
         let now = picture.reader.now()?;
         (picture.flows, picture.passing) =
             choice.first(self.key, &picture.reader, &self.filter, now);
+        if let Some(owners) = &mut self.owners {
+            let shown = picture.flows.iter().skip(self.skip);
+            let owner = |it: &Tracked| owners.find(&it.flow, picture.reader.known_as(&it.flow));
+            picture.owners = shown.map(owner).collect();
+        }
         self.stale = false;
         Ok(())
     }

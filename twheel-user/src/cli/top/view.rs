@@ -13,6 +13,7 @@ use twheel_common::counter::Counter;
 use super::{App, Picture, Rates};
 use crate::{
     cli::wheel::next,
+    model::Named,
     output::table,
     wheels::{Turning, Wheels, cell, draw as draw_level},
 };
@@ -147,9 +148,13 @@ fn table(app: &App, height: u16) -> Vec<Line<'static>> {
     let _ = table::heading(columns, &mut heading);
     let mut lines = vec![Line::styled(text(heading), Modifier::BOLD)];
     let rows = usize::from(height.saturating_sub(1));
-    for tracked in picture.flows.iter().skip(app.skip).take(rows) {
+    let shown = picture.flows.iter().skip(app.skip).take(rows);
+    for (at, tracked) in shown.enumerate() {
         let mut line = Vec::new();
-        let named = picture.reader.known_as(&tracked.flow);
+        let named = Named {
+            owner: picture.owners.get(at).and_then(Option::as_ref),
+            ..picture.reader.known_as(&tracked.flow)
+        };
         let _ = table::line(tracked, named, columns, &mut line);
         lines.push(Line::raw(text(line)));
     }

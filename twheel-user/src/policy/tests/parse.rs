@@ -169,6 +169,38 @@ fn what_is_wrong_is_said_with_its_place() {
             "reap = [\"enforce\", \"enforce=reset\"]",
             "p:3:8: reap: enforce=drop and enforce=reset exclude",
         ),
+        (
+            "reap = { actions = [\"socket\"], cgroups = \"/a\" }",
+            "p:3:32: unknown key `cgroups`: use one of actions, cgroup",
+        ),
+        (
+            "reap = { cgroup = \"/a\" }",
+            "p:3:8: reap has no actions: give actions = [",
+        ),
+        (
+            "reap = { actions = [], cgroup = \"nginx.service\" }",
+            "p:3:33: cgroup `nginx.service`: give the path of a cgroup as /proc/PID/cgroup has it",
+        ),
+        (
+            "reap = { actions = [], cgroup = [\"/a\", \"/a/../b\"] }",
+            "p:3:40: cgroup `/a/../b`: ",
+        ),
+        (
+            "reap = { actions = [], cgroup = \"/a/\" }",
+            "p:3:33: cgroup `/a/`: ",
+        ),
+        (
+            "reap = { actions = [], cgroup = \"/a\\u0000b\" }",
+            "p:3:33: cgroup `/a\\0b`: ",
+        ),
+        (
+            "reap = { actions = [], cgroup = [] }",
+            "p:3:33: cgroup is an empty list",
+        ),
+        (
+            "reap = { actions = [], cgroup = 7 }",
+            "p:3:33: cgroup is an integer: give the path",
+        ),
         ("proto = 6", "p:3:9: proto is an integer: give \"tcp\""),
         (
             "timeouts = \"1s\"",
@@ -356,18 +388,57 @@ fn no_text_makes_it_panic() {
 
 #[test]
 fn what_is_done_to_expired_flows_is_that_of_the_rule_else_of_the_policy() {
-    use crate::action::{Action, Actions};
+    use crate::{action::Action, policy::Reap};
     let policy = parse(
         "reap = [\"conntrack\", \"socket\"]\n\
          rule = [ { name = \"a\", dport = 1, reap = [] }, { name = \"b\", dport = 2 },\n\
          { name = \"c\", reap = [\"enforce\"] } ]",
     )
     .unwrap();
-    let reap = |actions: &[Action]| Some(actions.iter().copied().collect::<Actions>());
+    let reap = |actions: &[Action]| {
+        Some(Reap {
+            actions: actions.iter().copied().collect(),
+            cgroups: Vec::new(),
+        })
+    };
     assert_eq!(policy.reap, reap(&[Action::Socket, Action::Conntrack]));
-    let rules: Vec<_> = policy.rules.iter().map(|rule| rule.reap).collect();
+    let rules: Vec<_> = policy.rules.iter().map(|rule| rule.reap.clone()).collect();
     assert_eq!(
         rules,
-        [reap(&[]), policy.reap, reap(&[Action::EnforceDrop])]
+        [reap(&[]), policy.reap.clone(), reap(&[Action::EnforceDrop])]
+    );
+}
+
+#[test]
+fn actions_may_be_limited_to_cgroups() {
+    let policy = parse(
+        "[reap]\nactions = [\"socket\"]\ncgroup = \"/system.slice/a.service\"\n\
+         [[rule]]\nname = \"a\"\ndport = 1\n\
+         [[rule]]\nname = \"b\"\ndport = 2\n\
+         reap = { cgroup = [\"/b\", \"/c/d\"], actions = [\"reset\", \"socket\"] }\n\
+         [[rule]]\nname = \"c\"\nreap = [\"conntrack\"]",
+    )
+    .unwrap();
+    let all: Vec<_> = policy.rules.iter().map(|rule| &rule.reap).collect();
+    let all: Vec<_> = [&policy.reap].into_iter().chain(all).flatten().collect();
+    let written: Vec<_> = all.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        written,
+        [
+            "socket cgroup /system.slice/a.service",
+            "socket cgroup /system.slice/a.service",
+            "reset,socket cgroup /b,/c/d",
+            "conntrack"
+        ]
+    );
+    // As many bytes as there may be, and one more.
+    let rule = |length| {
+        let path = "a".repeat(length);
+        format!("[reap]\nactions = []\ncgroup = \"/{path}\"")
+    };
+    parse(&rule(1022)).unwrap();
+    refused(
+        rule(1023).as_bytes(),
+        "p:3:10: cgroup: the paths take 1025 bytes, with one more for each, and at most 1024",
     );
 }
