@@ -35,10 +35,19 @@ pub fn missing() -> Result<Vec<Capability>> {
     Ok(NEEDED.into_iter().filter(is_missing).collect())
 }
 
-/// Drops all capabilities except [`NEEDED`], and ensures that no program that this process executes
-/// can gain others. (It also keeps `CAP_SYS_NICE` if steppers have no other way to get their
-/// priority, and `CAP_SYS_ADMIN` if the process `enters` other network namespaces later.)
-pub fn give_up(enters: bool) -> Result<()> {
+/// What a run is to do later that needs more than [`NEEDED`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kept {
+    /// It enters other network namespaces: `CAP_SYS_ADMIN`.
+    pub enters: bool,
+    /// It looks at the descriptors of processes: `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`.
+    pub traces: bool,
+}
+
+/// Drops all capabilities except [`NEEDED`] and what is to be kept, and ensures that no program that
+/// this process executes can gain others. (It also keeps `CAP_SYS_NICE` if steppers have no other
+/// way to get their priority.)
+pub fn give_up(keep: Kept) -> Result<()> {
     // For the steppers, which report it if they do not get their priority. Root in a container may
     // not raise the limit.
     let has_limit = setrlimit(Resource::RLIMIT_RTPRIO, 1, 1).is_ok();
@@ -49,8 +58,11 @@ pub fn give_up(enters: bool) -> Result<()> {
         if !has_limit {
             kept.insert(Capability::CAP_SYS_NICE);
         }
-        if enters {
+        if keep.enters {
             kept.insert(Capability::CAP_SYS_ADMIN);
+        }
+        if keep.traces {
+            kept.extend([Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH]);
         }
         kept.retain(|it| permitted.contains(it));
         // Without `CAP_SETPCAP` the bounding set stays, but `no_new_privs` above still keeps

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd, BorrowedFd},
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering, fence},
     },
     time::SystemTime,
@@ -25,6 +25,7 @@ use crate::{
     clock::{Clock, Wall},
     mapped::{Mapped, ReadOnly},
     model::{Mark, Translation},
+    owner::Owner,
     pins::Pins,
 };
 
@@ -86,11 +87,7 @@ impl Batches {
         }
         self.wall.follow(self.sweep.now()?, SystemTime::now());
         let wall = self.wall;
-        Ok(Some(Batch {
-            events,
-            wall,
-            translations: HashMap::new(),
-        }))
+        Ok(Some(Batch::new(events, wall)))
     }
 
     /// The time of day of a time of the data plane's clock.
@@ -129,9 +126,21 @@ pub struct Batch {
     pub wall: Wall,
     /// The translations of their flows, by the numbers of events, as far as they were looked up.
     pub translations: HashMap<u64, Translation>,
+    /// The owners of their sockets, likewise.
+    pub owners: HashMap<u64, Arc<Owner>>,
 }
 
 impl Batch {
+    /// Events of which nothing else was looked up.
+    pub fn new(events: Vec<Read>, wall: Wall) -> Self {
+        Self {
+            events,
+            wall,
+            translations: HashMap::new(),
+            owners: HashMap::new(),
+        }
+    }
+
     /// The translation of an event's flow.
     pub fn nat(&self, record: &Record) -> Option<Translation> {
         self.translations.get(&self.mark(record).number).copied()
@@ -154,6 +163,11 @@ impl Batch {
             number,
             time: self.wall.time(at as u32),
         }
+    }
+
+    /// The owner of the local socket of an event's flow.
+    pub fn owner(&self, record: &Record) -> Option<Arc<Owner>> {
+        self.owners.get(&self.mark(record).number).cloned()
     }
 
     /// Position where the last event ends; `None` if there is none.

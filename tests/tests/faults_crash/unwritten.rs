@@ -36,7 +36,7 @@ use crate::{
 /// The events as a batch that was read now.
 fn timed(reader: &Reader, events: Vec<Read>) -> Result<Batch> {
     let wall = Wall::new(reader.clock(), reader.now()?, SystemTime::now());
-    Ok(Batch { events, wall })
+    Ok(Batch::new(events, wall))
 }
 
 #[test]

@@ -92,6 +92,10 @@ pub struct Options {
     /// Look up the translated endpoints of a flow in conntrack when it ends or is first reported
     #[arg(long)]
     pub nat: bool,
+    /// Show in the events of a flow with a local socket whose it is: process, command, cgroup, user. Looked up when the flow
+    /// begins. Keeps CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, without which processes are not shown
+    #[arg(long)]
+    pub owner: bool,
     /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions
     #[arg(long, value_enum, default_value = "off")]
     pub rto: Switch,
@@ -263,7 +267,8 @@ impl Options {
                 .iter()
                 .fold(Protocols(0), |all, it| all.with(it.bits())),
             accounting: self.accounting,
-            begins: self.events.contains(&EventKind::Begin),
+            // Owners are looked up when flows begin.
+            begins: self.events.contains(&EventKind::Begin) || self.owner,
             active_timeout: self.active_timeout,
             rto: self.rto == Switch::On,
             rto_min: self.rto_min,

@@ -83,6 +83,7 @@ impl Run {
             json: options.json,
             events: options.events,
             nat: options.nat,
+            owner: options.owner,
             final_records: options.final_records,
             metrics: options.metrics,
             keep: options.keep,

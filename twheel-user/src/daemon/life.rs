@@ -2,6 +2,9 @@
 
 use std::io;
 
+use anyhow::{Context, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -115,6 +118,24 @@ impl Outlet {
             false => Self::Closed,
         };
         (outlet, end)
+    }
+}
+
+/// The signals that end a run.
+pub(super) struct Stop {
+    pub(super) interrupt: Signal,
+    pub(super) terminate: Signal,
+    pub(super) hangup: Signal,
+}
+
+impl Stop {
+    pub(super) fn new() -> Result<Self> {
+        let on = |kind| signal(kind).context("cannot wait for signals");
+        Ok(Self {
+            interrupt: on(SignalKind::interrupt())?,
+            terminate: on(SignalKind::terminate())?,
+            hangup: on(SignalKind::hangup())?,
+        })
     }
 }
 

@@ -37,17 +37,13 @@ use anyhow::{Context, Result};
 use aya::maps::{MapData, ring_buf::RingBuf};
 use aya_log::EbpfLogger;
 use nix::{fcntl::Flock, net::if_::if_nametoindex, unistd::Gid};
-use tokio::{
-    io::unix::AsyncFd,
-    signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-};
+use tokio::{io::unix::AsyncFd, sync::mpsc};
 use twheel_common::quota::CALL;
 
 pub use self::setup::Setup;
 use self::{
     interfaces::Common,
-    life::{End, Ending, Life},
+    life::{End, Ending, Life, Stop},
     namespaces::Namespaces,
     quota_watch::QuotaWatch,
     report::{Notes, Printer, Report, lost_of},
@@ -68,6 +64,7 @@ use crate::{
     nat::Nat,
     notices, order,
     output::{Output, json::Json, text::Text},
+    owner::Lookups,
     pins::{self, Instance, Pins},
     policy::install,
     privilege, progress,
@@ -128,7 +125,10 @@ pub fn run(mut setup: Setup, reap: reap::Mandate) -> Result<()> {
     setup.hooks.names = order::ProgramNames::read();
     // What follows needs no more capabilities. No thread is started before this, so none keeps
     // more.
-    privilege::give_up(setup.namespaces.is_elsewhere())?;
+    privilege::give_up(privilege::Kept {
+        enters: setup.namespaces.is_elsewhere(),
+        traces: setup.owner,
+    })?;
     let room = setup.room()?;
     // If another `twheel run` has left programs attached that cannot be adopted, they are not ours
     // to remove.
@@ -337,6 +337,7 @@ impl<'a> Daemon<'a> {
             names: Names::open(&maps::pinned(&pins))?,
             numbers: Numbers::open(&pins.map("NUMBER")?)?,
             nat: setup.nat.then(Nat::open).transpose()?,
+            owners: setup.owner.then(Lookups::start).transpose()?,
             measure: plane.measure(),
         };
         let output: Box<dyn Output> = match setup.json {
@@ -563,24 +564,6 @@ impl<'a> Daemon<'a> {
         let lost = report.stations.end_history();
         report.summary(&counters, shared.as_deref(), lost);
         ending.result().and(stopped)
-    }
-}
-
-/// The signals that end a run.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Stop {
-    fn new() -> Result<Self> {
-        let on = |kind| signal(kind).context("cannot wait for signals");
-        Ok(Self {
-            interrupt: on(SignalKind::interrupt())?,
-            terminate: on(SignalKind::terminate())?,
-            hangup: on(SignalKind::hangup())?,
-        })
     }
 }
 

@@ -317,7 +317,7 @@ impl<S: Stations> Report<S> {
         all: &mut Vec<(Mark, &'a Event, Ended, KnownAs)>,
     ) -> Result<Option<Printable>> {
         let Measure { clock, one_way } = self.measure;
-        let (mark, nat) = (batch.mark(record), batch.nat(record));
+        let (mark, nat, owner) = (batch.mark(record), batch.nat(record), batch.owner(record));
         let live = match record {
             Record::Ended(event) => {
                 let Some(ended) = Ended::new(event, clock, one_way) else {
@@ -328,6 +328,7 @@ impl<S: Stations> Report<S> {
                 *count.or_default() += 1;
                 let known_as = KnownAs {
                     nat,
+                    owner,
                     ..self.stations.known_as(&ended.flow)?
                 };
                 all.push((mark, event, ended, known_as));
@@ -344,6 +345,7 @@ impl<S: Stations> Report<S> {
         self.rtos += u64::from(matches!(live, Live::Rto(_)));
         let known_as = KnownAs {
             nat,
+            owner,
             ..self.stations.known_as(live.flow())?
         };
         Ok(Some(Printable::Live(Box::new((mark, live, known_as)))))

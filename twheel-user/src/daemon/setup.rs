@@ -47,6 +47,8 @@ pub struct Setup {
     pub json: bool,
     /// The kinds of events that are printed.
     pub events: Vec<EventKind>,
+    /// The owners of sockets are looked up.
+    pub owner: bool,
     /// Translations are looked up in conntrack.
     pub nat: bool,
     /// Flows that are in the table when the run ends are reported.

@@ -17,6 +17,7 @@ use crate::{
     model::{Ended, Flow, Happened, KnownAs, Mark, Measure, RunEvent},
     names::Names,
     nat::Nat,
+    owner,
     reap::{self, Reaper},
     ring::{Batch, Batches, Numbers},
 };
@@ -67,6 +68,8 @@ pub struct Outside {
     pub numbers: Numbers,
     /// Translations, with `--nat`.
     pub nat: Option<Nat>,
+    /// Owners, with `--owner`.
+    pub owners: Option<owner::Lookups>,
     /// How to read the data plane's records.
     pub measure: Measure,
 }
@@ -106,8 +109,13 @@ impl Outside {
 impl Stations for Outside {
     fn read(&mut self, enough: usize) -> Result<Option<Batch>> {
         let mut batch = self.ring.read(enough)?;
-        if let (Some(nat), Some(batch)) = (&mut self.nat, &mut batch) {
-            nat.look_up(batch, &self.names, self.measure)?;
+        if let Some(batch) = &mut batch {
+            if let Some(nat) = &mut self.nat {
+                nat.look_up(batch, &self.names, self.measure)?;
+            }
+            if let Some(owners) = &mut self.owners {
+                owners.look_up(batch, &self.names, self.measure)?;
+            }
         }
         Ok(batch)
     }

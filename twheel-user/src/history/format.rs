@@ -34,6 +34,7 @@ pub(super) const RUN: u32 = 6;
 pub(super) const BEGUN: u32 = 7;
 pub(super) const UPDATED: u32 = 8;
 pub(super) const NAT: u32 = 9;
+pub(super) const OWNER: u32 = 10;
 
 /// In a [`NAME`], a rule has its own number; an interface has its index plus this,
 pub(super) const IFACE: u32 = 1 << 16;

@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use twheel_common::config::NAME_BYTES;
 
 use super::format::{
-    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, NAT, RECORD, RTO, SEGMENTS,
+    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS,
     UPDATED, is_whole, segments, u32_at, u64_at,
 };
 use super::record::{Body, since_1970};
@@ -183,7 +183,7 @@ impl Log {
     pub(super) fn append(&mut self, entry: &Entry<'_>) -> Result<()> {
         const FLUSH: usize = 1 << 16;
         let Entry { when, end, .. } = *entry;
-        let next = self.length + (self.buffer.len() + 2 * RECORD) as u64;
+        let next = self.length + (self.buffer.len() + (2 + entry.more.len()) * RECORD) as u64;
         if next > self.segment {
             self.flush()?;
             self.sync()?;
@@ -205,8 +205,8 @@ impl Log {
             self.put(NAME, when, end, &body);
             self.named.insert(*number, name.clone());
         }
-        if let Some(nat) = entry.nat {
-            self.put(NAT, when, end, nat);
+        for (kind, body) in entry.more {
+            self.put(*kind, when, end, body);
         }
         self.put(entry.kind, when, end, entry.body);
         self.appended = end;
@@ -272,8 +272,8 @@ pub(super) struct Entry<'a> {
     pub(super) end: u64,
     /// All names that belong to it.
     pub(super) names: &'a [(u32, String)],
-    /// The body of a record of its flow's translation.
-    pub(super) nat: Option<&'a Body>,
+    /// What else is known of its flow: kinds and bodies of records.
+    pub(super) more: &'a [(u32, Body)],
 }
 
 /// How much of a ring the segments hold.

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use twheel_common::{config::NAME_BYTES, event::Event, point::Point};
 
 use super::format::{
-    HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, NAT, RECORD, SEED, ZONE,
-    is_whole, segments, u32_at, u64_at,
+    HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, NAT, OWNER, RECORD, SEED,
+    ZONE, is_whole, segments, u32_at, u64_at,
 };
 use super::record::{self, Stored};
 use crate::{
@@ -30,6 +30,7 @@ use crate::{
     identity::Identity,
     model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent, Translation, Updated},
     output::Output,
+    owner::Owner,
 };
 
 /// A place in a history: everything before it was read.
@@ -129,6 +130,8 @@ struct Segment {
     identity: Arc<Identity>,
     /// The translation of the flow of the next event, and where that event ends in the ring.
     nat: Option<(u64, Translation)>,
+    /// The owner of its socket, likewise.
+    owner: Option<(u64, Owner)>,
     /// The number of records that were read.
     read: u64,
 }
@@ -295,6 +298,7 @@ impl HistoryReader {
                 names: HashMap::new(),
                 identity: Arc::default(),
                 nat: None,
+                owner: None,
                 read: 0,
             });
             return Ok(true);
@@ -387,17 +391,23 @@ impl Segment {
                 self.nat = Some((u64_at(record, 20), record::nat(body)));
                 None
             }
+            OWNER => {
+                self.owner = Some((u64_at(record, 20), record::owner(body)));
+                None
+            }
             kind => {
                 let (number, stored) = record::read(kind, body)?;
                 let mark = Mark {
                     number,
                     time: record::time(u64_at(record, 8)),
                 };
-                let nat = self.nat.take();
+                let (nat, owner) = (self.nat.take(), self.owner.take());
                 let mut past = self.past(mark, stored)?;
                 // After a kill it may belong to an event that was not written.
-                let nat = nat.filter(|(end, _)| *end == u64_at(record, 20));
-                past.known_as.nat = nat.map(|(_, nat)| nat);
+                let end = u64_at(record, 20);
+                past.known_as.nat = nat.filter(|(it, _)| *it == end).map(|(_, nat)| nat);
+                let owner = owner.filter(|(it, _)| *it == end);
+                past.known_as.owner = owner.map(|(_, owner)| Arc::new(owner));
                 Some(past)
             }
         }

@@ -8,6 +8,8 @@
 //!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 86
 //! nat      before an event of that flow: addresses of the initiator and of the responder on the
 //!          other side 32, their ports 4, zeros
+//! owner    before an event of that flow: process 4 (0: unknown), lengths of command, user and
+//!          cgroup 3, zero 1, then these texts
 //! run      number of this event 8, what happened 1 and the hook 1 (their indexes), zeros 6;
 //!          flows 8, ended 8, lost 8 (all ones: not told); the interface 144
 //! ```
@@ -25,6 +27,7 @@ use super::format::{BEGUN, BODY, ENDED, REAPED, RTO, RUN, UPDATED, u64_at};
 use crate::{
     action::{Action, Outcome, Reaped},
     model::{Happened, Mark, RunEvent, Translation},
+    owner::Owner,
 };
 
 /// A record's body.
@@ -102,6 +105,44 @@ pub(super) fn nat(body: &[u8]) -> Translation {
     Translation {
         src: end(0),
         dst: end(1),
+    }
+}
+
+/// A record of the owner of a flow's socket. What does not fit of the texts is cut off.
+pub(super) fn of_owner(owner: &Owner) -> Body {
+    let mut body = [0; BODY];
+    body[..4].copy_from_slice(&owner.pid.unwrap_or(0).to_ne_bytes());
+    let mut at = TEXTS;
+    let texts = [&owner.command, &owner.user, &owner.cgroup];
+    for (number, text) in texts.into_iter().enumerate() {
+        // The longest comes last, and gets what is left.
+        let room = if number < 2 { 32 } else { BODY - at };
+        let text = cut(text.as_deref().unwrap_or_default(), room);
+        body[at..][..text.len()].copy_from_slice(text);
+        body[4 + number] = text.len() as u8;
+        at += text.len();
+    }
+    body
+}
+
+/// Where the texts of an owner begin.
+const TEXTS: usize = 8;
+
+/// The owner that such a record holds.
+pub(super) fn owner(body: &[u8]) -> Owner {
+    let mut rest = &body[TEXTS..];
+    let mut next = |length: u8| {
+        let (text, others) = rest.split_at(usize::from(length).min(rest.len()));
+        rest = others;
+        (!text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned())
+    };
+    let [command, user, cgroup] = [4, 5, 6].map(|at| next(body[at]));
+    let pid = u32::from_ne_bytes([body[0], body[1], body[2], body[3]]);
+    Owner {
+        pid: (pid != 0).then_some(pid),
+        command,
+        cgroup,
+        user,
     }
 }
 
@@ -262,6 +303,29 @@ mod tests {
             };
             assert_eq!(nat(&of_nat(&written)), written);
         }
+    }
+
+    #[test]
+    fn an_owner_is_read_as_it_was_written() {
+        let some = |text: &str| Some(text.to_owned());
+        let written = Owner {
+            pid: Some(812),
+            command: some("nginx"),
+            cgroup: some("/system.slice/nginx.service"),
+            user: some("www-data"),
+        };
+        assert_eq!(owner(&of_owner(&written)), written);
+        assert_eq!(owner(&of_owner(&Owner::default())), Owner::default());
+        let long = Owner {
+            cgroup: Some("é".repeat(300)),
+            ..written.clone()
+        };
+        let read = owner(&of_owner(&long));
+        assert_eq!(read.user, written.user);
+        let room = BODY - TEXTS - "nginxwww-data".len();
+        assert_eq!(read.cgroup, Some("é".repeat(room / 2)));
+        // What no twheel writes does no harm.
+        owner(&[0xff; BODY]);
     }
 
     #[test]

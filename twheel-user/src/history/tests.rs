@@ -77,7 +77,7 @@ fn put(log: &mut Log, when: u64, number: u32) {
         body: &body,
         end: number.into(),
         names: &names,
-        nat: None,
+        more: &[],
     })
     .unwrap();
 }

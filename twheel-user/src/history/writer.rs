@@ -18,9 +18,9 @@ use zerocopy::transmute;
 
 use super::{
     directory::{Directory, note_interface, remove_stale},
-    format::{BEGUN, ENDED, HOST, Header, IFACE, INSTANCE, RTO, SEED, UPDATED, ZONE},
+    format::{BEGUN, ENDED, HOST, Header, IFACE, INSTANCE, NAT, OWNER, RTO, SEED, UPDATED, ZONE},
     log::{Entry, Log},
-    record::{Own, of_nat, of_own, of_timer, since_1970},
+    record::{Own, of_nat, of_own, of_owner, of_timer, since_1970},
 };
 use crate::{
     data_plane::{self, UserCounters},
@@ -299,17 +299,22 @@ impl Keeper {
                 }
             };
             let names = named(&self.identity, &self.names, Some(known))?;
-            let nat = match &read.record {
-                Record::Rto(_) => None,
-                record => batch.nat(record).map(|nat| of_nat(&nat)),
-            };
+            let nat = batch.nat(&read.record);
+            let owner = batch.owner(&read.record);
+            let more: Vec<_> = [
+                nat.map(|nat| (NAT, of_nat(&nat))),
+                owner.map(|owner| (OWNER, of_owner(&owner))),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
             log.append(&Entry {
                 when,
                 kind,
                 body: &body,
                 end: read.end,
                 names: &names,
-                nat: nat.as_ref(),
+                more: &more,
             })?;
         }
         log.flush()?;
@@ -337,7 +342,7 @@ impl Keeper {
                 body: &body,
                 end,
                 names: &names,
-                nat: None,
+                more: &[],
             })?;
         }
         self.log.flush()?;

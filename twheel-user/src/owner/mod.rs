@@ -10,8 +10,10 @@
 //! | which process has a socket | `processes.rs` |
 //! | the path of a cgroup | `cgroups.rs` |
 //! | how often the last two search | `pacing.rs` |
+//! | owners for the events of a run | `lookups.rs` |
 
 mod cgroups;
+mod lookups;
 mod pacing;
 mod processes;
 mod site;
@@ -32,7 +34,10 @@ use nix::{
 };
 use serde::Serialize;
 
-pub use self::cgroups::{Cgroups, is_at};
+pub use self::{
+    cgroups::{Cgroups, is_at},
+    lookups::Lookups,
+};
 use self::{pacing::Pacing, processes::Processes, site::Site};
 use crate::{
     model::{Birth, Flow, Named},

@@ -12,7 +12,7 @@ use super::{
 use crate::{fuzz::Fuzzer, run::Built, sh};
 
 /// The benches, and what may run beside each: nothing, if it fails without the CPUs that it needs.
-const BENCHES: [(&str, Company); 17] = [
+const BENCHES: [(&str, Company); 18] = [
     ("before", Company::Quiet),
     ("cores", Company::None),
     ("expire", Company::None),

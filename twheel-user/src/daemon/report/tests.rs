@@ -1,6 +1,6 @@
 //! What a report does with events, without a kernel.
 
-use std::{cell::RefCell, collections::HashMap, io, mem, rc::Rc, time::UNIX_EPOCH};
+use std::{cell::RefCell, io, mem, rc::Rc, time::UNIX_EPOCH};
 
 use twheel_common::{
     event::{Birth, Pace},
@@ -41,11 +41,7 @@ impl Stations for Noted {
     fn read(&mut self, _: usize) -> Result<Option<Batch>> {
         let events = mem::take(&mut self.ring);
         let wall = Wall::new(clock(), 0, UNIX_EPOCH);
-        Ok((!events.is_empty()).then_some(Batch {
-            events,
-            wall,
-            translations: HashMap::new(),
-        }))
+        Ok((!events.is_empty()).then_some(Batch::new(events, wall)))
     }
 
     fn keep_own(&self, _: Vec<(Mark, Own)>) {}

@@ -1,6 +1,8 @@
 //! Whose the sockets of flows are: real processes of other users, in cgroups of their own.
 #![allow(missing_docs)]
 
+mod events;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
