@@ -18,7 +18,8 @@ use crate::{
     count::count,
     maps::{EVENTS, NUMBER, STAGED},
     record::{self, At},
-    timers, updates,
+    timers,
+    updates::{self, Unreported},
 };
 
 /// What is reported of a flow, besides its record.
@@ -165,7 +166,16 @@ impl Stage {
     /// Fills in the end of a flow.
     #[inline(always)]
     pub fn submit(self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
-        self.fill(flow, key, ended, now);
+        // SAFETY: the event is valid memory, aligned, and no other code accesses it.
+        unsafe {
+            fill_end(self.event(), key, ended, now);
+            fill_flow(
+                self.event(),
+                flow,
+                ended,
+                updates::unreported(flow, ended.created, now),
+            );
+        }
         // SAFETY: see `stage`.
         unsafe {
             let ends = &raw mut (*self.0).ends;
@@ -176,21 +186,21 @@ impl Stage {
 
     /// Fills in an update of a flow. Returns what was counted.
     #[inline(always)]
-    pub fn submit_update(self, flow: At, updated: &Ended, now: u64) -> Account {
-        self.fill(flow, &flow.key(), updated, now);
-        // SAFETY: as in `fill`, which has written it.
-        let account = unsafe { (&raw const (*self.event()).account).read_volatile() };
+    pub fn submit_update(
+        self,
+        flow: At,
+        updated: &Ended,
+        unreported: Unreported,
+        now: u64,
+    ) -> Account {
+        // SAFETY: as in `submit`.
+        let account = unsafe {
+            fill_end(self.event(), &flow.key(), updated, now);
+            fill_flow(self.event(), flow, updated, unreported);
+            (&raw const (*self.event()).account).read_volatile()
+        };
         self.keep();
         account
-    }
-
-    #[inline(always)]
-    fn fill(&self, flow: At, key: &FlowKey, ended: &Ended, now: u64) {
-        // SAFETY: the event is valid memory, aligned, and no other code accesses it.
-        unsafe {
-            fill_end(self.event(), key, ended, now);
-            fill_flow(self.event(), flow, ended, now);
-        }
     }
 }
 
@@ -200,7 +210,8 @@ pub fn submit(mut entry: RingBufEntry<Event>, flow: At, key: &FlowKey, ended: &E
     // SAFETY: the ring gave room for an `Event`, aligned to 8, to this code alone.
     unsafe {
         fill_end(entry.as_mut_ptr(), key, ended, now);
-        fill_flow(entry.as_mut_ptr(), flow, ended, now);
+        let unreported = updates::unreported(flow, ended.created, now);
+        fill_flow(entry.as_mut_ptr(), flow, ended, unreported);
     }
     entry.submit(0);
 }
@@ -232,7 +243,7 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
 ///
 /// As for [`fill_end`].
 #[inline(always)]
-unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, now: u64) {
+unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, unreported: Unreported) {
     let word = ended.word;
     // SAFETY: the caller's promise.
     unsafe {
@@ -244,7 +255,7 @@ unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, now: u64) {
         (&raw mut (*event).point).write(flow.initiator_point(word.seen()));
         (&raw mut (*event).birth).write(Birth::new(flow.is_outgoing(), word));
         let before = (&raw mut (*event).before).cast();
-        let since = updates::report(flow, ended.created, now, before);
+        let since = updates::report(unreported, before);
         (&raw mut (*event).since).write(since);
         (&raw mut (*event).reserved).write(0);
     }

@@ -20,7 +20,7 @@ use twheel_common::{
 use crate::{
     atomic, clock, config,
     maps::{ACCOUNTS, DETAILS, EXTRAS, FLOWS},
-    rule,
+    rule, updates,
     verifier::bit,
 };
 
@@ -461,6 +461,7 @@ impl At {
     /// for another.
     #[inline(always)]
     pub fn fetch(self) {
+        updates::fetch(self);
         let distance = table::distance(self.tag());
         if let Some(home) = hot(self.index().wrapping_sub(distance)) {
             home.hops();

@@ -1,5 +1,7 @@
 //! Updates of live flows: `twheel_common::update` on a map.
 
+use core::ptr;
+
 use twheel_common::{
     event::UPDATED,
     flow::idle,
@@ -32,6 +34,46 @@ fn interval(place: *const Reported, created: u32, now: u64) -> Interval {
     })
 }
 
+/// The part of a flow's life that an event reports. (All of it is set in any case: the compiler may
+/// copy what an `Option` leaves open, and the verifier refuses that.)
+#[derive(Clone, Copy)]
+pub struct Unreported {
+    /// Null without an active timeout.
+    place: *mut Reported,
+    interval: Interval,
+}
+
+/// What was not reported of a flow that was `created` then.
+#[inline(always)]
+pub fn unreported(flow: At, created: u32, now: u64) -> Unreported {
+    let (mut place_of, mut since) = (ptr::null_mut(), NOTHING);
+    if let Some(place) = place(flow) {
+        (place_of, since) = (place, interval(place, created, now));
+    }
+    Unreported {
+        place: place_of,
+        interval: since,
+    }
+}
+
+const NOTHING: Interval = Interval {
+    length: 0,
+    follows: false,
+};
+
+/// Loads what an update or an end will wait for.
+#[inline(always)]
+pub fn fetch(flow: At) {
+    if let Some(place) = place(flow) {
+        // SAFETY: as in `interval`.
+        unsafe { (&raw const (*place).at).read_volatile() };
+        if let Some(account) = record::account_place(flow.index()) {
+            // SAFETY: a value of the map.
+            unsafe { account.read_volatile() };
+        }
+    }
+}
+
 /// Writes what had been counted when the interval began. Returns its length, in units; 0 without an
 /// active timeout.
 ///
@@ -39,23 +81,20 @@ fn interval(place: *const Reported, created: u32, now: u64) -> Interval {
 ///
 /// `before` is valid for four writes, and no other code accesses it.
 #[inline(always)]
-pub unsafe fn report(flow: At, created: u32, now: u64, before: *mut u64) -> u32 {
-    let place = place(flow);
-    let interval = place.map(|place| interval(place, created, now));
+pub unsafe fn report(unreported: Unreported, before: *mut u64) -> u32 {
     for number in 0..4 {
         // SAFETY: a value of the map, as in `interval`, and the caller's promise.
         unsafe {
-            let counted = match (place, interval) {
-                (Some(place), Some(interval)) if interval.follows => (&raw const (*place).account)
-                    .cast::<u64>()
-                    .add(number)
-                    .read_volatile(),
-                _ => 0,
-            };
+            let place = unreported.place;
+            let mut counted = 0;
+            if !place.is_null() && unreported.interval.follows {
+                let account = (&raw const (*place).account).cast::<u64>();
+                counted = account.add(number).read_volatile();
+            }
             before.add(number).write_volatile(counted);
         }
     }
-    interval.map_or(0, |interval| interval.length)
+    unreported.interval.length
 }
 
 /// `due`, or when the flow's next update is due if that comes first (units).
@@ -105,7 +144,7 @@ pub extern "C" fn update_visit(index: u32, now: u64, decided: u64) -> u64 {
     if !interval.has_packets(idle(now, flow.word().stamp())) {
         return next;
     }
-    match submit(flow, now) {
+    match submit(flow, Unreported { place, interval }, now) {
         true => next | REPORTED,
         false => RING_FULL,
     }
@@ -116,14 +155,14 @@ pub extern "C" fn update_visit(index: u32, now: u64, decided: u64) -> u64 {
 #[inline(never)]
 pub extern "C" fn update_report(index: u32, now: u64) -> u64 {
     match record::at(index) {
-        Some(flow) if !submit(flow, now) => RING_FULL,
+        Some(flow) if !submit(flow, unreported(flow, flow.created(), now), now) => RING_FULL,
         _ => 0,
     }
 }
 
 /// Reports a flow, and notes that. Returns whether the ring had room.
 #[inline(always)]
-fn submit(flow: At, now: u64) -> bool {
+fn submit(flow: At, unreported: Unreported, now: u64) -> bool {
     let Some(stage) = end::stage() else {
         return false;
     };
@@ -133,8 +172,9 @@ fn submit(flow: At, now: u64) -> bool {
         rule: flow.rule(),
         reason: UPDATED,
     };
-    let account = stage.submit_update(flow, &updated, now);
-    if let Some(place) = place(flow) {
+    let account = stage.submit_update(flow, &updated, unreported, now);
+    let place = unreported.place;
+    if !place.is_null() {
         // SAFETY: a value of the map, which no other CPU writes.
         unsafe {
             (&raw mut (*place).account).write_volatile(account);

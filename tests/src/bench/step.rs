@@ -16,7 +16,7 @@ use twheel::{
 };
 use twheel_common::{
     counter::Counter,
-    event::Event,
+    event::Record,
     step::{Outcome, Step},
 };
 use twheel_tests::order::PACKETS;
@@ -142,6 +142,69 @@ fn calls(rounds: u32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Maximum cost of an update, relative to an eviction.
+const UPDATE: f64 = 1.0;
+
+/// The cost of an update with its event, beside an eviction with its event of the same flows. Both
+/// with accounting and an active timeout.
+fn updates(rounds: u32, report: &mut Report) -> Result<()> {
+    report.say(&format!(
+        "{:>8}  {:>20}  {:>20}  update/evict",
+        "flows", "update", "evict"
+    ));
+    for flows in SIZES {
+        let clock = Clock::virtual_ms();
+        let mut config = plane::config(clock, Duration::from_millis(TIMEOUT), flows)?;
+        (config.0.accounting, config.0.active_timeout) = (1, SPREAD as u32);
+        let mut bench = Bench::load(config, clock)?;
+        let mut samples = plane::no_samples::<2>();
+        let mut start = 1_000_000;
+        for round in progress::over(format!("updates of {flows} flows"), 0..rounds + 1) {
+            bench.plane.set_clock(start)?;
+            let mut order = bench.age(flows, false, None)?;
+            bench.random.shuffle(&mut order);
+            let each = SPREAD / 2 / PORTIONS as u64;
+            for (portion, flows) in order.chunks(order.len().div_ceil(PORTIONS)).enumerate() {
+                bench
+                    .plane
+                    .set_clock(start + 2 * TICK + each * portion as u64)?;
+                bench.run("touch", Segment::Ack, flows)?;
+            }
+            let flows = order.len() as u64;
+            bench.plane.set_clock(start + SPREAD + 2 * TICK)?;
+            let updated = turn(&mut bench, Side::Twheel)?;
+            bench.plane.set_clock(start + SPREAD + TIMEOUT + 4 * TICK)?;
+            let evicted = turn(&mut bench, Side::Twheel)?;
+            for (turn, what) in [(&updated, "updates"), (&evicted, "evictions")] {
+                ensure!(
+                    (turn.visits, turn.expired) == (flows, flows),
+                    "{} visits and {} {what} of {flows} flows",
+                    turn.visits,
+                    turn.expired
+                );
+            }
+            ensure!(bench.plane.tracked()? == 0, "flows are left");
+            if round > 0 {
+                samples[0].push(updated.nanoseconds());
+                samples[1].push(evicted.nanoseconds());
+            }
+            start += 10 * TIMEOUT;
+        }
+        bench.check(Counter::EventsLost, 0)?;
+        let figures = [0, 1].map(|side| Figure::from_samples(&samples[side]));
+        for (name, figure) in ["update", "update_evict"].iter().zip(&figures) {
+            report.nanoseconds("step", name, flows.into(), figure);
+        }
+        report.say(&format!(
+            "{flows:>8}  {}  {}",
+            Figure::row(&figures),
+            verdict(&plane::ratio(&samples, 0, 1), Some(UPDATE))
+        ));
+    }
+    report.say("");
+    Ok(())
+}
+
 /// Measures the lives of whole tables: begun, touched in another order, visited, evicted.
 pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     report.say(&format!(
@@ -156,6 +219,11 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          sixteen in a record, as twheel has them.\nTables of the kernel's hash are made for a quarter more.\nRatios: the median of those of each round (least–most).\n",
     ));
     calls(rounds, report)?;
+    report.say(
+        "With --accounting and --active-timeout: all flows are due for an update and visited (update), then they are evicted, \
+         from\nas many slots.",
+    );
+    updates(rounds, report)?;
     let mut all = Vec::new();
     for flows in SIZES {
         let samples = measure(flows, rounds)?;
@@ -365,11 +433,11 @@ fn call(bench: &mut Bench, program: &str, list: u64, turn: &mut Turn) -> Result<
     }
     turn.visits += u64::from(step.visits);
     turn.expired += u64::from(step.expired);
-    let mut events: Vec<Event> = Vec::new();
-    bench.events.drain_ended(&mut events);
+    let mut events: Vec<Record> = Vec::new();
+    bench.events.drain(&mut events);
     ensure!(
         events.len() == step.expired as usize,
-        "{} events of {} evictions; the first: {:?}",
+        "{} events of {} reports; the first: {:?}",
         events.len(),
         step.expired,
         events.first()
