@@ -331,3 +331,121 @@ fn an_export_says_what_is_wrong_and_keeps_trying() -> Result<()> {
     }
     Ok(())
 }
+
+/// A history that turns over while nobody sends it: what is gone is said, and all that is left
+/// arrives.
+#[test]
+fn what_the_history_dropped_before_it_was_sent_is_said() -> Result<()> {
+    require_root();
+    let history = Directory::new("export-gone")?;
+    let pair = Pair::new()?;
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    let least = twheel::history::LEAST_BYTES.to_string();
+    args.extend(["--history", history.path(), "--history-size", &least]);
+    let twheel = Twheel::start_muted(&pair.server, &args)?;
+    let (file, state) = (history.file("lines"), history.file("state"));
+    let export = [
+        "export", "json", "--to", &file, "--once", "--iface", SERVER, "--state", &state,
+    ];
+    let export = [&export[..], &["--history", history.path()]].concat();
+    let past = ["expired", "--json", "--events", ALL, "--iface", SERVER];
+    let past = [&past[..], &["--history", history.path()]].concat();
+    // Eight segments of a thousand events each.
+    for (flows, drops) in [(0..500, false), (500..20_500, true)] {
+        let last = u64::from(flows.end);
+        pair.server.begin_these(SERVER, flows)?;
+        let end = Instant::now() + PATIENCE;
+        while pair.server.counter("expired")? < last {
+            ensure!(Instant::now() < end, "the flows do not expire");
+            thread::sleep(Duration::from_millis(100));
+        }
+        // The history is written a moment later.
+        thread::sleep(Duration::from_secs(1));
+        let ended = pair.server.twheel_once(&export)?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        let said = "segments of the history were removed before they were sent";
+        ensure!(ended.stderr.contains(said) == drops, "{}", ended.stderr);
+    }
+    twheel.stop()?;
+    ensure!(printed(&pair, &export)?.is_empty());
+    let sent = std::fs::read_to_string(&file)?;
+    let sent: BTreeSet<_> = sent.lines().map(which).collect::<Result<_>>()?;
+    let left = printed(&pair, &past)?;
+    ensure!(left.len() > 5_000, "{}", left.len());
+    for line in &left {
+        ensure!(sent.contains(&which(line)?), "not sent: {line}");
+    }
+    // One gap, where the segments are missing.
+    let numbers: Vec<_> = sent.iter().map(|it| it.1).collect();
+    let gaps = numbers.windows(2).filter(|it| it[1] != it[0] + 1).count();
+    assert_eq!(gaps, 1, "{} lines", sent.len());
+    Ok(())
+}
+
+/// Many flows that end at once (with `TWHEEL_SOAK` a million): the export is behind by little, takes
+/// less than a CPU, and holds nothing up.
+#[test]
+fn an_export_keeps_up_with_many_ends() -> Result<()> {
+    require_root();
+    let flows: u32 = if is_soak() { 1_000_000 } else { 50_000 };
+    let history = Directory::new("export-many")?;
+    let pair = Pair::new()?;
+    let most = (flows + flows / 4).to_string();
+    let mut args = vec!["--iface", SERVER, "--timeout", "1s", "--max-flows", &most];
+    args.extend(["--history", history.path(), "--history-size", "1GiB"]);
+    let twheel = Twheel::start_muted(&pair.server, &args)?;
+    let listener = pair
+        .server
+        .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
+    let to = format!("tcp:{}", listener.local_addr()?);
+    let state = history.file("state");
+    let export = ["export", "json", "--to", &to, "--iface", SERVER];
+    let export = [
+        &export[..],
+        &["--state", &state, "--history", history.path()],
+    ]
+    .concat();
+    let mut exporter = pair
+        .server
+        .twheel(&export)?
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let (stream, _) = listener.accept()?;
+    let reading = thread::spawn(move || -> Result<(u64, Option<Instant>)> {
+        let mut ends = 0;
+        for line in BufReader::new(stream).lines() {
+            ends += u64::from(line?.contains("\"event\":\"end\""));
+            if ends == u64::from(flows) {
+                return Ok((ends, Some(Instant::now())));
+            }
+        }
+        Ok((ends, None))
+    });
+    let begun = Instant::now();
+    pair.server.begin_flows(SERVER, flows)?;
+    let end = Instant::now() + PATIENCE + Duration::from_secs(60);
+    while pair.server.counter("expired")? < u64::from(flows) {
+        ensure!(Instant::now() < end, "the flows do not expire");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (expired, took) = (Instant::now(), begun.elapsed());
+    let (ends, arrived) = reading.join().expect("the reader panicked")?;
+    let behind = arrived
+        .with_context(|| format!("{ends} of {flows} arrived"))?
+        .saturating_duration_since(expired);
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", exporter.id()))?;
+    let times: Vec<_> = stat.rsplit(')').next().unwrap_or("").split(' ').collect();
+    let ticks = times[12].parse::<u64>()? + times[13].parse::<u64>()?;
+    exporter.kill()?;
+    exporter.wait()?;
+    ensure!(pair.server.counter("events_lost")? == 0);
+    ensure!(pair.server.counter("history_lost")? == 0);
+    println!(
+        "{flows} flows began and ended in {took:?}; the export was {behind:?} behind and took {} ms of CPU time",
+        10 * ticks
+    );
+    ensure!(behind < Duration::from_secs(5), "{behind:?} behind");
+    twheel.stop()?;
+    Ok(())
+}
