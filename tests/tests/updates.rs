@@ -147,14 +147,15 @@ fn the_updates_and_the_end_of_a_bulk_flow_add_up_to_conntracks_counters() -> Res
     assert_eq!(sums, [sent[0][0], sent[0][1], sent[1][0], sent[1][1]]);
     let [packets, bytes] = received(&pair)?;
     // Beside the flow there were the handshakes with which the pair was tested, before, and
-    // neighbour discovery. (A veth device counts what it receives without the Ethernet header.)
+    // neighbour discovery, again and again. (A veth device counts what it receives without the Ethernet header.)
     let (packets, bytes) = (packets - before[0], bytes - before[1]);
+    let others = 50 + lasts.as_secs() / 20;
     ensure!(
-        (sums[0]..sums[0] + 50).contains(&packets),
+        (sums[0]..sums[0] + others).contains(&packets),
         "{packets} {sums:?}"
     );
     ensure!(
-        (sums[1]..sums[1] + 5_000).contains(&bytes),
+        (sums[1]..sums[1] + 100 * others).contains(&bytes),
         "{bytes} {sums:?}"
     );
     println!("{updates} updates, {sums:?}");
