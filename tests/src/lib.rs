@@ -5,7 +5,7 @@
 //!
 //! | question | modules |
 //! |---|---|
-//! | What is a host of a lab, and how are two hosts joined? | [`netns`], [`pair`] |
+//! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
@@ -20,6 +20,7 @@ pub mod ctnetlink;
 pub mod devices;
 pub mod directory;
 pub mod forge;
+pub mod gateway;
 pub mod lru;
 pub mod netns;
 pub mod order;

@@ -9,52 +9,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel_tests::{
     directory::Directory,
-    netns::{Namespace, PATIENCE, ip, require_root},
+    gateway::Gateway,
+    netns::{PATIENCE, require_root},
     pair::Connection,
     running::Twheel,
 };
-
-/// A client, a gateway that translates its source and the server's address, and a server.
-struct Lab {
-    client: Namespace,
-    gateway: Namespace,
-    server: Namespace,
-}
-
-impl Lab {
-    fn new() -> Result<Self> {
-        let lab = Self {
-            client: Namespace::new("client")?,
-            gateway: Namespace::new("gateway")?,
-            server: Namespace::new("server")?,
-        };
-        for (host, interface, address, there) in [
-            (&lab.client, "lan", "10.0.0.2", "10.0.0.1"),
-            (&lab.server, "wan", "192.0.2.2", "192.0.2.1"),
-        ] {
-            ip(&format!(
-                "link add eth0 netns {} type veth peer name {interface} netns {}",
-                host.name(),
-                lab.gateway.name()
-            ))?;
-            host.add_address(address.parse()?, 24, "eth0")?;
-            host.ip("link set eth0 up")?;
-            lab.gateway.add_address(there.parse()?, 24, interface)?;
-            lab.gateway.ip(&format!("link set {interface} up"))?;
-        }
-        lab.client.ip("route add default via 10.0.0.1")?;
-        lab.gateway.nft(
-            "table ip t {\n\
-             chain in {\ntype nat hook prerouting priority -100\n\
-             ip daddr 203.0.113.9 dnat to 192.0.2.2\n}\n\
-             chain out {\ntype nat hook postrouting priority 100\n\
-             oifname \"wan\" masquerade\n}\n}\n",
-        )?;
-        lab.gateway
-            .enter(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?))?;
-        Ok(lab)
-    }
-}
 
 fn events(twheel: &Twheel, count: usize) -> Result<Vec<String>> {
     let end = Instant::now() + PATIENCE;
@@ -71,7 +30,7 @@ fn events(twheel: &Twheel, count: usize) -> Result<Vec<String>> {
 #[test]
 fn a_gateways_flows_say_what_they_are_on_the_other_side() -> Result<()> {
     require_root();
-    let lab = Lab::new()?;
+    let lab = Gateway::new()?;
     let history = Directory::new("nat")?;
     let listener = lab
         .server

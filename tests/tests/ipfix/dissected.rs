@@ -3,15 +3,14 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::Path,
     process::Command,
-    thread,
 };
 
 use anyhow::{Context, Result, ensure};
 use etherparse::PacketBuilder;
-use twheel_tests::netns::{PATIENCE, require_root};
+use twheel_tests::netns::require_root;
 
 use crate::{
     agree,
@@ -24,35 +23,6 @@ use crate::{
 const MOST: usize = 1400;
 /// The number for documentation (RFC 5612).
 const PEN: &str = "32473";
-
-/// What an export with these options sends by UDP.
-fn messages(lab: &Lab, name: &str, options: &[&str]) -> Result<Vec<Message>> {
-    let socket = lab
-        .pair
-        .server
-        .enter(|| Ok(UdpSocket::bind("127.0.0.1:0")?))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    let to = format!("127.0.0.1:{}", socket.local_addr()?.port());
-    thread::scope(|scope| {
-        let reader = scope.spawn(|| -> Result<Vec<Message>> {
-            let (mut messages, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
-            loop {
-                let length = socket.recv(&mut buffer)?;
-                if length == 0 {
-                    return Ok(messages);
-                }
-                messages.push(buffer[..length].to_vec());
-            }
-        });
-        let said = lab.export_once(&to, name, options);
-        lab.pair
-            .server
-            .enter(|| Ok(UdpSocket::bind("127.0.0.1:0")?.send_to(&[], &to)?))?;
-        let messages = reader.join().expect("a panic")?;
-        ensure!(said?.is_empty(), "something was said");
-        Ok(messages)
-    })
-}
 
 /// A capture of these messages.
 fn capture(messages: &[Message], path: &Path) -> Result<()> {
@@ -86,7 +56,8 @@ fn tshark(capture: &Path, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-fn record(fields: &Fields) -> Result<Record> {
+/// What a record says, as the crate `netflow_parser` reads it.
+pub fn record(fields: &Fields) -> Result<Record> {
     let iana = |name: &str| number(fields, &format!("IANA({name})"));
     let the = |name: &str| the_number(fields, &format!("IANA({name})"));
     let reverse = |name: &str| number(fields, &format!("ReverseInformationElement({name})"));
@@ -132,7 +103,8 @@ fn others_decode_every_field_and_complain_of_none() -> Result<()> {
             &["--biflow", "--pen", PEN, "--message-size", "640"],
         ),
     ] {
-        let messages = messages(&lab, name, options).with_context(|| name.to_owned())?;
+        let sent = lab.exporter().messages(name, options);
+        let messages = sent.with_context(|| name.to_owned())?;
         assert!(messages.iter().all(|it| it.len() <= MOST));
         let session = Session::parse(&messages, 0).with_context(|| name.to_owned())?;
         let read = session.flows.iter().map(record);

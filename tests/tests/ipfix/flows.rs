@@ -16,6 +16,8 @@ use twheel_tests::{
     running::Twheel,
 };
 
+use crate::listener::Message;
+
 /// The VLAN of one of the flows.
 const VLAN: u16 = 10;
 /// Flows beyond the size of the table: some are evicted.
@@ -29,6 +31,16 @@ pub struct Lab {
     pub directory: Directory,
     /// The events of the ends, as twheel prints them.
     pub ends: Vec<Value>,
+}
+
+/// What exports a history.
+pub struct Exporter<'a> {
+    /// The host of the run and of the export.
+    pub host: &'a Namespace,
+    /// The instance.
+    pub interface: &'a str,
+    /// The directory of the history.
+    pub directory: &'a Directory,
 }
 
 /// A record of a flow in one direction.
@@ -77,22 +89,23 @@ impl Lab {
         past(&self.pair.server, self.directory.path())
     }
 
-    /// The arguments of an export of this history; `name` is the file that keeps the position.
-    pub fn export(&self, to: &str, name: &str, options: &[&str]) -> Vec<String> {
-        let state = self.directory.file(name);
-        let export = ["export", "ipfix", "--iface", SERVER, "--to", to];
-        let export = [&export[..], &["--history", self.directory.path()]].concat();
-        let export = [&export[..], &["--state", &state], options].concat();
-        export.into_iter().map(str::to_owned).collect()
+    /// What exports this history.
+    pub fn exporter(&self) -> Exporter<'_> {
+        Exporter {
+            host: &self.pair.server,
+            interface: SERVER,
+            directory: &self.directory,
+        }
     }
 
-    /// Exports the whole history. Returns what was said.
+    /// As [`Exporter::args`].
+    pub fn export(&self, to: &str, name: &str, options: &[&str]) -> Vec<String> {
+        self.exporter().args(to, name, options)
+    }
+
+    /// As [`Exporter::once`].
     pub fn export_once(&self, to: &str, name: &str, options: &[&str]) -> Result<String> {
-        let args = self.export(to, name, &[&["--once"], options].concat());
-        let args: Vec<_> = args.iter().map(String::as_str).collect();
-        let ended = self.pair.server.twheel_once(&args)?;
-        ensure!(ended.code() == Some(0), "{ended:?}");
-        Ok(ended.stderr)
+        self.exporter().once(to, name, options)
     }
 
     /// The records that are to be sent, sorted.
@@ -103,6 +116,51 @@ impl Lab {
         }
         records.sort();
         Ok(records)
+    }
+}
+
+impl Exporter<'_> {
+    /// The arguments of an export of this history; `name` is the file that keeps the position.
+    pub fn args(&self, to: &str, name: &str, options: &[&str]) -> Vec<String> {
+        let state = self.directory.file(name);
+        let export = ["export", "ipfix", "--iface", self.interface, "--to", to];
+        let export = [&export[..], &["--history", self.directory.path()]].concat();
+        let export = [&export[..], &["--state", &state], options].concat();
+        export.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Exports the whole history. Returns what was said.
+    pub fn once(&self, to: &str, name: &str, options: &[&str]) -> Result<String> {
+        let args = self.args(to, name, &[&["--once"], options].concat());
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let ended = self.host.twheel_once(&args)?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        Ok(ended.stderr)
+    }
+
+    /// The messages that it sends by UDP.
+    pub fn messages(&self, name: &str, options: &[&str]) -> Result<Vec<Message>> {
+        let socket = self.host.enter(|| Ok(UdpSocket::bind("127.0.0.1:0")?))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let to = format!("127.0.0.1:{}", socket.local_addr()?.port());
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| -> Result<Vec<Message>> {
+                let (mut messages, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+                loop {
+                    let length = socket.recv(&mut buffer)?;
+                    if length == 0 {
+                        return Ok(messages);
+                    }
+                    messages.push(buffer[..length].to_vec());
+                }
+            });
+            let said = self.once(&to, name, options);
+            self.host
+                .enter(|| Ok(UdpSocket::bind("127.0.0.1:0")?.send_to(&[], &to)?))?;
+            let messages = reader.join().expect("a panic")?;
+            ensure!(said?.is_empty(), "something was said");
+            Ok(messages)
+        })
     }
 }
 

@@ -5,6 +5,7 @@ mod dissected;
 mod faults;
 mod flows;
 mod listener;
+mod living;
 
 use std::{collections::BTreeSet, fs};
 
