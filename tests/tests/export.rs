@@ -449,3 +449,78 @@ fn an_export_keeps_up_with_many_ends() -> Result<()> {
     twheel.stop()?;
     Ok(())
 }
+
+#[test]
+fn pipes_and_devices_are_files_too() -> Result<()> {
+    require_root();
+    let history = Directory::new("export-special")?;
+    let pair = Pair::new()?;
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    args.extend(["--history", history.path()]);
+    let twheel = Twheel::start(&pair.server, &args)?;
+    pair.server.begin_flows(SERVER, 50)?;
+    twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+    assert_eq!(twheel.stop()?.code(), Some(0));
+    let past = ["expired", "--json", "--events", "end", "--iface", SERVER];
+    let past = printed(&pair, &[&past[..], &["--history", history.path()]].concat())?;
+    assert_eq!(past.len(), 50);
+
+    let export = |to: &str, name: &str| -> Vec<String> {
+        let state = history.file(name);
+        let args = [
+            "export", "json", "--to", to, "--iface", SERVER, "--events", "end",
+        ];
+        let args = [&args[..], &["--state", &state, "--history", history.path()]].concat();
+        args.into_iter().map(str::to_owned).collect()
+    };
+    let once = |to: &str, name: &str| {
+        let args = export(to, name);
+        let args: Vec<_> = args.iter().map(String::as_str).chain(["--once"]).collect();
+        let ended = pair.server.twheel_once(&args)?;
+        ensure!(
+            ended.code() == Some(0) && ended.stderr.is_empty(),
+            "{ended:?}"
+        );
+        let lines = ended.lines.into_iter().map(|line| line.text);
+        anyhow::Ok(lines.collect::<Vec<_>>())
+    };
+    assert!(once("/dev/null", "null")?.is_empty());
+    assert_eq!(once("/dev/stdout", "stdout")?, past);
+    let fifo = history.file("fifo");
+    nix::unistd::mkfifo(&*fifo, nix::sys::stat::Mode::S_IRWXU)?;
+    let path = fifo.clone();
+    let reader = thread::spawn(move || std::fs::read_to_string(path));
+    assert!(once(&fifo, "fifo-state")?.is_empty());
+    let read = reader.join().expect("a panic")?;
+    assert!(read.lines().eq(&past), "{read}");
+    // Nothing is sent twice.
+    assert!(once("/dev/stdout", "stdout")?.is_empty());
+
+    // A reader that has read enough ends the export, as that of any command does.
+    let path = fifo.clone();
+    let reader = thread::spawn(move || -> Result<String> {
+        let mut line = String::new();
+        BufReader::new(std::fs::File::open(path)?).read_line(&mut line)?;
+        Ok(line)
+    });
+    let args = export(&fifo, "head");
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let mut exporter = pair.server.twheel(&args)?.spawn()?;
+    assert_eq!(reader.join().expect("a panic")?.trim_end(), past[0]);
+    let twheel = Twheel::start(
+        &pair.server,
+        &[
+            "--iface",
+            SERVER,
+            "--timeout",
+            "300ms",
+            "--history",
+            history.path(),
+        ],
+    )?;
+    pair.server.begin_flows(SERVER, 1)?;
+    let ended = twheel_tests::running::wait_within(&mut exporter, PATIENCE)?;
+    assert_eq!(ended.context("it does not end")?.code(), Some(0));
+    twheel.stop()?;
+    Ok(())
+}

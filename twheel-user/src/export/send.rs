@@ -53,7 +53,7 @@ impl Export<'_> {
     /// # Errors
     ///
     /// The history cannot be read, the position cannot be kept, or the target is a file that cannot
-    /// be opened.
+    /// be opened or a pipe whose reader has closed it.
     pub fn run(&self, format: &mut dyn Format, kept: &mut Kept) -> Result<()> {
         let mut said = Said::default();
         let mut wait = RETRY.0;
@@ -64,6 +64,13 @@ impl Export<'_> {
                     let began = Instant::now();
                     match self.send(format, &mut sink, kept, &mut said)? {
                         Sent::All => return Ok(()),
+                        // The reader of a pipe has closed it.
+                        Sent::Broken(error)
+                            if matches!(self.to, Target::File(_))
+                                && error.kind() == io::ErrorKind::BrokenPipe =>
+                        {
+                            return Err(error).with_context(|| format!("cannot write {}", self.to));
+                        }
                         Sent::Broken(error) => {
                             let was_there = began.elapsed() >= STEADY;
                             if was_there || !is_away {

@@ -87,7 +87,10 @@ impl fmt::Display for Target {
 }
 
 enum Open {
+    /// A file on a disk.
     File(File),
+    /// A pipe or a device: nothing of it can be synced.
+    Special(File),
     Unix(UnixStream),
     Tcp(TcpStream),
     Tls(Box<tls::Stream>),
@@ -124,7 +127,10 @@ impl Sink {
             Target::File(path) => {
                 let mut options = OpenOptions::new();
                 let file = options.append(true).create(true).mode(0o640).open(path)?;
-                Open::File(file)
+                match file.metadata()?.is_file() {
+                    true => Open::File(file),
+                    false => Open::Special(file),
+                }
             }
             Target::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
@@ -166,7 +172,7 @@ impl Sink {
     /// The disk is full, or the other end has gone; over UDP an answer says that there is none.
     pub fn write(&mut self, bytes: &[u8], next: Position) -> io::Result<()> {
         match &mut self.open {
-            Open::File(file) => file.write_all(bytes)?,
+            Open::File(file) | Open::Special(file) => file.write_all(bytes)?,
             Open::Unix(stream) => stream.write_all(bytes)?,
             Open::Tcp(stream) => stream.write_all(bytes)?,
             Open::Tls(stream) => stream.write_all(bytes)?,
@@ -199,6 +205,7 @@ impl Sink {
                 file.sync_data()?;
                 Box::new(|_| true)
             }
+            Open::Special(_) => Box::new(|_| true),
             Open::Unix(stream) => was_read(self.written, unsent(stream)?),
             Open::Tcp(stream) => was_read(self.written, unsent(stream)?),
             Open::Tls(stream) => {
@@ -227,7 +234,7 @@ impl Sink {
     /// Whether the other end has closed the connection.
     pub fn is_closed(&self) -> bool {
         match &self.open {
-            Open::File(_) | Open::Udp(_) => false,
+            Open::File(_) | Open::Special(_) | Open::Udp(_) => false,
             Open::Unix(stream) => has_ended(stream),
             Open::Tcp(stream) => has_ended(stream),
             Open::Tls(stream) => has_ended(&stream.socket),
