@@ -285,7 +285,7 @@ fn an_export_says_what_is_wrong_and_keeps_trying() -> Result<()> {
     assert_eq!(none.code(), Some(6), "{none:?}");
     let bad = once(&export("tcp:host", &state))?;
     assert_eq!(
-        (bad.code(), bad.stderr.contains("give a port")),
+        (bad.code(), bad.stderr.contains("give a host and a port")),
         (Some(2), true),
         "{bad:?}"
     );

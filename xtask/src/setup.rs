@@ -18,9 +18,9 @@ pub fn setup() -> Result<()> {
 }
 
 /// Installs what the tests need: what the lab needs; `nft`, to compare with the kernel's own
-/// connection tracking; programs that read packet captures, collect flows, tell what a systemd unit
-/// may do, and list system calls; a terminal to drive; a browser, for the web page; and what the
-/// benches need.
+/// connection tracking; programs that read packet captures, collect flows and logs, tell what a
+/// systemd unit may do, and list system calls; a terminal to drive; a browser, for the web page; and
+/// what the benches need.
 pub fn tests() -> Result<()> {
     benches()?;
     need(&[
@@ -29,6 +29,7 @@ pub fn tests() -> Result<()> {
         ("tshark", "tshark", "1 min"),
         ("nfcapd", "nfdump", "10 s"),
         ("nfacctd", "pmacct", "30 s"),
+        ("rsyslogd", "rsyslog", "10 s"),
         ("tmux", "tmux", "10 s"),
         ("chromium", "chromium", "1 min"),
     ])

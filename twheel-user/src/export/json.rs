@@ -23,4 +23,8 @@ impl Format for Lines {
     }
 
     fn complete(&mut self, _: u64, _: &mut Vec<u8>) {}
+
+    fn messages<'a>(&self, bytes: &'a [u8]) -> Box<dyn Iterator<Item = &'a [u8]> + 'a> {
+        Box::new(bytes.split_inclusive(|byte| *byte == b'\n'))
+    }
 }

@@ -5,7 +5,7 @@
 //! | question | file |
 //! |---|---|
 //! | reading on, sending, trying again | `send.rs` |
-//! | how events are written | `json.rs`, `ipfix/` |
+//! | how events are written | `json.rs`, `syslog.rs`, `ipfix/` |
 //! | where it goes, and what of it has arrived | `sink.rs`, `tls.rs` |
 //! | the position on disk | `position.rs` |
 
@@ -18,6 +18,7 @@ pub mod json;
 pub mod position;
 pub mod send;
 pub mod sink;
+pub mod syslog;
 pub mod tls;
 
 /// How events are written.
@@ -37,4 +38,7 @@ pub trait Format {
 
     /// Completes what is in the buffer: it is sent now. This is called once a second at least.
     fn complete(&mut self, not_sent: u64, to: &mut Vec<u8>);
+
+    /// The messages of which these completed bytes consist, each as it is sent in a datagram.
+    fn messages<'a>(&self, bytes: &'a [u8]) -> Box<dyn Iterator<Item = &'a [u8]> + 'a>;
 }

@@ -130,7 +130,7 @@ impl Export<'_> {
                 format.complete(said.not_sent, &mut buffer);
                 let next = if is_end { at } else { reader.position() };
                 if !buffer.is_empty()
-                    && let Err(error) = sink.write(&buffer, next)
+                    && let Err(error) = sink.write(&buffer, next, format)
                 {
                     return Ok(Sent::Broken(error));
                 }

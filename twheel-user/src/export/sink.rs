@@ -9,15 +9,18 @@ use std::{
     net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket},
     os::{
         fd::AsRawFd,
-        unix::{fs::OpenOptionsExt, net::UnixStream},
+        unix::{
+            fs::OpenOptionsExt,
+            net::{UnixDatagram, UnixStream},
+        },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     str::FromStr,
     thread,
     time::{Duration, Instant},
 };
 
-use super::{ipfix, tls};
+use super::{Format, tls};
 use crate::history::Position;
 
 /// How long a connection may take to be made.
@@ -30,9 +33,11 @@ pub const UNREAD: u64 = 8 << 20;
 
 /// A datagram has arrived, as far as can be known, if no answer has refused it for so long.
 const SETTLED: Duration = Duration::from_secs(1);
-/// How long to pause after datagrams that were sent at once, 64 KiB at most: a receiver with Linux's
-/// default buffer (`net.core.rmem_default`) must have time to read them.
+/// How long to pause after datagrams that were sent at once: a receiver with Linux's default buffer
+/// (`net.core.rmem_default`, 208 KiB) must have time to read them.
 const PACE: Duration = Duration::from_millis(2);
+/// How many these are at most. A datagram of some hundred bytes takes up to 2.25 KiB of the buffer.
+const AT_ONCE: usize = 50;
 
 /// Where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +46,9 @@ pub enum Target {
     File(PathBuf),
     /// A Unix stream socket.
     Unix(PathBuf),
+    /// A Unix datagram socket, to which each message is sent as a datagram; or a stream socket, to
+    /// which each is sent as a line.
+    Log(PathBuf),
     /// A host and a port.
     Tcp(String),
     /// The same with TLS.
@@ -62,23 +70,34 @@ impl FromStr for Target {
                 path => Ok(Self::File(path.into())),
             };
         };
-        match address
-            .rsplit_once(':')
-            .map(|(_, port)| port.parse::<u16>())
-        {
-            Some(Ok(_)) => Ok(Self::Tcp(address.to_owned())),
-            _ => Err(format!(
-                "{text}: give a port, as in tcp:collector.example:5170"
-            )),
-        }
+        host_and_port(address, "tcp:collector.example:5170").map(Self::Tcp)
     }
+}
+
+/// Checks that this is a host and a port. An IPv6 address is in brackets. `example` is one that is
+/// right.
+///
+/// # Errors
+///
+/// It is not: what to give instead, in a sentence.
+pub fn host_and_port(address: &str, example: &str) -> Result<String, String> {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    if host.is_empty() || !port.parse::<u16>().is_ok_and(|port| port > 0) {
+        return Err(format!("give a host and a port, as in {example}"));
+    }
+    if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
+        return Err(format!(
+            "give an IPv6 address in brackets, as in [2001:db8::1]:{port}"
+        ));
+    }
+    Ok(address.to_owned())
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Unix(path) | Self::Log(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Tls(address, _) => write!(f, "tls:{address}"),
             Self::Udp(address) => write!(f, "udp:{address}"),
@@ -92,6 +111,9 @@ enum Open {
     /// A pipe or a device: nothing of it can be synced.
     Special(File),
     Unix(UnixStream),
+    /// The same, with a line for each message.
+    Lines(UnixStream),
+    Datagrams(UnixDatagram),
     Tcp(TcpStream),
     Tls(Box<tls::Stream>),
     Udp(UdpSocket),
@@ -132,10 +154,18 @@ impl Sink {
                     false => Open::Special(file),
                 }
             }
-            Target::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_write_timeout(Some(STALLED))?;
-                Open::Unix(stream)
+            Target::Unix(path) => Open::Unix(stream(path)?),
+            Target::Log(path) => {
+                let socket = UnixDatagram::unbound()?;
+                socket.set_write_timeout(Some(STALLED))?;
+                match socket.connect(path) {
+                    Ok(()) => Open::Datagrams(socket),
+                    // The socket is of another type.
+                    Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
+                        Open::Lines(stream(path)?)
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             Target::Tcp(address) => Open::Tcp(connect(address)?),
             Target::Tls(address, client) => {
@@ -165,19 +195,31 @@ impl Sink {
         })
     }
 
-    /// Writes what a [`Format`](super::Format) has completed. `next` is the position behind it.
+    /// Writes what a format has completed. `next` is the position behind it.
     ///
     /// # Errors
     ///
     /// The disk is full, or the other end has gone; over UDP an answer says that there is none.
-    pub fn write(&mut self, bytes: &[u8], next: Position) -> io::Result<()> {
+    pub fn write(&mut self, bytes: &[u8], next: Position, format: &dyn Format) -> io::Result<()> {
         match &mut self.open {
             Open::File(file) | Open::Special(file) => file.write_all(bytes)?,
             Open::Unix(stream) => stream.write_all(bytes)?,
+            Open::Lines(stream) => {
+                let messages: Vec<_> = format.messages(bytes).collect();
+                stream.write_all(&[&messages.join(&b'\n')[..], b"\n"].concat())?;
+            }
+            Open::Datagrams(socket) => {
+                for message in format.messages(bytes) {
+                    socket.send(message)?;
+                }
+            }
             Open::Tcp(stream) => stream.write_all(bytes)?,
             Open::Tls(stream) => stream.write_all(bytes)?,
             Open::Udp(socket) => {
-                for message in ipfix::messages(bytes) {
+                for (number, message) in format.messages(bytes).enumerate() {
+                    if number > 0 && number % AT_ONCE == 0 {
+                        thread::sleep(PACE);
+                    }
                     socket.send(message)?;
                 }
                 thread::sleep(PACE);
@@ -194,7 +236,7 @@ impl Sink {
 
     /// Everything before this position has arrived, whatever ends now: it is in the file and on the
     /// disk; or so much was sent after it that the other end must have read it; or no answer has
-    /// refused the datagram.
+    /// refused the datagram; or the datagram is no longer in the Unix socket that it was sent to.
     ///
     /// # Errors
     ///
@@ -206,11 +248,17 @@ impl Sink {
                 Box::new(|_| true)
             }
             Open::Special(_) => Box::new(|_| true),
-            Open::Unix(stream) => was_read(self.written, unsent(stream)?),
+            Open::Unix(stream) | Open::Lines(stream) => was_read(self.written, unsent(stream)?),
             Open::Tcp(stream) => was_read(self.written, unsent(stream)?),
             Open::Tls(stream) => {
                 stream.heed()?;
                 was_read(self.written, unsent(&stream.socket)?)
+            }
+            Open::Datagrams(socket) => {
+                // What the other end has not read counts with the kernel's overhead, so this is
+                // never too much. If the other end is gone, that shows with the next datagram.
+                let read = self.written.saturating_sub(unsent(socket)?);
+                Box::new(move |place| place.bytes <= read && place.at.elapsed() >= SETTLED)
             }
             Open::Udp(socket) => {
                 if let Some(refused) = socket.take_error()? {
@@ -228,18 +276,25 @@ impl Sink {
 
     /// Whether nothing that was written can be refused any more.
     pub fn is_settled(&self) -> bool {
-        !matches!(self.open, Open::Udp(_)) || self.pending.len() == 1
+        !matches!(self.open, Open::Udp(_) | Open::Datagrams(_)) || self.pending.len() == 1
     }
 
     /// Whether the other end has closed the connection.
     pub fn is_closed(&self) -> bool {
         match &self.open {
-            Open::File(_) | Open::Special(_) | Open::Udp(_) => false,
-            Open::Unix(stream) => has_ended(stream),
+            Open::File(_) | Open::Special(_) | Open::Datagrams(_) | Open::Udp(_) => false,
+            Open::Unix(stream) | Open::Lines(stream) => has_ended(stream),
             Open::Tcp(stream) => has_ended(stream),
             Open::Tls(stream) => has_ended(&stream.socket),
         }
     }
+}
+
+/// Connects to a Unix stream socket.
+fn stream(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_write_timeout(Some(STALLED))?;
+    Ok(stream)
 }
 
 /// Connects to a host and a port.
@@ -296,6 +351,7 @@ fn has_ended(socket: &impl AsRawFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::json::Lines;
 
     #[test]
     fn a_target_is_a_file_or_a_socket() {
@@ -307,7 +363,14 @@ mod tests {
             assert_eq!(text.parse(), Ok(target.clone()));
             assert_eq!(target.to_string(), text);
         }
-        for text in ["", "tcp:host", "tcp:host:port", "tcp:host:65536"] {
+        for text in [
+            "",
+            "tcp:host",
+            "tcp::1",
+            "tcp:host:port",
+            "tcp:host:65536",
+            "tcp:::1:514",
+        ] {
             text.parse::<Target>().unwrap_err();
         }
     }
@@ -319,8 +382,9 @@ mod tests {
         let position = |record| Position { segment: 1, record };
         let mut sink = Sink::open(&target, position(0)).unwrap();
         assert_eq!(sink.arrived().unwrap(), position(0));
-        sink.write(b"one\n", position(1)).unwrap();
-        sink.write(b"two\n", position(2)).unwrap();
+        let format = Lines { kinds: Vec::new() };
+        sink.write(b"one\n", position(1), &format).unwrap();
+        sink.write(b"two\n", position(2), &format).unwrap();
         assert_eq!(sink.arrived().unwrap(), position(2));
         assert!(!sink.is_closed());
     }

@@ -10,7 +10,7 @@ use crate::{
     cli::select::interval,
     export::{
         ipfix::{Config, Ipfix, LEAST_MESSAGE},
-        sink::Target,
+        sink::{Target, host_and_port},
         tls::Client,
     },
     failure::{Failure, Kind},
@@ -124,17 +124,8 @@ impl FromStr for Collector {
                 ));
             }
         };
-        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-        if host.is_empty() || !port.parse::<u16>().is_ok_and(|port| port > 0) {
-            return Err("give a host and a port, as in collector.example:4739".to_owned());
-        }
-        if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
-            return Err(format!(
-                "give an IPv6 address in brackets, as in [2001:db8::1]:{port}"
-            ));
-        }
         Ok(Self {
-            address: address.to_owned(),
+            address: host_and_port(address, "collector.example:4739")?,
             transport,
         })
     }

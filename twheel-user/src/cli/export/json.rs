@@ -3,12 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::Source;
-use crate::{
-    cli::select::event_kind,
-    export::{json::Lines, sink::Target},
-    model::EventKind,
-};
+use super::{Kinds, Source};
+use crate::export::{json::Lines, sink::Target};
 
 /// Send events as lines of JSON to a file or a socket
 ///
@@ -26,15 +22,16 @@ pub(super) struct JsonExport {
     to: Target,
     #[command(flatten)]
     source: Source,
-    /// Kinds of events to send, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`
-    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "begin,update,end,rto,reap,run")]
-    events: Vec<EventKind>,
+    #[command(flatten)]
+    kinds: Kinds,
 }
 
 impl JsonExport {
     pub(super) fn execute(self) -> Result<()> {
         let name = self.source.name()?;
-        let mut lines = Lines { kinds: self.events };
+        let mut lines = Lines {
+            kinds: self.kinds.events,
+        };
         self.source.send(&name, &self.to, "json", &mut lines)
     }
 }

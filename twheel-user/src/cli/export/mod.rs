@@ -2,16 +2,19 @@
 
 mod ipfix;
 mod json;
+mod syslog;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::select::Select;
+use super::select::{Select, event_kind};
 use crate::{
     export::{self, Format, position::Kept, sink::Target},
-    history, privilege,
+    history,
+    model::EventKind,
+    privilege,
 };
 
 /// Send events to other programs and hosts, as they come
@@ -22,6 +25,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   twheel export json --to tcp:collector.example:5170
+  twheel export syslog --to unix:/dev/log
   twheel export ipfix --to collector.example:4739")]
 pub struct Export {
     #[command(subcommand)]
@@ -31,6 +35,7 @@ pub struct Export {
 #[derive(Subcommand)]
 enum FormatName {
     Json(json::JsonExport),
+    Syslog(syslog::SyslogExport),
     Ipfix(ipfix::IpfixExport),
 }
 
@@ -38,6 +43,7 @@ impl Export {
     pub(super) fn execute(self) -> Result<()> {
         match self.format {
             FormatName::Json(json) => json.execute(),
+            FormatName::Syslog(syslog) => syslog.execute(),
             FormatName::Ipfix(ipfix) => ipfix.execute(),
         }
     }
@@ -45,6 +51,14 @@ impl Export {
 
 /// The default directory of positions.
 const STATES: &str = "/var/lib/twheel-export";
+
+/// Which events are sent.
+#[derive(Args)]
+struct Kinds {
+    /// Kinds of events to send, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "begin,update,end,rto,reap,run")]
+    events: Vec<EventKind>,
+}
 
 /// What is sent, and from where on.
 #[derive(Args)]

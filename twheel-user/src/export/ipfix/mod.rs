@@ -91,4 +91,8 @@ impl Format for Ipfix {
         }
         self.encoder.complete(to);
     }
+
+    fn messages<'a>(&self, bytes: &'a [u8]) -> Box<dyn Iterator<Item = &'a [u8]> + 'a> {
+        Box::new(messages(bytes))
+    }
 }
