@@ -8,7 +8,7 @@
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
 //! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
-//! | What does it cost to send events on? | `records`, `ipfix` |
+//! | What does it cost to send events on? | `records` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
 
@@ -23,7 +23,6 @@ mod idle;
 mod inputs;
 mod insert;
 mod inspect;
-mod ipfix;
 mod lateness;
 mod machine;
 mod memory;
@@ -132,12 +131,6 @@ enum Bench {
     Inspect,
     /// Nanoseconds of an event as a record that leaves the host
     Records,
-    /// What it takes to write ended flows as IPFIX; no root
-    Ipfix {
-        /// Rounds
-        #[arg(long, default_value_t = size(5, 1), value_parser = clap::value_parser!(u32).range(1..=1_000))]
-        rounds: u32,
-    },
     /// What retransmission timers cost the steppers
     Rto,
     /// How late flows expire while both CPUs have all the packets that they can take
@@ -177,9 +170,9 @@ fn main() -> ExitCode {
 }
 
 /// All benchmarks that run by default, without options.
-const ALL: [&str; 17] = [
+const ALL: [&str; 16] = [
     "touch", "insert", "expire", "step", "path", "exporter", "memory", "lateness", "scale", "idle",
-    "cores", "plan", "inspect", "ipfix", "records", "rto", "schemes",
+    "cores", "plan", "inspect", "records", "rto", "schemes",
 ];
 
 fn run(cli: &Cli) -> Result<()> {
@@ -212,7 +205,7 @@ fn alone(name: &str, cli: &Cli) -> Result<()> {
 }
 
 fn one(bench: &Bench, report: &mut Report) -> Result<()> {
-    if !matches!(bench, Bench::Schemes(_) | Bench::Ipfix { .. }) {
+    if !matches!(bench, Bench::Schemes(_)) {
         twheel::host::check()?;
     }
     report.begin(bench.name(), command(bench));
@@ -237,7 +230,6 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
         Bench::Records => records::bench(report),
-        Bench::Ipfix { rounds } => ipfix::bench(rounds, report),
         Bench::Rto => rto::bench(report),
         Bench::Lateness { seconds } => lateness::bench(seconds, report),
         Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
@@ -279,7 +271,6 @@ impl Bench {
             Self::Plan => "plan",
             Self::Inspect => "inspect",
             Self::Records => "records",
-            Self::Ipfix { .. } => "ipfix",
             Self::Rto => "rto",
             Self::Lateness { .. } => "lateness",
             Self::Idle { .. } => "idle",

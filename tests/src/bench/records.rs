@@ -9,6 +9,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use twheel::{
+    export::{
+        Format,
+        ipfix::{Config, Ipfix},
+    },
     history::{HistoryReader, Past},
     output::json::Json,
     stepper::pin_to,
@@ -27,6 +31,9 @@ const ROUNDS: usize = size(15, 1);
 /// Lines of JSON that are asked for, a second on one core.
 const LINES: f64 = 1.5e6;
 
+/// Records of IPFIX that are asked for.
+const RECORDS: f64 = 2e6;
+
 /// Measures encoders over events in memory, and a whole export.
 pub fn bench(report: &mut Report) -> Result<()> {
     let history = Directory::new("bench-records")?;
@@ -40,14 +47,32 @@ pub fn bench(report: &mut Report) -> Result<()> {
         Ok(())
     })?;
     report.say(&format!(
-        "The ends of {EVENTS} TCP flows with --accounting, from a history in memory, written on one CPU to a buffer that is \
+        "The ends of {EVENTS} TCP flows with --accounting, of one packet each, from a history in memory, written on one CPU to a buffer that is \
          emptied\neach 64 KiB; {ROUNDS} rounds, median (least–most) in nanoseconds a record.\n"
     ));
     report.say(&format!(
         "{:<28} {:>21}  {:>12}",
         "", "ns a record", "a second"
     ));
-    row(report, "lines of JSON", &json, Some(LINES));
+    row(report, "lines of JSON", &json, LINES);
+    for (name, biflow, pen) in [
+        ("IPFIX", false, None),
+        ("IPFIX, reverse elements", true, None),
+        ("IPFIX, private elements", false, Some(32473)),
+    ] {
+        let config = Config {
+            domain: 1,
+            name: "eth0@host".to_owned(),
+            pen,
+            biflow,
+            most: 1400,
+        };
+        let mut ipfix = Ipfix::new(config, true, Duration::from_secs(60));
+        ipfix.begin(0, &mut Vec::new());
+        let figure = measure(&events, |past, to| Ok(ipfix.event(past, to)?))?;
+        row(report, name, &figure, RECORDS);
+        report.object(&json!({ "bench": "records", "variant": name, "ns": figure.median }));
+    }
     let seconds = export(&host, &history)?;
     let rate = f64::from(EVENTS) / seconds.median;
     report.say(&format!(
@@ -64,15 +89,14 @@ pub fn bench(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn row(report: &mut Report, name: &str, figure: &Figure, bound: Option<f64>) {
+fn row(report: &mut Report, name: &str, figure: &Figure, bound: f64) {
     let rate = 1e9 / figure.median;
-    let verdict = match bound {
-        None => String::new(),
-        Some(bound) if rate >= bound => format!("  at least {bound:.1e}"),
-        Some(bound) => format!("  BELOW {bound:.1e}"),
+    let verdict = match rate >= bound {
+        true => "at least",
+        false => "BELOW",
     };
     report.say(&format!(
-        "{name:<28} {}  {rate:>12.0}{verdict}",
+        "{name:<28} {}  {rate:>12.0}  {verdict} {bound}",
         Figure::row(&[*figure])
     ));
 }

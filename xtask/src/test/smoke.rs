@@ -12,7 +12,7 @@ use super::{
 use crate::{fuzz::Fuzzer, run::Built, sh};
 
 /// The benches, and what may run beside each: nothing, if it fails without the CPUs that it needs.
-const BENCHES: [(&str, Company); 18] = [
+const BENCHES: [(&str, Company); 17] = [
     ("before", Company::Quiet),
     ("cores", Company::None),
     ("expire", Company::None),
@@ -20,7 +20,6 @@ const BENCHES: [(&str, Company); 18] = [
     ("idle", Company::Quiet),
     ("insert", Company::Quiet),
     ("inspect", Company::Quiet),
-    ("ipfix", Company::Quiet),
     ("lateness", Company::None),
     ("memory", Company::Quiet),
     ("path", Company::None),
