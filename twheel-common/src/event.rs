@@ -51,10 +51,10 @@ pub struct Event {
     pub positions: Positions,
     /// What had been counted by the [interval](crate::update::Interval)'s beginning.
     pub before: Account,
-    /// The length of that interval, units; 0 without an active timeout.
+    /// The length of that interval, units.
     pub since: u32,
-    /// 0.
-    pub reserved: u32,
+    /// 1: live flows are reported, so `before` and `since` are meaningful. Else they are 0.
+    pub updates: u32,
 }
 
 /// An [`Event`]'s reason: the flow has begun.

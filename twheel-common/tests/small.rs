@@ -104,7 +104,7 @@ fn events_say_what_was_seen() {
         positions: [0; 2],
         before: Default::default(),
         since: 0,
-        reserved: 0,
+        updates: 0,
     };
     assert_eq!(event.seen(), Seen(0x1234));
     let record = |reason| Record::from(Event { reason, ..event });

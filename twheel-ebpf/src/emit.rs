@@ -14,7 +14,7 @@ use twheel_common::{
 };
 
 use crate::{
-    atomic, clock,
+    atomic, clock, config,
     count::count,
     maps::{EVENTS, NUMBER, STAGED},
     record::{self, At},
@@ -59,9 +59,18 @@ pub fn reserve() -> Option<RingBufEntry<Event>> {
 }
 
 /// Reports the beginning of a flow. A packet cannot wait until the ring has room for that.
+#[inline(always)]
+pub fn begun(index: u32, now: u64) {
+    if emit_begun(index, now) != 0 {
+        lose();
+    }
+}
+
+/// As [`begun`]; returns 1 if the ring has no room. (The caller counts that: the verifier adds up
+/// the stacks of callers and callees.)
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn emit_begun(index: u32, now: u64) -> u64 {
+extern "C" fn emit_begun(index: u32, now: u64) -> u64 {
     let Some(flow) = record::at(index) else {
         return 0;
     };
@@ -73,7 +82,7 @@ pub extern "C" fn emit_begun(index: u32, now: u64) -> u64 {
     };
     match reserve() {
         Some(entry) => submit(entry, flow, &flow.key(), &begun, now),
-        None => lose(),
+        None => return 1,
     }
     0
 }
@@ -245,6 +254,7 @@ pub unsafe fn fill_end(event: *mut Event, key: &FlowKey, ended: &Ended, now: u64
 #[inline(always)]
 unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, unreported: Unreported) {
     let word = ended.word;
+    let updates = u32::from(config!(active_timeout) != 0);
     // SAFETY: the caller's promise.
     unsafe {
         flow.report_account((&raw mut (*event).account).cast());
@@ -257,6 +267,6 @@ unsafe fn fill_flow(event: *mut Event, flow: At, ended: &Ended, unreported: Unre
         let before = (&raw mut (*event).before).cast();
         let since = updates::report(unreported, before);
         (&raw mut (*event).since).write(since);
-        (&raw mut (*event).reserved).write(0);
+        (&raw mut (*event).updates).write(updates);
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     count::count,
     inbox,
     record::{self, At},
-    table, timers, updates,
+    table, timers,
     verifier::given,
     wheel::arm::wheel_hasten,
 };
@@ -31,12 +31,11 @@ fn bring_forward(flow: At, due: u64, queue: impl FnOnce() -> Option<(Seen, Seen)
 /// marked the flow as posted if it is on another CPU's wheel.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn forward_deadline(index: u32, before: u32, after: u32, due: u64, now: u64) -> u64 {
+pub extern "C" fn forward_deadline(index: u32, before: u32, after: u32, due: u64) -> u64 {
     let Some(flow) = record::at(index) else {
         return 0;
     };
     if due != 0 {
-        let due = updates::no_later(flow, now, due);
         bring_forward(flow, due, || Some((Seen(before), Seen(after))));
     }
     0

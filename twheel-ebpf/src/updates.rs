@@ -109,6 +109,17 @@ pub fn no_later(flow: At, now: u64, due: u64) -> u64 {
     }
 }
 
+/// As [`no_later`], for a deadline that a packet has brought forward; 0: it has not. (A function of
+/// its own: the verifier adds up the stacks of callers and callees.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn update_due(index: u32, due: u64, now: u64) -> u64 {
+    match record::at(index) {
+        Some(flow) if due != 0 => no_later(flow, now, due),
+        _ => due,
+    }
+}
+
 /// `due`, or when the first update of a flow that begins now is due if that comes first (units).
 #[inline(always)]
 pub fn first(now: u64, due: u64) -> u64 {

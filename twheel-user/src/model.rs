@@ -408,7 +408,7 @@ impl Updated {
             idle: clock.duration(u64::from(event.idle)),
             account,
             pace: in_order(event.pace, initiator, |pace| pace.rto > 0),
-            interval: (event.since > 0).then(|| Interval {
+            interval: (event.updates != 0).then(|| Interval {
                 length: clock.duration(event.since.into()),
                 account: account.map(|now| {
                     let before = in_order(event.before, initiator, is_any).unwrap_or_default();

@@ -3,15 +3,17 @@
 
 use std::{
     io,
+    num::NonZeroUsize,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
+use lru::LruCache;
 use twheel_common::event::{Event, Record};
 
 use crate::{
     conntrack::{Conntrack, protocol},
-    model::{Flow, Measure, Translation, Updated},
+    model::{Birth, Flow, Measure, Translation, Updated},
     names::Names,
     ring::Batch,
 };
@@ -19,9 +21,14 @@ use crate::{
 /// How long the look-ups of one batch of events may take. Those that are left are skipped.
 const BATCH: Duration = Duration::from_millis(20);
 
+/// Most live flows whose translations are remembered; about 10 MiB.
+const FLOWS: NonZeroUsize = NonZeroUsize::new(1 << 16).unwrap();
+
 /// Looks up the translations of flows.
 pub struct Nat {
     conntrack: Conntrack,
+    /// The translations of flows that were reported and live on.
+    known: LruCache<Birth, Translation>,
     /// Look-ups that were skipped, because they took too long.
     skipped: u64,
     /// The last error, which was printed.
@@ -37,6 +44,7 @@ impl Nat {
     pub fn open() -> Result<Self> {
         Ok(Self {
             conntrack: Conntrack::open()?,
+            known: LruCache::new(FLOWS),
             skipped: 0,
             failed: None,
         })
@@ -47,20 +55,32 @@ impl Nat {
         let until = Instant::now() + BATCH;
         let mut found = Vec::new();
         for read in &batch.events {
-            let event = match &read.record {
-                Record::Ended(event) => event,
-                Record::Updated(event) if event.since == event.age => event,
+            let (event, is_end) = match &read.record {
+                Record::Ended(event) => (event, true),
+                Record::Updated(event) => (event, false),
                 _ => continue,
             };
-            if Instant::now() > until {
-                self.skip();
-                continue;
-            }
             let Some(updated) = Updated::new(event, measure.clock, measure.one_way) else {
                 continue;
             };
-            if let Some(nat) = self.find(event, &updated.flow, names)? {
-                found.push((event.number, nat));
+            let birth = updated.flow.birth;
+            let mut nat = match is_end {
+                true => self.known.pop(&birth),
+                false => self.known.get(&birth).copied(),
+            };
+            if nat.is_none() && (is_end || event.since == event.age) {
+                if Instant::now() > until {
+                    self.skip();
+                    continue;
+                }
+                nat = self.find(event, &updated.flow, names)?;
+            }
+            let Some(nat) = nat else {
+                continue;
+            };
+            found.push((event.number, nat));
+            if !is_end {
+                self.known.put(birth, nat);
             }
         }
         batch.translations.extend(found);
@@ -81,6 +101,11 @@ impl Nat {
         let Some(proto) = protocol(event.key.proto()) else {
             return Ok(None);
         };
+        // What is counted in another network namespace is not in this one's conntrack.
+        let iface = names.iface(flow.place)?;
+        if iface.is_some_and(|iface| iface.contains('/')) {
+            return Ok(None);
+        }
         let zone = names.zone(flow.zone)?;
         match self.conntrack.translation(proto, flow.src, flow.dst, zone) {
             Ok(found) => Ok(found),

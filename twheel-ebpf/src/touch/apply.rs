@@ -22,7 +22,7 @@ use crate::{
     emit::{self, Ended},
     forward,
     record::{self, At, Hot},
-    timers,
+    timers, updates,
     verifier::given,
 };
 
@@ -56,7 +56,7 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
         if effects.has(Effects::BEGINS) {
             touch_supersede(flow.index(), segment, before.0, now);
             if config!(begins) != 0 {
-                emit::emit_begun(flow.index(), now);
+                emit::begun(flow.index(), now);
             }
         } else {
             if effects.has(Effects::BOTH) {
@@ -73,7 +73,11 @@ pub fn apply(flow: At, before: Word, decision: &Decision, packet: Packet<'_>) ->
             }
         }
         let (before, after) = (before.seen().0, decision.word.seen().0);
-        forward::forward_deadline(flow.index(), before, after, decision.due, now);
+        let due = match config!(active_timeout) {
+            0 => decision.due,
+            _ => updates::update_due(flow.index(), decision.due, now),
+        };
+        forward::forward_deadline(flow.index(), before, after, due);
     }
     if effects.has(Effects::WAY) {
         learn(flow, segment, way);

@@ -69,7 +69,7 @@ pub fn begin(segment: &Segment, at: table::Place, now: u64, arrival: Arrival) ->
                 note(flow, segment, before, now);
             }
             if config!(begins) != 0 {
-                emit::emit_begun(begun as u32, now);
+                emit::begun(begun as u32, now);
             }
         }
         // Another CPU has entered the flow meanwhile.
@@ -202,7 +202,7 @@ pub extern "C" fn touch_enter(
     };
     let begun = start(segment, place, now, begins);
     if config!(begins) != 0 && Touched::from_raw(begun >> 32) == Touched::Created {
-        emit::emit_begun(begun as u32, now);
+        emit::begun(begun as u32, now);
     }
     begun >> 32
 }

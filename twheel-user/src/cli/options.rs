@@ -23,7 +23,7 @@ use crate::{
     policy::install,
     quota::Quota,
     reap,
-    settings::Settings,
+    settings::{Settings, longest_timeout},
     stepping::Stepping,
     timeouts::Timeouts,
     zones::{Zone, too_many_zones},
@@ -269,7 +269,11 @@ impl Options {
             accounting: self.accounting,
             // Owners are looked up when flows begin.
             begins: self.events.contains(&EventKind::Begin) || self.owner,
-            active_timeout: self.active_timeout,
+            // What is reported at the end must be known to the run that adopts the flows.
+            active_timeout: match self.final_records {
+                true => self.active_timeout.or(Some(longest_timeout(clock))),
+                false => self.active_timeout,
+            },
             rto: self.rto == Switch::On,
             rto_min: self.rto_min,
             rto_max: self.rto_max,

@@ -139,7 +139,7 @@ pub(super) fn adoptable(pins: &Pins, wanted: &Meta, object: &[u8]) -> Result<Opt
                 },
                 match meta.features.has(Features::UPDATES) {
                     false => "",
-                    true => " --active-timeout",
+                    true => " --active-timeout (or --final-records)",
                 },
                 match meta.features.has(Features::RTO) {
                     false => "",

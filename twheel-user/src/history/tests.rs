@@ -55,7 +55,7 @@ fn event(number: u32) -> Event {
         positions: [0; 2],
         before: Default::default(),
         since: 0,
-        reserved: 0,
+        updates: 0,
     }
 }
 

@@ -67,7 +67,9 @@ impl Lookups {
         for read in &batch.events {
             let (event, is_new) = match &read.record {
                 Record::Begun(event) => (event, true),
-                Record::Updated(event) | Record::Ended(event) => (event, false),
+                // A flow that was there before the run is asked for at its first update.
+                Record::Updated(event) => (event, event.since == event.age),
+                Record::Ended(event) => (event, false),
                 Record::Rto(_) => continue,
             };
             let updated = Updated::new(event, measure.clock, measure.one_way);
@@ -77,10 +79,7 @@ impl Lookups {
             let known = found(&self.found).get(&flow.birth).cloned();
             match known {
                 Some(owner) => owners.push((event.number, owner)),
-                // A flow that was there before the run is asked for at its first update.
-                None if is_new || matches!(read.record, Record::Updated(_)) => {
-                    self.ask(flow, names.known_as(&flow)?);
-                }
+                None if is_new => self.ask(flow, names.known_as(&flow)?),
                 None => {}
             }
         }

@@ -125,7 +125,7 @@ fn ended(age: u32) -> Record {
         positions: [0; 2],
         before: Default::default(),
         since: 0,
-        reserved: 0,
+        updates: 0,
     })
 }
 
