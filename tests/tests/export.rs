@@ -524,3 +524,40 @@ fn pipes_and_devices_are_files_too() -> Result<()> {
     twheel.stop()?;
     Ok(())
 }
+
+/// A history that was removed and begun anew has other records in the place where the export stood.
+#[test]
+fn a_history_that_was_begun_anew_is_sent_from_its_beginning() -> Result<()> {
+    require_root();
+    let history = Directory::new("export-anew")?;
+    let pair = Pair::new()?;
+    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
+    args.extend(["--history", history.path()]);
+    let (file, state) = (history.file("lines"), history.file("state"));
+    let export = ["export", "json", "--to", &file, "--once", "--iface", SERVER];
+    let export = [
+        &export[..],
+        &["--state", &state, "--history", history.path()],
+    ]
+    .concat();
+    let mut sent = Vec::new();
+    for _ in 0..2 {
+        let twheel = Twheel::start(&pair.server, &args)?;
+        pair.server.begin_flows(SERVER, 20)?;
+        twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
+        assert_eq!(twheel.stop()?.code(), Some(0));
+        let ended = pair.server.twheel_once(&export)?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        sent.push(ended.stderr);
+        std::fs::remove_dir_all(history.0.join(pair.server.history(SERVER)))?;
+    }
+    let said = "sending it from its beginning";
+    ensure!(
+        !sent[0].contains(said) && sent[1].contains(said),
+        "{sent:?}"
+    );
+    let lines = std::fs::read_to_string(&file)?;
+    let ends = lines.lines().filter(|it| it.contains("\"event\":\"end\""));
+    assert_eq!(ends.count(), 40);
+    Ok(())
+}

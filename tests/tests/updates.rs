@@ -199,7 +199,9 @@ fn flows_that_live_at_the_end_of_a_run_are_reported() -> Result<()> {
             .find(|it| it["sport"] == connections[0].name.port());
         let talked = talked.context("a flow without a record")?;
         assert_eq!(number(talked, "orig_packets")?, 3, "{talked}");
-        assert_eq!(talked.get("interval_us").is_some(), !active.is_empty());
+        let since = number(talked, "interval_us")?;
+        let age = number(talked, "age_us")?;
+        ensure!((since == age) == active.is_empty(), "{talked}");
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::{
     record::{self, At},
     timers,
     updates::{self, Unreported},
+    verifier::masked,
 };
 
 /// What is reported of a flow, besides its record.
@@ -157,11 +158,14 @@ impl Stage {
     /// The event's memory, which no other code accesses.
     #[inline(always)]
     pub fn event(&self) -> *mut Event {
+        const { assert!(BATCH.is_power_of_two()) };
+        // Linux 6.1 no longer knows what a number was compared with that lay on the stack meanwhile.
+        let number = masked::<{ BATCH as u64 - 1 }>(self.1);
         // SAFETY: `stage` has compared the number with `BATCH`.
         unsafe {
             (&raw mut (*self.0).events)
                 .cast::<Event>()
-                .add(self.1 as usize)
+                .add(number as usize)
         }
     }
 

@@ -7,6 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 
 use crate::{
     failure::{Failure, Kind},
@@ -16,6 +20,8 @@ use crate::{
 /// The file that keeps a position.
 pub struct Kept {
     path: PathBuf,
+    /// While it is held, no other export uses the file.
+    _lock: Flock<File>,
     /// What it holds.
     pub position: Position,
 }
@@ -25,8 +31,14 @@ impl Kept {
     ///
     /// # Errors
     ///
-    /// It cannot be read or does not hold a position; or the directory cannot be created.
+    /// It cannot be read or does not hold a position; another export uses it; or the directory cannot
+    /// be created.
     pub fn open(path: &Path) -> Result<Self> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)
+                .with_context(|| format!("cannot create {}", directory.display()))?;
+        }
+        let lock = lock(path)?;
         let position = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
                 Failure::new(
@@ -38,19 +50,14 @@ impl Kept {
                     ),
                 )
             })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if let Some(directory) = path.parent() {
-                    fs::create_dir_all(directory)
-                        .with_context(|| format!("cannot create {}", directory.display()))?;
-                }
-                Position::default()
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Position::default(),
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));
             }
         };
         Ok(Self {
             path: path.to_owned(),
+            _lock: lock,
             position,
         })
     }
@@ -64,7 +71,7 @@ impl Kept {
         if position == self.position {
             return Ok(());
         }
-        let new = self.path.with_extension("new");
+        let new = beside(&self.path, "new");
         let write = || -> io::Result<()> {
             let mut file = File::create(&new)?;
             serde_json::to_writer(&mut file, &position)?;
@@ -76,6 +83,32 @@ impl Kept {
         self.position = position;
         Ok(())
     }
+}
+
+/// A file beside the one that keeps a position.
+fn beside(path: &Path, what: &str) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(".");
+    name.push(what);
+    name.into()
+}
+
+/// Takes the lock of a file that keeps a position.
+fn lock(path: &Path) -> Result<Flock<File>> {
+    let at = beside(path, "lock");
+    let file = File::create(&at).with_context(|| format!("cannot create {}", at.display()))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
+        Errno::EWOULDBLOCK => Failure::new(
+            Kind::Other,
+            format!(
+                "another export uses {}: give this one another file with --state",
+                path.display()
+            ),
+        )
+        .into(),
+        error => anyhow::Error::from(io::Error::from(error))
+            .context(format!("cannot lock {}", at.display())),
+    })
 }
 
 #[cfg(test)]
@@ -91,8 +124,12 @@ mod tests {
         let position = Position {
             segment: 3,
             record: 17,
+            checksum: 5,
         };
         kept.keep(position).unwrap();
+        let other = Kept::open(&path).err().unwrap().to_string();
+        assert!(other.contains("another export uses"), "{other}");
+        drop(kept);
         assert_eq!(Kept::open(&path).unwrap().position, position);
         fs::write(&path, "17").unwrap();
         let error = Kept::open(&path).err().unwrap().to_string();

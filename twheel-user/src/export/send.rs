@@ -111,7 +111,10 @@ impl Export<'_> {
     ) -> Result<Sent> {
         let mut reader = HistoryReader::open(self.history, self.name, UNIX_EPOCH)?;
         if !reader.go_on(kept.position)? {
-            say!("twheel: the history was begun anew: sending it from its beginning");
+            say!(
+                "twheel: the history does not have what was sent last (it was begun anew, or cut \
+                 off after a failure): sending it from its beginning"
+            );
         }
         let follow = reader.follow()?;
         said.begin();

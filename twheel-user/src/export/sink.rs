@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     fmt,
     fs::{File, OpenOptions},
-    io::{self, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket},
     os::{
         fd::AsRawFd,
@@ -150,7 +150,10 @@ impl Sink {
                 let mut options = OpenOptions::new();
                 let file = options.append(true).create(true).mode(0o640).open(path)?;
                 match file.metadata()?.is_file() {
-                    true => Open::File(file),
+                    true => {
+                        cut_torn_line(path)?;
+                        Open::File(file)
+                    }
                     false => Open::Special(file),
                 }
             }
@@ -325,6 +328,32 @@ fn was_read(written: u64, unsent: u64) -> Box<dyn Fn(&Place) -> bool> {
     Box::new(move |place| place.bytes <= read)
 }
 
+/// Cuts off the beginning of a line that an export which was killed, or whose disk was full, has left
+/// at a file's end.
+fn cut_torn_line(path: &Path) -> io::Result<()> {
+    const LONGEST: u64 = 64 << 10;
+    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+    let length = file.metadata()?.len();
+    let from = length.saturating_sub(LONGEST);
+    let mut end = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.read_to_end(&mut end)?;
+    let line = end
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    let torn = &end[line..];
+    // Whatever else is there is left as it is.
+    let is_ours = torn.starts_with(BEGINS) || BEGINS.starts_with(torn);
+    match is_ours && !torn.is_empty() {
+        true => file.set_len(from + line as u64),
+        false => Ok(()),
+    }
+}
+
+/// How each line of an export begins.
+const BEGINS: &[u8] = b"{\"schema\":";
+
 /// Bytes that the other end's kernel does not have yet (`SIOCOUTQ`, `tcp(7)`, `unix(7)`).
 fn unsent(socket: &impl AsRawFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
@@ -376,10 +405,32 @@ mod tests {
     }
 
     #[test]
+    fn a_torn_line_is_cut_off_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("it");
+        for (held, left) in [
+            ("{\"schema\":1}\n{\"schema\":1,\"ev", "{\"schema\":1}\n"),
+            ("{\"schema\":1}\n{\"sc", "{\"schema\":1}\n"),
+            ("{\"sc", ""),
+            ("{\"schema\":1}\n", "{\"schema\":1}\n"),
+            ("some text without an end", "some text without an end"),
+            ("", ""),
+        ] {
+            std::fs::write(&path, held).unwrap();
+            cut_torn_line(&path).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), left);
+        }
+    }
+
+    #[test]
     fn what_a_file_has_has_arrived() {
         let directory = tempfile::tempdir().unwrap();
         let target = Target::File(directory.path().join("it"));
-        let position = |record| Position { segment: 1, record };
+        let position = |record| Position {
+            segment: 1,
+            record,
+            checksum: 0,
+        };
         let mut sink = Sink::open(&target, position(0)).unwrap();
         assert_eq!(sink.arrived().unwrap(), position(0));
         let format = Lines { kinds: Vec::new() };

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, BufReader, Read as _},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::FileExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -40,6 +40,10 @@ pub struct Position {
     pub segment: u64,
     /// The number of records of it that were read.
     pub record: u64,
+    /// The checksum of the last of these records, which tells this history from another one; 0: not
+    /// known.
+    #[serde(default)]
+    pub checksum: u32,
 }
 
 /// What is told in a history.
@@ -134,6 +138,8 @@ struct Segment {
     owner: Option<(u64, Owner)>,
     /// The number of records that were read.
     read: u64,
+    /// The checksum of the last of them.
+    checksum: u32,
 }
 
 impl HistoryReader {
@@ -167,13 +173,29 @@ impl HistoryReader {
         })
     }
 
-    /// Goes on where an earlier reader stood. A history that has fewer segments by now is another one,
-    /// which is read from its beginning. Returns whether it is the same.
+    /// Goes on where an earlier reader stood. If the history does not have what that has read, it is
+    /// another one, or was cut off after a failed write or a power failure; then it is read from its
+    /// beginning. Returns whether it is the same.
     pub fn go_on(&mut self, from: Position) -> Result<bool> {
         let segments = segments(&self.directory)?;
         let newest = segments.last().map_or(0, |(number, _)| *number);
         if from.segment == 0 || newest < from.segment {
             return Ok(from.segment == 0);
+        }
+        let same = segments.iter().find(|(number, _)| *number == from.segment);
+        // (A segment that was removed is counted as missed.)
+        if let Some((_, path)) = same
+            && from.record > 0
+            && from.checksum != 0
+        {
+            let mut record = [0; RECORD];
+            let at = HEADER as u64 + (from.record - 1) * RECORD as u64;
+            let file =
+                File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let is_there = file.read_exact_at(&mut record, at).is_ok();
+            if !is_there || u32_at(&record, 0) != from.checksum {
+                return Ok(false);
+            }
         }
         self.from = from;
         self.last = from.segment - 1;
@@ -186,11 +208,13 @@ impl HistoryReader {
             Some(segment) => Position {
                 segment: self.last,
                 record: segment.read,
+                checksum: segment.checksum,
             },
             // Between two segments, or before the first.
             None => Position {
                 segment: self.last,
                 record: 0,
+                checksum: 0,
             }
             .max(self.from),
         }
@@ -225,10 +249,8 @@ impl HistoryReader {
                 continue;
             }
             segment.read += 1;
-            let was_read = Position {
-                segment: self.last,
-                record: segment.read,
-            } <= self.from;
+            segment.checksum = u32_at(&record, 0);
+            let was_read = (self.last, segment.read) <= (self.from.segment, self.from.record);
             if !is_whole(&record) || u64_at(&record, 8) > LATEST {
                 self.damaged += u64::from(!was_read);
                 continue;
@@ -300,6 +322,7 @@ impl HistoryReader {
                 nat: None,
                 owner: None,
                 read: 0,
+                checksum: 0,
             });
             return Ok(true);
         }

@@ -82,13 +82,30 @@ impl Source {
         history::name_of(self.select.interface(), &self.history)
     }
 
+    /// The default file for the position: one for each history and target, whatever the working
+    /// directory is.
+    fn default_state(&self, name: &str, to: &Target, kind: &str) -> Result<PathBuf> {
+        let mut hash = crc32fast::Hasher::new();
+        let history = std::path::absolute(&self.history)?;
+        hash.update(history.as_os_str().as_encoded_bytes());
+        hash.update(b"\0");
+        match to {
+            Target::File(path) => {
+                hash.update(std::path::absolute(path)?.as_os_str().as_encoded_bytes());
+            }
+            other => hash.update(other.to_string().as_bytes()),
+        }
+        let hash = hash.finalize();
+        Ok(PathBuf::from(STATES).join(format!("{name}.{hash:08x}.{kind}")))
+    }
+
     /// Sends the history of this name. `kind` ends the name of the default file for the position.
     fn send(&self, name: &str, to: &Target, kind: &str, format: &mut dyn Format) -> Result<()> {
         privilege::give_up_all()?;
-        let state = self.state.clone().unwrap_or_else(|| {
-            let target: String = to.to_string().replace(['/', ':'], "_");
-            PathBuf::from(STATES).join(format!("{name}.{target}.{kind}"))
-        });
+        let state = match &self.state {
+            Some(state) => state.clone(),
+            None => self.default_state(name, to, kind)?,
+        };
         let export = export::send::Export {
             history: &self.history,
             name,
