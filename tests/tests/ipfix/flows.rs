@@ -21,7 +21,7 @@ use crate::listener::Message;
 /// The VLAN of one of the flows.
 const VLAN: u16 = 10;
 /// Flows beyond the size of the table: some are evicted.
-const CROWD: u32 = 120;
+const CROWD: u32 = 1_000;
 
 /// A history of flows that have ended.
 pub struct Lab {
