@@ -36,3 +36,16 @@ fn neighbours_have_seats_of_their_own() {
         1_000
     );
 }
+
+#[test]
+fn flags_and_places_are_told_apart() {
+    let watched = Watched {
+        place: 1,
+        zone: 0,
+        flags: Watched::IS_ABOVE,
+    };
+    assert!(watched.has(Watched::IS_ABOVE));
+    assert!(watched.has(Watched::IS_ABOVE | Watched::IS_BELOW));
+    assert!(!watched.has(Watched::IS_BELOW | Watched::IS_IP));
+    assert!(watched.is_watched() && !Watched::IS_SEEN_BELOW.is_watched());
+}

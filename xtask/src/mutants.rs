@@ -40,7 +40,7 @@ const INSIDE: &str = "lib";
 /// [`LIST`].
 const FILES: [(&str, &[&str]); 40] = [
     ("bits", &["small"]),
-    ("config", &[INSIDE, "small"]),
+    ("config", &[INSIDE, "config", "small"]),
     ("counter", &["small"]),
     ("decision", &["decision", "state_model"]),
     ("enforce", &[INSIDE]),
