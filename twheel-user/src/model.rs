@@ -2,13 +2,14 @@
 
 use std::{
     net::SocketAddr,
+    ops::Deref,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use serde::{Serialize, Serializer};
 use twheel_common::{
-    event::{self, Event, Pace, Reason, RtoExpired},
+    event::{self, Event, Pace, Reason, Record, RtoExpired},
     flow::{Direction, FlowKey, Traffic},
     named,
     packet::{PROTO_ICMP, PROTO_ICMP6, PROTO_TCP, PROTO_UDP},
@@ -319,55 +320,80 @@ impl RunEvent {
     }
 }
 
+/// What a record of the ring tells of a flow.
+#[derive(Clone, Copy, Debug)]
+pub enum FlowEvent {
+    /// The flow has begun.
+    Begun(Updated),
+    /// The flow lives on.
+    Updated(Updated),
+    /// The flow has ended.
+    Ended(Ended),
+    /// The retransmission timer of one side has expired.
+    Rto(Rto),
+}
+
+impl FlowEvent {
+    /// From the data plane's record; `None` if no data plane writes such a record.
+    pub fn new(record: &Record, measure: Measure) -> Option<Self> {
+        let Measure { clock, one_way } = measure;
+        match record {
+            Record::Begun(event) => Updated::new(event, clock, one_way).map(Self::Begun),
+            Record::Updated(event) => Updated::new(event, clock, one_way).map(Self::Updated),
+            Record::Ended(event) => Ended::new(event, clock, one_way).map(Self::Ended),
+            Record::Rto(event) => Rto::new(event, clock, one_way).map(Self::Rto),
+        }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> EventKind {
+        match self {
+            Self::Begun(_) => EventKind::Begin,
+            Self::Updated(_) => EventKind::Update,
+            Self::Ended(_) => EventKind::End,
+            Self::Rto(_) => EventKind::Rto,
+        }
+    }
+
+    /// The flow.
+    pub fn flow(&self) -> &Flow {
+        match self {
+            Self::Begun(updated) | Self::Updated(updated) => &updated.flow,
+            Self::Ended(ended) => &ended.flow,
+            Self::Rto(timer) => &timer.flow,
+        }
+    }
+}
+
 /// A flow that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// The flow's state at its end.
-    pub flow: Flow,
-    /// The flow's beginning was not seen.
-    pub picked_up: bool,
+    /// How the flow was at its end.
+    pub last: Updated,
     /// Why it ended.
     pub reason: Reason,
-    /// Time from the first packet to the end.
-    pub age: Duration,
-    /// Time from the latest packet to the end.
-    pub idle: Duration,
-    /// What the initiator and the responder have sent; `None` without `--accounting`.
-    pub account: Option<[Traffic; 2]>,
-    /// The timing of the initiator and the responder; `None` without `--rto on`.
-    pub pace: Option<[Pace; 2]>,
-    /// What was not in an update; `None` without `--active-timeout`.
-    pub interval: Option<Interval>,
+}
+
+impl Deref for Ended {
+    type Target = Updated;
+
+    fn deref(&self) -> &Updated {
+        &self.last
+    }
 }
 
 impl Ended {
     /// From the data plane's record; `None` if no data plane writes such a record. `one_way`: only
     /// one side of each flow is ever seen.
     pub fn new(event: &Event, clock: Clock, one_way: bool) -> Option<Self> {
-        let reason = Reason::from_raw(event.reason)?;
-        let Updated {
-            flow,
-            picked_up,
-            age,
-            idle,
-            account,
-            pace,
-            interval,
-        } = Updated::new(event, clock, one_way)?;
         Some(Self {
-            flow,
-            picked_up,
-            reason,
-            age,
-            idle,
-            account,
-            pace,
-            interval,
+            last: Updated::new(event, clock, one_way)?,
+            reason: Reason::from_raw(event.reason)?,
         })
     }
 }
 
-/// A flow that lives on, or has begun.
+/// How a flow was at an event.
 #[derive(Clone, Copy, Debug)]
 pub struct Updated {
     /// The flow's state at the event.
@@ -378,11 +404,11 @@ pub struct Updated {
     pub age: Duration,
     /// Time from the latest packet to the event.
     pub idle: Duration,
-    /// As in [`Ended`].
+    /// What the initiator and the responder have sent; `None` without `--accounting`.
     pub account: Option<[Traffic; 2]>,
-    /// As in [`Ended`].
+    /// The timing of the initiator and the responder; `None` without `--rto on`.
     pub pace: Option<[Pace; 2]>,
-    /// As in [`Ended`].
+    /// What no earlier update has reported; `None` if live flows are not reported.
     pub interval: Option<Interval>,
 }
 
@@ -416,30 +442,6 @@ impl Updated {
                 }),
             }),
         })
-    }
-}
-
-impl From<Ended> for Updated {
-    fn from(ended: Ended) -> Self {
-        let Ended {
-            flow,
-            picked_up,
-            age,
-            idle,
-            account,
-            pace,
-            interval,
-            ..
-        } = ended;
-        Self {
-            flow,
-            picked_up,
-            age,
-            idle,
-            account,
-            pace,
-            interval,
-        }
     }
 }
 

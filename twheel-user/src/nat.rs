@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use lru::LruCache;
-use twheel_common::event::{Event, Record};
+use twheel_common::event::Record;
 
 use crate::{
     conntrack::{Conntrack, protocol},
@@ -73,7 +73,7 @@ impl Nat {
                     self.skip();
                     continue;
                 }
-                nat = self.find(event, &updated.flow, names)?;
+                nat = self.find(&updated.flow, names)?;
             }
             let Some(nat) = nat else {
                 continue;
@@ -97,8 +97,8 @@ impl Nat {
         self.skipped += 1;
     }
 
-    fn find(&mut self, event: &Event, flow: &Flow, names: &Names) -> Result<Option<Translation>> {
-        let Some(proto) = protocol(event.key.proto()) else {
+    fn find(&mut self, flow: &Flow, names: &Names) -> Result<Option<Translation>> {
+        let Some(proto) = protocol(flow.birth.key.proto()) else {
             return Ok(None);
         };
         // What is counted in another network namespace is not in this one's conntrack.

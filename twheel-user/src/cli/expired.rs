@@ -14,7 +14,7 @@ use super::select::{Select, Which, event_kind, while_read};
 use crate::{
     filter::{Knowable, Subject},
     history::{self, Past, PastEvent},
-    model::EventKind,
+    model::{EventKind, FlowEvent},
     output::{json::Json, text::Text},
 };
 
@@ -93,7 +93,8 @@ impl Expired {
                         .unwrap_or_default();
                     let named = past.known_as.named();
                     let matches = match &past.event {
-                        PastEvent::Ended(ended) | PastEvent::Reaped(_, ended, _) => {
+                        PastEvent::Flow(FlowEvent::Ended(ended))
+                        | PastEvent::Reaped(_, ended, _) => {
                             filter.matches(&Subject::ended(ended, named, ago))
                         }
                         _ => filter.is_empty(),

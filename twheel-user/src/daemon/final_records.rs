@@ -31,7 +31,8 @@ fn report_cpu(program: &Callable, records: u32, signals: &Signals) -> Result<()>
         from += answer.swept;
         signals.fill();
         let is_full = answer.staged > 0;
-        if from == records && !is_full || is_full && !signals.await_room(room) {
+        let is_done = from == records || answer.swept == 0;
+        if is_done && !is_full || is_full && !signals.await_room(room) {
             return Ok(());
         }
     }

@@ -524,13 +524,12 @@ impl<'a> Daemon<'a> {
         } = self;
         // A stepper may be waiting for space in the ring, with flows that have ended. So the ring
         // is read until all steppers have stopped.
-        let asked = (setup.final_records, signals.clone());
+        let reports = setup.final_records.then(|| (pins, signals.clone()));
         let mut stopping = tokio::task::spawn_blocking(move || {
             let stopped = steppers.stop();
-            if let (true, signals) = asked {
-                final_records::report_all(&pins, &signals)?;
-            }
-            stopped
+            stopped.and(reports.map_or(Ok(()), |(pins, signals)| {
+                final_records::report_all(&pins, &signals)
+            }))
         });
         let stopped = loop {
             tokio::select! {

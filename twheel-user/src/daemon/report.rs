@@ -5,7 +5,6 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
-    io,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -25,7 +24,7 @@ use super::{
 use crate::{
     action::{Action, News, Outcome},
     history::Own,
-    model::{Ended, EventKind, Flow, Happened, KnownAs, Mark, Measure, Rto, RunEvent, Updated},
+    model::{Ended, EventKind, FlowEvent, Happened, KnownAs, Mark, Measure, RunEvent},
     output::Output,
     reap,
     ring::{Batch, Signals},
@@ -138,31 +137,7 @@ enum Printable {
     /// Index among the flows that have ended.
     Ended(usize),
     /// Of a flow that lives on.
-    Live(Box<(Mark, Live, KnownAs)>),
-}
-
-/// What a live flow is reported for.
-enum Live {
-    Begun(Updated),
-    Updated(Updated),
-    Rto(Rto),
-}
-
-impl Live {
-    fn kind(&self) -> EventKind {
-        match self {
-            Self::Begun(_) => EventKind::Begin,
-            Self::Updated(_) => EventKind::Update,
-            Self::Rto(_) => EventKind::Rto,
-        }
-    }
-
-    fn flow(&self) -> &Flow {
-        match self {
-            Self::Begun(updated) | Self::Updated(updated) => &updated.flow,
-            Self::Rto(timer) => &timer.flow,
-        }
-    }
+    Live(Box<(Mark, FlowEvent, KnownAs)>),
 }
 
 impl<S: Stations> Report<S> {
@@ -269,8 +244,11 @@ impl<S: Stations> Report<S> {
                     Some(at)
                 }
                 Some(Printable::Live(said)) => {
-                    let (mark, live, known_as) = *said;
-                    self.print_live(mark, &live, &known_as, &mut line)?;
+                    let (mark, event, known_as) = *said;
+                    if self.kinds.contains(&event.kind()) {
+                        self.output
+                            .flow(mark, &event, known_as.named(), &mut line)?;
+                    }
                     None
                 }
                 None => continue,
@@ -290,25 +268,6 @@ impl<S: Stations> Report<S> {
         self.write(&mut out, whole)
     }
 
-    /// Writes an event of a flow that lives on, if events of its kind are written.
-    fn print_live(
-        &mut self,
-        mark: Mark,
-        live: &Live,
-        known_as: &KnownAs,
-        to: &mut Vec<u8>,
-    ) -> io::Result<()> {
-        let (kind, named) = (live.kind(), known_as.named());
-        if !self.kinds.contains(&kind) {
-            return Ok(());
-        }
-        match live {
-            Live::Begun(begun) => self.output.begun(mark, begun, named, to),
-            Live::Updated(updated) => self.output.updated(mark, updated, named, to),
-            Live::Rto(timer) => self.output.rto(mark, timer, named, to),
-        }
-    }
-
     /// Counts an event; `None`: it cannot be read.
     fn take<'a>(
         &mut self,
@@ -316,39 +275,24 @@ impl<S: Stations> Report<S> {
         record: &'a Record,
         all: &mut Vec<(Mark, &'a Event, Ended, KnownAs)>,
     ) -> Result<Option<Printable>> {
-        let Measure { clock, one_way } = self.measure;
-        let (mark, nat, owner) = (batch.mark(record), batch.nat(record), batch.owner(record));
-        let live = match record {
-            Record::Ended(event) => {
-                let Some(ended) = Ended::new(event, clock, one_way) else {
-                    log::error!("invalid event: {event:?}");
-                    return Ok(None);
-                };
-                let count = self.ended.entry((ended.reason, ended.flow.state));
-                *count.or_default() += 1;
-                let known_as = KnownAs {
-                    nat,
-                    owner,
-                    ..self.stations.known_as(&ended.flow)?
-                };
-                all.push((mark, event, ended, known_as));
-                return Ok(Some(Printable::Ended(all.len() - 1)));
-            }
-            Record::Begun(event) => Updated::new(event, clock, one_way).map(Live::Begun),
-            Record::Updated(event) => Updated::new(event, clock, one_way).map(Live::Updated),
-            Record::Rto(event) => Rto::new(event, clock, one_way).map(Live::Rto),
-        };
-        let Some(live) = live else {
+        let Some(event) = FlowEvent::new(record, self.measure) else {
             log::error!("invalid event: {record:?}");
             return Ok(None);
         };
-        self.rtos += u64::from(matches!(live, Live::Rto(_)));
+        let mark = batch.mark(record);
         let known_as = KnownAs {
-            nat,
-            owner,
-            ..self.stations.known_as(live.flow())?
+            nat: batch.nat(record),
+            owner: batch.owner(record),
+            ..self.stations.known_as(event.flow())?
         };
-        Ok(Some(Printable::Live(Box::new((mark, live, known_as)))))
+        if let (Record::Ended(raw), FlowEvent::Ended(ended)) = (record, event) {
+            let count = self.ended.entry((ended.reason, ended.flow.state));
+            *count.or_default() += 1;
+            all.push((mark, raw, ended, known_as));
+            return Ok(Some(Printable::Ended(all.len() - 1)));
+        }
+        self.rtos += u64::from(matches!(event, FlowEvent::Rto(_)));
+        Ok(Some(Printable::Live(Box::new((mark, event, known_as)))))
     }
 
     /// Writes the lines of whole records, and releases these. If a single record is longer than a

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Kind};
 
 pub(super) const MAGIC: [u8; 8] = *b"twheel\0h";
 /// Must change whenever [`Event`] changes.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 pub(super) const HEADER: usize = 32;
 pub(super) const BODY: usize = size_of::<Event>();
 /// Bytes of a record before its body.
@@ -25,14 +25,13 @@ pub const LEAST_BYTES: u64 = SEGMENTS * 1024 * RECORD as u64;
 /// The year 9999, in microseconds since 1970: no event is later.
 pub(super) const LATEST: u64 = 253_370_764_800_000_000;
 
-pub(super) const ENDED: u32 = 1;
+/// An event of a flow.
+pub(super) const FLOW: u32 = 1;
 pub(super) const NAME: u32 = 2;
 pub(super) const LOST: u32 = 3;
 pub(super) const RTO: u32 = 4;
 pub(super) const REAPED: u32 = 5;
 pub(super) const RUN: u32 = 6;
-pub(super) const BEGUN: u32 = 7;
-pub(super) const UPDATED: u32 = 8;
 pub(super) const NAT: u32 = 9;
 pub(super) const OWNER: u32 = 10;
 

@@ -16,8 +16,8 @@ use nix::fcntl::OFlag;
 use twheel_common::config::NAME_BYTES;
 
 use super::format::{
-    BEGUN, BODY, ENDED, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS,
-    UPDATED, is_whole, segments, u32_at, u64_at,
+    BODY, FLOW, HEAD, HEADER, Header, LEAST_BYTES, LOST, NAME, RECORD, RTO, SEGMENTS, is_whole,
+    segments, u32_at, u64_at,
 };
 use super::record::{Body, since_1970};
 
@@ -37,6 +37,8 @@ pub(super) struct Log {
     length: u64,
     /// Records that are not written yet.
     pub(super) buffer: Vec<u8>,
+    /// The names of the host and the instance, with which each segment begins.
+    identity: Vec<(u32, String)>,
     /// The names that the segment has, by number.
     named: HashMap<u32, String>,
     /// Events of the present batch that are not in the file yet.
@@ -70,6 +72,7 @@ impl Log {
         header: Header,
         bytes: Option<u64>,
         ring: u32,
+        identity: Vec<(u32, String)>,
     ) -> Result<Self> {
         let mut segments = VecDeque::from(segments(&directory)?);
         let length = |(_, path): &(u64, PathBuf)| fs::metadata(path).map_or(0, |it| it.len());
@@ -97,6 +100,7 @@ impl Log {
             file,
             length,
             buffer: Vec::new(),
+            identity,
             named: HashMap::new(),
             wanted: 0,
             buffered: 0,
@@ -194,17 +198,12 @@ impl Log {
             }
             self.put_lost(self.appended);
         }
-        for (number, name) in entry.names {
-            if self.named.get(number) == Some(name) {
-                continue;
-            }
-            let mut body = [0; BODY];
-            body[..4].copy_from_slice(&number.to_ne_bytes());
-            body[4..][..name.len().min(NAME_BYTES)]
-                .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
-            self.put(NAME, when, end, &body);
-            self.named.insert(*number, name.clone());
+        if self.named.is_empty() {
+            let identity = mem::take(&mut self.identity);
+            self.name(&identity, when, end);
+            self.identity = identity;
         }
+        self.name(entry.names, when, end);
         for (kind, body) in entry.more {
             self.put(*kind, when, end, body);
         }
@@ -215,6 +214,21 @@ impl Log {
             self.flush()?;
         }
         Ok(())
+    }
+
+    /// Appends those names that the segment does not have.
+    fn name(&mut self, names: &[(u32, String)], when: u64, end: u64) {
+        for (number, name) in names {
+            if self.named.get(number) == Some(name) {
+                continue;
+            }
+            let mut body = [0; BODY];
+            body[..4].copy_from_slice(&number.to_ne_bytes());
+            body[4..][..name.len().min(NAME_BYTES)]
+                .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_BYTES)]);
+            self.put(NAME, when, end, &body);
+            self.named.insert(*number, name.clone());
+        }
     }
 
     pub(super) fn put(&mut self, kind: u32, when: u64, end: u64, body: &[u8; BODY]) {
@@ -270,7 +284,7 @@ pub(super) struct Entry<'a> {
     pub(super) body: &'a Body,
     /// Where it ends in the ring.
     pub(super) end: u64,
-    /// All names that belong to it.
+    /// The names that belong to its flow.
     pub(super) names: &'a [(u32, String)],
     /// What else is known of its flow: kinds and bodies of records.
     pub(super) more: &'a [(u32, Body)],
@@ -301,7 +315,7 @@ fn last_of(segments: &VecDeque<(u64, PathBuf)>, ring: u32) -> Result<Option<Had>
             let at = HEADER as u64 + number * RECORD as u64;
             file.read_exact_at(&mut record, at).with_context(context)?;
             let kind = u32_at(&record, 4);
-            if !is_whole(&record) || ![BEGUN, UPDATED, ENDED, RTO, LOST].contains(&kind) {
+            if !is_whole(&record) || ![FLOW, RTO, LOST].contains(&kind) {
                 continue;
             }
             if u32_at(&record, 16) != ring {

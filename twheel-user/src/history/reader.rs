@@ -16,19 +16,19 @@ use nix::{
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
 use serde::{Deserialize, Serialize};
-use twheel_common::{config::NAME_BYTES, event::Event, point::Point};
+use twheel_common::config::NAME_BYTES;
 
 use super::format::{
     HEAD, HEADER, HOST, Header, IFACE, INSTANCE, LATEST, LOST, NAME, NAT, OWNER, RECORD, SEED,
     ZONE, is_whole, segments, u32_at, u64_at,
 };
-use super::record::{self, Stored};
+use super::record::{self, Known, Stored};
 use crate::{
     action::Reaped,
     clock::Clock,
     failure::{Failure, Kind},
     identity::Identity,
-    model::{Ended, EventKind, KnownAs, Mark, Rto, RunEvent, Translation, Updated},
+    model::{Ended, EventKind, FlowEvent, KnownAs, Mark, Measure, RunEvent, Translation},
     output::Output,
     owner::Owner,
 };
@@ -48,14 +48,8 @@ pub struct Position {
 
 /// What is told in a history.
 pub enum PastEvent {
-    /// A flow has begun.
-    Begun(Updated),
-    /// A flow lives on.
-    Updated(Updated),
-    /// A flow has ended.
-    Ended(Ended),
-    /// A retransmission timer has expired.
-    Rto(Rto),
+    /// An event of a flow.
+    Flow(FlowEvent),
     /// An action on an expired flow: which event reported the flow's end, that end, what was done.
     Reaped(Mark, Ended, Box<Reaped>),
     /// Something of the run itself.
@@ -77,11 +71,8 @@ pub struct Past {
 impl Past {
     /// Its kind.
     pub fn kind(&self) -> EventKind {
-        match self.event {
-            PastEvent::Begun(_) => EventKind::Begin,
-            PastEvent::Updated(_) => EventKind::Update,
-            PastEvent::Ended(_) => EventKind::End,
-            PastEvent::Rto(_) => EventKind::Rto,
+        match &self.event {
+            PastEvent::Flow(event) => event.kind(),
             PastEvent::Reaped(..) => EventKind::Reap,
             PastEvent::Run(_) => EventKind::Run,
         }
@@ -91,10 +82,7 @@ impl Past {
     pub fn write(&self, output: &mut dyn Output, to: &mut dyn io::Write) -> io::Result<()> {
         let (mark, named) = (self.mark, self.known_as.named());
         match &self.event {
-            PastEvent::Begun(begun) => output.begun(mark, begun, named, to),
-            PastEvent::Updated(updated) => output.updated(mark, updated, named, to),
-            PastEvent::Ended(ended) => output.ended(mark, ended, named, to),
-            PastEvent::Rto(timer) => output.rto(mark, timer, named, to),
+            PastEvent::Flow(event) => output.flow(mark, event, named, to),
             PastEvent::Reaped(end, ended, reaped) => {
                 output.reaped(mark, (*end, ended, reaped), named, to)
             }
@@ -437,32 +425,19 @@ impl Segment {
     }
 
     fn past(&self, mark: Mark, stored: Stored) -> Option<Past> {
-        let (clock, one_way) = (self.clock, self.one_way);
-        let ended = |event: &Event| Ended::new(event, clock, one_way);
-        let updated = |event: &Event| Updated::new(event, clock, one_way);
+        let measure = Measure {
+            clock: self.clock,
+            one_way: self.one_way,
+        };
         let (event, known) = match stored {
-            Stored::Begun(event) => {
-                let known = (event.rule, event.point, event.key.zone());
-                (PastEvent::Begun(updated(&event)?), Some(known))
-            }
-            Stored::Updated(event) => {
-                let known = (event.rule, event.point, event.key.zone());
-                (PastEvent::Updated(updated(&event)?), Some(known))
-            }
-            Stored::Ended(event) => {
-                let known = (event.rule, event.point, event.key.zone());
-                (PastEvent::Ended(ended(&event)?), Some(known))
-            }
-            Stored::Rto(event) => {
-                let known = (event.rule, event.point, event.key.zone());
-                let timer = Rto::new(&event, clock, one_way)?;
-                (PastEvent::Rto(timer), Some(known))
+            Stored::Ring(record) => {
+                let event = FlowEvent::new(&record, measure)?;
+                (PastEvent::Flow(event), Some(record::known_in(&record)))
             }
             Stored::Reaped(end, reaped) => {
-                let event = &reaped.event;
-                let known = (event.rule, event.point, event.key.zone());
-                let past = PastEvent::Reaped(end, ended(event)?, Box::new(reaped));
-                (past, Some(known))
+                let known = record::known(&reaped.event);
+                let ended = Ended::new(&reaped.event, self.clock, self.one_way)?;
+                (PastEvent::Reaped(end, ended, Box::new(reaped)), Some(known))
             }
             Stored::Run(event) => (PastEvent::Run(event), None),
         };
@@ -474,7 +449,7 @@ impl Segment {
         })
     }
 
-    fn known_as(&self, (rule, point, zone): (u16, Point, u8)) -> KnownAs {
+    fn known_as(&self, (rule, point, zone): Known) -> KnownAs {
         let name = |number: u32| self.names.get(&number).cloned();
         KnownAs {
             rule: name(rule.into()),

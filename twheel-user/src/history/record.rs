@@ -1,8 +1,7 @@
 //! What the body of a record holds, and how it is written and read.
 //!
 //! ```text
-//! begun, updated, ended
-//!          an `Event`
+//! flow     an `Event`
 //! rto      an `RtoExpired`, then zeros
 //! reaped   the first 80 bytes of the flow's `Event`; number of this event 8, time of the end 8
 //!          (microseconds since 1970), action 1 and outcome 1 (their indexes), what failed 86
@@ -20,10 +19,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use twheel_common::event::{Event, RtoExpired};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use twheel_common::{
+    event::{Event, Record, RtoExpired},
+    point::Point,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes, transmute};
 
-use super::format::{BEGUN, BODY, ENDED, REAPED, RTO, RUN, UPDATED, u64_at};
+use super::format::{BODY, FLOW, REAPED, RTO, RUN, u64_at};
 use crate::{
     action::{Action, Outcome, Reaped},
     model::{Happened, Mark, RunEvent, Translation},
@@ -44,10 +46,7 @@ pub enum Own {
 
 /// An event as it is in a record.
 pub(super) enum Stored {
-    Begun(Event),
-    Updated(Event),
-    Ended(Event),
-    Rto(RtoExpired),
+    Ring(Record),
     Reaped(Mark, Reaped),
     Run(RunEvent),
 }
@@ -71,12 +70,35 @@ pub(super) fn time(micros: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(micros)
 }
 
-/// A record of an expired timer.
-pub(super) fn of_timer(event: &RtoExpired) -> Body {
-    const { assert!(size_of::<RtoExpired>() <= BODY) };
-    let mut body = [0; BODY];
-    body[..size_of::<RtoExpired>()].copy_from_slice(event.as_bytes());
-    body
+/// What names belong to a flow: its rule, where its initiator's packets are counted, its zone.
+pub(super) type Known = (u16, Point, u8);
+
+/// What names belong to the flow of an event.
+pub(super) fn known(event: &Event) -> Known {
+    (event.rule, event.point, event.key.zone())
+}
+
+/// What names belong to the flow of a record of the ring.
+pub(super) fn known_in(record: &Record) -> Known {
+    match record {
+        Record::Begun(event) | Record::Updated(event) | Record::Ended(event) => known(event),
+        Record::Rto(event) => (event.rule, event.point, event.key.zone()),
+    }
+}
+
+/// The kind and the body of a record of the ring.
+pub(super) fn of_ring(record: &Record) -> (u32, Body) {
+    match record {
+        Record::Begun(event) | Record::Updated(event) | Record::Ended(event) => {
+            (FLOW, transmute!(*event))
+        }
+        Record::Rto(event) => {
+            const { assert!(size_of::<RtoExpired>() <= BODY) };
+            let mut body = [0; BODY];
+            body[..size_of::<RtoExpired>()].copy_from_slice(event.as_bytes());
+            (RTO, body)
+        }
+    }
 }
 
 /// A record of a flow's translation.
@@ -183,18 +205,13 @@ pub(super) fn of_own(own: &Own, number: u64) -> (u32, Body) {
 pub(super) fn read(kind: u32, body: &[u8]) -> Option<(u64, Stored)> {
     let number = |at: usize| u64_at(body, at);
     match kind {
-        BEGUN | UPDATED | ENDED => {
+        FLOW => {
             let event = Event::read_from_bytes(body).ok()?;
-            let stored = match kind {
-                BEGUN => Stored::Begun,
-                UPDATED => Stored::Updated,
-                _ => Stored::Ended,
-            };
-            Some((event.number, stored(event)))
+            Some((event.number, Stored::Ring(event.into())))
         }
         RTO => {
             let (event, _) = RtoExpired::read_from_prefix(body).ok()?;
-            Some((event.number, Stored::Rto(event)))
+            Some((event.number, Stored::Ring(Record::Rto(event))))
         }
         REAPED => {
             let mut event = Event::new_zeroed();

@@ -19,14 +19,14 @@ use zerocopy::transmute;
 use super::{
     HistoryReader, LEAST_BYTES, Past, PastEvent,
     directory::{STALE, remove_stale},
-    format::{BODY, ENDED, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
+    format::{BODY, FLOW, HEADER, Header, LATEST, MAGIC, NAME, RECORD, segments},
     log::{Entry, Log},
     writer::identity_names,
 };
 use crate::{
     failure::{Kind, exit_code},
     identity::Identity,
-    model::Ended,
+    model::{Ended, FlowEvent},
 };
 
 const HEADER_4MS: Header = Header {
@@ -73,7 +73,7 @@ fn put(log: &mut Log, when: u64, number: u32) {
     let names = names(&event);
     log.append(&Entry {
         when,
-        kind: ENDED,
+        kind: FLOW,
         body: &body,
         end: number.into(),
         names: &names,
@@ -84,10 +84,7 @@ fn put(log: &mut Log, when: u64, number: u32) {
 
 fn names(event: &Event) -> Vec<(u32, String)> {
     let rule = (event.rule != 0).then(|| (event.rule.into(), "web".to_owned()));
-    identity_names(&identity())
-        .into_iter()
-        .chain(rule)
-        .collect()
+    rule.into_iter().collect()
 }
 
 fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
@@ -98,7 +95,14 @@ fn append(log: &mut Log, numbers: std::ops::Range<u32>) {
 }
 
 fn open(directory: &Path, bytes: Option<u64>) -> Log {
-    Log::open(directory.join("it"), HEADER_4MS, bytes, RING).unwrap()
+    Log::open(
+        directory.join("it"),
+        HEADER_4MS,
+        bytes,
+        RING,
+        identity_names(&identity()),
+    )
+    .unwrap()
 }
 
 fn write(directory: &Path, numbers: std::ops::Range<u32>, bytes: u64) {
@@ -133,7 +137,7 @@ fn read(directory: &Path) -> (Vec<u32>, u64) {
 
 fn ended_of(past: &Past) -> &Ended {
     match &past.event {
-        PastEvent::Ended(ended) => ended,
+        PastEvent::Flow(FlowEvent::Ended(ended)) => ended,
         _ => panic!("only ends were written"),
     }
 }
@@ -169,7 +173,14 @@ fn a_writer_knows_what_earlier_ones_have_written_of_its_ring() {
     let directory = fresh();
     let open = |ring| {
         let path = directory.path().join("it");
-        Log::open(path, HEADER_4MS, Some(LEAST_BYTES), ring).unwrap()
+        Log::open(
+            path,
+            HEADER_4MS,
+            Some(LEAST_BYTES),
+            ring,
+            identity_names(&identity()),
+        )
+        .unwrap()
     };
     assert!(!open(RING).has(0), "nothing yet");
     write(directory.path(), 0..100, LEAST_BYTES);

@@ -13,14 +13,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
-use twheel_common::{counter::Counter, event::Record, point::Point};
-use zerocopy::transmute;
+use twheel_common::counter::Counter;
 
 use super::{
     directory::{Directory, note_interface, remove_stale},
-    format::{BEGUN, ENDED, HOST, Header, IFACE, INSTANCE, NAT, OWNER, RTO, SEED, UPDATED, ZONE},
+    format::{HOST, Header, IFACE, INSTANCE, NAT, OWNER, SEED, ZONE},
     log::{Entry, Log},
-    record::{Own, of_nat, of_own, of_owner, of_timer, since_1970},
+    record::{Known, Own, known, known_in, of_nat, of_own, of_owner, of_ring, since_1970},
 };
 use crate::{
     data_plane::{self, UserCounters},
@@ -88,13 +87,14 @@ impl Writer {
         bytes: Option<u64>,
         measure: Measure,
     ) -> Result<Self> {
-        let identity = Arc::new(Identity::new(pins, &data_plane::meta(pins)?));
+        let identity = identity_names(&Identity::new(pins, &data_plane::meta(pins)?));
         let header = Header {
             unit_ns: measure.clock.unit().subsec_nanos(),
             one_way: measure.one_way,
         };
         remove_stale(&directory.all, SystemTime::now())?;
-        let mut log = Log::open(directory.own.clone(), header, bytes, ring_of(pins)?)?;
+        let ring = ring_of(pins)?;
+        let mut log = Log::open(directory.own.clone(), header, bytes, ring, identity)?;
         let events = Events::open(pins.map("EVENTS")?)?;
         let missing = log.adopt(events.released(), tally.get(Counter::HistoryLost)?);
         if missing > 0 {
@@ -115,7 +115,6 @@ impl Writer {
             inbox,
             tell,
             names: Names::open(&maps::pinned(pins))?,
-            identity,
             lost: lost.clone(),
             failing: false,
         };
@@ -207,7 +206,6 @@ struct Keeper {
     /// Position up to which every event is in the file, or lost.
     tell: watch::Sender<u64>,
     names: Names,
-    identity: Arc<Identity>,
     lost: Arc<Lost>,
     /// Writing fails; the message was printed.
     failing: bool,
@@ -283,22 +281,8 @@ impl Keeper {
         log.note_more(self.lost.get());
         for read in events {
             let when = since_1970(batch.mark(&read.record).time);
-            let (kind, body, known) = match &read.record {
-                Record::Begun(event) | Record::Updated(event) | Record::Ended(event) => {
-                    let kind = match &read.record {
-                        Record::Begun(_) => BEGUN,
-                        Record::Updated(_) => UPDATED,
-                        _ => ENDED,
-                    };
-                    let known = (event.rule, event.point, event.key.zone());
-                    (kind, transmute!(*event), known)
-                }
-                Record::Rto(event) => {
-                    let known = (event.rule, event.point, event.key.zone());
-                    (RTO, of_timer(event), known)
-                }
-            };
-            let names = named(&self.identity, &self.names, Some(known))?;
+            let (kind, body) = of_ring(&read.record);
+            let names = named(&self.names, known_in(&read.record))?;
             let nat = batch.nat(&read.record);
             let owner = batch.owner(&read.record);
             let more: Vec<_> = [
@@ -326,14 +310,10 @@ impl Keeper {
     fn append_own(&mut self, events: &[(Mark, Own)]) -> Result<()> {
         self.log.wanted = events.len() as u64;
         for (mark, own) in events {
-            let known = match own {
-                Own::Reaped(reaped, _) => {
-                    let event = &reaped.event;
-                    Some((event.rule, event.point, event.key.zone()))
-                }
-                Own::Run(_) => None,
+            let names = match own {
+                Own::Reaped(reaped, _) => named(&self.names, known(&reaped.event))?,
+                Own::Run(_) => Vec::new(),
             };
-            let names = named(&self.identity, &self.names, known)?;
             let (kind, body) = of_own(own, mark.number);
             let (when, end) = (since_1970(mark.time), self.log.appended());
             self.log.append(&Entry {
@@ -361,17 +341,9 @@ fn ring_of(pins: &Pins) -> Result<u32> {
     Ok(checksum.finalize())
 }
 
-/// The names that belong to an event, with their numbers in [`NAME`](super::format::NAME). `known`:
-/// the rule, the place and the zone of a flow.
-fn named(
-    identity: &Identity,
-    names: &Names,
-    known: Option<(u16, Point, u8)>,
-) -> Result<Vec<(u32, String)>> {
-    let mut named = Vec::from(identity_names(identity));
-    let Some((rule, point, zone)) = known else {
-        return Ok(named);
-    };
+/// The names that belong to a flow, with their numbers in [`NAME`](super::format::NAME).
+fn named(names: &Names, (rule, point, zone): Known) -> Result<Vec<(u32, String)>> {
+    let mut named = Vec::new();
     let mut add = |number: u32, name: Option<String>| named.extend(name.map(|name| (number, name)));
     add(rule.into(), names.rule(rule)?);
     let place = point.interface();
@@ -383,8 +355,8 @@ fn named(
 }
 
 /// What a segment has of an identity.
-pub(super) fn identity_names(identity: &Identity) -> [(u32, String); 3] {
-    [
+pub(super) fn identity_names(identity: &Identity) -> Vec<(u32, String)> {
+    vec![
         (HOST, identity.host.clone()),
         (INSTANCE, identity.instance.clone()),
         (SEED, format!("{:x}", identity.seed)),

@@ -411,7 +411,7 @@ pub(crate) fn ended_line<'a>(
 ) -> FlowLine<'a> {
     FlowLine {
         reason: Some(ended.reason.name()),
-        ..FlowLine::new(identity, ("end", mark), &Updated::from(*ended), named)
+        ..FlowLine::new(identity, ("end", mark), ended, named)
     }
 }
 

@@ -9,11 +9,27 @@ use std::io;
 pub use crate::model::Ended;
 use crate::{
     action::Reaped,
-    model::{Mark, Named, Rto, RunEvent, Updated},
+    model::{FlowEvent, Mark, Named, Rto, RunEvent, Updated},
 };
 
 /// Writes events. `mark`: which event it is, and when it was.
 pub trait Output {
+    /// Writes an event of a flow, with its names.
+    fn flow(
+        &mut self,
+        mark: Mark,
+        event: &FlowEvent,
+        named: Named<'_>,
+        to: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        match event {
+            FlowEvent::Begun(begun) => self.begun(mark, begun, named, to),
+            FlowEvent::Updated(updated) => self.updated(mark, updated, named, to),
+            FlowEvent::Ended(ended) => self.ended(mark, ended, named, to),
+            FlowEvent::Rto(timer) => self.rto(mark, timer, named, to),
+        }
+    }
+
     /// Writes the beginning of a flow, with its names.
     fn begun(
         &mut self,

@@ -104,8 +104,7 @@ impl Output for Text {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        let updated = Updated::from(*ended);
-        write_flow("end    ", &updated, Some(ended.reason.name()), named, to)
+        write_flow("end    ", ended, Some(ended.reason.name()), named, to)
     }
 
     fn rto(

@@ -27,7 +27,10 @@ pub use self::{
     record::{EndReason, FlowRecord},
 };
 use super::Format;
-use crate::history::{Past, PastEvent};
+use crate::{
+    history::{Past, PastEvent},
+    model::FlowEvent,
+};
 
 /// Templates are sent again after so many messages, if their time has not come before.
 const MESSAGES: u64 = 1000;
@@ -76,8 +79,12 @@ impl Format for Ipfix {
     fn event(&mut self, past: &Past, to: &mut Vec<u8>) -> io::Result<()> {
         let (identity, mark, named) = (&past.identity, past.mark, past.known_as.named());
         let flow = match &past.event {
-            PastEvent::Ended(ended) => FlowRecord::ended(identity, mark, ended, named),
-            PastEvent::Updated(updated) => FlowRecord::updated(identity, mark, updated, named),
+            PastEvent::Flow(FlowEvent::Ended(ended)) => {
+                FlowRecord::ended(identity, mark, ended, named)
+            }
+            PastEvent::Flow(FlowEvent::Updated(updated)) => {
+                FlowRecord::updated(identity, mark, updated, named)
+            }
             _ => return Ok(()),
         };
         self.encoder.flow(&flow, to);

@@ -95,7 +95,7 @@ impl<'a> FlowRecord<'a> {
             end_reason: ended.reason.into(),
             has_sent: ended.account.map_or(sides, is_any),
             reason: ended.reason.name(),
-            ..Self::updated(identity, mark, &Updated::from(*ended), named)
+            ..Self::updated(identity, mark, ended, named)
         }
     }
 

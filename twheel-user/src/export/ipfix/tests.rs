@@ -337,24 +337,9 @@ fn record_of(reason: Option<Reason>, deltas: [u64; 2]) -> FlowRecord<'static> {
     match reason {
         None => FlowRecord::updated(&identity, mark, &updated, named),
         Some(reason) => {
-            let Updated {
-                flow,
-                picked_up,
-                age,
-                idle,
-                account,
-                pace,
-                interval,
-            } = updated;
             let ended = Ended {
-                flow,
-                picked_up,
+                last: updated,
                 reason,
-                age,
-                idle,
-                account,
-                pace,
-                interval,
             };
             FlowRecord::ended(&identity, mark, &ended, named)
         }
