@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
     net::TcpListener,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -20,7 +20,7 @@ use twheel_tests::{
     is_soak,
     netns::{PATIENCE, require_root},
     pair::{Pair, SERVER},
-    running::Twheel,
+    running::{Twheel, once},
     schema,
 };
 
@@ -30,6 +30,26 @@ fn printed(pair: &Pair, args: &[&str]) -> Result<Vec<String>> {
     let ended = pair.server.twheel_once(args)?;
     ensure!(ended.code() == Some(0), "{ended:?}");
     Ok(ended.lines.into_iter().map(|line| line.text).collect())
+}
+
+/// The arguments of a run whose flows expire soon, and whose history is here.
+fn run(history: &Directory) -> Vec<&str> {
+    let args = ["--iface", SERVER, "--timeout", "300ms", "--json"];
+    [&args[..], &["--history", history.path()]].concat()
+}
+
+/// The events of these kinds in a history.
+fn past(pair: &Pair, history: &Directory, kinds: &str) -> Result<Vec<String>> {
+    let args = ["expired", "--json", "--events", kinds, "--iface", SERVER];
+    printed(pair, &[&args[..], &["--history", history.path()]].concat())
+}
+
+/// Exports a history as lines of JSON. The position is kept beside it.
+fn export(pair: &Pair, history: &Directory, to: &str, more: &[&str]) -> Result<Command> {
+    let state = history.file("state");
+    let args = ["export", "json", "--to", to, "--iface", SERVER];
+    let args = [&args[..], &["--state", &state, "--history", history.path()]].concat();
+    pair.server.twheel(&[&args[..], more].concat())
 }
 
 /// An event's instance and number.
@@ -116,24 +136,16 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
     let kills = if is_soak() { 100 } else { 12 };
     let history = Directory::new("export")?;
     let pair = Pair::new()?;
-    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
-    args.extend(["--history", history.path()]);
+    let args = run(&history);
     let twheel = Twheel::start(&pair.server, &args)?;
     let listener = pair
         .server
         .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
     let to = format!("tcp:{}", listener.local_addr()?);
-    let state = format!("{}/state", history.path());
-    let export = [
-        "export", "json", "--to", &to, "--iface", SERVER, "--state", &state,
-    ];
-    let export = [&export[..], &["--history", history.path()]].concat();
     let collector = Collector::start(listener, 700);
 
     for round in 0..kills {
-        let mut exporter = pair
-            .server
-            .twheel(&export)?
+        let mut exporter = export(&pair, &history, &to, &[])?
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -146,18 +158,8 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
     }
     let flows = 200 * kills as usize;
     let end = Instant::now() + PATIENCE;
-    let past = [
-        "expired",
-        "--json",
-        "--events",
-        ALL,
-        "--iface",
-        SERVER,
-        "--history",
-        history.path(),
-    ];
     let told = loop {
-        let told = printed(&pair, &past)?;
+        let told = past(&pair, &history, ALL)?;
         if told
             .iter()
             .filter(|it| it.contains("\"event\":\"end\""))
@@ -169,7 +171,9 @@ fn whoever_is_killed_each_event_arrives_and_its_number_tells_what_came_twice() -
         ensure!(Instant::now() < end, "{} of {flows}", told.len());
         thread::sleep(Duration::from_millis(100));
     };
-    let mut exporter = pair.server.twheel(&export)?.stderr(Stdio::null()).spawn()?;
+    let mut exporter = export(&pair, &history, &to, &[])?
+        .stderr(Stdio::null())
+        .spawn()?;
     let wanted: BTreeSet<_> = told.iter().cloned().collect();
     let stored = loop {
         let stored: BTreeSet<_> = collector.stored().into_iter().collect();
@@ -213,37 +217,23 @@ fn a_file_has_what_the_history_has_once() -> Result<()> {
     require_root();
     let history = Directory::new("export-file")?;
     let pair = Pair::new()?;
-    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
-    args.extend(["--history", history.path()]);
-    let file = format!("{}/lines", history.path());
-    let state = format!("{}/state", history.path());
-    let export = [
-        "export", "json", "--to", &file, "--once", "--iface", SERVER, "--state", &state,
-    ];
-    let export = [&export[..], &["--history", history.path()]].concat();
-    let past = [
-        "expired",
-        "--json",
-        "--events",
-        ALL,
-        "--iface",
-        SERVER,
-        "--history",
-        history.path(),
-    ];
+    let args = run(&history);
+    let (file, state) = (history.file("lines"), history.file("state"));
+    let export = || once(export(&pair, &history, &file, &["--once"])?);
     for _ in 0..3 {
         let twheel = Twheel::start(&pair.server, &args)?;
         pair.server.begin_flows(SERVER, 50)?;
         twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
         assert_eq!(twheel.stop()?.code(), Some(0));
-        assert!(printed(&pair, &export)?.is_empty());
+        let ended = export()?;
+        assert_eq!((ended.code(), ended.lines.len()), (Some(0), 0), "{ended:?}");
         let lines = std::fs::read_to_string(&file)?;
-        assert!(lines.lines().eq(printed(&pair, &past)?), "{lines}");
+        assert!(lines.lines().eq(past(&pair, &history, ALL)?), "{lines}");
     }
     // Whoever removes the history begins anew.
     std::fs::write(&state, "{\"segment\":9,\"record\":1}")?;
     std::fs::remove_file(&file)?;
-    let ended = pair.server.twheel_once(&export)?;
+    let ended = export()?;
     assert!(
         ended.stderr.contains("sending it from its beginning"),
         "{ended:?}"
@@ -251,7 +241,7 @@ fn a_file_has_what_the_history_has_once() -> Result<()> {
     assert!(
         std::fs::read_to_string(&file)?
             .lines()
-            .eq(printed(&pair, &past)?)
+            .eq(past(&pair, &history, ALL)?)
     );
     Ok(())
 }
@@ -290,8 +280,7 @@ fn an_export_says_what_is_wrong_and_keeps_trying() -> Result<()> {
         "{bad:?}"
     );
 
-    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
-    args.extend(["--history", history.path()]);
+    let args = run(&history);
     Twheel::start(&pair.server, &args)?.stop()?;
     std::fs::write(&state, "nonsense")?;
     let refused = once(&export("/tmp/nothing", &state))?;
@@ -343,13 +332,8 @@ fn what_the_history_dropped_before_it_was_sent_is_said() -> Result<()> {
     let least = twheel::history::LEAST_BYTES.to_string();
     args.extend(["--history", history.path(), "--history-size", &least]);
     let twheel = Twheel::start_muted(&pair.server, &args)?;
-    let (file, state) = (history.file("lines"), history.file("state"));
-    let export = [
-        "export", "json", "--to", &file, "--once", "--iface", SERVER, "--state", &state,
-    ];
-    let export = [&export[..], &["--history", history.path()]].concat();
-    let past = ["expired", "--json", "--events", ALL, "--iface", SERVER];
-    let past = [&past[..], &["--history", history.path()]].concat();
+    let file = history.file("lines");
+    let export = || once(export(&pair, &history, &file, &["--once"])?);
     // Eight segments of a thousand events each.
     for (flows, drops) in [(0..500, false), (500..20_500, true)] {
         let last = u64::from(flows.end);
@@ -361,16 +345,20 @@ fn what_the_history_dropped_before_it_was_sent_is_said() -> Result<()> {
         }
         // The history is written a moment later.
         thread::sleep(Duration::from_secs(1));
-        let ended = pair.server.twheel_once(&export)?;
+        let ended = export()?;
         ensure!(ended.code() == Some(0), "{ended:?}");
         let said = "segments of the history were removed before they were sent";
         ensure!(ended.stderr.contains(said) == drops, "{}", ended.stderr);
     }
     twheel.stop()?;
-    ensure!(printed(&pair, &export)?.is_empty());
+    let ended = export()?;
+    ensure!(
+        ended.code() == Some(0) && ended.lines.is_empty(),
+        "{ended:?}"
+    );
     let sent = std::fs::read_to_string(&file)?;
     let sent: BTreeSet<_> = sent.lines().map(which).collect::<Result<_>>()?;
-    let left = printed(&pair, &past)?;
+    let left = past(&pair, &history, ALL)?;
     ensure!(left.len() > 5_000, "{}", left.len());
     for line in &left {
         ensure!(sent.contains(&which(line)?), "not sent: {line}");
@@ -398,16 +386,7 @@ fn an_export_keeps_up_with_many_ends() -> Result<()> {
         .server
         .enter(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
     let to = format!("tcp:{}", listener.local_addr()?);
-    let state = history.file("state");
-    let export = ["export", "json", "--to", &to, "--iface", SERVER];
-    let export = [
-        &export[..],
-        &["--state", &state, "--history", history.path()],
-    ]
-    .concat();
-    let mut exporter = pair
-        .server
-        .twheel(&export)?
+    let mut exporter = export(&pair, &history, &to, &[])?
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
@@ -455,14 +434,12 @@ fn pipes_and_devices_are_files_too() -> Result<()> {
     require_root();
     let history = Directory::new("export-special")?;
     let pair = Pair::new()?;
-    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
-    args.extend(["--history", history.path()]);
+    let args = run(&history);
     let twheel = Twheel::start(&pair.server, &args)?;
     pair.server.begin_flows(SERVER, 50)?;
     twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
     assert_eq!(twheel.stop()?.code(), Some(0));
-    let past = ["expired", "--json", "--events", "end", "--iface", SERVER];
-    let past = printed(&pair, &[&past[..], &["--history", history.path()]].concat())?;
+    let past = past(&pair, &history, "end")?;
     assert_eq!(past.len(), 50);
 
     let export = |to: &str, name: &str| -> Vec<String> {
@@ -531,22 +508,15 @@ fn a_history_that_was_begun_anew_is_sent_from_its_beginning() -> Result<()> {
     require_root();
     let history = Directory::new("export-anew")?;
     let pair = Pair::new()?;
-    let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--json"];
-    args.extend(["--history", history.path()]);
-    let (file, state) = (history.file("lines"), history.file("state"));
-    let export = ["export", "json", "--to", &file, "--once", "--iface", SERVER];
-    let export = [
-        &export[..],
-        &["--state", &state, "--history", history.path()],
-    ]
-    .concat();
+    let args = run(&history);
+    let file = history.file("lines");
     let mut sent = Vec::new();
     for _ in 0..2 {
         let twheel = Twheel::start(&pair.server, &args)?;
         pair.server.begin_flows(SERVER, 20)?;
         twheel.expiries_until(Instant::now() + Duration::from_millis(900))?;
         assert_eq!(twheel.stop()?.code(), Some(0));
-        let ended = pair.server.twheel_once(&export)?;
+        let ended = once(export(&pair, &history, &file, &["--once"])?)?;
         ensure!(ended.code() == Some(0), "{ended:?}");
         sent.push(ended.stderr);
         std::fs::remove_dir_all(history.0.join(pair.server.history(SERVER)))?;
