@@ -215,8 +215,8 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
          flows, in random\norder (`duration` of runs over {PACKETS} packets, less that of runs that do all but the lookup). `hash` is \
          the least that the\nsame takes where flows are in the kernel's hash and keys are the links: 1. look up the key at the head of \
          the list,\nread stamp and state, write two keys of 40 bytes; 2. look up, reserve, compare-and-swap, delete, submit. \
-         `record` is\nwhat the ring takes for as many events alone: reserve, fill, submit, a record for each; `batch` what it takes with \
-         sixteen in a record, as twheel has them.\nTables of the kernel's hash are made for a quarter more.\nRatios: the median of those of each round (least–most).\n",
+         `record` is\nwhat the ring takes for as many events alone: reserve, fill, submit, a record for each; `batch` what it takes with sixteen \
+         in\na record, as twheel has them. Tables of the kernel's hash are made for a quarter more.\nRatios: the median of those of each round (least–most).\n",
     ));
     calls(rounds, report)?;
     report.say(
@@ -238,42 +238,30 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
         all.push((flows, samples));
     }
     let tables = [
-        (
-            "rearm",
-            REARM_OURS,
-            ("lookup", LOOKUP, REARM.map(Some)),
-            ("hash", REARM_HASH, None),
-        ),
+        ("rearm", REARM_OURS, "lookup", LOOKUP, REARM.map(Some)),
+        ("rearm", REARM_OURS, "hash", REARM_HASH, [None; 2]),
         (
             "evict",
             EVICT_OURS,
-            ("record", RECORD_ALONE, [Some(RECORD); 2]),
-            ("hash", EVICT_HASH, Some(EVICT)),
+            "record",
+            RECORD_ALONE,
+            [Some(RECORD); 2],
         ),
-        (
-            "evict",
-            EVICT_OURS,
-            ("batch", BATCH, [None; 2]),
-            ("record", RECORD_ALONE, None),
-        ),
+        ("evict", EVICT_OURS, "hash", EVICT_HASH, [Some(EVICT); 2]),
+        ("evict", EVICT_OURS, "batch", BATCH, [None; 2]),
     ];
-    for (what, ours, (name, other, [large, small]), (hash, theirs, loose)) in tables {
+    for (what, ours, name, other, [large, small]) in tables {
         report.say(&format!(
-            "{:>8}  {:>20}  {:>20}  {:>20}  {:<30}  {what}/{hash}",
-            "flows",
-            what,
-            name,
-            hash,
-            format!("{what}/{name}")
+            "{:>8}  {:>20}  {:>20}  {what}/{name}",
+            "flows", what, name
         ));
         for (flows, samples) in &all {
-            let figures = [ours, other, theirs].map(|it| Figure::from_samples(&samples[it]));
+            let figures = [ours, other].map(|it| Figure::from_samples(&samples[it]));
             let bound = if *flows == SIZES[2] { large } else { small };
             report.say(&format!(
-                "{flows:>8}  {}  {:<30}  {}",
+                "{flows:>8}  {}  {}",
                 Figure::row(&figures),
                 verdict(&plane::ratio(samples, ours, other), bound),
-                verdict(&plane::ratio(samples, ours, theirs), loose),
             ));
         }
         report.say("");

@@ -133,22 +133,31 @@ pub fn bench(rounds: u32, report: &mut Report) -> Result<()> {
     };
     let all = measured("")?;
     report.say(&format!(
-        "{:>8}  {:>20}  {:>20}  {:>20}  {:<30}  {:<19}  {:<19}  at home",
-        "flows", "floor", "lru", "touch", "touch/floor", "lru/floor", "touch/lru"
+        "{:>8}  {:>20}  {:>20}  {:>20}  touch/floor",
+        "flows", "floor", "lru", "touch"
     ));
     for ((flows, measured), (_, bound)) in all.iter().zip(SIZES) {
         report.say(&format!(
-            "{flows:>8}  {}  {:<30}  {:<19}  {:<19}  {:.1} %",
+            "{flows:>8}  {}  {}",
             Figure::row(&[FLOOR, LRU, TOUCH].map(|variant| measured.figure(variant))),
             verdict(&measured.ratio(TOUCH, FLOOR), Some(bound)),
-            verdict(&measured.ratio(LRU, FLOOR), None),
-            verdict(&measured.ratio(TOUCH, LRU), None),
-            measured.at_home * 100.0
         ));
         for (number, (variant, ..)) in measured.variants() {
             let figure = measured.figure(number);
             report.nanoseconds("touch", variant, u64::from(*flows), &figure);
         }
+    }
+    report.say(&format!(
+        "\n{:>8}  {:<19}  {:<19}  at home",
+        "flows", "lru/floor", "touch/lru"
+    ));
+    for (flows, measured) in &all {
+        report.say(&format!(
+            "{flows:>8}  {:<19}  {:<19}  {:.1} %",
+            verdict(&measured.ratio(LRU, FLOOR), None),
+            verdict(&measured.ratio(TOUCH, LRU), None),
+            measured.at_home * 100.0
+        ));
     }
     floors(&all, report);
     parts(&all, report);
@@ -255,7 +264,7 @@ fn parts(all: &[(u32, Measured)], report: &mut Report) {
     let code = [EMPTY, PARSE, FIND, FLOOR, LRU, TOUCH]
         .map(|variant| format!("{} {}", VARIANTS[variant].0, cached.code[variant]));
     report.say(&format!(
-        "\nMachine code, bytes, of all that a program may do; a packet of a known flow runs a small part of it: {}.\n{}",
+        "\nMachine code, bytes, of all that a program may do; a packet of a known flow runs a small part of it:\n{}.\n{}",
         code.join(", "),
         if Path::new("/sys/bus/event_source/devices/cpu").exists() {
             "What the processor counts of its misses was not read."
