@@ -21,7 +21,7 @@ use crate::{
 /// How long the look-ups of one batch of events may take. Those that are left are skipped.
 const BATCH: Duration = Duration::from_millis(20);
 
-/// Most live flows whose translations are remembered; about 10 MiB.
+/// Most live flows whose translations are remembered.
 const FLOWS: NonZeroUsize = NonZeroUsize::new(1 << 16).unwrap();
 
 /// Looks up the translations of flows.

@@ -47,8 +47,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
         Ok(())
     })?;
     report.say(&format!(
-        "The ends of {EVENTS} TCP flows with --accounting, of one packet each, from a history in memory, written on one CPU to a buffer that is \
-         emptied\neach 64 KiB; {ROUNDS} rounds, median (least–most) in nanoseconds a record.\n"
+        "The ends of {EVENTS} TCP flows with --accounting, of one packet each, from a history in memory, written on one CPU\nto a \
+         buffer that is emptied each 64 KiB; {ROUNDS} rounds, median (least–most) in nanoseconds a record.\n"
     ));
     report.say(&format!(
         "{:<28} {:>21}  {:>12}",

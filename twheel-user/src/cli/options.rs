@@ -83,7 +83,7 @@ pub struct Options {
     /// Count the packets and bytes of each flow in each direction
     #[arg(long)]
     pub accounting: bool,
-    /// Report each flow that has had packets again after this time: `update` events
+    /// Report each live flow this often, if it has had packets: `update` events
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub active_timeout: Option<Duration>,
     /// Report each flow that is still in the table when the run ends: `update` events
@@ -92,8 +92,8 @@ pub struct Options {
     /// Look up the translated endpoints of a flow in conntrack when it ends or is first reported
     #[arg(long)]
     pub nat: bool,
-    /// Show in the events of a flow with a local socket whose it is: process, command, cgroup, user. Looked up when the flow
-    /// begins. Keeps CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, without which processes are not shown
+    /// Add the owner of a flow's local socket to its events: process, command, cgroup, user. Looked up when the flow
+    /// begins. The run keeps CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, without which processes are not shown
     #[arg(long)]
     pub owner: bool,
     /// Track retransmission timers: round trips, timeouts and stalled flows. Needs both directions

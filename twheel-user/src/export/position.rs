@@ -1,4 +1,4 @@
-//! Where an export stands in a history, on disk.
+//! The position of an export in a history, kept on disk.
 
 use std::{
     fs::{self, File},

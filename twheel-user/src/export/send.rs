@@ -22,8 +22,8 @@ const FLUSH: usize = 64 << 10;
 const KEEP: Duration = Duration::from_secs(1);
 /// How long to wait before another attempt: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
-/// The other end is there if it has lasted this long. If it ends sooner, again and again, that is
-/// said once.
+/// A connection that lasts this long has worked. Shorter ones, one after the other, are reported
+/// once.
 const STEADY: Duration = Duration::from_secs(5);
 
 /// What is sent where.
@@ -48,7 +48,7 @@ enum Sent {
 
 impl Export<'_> {
     /// Sends what the history has and gets, from the kept position on. Tries again, for ever, if the
-    /// other end goes or is not there.
+    /// other end closes or is not there.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl Export<'_> {
         let mut reader = HistoryReader::open(self.history, self.name, UNIX_EPOCH)?;
         if !reader.go_on(kept.position)? {
             say!(
-                "twheel: the history does not have what was sent last (it was begun anew, or cut \
-                 off after a failure): sending it from its beginning"
+                "twheel: the history no longer has the events that were sent last (it was removed, or \
+                 cut off after a failure): sending it from its beginning"
             );
         }
         let follow = reader.follow()?;
@@ -159,7 +159,7 @@ impl Export<'_> {
     }
 }
 
-/// What was said already of the history that is being read.
+/// What has been reported of the history that is being read.
 #[derive(Default)]
 struct Said {
     missed: u64,

@@ -23,7 +23,7 @@ use crate::{
 
 /// Flows that may wait to be looked up. Later ones are skipped.
 const QUEUE: usize = 4096;
-/// Most flows whose owners are remembered; about 16 MiB.
+/// Most flows whose owners are remembered.
 const FLOWS: NonZeroUsize = NonZeroUsize::new(1 << 16).unwrap();
 
 type Found = Arc<Mutex<LruCache<Birth, Arc<Owner>>>>;

@@ -47,7 +47,7 @@ use crate::{
 };
 
 /// Most flows whose owners are remembered; those that were not asked for longest are forgotten
-/// first. About 16 MiB.
+/// first.
 const FLOWS: NonZeroUsize = NonZeroUsize::new(1 << 16).unwrap();
 /// How long an owner is not looked up again, nor what interfaces have which addresses.
 const FRESH: Duration = Duration::from_secs(2);

@@ -15,7 +15,7 @@ use crate::{
 
 /// How many sockets are looked up one by one before all are listed.
 const FEW: u32 = 1 << 10;
-/// Most sockets that a list holds, 27 MiB; others are looked up one by one.
+/// Most sockets that a list holds; others are looked up one by one.
 const SOCKETS: usize = 1 << 17;
 
 /// A network namespace, and its sockets.

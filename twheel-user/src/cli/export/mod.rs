@@ -68,7 +68,7 @@ struct Source {
     /// Directory of the histories
     #[arg(long, value_name = "DIR", env = "TWHEEL_HISTORY", default_value = history::DIRECTORY)]
     history: PathBuf,
-    /// File that keeps how far the export has come; by default one in /var/lib/twheel-export for each history and target
+    /// File for the position of the export; by default one in /var/lib/twheel-export for each history and target
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// End when everything that is in the history now has been sent
