@@ -104,7 +104,20 @@ pub struct Namespaces<'a> {
     others: Option<Others>,
     /// Numbers of namespaces that were left since changes were read.
     freed: BTreeSet<u32>,
+    /// Changes that were read early and are still to be followed.
+    early: Changes,
     epoll: Epoll,
+}
+
+/// Changes that were read.
+#[derive(Default)]
+struct Changes {
+    /// The changes of interfaces, in order, by the number of the network namespace.
+    interfaces: BTreeMap<u32, Vec<Change>>,
+    /// Names of network namespaces have appeared or disappeared.
+    names: bool,
+    /// An interface was detached since it had disappeared.
+    went: bool,
 }
 
 impl<'a> Namespaces<'a> {
@@ -120,6 +133,7 @@ impl<'a> Namespaces<'a> {
             there: BTreeMap::new(),
             others: None,
             freed: BTreeSet::new(),
+            early: Changes::default(),
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             instance: instance.clone(),
             common,
@@ -236,42 +250,58 @@ impl<'a> Namespaces<'a> {
     pub fn follow(&mut self, plane: &mut DataPlane) -> Result<bool> {
         let mut attached = false;
         loop {
-            let (changes, names) = self.told()?;
-            if changes.is_empty() && !names {
+            self.freed.clear();
+            let mut changes = self.told()?;
+            if changes.interfaces.is_empty() && !changes.names {
                 return Ok(attached);
             }
-            // An interface that has moved has disappeared from one namespace and is new in another.
-            // So disappearances in all namespaces are handled first.
-            let mut went = false;
-            self.freed.clear();
-            for (number, changes) in &changes {
-                went |= self.try_in(*number, |interfaces| interfaces.detach_gone(changes))?;
-            }
-            if names {
+            self.detach_gone(&mut changes)?;
+            if changes.names {
                 let (is_room, has_come) = self.follow_names(plane)?;
-                went |= is_room;
+                changes.went |= is_room;
                 attached |= has_come;
             }
             // A freed number may belong to another namespace by now.
-            for (number, changes) in &changes {
+            for (number, changes) in &changes.interfaces {
                 if self.freed.contains(number) {
                     continue;
                 }
                 attached |= self.try_in(*number, |interfaces| interfaces.follow(plane, changes))?;
             }
-            if went {
+            if changes.went {
                 attached |= self.fill(plane)?;
             }
         }
     }
 
-    /// The changes of interfaces, by network namespace, and whether names have appeared or
-    /// disappeared. Reads until there are no more: when the kernel reports an interface that has
-    /// moved in, it has already reported that it has left its former namespace.
-    fn told(&mut self) -> Result<(BTreeMap<u32, Vec<Change>>, bool)> {
+    /// Detaches from interfaces that have disappeared, in all namespaces: an interface that has
+    /// moved is attached in its new namespace only after that.
+    fn detach_gone(&mut self, changes: &mut Changes) -> Result<()> {
+        for (number, told) in &changes.interfaces {
+            changes.went |= self.try_in(*number, |interfaces| interfaces.detach_gone(told))?;
+        }
+        Ok(())
+    }
+
+    /// Detaches from interfaces that have disappeared from a namespace, before those of a new one
+    /// are attached: some may have moved there. All else that has changed is followed later.
+    fn detach_moved(&mut self) -> Result<()> {
+        let mut changes = self.told()?;
+        let detached = self.detach_gone(&mut changes);
+        // The namespaces that this has left have no changes to follow.
+        changes
+            .interfaces
+            .retain(|number, _| self.there.contains_key(number));
+        self.early = changes;
+        detached
+    }
+
+    /// The changes since the last call. Reads until there are no more: when the kernel reports an
+    /// interface that has moved in, it has already reported that it has left its former namespace.
+    fn told(&mut self) -> Result<Changes> {
         /// Most reads, since changes may come without end.
         const TIMES: usize = 16;
-        let (mut told, mut names) = (BTreeMap::<u32, Vec<Change>>::new(), false);
+        let mut told = mem::take(&mut self.early);
         for _ in 0..TIMES {
             let mut events = [EpollEvent::empty(); 64];
             let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
@@ -281,7 +311,7 @@ impl<'a> Namespaces<'a> {
             let mut is_more = false;
             for event in &events[..count] {
                 if event.data() == NAMES {
-                    names = true;
+                    told.names = true;
                     continue;
                 }
                 let number = event.data() as u32;
@@ -289,8 +319,11 @@ impl<'a> Namespaces<'a> {
                     continue;
                 };
                 match there.changes() {
-                    Ok(changes) => told.entry(number).or_default().extend(changes),
-                    Err(error) => self.give_up(number, error)?,
+                    Ok(changes) => told.interfaces.entry(number).or_default().extend(changes),
+                    Err(error) => {
+                        told.interfaces.remove(&number);
+                        self.give_up(number, error)?;
+                    }
                 }
                 is_more = true;
             }
@@ -298,7 +331,7 @@ impl<'a> Namespaces<'a> {
                 break;
             }
         }
-        Ok((told, names))
+        Ok(told)
     }
 
     /// Does something with the interfaces of one namespace. If that fails, the namespace is no
@@ -441,7 +474,8 @@ impl<'a> Namespaces<'a> {
                 return Err(error);
             }
         };
-        let attached = added.and_then(|()| match self.there.get_mut(&number) {
+        let attached = added.and_then(|()| self.detach_moved());
+        let attached = attached.and_then(|()| match self.there.get_mut(&number) {
             Some(there) => there.enter(|interfaces, _| {
                 interfaces.attach_all(plane)?;
                 interfaces.permit()
@@ -484,6 +518,7 @@ impl<'a> Namespaces<'a> {
             return;
         };
         self.freed.insert(number);
+        self.early.interfaces.remove(&number);
         let left = there.interfaces.leave_all();
         let Some(mut other) = there.other else {
             return;
