@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::sh::{self, say};
+use crate::{
+    dashboards,
+    sh::{self, say},
+};
 
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
@@ -26,6 +29,7 @@ pub fn lint() -> Result<()> {
         )
     };
     sources()?;
+    dashboards::check()?;
     cargo("fmt --all --check")?;
     // Uses clippy.toml, which limits the parameters of a function.
     cargo("clippy --quiet --workspace --exclude twheel-ebpf --all-targets -- -Dwarnings")?;

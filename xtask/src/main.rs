@@ -10,11 +10,12 @@
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
-//! | What goes into a package? | `man` |
+//! | What goes into a package? | `man`, `dashboards` |
 
 mod apt;
 mod bench;
 mod cross;
+mod dashboards;
 mod ebpf;
 mod fuzz;
 mod lint;
@@ -142,6 +143,9 @@ enum Task {
     /// Write a man page for each command of twheel into target/man
     Man,
 
+    /// Write the dashboards of a fleet for Grafana into dist/grafana
+    Dashboards,
+
     /// Only install what the other commands need
     Setup,
 }
@@ -182,6 +186,7 @@ fn main() -> ExitCode {
             jobs,
         }),
         Task::Man => man::man(),
+        Task::Dashboards => dashboards::write(),
         Task::Setup => setup::setup(),
     };
     match result {
