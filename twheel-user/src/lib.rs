@@ -27,6 +27,7 @@
 //! | flows as users see them, and names; who reports them | [`model`], [`names`], [`identity`] |
 //! | the log of ended flows on disk | [`history`] |
 //! | what leaves the host | [`export`] |
+//! | a ClickHouse server, over HTTP | [`clickhouse`] |
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | entries of conntrack, and what they say of translations | [`conntrack`], [`nat`] |
 //! | local sockets, and which process and service a flow's socket belongs to | [`sockets`], [`owner`] |
@@ -58,6 +59,7 @@ pub mod attach;
 pub mod bpf;
 pub mod call;
 pub mod cli;
+pub mod clickhouse;
 pub mod clock;
 pub mod clsact;
 pub mod conntrack;

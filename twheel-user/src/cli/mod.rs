@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod clickhouse;
 mod completions;
 mod delete;
 mod detach;

@@ -76,6 +76,11 @@ impl Client {
         Ok(Self(Arc::new(config)))
     }
 
+    /// The configuration, for a client that makes its connections itself.
+    pub fn config(&self) -> ClientConfig {
+        (*self.0).clone()
+    }
+
     /// Agrees with the other end of a connection, whose certificate must be for `host`.
     ///
     /// # Errors
