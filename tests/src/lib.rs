@@ -10,6 +10,7 @@
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
+//! | What is a fleet, and what receives its events? | [`fleet`] |
 //! | What does the kernel report? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
 //! | What do the programs do, without an interface or a clock? | [`plane`], [`order`], [`lru`] |
 
@@ -19,6 +20,7 @@ pub mod attached;
 pub mod ctnetlink;
 pub mod devices;
 pub mod directory;
+pub mod fleet;
 pub mod forge;
 pub mod gateway;
 pub mod lru;

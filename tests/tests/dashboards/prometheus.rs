@@ -1,0 +1,194 @@
+//! The dashboard on Prometheus.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel_tests::{
+    directory::Directory,
+    netns::{Namespace, PATIENCE, require_root},
+    pair::{CLIENT, Pair, SERVER},
+    running::Twheel,
+    skipped,
+};
+
+use crate::grafana::{Dashboard, replaced};
+
+/// `TWHEEL_PROMETHEUS`, which `cargo xtask test` sets, or the installed one.
+fn prometheus() -> Option<PathBuf> {
+    let given = std::env::var_os("TWHEEL_PROMETHEUS").map(PathBuf::from);
+    let installed = || PathBuf::from("/usr/bin/prometheus");
+    let path = given.unwrap_or_else(installed);
+    path.exists().then_some(path)
+}
+
+/// A running Prometheus; killed when this is dropped.
+struct Prometheus<'a> {
+    child: Child,
+    host: &'a Namespace,
+    address: SocketAddr,
+}
+
+impl<'a> Prometheus<'a> {
+    /// Starts one on a host, which reads these addresses five times a second.
+    fn start(host: &'a Namespace, directory: &Directory, targets: &[SocketAddr]) -> Result<Self> {
+        let path = prometheus().context("no prometheus")?;
+        let targets: Vec<_> = targets.iter().map(|it| format!("\"{it}\"")).collect();
+        let configuration = format!(
+            "global: {{scrape_interval: 200ms}}\nscrape_configs:\n  - job_name: twheel\n    \
+             static_configs:\n      - targets: [{}]\n",
+            targets.join(", ")
+        );
+        fs::write(directory.0.join("prometheus.yml"), configuration)?;
+        // The namespace is the test's own: a port that is free now stays so.
+        let free = host.enter(|| Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?))?;
+        let child = host
+            .command(path)?
+            .arg(format!("--config.file={}", directory.file("prometheus.yml")))
+            .arg(format!("--storage.tsdb.path={}", directory.file("data")))
+            .arg(format!("--web.listen-address={free}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(directory.0.join("log"))?)
+            .spawn()
+            .context("cannot start prometheus")?;
+        let it = Self {
+            child,
+            host,
+            address: free,
+        };
+        let end = Instant::now() + PATIENCE;
+        while it.get("/-/ready").is_err() {
+            ensure!(
+                Instant::now() < end,
+                "prometheus is not ready: {}",
+                fs::read_to_string(directory.0.join("log"))?
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(it)
+    }
+
+    fn get(&self, path: &str) -> Result<String> {
+        let mut socket = self.host.enter(|| Ok(TcpStream::connect(self.address)?))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        write!(
+            socket,
+            "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
+            self.address
+        )?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+        ensure!(head.contains(" 200 "), "{answer}");
+        Ok(body.to_owned())
+    }
+
+    /// The series of a query over the last minute.
+    fn series(&self, query: &str) -> Result<Vec<Value>> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+        let now = now.as_secs_f64();
+        let path = format!(
+            "/api/v1/query_range?query={}&start={}&end={now}&step=5",
+            encoded(query),
+            now - 60.0
+        );
+        let answer: Value = serde_json::from_str(&self.get(&path)?)?;
+        let series = answer["data"]["result"].as_array().context("no result")?;
+        Ok(series.clone())
+    }
+}
+
+impl Drop for Prometheus<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A text as part of an address.
+fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+#[test]
+fn each_panel_on_prometheus_shows_something() -> Result<()> {
+    require_root();
+    if prometheus().is_none() {
+        skipped("no prometheus: `cargo xtask test` gets it");
+        return Ok(());
+    }
+    let dashboard = Dashboard::read("twheel-fleet-prometheus", "prometheus")?;
+    let interval = dashboard.interval()?;
+    let directory = Directory::new("prometheus")?;
+    let pair = Pair::new()?;
+    let mut running = Vec::new();
+    let mut targets = Vec::new();
+    for (host, interface, address) in [
+        (&pair.server, SERVER, "10.77.0.2:0"),
+        (&pair.client, CLIENT, "10.77.0.1:0"),
+    ] {
+        let args = ["--iface", interface, "--metrics", address, "--json"];
+        let more = ["--timeout", "300ms", "--reap", "socket", "--dry-run"];
+        let twheel = Twheel::start(host, &[&args[..], &more].concat())?;
+        let told = twheel.await_stderr("metrics and page: ")?;
+        let at = told.lines().find_map(|line| {
+            line.strip_prefix("metrics and page: http://")?
+                .strip_suffix('/')
+        });
+        targets.push(at.context("no address")?.parse()?);
+        running.push(twheel);
+    }
+    let prometheus = Prometheus::start(&pair.server, &directory, &targets)?;
+    let queries = dashboard.queries()?;
+    let labels = dashboard.variable("host")?;
+    ensure!(labels["query"]["query"] == "label_values(twheel_build_info, instance)");
+
+    // Each metric must have been read before its first flow ends, or the end is no increase.
+    let end = Instant::now() + PATIENCE;
+    while prometheus.series("twheel_build_info")?.len() < targets.len() {
+        ensure!(Instant::now() < end, "prometheus reads nothing");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let mut kept = Vec::new();
+    let mut empty = Vec::new();
+    while Instant::now() < end {
+        // More of each, until there are two values of all.
+        kept.extend(pair.connect_some(2)?);
+        pair.connect_some(1)?.into_iter().try_for_each(|it| it.close())?;
+        pair.connect_some(1)?.into_iter().try_for_each(|it| it.reset())?;
+        thread::sleep(Duration::from_millis(900));
+        empty.clear();
+        for chosen in [".*".to_owned(), targets[0].to_string()] {
+            for query in &queries {
+                let text = query.text.replace("${interval}", interval);
+                let text = text.replace("$__range", "3600s").replace("$host", &chosen);
+                let series = prometheus.series(&replaced(text)?)?;
+                let hosts = series.iter().filter_map(|it| it["metric"]["instance"].as_str());
+                let hosts: Vec<_> = hosts.collect();
+                let wanted: Vec<_> = targets.iter().map(ToString::to_string).collect();
+                let wanted = if chosen == ".*" { &wanted[..] } else { &wanted[..1] };
+                let is_by_host = query.text.contains("by (instance)")
+                    || query.panel.contains("by host")
+                    || query.panel.contains("Occupancy");
+                let covers = wanted.iter().all(|it| hosts.contains(&&**it));
+                if series.is_empty() || is_by_host && !covers {
+                    empty.push(format!("{} ({chosen}): {series:?}", query.panel));
+                }
+            }
+        }
+        if empty.is_empty() {
+            ensure!(queries.len() >= 15, "{} queries", queries.len());
+            return Ok(());
+        }
+    }
+    anyhow::bail!("panels that show nothing, or not all hosts: {empty:#?}")
+}
