@@ -20,6 +20,7 @@ pub mod attached;
 pub mod ctnetlink;
 pub mod devices;
 pub mod directory;
+pub mod engine;
 pub mod fleet;
 pub mod forge;
 pub mod gateway;

@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -19,6 +18,7 @@ use twheel::clickhouse::{Address, Server};
 
 use super::hosts::{HUB, Network, Process};
 use crate::{
+    engine::tool,
     netns::{Namespace, PATIENCE},
     running::twheel_bin,
 };
@@ -28,12 +28,12 @@ const BROKER: u16 = 9092;
 /// The engine's port on the hub.
 const ENGINE: u16 = 8123;
 /// The server in front of the engine.
-const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/engine.py");
+const SERVER: &str = include_str!("../engine.py");
 
-/// The directory of the Python environment with the broker and the engine: `TWHEEL_FLEET_TOOLS`,
-/// which `cargo xtask` sets.
+/// The directory of the Python environment with the broker and the engine, if they are installed.
 pub fn tools() -> Option<PathBuf> {
-    std::env::var_os("TWHEEL_FLEET_TOOLS").map(PathBuf::from)
+    let python = tool("python")?;
+    Some(python.parent()?.parent()?.to_owned())
 }
 
 /// The program `tansu` among the tools.
@@ -78,7 +78,15 @@ impl Broker {
         let end = Instant::now() + PATIENCE;
         loop {
             let mut create = network.on_hub(&tansu)?;
-            create.args(["topic", "create", "--broker", &url, topic, "--partitions", "3"]);
+            create.args([
+                "topic",
+                "create",
+                "--broker",
+                &url,
+                topic,
+                "--partitions",
+                "3",
+            ]);
             let output = create.stdin(Stdio::null()).output()?;
             if output.status.success() {
                 return Ok(Self { process });
@@ -210,7 +218,7 @@ impl Drop for Database {
 fn spawn(hub: &Namespace, tools: &Path, directory: &Path) -> Result<(Child, ChildStdin)> {
     let mut command: Command = hub.command(tools.join("bin/python"))?;
     let mut child = command
-        .arg(SERVER)
+        .args(["-c", SERVER])
         .arg(directory)
         .env("TWHEEL_ENGINE_LISTEN", format!("{HUB}:{ENGINE}"))
         .stdin(Stdio::piped())
@@ -314,7 +322,7 @@ impl<'a> Client<'a> {
     /// # Errors
     ///
     /// The engine refuses them or is not there.
-    pub fn insert(&self, table: &str, lines: Bytes) -> Result<()> {
-        self.with(|server| Ok(server.insert(table, lines)?))
+    pub fn insert(&self, table: &str, lines: String) -> Result<()> {
+        self.with(|server| Ok(server.insert(table, lines.into())?))
     }
 }

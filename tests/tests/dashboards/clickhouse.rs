@@ -8,15 +8,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use twheel_tests::{
-    directory::Directory,
-    fleet::{
-        hosts::Network,
-        servers::{Client, Database, tools},
-    },
-    netns::require_root,
-    skipped,
-};
+use twheel::{clickhouse::Server, fleet::schema::Schema};
+use twheel_tests::engine::Engine;
 
 use crate::grafana::{Dashboard, Query, arguments, replaced};
 
@@ -57,7 +50,9 @@ const COLUMNS: [(&str, &[&str]); 16] = [
     ),
     (
         "Exporters",
-        &["host", "instance", "exporter", "behind", "not_sent", "silent"],
+        &[
+            "host", "instance", "exporter", "behind", "not_sent", "silent",
+        ],
     ),
     ("Exporters' delay by host", &["at", "host", "behind"]),
     ("Events not sent by host", &["at", "host", "not_sent"]),
@@ -98,7 +93,9 @@ impl Chosen {
         }
         query = query.replace("${interval}", &self.interval);
         let [from, to] = self.range.map(|it| format!("toDateTime({it})"));
-        query = query.replace("$__fromTime", &from).replace("$__toTime", &to);
+        query = query
+            .replace("$__fromTime", &from)
+            .replace("$__toTime", &to);
         while let Some((before, call)) = query.split_once("$__timeFilter(") {
             let (column, after) = arguments(call)?;
             let column = column[0];
@@ -166,10 +163,20 @@ fn exports(now: u64) -> String {
     lines
 }
 
+/// The rows of a query's answer.
+fn rows(engine: &Server, sql: &str) -> Result<Vec<Value>> {
+    let mut rows = Vec::new();
+    engine.rows(sql, &[], &mut |row| {
+        rows.push(row);
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
 /// Asks a panel's query, and checks the answer's columns.
-fn ask(client: &Client, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
+fn ask(engine: &Server, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
     let sql = chosen.fill(&query.text)?;
-    let rows = client.rows(&sql).with_context(|| query.panel.clone())?;
+    let rows = rows(engine, &sql).with_context(|| query.panel.clone())?;
     ensure!(!rows.is_empty(), "{} shows nothing: {sql}", query.panel);
     let known: BTreeMap<_, _> = COLUMNS.into_iter().chain([REAPED]).collect();
     let wanted = known.get(&*query.panel);
@@ -178,7 +185,11 @@ fn ask(client: &Client, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
         let names: Vec<_> = row.as_object().context("no row")?.keys().collect();
         let mut sorted = wanted.to_vec();
         sorted.sort_unstable();
-        ensure!(names == sorted, "{}: {names:?}, not {wanted:?}", query.panel);
+        ensure!(
+            names == sorted,
+            "{}: {names:?}, not {wanted:?}",
+            query.panel
+        );
         let number = &row[wanted[wanted.len() - 1]];
         ensure!(number.is_number(), "{}: no number in {row}", query.panel);
         for column in &query.columns {
@@ -190,23 +201,26 @@ fn ask(client: &Client, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
 
 #[test]
 fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Result<()> {
-    require_root();
-    let Some(tools) = tools() else {
-        skipped("no engine of ClickHouse: `cargo xtask test` gets it");
+    let Some(server) = Engine::start()? else {
         return Ok(());
     };
+    let schema = Schema {
+        database: "twheel".to_owned(),
+        keep: 90,
+        cluster: None,
+        topic: None,
+    };
+    for statement in schema.statements() {
+        server.query(&statement)?;
+    }
+    let engine = server.server("twheel")?;
     let dashboard = Dashboard::read("twheel-fleet-clickhouse", "grafana-clickhouse-datasource")?;
-    let directory = Directory::new("dashboards")?;
-    let network = Network::new(0, &directory.0, &|| Ok(()))?;
-    let _database = Database::start(&network, &tools, directory.0.join("tables"))?;
-    let client = Client::new(&network);
-    client.set_up(&[])?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     // Each event comes twice.
     for _ in 0..2 {
-        client.insert("events", events(now).into())?;
+        engine.insert("events", events(now).into())?;
     }
-    client.insert("exports", exports(now).into())?;
+    engine.insert("exports", exports(now).into())?;
 
     let queries = dashboard.queries()?;
     assert_eq!(queries.len(), COLUMNS.len() + 1);
@@ -226,7 +240,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
         let chosen = chosen(host, service)?;
         let mut shown = BTreeMap::new();
         for query in &queries {
-            shown.insert(query.panel.clone(), ask(&client, query, &chosen)?);
+            shown.insert(query.panel.clone(), ask(&engine, query, &chosen)?);
         }
         let first = |panel: &str, column: &str| shown[panel][0][column].as_f64();
         let ends = first("Ends a second", "ends").context("no ends")? * RANGE as f64;
@@ -239,7 +253,10 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
             Some((MISSING * hosts) as f64)
         );
         for panel in ["Ends a second by reason", "Ends a second by state"] {
-            let sum: f64 = shown[panel].iter().filter_map(|it| it["ends"].as_f64()).sum();
+            let sum: f64 = shown[panel]
+                .iter()
+                .filter_map(|it| it["ends"].as_f64())
+                .sum();
             let interval: f64 = chosen.interval.parse()?;
             assert_eq!((sum * interval).round(), ends.round(), "{panel}");
         }
@@ -247,7 +264,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
     for name in ["host", "service"] {
         let query = dashboard.variable(name)?["query"].as_str();
         let sql = chosen(None, None)?.fill(query.context("no query")?)?;
-        assert_eq!(client.rows(&sql)?.len(), 3, "{name}");
+        assert_eq!(rows(&engine, &sql)?.len(), 3, "{name}");
     }
     Ok(())
 }

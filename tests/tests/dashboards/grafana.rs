@@ -15,8 +15,6 @@ pub struct Dashboard(Value);
 pub struct Query {
     /// The panel's heading.
     pub panel: String,
-    /// The panel's kind.
-    pub kind: String,
     /// The panel's names of columns with units of their own.
     pub columns: Vec<String>,
     /// The query, with Grafana's variables.
@@ -74,7 +72,6 @@ impl Dashboard {
                 let query = target["rawSql"].as_str().or(target["expr"].as_str());
                 queries.push(Query {
                     panel: text("title")?,
-                    kind: text("type")?,
                     columns: columns.clone(),
                     text: query.context("no query")?.to_owned(),
                 });

@@ -52,7 +52,10 @@ impl<'a> Prometheus<'a> {
         let free = host.enter(|| Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?))?;
         let child = host
             .command(path)?
-            .arg(format!("--config.file={}", directory.file("prometheus.yml")))
+            .arg(format!(
+                "--config.file={}",
+                directory.file("prometheus.yml")
+            ))
             .arg(format!("--storage.tsdb.path={}", directory.file("data")))
             .arg(format!("--web.listen-address={free}"))
             .stdin(Stdio::null())
@@ -163,8 +166,12 @@ fn each_panel_on_prometheus_shows_something() -> Result<()> {
     while Instant::now() < end {
         // More of each, until there are two values of all.
         kept.extend(pair.connect_some(2)?);
-        pair.connect_some(1)?.into_iter().try_for_each(|it| it.close())?;
-        pair.connect_some(1)?.into_iter().try_for_each(|it| it.reset())?;
+        pair.connect_some(1)?
+            .into_iter()
+            .try_for_each(|it| it.close())?;
+        pair.connect_some(1)?
+            .into_iter()
+            .try_for_each(|it| it.reset())?;
         thread::sleep(Duration::from_millis(900));
         empty.clear();
         for chosen in [".*".to_owned(), targets[0].to_string()] {
@@ -172,10 +179,16 @@ fn each_panel_on_prometheus_shows_something() -> Result<()> {
                 let text = query.text.replace("${interval}", interval);
                 let text = text.replace("$__range", "3600s").replace("$host", &chosen);
                 let series = prometheus.series(&replaced(text)?)?;
-                let hosts = series.iter().filter_map(|it| it["metric"]["instance"].as_str());
+                let hosts = series
+                    .iter()
+                    .filter_map(|it| it["metric"]["instance"].as_str());
                 let hosts: Vec<_> = hosts.collect();
                 let wanted: Vec<_> = targets.iter().map(ToString::to_string).collect();
-                let wanted = if chosen == ".*" { &wanted[..] } else { &wanted[..1] };
+                let wanted = if chosen == ".*" {
+                    &wanted[..]
+                } else {
+                    &wanted[..1]
+                };
                 let is_by_host = query.text.contains("by (instance)")
                     || query.panel.contains("by host")
                     || query.panel.contains("Occupancy");
