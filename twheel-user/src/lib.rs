@@ -28,6 +28,7 @@
 //! | the log of ended flows on disk | [`history`] |
 //! | what leaves the host | [`export`] |
 //! | a ClickHouse server, over HTTP | [`clickhouse`] |
+//! | the events of many hosts in ClickHouse | [`fleet`] |
 //! | actions on expired flows | [`action`], [`reap`] |
 //! | entries of conntrack, and what they say of translations | [`conntrack`], [`nat`] |
 //! | local sockets, and which process and service a flow's socket belongs to | [`sockets`], [`owner`] |
@@ -71,6 +72,7 @@ pub mod doctor;
 pub mod export;
 pub mod failure;
 pub mod filter;
+pub mod fleet;
 pub mod flows;
 pub mod history;
 pub mod hooks;

@@ -7,6 +7,7 @@ mod detach;
 mod doctor;
 mod expired;
 mod export;
+mod fleet;
 mod flows;
 mod flush;
 mod list;
@@ -48,6 +49,7 @@ enum Command {
     Detach(detach::Detach),
     List(list::List),
     Export(export::Export),
+    Fleet(fleet::Fleet),
     Plan(plan::Plan),
     Policy(policy::Policy),
     Doctor(Box<doctor::Doctor>),
@@ -84,6 +86,7 @@ impl Cli {
             Command::Detach(detach) => detach.execute(),
             Command::List(list) => list.execute(),
             Command::Export(export) => export.execute(),
+            Command::Fleet(fleet) => fleet.execute(),
             Command::Plan(plan) => plan.execute(),
             Command::Policy(policy) => policy.execute(),
             Command::Doctor(doctor) => doctor.execute(),
