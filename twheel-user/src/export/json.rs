@@ -19,7 +19,7 @@ impl Format for Lines {
             return Ok(());
         }
         let identity = past.identity.clone();
-        past.write(&mut Json { identity }, to)
+        past.write(&mut Json::new(identity), to)
     }
 
     fn complete(&mut self, _: u64, _: &mut Vec<u8>) {}
