@@ -139,6 +139,11 @@ impl Server {
         })
     }
 
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// Inserts lines of JSON into a table, and returns when the server has them. An error does not
     /// tell that it has not.
     ///

@@ -6,20 +6,97 @@
 //! |---|---|
 //! | reading on, sending, trying again | `send.rs` |
 //! | how events are written | `json.rs`, `syslog.rs`, `ipfix/` |
-//! | where it goes, and what of it has arrived | `sink.rs`, `tls.rs` |
+//! | where they go, and what of it has arrived | `target.rs` (files and sockets), `tables.rs` (ClickHouse), `kafka/`, `tls.rs` |
+//! | what has not arrived, and how old it is | `backlog.rs` |
 //! | the position on disk | `position.rs` |
 
-use std::io;
+use std::{ffi::OsString, fmt, io, sync::Arc, time::Duration};
 
-use crate::history::Past;
+use crate::{
+    history::{Past, Position},
+    identity::Identity,
+};
 
+mod backlog;
 pub mod ipfix;
 pub mod json;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod position;
 pub mod send;
-pub mod sink;
 pub mod syslog;
+pub mod tables;
+pub mod target;
 pub mod tls;
+
+/// Where events go.
+pub trait Destination: fmt::Display {
+    /// Opens it, or connects. What is written first stands at `from` in the history.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened, or the other end is not there or refuses us.
+    fn open(&self, from: Position) -> io::Result<Box<dyn Sink>>;
+
+    /// What tells it from other destinations of the same kind, whatever the working directory is: it
+    /// names the default file for the position.
+    ///
+    /// # Errors
+    ///
+    /// The working directory is unknown.
+    fn lasting_name(&self) -> io::Result<OsString> {
+        Ok(self.to_string().into())
+    }
+
+    /// Whether this error ends the export: it is no use to try again. `was_open`: it was opened before.
+    fn ends_with(&self, _error: &io::Error, _was_open: bool) -> bool {
+        false
+    }
+
+    /// What went wrong, in a sentence that names the destination.
+    fn complaint(&self, error: &io::Error) -> String {
+        format!("{self}: {error}")
+    }
+}
+
+/// A destination that is open.
+pub trait Sink {
+    /// Writes what a format has completed. `next` is the position behind it. Waits while the other end
+    /// takes no more.
+    ///
+    /// # Errors
+    ///
+    /// The other end has gone or refuses it, or the disk is full. What has not arrived must be written
+    /// again to a sink that is opened anew.
+    fn write(&mut self, bytes: &[u8], next: Position, format: &dyn Format) -> io::Result<()>;
+
+    /// Everything before this position has arrived, whatever ends now. This is called once a second at
+    /// least.
+    ///
+    /// # Errors
+    ///
+    /// As for [`write`](Self::write).
+    fn arrived(&mut self) -> io::Result<Position>;
+
+    /// Whether nothing that was written can be refused any more.
+    fn is_settled(&self) -> bool;
+
+    /// Whether the other end has closed the connection.
+    fn is_closed(&self) -> bool;
+
+    /// Whether the other end has taken something. A failure after that is a new one.
+    fn has_worked(&self) -> bool;
+}
+
+/// What an export tells of itself.
+pub struct Alive {
+    /// Whose events it sends.
+    pub identity: Arc<Identity>,
+    /// How old the oldest event is that has not arrived yet; 0 if all have.
+    pub behind: Duration,
+    /// How many events could not be sent so far because the history does not have them; an upper bound.
+    pub not_sent: u64,
+}
 
 /// How events are written.
 ///
@@ -35,6 +112,16 @@ pub trait Format {
     ///
     /// It cannot be written in this format.
     fn event(&mut self, past: &Past, to: &mut Vec<u8>) -> io::Result<()>;
+
+    /// Appends that the export is alive, if this format tells it. This is called at the start and once
+    /// a minute.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written in this format.
+    fn alive(&mut self, _alive: &Alive, _to: &mut Vec<u8>) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Completes what is in the buffer: it is sent now. This is called once a second at least.
     fn complete(&mut self, not_sent: u64, to: &mut Vec<u8>);

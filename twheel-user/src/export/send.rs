@@ -1,30 +1,30 @@
 //! Reads a history as it grows, and sends it, whoever dies on the way.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::Path,
     thread,
-    time::{Duration, Instant, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result};
 
-use super::{
-    Format,
-    position::Kept,
-    sink::{Sink, Target},
-};
+use super::{Alive, Destination, Format, Sink, backlog::Backlog, position::Kept};
 use crate::history::HistoryReader;
 
 /// The buffer is sent when it is as long as this, in bytes, or when there are no more events.
 const FLUSH: usize = 64 << 10;
 /// How often the position is kept.
 const KEEP: Duration = Duration::from_secs(1);
+/// How often to look whether everything has arrived, if the export then ends.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How often an export tells that it is alive.
+const ALIVE: Duration = Duration::from_secs(60);
 /// How long to wait before another attempt: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
-/// A connection that lasts this long has worked. Shorter ones, one after the other, are reported
-/// once.
-const STEADY: Duration = Duration::from_secs(5);
+/// Most sentences about one failure, which may show in several ways.
+const SENTENCES: usize = 8;
 
 /// What is sent where.
 pub struct Export<'a> {
@@ -33,7 +33,7 @@ pub struct Export<'a> {
     /// The name of the history.
     pub name: &'a str,
     /// Where to.
-    pub to: &'a Target,
+    pub to: &'a dyn Destination,
     /// End when everything that is in the history now has been sent.
     pub once: bool,
 }
@@ -57,44 +57,34 @@ impl Export<'_> {
     pub fn run(&self, format: &mut dyn Format, kept: &mut Kept) -> Result<()> {
         let mut said = Said::default();
         let mut wait = RETRY.0;
-        let mut is_away = false;
+        // What was reported since it last worked.
+        let mut told = BTreeSet::new();
+        let tell = |told: &mut BTreeSet<String>, error: &io::Error, what| {
+            let sentence = self.to.complaint(error);
+            if told.len() < SENTENCES && !told.contains(&sentence) {
+                say!("twheel: {sentence}: {what}");
+                told.insert(sentence);
+            }
+        };
         loop {
-            match Sink::open(self.to, kept.position) {
-                Ok(mut sink) => {
-                    let began = Instant::now();
-                    match self.send(format, &mut sink, kept, &mut said)? {
-                        Sent::All => return Ok(()),
-                        // The reader of a pipe has closed it.
-                        Sent::Broken(error)
-                            if matches!(self.to, Target::File(_))
-                                && error.kind() == io::ErrorKind::BrokenPipe =>
-                        {
-                            return Err(error).with_context(|| format!("cannot write {}", self.to));
-                        }
-                        Sent::Broken(error) => {
-                            let was_there = began.elapsed() >= STEADY;
-                            if was_there || !is_away {
-                                say!("twheel: {}: {error}: sending again", self.to);
-                            }
-                            is_away = !was_there;
-                            if was_there {
-                                wait = RETRY.0;
-                            }
-                        }
+            match self.to.open(kept.position) {
+                Ok(mut sink) => match self.send(format, sink.as_mut(), kept, &mut said)? {
+                    Sent::All => return Ok(()),
+                    Sent::Broken(error) if self.to.ends_with(&error, true) => {
+                        return Err(error).with_context(|| format!("cannot write {}", self.to));
                     }
-                }
-                Err(error) if matches!(self.to, Target::File(_)) => {
+                    Sent::Broken(error) => {
+                        if sink.has_worked() {
+                            told.clear();
+                            wait = RETRY.0;
+                        }
+                        tell(&mut told, &error, "sending again");
+                    }
+                },
+                Err(error) if self.to.ends_with(&error, false) => {
                     return Err(error).with_context(|| format!("cannot open {}", self.to));
                 }
-                Err(error) => {
-                    if !is_away {
-                        say!(
-                            "twheel: {}: {error}: trying again until it is there",
-                            self.to
-                        );
-                    }
-                    is_away = true;
-                }
+                Err(error) => tell(&mut told, &error, "trying again until it is there"),
             }
             thread::sleep(wait);
             wait = (2 * wait).min(RETRY.1);
@@ -105,7 +95,7 @@ impl Export<'_> {
     fn send(
         &self,
         format: &mut dyn Format,
-        sink: &mut Sink,
+        sink: &mut dyn Sink,
         kept: &mut Kept,
         said: &mut Said,
     ) -> Result<Sent> {
@@ -124,25 +114,32 @@ impl Export<'_> {
         loop {
             let at = reader.position();
             let past = reader.next()?;
+            let gap = past.as_ref().map_or(0, |past| said.backlog.read(past));
+            said.tell(&mut reader, gap);
+            said.alive(&reader, format, &mut buffer)?;
             if let Some(past) = &past {
                 format.event(past, &mut buffer)?;
             }
-            said.tell(&mut reader);
             let is_end = past.is_none();
             if is_end || buffer.len() >= FLUSH {
                 format.complete(said.not_sent, &mut buffer);
                 let next = if is_end { at } else { reader.position() };
-                if !buffer.is_empty()
+                // What the format leaves out is behind us, too.
+                if (!buffer.is_empty() || said.backlog.is_unwritten())
                     && let Err(error) = sink.write(&buffer, next, format)
                 {
                     return Ok(Sent::Broken(error));
                 }
+                said.backlog.wrote(next);
                 buffer.clear();
             }
             if saved.elapsed() >= KEEP || is_end {
                 saved = Instant::now();
                 match sink.arrived() {
-                    Ok(position) => kept.keep(position)?,
+                    Ok(position) => {
+                        said.backlog.arrived(position);
+                        kept.keep(position)?;
+                    }
                     Err(error) => return Ok(Sent::Broken(error)),
                 }
                 if sink.is_closed() {
@@ -153,7 +150,7 @@ impl Export<'_> {
                 if self.once && sink.is_settled() {
                     return Ok(Sent::All);
                 }
-                follow.wait_for(KEEP)?;
+                follow.wait_for(if self.once { SETTLE } else { KEEP })?;
             }
         }
     }
@@ -167,19 +164,45 @@ struct Said {
     damaged: u64,
     /// Events that are missing, in all: an upper bound, since what is sent again counts again.
     not_sent: u64,
+    /// What was read and has not arrived.
+    backlog: Backlog,
+    /// When the export last told that it is alive.
+    alive: Option<Instant>,
 }
 
 impl Said {
     /// The history is read again from the kept position on.
     fn begin(&mut self) {
-        *self = Self {
-            not_sent: self.not_sent,
-            ..Self::default()
-        };
+        (self.missed, self.lost, self.damaged) = (0, 0, 0);
+        self.backlog.begin();
     }
 
-    /// Prints what the history does not have (any more).
-    fn tell(&mut self, reader: &mut HistoryReader) {
+    /// Lets the format tell that the export is alive, at the start and once a minute.
+    fn alive(
+        &mut self,
+        reader: &HistoryReader,
+        format: &mut dyn Format,
+        to: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        if self.alive.is_some_and(|at| at.elapsed() < ALIVE) {
+            return Ok(());
+        }
+        // A history that has no events yet does not tell whose it is.
+        let Some(identity) = reader.identity() else {
+            return Ok(());
+        };
+        self.alive = Some(Instant::now());
+        let alive = Alive {
+            identity,
+            behind: self.backlog.behind(SystemTime::now()),
+            not_sent: self.not_sent,
+        };
+        format.alive(&alive, to)
+    }
+
+    /// Prints what the history does not have (any more). `gap`: how many numbers are missing before the
+    /// event that was read last.
+    fn tell(&mut self, reader: &mut HistoryReader, gap: u64) {
         for error in reader.refused.drain(..) {
             say!("twheel: {error:#}");
         }
@@ -189,6 +212,7 @@ impl Said {
                  `twheel run` a larger --history-size",
                 reader.missed - self.missed
             );
+            self.not_sent += gap;
             self.missed = reader.missed;
         }
         if reader.lost > self.lost {

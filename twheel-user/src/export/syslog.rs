@@ -25,7 +25,7 @@ impl Syslog {
     /// Of these kinds of events.
     pub fn new(kinds: Vec<EventKind>) -> Self {
         Self {
-            lines: Lines { kinds },
+            lines: Lines::new(kinds),
             line: Vec::new(),
             message: Vec::new(),
         }

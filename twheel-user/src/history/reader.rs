@@ -208,6 +208,12 @@ impl HistoryReader {
         }
     }
 
+    /// Who reported the events of the segment that is being read; `None` if that is not known yet.
+    pub fn identity(&self) -> Option<Arc<Identity>> {
+        let identity = &self.open.as_ref()?.identity;
+        (!identity.instance.is_empty()).then(|| identity.clone())
+    }
+
     /// The next event; `None` if there is none yet.
     // Not an iterator: more events may follow after `None`.
     #[allow(clippy::should_implement_trait)]

@@ -10,7 +10,7 @@ use crate::{
     cli::select::interval,
     export::{
         ipfix::{Config, Ipfix, LEAST_MESSAGE},
-        sink::{Target, host_and_port},
+        target::{Target, host_and_port},
         tls::Client,
     },
     failure::{Failure, Kind},

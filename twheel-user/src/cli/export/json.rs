@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{Kinds, Source};
-use crate::export::{json::Lines, sink::Target};
+use crate::export::{json::Lines, target::Target};
 
 /// Send events as lines of JSON to a file or a socket
 ///
@@ -29,9 +29,7 @@ pub(super) struct JsonExport {
 impl JsonExport {
     pub(super) fn execute(self) -> Result<()> {
         let name = self.source.name()?;
-        let mut lines = Lines {
-            kinds: self.kinds.events,
-        };
+        let mut lines = Lines::new(self.kinds.events);
         self.source.send(&name, &self.to, "json", &mut lines)
     }
 }

@@ -1,7 +1,9 @@
 //! `twheel export`
 
+mod clickhouse;
 mod ipfix;
 mod json;
+mod kafka;
 mod syslog;
 
 use std::path::PathBuf;
@@ -11,7 +13,7 @@ use clap::{Args, Subcommand};
 
 use super::select::{Select, event_kind};
 use crate::{
-    export::{self, Format, position::Kept, sink::Target},
+    export::{self, Destination, Format, position::Kept},
     history,
     model::EventKind,
     privilege,
@@ -26,7 +28,9 @@ use crate::{
 Examples:
   twheel export json --to tcp:collector.example:5170
   twheel export syslog --to unix:/dev/log
-  twheel export ipfix --to collector.example:4739")]
+  twheel export ipfix --to collector.example:4739
+  twheel export kafka --brokers kafka1.example:9092 --topic twheel
+  twheel export clickhouse --url http://clickhouse.example:8123")]
 pub struct Export {
     #[command(subcommand)]
     format: FormatName,
@@ -37,6 +41,9 @@ enum FormatName {
     Json(json::JsonExport),
     Syslog(syslog::SyslogExport),
     Ipfix(ipfix::IpfixExport),
+    #[command(name = "clickhouse")]
+    ClickHouse(clickhouse::ClickHouseExport),
+    Kafka(Box<kafka::KafkaExport>),
 }
 
 impl Export {
@@ -45,6 +52,8 @@ impl Export {
             FormatName::Json(json) => json.execute(),
             FormatName::Syslog(syslog) => syslog.execute(),
             FormatName::Ipfix(ipfix) => ipfix.execute(),
+            FormatName::ClickHouse(tables) => tables.execute(),
+            FormatName::Kafka(kafka) => kafka.execute(),
         }
     }
 }
@@ -84,23 +93,24 @@ impl Source {
 
     /// The default file for the position: one for each history and target, whatever the working
     /// directory is.
-    fn default_state(&self, name: &str, to: &Target, kind: &str) -> Result<PathBuf> {
+    fn default_state(&self, name: &str, to: &dyn Destination, kind: &str) -> Result<PathBuf> {
         let mut hash = crc32fast::Hasher::new();
         let history = std::path::absolute(&self.history)?;
         hash.update(history.as_os_str().as_encoded_bytes());
         hash.update(b"\0");
-        match to {
-            Target::File(path) => {
-                hash.update(std::path::absolute(path)?.as_os_str().as_encoded_bytes());
-            }
-            other => hash.update(other.to_string().as_bytes()),
-        }
+        hash.update(to.lasting_name()?.as_encoded_bytes());
         let hash = hash.finalize();
         Ok(PathBuf::from(STATES).join(format!("{name}.{hash:08x}.{kind}")))
     }
 
     /// Sends the history of this name. `kind` ends the name of the default file for the position.
-    fn send(&self, name: &str, to: &Target, kind: &str, format: &mut dyn Format) -> Result<()> {
+    fn send(
+        &self,
+        name: &str,
+        to: &dyn Destination,
+        kind: &str,
+        format: &mut dyn Format,
+    ) -> Result<()> {
         privilege::give_up_all()?;
         let state = match &self.state {
             Some(state) => state.clone(),

@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::{Kinds, Source};
 use crate::export::{
-    sink::{Target, host_and_port},
     syslog::Syslog,
+    target::{Target, host_and_port},
 };
 
 /// Send events to a syslog daemon

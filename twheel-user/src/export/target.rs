@@ -1,8 +1,9 @@
-//! Where an export goes: a file, or a socket. A socket's other end may end, or may not be there yet;
-//! then it is tried again.
+//! A file or a socket that an export writes to. A socket's other end may end, or may not be there
+//! yet; then it is tried again.
 
 use std::{
     collections::VecDeque,
+    ffi::OsString,
     fmt,
     fs::{File, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
@@ -20,13 +21,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Format, tls};
+use super::{Destination, Format, Sink, tls};
 use crate::history::Position;
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a write may wait for the other end.
 const STALLED: Duration = Duration::from_secs(60);
+/// A connection that lasts this long has worked.
+const STEADY: Duration = Duration::from_secs(5);
 /// What the other end may have received without having read it: more than Linux lets a socket hold
 /// by default (`net.ipv4.tcp_rmem`, 6 MiB). So much is sent again after a connection has ended.
 pub const UNREAD: u64 = 8 << 20;
@@ -39,7 +42,7 @@ const PACE: Duration = Duration::from_millis(2);
 /// How many these are at most. A datagram of some hundred bytes takes up to 2.25 KiB of the buffer.
 const AT_ONCE: usize = 50;
 
-/// Where to.
+/// A file or a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A file, to whose end it is written.
@@ -130,23 +133,20 @@ struct Place {
 }
 
 /// What is written to, and what of it may not have arrived.
-pub struct Sink {
+struct Written {
     open: Open,
+    opened: Instant,
     /// How many bytes were written.
     written: u64,
     /// The place before which everything has arrived, and all later ones.
     pending: VecDeque<Place>,
 }
 
-impl Sink {
-    /// Opens a file, or connects. What is written first stands at `from` in the history.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be opened, the name is unknown, or the other end cannot be reached.
-    pub fn open(target: &Target, from: Position) -> io::Result<Self> {
-        let open = match target {
-            Target::File(path) => {
+impl Target {
+    /// Opens the file, or connects.
+    fn connect(&self) -> io::Result<Open> {
+        Ok(match self {
+            Self::File(path) => {
                 let mut options = OpenOptions::new();
                 let file = options.append(true).create(true).mode(0o640).open(path)?;
                 match file.metadata()?.is_file() {
@@ -157,8 +157,8 @@ impl Sink {
                     false => Open::Special(file),
                 }
             }
-            Target::Unix(path) => Open::Unix(stream(path)?),
-            Target::Log(path) => {
+            Self::Unix(path) => Open::Unix(stream(path)?),
+            Self::Log(path) => {
                 let socket = UnixDatagram::unbound()?;
                 socket.set_write_timeout(Some(STALLED))?;
                 match socket.connect(path) {
@@ -170,14 +170,14 @@ impl Sink {
                     Err(error) => return Err(error),
                 }
             }
-            Target::Tcp(address) => Open::Tcp(connect(address)?),
-            Target::Tls(address, client) => {
+            Self::Tcp(address) => Open::Tcp(connect(address)?),
+            Self::Tls(address, client) => {
                 let host = address.rsplit_once(':').map_or("", |(host, _)| host);
                 let host = host.trim_matches(['[', ']']);
                 let stream = client.connect(host, connect(address)?, CONNECT)?;
                 Open::Tls(Box::new(stream))
             }
-            Target::Udp(address) => Open::Udp(first(address, |address| {
+            Self::Udp(address) => Open::Udp(first(address, |address| {
                 let any = match address {
                     SocketAddr::V4(_) => "0.0.0.0:0",
                     SocketAddr::V6(_) => "[::]:0",
@@ -186,24 +186,39 @@ impl Sink {
                 socket.connect(address)?;
                 Ok(socket)
             })?),
-        };
-        Ok(Self {
-            open,
+        })
+    }
+}
+
+impl Destination for Target {
+    fn open(&self, from: Position) -> io::Result<Box<dyn Sink>> {
+        Ok(Box::new(Written {
+            open: self.connect()?,
+            opened: Instant::now(),
             written: 0,
             pending: VecDeque::from([Place {
                 bytes: 0,
                 at: Instant::now(),
                 position: from,
             }]),
-        })
+        }))
     }
 
-    /// Writes what a format has completed. `next` is the position behind it.
-    ///
-    /// # Errors
-    ///
-    /// The disk is full, or the other end has gone; over UDP an answer says that there is none.
-    pub fn write(&mut self, bytes: &[u8], next: Position, format: &dyn Format) -> io::Result<()> {
+    fn lasting_name(&self) -> io::Result<OsString> {
+        match self {
+            Self::File(path) => Ok(std::path::absolute(path)?.into()),
+            other => Ok(other.to_string().into()),
+        }
+    }
+
+    fn ends_with(&self, error: &io::Error, was_open: bool) -> bool {
+        // The reader of a pipe has closed it, or the file cannot be opened.
+        matches!(self, Self::File(_)) && (!was_open || error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl Sink for Written {
+    fn write(&mut self, bytes: &[u8], next: Position, format: &dyn Format) -> io::Result<()> {
         match &mut self.open {
             Open::File(file) | Open::Special(file) => file.write_all(bytes)?,
             Open::Unix(stream) => stream.write_all(bytes)?,
@@ -237,14 +252,10 @@ impl Sink {
         Ok(())
     }
 
-    /// Everything before this position has arrived, whatever ends now: it is in the file and on the
-    /// disk; or so much was sent after it that the other end must have read it; or no answer has
-    /// refused the datagram; or the datagram is no longer in the Unix socket that it was sent to.
-    ///
-    /// # Errors
-    ///
-    /// The disk is full, or the other end has gone, or has refused a datagram.
-    pub fn arrived(&mut self) -> io::Result<Position> {
+    /// It is in the file and on the disk; or so much was sent after it that the other end must have
+    /// read it; or no answer has refused the datagram; or the datagram is no longer in the Unix socket
+    /// that it was sent to.
+    fn arrived(&mut self) -> io::Result<Position> {
         let has_arrived: Box<dyn Fn(&Place) -> bool> = match &mut self.open {
             Open::File(file) => {
                 file.sync_data()?;
@@ -277,19 +288,21 @@ impl Sink {
         Ok(first.map_or(Position::default(), |place| place.position))
     }
 
-    /// Whether nothing that was written can be refused any more.
-    pub fn is_settled(&self) -> bool {
+    fn is_settled(&self) -> bool {
         !matches!(self.open, Open::Udp(_) | Open::Datagrams(_)) || self.pending.len() == 1
     }
 
-    /// Whether the other end has closed the connection.
-    pub fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         match &self.open {
             Open::File(_) | Open::Special(_) | Open::Datagrams(_) | Open::Udp(_) => false,
             Open::Unix(stream) | Open::Lines(stream) => has_ended(stream),
             Open::Tcp(stream) => has_ended(stream),
             Open::Tls(stream) => has_ended(&stream.socket),
         }
+    }
+
+    fn has_worked(&self) -> bool {
+        self.opened.elapsed() >= STEADY
     }
 }
 
@@ -431,9 +444,9 @@ mod tests {
             record,
             checksum: 0,
         };
-        let mut sink = Sink::open(&target, position(0)).unwrap();
+        let mut sink = target.open(position(0)).unwrap();
         assert_eq!(sink.arrived().unwrap(), position(0));
-        let format = Lines { kinds: Vec::new() };
+        let format = Lines::new(Vec::new());
         sink.write(b"one\n", position(1), &format).unwrap();
         sink.write(b"two\n", position(2), &format).unwrap();
         assert_eq!(sink.arrived().unwrap(), position(2));
