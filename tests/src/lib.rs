@@ -7,6 +7,7 @@
 //! |---|---|
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
+//! | What answers a fleet's queries? | [`engine`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
