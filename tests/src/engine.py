@@ -4,6 +4,7 @@ The engine is chdb: that of today's server, in this process. The wire is ours: a
 query of one session, one at a time. Users, settings, parameters and the numbers of errors are as
 the server has them. Arguments: the directory of the data, and for a login USER and PASSWORD.
 
+It listens at TWHEEL_ENGINE_LISTEN, by default a free port of the loopback address.
 The first line on standard output is the port. It ends when standard input is closed.
 """
 
@@ -118,7 +119,8 @@ def until_closed():
 
 
 ThreadingHTTPServer.daemon_threads = True
-SERVER = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+HOST, PORT = os.environ.get("TWHEEL_ENGINE_LISTEN", "127.0.0.1:0").rsplit(":", 1)
+SERVER = ThreadingHTTPServer((HOST, int(PORT)), Handler)
 threading.Thread(target=until_closed, daemon=True).start()
 print(SERVER.server_address[1], flush=True)
 SERVER.serve_forever()

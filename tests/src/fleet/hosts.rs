@@ -27,8 +27,8 @@ use crate::{
 pub const IFACE: &str = "eth0";
 /// Most hosts of a fleet.
 pub const MOST: usize = 200;
-/// A link-layer address that no interface has.
-const NOBODY: &str = "02:00:00:00:00:63";
+/// The link-layer address of the hub's bridge.
+const BRIDGE: &str = "02:00:00:00:00:63";
 
 /// The hub's address, where the broker and the database listen.
 pub const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
@@ -68,7 +68,8 @@ impl Network {
     pub fn new(count: usize, directory: &Path, go_on: &dyn Fn() -> Result<()>) -> Result<Self> {
         ensure!(count <= MOST, "at most {MOST} hosts");
         let hub = Namespace::new("hub")?;
-        hub.ip("link add bridge0 type bridge")?;
+        // The hub drops what comes for SILENT, instead of passing it on to all hosts.
+        hub.ip(&format!("link add bridge0 address {BRIDGE} type bridge"))?;
         hub.add_address(HUB.into(), 16, "bridge0")?;
         hub.ip("link set bridge0 up")?;
         let mut hosts = Vec::new();
@@ -107,7 +108,7 @@ impl Host {
         namespace.add_address(v6.into(), 64, IFACE)?;
         // A SYN is sent as if someone had answered ARP.
         namespace.ip(&format!(
-            "neigh add {SILENT} lladdr {NOBODY} dev {IFACE} nud permanent"
+            "neigh add {SILENT} lladdr {BRIDGE} dev {IFACE} nud permanent"
         ))?;
         let directory = directory.join(&name);
         fs::create_dir_all(&directory)
@@ -294,7 +295,7 @@ impl Process {
     /// # Errors
     ///
     /// It cannot be waited for.
-    pub fn kill(mut self) -> Result<()> {
+    pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())

@@ -1,7 +1,8 @@
 //! The servers on the hub: a broker that speaks Kafka's protocol, and ClickHouse's engine.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     thread,
@@ -16,7 +17,10 @@ use nix::{
 use serde_json::Value;
 use twheel::clickhouse::{Address, Server};
 
-use super::hosts::{HUB, Network, Process};
+use super::{
+    hosts::{HUB, Network, Process},
+    running::TOPIC,
+};
 use crate::{
     engine::tool,
     netns::{Namespace, PATIENCE},
@@ -25,6 +29,9 @@ use crate::{
 
 /// The broker's port on the hub, which is a namespace of its own.
 const BROKER: u16 = 9092;
+/// The port of the broker's store on the hub, and the bucket there.
+const STORE: u16 = 9000;
+const BUCKET: &str = "twheel";
 /// The engine's port on the hub.
 const ENGINE: u16 = 8123;
 /// The server in front of the engine.
@@ -50,9 +57,22 @@ fn tansu(tools: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no program tansu below {}", libraries.display()))
 }
 
-/// A running broker. What it holds is in its memory.
+/// Where a broker keeps its topics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// In its memory: one that is killed loses them.
+    Memory,
+    /// In a store of objects, which outlives it.
+    Store,
+}
+
+/// A running broker, and its store. They are killed when this is dropped.
 pub struct Broker {
-    process: Process,
+    process: Option<Process>,
+    tansu: PathBuf,
+    log: PathBuf,
+    keep: Keep,
+    _store: Option<Process>,
 }
 
 impl Broker {
@@ -66,32 +86,39 @@ impl Broker {
     /// # Errors
     ///
     /// It does not start, or cannot make the topic.
-    pub fn start(network: &Network, tools: &Path, log: PathBuf, topic: &str) -> Result<Self> {
-        let tansu = tansu(tools)?;
+    pub fn start(network: &Network, tools: &Path, log: PathBuf, keep: Keep) -> Result<Self> {
+        let store = match keep {
+            Keep::Memory => None,
+            Keep::Store => Some(store(network, tools, log.with_extension("store"))?),
+        };
+        let mut broker = Self {
+            process: None,
+            tansu: tansu(tools)?,
+            log,
+            keep,
+            _store: store,
+        };
+        broker.again(network)?;
         let url = format!("tcp://{}", Self::address());
-        let mut command = network.on_hub(&tansu)?;
-        command
-            .args(["broker", "--listener-url", &url])
-            .args(["--advertised-listener-url", &url])
-            .args(["--storage-engine", "memory://tansu/"]);
-        let mut process = Process::start(command, log)?;
         let end = Instant::now() + PATIENCE;
         loop {
-            let mut create = network.on_hub(&tansu)?;
+            let mut create = network.on_hub(&broker.tansu)?;
             create.args([
                 "topic",
                 "create",
                 "--broker",
                 &url,
-                topic,
+                TOPIC,
                 "--partitions",
                 "3",
             ]);
             let output = create.stdin(Stdio::null()).output()?;
             if output.status.success() {
-                return Ok(Self { process });
+                return Ok(broker);
             }
-            process.check()?;
+            if let Some(process) = &mut broker.process {
+                process.check()?;
+            }
             ensure!(
                 Instant::now() < end,
                 "the broker makes no topic: {}",
@@ -101,37 +128,64 @@ impl Broker {
         }
     }
 
-    /// Stops it without ending it: connections stay, and nothing is answered.
+    /// Starts it again.
     ///
     /// # Errors
     ///
-    /// The signal cannot be sent.
-    pub fn pause(&self) -> Result<()> {
-        self.process.signal(Signal::SIGSTOP)
+    /// It cannot be started.
+    pub fn again(&mut self, network: &Network) -> Result<()> {
+        let url = format!("tcp://{}", Self::address());
+        let engine = match self.keep {
+            Keep::Memory => "memory://tansu/".to_owned(),
+            Keep::Store => format!("s3://{BUCKET}/"),
+        };
+        let mut command = network.on_hub(&self.tansu)?;
+        command
+            .args(["broker", "--listener-url", &url])
+            .args(["--advertised-listener-url", &url])
+            .args(["--storage-engine", &engine])
+            .env("AWS_ENDPOINT", format!("http://{HUB}:{STORE}"))
+            .env("AWS_ALLOW_HTTP", "true")
+            .env("AWS_DEFAULT_REGION", "us-east-1")
+            // The store takes any.
+            .env("AWS_ACCESS_KEY_ID", "twheel")
+            .env("AWS_SECRET_ACCESS_KEY", "twheel");
+        self.process = Some(Process::start(command, self.log.clone())?);
+        Ok(())
     }
 
-    /// Lets it go on.
-    ///
-    /// # Errors
-    ///
-    /// The signal cannot be sent.
-    pub fn go_on(&self) -> Result<()> {
-        self.process.signal(Signal::SIGCONT)
-    }
-
-    /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
-    /// Kills it. What it held is gone.
+    /// Kills it.
     ///
     /// # Errors
     ///
     /// It cannot be waited for.
-    pub fn kill(self) -> Result<()> {
-        self.process.kill()
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.as_mut().map_or(Ok(()), Process::kill)
     }
+}
+
+/// Starts a store of objects on the hub, with a bucket.
+fn store(network: &Network, tools: &Path, log: PathBuf) -> Result<Process> {
+    let mut command = network.on_hub(tools.join("bin/moto_server"))?;
+    command.args(["-H", &HUB.to_string(), "-p", &STORE.to_string()]);
+    let mut process = Process::start(command, log)?;
+    let end = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        process.check()?;
+        let connected = network.hub.enter(|| Ok(TcpStream::connect((HUB, STORE))));
+        match connected? {
+            Ok(stream) => break stream,
+            Err(error) => ensure!(Instant::now() < end, "no store of objects: {error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    write!(
+        stream,
+        "PUT /{BUCKET} HTTP/1.1\r\nHost: {HUB}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )?;
+    let answer = std::io::read_to_string(stream)?;
+    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    Ok(process)
 }
 
 /// A running engine. Its tables are in files, so one that is killed can be started again.
@@ -294,12 +348,25 @@ impl<'a> Client<'a> {
     }
 
     /// Runs the statements of a script, each of which ends with a semicolon and a line's end.
+    /// Without the table of the Kafka engine: see `carry`.
     ///
     /// # Errors
     ///
     /// The engine refuses a statement.
     pub fn run(&self, script: &str) -> Result<()> {
         let code: Vec<_> = script.lines().filter(|it| !it.starts_with("--")).collect();
+        let code = code.join("\n");
+        let mut statements: Vec<_> = code.split(";\n").map(str::trim).collect();
+        // This engine reads no topic (`carry`): the table that stands in for it while the views are
+        // made stays.
+        if let Some(queue) = statements
+            .iter()
+            .position(|it| it.contains("ENGINE = Kafka"))
+        {
+            let (drop, create) = (statements[queue - 1], statements[queue]);
+            ensure!(drop.starts_with("DROP TABLE"), "no DROP before {create}");
+            statements.drain(queue - 1..=queue);
+        }
         self.network.hub.enter(|| {
             // The database may not exist yet.
             let server = Server::new(Address {
@@ -307,11 +374,9 @@ impl<'a> Client<'a> {
                 database: "default".to_owned(),
                 ..Address::default()
             })?;
-            for statement in code.join("\n").split(";\n") {
-                let statement = statement.trim().trim_end_matches(';');
-                if !statement.is_empty() {
-                    server.rows(statement, &[], &mut |_: Value| Ok(()))?;
-                }
+            for statement in statements.iter().filter(|it| !it.is_empty()) {
+                let statement = statement.trim_end_matches(';');
+                server.rows(statement, &[], &mut |_: Value| Ok(()))?;
             }
             Ok(())
         })

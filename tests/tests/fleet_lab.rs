@@ -1,0 +1,188 @@
+//! A small fleet from end to end: what `twheel fleet` says is what the hosts' histories have,
+//! whoever is killed on the way, and however often events are sent.
+
+use std::{
+    collections::BTreeSet,
+    process::Stdio,
+    sync::atomic::Ordering::Relaxed,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel_tests::{
+    directory::Directory,
+    fleet::{
+        carry::Carrier,
+        hosts::{Host, Network, Process},
+        running::{Route, Sum, Sums, TOPIC, ends},
+        servers::{Broker, Client, Database, Keep, tools},
+        traffic::{Load, Traffic},
+    },
+    netns::require_root,
+    running::twheel_bin,
+};
+
+/// The longest time until what is in the histories is in ClickHouse.
+const ARRIVE: Duration = Duration::from_secs(60);
+/// Between two kills.
+const WHILE: Duration = Duration::from_secs(3);
+/// Longer than the longest timeout of the fleet's flows.
+const SETTLE: Duration = Duration::from_secs(6);
+/// The exporters: the number of the host, where it sends, the file of its position. Two hosts have
+/// two, by mistake.
+const EXPORTERS: [(usize, Route, &str); 6] = [
+    (0, Route::Kafka, "kafka"),
+    (1, Route::Kafka, "kafka"),
+    (1, Route::Kafka, "kafka-too"),
+    (2, Route::ClickHouse, "clickhouse"),
+    (3, Route::ClickHouse, "clickhouse"),
+    (3, Route::Kafka, "kafka"),
+];
+
+/// Starts an exporter.
+fn export(hosts: &[Host], number: usize) -> Result<Process> {
+    let (host, route, state) = EXPORTERS[number];
+    hosts[host].export(route, state, &[])
+}
+
+/// The lines of a command of `twheel fleet`.
+fn asked(network: &Network, args: &[&str]) -> Result<Vec<Value>> {
+    let output = network
+        .on_hub(twheel_bin()?)?
+        .arg("fleet")
+        .args(args)
+        .arg("--json")
+        .env("TWHEEL_CLICKHOUSE_URL", Database::url())
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout)?;
+    text.lines()
+        .map(|it| Ok(serde_json::from_str(it)?))
+        .collect()
+}
+
+/// The ends of each instance, as `twheel fleet expired` prints them; none of them twice.
+fn expired(network: &Network) -> Result<Sums> {
+    let (mut sums, mut seen) = (Sums::new(), BTreeSet::new());
+    for event in asked(network, &["expired", "--since", "1h"])? {
+        let text = |key: &str| event[key].as_str().context("no text").map(str::to_owned);
+        let (key, seq) = ((text("host")?, text("instance")?), event["seq"].as_u64());
+        let seq = seq.context("no seq")?;
+        ensure!(seen.insert((key.clone(), seq)), "twice: {event}");
+        let sum: &mut Sum = sums.entry(key).or_default();
+        sum.count += 1;
+        sum.seqs = sum.seqs.wrapping_add(seq);
+    }
+    Ok(sums)
+}
+
+/// Checks that every command says what the histories say.
+fn check(network: &Network, wanted: &Sums) -> Result<()> {
+    assert_eq!(&expired(network)?, wanted, "expired");
+    let all: u64 = wanted.values().map(|it| it.count).sum();
+    let sum = |lines: &[Value], key: &str| -> u64 {
+        lines.iter().filter_map(|line| line[key].as_u64()).sum()
+    };
+    let reasons = asked(network, &["reasons"])?;
+    assert_eq!(sum(&reasons, "flows"), all, "reasons: {reasons:?}");
+    // The hosts' histories say the same of the service that leaks.
+    let mut leaks = Sum::default();
+    for host in &network.hosts {
+        let filter = "dport == 8443 and reason == idle and state == established";
+        leaks.count += host
+            .lines(&["expired", filter, "--json", "--events", "end"])?
+            .len() as u64;
+    }
+    let of_service = asked(network, &["leaks", "dport == 8443"])?;
+    assert_eq!(sum(&of_service, "idle"), leaks.count, "{of_service:?}");
+    assert!(leaks.count > 0);
+    let hosts = asked(network, &["hosts"])?;
+    assert_eq!(hosts.len(), network.hosts.len(), "{hosts:?}");
+    assert_eq!(sum(&hosts, "lost"), 0, "{hosts:?}");
+    assert_eq!(sum(&hosts, "not_sent"), 0, "{hosts:?}");
+    Ok(())
+}
+
+#[test]
+fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_histories() -> Result<()> {
+    require_root();
+    let Some(tools) = tools() else {
+        return Ok(());
+    };
+    let directory = Directory::new("fleet-lab")?;
+    let network = Network::new(4, &directory.0, &|| Ok(()))?;
+    let log = directory.0.join("broker.log");
+    let mut broker = Broker::start(&network, &tools, log, Keep::Store)?;
+    let mut database = Database::start(&network, &tools, directory.0.join("tables"))?;
+    let client = Client::new(&network);
+    client.set_up(&[
+        "--kafka-brokers",
+        &Broker::address(),
+        "--kafka-topic",
+        TOPIC,
+    ])?;
+    let carrier = Carrier::start(&network, TOPIC)?;
+    let mut runs = Vec::new();
+    for host in &network.hosts {
+        runs.push(host.run()?);
+    }
+    let mut exporters = Vec::new();
+    for number in 0..EXPORTERS.len() {
+        exporters.push(export(&network.hosts, number)?);
+    }
+    let load = Load {
+        pause: Duration::from_millis(40),
+        connections: None,
+    };
+    let mut traffic = Traffic::start(&network.hosts, load)?;
+
+    thread::sleep(WHILE);
+    // Each of them in turn, in the middle of its work.
+    broker.kill()?;
+    thread::sleep(WHILE);
+    broker.again(&network)?;
+    thread::sleep(WHILE);
+    database.kill()?;
+    thread::sleep(WHILE);
+    database.restart(&network)?;
+    thread::sleep(WHILE);
+    for (number, exporter) in exporters.iter_mut().enumerate() {
+        exporter.kill()?;
+        *exporter = export(&network.hosts, number)?;
+    }
+    traffic.check()?;
+    thread::sleep(WHILE);
+    traffic.stop()?;
+    thread::sleep(SETTLE);
+    for run in runs {
+        run.stop()?;
+    }
+    let wanted = ends(&network.hosts)?;
+    assert_eq!(wanted.len(), network.hosts.len());
+    assert!(wanted.values().all(|it| it.count > 100), "{wanted:?}");
+    client.await_ends(&wanted, ARRIVE)?;
+    check(&network, &wanted)?;
+
+    // All that the histories have is sent again, by both ways.
+    let before = carrier.carried.load(Relaxed);
+    for host in &network.hosts {
+        for route in [Route::Kafka, Route::ClickHouse] {
+            let again = format!("again-{}", route.name());
+            host.export(route, &again, &["--once"])?.wait()?;
+        }
+    }
+    let all: u64 = wanted.values().map(|it| it.count).sum();
+    let end = Instant::now() + ARRIVE;
+    while carrier.carried.load(Relaxed) < before + all {
+        ensure!(Instant::now() < end, "the events do not come again");
+        thread::sleep(Duration::from_millis(100));
+    }
+    client.await_ends(&wanted, ARRIVE)?;
+    check(&network, &wanted)?;
+    carrier.stop()?;
+    exporters.iter_mut().try_for_each(Process::kill)?;
+    database.stop()
+}
