@@ -8,7 +8,7 @@
 //! | What does a packet cost? | `touch`, `insert`, `tagged`, `cores`, `before`; on a path: `path`, `gateway`, `bulk` |
 //! | What does an expiry cost, and how late is it? | `step`, `expire`, `lateness`, `rto`, `schemes` |
 //! | What do a table and a program cost? | `memory`, `scale`, `idle`, `plan`, `inspect`, `exporter` |
-//! | What does it cost to send events on? | `records` |
+//! | What does it cost to send events on, and to keep those of a fleet? | `records`, `fleet` |
 //! | What is measured? | `inputs`, `plane`, `real`, `peers`, `batch` |
 //! | How is it shown? | `report`, `plot`, `machine` |
 
@@ -18,6 +18,8 @@ mod bulk;
 mod cores;
 mod expire;
 mod exporter;
+#[cfg(feature = "kafka")]
+mod fleet;
 mod gateway;
 mod idle;
 mod inputs;
@@ -131,6 +133,9 @@ enum Bench {
     Inspect,
     /// Nanoseconds of an event as a record that leaves the host
     Records,
+    /// Bytes of a fleet's events in ClickHouse and on Kafka, and what sending and inserting them costs
+    #[cfg(feature = "kafka")]
+    Fleet,
     /// What retransmission timers cost the steppers
     Rto,
     /// How late flows expire while both CPUs have all the packets that they can take
@@ -230,6 +235,8 @@ fn one(bench: &Bench, report: &mut Report) -> Result<()> {
         Bench::Plan => plan::bench(report),
         Bench::Inspect => inspect::bench(report),
         Bench::Records => records::bench(report),
+        #[cfg(feature = "kafka")]
+        Bench::Fleet => fleet::bench(report),
         Bench::Rto => rto::bench(report),
         Bench::Lateness { seconds } => lateness::bench(seconds, report),
         Bench::Idle { seconds, flows } => idle::bench(seconds, flows, report),
@@ -271,6 +278,8 @@ impl Bench {
             Self::Plan => "plan",
             Self::Inspect => "inspect",
             Self::Records => "records",
+            #[cfg(feature = "kafka")]
+            Self::Fleet => "fleet",
             Self::Rto => "rto",
             Self::Lateness { .. } => "lateness",
             Self::Idle { .. } => "idle",

@@ -136,7 +136,7 @@ fn measure(
 }
 
 /// A history with the ends of as many flows, and these.
-fn fill(host: &Namespace, history: &Directory) -> Result<Vec<Past>> {
+pub fn fill(host: &Namespace, history: &Directory) -> Result<Vec<Past>> {
     host.ip(&format!("link add {SERVER} type veth peer name other0"))?;
     for interface in [SERVER, "other0"] {
         host.ip(&format!("link set {interface} up"))?;
@@ -183,7 +183,7 @@ fn export(host: &Namespace, history: &Directory) -> Result<Figure> {
 }
 
 /// CPU time of the children that have ended.
-fn children() -> Result<Duration> {
+pub fn children() -> Result<Duration> {
     use nix::sys::resource::{UsageWho, getrusage};
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let times = [usage.user_time(), usage.system_time()];

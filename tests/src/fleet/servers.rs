@@ -347,6 +347,16 @@ impl<'a> Client<'a> {
         self.run(&script)
     }
 
+    /// Removes the tables, and sets them up again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_up`](Self::set_up).
+    pub fn set_up_anew(&self) -> Result<()> {
+        self.run("DROP DATABASE twheel SYNC;\n")?;
+        self.set_up(&[])
+    }
+
     /// Runs the statements of a script, each of which ends with a semicolon and a line's end.
     /// Without the table of the Kafka engine: see `carry`.
     ///
