@@ -99,7 +99,7 @@ impl Engine {
         };
         let schema = Schema {
             database: "twheel".to_owned(),
-            keep: 36_500,
+            keep: 3_650,
             cluster: None,
             topic: None,
         };

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::{
-    run, setup,
+    fleet_tools, run, setup,
     sh::{self, say},
 };
 
@@ -24,6 +24,13 @@ pub fn bench(args: &[String]) -> Result<()> {
         return sh::exec(bench.args(args));
     }
     setup::benches()?;
-    let built = run::build(Some("twheel-bench"))?;
+    let is_fleet = args.iter().any(|arg| arg == "fleet");
+    let built = match is_fleet {
+        true => run::Built {
+            fleet_tools: fleet_tools::install(),
+            ..run::build_with_kafka(Some("twheel-bench"))?
+        },
+        false => run::build(Some("twheel-bench"))?,
+    };
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

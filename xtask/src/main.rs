@@ -6,10 +6,11 @@
 //! | question | modules |
 //! |---|---|
 //! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt`, `prometheus` |
+//! | What must a machine have? | `setup`, `apt`, `fleet_tools`, `prometheus` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
+//! | What does a whole fleet look like? | `fleet` |
 //! | What goes into a package? | `man`, `dashboards` |
 
 mod apt;
@@ -17,6 +18,8 @@ mod bench;
 mod cross;
 mod dashboards;
 mod ebpf;
+mod fleet;
+mod fleet_tools;
 mod fuzz;
 mod lint;
 mod man;
@@ -52,6 +55,16 @@ enum Task {
     /// All arguments are passed to `twheel run`, or without --iface to `twheel-lab`.
     #[command(disable_help_flag = true)]
     Run {
+        /// Arguments, passed on unchanged
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+
+    /// Run a fleet on this machine: 20 hosts with traffic, a broker, ClickHouse's engine; and ask it
+    ///
+    /// All arguments are passed to `twheel-fleet-lab`. It ends by itself after some two minutes, and leaves a page of results.
+    #[command(disable_help_flag = true)]
+    Fleet {
         /// Arguments, passed on unchanged
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -154,6 +167,7 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Run { args } => run::run(&args),
+        Task::Fleet { args } => fleet::fleet(&args),
         Task::Test {
             exhaustive,
             faults,

@@ -17,8 +17,21 @@ use crate::{
 /// The program in the package.
 const PROGRAM: &str = "usr/bin/prometheus";
 
-/// The path of the program: the installed one, or one unpacked in the target directory.
-pub fn program() -> Result<PathBuf> {
+/// By this variable tests find the program.
+pub const VARIABLE: &str = "TWHEEL_PROMETHEUS";
+
+/// The path of the program: the one that [`VARIABLE`] names, the installed one, or one unpacked in
+/// the target directory. `None`: it cannot be had, which is said; the tests that need it are skipped.
+pub fn install() -> Option<PathBuf> {
+    if let Some(given) = std::env::var_os(VARIABLE) {
+        return Some(given.into());
+    }
+    program()
+        .inspect_err(|error| say!("{error:#}; tests that need Prometheus are skipped."))
+        .ok()
+}
+
+fn program() -> Result<PathBuf> {
     if let Some(installed) = sh::which("prometheus").pop() {
         return Ok(installed);
     }

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{
     ebpf::{self, Objects},
-    setup,
+    fleet_tools, prometheus, setup,
     sh::{self, say},
 };
 
@@ -16,33 +16,57 @@ pub struct Built {
     pub twheel: PathBuf,
     /// The eBPF objects.
     pub objects: Objects,
+    /// What the tests of a fleet need, if that was asked for and is there.
+    pub fleet_tools: Option<PathBuf>,
+    /// Prometheus, if that was asked for and is there.
+    pub prometheus: Option<PathBuf>,
 }
 
 impl Built {
     /// The environment variables by which labs, tests and benchmarks find them.
-    pub fn env(&self) -> [(&str, &OsStr); 5] {
-        [
+    pub fn env(&self) -> Vec<(&str, &OsStr)> {
+        let mut env = vec![
             ("TWHEEL_BIN", self.twheel.as_os_str()),
             ("TWHEEL_BPF_OBJECT", self.objects.twheel.as_os_str()),
             ("TWHEEL_PROBE_OBJECT", self.objects.probe.as_os_str()),
             ("TWHEEL_BENCH_OBJECT", self.objects.bench.as_os_str()),
             ("TWHEEL_PEERS_OBJECT", self.objects.peers.as_os_str()),
-        ]
+        ];
+        for (name, path) in [
+            (fleet_tools::VARIABLE, &self.fleet_tools),
+            (prometheus::VARIABLE, &self.prometheus),
+        ] {
+            env.extend(path.iter().map(|path| (name, path.as_os_str())));
+        }
+        env
     }
 }
 
 /// Builds twheel around a fresh eBPF object, and one test binary if its name is given.
 pub fn build(tests_bin: Option<&str>) -> Result<Built> {
+    build_with(tests_bin, false)
+}
+
+/// The same, with the exporter to Kafka. What it needs to be built is installed.
+pub fn build_with_kafka(tests_bin: Option<&str>) -> Result<Built> {
+    setup::kafka()?;
+    build_with(tests_bin, true)
+}
+
+fn build_with(tests_bin: Option<&str>, has_kafka: bool) -> Result<Built> {
     let built = Built {
         objects: ebpf::objects()?,
         twheel: sh::target("release/twheel"),
+        fleet_tools: None,
+        prometheus: None,
     };
     say!("Building twheel; this usually takes 60 to 90 s the first time.");
     let cargo = |args: &str| {
         let mut cargo = sh::cargo();
         cargo
             .args(["build", "--quiet", "--release"])
-            .args(args.split(' '));
+            .args(args.split(' '))
+            .args(has_kafka.then_some("--features=kafka"));
         cargo.env("TWHEEL_PROBE_OBJECT", &built.objects.probe);
         sh::run(cargo.env("TWHEEL_BPF_OBJECT", &built.objects.twheel))
     };

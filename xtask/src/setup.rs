@@ -71,6 +71,19 @@ pub fn aarch64() -> Result<()> {
     Ok(())
 }
 
+/// Installs what librdkafka needs to be built, for `twheel export kafka`.
+pub fn kafka() -> Result<()> {
+    need(&[
+        ("make", "make", "5 s"),
+        ("g++", "g++", "30 s"),
+        ("pkg-config", "pkg-config", "5 s"),
+    ])?;
+    if !Path::new("/usr/include/openssl/ssl.h").exists() {
+        apt::install(&["libssl-dev"], "10 s")?;
+    }
+    Ok(())
+}
+
 /// Provides what the lab needs: root, `ip` and a bpffs.
 pub fn lab() -> Result<()> {
     sh::require_root()?;

@@ -29,7 +29,7 @@ pub struct Thresholds {
     pub silent: Duration,
     /// The oldest event that has not arrived is older than this.
     pub behind: Duration,
-    /// So many events are lost or were not sent.
+    /// So many numbers of events are missing.
     pub losing: u64,
 }
 
@@ -68,7 +68,8 @@ pub struct Host {
     pub lost: u64,
     /// How many exporters were sending at the same time.
     pub exporters: u64,
-    /// The events that were missing in the history when the exporters read it, as they report.
+    /// The events that the exporters did not find in the history since they began, as they report.
+    /// Those between the first and the last event are also in `lost`.
     pub not_sent: u64,
 }
 
@@ -83,10 +84,7 @@ impl Host {
                 heard.is_none_or(|heard| since(heard) > thresholds.silent),
             ),
             (Trouble::Behind, self.delay > thresholds.behind),
-            (
-                Trouble::Losing,
-                self.lost.saturating_add(self.not_sent) >= thresholds.losing,
-            ),
+            (Trouble::Losing, self.lost >= thresholds.losing),
             (Trouble::TwoExporters, self.exporters > 1),
         ];
         let wrong = wrong.into_iter().filter(|(_, is_wrong)| *is_wrong);
@@ -302,11 +300,6 @@ mod tests {
             },
             &[Trouble::Losing],
         );
-        let not_sent = Host {
-            not_sent: 1,
-            ..good.clone()
-        };
-        check(not_sent, &[Trouble::Losing]);
         let two = Host {
             exporters: 2,
             delay,
