@@ -165,6 +165,14 @@ fn expired_takes_a_time_hosts_a_filter_and_a_limit() -> Result<()> {
     let idle = lines(&|_, ended| ended.reason == Reason::Idle && ended.flow.dst.port() == 443);
     ensure!(!idle.is_empty());
     ensure!(ask(&["reason == idle", "and dport == 443", "--events", ALL])? == idle);
+    let counted = lines(&|_, it| {
+        let sent = it
+            .account
+            .map_or(0, |sides| sides[0].packets + sides[1].packets);
+        sent > 1_000 && !it.flow.stalled
+    });
+    ensure!(!counted.is_empty());
+    ensure!(ask(&["packets > 1000 and not stalled"])? == counted);
     let none: Vec<String> = Vec::new();
     ensure!(ask(&["--host", "' OR 1=1 --"])? == none);
     Ok(())
