@@ -2,7 +2,7 @@
 //! whoever is killed on the way, and however often events are sent.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     process::Stdio,
     sync::atomic::Ordering::Relaxed,
     thread,
@@ -62,6 +62,28 @@ fn asked(network: &Network, args: &[&str]) -> Result<Vec<Value>> {
     text.lines()
         .map(|it| Ok(serde_json::from_str(it)?))
         .collect()
+}
+
+/// Waits until each exporter has told that it is there. (`hosts` says so a minute later: those that
+/// came one after another are not two at a time.)
+fn await_exporters(client: &Client, hosts: &[Host]) -> Result<()> {
+    let mut wanted = BTreeMap::new();
+    for (host, ..) in EXPORTERS {
+        *wanted.entry(hosts[host].name.clone()).or_default() += 1;
+    }
+    let end = Instant::now() + ARRIVE;
+    loop {
+        let mut told = BTreeMap::new();
+        for row in client.rows("SELECT host, uniqExact(exporter) AS n FROM exports GROUP BY host")? {
+            let host = row["host"].as_str().context("no host")?;
+            told.insert(host.to_owned(), row["n"].as_u64().context("no number")?);
+        }
+        if told == wanted {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{told:?}, not {wanted:?}");
+        thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// The ends of each instance, as `twheel fleet expired` prints them; none of them twice.
@@ -139,7 +161,7 @@ fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_historie
     };
     let mut traffic = Traffic::start(&network.hosts, load)?;
 
-    thread::sleep(WHILE);
+    await_exporters(&client, &network.hosts)?;
     // Each of them in turn, in the middle of its work.
     broker.kill()?;
     thread::sleep(WHILE);

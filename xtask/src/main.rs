@@ -60,15 +60,10 @@ enum Task {
         args: Vec<String>,
     },
 
-    /// Run a fleet on this machine: 20 hosts with traffic, a broker, ClickHouse's engine; and ask it
+    /// Run a fleet on this machine: hosts with traffic, a broker, ClickHouse's engine; and ask it
     ///
-    /// All arguments are passed to `twheel-fleet-lab`. It ends by itself after some two minutes, and leaves a page of results.
-    #[command(disable_help_flag = true)]
-    Fleet {
-        /// Arguments, passed on unchanged
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    /// It ends by itself, compares what is in ClickHouse with the hosts' histories, and leaves a page of results.
+    Fleet(fleet::Options),
 
     /// Run all tests, including those that need root, and count them
     Test {
@@ -167,7 +162,7 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Run { args } => run::run(&args),
-        Task::Fleet { args } => fleet::fleet(&args),
+        Task::Fleet(options) => fleet::fleet(&options),
         Task::Test {
             exhaustive,
             faults,

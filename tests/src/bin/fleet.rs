@@ -55,18 +55,18 @@ const QUESTIONS: [&[&str]; 6] = [
     ],
 ];
 
-/// Run a fleet of hosts on this machine, and ask it
+/// What `cargo xtask fleet` asks for.
 #[derive(Parser)]
-#[command(name = "cargo xtask fleet", bin_name = "cargo xtask fleet")]
+#[command(name = "twheel-fleet-lab")]
 struct Options {
-    /// Hosts, each a network namespace with a name of its own
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=200))]
+    /// Hosts
+    #[arg(long)]
     hosts: u16,
     /// Seconds of traffic
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    #[arg(long)]
     seconds: u64,
     /// Connections that each host opens a second
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=200))]
+    #[arg(long)]
     rate: u32,
 }
 

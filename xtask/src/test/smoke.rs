@@ -12,11 +12,12 @@ use super::{
 use crate::{fuzz::Fuzzer, run::Built, sh};
 
 /// The benches, and what may run beside each: nothing, if it fails without the CPUs that it needs.
-const BENCHES: [(&str, Company); 17] = [
+const BENCHES: [(&str, Company); 18] = [
     ("before", Company::Quiet),
     ("cores", Company::None),
     ("expire", Company::None),
     ("exporter", Company::None),
+    ("fleet", Company::Quiet),
     ("idle", Company::Quiet),
     ("insert", Company::Quiet),
     ("inspect", Company::Quiet),

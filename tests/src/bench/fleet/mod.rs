@@ -111,9 +111,9 @@ fn insert(client: &Client, database: &Database, events: u64, each: u64) -> Resul
 /// Reports what the tables take on disk.
 fn stored(report: &mut Report, client: &Client, json: f64) -> Result<()> {
     report.say(&format!(
-        "ClickHouse: {EVENTS} events, merged into one part a day or month (OPTIMIZE … FINAL), bytes on disk an event\n\n\
-         {:<28} {json:>8.1}",
-        "as JSON, not stored"
+        "ClickHouse: {EVENTS} events, merged (OPTIMIZE … FINAL). On disk:\n\n\
+         {:<28} {:>14} {:>12} {:>12}\n{:<28} {json:>14.2}",
+        "", "bytes an event", "bytes", "rows", "as JSON, not stored"
     ));
     for table in TABLES {
         client.run(&format!("OPTIMIZE TABLE twheel.{table} FINAL;\n"))?;
@@ -122,11 +122,13 @@ fn stored(report: &mut Report, client: &Client, json: f64) -> Result<()> {
              WHERE database = 'twheel' AND table = '{table}' AND active"
         );
         let rows = client.rows(&sql)?;
-        let bytes = rows[0]["bytes"].as_f64().context("no bytes")? / EVENTS as f64;
-        ensure!(bytes > 0.0, "{table} is empty");
-        report.say(&format!("{table:<28} {bytes:>8.1}"));
+        let number = |key: &str| rows[0][key].as_u64().context("no number");
+        let (all, rows) = (number("bytes")?, number("rows")?);
+        ensure!(rows > 0, "{table} is empty");
+        let bytes = all as f64 / EVENTS as f64;
+        report.say(&format!("{table:<28} {bytes:>14.2} {all:>12} {rows:>12}"));
         report.object(&json!({
-            "bench": "fleet", "variant": table, "n": EVENTS, "bytes_each": bytes, "rows": rows[0]["rows"],
+            "bench": "fleet", "variant": table, "n": EVENTS, "bytes_each": bytes, "rows": rows,
         }));
     }
     Ok(())
