@@ -8,6 +8,7 @@
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
 //! | What answers a fleet's queries? | [`engine`] |
+//! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
@@ -18,6 +19,8 @@
 use std::io::Write;
 
 pub mod attached;
+pub mod broker;
+pub mod clickhouse_server;
 pub mod ctnetlink;
 pub mod devices;
 pub mod directory;
@@ -36,6 +39,7 @@ pub mod recorded;
 mod relay;
 pub mod running;
 pub mod schema;
+pub mod sending;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;

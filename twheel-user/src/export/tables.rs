@@ -19,8 +19,6 @@ use crate::{
     history::Position,
 };
 
-/// The version of the tables that lines are inserted into.
-pub const VERSION: u32 = 2;
 /// A batch is inserted when it has so many bytes,
 const BATCH: usize = 8 << 20;
 /// or is so old.

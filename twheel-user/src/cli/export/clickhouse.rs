@@ -8,10 +8,8 @@ use clap::Args;
 use super::{Kinds, Source};
 use crate::{
     cli::clickhouse::ClickHouse,
-    export::{
-        json::Lines,
-        tables::{Tables, VERSION},
-    },
+    export::{json::Lines, tables::Tables},
+    fleet::schema::VERSION,
 };
 
 /// Send events to the tables of a ClickHouse server

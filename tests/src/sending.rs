@@ -1,0 +1,220 @@
+//! A host whose flows end soon, and whose history exporters send.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    ops::Range,
+    os::unix::fs::symlink,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{
+    directory::Directory,
+    netns::PATIENCE,
+    pair::{Pair, SERVER},
+    running::{Twheel, twheel_bin},
+};
+
+/// A host, its running twheel and its history.
+pub struct Sending {
+    /// The host is the server of this pair.
+    pub pair: Pair,
+    /// The history, and files of the test.
+    pub history: Directory,
+    twheel: Option<Twheel>,
+    begun: u32,
+}
+
+/// Which event: of which instance, and its number there.
+pub type Which = (String, u64);
+
+impl Sending {
+    /// Starts a twheel with timeouts of 300 ms.
+    pub fn start(name: &str) -> Result<Self> {
+        let history = Directory::new(name)?;
+        let pair = Pair::new()?;
+        let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--accounting"];
+        args.extend(["--history", history.path(), "--history-size", "1GiB"]);
+        args.extend(["--max-flows", "400000"]);
+        let twheel = Twheel::start_muted(&pair.server, &args)?;
+        // Exporters run outside of the host's network namespace, where the servers are: there the
+        // history has the name of an interface outside.
+        let here = twheel::netns::lasting_name(twheel::pins::namespace()?);
+        let outside = history.0.join("outside");
+        std::fs::create_dir(&outside)?;
+        symlink(
+            history.0.join(pair.server.history(SERVER)),
+            outside.join(format!("{SERVER}@{here}")),
+        )?;
+        Ok(Self {
+            pair,
+            history,
+            twheel: Some(twheel),
+            begun: 0,
+        })
+    }
+
+    /// Begins more flows.
+    pub fn begin(&mut self, flows: u32) -> Result<()> {
+        let these: Range<u32> = self.begun..self.begun + flows;
+        self.begun += flows;
+        self.pair.server.begin_these(SERVER, these)
+    }
+
+    /// Waits until all flows have ended, ends the run, and returns the lines of the history.
+    pub fn end(&mut self) -> Result<BTreeMap<Which, String>> {
+        let end = Instant::now() + PATIENCE;
+        let told = loop {
+            let told = self.told()?;
+            let ends = told.values().filter(|it| it.contains("\"event\":\"end\""));
+            let ends = ends.count();
+            if ends == self.begun as usize {
+                break told;
+            }
+            ensure!(Instant::now() < end, "{ends} of {} flows ended", self.begun);
+            thread::sleep(Duration::from_millis(100));
+        };
+        if let Some(twheel) = self.twheel.take() {
+            twheel.kill()?;
+        }
+        Ok(told)
+    }
+
+    /// What the history has: each event that an exporter sends.
+    pub fn told(&self) -> Result<BTreeMap<Which, String>> {
+        let args = [
+            "expired",
+            "--json",
+            "--events",
+            "begin,update,end,rto,reap,run",
+        ];
+        let args = [
+            &args[..],
+            &["--iface", SERVER, "--history", self.history.path()],
+        ]
+        .concat();
+        let ended = self.pair.server.twheel_once(&args)?;
+        ensure!(ended.code() == Some(0), "{ended:?}");
+        let lines = ended.lines.into_iter().map(|line| line.text);
+        lines.map(|line| Ok((which(&line)?, line))).collect()
+    }
+
+    /// An exporter, which keeps its position in a file of this name and says what is wrong in another
+    /// one. It is outside of the host's network namespace.
+    pub fn exporter(&self, name: &str, args: &[&str]) -> Result<Exporter> {
+        let mut command = Command::new(twheel_bin()?);
+        let said = self.history.file(&format!("{name}.said"));
+        let state = self.history.file(name);
+        command.arg("export").args(args);
+        let history = self.history.file("outside");
+        command.args(["--iface", SERVER, "--history", &history, "--state", &state]);
+        let file = File::options().create(true).append(true).open(&said)?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file);
+        Ok(Exporter {
+            child: command.spawn().context("cannot start an exporter")?,
+            said,
+        })
+    }
+}
+
+/// An exporter that runs; killed when this is dropped.
+pub struct Exporter {
+    child: Child,
+    said: String,
+}
+
+impl Exporter {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said so far, and those before it with the same name.
+    pub fn said(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(&self.said)?)
+    }
+
+    /// Waits until it has said this, and returns all that it has said.
+    pub fn says(&mut self, what: &str) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let said = self.said()?;
+            if said.contains(what) {
+                return Ok(said);
+            }
+            if let Some(status) = self.child.try_wait()? {
+                anyhow::bail!("it has ended ({status}) and said: {said}");
+            }
+            ensure!(Instant::now() < end, "no {what:?} in: {said}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Kills it.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Waits until it ends by itself, and returns its exit code.
+    pub fn code(mut self) -> Result<Option<i32>> {
+        let status = crate::running::wait_within(&mut self.child, 2 * PATIENCE)?;
+        Ok(status.context("it does not end")?.code())
+    }
+
+    /// The memory that it has touched and not given back, in bytes.
+    pub fn memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
+        let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB");
+        Ok(1024 * kib.parse::<u64>()?)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An event's instance and number.
+pub fn which(line: &str) -> Result<Which> {
+    let event: Value = serde_json::from_str(line).with_context(|| format!("no JSON: {line}"))?;
+    let instance = event["instance"].as_str().context("no instance")?;
+    let number = event["seq"].as_u64().context("no seq")?;
+    Ok((instance.to_owned(), number))
+}
+
+/// The events among these lines, the lines that exporters write of themselves, and how many events
+/// came twice.
+pub fn sort(lines: &[String]) -> Result<(BTreeMap<Which, String>, Vec<Value>, usize)> {
+    let (mut events, mut exports, mut twice) = (BTreeMap::new(), Vec::new(), 0);
+    for line in lines {
+        if line.starts_with("{\"schema\":1,\"event\":\"export\"") {
+            exports.push(serde_json::from_str(line)?);
+        } else if let Some(before) = events.insert(which(line)?, line.clone()) {
+            ensure!(
+                before == *line,
+                "two events with one number: {before} {line}"
+            );
+            twice += 1;
+        }
+    }
+    Ok((events, exports, twice))
+}
+
+/// The exporters of these lines.
+pub fn exporters(exports: &[Value]) -> BTreeSet<String> {
+    let name = |line: &Value| line["exporter"].as_str().map(str::to_owned);
+    exports.iter().filter_map(name).collect()
+}
