@@ -74,7 +74,9 @@ fn await_exporters(client: &Client, hosts: &[Host]) -> Result<()> {
     let end = Instant::now() + ARRIVE;
     loop {
         let mut told = BTreeMap::new();
-        for row in client.rows("SELECT host, uniqExact(exporter) AS n FROM exports GROUP BY host")? {
+        for row in
+            client.rows("SELECT host, uniqExact(exporter) AS n FROM exports GROUP BY host")?
+        {
             let host = row["host"].as_str().context("no host")?;
             told.insert(host.to_owned(), row["n"].as_u64().context("no number")?);
         }

@@ -8,10 +8,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    dashboards,
+    dashboards, setup,
     sh::{self, say},
 };
 
+/// The packages that are built for the host, with the exporter to Kafka.
+const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
 /// Files that may have more lines, and why: they are tables of data.
@@ -28,15 +30,18 @@ pub fn lint() -> Result<()> {
                 .env("RUSTDOCFLAGS", "-Dwarnings"),
         )
     };
+    setup::kafka()?;
     sources()?;
     dashboards::check()?;
     cargo("fmt --all --check")?;
     // Uses clippy.toml, which limits the parameters of a function.
-    cargo("clippy --quiet --workspace --exclude twheel-ebpf --all-targets -- -Dwarnings")?;
+    cargo(&format!("clippy --quiet {HOST} --all-targets -- -Dwarnings"))?;
+    // The program without the exporter to Kafka, which is the default.
+    cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
     // Apart from the host crates, with which it would share features. For the host target, since
     // the compiler for the BPF target may lack clippy; the code is the same.
     cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
-    cargo("doc --quiet --workspace --exclude twheel-ebpf --no-deps")
+    cargo(&format!("doc --quiet {HOST} --no-deps"))
 }
 
 /// Fails if a source file is too long, or if the documentation of a crate's root does not name all

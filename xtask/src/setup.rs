@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 
 use crate::{
-    apt, ebpf,
+    apt, ebpf, fleet_tools, prometheus,
     sh::{self, say},
 };
 
@@ -13,6 +13,9 @@ use crate::{
 pub fn setup() -> Result<()> {
     ebpf::objects()?;
     tests()?;
+    kafka()?;
+    fleet_tools::install();
+    prometheus::install();
     say!("Ready.");
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
-    process::{Child, Stdio},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -120,6 +120,36 @@ impl Drop for Prometheus<'_> {
 /// A text as part of an address.
 fn encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// The rules in `dist/prometheus`.
+fn rules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/prometheus/twheel-fleet.rules.yml")
+}
+
+#[test]
+fn each_alert_is_a_rule_over_metrics_that_are_served() -> Result<()> {
+    let Some(prometheus) = prometheus() else {
+        skipped("no prometheus: `cargo xtask test` gets it");
+        return Ok(());
+    };
+    let promtool = prometheus.with_file_name("promtool");
+    let mut check = Command::new(&promtool);
+    let output = check.args(["check", "rules"]).arg(rules()).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout)?;
+    ensure!(said.contains("5 rules found"), "{said}");
+    // The tests of the metrics compare this document with what is served.
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let document = fs::read_to_string(document)?;
+    let text = fs::read_to_string(rules())?;
+    let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+    let metrics: Vec<_> = words.filter(|it| it.starts_with("twheel_")).collect();
+    ensure!(metrics.len() >= 7, "{metrics:?}");
+    for metric in metrics {
+        ensure!(document.contains(metric), "{metric} is not served");
+    }
+    Ok(())
 }
 
 #[test]
