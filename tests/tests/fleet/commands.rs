@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::TcpListener,
     time::{Duration, SystemTime},
 };
 
@@ -14,14 +13,11 @@ use twheel::{
     output::text::Text,
 };
 use twheel_common::event::Reason;
-use twheel_tests::{
-    engine::Engine,
-    running::{once, twheel_bin},
-};
+use twheel_tests::engine::Engine;
 
 use super::{
     events::{Maker, end, line, micros},
-    printed,
+    number, printed, text,
 };
 
 const MINUTE: u64 = 60;
@@ -95,14 +91,6 @@ impl Fleet {
         let parse = |line: &String| serde_json::from_str(line).context("no JSON");
         lines.iter().map(parse).collect()
     }
-}
-
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
-    value[name].as_str().unwrap_or_default()
-}
-
-fn number(value: &Value, name: &str) -> u64 {
-    value[name].as_u64().unwrap_or(u64::MAX)
 }
 
 fn is_close(value: &Value, name: &str, expected: f64) -> bool {
@@ -427,201 +415,6 @@ fn leaks_are_compared_with_the_time_before() -> Result<()> {
                 );
             }
         }
-    }
-    Ok(())
-}
-
-/// A `run` event; these are the shortest ones.
-fn run_event(host: &str, seq: u64, time: SystemTime) -> String {
-    let time = humantime::format_rfc3339_micros(time);
-    format!(
-        r#"{{"schema":1,"event":"run","time":"{time}","host":"{host}","instance":"eth0@host.5","seq":{seq},"what":"lost","lost":1}}"#
-    ) + "\n"
-}
-
-fn export(host: &str, exporter: &str, time: SystemTime, [behind_us, not_sent]: [u64; 2]) -> String {
-    let time = humantime::format_rfc3339_micros(time);
-    format!(
-        r#"{{"schema":1,"event":"export","time":"{time}","host":"{host}","instance":"eth0@host.5","exporter":"{exporter}","behind_us":{behind_us},"not_sent":{not_sent}}}"#
-    ) + "\n"
-}
-
-#[test]
-fn hosts_that_are_silent_behind_or_losing_are_told_from_those_that_are_idle() -> Result<()> {
-    let Some(engine) = Engine::with_schema()? else {
-        return Ok(());
-    };
-    let now = SystemTime::now();
-    let ago = |minutes: u64| now - Duration::from_secs(minutes * MINUTE);
-    let (mut events, mut exports) = (String::new(), String::new());
-    let mut run = |host: &str, seqs: &[u64], minutes: u64| {
-        for seq in seqs {
-            events += &run_event(host, *seq, ago(minutes) + Duration::from_millis(*seq));
-        }
-    };
-    // Events of which the first are late in their order, and came before the time asked for.
-    run("ok", &[5, 7], 31);
-    run("ok", &[6, 8, 9, 10], 20);
-    run("ok", &[11], 1);
-    run("idle", &[1, 2], 25);
-    run("silent", &[1, 2], 10);
-    run("losing", &[1, 2, 5, 6, 4_294_967_301], 1);
-    run("behind", &[1], 1);
-    run("twice", &[1], 1);
-    run("again", &[1], 1);
-    run("late", &[1], 3);
-    run("old", &[1], 45);
-    let mut export = |host: &str, exporter: &str, minutes: &[u64], told: [u64; 2]| {
-        for minute in minutes {
-            exports += &export(host, exporter, ago(*minute), told);
-        }
-    };
-    export("ok", "a", &[20, 10, 1, 0], [0, 0]);
-    export("idle", "a", &[25, 10, 1, 0], [0, 0]);
-    export("silent", "a", &[12, 10], [0, 0]);
-    export("losing", "a", &[2, 1, 0], [0, 3]);
-    export("behind", "a", &[2, 1, 0], [61_000_000, 0]);
-    export("twice", "a", &[5, 3, 1], [0, 0]);
-    export("twice", "b", &[4, 2, 0], [0, 1]);
-    export("again", "a", &[9, 8, 7], [0, 2]);
-    export("again", "b", &[5, 4, 0], [0, 3]);
-    export("lone", "a", &[1, 0], [5, 0]);
-    let server = engine.server("twheel")?;
-    for _ in 0..3 {
-        server.insert("events", events.clone().into())?;
-        server.insert("exports", exports.clone().into())?;
-    }
-    let lines = printed(&engine, &["fleet", "hosts", "--since", "30m", "--json"])?;
-    let mut found = BTreeMap::new();
-    for line in &lines {
-        let value: Value = serde_json::from_str(line)?;
-        found.insert(text(&value, "host").to_owned(), value);
-    }
-    // Events, lost, exporters, not sent, status. `late` has no exporter: its events tell its delay.
-    type Expected = ([u64; 4], &'static [&'static str]);
-    let expected: [(&str, Expected); 9] = [
-        ("again", ([1, 0, 1, 5], &["ok"])),
-        ("behind", ([1, 0, 1, 0], &["behind"])),
-        ("idle", ([2, 0, 1, 0], &["ok"])),
-        ("late", ([1, 0, 0, 0], &["behind"])),
-        ("lone", ([0, 0, 1, 0], &["ok"])),
-        ("losing", ([5, 4_294_967_296, 1, 3], &["losing"])),
-        ("ok", ([5, 0, 1, 0], &["ok"])),
-        ("silent", ([2, 0, 1, 0], &["silent"])),
-        ("twice", ([1, 0, 2, 1], &["two_exporters"])),
-    ];
-    let names: Vec<_> = found.keys().map(String::as_str).collect();
-    ensure!(names == expected.map(|(host, _)| host), "{names:?}");
-    for (host, (numbers, status)) in expected {
-        let value = &found[host];
-        let are = ["events", "lost", "exporters", "not_sent"].map(|name| number(value, name));
-        ensure!(are == numbers, "{value}");
-        let are: Vec<_> = value["status"].as_array().into_iter().flatten().collect();
-        ensure!(are == status, "{value}");
-    }
-    let delay = |host: &str| number(&found[host], "delay_us") / 1_000_000;
-    ensure!(delay("behind") == 61 && delay("ok") == 0, "{found:?}");
-    ensure!((180..300).contains(&delay("late")), "{found:?}");
-    let last = humantime::parse_rfc3339(text(&found["ok"], "last"))?;
-    let expected = micros(ago(1) + Duration::from_millis(11));
-    ensure!(micros(last) == expected, "{found:?}");
-    ensure!(found["lone"].get("last").is_none(), "{found:?}");
-    let alive = humantime::parse_rfc3339(text(&found["silent"], "alive"))?;
-    ensure!(micros(alive) == micros(ago(10)), "{found:?}");
-
-    let table = printed(&engine, &["fleet", "hosts", "--since", "30m"])?;
-    ensure!(
-        table.len() == 10 && table[0].starts_with("HOST"),
-        "{table:?}"
-    );
-    let twice = table.last().context("no table")?;
-    ensure!(
-        twice.starts_with("twice ") && twice.ends_with("  two exporters"),
-        "{twice}"
-    );
-    let args = [
-        "fleet", "hosts", "--since", "30m", "--bad", "--silent", "1h", "--behind", "1h",
-    ];
-    let bad = printed(&engine, &[&args[..], &["--losing", "4294967296"]].concat())?;
-    ensure!(bad.len() == 3, "{bad:?}");
-    let bad = printed(&engine, &[&args[..], &["--losing", "4294967297"]].concat())?;
-    ensure!(bad.len() == 2, "{bad:?}");
-    let one = printed(
-        &engine,
-        &["fleet", "hosts", "--since", "30m", "--host", "idle"],
-    )?;
-    ensure!(one.len() == 2 && one[1].ends_with("  ok"), "{one:?}");
-    Ok(())
-}
-
-#[test]
-fn what_is_wrong_is_told_in_a_sentence() -> Result<()> {
-    let refused = |command: std::process::Command, code: i32| -> Result<String> {
-        let ended = once(command)?;
-        ensure!(ended.code() == Some(code), "{ended:?}");
-        ensure!(ended.lines.is_empty(), "{ended:?}");
-        Ok(ended.stderr)
-    };
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let url = format!("http://{}", listener.local_addr()?);
-    drop(listener);
-    for command in ["expired", "talkers", "reasons", "hosts", "leaks"] {
-        let mut twheel = std::process::Command::new(twheel_bin()?);
-        twheel.args(["fleet", command, "--url", &url]);
-        let error = refused(twheel, 1)?;
-        ensure!(
-            error.starts_with("twheel: cannot reach ClickHouse at"),
-            "{error}"
-        );
-        ensure!(error.lines().count() == 1, "{error}");
-    }
-    // A filter is checked before a server is asked.
-    for command in ["expired", "talkers", "reasons", "leaks"] {
-        for (filter, column, why) in [
-            ("dport = 443 and dprt = 3", 17, "unknown field `dprt`"),
-            ("cpu == 1", 1, "is known only of flows in the table"),
-            ("not expires > 1s", 5, "is known only of flows in the table"),
-            ("dport == 65536", 10, "is not a number from 0 to 65535"),
-        ] {
-            let mut twheel = std::process::Command::new(twheel_bin()?);
-            twheel.args(["fleet", command, filter, "--url", &url]);
-            let error = refused(twheel, 2)?;
-            ensure!(
-                error.contains(&format!("filter, column {column}: ")),
-                "{error}"
-            );
-            ensure!(error.contains(why), "{error}");
-            let mark = error.lines().nth(2).context("no mark")?;
-            ensure!(mark == format!("{}^", " ".repeat(column + 1)), "{error}");
-        }
-    }
-    let Some(engine) = Engine::start()? else {
-        return Ok(());
-    };
-    let error = refused(engine.twheel(&["fleet", "leaks"])?, 1)?;
-    ensure!(
-        error.contains("set it up with `twheel fleet schema"),
-        "{error}"
-    );
-    let Some(engine) = Engine::with_login(Some(("me", "secret")))? else {
-        return Ok(());
-    };
-    let error = refused(engine.twheel(&["fleet", "leaks", "--user", "you"])?, 1)?;
-    ensure!(
-        error.contains("refuses the user you or the password"),
-        "{error}"
-    );
-    for (args, what) in [
-        (vec!["schema", "--keep", "12h"], "whole days"),
-        (vec!["schema", "--kafka-topic", "t"], "--kafka-brokers"),
-        (vec!["schema", "--kafka-group", "g"], "--kafka-brokers"),
-        (vec!["talkers", "--by", "state"], "possible values"),
-        (vec!["leaks", "--since", "often"], "--since"),
-    ] {
-        let mut twheel = std::process::Command::new(twheel_bin()?);
-        twheel.arg("fleet").args(args);
-        let error = refused(twheel, 2)?;
-        ensure!(error.contains(what), "{error}");
     }
     Ok(())
 }

@@ -109,7 +109,7 @@ fn any_of(conditions: &[String]) -> String {
 /// Whole microseconds, rounded down, and whether that is all.
 fn in_micros(duration: Duration) -> (u128, bool) {
     let nanos = duration.as_nanos();
-    (nanos / 1000, nanos % 1000 == 0)
+    (nanos / 1000, nanos.is_multiple_of(1000))
 }
 
 /// Microseconds since 1970.
