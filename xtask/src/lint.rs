@@ -35,7 +35,9 @@ pub fn lint() -> Result<()> {
     dashboards::check()?;
     cargo("fmt --all --check")?;
     // Uses clippy.toml, which limits the parameters of a function.
-    cargo(&format!("clippy --quiet {HOST} --all-targets -- -Dwarnings"))?;
+    cargo(&format!(
+        "clippy --quiet {HOST} --all-targets -- -Dwarnings"
+    ))?;
     // The program without the exporter to Kafka, which is the default.
     cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
     // Apart from the host crates, with which it would share features. For the host target, since
