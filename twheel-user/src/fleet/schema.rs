@@ -506,7 +506,7 @@ mod tests {
         ] {
             assert!(script.contains(quoted), "{quoted}");
         }
-        for bare in ["a`b", "c`d", "it's", "'back\\slash'"] {
+        for bare in ["`a`b", "`c`d", "it's", "'back\\slash'"] {
             assert!(!script.contains(bare), "{bare}");
         }
     }
