@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     directory::Directory,
-    netns::PATIENCE,
+    netns::{Namespace, PATIENCE},
     pair::{Pair, SERVER},
     running::{Twheel, twheel_bin},
 };
@@ -42,15 +42,7 @@ impl Sending {
         args.extend(["--history", history.path(), "--history-size", "1GiB"]);
         args.extend(["--max-flows", "400000"]);
         let twheel = Twheel::start_muted(&pair.server, &args)?;
-        // Exporters run outside of the host's network namespace, where the servers are: there the
-        // history has the name of an interface outside.
-        let here = twheel::netns::lasting_name(twheel::pins::namespace()?);
-        let outside = history.0.join("outside");
-        std::fs::create_dir(&outside)?;
-        symlink(
-            history.0.join(pair.server.history(SERVER)),
-            outside.join(format!("{SERVER}@{here}")),
-        )?;
+        outside(&history, &pair.server)?;
         Ok(Self {
             pair,
             history,
@@ -123,6 +115,19 @@ impl Sending {
             said,
         })
     }
+}
+
+/// Makes a directory in which a process outside of a host's network namespace, where servers are, finds
+/// the history of this interface of the host. Returns its path.
+pub fn outside(history: &Directory, host: &Namespace) -> Result<String> {
+    let here = twheel::netns::lasting_name(twheel::pins::namespace()?);
+    let outside = history.file("outside");
+    std::fs::create_dir(&outside)?;
+    symlink(
+        history.0.join(host.history(SERVER)),
+        format!("{outside}/{SERVER}@{here}"),
+    )?;
+    Ok(outside)
 }
 
 /// An exporter that runs; killed when this is dropped.

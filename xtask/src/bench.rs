@@ -24,6 +24,6 @@ pub fn bench(args: &[String]) -> Result<()> {
         return sh::exec(bench.args(args));
     }
     setup::benches()?;
-    let built = run::build(Some("twheel-bench"))?;
+    let built = run::build_whole(Some("twheel-bench"))?;
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

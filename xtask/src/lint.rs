@@ -7,10 +7,15 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::sh::{self, say};
+use crate::{
+    setup,
+    sh::{self, say},
+};
 
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
+/// The packages that are built for the host, with all that is optional.
+const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 /// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
@@ -26,13 +31,18 @@ pub fn lint() -> Result<()> {
         )
     };
     sources()?;
+    setup::kafka()?;
     cargo("fmt --all --check")?;
     // Uses clippy.toml, which limits the parameters of a function.
-    cargo("clippy --quiet --workspace --exclude twheel-ebpf --all-targets -- -Dwarnings")?;
+    cargo(&format!(
+        "clippy --quiet {HOST} --all-targets -- -Dwarnings"
+    ))?;
+    // What is left without the export to Kafka.
+    cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
     // Apart from the host crates, with which it would share features. For the host target, since
     // the compiler for the BPF target may lack clippy; the code is the same.
     cargo("clippy --quiet -p twheel-ebpf -- -Dwarnings")?;
-    cargo("doc --quiet --workspace --exclude twheel-ebpf --no-deps")
+    cargo(&format!("doc --quiet {HOST} --no-deps"))
 }
 
 /// Fails if a source file is too long, or if the documentation of a crate's root does not name all

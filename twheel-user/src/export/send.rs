@@ -17,7 +17,7 @@ use crate::history::HistoryReader;
 const FLUSH: usize = 64 << 10;
 /// How often the position is kept.
 const KEEP: Duration = Duration::from_secs(1);
-/// How often to look whether everything has arrived, if the export then ends.
+/// How often to look whether everything has arrived.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How often an export tells that it is alive.
 const ALIVE: Duration = Duration::from_secs(60);
@@ -147,10 +147,11 @@ impl Export<'_> {
                 }
             }
             if is_end {
-                if self.once && sink.is_settled() {
+                let is_settled = sink.is_settled();
+                if self.once && is_settled {
                     return Ok(Sent::All);
                 }
-                follow.wait_for(if self.once { SETTLE } else { KEEP })?;
+                follow.wait_for(if is_settled { KEEP } else { SETTLE })?;
             }
         }
     }

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The packages that are built for the host.
-const HOST: &str = "--workspace --exclude twheel-ebpf";
+const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 
 /// What may run beside tests that measure time, measure the machine or change it, and why. An entry
 /// applies to the named tests of a binary; or, if it names none, to all tests that no other entry
@@ -399,7 +399,7 @@ impl Sum {
 /// Builds the test binaries, runs them, in parallel where possible, and counts.
 pub fn test(which: Which, args: &[String]) -> Result<()> {
     setup::tests()?;
-    let built = run::build(None)?;
+    let built = run::build_whole(None)?;
     let mut sum = Sum::default();
     let (mut jobs, mut programs) = (Vec::new(), Vec::new());
     say!("Building the tests; this usually takes 2 to 4 min the first time.");
