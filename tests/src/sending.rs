@@ -36,10 +36,15 @@ pub type Which = (String, u64);
 impl Sending {
     /// Starts a twheel with timeouts of 300 ms.
     pub fn start(name: &str) -> Result<Self> {
+        Self::start_with(name, "1GiB")
+    }
+
+    /// The same, with a history of this size.
+    pub fn start_with(name: &str, size: &str) -> Result<Self> {
         let history = Directory::new(name)?;
         let pair = Pair::new()?;
         let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--accounting"];
-        args.extend(["--history", history.path(), "--history-size", "1GiB"]);
+        args.extend(["--history", history.path(), "--history-size", size]);
         args.extend(["--max-flows", "400000"]);
         let twheel = Twheel::start_muted(&pair.server, &args)?;
         outside(&history, &pair.server)?;
@@ -75,6 +80,18 @@ impl Sending {
             twheel.kill()?;
         }
         Ok(told)
+    }
+
+    /// Waits until all flows have ended, whatever the history still has of them.
+    pub fn expire(&self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while self.pair.server.counter("expired")? < u64::from(self.begun) {
+            ensure!(Instant::now() < end, "the flows do not expire");
+            thread::sleep(Duration::from_millis(100));
+        }
+        // The history is written a moment later.
+        thread::sleep(Duration::from_secs(1));
+        Ok(())
     }
 
     /// What the history has: each event that an exporter sends.
