@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     directory::Directory,
-    netns::PATIENCE,
+    netns::{Namespace, PATIENCE},
     pair::{Pair, SERVER},
     running::{Twheel, twheel_bin},
 };
@@ -36,21 +36,18 @@ pub type Which = (String, u64);
 impl Sending {
     /// Starts a twheel with timeouts of 300 ms.
     pub fn start(name: &str) -> Result<Self> {
+        Self::start_with(name, "1GiB")
+    }
+
+    /// The same, with a history of this size.
+    pub fn start_with(name: &str, size: &str) -> Result<Self> {
         let history = Directory::new(name)?;
         let pair = Pair::new()?;
         let mut args = vec!["--iface", SERVER, "--timeout", "300ms", "--accounting"];
-        args.extend(["--history", history.path(), "--history-size", "1GiB"]);
+        args.extend(["--history", history.path(), "--history-size", size]);
         args.extend(["--max-flows", "400000"]);
         let twheel = Twheel::start_muted(&pair.server, &args)?;
-        // Exporters run outside of the host's network namespace, where the servers are: there the
-        // history has the name of an interface outside.
-        let here = twheel::netns::lasting_name(twheel::pins::namespace()?);
-        let outside = history.0.join("outside");
-        std::fs::create_dir(&outside)?;
-        symlink(
-            history.0.join(pair.server.history(SERVER)),
-            outside.join(format!("{SERVER}@{here}")),
-        )?;
+        outside(&history, &pair.server)?;
         Ok(Self {
             pair,
             history,
@@ -83,6 +80,18 @@ impl Sending {
             twheel.kill()?;
         }
         Ok(told)
+    }
+
+    /// Waits until all flows have ended, whatever the history still has of them.
+    pub fn expire(&self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while self.pair.server.counter("expired")? < u64::from(self.begun) {
+            ensure!(Instant::now() < end, "the flows do not expire");
+            thread::sleep(Duration::from_millis(100));
+        }
+        // The history is written a moment later.
+        thread::sleep(Duration::from_secs(1));
+        Ok(())
     }
 
     /// What the history has: each event that an exporter sends.
@@ -123,6 +132,19 @@ impl Sending {
             said,
         })
     }
+}
+
+/// Makes a directory in which a process outside of a host's network namespace, where servers are, finds
+/// the history of this interface of the host. Returns its path.
+pub fn outside(history: &Directory, host: &Namespace) -> Result<String> {
+    let here = twheel::netns::lasting_name(twheel::pins::namespace()?);
+    let outside = history.file("outside");
+    std::fs::create_dir(&outside)?;
+    symlink(
+        history.0.join(host.history(SERVER)),
+        format!("{outside}/{SERVER}@{here}"),
+    )?;
+    Ok(outside)
 }
 
 /// An exporter that runs; killed when this is dropped.

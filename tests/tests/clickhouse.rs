@@ -322,3 +322,48 @@ fn memory_is_bounded_while_the_server_is_away() -> Result<()> {
     has(&server, &parsed(told.values())?)?;
     exporter.kill()
 }
+
+/// The history turns over while the server is away: all that is left arrives, and what is missing is
+/// told.
+#[test]
+fn what_the_history_dropped_while_the_server_was_away_is_counted() -> Result<()> {
+    require_root();
+    let Some(mut server) = ClickHouse::start(&Setup::default())? else {
+        return Ok(());
+    };
+    let least = twheel::history::LEAST_BYTES.to_string();
+    let mut sending = Sending::start_with("clickhouse-gone", &least)?;
+    let mut exporter = export(&sending, "state", &server.url(), &[])?;
+    sending.begin(500)?;
+    until(&server, 500)?;
+    server.kill();
+    // Eight segments of a thousand events each.
+    for _ in 0..10 {
+        sending.begin(2_000)?;
+        sending.expire()?;
+    }
+    server.again()?;
+    exporter.says("segments of the history were removed before they were sent")?;
+    let end = Instant::now() + PATIENCE;
+    let told = loop {
+        let told = server.number("SELECT max(not_sent) FROM twheel.exports")?;
+        if told > 0 {
+            break told;
+        }
+        ensure!(Instant::now() < end, "nothing is told");
+        thread::sleep(Duration::from_millis(100));
+    };
+    let left = sending.told()?;
+    ensure!(left.len() > 5_000, "{}", left.len());
+    let last = left.keys().map(|it| it.1).max().context("no event")?;
+    let sql = format!("SELECT count() FROM twheel.events FINAL WHERE seq <= {last}");
+    let newest = format!("SELECT count() FROM twheel.events WHERE seq = {last}");
+    while server.number(&newest)? == 0 {
+        ensure!(Instant::now() < end, "the last event does not arrive");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let missing = last - server.number(&sql)?;
+    println!("{missing} events are missing, and {told} are told");
+    assert_eq!(told, missing);
+    exporter.kill()
+}

@@ -24,13 +24,9 @@ pub fn bench(args: &[String]) -> Result<()> {
         return sh::exec(bench.args(args));
     }
     setup::benches()?;
-    let is_fleet = args.iter().any(|arg| arg == "fleet");
-    let built = match is_fleet {
-        true => run::Built {
-            fleet_tools: fleet_tools::install(),
-            ..run::build_with_kafka(Some("twheel-bench"))?
-        },
-        false => run::build(Some("twheel-bench"))?,
-    };
+    let mut built = run::build_whole(Some("twheel-bench"))?;
+    if args.iter().any(|arg| arg == "fleet") {
+        built.fleet_tools = fleet_tools::install();
+    }
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

@@ -34,7 +34,7 @@ pub fn fleet(options: &Options) -> Result<()> {
     let tools = tools.context("a fleet needs ClickHouse's engine and a broker")?;
     let built = run::Built {
         fleet_tools: Some(tools),
-        ..run::build_with_kafka(Some(LAB))?
+        ..run::build_whole(Some(LAB))?
     };
     let directory = sh::target("fleet");
     let mut env = built.env();

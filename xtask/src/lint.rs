@@ -12,10 +12,10 @@ use crate::{
     sh::{self, say},
 };
 
-/// The packages that are built for the host, with the exporter to Kafka.
-const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 /// Most lines in a source file.
 const MOST_LINES: usize = 600;
+/// The packages that are built for the host, with all that is optional.
+const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 /// Files that may have more lines, and why: they are tables of data.
 const TABLES: &[(&str, &str)] = &[];
 
@@ -30,15 +30,15 @@ pub fn lint() -> Result<()> {
                 .env("RUSTDOCFLAGS", "-Dwarnings"),
         )
     };
-    setup::kafka()?;
     sources()?;
     dashboards::check()?;
+    setup::kafka()?;
     cargo("fmt --all --check")?;
     // Uses clippy.toml, which limits the parameters of a function.
     cargo(&format!(
         "clippy --quiet {HOST} --all-targets -- -Dwarnings"
     ))?;
-    // The program without the exporter to Kafka, which is the default.
+    // What is left without the export to Kafka.
     cargo("clippy --quiet -p twheel-user -- -Dwarnings")?;
     // Apart from the host crates, with which it would share features. For the host target, since
     // the compiler for the BPF target may lack clippy; the code is the same.

@@ -44,16 +44,16 @@ impl Built {
 
 /// Builds twheel around a fresh eBPF object, and one test binary if its name is given.
 pub fn build(tests_bin: Option<&str>) -> Result<Built> {
-    build_with(tests_bin, false)
+    build_with(tests_bin, "")
 }
 
-/// The same, with the exporter to Kafka. What it needs to be built is installed.
-pub fn build_with_kafka(tests_bin: Option<&str>) -> Result<Built> {
+/// The same, with the export to Kafka; installs what that takes.
+pub fn build_whole(tests_bin: Option<&str>) -> Result<Built> {
     setup::kafka()?;
-    build_with(tests_bin, true)
+    build_with(tests_bin, " --features kafka")
 }
 
-fn build_with(tests_bin: Option<&str>, has_kafka: bool) -> Result<Built> {
+fn build_with(tests_bin: Option<&str>, features: &str) -> Result<Built> {
     let built = Built {
         objects: ebpf::objects()?,
         twheel: sh::target("release/twheel"),
@@ -65,14 +65,13 @@ fn build_with(tests_bin: Option<&str>, has_kafka: bool) -> Result<Built> {
         let mut cargo = sh::cargo();
         cargo
             .args(["build", "--quiet", "--release"])
-            .args(args.split(' '))
-            .args(has_kafka.then_some("--features=kafka"));
+            .args(args.split(' '));
         cargo.env("TWHEEL_PROBE_OBJECT", &built.objects.probe);
         sh::run(cargo.env("TWHEEL_BPF_OBJECT", &built.objects.twheel))
     };
-    cargo("-p twheel-user")?;
+    cargo(&format!("-p twheel-user{features}"))?;
     if let Some(bin) = tests_bin {
-        cargo(&format!("-p twheel-tests --bin {bin}"))?;
+        cargo(&format!("-p twheel-tests{features} --bin {bin}"))?;
     }
     Ok(built)
 }

@@ -38,6 +38,33 @@ pub fn tests() -> Result<()> {
     ])
 }
 
+/// Installs what the export to Kafka is built with: OpenSSL, and the compiler for librdkafka.
+pub fn kafka() -> Result<()> {
+    need(&[
+        ("cc", "gcc", "20 s"),
+        ("g++", "g++", "20 s"),
+        ("make", "make", "5 s"),
+        ("pkg-config", "pkg-config", "5 s"),
+    ])?;
+    if !Path::new("/usr/include/openssl/ssl.h").exists() {
+        apt::install(&["libssl-dev"], "10 s")?;
+    }
+    Ok(())
+}
+
+/// Installs a ClickHouse server. The tests start it themselves: the package's own service is stopped.
+pub fn clickhouse() -> Result<()> {
+    if Path::new("/usr/sbin/clickhouse-server").exists() {
+        return Ok(());
+    }
+    apt::install(&["clickhouse-server"], "30 s")?;
+    if Path::new("/run/systemd/system").exists() {
+        let mut systemctl = sh::as_root("systemctl", [])?;
+        sh::run(systemctl.args(["disable", "--quiet", "--now", "clickhouse-server"]))?;
+    }
+    Ok(())
+}
+
 /// Installs what the benches need: what the lab needs, and the other trackers that are not our own
 /// programs.
 pub fn benches() -> Result<()> {
@@ -47,7 +74,8 @@ pub fn benches() -> Result<()> {
         ("conntrack", "conntrack", "10 s"),
         ("tcpreplay", "tcpreplay", "10 s"),
         ("softflowd", "softflowd", "10 s"),
-    ])
+    ])?;
+    clickhouse()
 }
 
 /// Installs the programs that are copied into virtual machines with other kernels.
@@ -70,19 +98,6 @@ pub fn aarch64() -> Result<()> {
     need(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu", "30 s")])?;
     if !Path::new("/usr/aarch64-linux-gnu/lib/libc.so").exists() {
         apt::install(&["libc6-dev-arm64-cross"], "20 s")?;
-    }
-    Ok(())
-}
-
-/// Installs what librdkafka needs to be built, for `twheel export kafka`.
-pub fn kafka() -> Result<()> {
-    need(&[
-        ("make", "make", "5 s"),
-        ("g++", "g++", "30 s"),
-        ("pkg-config", "pkg-config", "5 s"),
-    ])?;
-    if !Path::new("/usr/include/openssl/ssl.h").exists() {
-        apt::install(&["libssl-dev"], "10 s")?;
     }
     Ok(())
 }

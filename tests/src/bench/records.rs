@@ -18,7 +18,14 @@ use twheel::{
     stepper::pin_to,
 };
 use twheel_tests::{
-    directory::Directory, netns::Namespace, netns::PATIENCE, pair::SERVER, running::Twheel,
+    broker::{Broker, Keep},
+    clickhouse_server::{ClickHouse, Setup},
+    directory::Directory,
+    netns::Namespace,
+    netns::PATIENCE,
+    pair::SERVER,
+    running::{Twheel, twheel_bin},
+    sending::outside,
 };
 
 use crate::{
@@ -31,6 +38,9 @@ const ROUNDS: usize = size(15, 1);
 /// Lines of JSON that are asked for, a second on one core.
 const LINES: f64 = 1.5e6;
 
+/// Events that are asked for of an export to Kafka or to ClickHouse, a second on one core.
+const SENT: f64 = 5e4;
+
 /// Records of IPFIX that are asked for.
 const RECORDS: f64 = 2e6;
 
@@ -38,6 +48,11 @@ const RECORDS: f64 = 2e6;
 pub fn bench(report: &mut Report) -> Result<()> {
     let history = Directory::new("bench-records")?;
     let host = Namespace::new("bench")?;
+    // Before this thread, and with it all that it starts, is kept on one CPU.
+    let (broker, server) = (
+        Broker::start(Keep::Memory)?,
+        ClickHouse::start(&Setup::default())?,
+    );
     let events = fill(&host, &history)?;
     let json = measure(&events, |past, to| {
         if let Some(past) = past {
@@ -92,6 +107,85 @@ pub fn bench(report: &mut Report) -> Result<()> {
         "bench": "records",
         "json_ns": json.median,
         "export_json_per_second": rate,
+    }));
+    let history = outside(&history, &host)?;
+    report.say(&format!(
+        "\nThe same events from that history, `--once`, to servers on this machine: the exporter on one CPU, a server on that and \
+         another\none; up to the last acknowledgement, start and end included. Events a second (least–most).\n"
+    ));
+    report.say(&format!(
+        "{:<28} {:>21} {:>21}",
+        "", "of CPU time", "of wall time"
+    ));
+    if let Some(broker) = broker {
+        broker.create("twheel", 6)?;
+        for compression in ["zstd", "lz4", "none"] {
+            let to = broker.address();
+            let args = [
+                "kafka",
+                "--brokers",
+                &to,
+                "--topic",
+                "twheel",
+                "--compression",
+                compression,
+            ];
+            sent(report, &format!("kafka, {compression}"), &history, &args)?;
+        }
+    }
+    if let Some(server) = server {
+        let url = server.url();
+        sent(
+            report,
+            "clickhouse",
+            &history,
+            &["clickhouse", "--url", &url],
+        )?;
+    }
+    Ok(())
+}
+
+/// A row for an export to a server.
+fn sent(report: &mut Report, name: &str, history: &str, args: &[&str]) -> Result<()> {
+    let (mut of_cpu, mut of_wall) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS.min(5) {
+        let state = format!("{history}/state-{name}-{round}");
+        let (before, begun) = (children()?, Instant::now());
+        let status = std::process::Command::new(twheel_bin()?)
+            .arg("export")
+            .args(args)
+            .args([
+                "--once",
+                "--iface",
+                SERVER,
+                "--history",
+                history,
+                "--state",
+                &state,
+            ])
+            .stdin(Stdio::null())
+            .status()?;
+        ensure!(status.success(), "the export failed");
+        of_wall.push(f64::from(EVENTS) / begun.elapsed().as_secs_f64());
+        of_cpu.push(f64::from(EVENTS) / (children()? - before).as_secs_f64());
+    }
+    let (of_cpu, of_wall) = (
+        Figure::from_samples(&of_cpu),
+        Figure::from_samples(&of_wall),
+    );
+    let verdict = match of_cpu.median.min(of_wall.median) >= SENT {
+        true => "at least",
+        false => "BELOW",
+    };
+    report.say(&format!(
+        "{name:<28} {}  {verdict} {SENT}",
+        Figure::row(&[of_cpu, of_wall])
+    ));
+    report.object(&json!({
+        "bench": "records",
+        "variant": name,
+        "per_cpu_second": of_cpu.median,
+        "per_second": of_wall.median,
     }));
     Ok(())
 }

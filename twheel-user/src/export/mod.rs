@@ -113,8 +113,8 @@ pub trait Format {
     /// It cannot be written in this format.
     fn event(&mut self, past: &Past, to: &mut Vec<u8>) -> io::Result<()>;
 
-    /// Appends that the export is alive, if this format tells it. This is called at the start and once
-    /// a minute.
+    /// Appends that the export is alive, if this format tells it. This is called at the start, once
+    /// a minute, and when events are missing.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ use crate::history::HistoryReader;
 const FLUSH: usize = 64 << 10;
 /// How often the position is kept.
 const KEEP: Duration = Duration::from_secs(1);
-/// How often to look whether everything has arrived, if the export then ends.
+/// How often to look whether everything has arrived.
 const SETTLE: Duration = Duration::from_millis(100);
 /// How often an export tells that it is alive.
 const ALIVE: Duration = Duration::from_secs(60);
@@ -147,10 +147,11 @@ impl Export<'_> {
                 }
             }
             if is_end {
-                if self.once && sink.is_settled() {
+                let is_settled = sink.is_settled();
+                if self.once && is_settled {
                     return Ok(Sent::All);
                 }
-                follow.wait_for(if self.once { SETTLE } else { KEEP })?;
+                follow.wait_for(if is_settled { KEEP } else { SETTLE })?;
             }
         }
     }
@@ -166,8 +167,8 @@ struct Said {
     not_sent: u64,
     /// What was read and has not arrived.
     backlog: Backlog,
-    /// When the export last told that it is alive.
-    alive: Option<Instant>,
+    /// When the export last told that it is alive, and how many events were missing then.
+    alive: Option<(Instant, u64)>,
 }
 
 impl Said {
@@ -177,21 +178,30 @@ impl Said {
         self.backlog.begin();
     }
 
-    /// Lets the format tell that the export is alive, at the start and once a minute.
+    /// Lets the format tell that the export is alive, at the start, once a minute, and when events are
+    /// missing.
     fn alive(
         &mut self,
         reader: &HistoryReader,
         format: &mut dyn Format,
         to: &mut Vec<u8>,
     ) -> io::Result<()> {
-        if self.alive.is_some_and(|at| at.elapsed() < ALIVE) {
-            return Ok(());
+        if let Some((at, not_sent)) = self.alive {
+            // What is missing is told sooner.
+            let wait = if self.not_sent == not_sent {
+                ALIVE
+            } else {
+                KEEP
+            };
+            if at.elapsed() < wait {
+                return Ok(());
+            }
         }
         // A history that has no events yet does not tell whose it is.
         let Some(identity) = reader.identity() else {
             return Ok(());
         };
-        self.alive = Some(Instant::now());
+        self.alive = Some((Instant::now(), self.not_sent));
         let alive = Alive {
             identity,
             behind: self.backlog.behind(SystemTime::now()),

@@ -25,7 +25,7 @@ use crate::{
     sh::{self, say},
 };
 
-/// The packages that are built for the host, and the exporter to Kafka.
+/// The packages that are built for the host.
 const HOST: &str = "--workspace --exclude twheel-ebpf --features twheel-tests/kafka";
 
 /// What may run beside tests that measure time, measure the machine or change it, and why. An entry
@@ -399,7 +399,7 @@ impl Sum {
 /// Builds the test binaries, runs them, in parallel where possible, and counts.
 pub fn test(which: Which, args: &[String]) -> Result<()> {
     setup::tests()?;
-    let mut built = run::build_with_kafka(None)?;
+    let mut built = run::build_whole(None)?;
     if !which.faults && !which.soak {
         built.fleet_tools = fleet_tools::install();
         built.prometheus = prometheus::install();

@@ -126,6 +126,8 @@ impl Topic {
             ("queue.buffering.max.kbytes", "32768"),
             // Larger batches, which are compressed better.
             ("linger.ms", "50"),
+            // A broker that comes back is not kept waiting.
+            ("reconnect.backoff.max.ms", "2000"),
             ("client.id", "twheel"),
         ] {
             config.set(name, value);

@@ -23,7 +23,7 @@ use crate::{
 
 /// How long to wait for an acknowledgement if an error was reported meanwhile; then the brokers are
 /// asked for the topic again, which tells what is wrong.
-const FAILED: Duration = Duration::from_secs(10);
+const FAILED: Duration = Duration::from_secs(15);
 /// How long to wait for one in any case: longer than replicas may take to leave those in sync
 /// (`replica.lag.time.max.ms`, 30 s).
 const SILENT: Duration = Duration::from_secs(60);
@@ -100,6 +100,8 @@ impl ProducerContext for Reports {
                     batch.acknowledged += 1;
                 }
                 reported.has_acknowledged = true;
+                // Whatever was wrong is over.
+                reported.reason = None;
             }
             Err((error, _)) => {
                 reported.failed = Some(error.rdkafka_error_code().unwrap_or(Code::Unknown));
