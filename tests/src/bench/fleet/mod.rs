@@ -16,6 +16,7 @@ use rdkafka::{
     util::Timeout,
 };
 use serde_json::json;
+use twheel::{history::HistoryReader, model::EventKind};
 use twheel_tests::{
     directory::Directory,
     fleet::{
@@ -228,8 +229,9 @@ fn produce(compression: &str, is_paced: bool, events: u64) -> Result<f64> {
 fn costs(report: &mut Report, network: &Network, inserted: [&Inserted; 2]) -> Result<()> {
     let host = &network.hosts[0];
     let history = Directory::new("bench-fleet-history")?;
-    let events = records::fill(&host.namespace, &history)?.len() as f64;
+    records::fill(&host.namespace, &history)?;
     let name = host.namespace.history(SERVER);
+    let events = ends_in(&history, &name)? as f64;
     let size = size_of(&history.0.join(name))? as f64 / events;
     report.say(&format!(
         "\nThe history on the host: {size:.1} bytes an event on disk"
@@ -273,6 +275,16 @@ fn costs(report: &mut Report, network: &Network, inserted: [&Inserted; 2]) -> Re
         report.object(&json!({"bench": "fleet", "variant": name, "ratio": figure.median}));
     }
     Ok(())
+}
+
+/// How many ends a history has.
+fn ends_in(history: &Directory, name: &str) -> Result<u64> {
+    let mut reader = HistoryReader::open(&history.0, name, SystemTime::UNIX_EPOCH)?;
+    let mut ends = 0;
+    while let Some(past) = reader.next()? {
+        ends += u64::from(past.kind() == EventKind::End);
+    }
+    Ok(ends)
 }
 
 /// Bytes of the files in a directory.
