@@ -28,6 +28,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 const STALLED: Duration = Duration::from_secs(60);
 /// How long the server may take to answer, or to send another part of an answer.
 const ANSWER: Duration = Duration::from_secs(300);
+/// How long it may take to agree on TLS and to answer the first question, a small one.
+const FIRST: Duration = Duration::from_secs(30);
 /// Keepalive probes begin after a connection was silent for so long.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// An idle connection is closed after this time: before the server closes it, by default after 3 s.
@@ -180,6 +182,16 @@ impl Server {
         parameters: &[Value],
         each: &mut dyn FnMut(T) -> Result<()>,
     ) -> Result<()> {
+        self.rows_within(ANSWER, (sql, parameters), each)
+    }
+
+    /// The same, with the time that the server has to answer, or to send another part of its answer.
+    fn rows_within<T: DeserializeOwned>(
+        &self,
+        within: Duration,
+        (sql, parameters): (&str, &[Value]),
+        each: &mut dyn FnMut(T) -> Result<()>,
+    ) -> Result<()> {
         let mut query = self
             .client
             .query_raw(sql)
@@ -203,7 +215,7 @@ impl Server {
             // The beginning of a row whose end has not come yet.
             let mut begun = Vec::new();
             loop {
-                let next = timeout(ANSWER, cursor.next()).await;
+                let next = timeout(within, cursor.next()).await;
                 let next = next.unwrap_or(Err(Error::TimedOut)).map_err(fault)?;
                 let Some(bytes) = next else {
                     return take(&begun);
@@ -232,7 +244,7 @@ impl Server {
         }
         let mut found = 0;
         let sql = "SELECT max(version) AS version FROM schema_version";
-        let asked = self.rows(sql, &[], &mut |row: Row| {
+        let asked = self.rows_within(FIRST, (sql, &[]), &mut |row: Row| {
             found = row.version;
             Ok(())
         });
@@ -266,8 +278,12 @@ impl Server {
         let why = why(error);
         let message = match refusal {
             Refusal::Unreachable => format!(
-                "cannot reach ClickHouse at {url}: {why}: check that it runs, and give its HTTP \
-                 address with --url"
+                "cannot reach ClickHouse at {url}: {why}: check that it runs{}, and give its HTTP \
+                 address with --url",
+                match url.starts_with("https") {
+                    true => " and takes TLS there",
+                    false => "",
+                }
             ),
             Refusal::Tls => format!(
                 "TLS with ClickHouse at {url} failed: {why}: give the authority of its certificate \
@@ -289,7 +305,8 @@ impl Server {
                  or set it up with `twheel fleet schema | clickhouse-client --multiquery`: {why}"
             ),
             Refusal::DiskFull => {
-                format!("the disk of ClickHouse at {url} is full: free space there: {why}")
+                // Without the server's words, which name another file each time.
+                format!("the disk of ClickHouse at {url} is full: free space there")
             }
             Refusal::Version | Refusal::Other => {
                 format!("ClickHouse at {url} refuses this: {why}")
