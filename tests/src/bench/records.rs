@@ -112,10 +112,10 @@ pub fn bench(report: &mut Report) -> Result<()> {
         "export_json_per_second": rate,
     }));
     let history = outside(&history, &host)?;
-    report.say(&format!(
+    report.say(
         "\nThe same events from that history, `--once`, to servers on this machine: the exporter on one CPU, a server on that and \
          another\none; up to the last acknowledgement, start and end included. Events a second (least–most).\n"
-    ));
+    );
     report.say(&format!(
         "{:<28} {:>21} {:>21}",
         "", "of CPU time", "of wall time"
