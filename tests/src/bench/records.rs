@@ -59,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let json = measure(&events, |past, to| {
         if let Some(past) = past {
             let identity = past.identity.clone();
-            past.write(&mut Json { identity }, to)?;
+            past.write(&mut Json::new(identity), to)?;
         }
         Ok(())
     })?;
@@ -233,7 +233,7 @@ fn measure(
 }
 
 /// A history with the ends of as many flows, several times, and the first of these.
-fn fill(host: &Namespace, history: &Directory) -> Result<Vec<Past>> {
+pub fn fill(host: &Namespace, history: &Directory) -> Result<Vec<Past>> {
     host.ip(&format!("link add {SERVER} type veth peer name other0"))?;
     for interface in [SERVER, "other0"] {
         host.ip(&format!("link set {interface} up"))?;
@@ -288,7 +288,7 @@ fn export(host: &Namespace, history: &Directory) -> Result<Figure> {
 }
 
 /// CPU time of the children that have ended.
-fn children() -> Result<Duration> {
+pub fn children() -> Result<Duration> {
     use nix::sys::resource::{UsageWho, getrusage};
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let times = [usage.user_time(), usage.system_time()];
