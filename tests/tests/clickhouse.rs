@@ -299,7 +299,7 @@ fn memory_is_bounded_while_the_server_is_away() -> Result<()> {
     let Some(server) = ClickHouse::start(&Setup::default())? else {
         return Ok(());
     };
-    let flows = if is_soak() { 300_000 } else { 60_000 };
+    let flows = if is_soak() { 350_000 } else { 200_000 };
     let mut sending = Sending::start("clickhouse-memory")?;
     let exporter = export(&sending, "state", &server.url(), &[])?;
     sending.begin(100)?;

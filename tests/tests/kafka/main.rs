@@ -394,7 +394,7 @@ fn memory_is_bounded_while_the_broker_is_away() -> Result<()> {
         return Ok(());
     };
     broker.create(TOPIC, PARTITIONS)?;
-    let flows = if is_soak() { 300_000 } else { 100_000 };
+    let flows = if is_soak() { 350_000 } else { 200_000 };
     let mut sending = Sending::start("kafka-memory")?;
     let exporter = export(&sending, "state", &broker.address(), &[])?;
     sending.begin(100)?;
@@ -419,7 +419,7 @@ fn memory_is_bounded_while_the_broker_is_away() -> Result<()> {
     most = most.max(exporter.memory()?);
     println!("{before} bytes before, {most} at most");
     // The queue of 32 MiB, what librdkafka needs for each message, and its batches.
-    ensure!(most < 128 << 20, "{most} bytes");
+    ensure!(most < 96 << 20, "{most} bytes");
     check(&messages, &told)?;
     exporter.kill()
 }
