@@ -31,8 +31,10 @@ fn report_cpu(program: &Callable, records: u32, signals: &Signals) -> Result<()>
         from += answer.swept;
         signals.fill();
         let is_full = answer.staged > 0;
-        let is_done = from == records || answer.swept == 0;
-        if is_done && !is_full || is_full && !signals.await_room(room) {
+        // A full ring may have got room before what was staged was written: then nothing is staged,
+        // and there is more to report.
+        let is_done = from == records && !is_full;
+        if is_done || is_full && !signals.await_room(room) {
             return Ok(());
         }
     }
