@@ -8,6 +8,7 @@
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
+//! | What answers a fleet's queries? | [`engine`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
@@ -22,6 +23,7 @@ pub mod clickhouse_server;
 pub mod ctnetlink;
 pub mod devices;
 pub mod directory;
+pub mod engine;
 pub mod forge;
 pub mod gateway;
 pub mod lru;

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::{
-    run, setup,
+    fleet_tools, run, setup,
     sh::{self, say},
 };
 
@@ -24,6 +24,7 @@ pub fn bench(args: &[String]) -> Result<()> {
         return sh::exec(bench.args(args));
     }
     setup::benches()?;
-    let built = run::build_whole(Some("twheel-bench"))?;
+    let mut built = run::build_whole(Some("twheel-bench"))?;
+    built.fleet_tools = fleet_tools::install();
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

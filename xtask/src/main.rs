@@ -6,7 +6,7 @@
 //! | question | modules |
 //! |---|---|
 //! | How is another program run? | `sh` |
-//! | What must a machine have? | `setup`, `apt` |
+//! | What must a machine have? | `setup`, `apt`, `fleet_tools` |
 //! | What builds the eBPF objects, and what is built around them? | `toolchain`, `ebpf`, `run`, `cross` |
 //! | Is it right? | `lint`, `test`, `fuzz`, `mutants`, `vm` |
 //! | How fast is it? | `bench` |
@@ -16,6 +16,7 @@ mod apt;
 mod bench;
 mod cross;
 mod ebpf;
+mod fleet_tools;
 mod fuzz;
 mod lint;
 mod man;

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{
     ebpf::{self, Objects},
-    setup,
+    fleet_tools, setup,
     sh::{self, say},
 };
 
@@ -16,18 +16,23 @@ pub struct Built {
     pub twheel: PathBuf,
     /// The eBPF objects.
     pub objects: Objects,
+    /// What the tests of a fleet need, if that was asked for and is there.
+    pub fleet_tools: Option<PathBuf>,
 }
 
 impl Built {
     /// The environment variables by which labs, tests and benchmarks find them.
-    pub fn env(&self) -> [(&str, &OsStr); 5] {
-        [
+    pub fn env(&self) -> Vec<(&str, &OsStr)> {
+        let mut env = vec![
             ("TWHEEL_BIN", self.twheel.as_os_str()),
             ("TWHEEL_BPF_OBJECT", self.objects.twheel.as_os_str()),
             ("TWHEEL_PROBE_OBJECT", self.objects.probe.as_os_str()),
             ("TWHEEL_BENCH_OBJECT", self.objects.bench.as_os_str()),
             ("TWHEEL_PEERS_OBJECT", self.objects.peers.as_os_str()),
-        ]
+        ];
+        let tools = self.fleet_tools.iter();
+        env.extend(tools.map(|path| (fleet_tools::VARIABLE, path.as_os_str())));
+        env
     }
 }
 
@@ -46,6 +51,7 @@ fn build_with(tests_bin: Option<&str>, features: &str) -> Result<Built> {
     let built = Built {
         objects: ebpf::objects()?,
         twheel: sh::target("release/twheel"),
+        fleet_tools: None,
     };
     say!("Building twheel; this usually takes 60 to 90 s the first time.");
     let cargo = |args: &str| {

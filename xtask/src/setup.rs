@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 
 use crate::{
-    apt, ebpf,
+    apt, ebpf, fleet_tools,
     sh::{self, say},
 };
 
@@ -13,6 +13,7 @@ use crate::{
 pub fn setup() -> Result<()> {
     ebpf::objects()?;
     tests()?;
+    fleet_tools::install();
     say!("Ready.");
     Ok(())
 }

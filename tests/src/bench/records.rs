@@ -59,7 +59,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let json = measure(&events, |past, to| {
         if let Some(past) = past {
             let identity = past.identity.clone();
-            past.write(&mut Json { identity }, to)?;
+            past.write(&mut Json::new(identity), to)?;
         }
         Ok(())
     })?;

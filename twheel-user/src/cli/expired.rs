@@ -71,7 +71,7 @@ impl Expired {
         let print = |past: &Past, out: &mut dyn Write| {
             if self.json {
                 let identity = past.identity.clone();
-                return past.write(&mut Json { identity }, out);
+                return past.write(&mut Json::new(identity), out);
             }
             write!(
                 out,

@@ -341,7 +341,7 @@ impl<'a> Daemon<'a> {
             measure: plane.measure(),
         };
         let output: Box<dyn Output> = match setup.json {
-            true => Box::new(Json { identity }),
+            true => Box::new(Json::new(identity)),
             false => Box::new(Text),
         };
         let printer = Printer {

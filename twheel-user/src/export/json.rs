@@ -60,7 +60,7 @@ impl Format for Lines {
             return Ok(());
         }
         let identity = past.identity.clone();
-        past.write(&mut Json { identity }, to)
+        past.write(&mut Json::new(identity), to)
     }
 
     fn alive(&mut self, alive: &Alive, to: &mut Vec<u8>) -> io::Result<()> {

@@ -50,7 +50,8 @@ macro_rules! fields {
     };
 }
 
-const PROTOCOLS: &[&str] = &["tcp", "udp", "icmp", "icmpv6"];
+/// Names of protocols.
+pub const PROTOCOLS: &[&str] = &["tcp", "udp", "icmp", "icmpv6"];
 /// Names of states.
 pub const STATES: [&str; 13] = [
     "syn_sent",

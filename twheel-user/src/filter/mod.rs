@@ -8,6 +8,7 @@
 mod expression;
 mod field;
 mod parse;
+pub mod sql;
 mod subject;
 mod value;
 
@@ -15,7 +16,7 @@ use anyhow::Result;
 
 use self::expression::Test;
 pub use self::{
-    field::{Field, Knowable, STATES},
+    field::{Field, Knowable, PROTOCOLS, STATES},
     subject::Subject,
 };
 use crate::failure::{Failure, Kind};

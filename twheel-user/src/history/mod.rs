@@ -44,6 +44,7 @@ mod record;
 mod tests;
 mod writer;
 
+pub(crate) use self::record::HOOKS;
 pub use self::{
     directory::{DIRECTORY, Directory, interfaces_of, name_of},
     format::LEAST_BYTES,

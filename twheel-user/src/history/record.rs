@@ -55,7 +55,7 @@ pub(super) enum Stored {
 const DEED: usize = offset_of!(Event, account);
 const ERROR: usize = DEED + 18;
 /// The hooks, by their index.
-const HOOKS: [&str; 3] = ["xdp", "tcx", "clsact"];
+pub(crate) const HOOKS: [&str; 3] = ["xdp", "tcx", "clsact"];
 const NO_HOOK: u8 = u8::MAX;
 const IFACE: usize = 40;
 

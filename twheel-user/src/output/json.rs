@@ -27,6 +27,44 @@ pub const SCHEMA: u32 = 1;
 pub struct Json {
     /// Who reports them.
     pub identity: Arc<Identity>,
+    /// What the lines of the next event tell instead of what would be computed from its parts.
+    pub told: Option<Told>,
+}
+
+/// What only the host that reported an event can compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The number of the flow.
+    pub flow_id: Uuid,
+    /// When its first packet was seen.
+    pub start: SystemTime,
+}
+
+impl Json {
+    /// Lines of events that this host, or a history of it, reports.
+    pub fn new(identity: Arc<Identity>) -> Self {
+        Self {
+            identity,
+            told: None,
+        }
+    }
+
+    fn flowing<'a>(
+        &self,
+        flow: Flow,
+        named: Named<'a>,
+        (time, age): (SystemTime, Duration),
+    ) -> Flowing<'a> {
+        let flowing = Flowing::new(&self.identity, flow, named, (time, age));
+        match self.told {
+            None => flowing,
+            Some(Told { flow_id, start }) => Flowing {
+                flow_id,
+                start,
+                ..flowing
+            },
+        }
+    }
 }
 
 /// What every line begins with.
@@ -452,7 +490,7 @@ impl Output for Json {
     ) -> io::Result<()> {
         let line = BegunLine {
             head: Head::new("begin", &self.identity, mark),
-            flow: Flowing::new(&self.identity, begun.flow, named, (mark.time, begun.age)),
+            flow: self.flowing(begun.flow, named, (mark.time, begun.age)),
             picked_up: begun.picked_up,
         };
         write(&line, to)
@@ -465,10 +503,11 @@ impl Output for Json {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        write(
-            &FlowLine::new(&self.identity, ("update", mark), updated, named),
-            to,
-        )
+        let line = FlowLine {
+            flow: self.flowing(updated.flow, named, (mark.time, updated.age)),
+            ..FlowLine::new(&self.identity, ("update", mark), updated, named)
+        };
+        write(&line, to)
     }
 
     fn ended(
@@ -478,7 +517,11 @@ impl Output for Json {
         named: Named<'_>,
         to: &mut dyn io::Write,
     ) -> io::Result<()> {
-        write(&ended_line(&self.identity, mark, ended, named), to)
+        let line = FlowLine {
+            flow: self.flowing(ended.flow, named, (mark.time, ended.age)),
+            ..ended_line(&self.identity, mark, ended, named)
+        };
+        write(&line, to)
     }
 
     fn rto(
@@ -490,7 +533,7 @@ impl Output for Json {
     ) -> io::Result<()> {
         let line = Timer {
             head: Head::new("rto", &self.identity, mark),
-            flow: Flowing::new(&self.identity, timer.flow, named, (mark.time, timer.age)),
+            flow: self.flowing(timer.flow, named, (mark.time, timer.age)),
             sender: if timer.orig { "orig" } else { "reply" },
             outstanding: timer.outstanding,
             backoff: timer.backoff,
@@ -511,7 +554,7 @@ impl Output for Json {
     ) -> io::Result<()> {
         let line = Deed {
             head: Head::new("reap", &self.identity, mark),
-            flow: Flowing::new(&self.identity, ended.flow, named, (end.time, ended.age)),
+            flow: self.flowing(ended.flow, named, (end.time, ended.age)),
             end_seq: end.number,
             reason: ended.reason.name(),
             age_us: micros(ended.age),

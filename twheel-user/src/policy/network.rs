@@ -26,7 +26,7 @@ impl Network {
         bits: 0,
     };
     /// All of IPv4.
-    pub(super) const IPV4: Self = Self {
+    pub(crate) const IPV4: Self = Self {
         address: 0xffff << 32,
         bits: 96,
     };
@@ -98,6 +98,12 @@ impl Network {
     /// The prefix length, 0 to 128.
     pub(super) fn bits(self) -> u32 {
         self.bits
+    }
+
+    /// Its first and its last address, IPv4 mapped.
+    pub fn range(self) -> [Ipv6Addr; 2] {
+        let last = self.address | !mask(self.bits);
+        [self.address, last].map(Ipv6Addr::from_bits)
     }
 
     /// The network as the key of an LPM trie.

@@ -21,7 +21,7 @@ use self::{
     skips::Skip,
 };
 use crate::{
-    fuzz, run, setup,
+    fleet_tools, fuzz, run, setup,
     sh::{self, say},
 };
 
@@ -399,7 +399,10 @@ impl Sum {
 /// Builds the test binaries, runs them, in parallel where possible, and counts.
 pub fn test(which: Which, args: &[String]) -> Result<()> {
     setup::tests()?;
-    let built = run::build_whole(None)?;
+    let mut built = run::build_whole(None)?;
+    if !which.faults && !which.soak {
+        built.fleet_tools = fleet_tools::install();
+    }
     let mut sum = Sum::default();
     let (mut jobs, mut programs) = (Vec::new(), Vec::new());
     say!("Building the tests; this usually takes 2 to 4 min the first time.");

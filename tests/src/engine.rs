@@ -1,0 +1,179 @@
+//! ClickHouse's engine for tests: today's, in a process of its own (`chdb`), behind a small HTTP
+//! server of ours (`engine.py`) that speaks as much of ClickHouse's interface as twheel uses.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use twheel::{
+    clickhouse::{Address, Server},
+    fleet::schema::Schema,
+};
+
+use crate::{directory::Directory, running::twheel_bin, skipped};
+
+/// The directory of the Python environment with `chdb` and the other tools of a fleet's tests, in
+/// the environment.
+pub const TOOLS: &str = "TWHEEL_FLEET_TOOLS";
+
+/// A program of the tools of a fleet, such as `python`. `None`: they are not installed, which is
+/// reported as a skipped test.
+pub fn tool(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(TOOLS).map(|tools| PathBuf::from(tools).join("bin").join(program));
+    let found = path.filter(|path| path.exists());
+    if found.is_none() {
+        skipped(format_args!(
+            "{TOOLS} names no Python environment with chdb: `cargo xtask test` makes one"
+        ));
+    }
+    found
+}
+
+/// A running engine; it ends, and its data are removed, when this is dropped.
+pub struct Engine {
+    child: Child,
+    port: u16,
+    _data: Directory,
+}
+
+impl Engine {
+    /// Starts an engine with nothing in it; `None` if the tools are not installed.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn start() -> Result<Option<Self>> {
+        Self::with_login(None)
+    }
+
+    /// The same, for one user with a password.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn with_login(login: Option<(&str, &str)>) -> Result<Option<Self>> {
+        let Some(python) = tool("python") else {
+            return Ok(None);
+        };
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let data = Directory::new(&format!("engine-{number}"))?;
+        let mut command = Command::new(python);
+        command
+            .args(["-c", include_str!("engine.py")])
+            .arg(data.file("data"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some((user, password)) = login {
+            command.args([user, password]);
+        }
+        let mut child = command.spawn().context("cannot start the engine")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("the engine has no output")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let port = line.trim().parse();
+        if port.is_err() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        Ok(Some(Self {
+            child,
+            port: port.context("the engine did not start")?,
+            _data: data,
+        }))
+    }
+
+    /// Starts an engine with the tables of a fleet in the database `twheel`.
+    ///
+    /// # Errors
+    ///
+    /// It does not start, or refuses the schema.
+    pub fn with_schema() -> Result<Option<Self>> {
+        let Some(engine) = Self::start()? else {
+            return Ok(None);
+        };
+        let schema = Schema {
+            database: "twheel".to_owned(),
+            keep: 3_650,
+            cluster: None,
+            topic: None,
+        };
+        for statement in schema.statements() {
+            engine.query(&statement)?;
+        }
+        Ok(Some(engine))
+    }
+
+    /// Its address.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// The client of twheel, for a database.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made.
+    pub fn server(&self, database: &str) -> Result<Server> {
+        Server::new(Address {
+            url: self.url(),
+            database: database.to_owned(),
+            ..Address::default()
+        })
+    }
+
+    /// Runs a statement in the database `default`; the rows of its answer, as JSON.
+    ///
+    /// # Errors
+    ///
+    /// The engine refuses it.
+    pub fn query(&self, sql: &str) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        let mut take = |row| {
+            rows.push(row);
+            Ok(())
+        };
+        let asked = self.server("default")?.rows(sql, &[], &mut take);
+        asked.with_context(|| format!("in {sql}"))?;
+        Ok(rows)
+    }
+
+    /// The only value of a statement's answer.
+    ///
+    /// # Errors
+    ///
+    /// The engine refuses it, or there are more or none.
+    pub fn value(&self, sql: &str) -> Result<Value> {
+        let rows = self.query(sql)?;
+        let [Value::Object(row)] = rows.as_slice() else {
+            anyhow::bail!("not one row: {sql}: {rows:?}");
+        };
+        ensure!(row.len() == 1, "not one value: {sql}: {row:?}");
+        let value = row.values().next();
+        value.cloned().context("no value")
+    }
+
+    /// A `twheel` command on this server.
+    ///
+    /// # Errors
+    ///
+    /// There is no `twheel`.
+    pub fn twheel(&self, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(twheel_bin()?);
+        command.args(args).env("TWHEEL_CLICKHOUSE_URL", self.url());
+        Ok(command)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // It ends by itself when its input is closed; this is faster.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

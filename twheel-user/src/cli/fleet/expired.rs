@@ -1,0 +1,67 @@
+//! `twheel fleet expired`
+
+use anyhow::Result;
+use clap::Args;
+
+use super::ask::Asked;
+use crate::{
+    cli::select::{event_kind, while_read},
+    fleet::row::Row,
+    model::EventKind,
+    output::{json::Json, text::Text},
+};
+
+/// List flows that have ended on any host, when and why
+///
+/// Oldest first. The lines are those of `twheel expired`, with the host.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel fleet expired --since 10m
+  twheel fleet expired 'reason == idle and dport == 5432' --since 1d --limit 20
+  twheel fleet expired --host web1 --json --since 1d | jq -r .dst | sort | uniq -c")]
+pub(super) struct Expired {
+    #[command(flatten)]
+    asked: Asked,
+    /// Show only the last N
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Kinds of events to show, a list of `begin`, `update`, `end`, `rto`, `reap` and `run`. With a filter, only `end` is shown
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_parser = event_kind, default_value = "end")]
+    events: Vec<EventKind>,
+}
+
+impl Expired {
+    pub(super) fn execute(self) -> Result<()> {
+        let (server, question) = self.asked.open()?;
+        let kinds: Vec<_> = self.events.iter().map(|kind| kind.name()).collect();
+        let (sql, parameters) = question.events(&kinds, self.limit);
+        let mut unknown = 0u64;
+        while_read(|out| {
+            server.rows(&sql, parameters.values(), &mut |row: Row| {
+                let Some((past, told)) = row.event() else {
+                    unknown += 1;
+                    return Ok(());
+                };
+                if self.asked.place.json {
+                    let identity = past.identity.clone();
+                    return Ok(past.write(&mut Json { identity, told }, out)?);
+                }
+                write!(
+                    out,
+                    "{}  {:<15}  ",
+                    humantime::format_rfc3339_seconds(past.mark.time),
+                    // A name may have any characters, also those that control a terminal.
+                    past.identity.host.escape_debug().to_string(),
+                )?;
+                Ok(past.write(&mut Text, out)?)
+            })
+        })?;
+        if unknown > 0 {
+            say!(
+                "{unknown} events were skipped: a twheel of another version has written them: update this one"
+            );
+        }
+        Ok(())
+    }
+}

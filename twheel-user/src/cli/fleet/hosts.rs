@@ -1,0 +1,148 @@
+//! `twheel fleet hosts`
+
+use std::{
+    io::Write,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use super::ask::Place;
+use crate::{
+    cli::select::while_read,
+    filter::Filter,
+    fleet::hosts::{self, Host, Thresholds, Trouble},
+    identity::Identity,
+    output::{
+        json::{self, micros},
+        table::short,
+    },
+};
+
+/// List the hosts of the fleet, and which are silent, behind or losing events
+///
+/// Hosts that have sent something within --since are known, each with its instances.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  twheel fleet hosts --since 1d
+  twheel fleet hosts --since 1d --bad
+  twheel fleet hosts --host web1 --silent 1h --json")]
+pub(super) struct Hosts {
+    #[command(flatten)]
+    place: Place,
+    /// An instance is silent if neither an event nor a sign of life of its exporter has come for longer than this
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m")]
+    silent: Duration,
+    /// An instance is behind if the oldest event that has not arrived is older than this
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1m")]
+    behind: Duration,
+    /// An instance is losing if at least N events are missing
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    losing: u64,
+    /// Show only instances with which something is wrong
+    #[arg(long)]
+    bad: bool,
+}
+
+#[derive(Serialize)]
+struct HostLine {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alive: Option<String>,
+    delay_us: u64,
+    events: u64,
+    lost: u64,
+    exporters: u64,
+    not_sent: u64,
+    status: Vec<&'static str>,
+}
+
+impl Hosts {
+    pub(super) fn execute(self) -> Result<()> {
+        let (server, question) = self.place.open(Filter::default())?;
+        let thresholds = Thresholds {
+            silent: self.silent,
+            behind: self.behind,
+            losing: self.losing,
+        };
+        let hosts = hosts::hosts(&server, &question)?;
+        while_read(|out| {
+            if !self.place.json {
+                writeln!(
+                    out,
+                    "{:<15} {:<31} {:>8} {:>8} {:>12} {:>9} {:>9} {:>9}  STATUS",
+                    "HOST", "INSTANCE", "LAST", "DELAY", "EVENTS", "LOST", "EXPORTERS", "NOT SENT"
+                )?;
+            }
+            for host in &hosts {
+                let troubles = host.troubles(question.now, thresholds);
+                if self.bad && troubles.is_empty() {
+                    continue;
+                }
+                match self.place.json {
+                    true => write_json(host, &troubles, out)?,
+                    false => write_line(host, &troubles, question.now, out)?,
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn write_json(host: &Host, troubles: &[Trouble], out: &mut dyn Write) -> Result<()> {
+    let identity = Identity {
+        host: host.host.clone(),
+        instance: host.instance.clone(),
+        seed: 0,
+    };
+    let time = |time| humantime::format_rfc3339_micros(time).to_string();
+    let line = HostLine {
+        last: host.last.map(time),
+        alive: host.alive.map(time),
+        delay_us: micros(host.delay),
+        events: host.events,
+        lost: host.lost,
+        exporters: host.exporters,
+        not_sent: host.not_sent,
+        status: match troubles {
+            [] => vec!["ok"],
+            troubles => troubles.iter().map(|it| it.name()).collect(),
+        },
+    };
+    Ok(json::write_found("fleet_host", &identity, line, out)?)
+}
+
+fn write_line(
+    host: &Host,
+    troubles: &[Trouble],
+    now: SystemTime,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let last = host.last.map_or_else(
+        || "-".to_owned(),
+        |last| short(now.duration_since(last).unwrap_or_default()),
+    );
+    let names: Vec<_> = troubles
+        .iter()
+        .map(|it| it.name().replace('_', " "))
+        .collect();
+    let status = match troubles {
+        [] => "ok".to_owned(),
+        _ => names.join(", "),
+    };
+    Ok(writeln!(
+        out,
+        "{:<15} {:<31} {last:>8} {:>8} {:>12} {:>9} {:>9} {:>9}  {status}",
+        host.host.escape_debug().to_string(),
+        host.instance.escape_debug().to_string(),
+        short(host.delay),
+        host.events,
+        host.lost,
+        host.exporters,
+        host.not_sent,
+    )?)
+}

@@ -1,0 +1,310 @@
+//! Which hosts are silent, behind, losing events, or sent twice.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Result;
+use serde::Deserialize;
+use twheel_common::named;
+
+use super::{
+    question::{Question, Sql, ask, bind_time},
+    row,
+};
+use crate::{
+    clickhouse::Server,
+    filter::sql::{Parameters, micros_of},
+};
+
+/// Numbers of events that are written out of order may be in the minutes before the time that is
+/// asked for.
+const MARGIN: Duration = Duration::from_secs(300);
+
+/// From when on something is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Neither an event nor a sign of life of an exporter for longer than this.
+    pub silent: Duration,
+    /// The oldest event that has not arrived is older than this.
+    pub behind: Duration,
+    /// So many numbers of events are missing.
+    pub losing: u64,
+}
+
+named! {
+    /// What is wrong with an instance.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Trouble {
+        /// neither an event nor a sign of life of its exporter has come for long
+        Silent = "silent",
+        /// its events come late
+        Behind = "behind",
+        /// events are missing
+        Losing = "losing",
+        /// two exporters send its events
+        TwoExporters = "two_exporters",
+    }
+}
+
+/// An instance of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The host's name.
+    pub host: String,
+    /// The instance.
+    pub instance: String,
+    /// Its last event; `None`: there is none in the time that was asked for.
+    pub last: Option<SystemTime>,
+    /// The last sign of life of an exporter; `None`: exporters of this version have sent none.
+    pub alive: Option<SystemTime>,
+    /// How late events come: of the exporter that was last heard of, the age of the oldest event that
+    /// had not arrived; without exporters, the largest delay in the minute of the last event.
+    pub delay: Duration,
+    /// The events that have arrived.
+    pub events: u64,
+    /// The numbers between the first and the last event that have not arrived.
+    pub lost: u64,
+    /// How many exporters were sending at the same time.
+    pub exporters: u64,
+    /// The events that the exporters did not find in the history since they began, as they report.
+    /// Those between the first and the last event are also in `lost`.
+    pub not_sent: u64,
+}
+
+impl Host {
+    /// What is wrong.
+    pub fn troubles(&self, now: SystemTime, thresholds: Thresholds) -> Vec<Trouble> {
+        let heard = self.last.max(self.alive);
+        let since = |time| now.duration_since(time).unwrap_or_default();
+        let wrong = [
+            (
+                Trouble::Silent,
+                heard.is_none_or(|heard| since(heard) > thresholds.silent),
+            ),
+            (Trouble::Behind, self.delay > thresholds.behind),
+            (Trouble::Losing, self.lost >= thresholds.losing),
+            (Trouble::TwoExporters, self.exporters > 1),
+        ];
+        let wrong = wrong.into_iter().filter(|(_, is_wrong)| *is_wrong);
+        wrong.map(|(trouble, _)| trouble).collect()
+    }
+}
+
+#[derive(Deserialize)]
+struct Counted {
+    host: String,
+    instance: String,
+    last_us: i64,
+    delay_us: i64,
+    events: u64,
+    lost: u64,
+}
+
+/// What one exporter has reported.
+#[derive(Clone, Debug, Deserialize)]
+struct Export {
+    host: String,
+    instance: String,
+    first_us: i64,
+    last_us: i64,
+    behind_us: u64,
+    not_sent: u64,
+}
+
+/// The instances of which anything has arrived, by name.
+///
+/// # Errors
+///
+/// The server was not reached, or has refused the question.
+pub fn hosts(server: &Server, question: &Question) -> Result<Vec<Host>> {
+    let counted: Vec<Counted> = ask(server, &counts(question))?;
+    let exports: Vec<Export> = ask(server, &exports(question))?;
+    let mut hosts: BTreeMap<(String, String), Host> = BTreeMap::new();
+    let empty = |(host, instance): &(String, String)| Host {
+        host: host.clone(),
+        instance: instance.clone(),
+        last: None,
+        alive: None,
+        delay: Duration::ZERO,
+        events: 0,
+        lost: 0,
+        exporters: 0,
+        not_sent: 0,
+    };
+    for it in counted {
+        let name = (it.host, it.instance);
+        let host = hosts.entry(name.clone()).or_insert_with(|| empty(&name));
+        host.last = Some(row::time(it.last_us));
+        host.delay = Duration::from_micros(u64::try_from(it.delay_us).unwrap_or(0));
+        host.events = it.events;
+        host.lost = it.lost;
+    }
+    let mut by_instance: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for export in exports {
+        let name = (export.host.clone(), export.instance.clone());
+        by_instance.entry(name).or_default().push(export);
+    }
+    for (name, exports) in by_instance {
+        let host = hosts.entry(name.clone()).or_insert_with(|| empty(&name));
+        if let Some(latest) = exports.iter().max_by_key(|it| it.last_us) {
+            host.alive = Some(row::time(latest.last_us));
+            host.delay = Duration::from_micros(latest.behind_us);
+        }
+        host.exporters = at_once(&exports);
+        host.not_sent = exports.iter().map(|it| it.not_sent).sum();
+    }
+    Ok(hosts.into_values().collect())
+}
+
+/// The largest number of exporters that were there at the same time. One that is started again
+/// begins after the last report of the one before.
+fn at_once(exports: &[Export]) -> u64 {
+    let open_at = |time: i64| {
+        let open = exports
+            .iter()
+            .filter(|it| it.first_us <= time && (time < it.last_us || it.first_us == time));
+        open.count() as u64
+    };
+    let beginnings = exports.iter().map(|it| open_at(it.first_us));
+    beginnings.max().unwrap_or(0)
+}
+
+fn counts(question: &Question) -> Sql {
+    let mut parameters = Parameters::default();
+    let hosts = question.of_hosts(&mut parameters);
+    let from = question.from_minute();
+    let margin = from.checked_sub(MARGIN).unwrap_or(SystemTime::UNIX_EPOCH);
+    let margin = bind_time(margin, &mut parameters);
+    let from = parameters.bind(micros_of(from), "Int64");
+    let from = format!("fromUnixTimestamp64Micro({from}, 'UTC')");
+    let text = format!(
+        "SELECT host, instance, last_us, delay_us, events, \
+         high - low + 1 - bitmapCardinality(bitmapSubsetInRange(seen, low, high + 1)) AS lost \
+         FROM (\
+         SELECT host, instance, toUnixTimestamp64Micro(max(latest)) AS last_us, \
+         argMax(delay_us, (minute, delay_us)) AS delay_us, \
+         groupBitmapMergeIf(seqs, minute >= {from}) AS events, \
+         minIf(first_seq, minute >= {from}) AS low, maxIf(last_seq, minute >= {from}) AS high, \
+         groupBitmapMergeState(seqs) AS seen, max(minute) AS newest \
+         FROM seqs_by_minute WHERE minute >= {margin}{hosts} \
+         GROUP BY host, instance) WHERE newest >= {from} ORDER BY host, instance"
+    );
+    Sql { text, parameters }
+}
+
+/// The reports of each exporter. A report that arrives twice changes nothing here.
+fn exports(question: &Question) -> Sql {
+    let mut parameters = Parameters::default();
+    let hosts = question.of_hosts(&mut parameters);
+    let from = bind_time(question.from_minute(), &mut parameters);
+    let text = format!(
+        "SELECT host, instance, exporter, toUnixTimestamp64Micro(min(time)) AS first_us, \
+         toUnixTimestamp64Micro(max(time)) AS last_us, argMax(behind_us, time) AS behind_us, \
+         argMax(not_sent, time) AS not_sent FROM exports WHERE time >= {from}{hosts} \
+         GROUP BY host, instance, exporter ORDER BY host, instance, exporter"
+    );
+    Sql { text, parameters }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(first_us: i64, last_us: i64) -> Export {
+        Export {
+            host: "h".to_owned(),
+            instance: "i".to_owned(),
+            first_us,
+            last_us,
+            behind_us: 0,
+            not_sent: 0,
+        }
+    }
+
+    #[test]
+    fn exporters_one_after_another_are_one_at_a_time() {
+        for (exports, expected) in [
+            (vec![], 0),
+            (vec![export(5, 5)], 1),
+            (vec![export(0, 10), export(11, 20), export(20, 30)], 1),
+            (vec![export(0, 10), export(9, 20)], 2),
+            (vec![export(0, 100), export(5, 5)], 2),
+            (vec![export(0, 100), export(5, 6), export(7, 8)], 2),
+            (vec![export(0, 100), export(5, 60), export(7, 8)], 3),
+        ] {
+            assert_eq!(at_once(&exports), expected, "{exports:?}");
+        }
+    }
+
+    #[test]
+    fn each_trouble_has_its_threshold() {
+        let second = Duration::from_secs;
+        let now = SystemTime::UNIX_EPOCH + second(1_000_000);
+        let thresholds = Thresholds {
+            silent: second(300),
+            behind: second(60),
+            losing: 1,
+        };
+        let good = Host {
+            host: "h".to_owned(),
+            instance: "i".to_owned(),
+            last: Some(now - second(300)),
+            alive: None,
+            delay: second(60),
+            events: 5,
+            lost: 0,
+            exporters: 1,
+            not_sent: 0,
+        };
+        let check = |host: Host, troubles: &[Trouble]| {
+            assert_eq!(host.troubles(now, thresholds), troubles, "{host:?}");
+        };
+        check(good.clone(), &[]);
+        let last = Some(now - second(301));
+        check(
+            Host {
+                last,
+                ..good.clone()
+            },
+            &[Trouble::Silent],
+        );
+        let alive = Some(now);
+        let idle = Host {
+            last,
+            alive,
+            ..good.clone()
+        };
+        check(idle, &[]);
+        let last = None;
+        check(
+            Host {
+                last,
+                ..good.clone()
+            },
+            &[Trouble::Silent],
+        );
+        let delay = second(61);
+        check(
+            Host {
+                delay,
+                ..good.clone()
+            },
+            &[Trouble::Behind],
+        );
+        check(
+            Host {
+                lost: 1,
+                ..good.clone()
+            },
+            &[Trouble::Losing],
+        );
+        let two = Host {
+            exporters: 2,
+            delay,
+            ..good
+        };
+        check(two, &[Trouble::Behind, Trouble::TwoExporters]);
+    }
+}
