@@ -25,8 +25,6 @@ pub fn bench(args: &[String]) -> Result<()> {
     }
     setup::benches()?;
     let mut built = run::build_whole(Some("twheel-bench"))?;
-    if args.iter().any(|arg| arg == "fleet") {
-        built.fleet_tools = fleet_tools::install();
-    }
+    built.fleet_tools = fleet_tools::install();
     sh::exec(sh::as_root(sh::target("release/twheel-bench"), built.env())?.args(args))
 }

@@ -58,9 +58,11 @@ pub fn clickhouse() -> Result<()> {
         return Ok(());
     }
     apt::install(&["clickhouse-server"], "30 s")?;
-    if Path::new("/run/systemd/system").exists() {
+    if !sh::which("systemctl").is_empty() {
+        let is_running = Path::new("/run/systemd/system").exists();
         let mut systemctl = sh::as_root("systemctl", [])?;
-        sh::run(systemctl.args(["disable", "--quiet", "--now", "clickhouse-server"]))?;
+        systemctl.args(["disable", "--quiet", "clickhouse-server"]);
+        sh::run(systemctl.args(is_running.then_some("--now")))?;
     }
     Ok(())
 }

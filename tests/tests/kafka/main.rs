@@ -178,6 +178,8 @@ fn a_broker_that_has_forgotten_the_producer_gets_the_rest() -> Result<()> {
     sending.begin(700)?;
     let said = exporter.says("cannot reach a Kafka broker at")?;
     ensure!(said.contains("Connection refused"), "{said}");
+    // It is tried several times meanwhile.
+    thread::sleep(Duration::from_secs(3));
     broker.again()?;
     let said = exporter.says("have no topic twheel, and twheel creates none")?;
     ensure!(
