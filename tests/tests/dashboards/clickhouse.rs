@@ -206,7 +206,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
     };
     let schema = Schema {
         database: "twheel".to_owned(),
-        keep: 90,
+        keep: None,
         cluster: None,
         topic: None,
     };
