@@ -99,7 +99,7 @@ impl Engine {
         };
         let schema = Schema {
             database: "twheel".to_owned(),
-            keep: 3_650,
+            keep: Some(3_650),
             cluster: None,
             topic: None,
         };

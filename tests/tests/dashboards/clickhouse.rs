@@ -17,6 +17,10 @@ use crate::grafana::{Dashboard, Query, arguments, replaced};
 const ENDS: u64 = 2_000;
 /// Numbers that never come, of each host.
 const MISSING: u64 = 7;
+/// Numbers that were given before the time range.
+const EARLIER: u64 = 10;
+/// And how many of the last ones of these never came: an outage began then.
+const GAP: u64 = 4;
 /// The hosts.
 const HOSTS: [&str; 3] = ["gw1", "gw2", "it's"];
 /// The time range, in seconds.
@@ -114,7 +118,17 @@ fn time(now: u64, ago: u64) -> String {
 /// Lines of events as twheel writes them: ends, and a reap event now and then.
 fn events(now: u64) -> String {
     let mut lines = String::new();
+    // Numbers are judged when all of their minute have been there for a minute.
+    let inserted = time(now, 180);
     for (which, host) in HOSTS.into_iter().enumerate() {
+        for (seq, ago) in [(1, RANGE + 600), (EARLIER - GAP, RANGE + 500)] {
+            let line = json!({
+                "schema": 1, "event": "run", "time": time(now, ago), "host": host, "what": "lost",
+                "instance": format!("eth0@host.{which}"), "seq": seq, "lost": 1,
+                "inserted": inserted,
+            });
+            let _ = writeln!(lines, "{line}");
+        }
         for seq in (1..=ENDS + MISSING).filter(|seq| !(100..100 + MISSING).contains(seq)) {
             let time = time(now, 60 + (ENDS + MISSING - seq) * 3000 / ENDS);
             let (reason, state) = match seq % 7 {
@@ -126,21 +140,28 @@ fn events(now: u64) -> String {
             let dport = [80, 443, 5432][seq as usize % 3];
             let line = json!({
                 "schema": 1, "event": "end", "time": time, "host": host,
-                "instance": format!("eth0@host.{which}"), "seq": seq,
+                "instance": format!("eth0@host.{which}"), "seq": EARLIER + seq,
                 "flow_id": format!("a8e41df8-7394-8344-a1c0-c79e4b51{seq:04x}"), "start": time,
                 "proto": "tcp", "src": "10.0.0.1", "sport": 40_000, "dst": "2001:db8::1",
                 "dport": dport, "state": state, "direction": "in", "picked_up": false,
-                "reason": reason, "age_us": 1, "idle_us": 1,
+                "reason": reason, "age_us": 1, "idle_us": 1, "inserted": inserted,
             });
             let _ = writeln!(lines, "{line}");
         }
         let line = json!({
             "schema": 1, "event": "reap", "time": time(now, 60), "host": host,
-            "instance": format!("eth0@host.{which}"), "seq": ENDS + MISSING + 1,
+            "instance": format!("eth0@host.{which}"), "seq": EARLIER + ENDS + MISSING + 1,
             "flow_id": "a8e41df8-7394-8344-a1c0-c79e4b51c098", "start": time(now, 60),
             "proto": "tcp", "src": "10.0.0.1", "sport": 1, "dst": "10.0.0.2", "dport": 80,
             "state": "established", "direction": "in", "end_seq": 5, "reason": "idle",
             "age_us": 1, "idle_us": 1, "action": "socket", "outcome": "done",
+            "inserted": inserted,
+        });
+        let _ = writeln!(lines, "{line}");
+        // One that has just come, before those with numbers between.
+        let line = json!({
+            "schema": 1, "event": "run", "time": time(now, 10), "host": host, "what": "lost",
+            "instance": format!("eth0@host.{which}"), "seq": EARLIER + ENDS + MISSING + 20, "lost": 1,
         });
         let _ = writeln!(lines, "{line}");
     }
@@ -206,7 +227,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
     };
     let schema = Schema {
         database: "twheel".to_owned(),
-        keep: 90,
+        keep: None,
         cluster: None,
         topic: None,
     };
@@ -250,7 +271,7 @@ fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Resul
         assert_eq!(first("Hosts", "hosts"), Some(hosts as f64));
         assert_eq!(
             first("Missing events", "missing"),
-            Some((MISSING * hosts) as f64)
+            Some(((GAP + MISSING) * hosts) as f64)
         );
         for panel in ["Ends a second by reason", "Ends a second by state"] {
             let sum: f64 = shown[panel]

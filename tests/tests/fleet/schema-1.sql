@@ -74,10 +74,10 @@ CREATE TABLE IF NOT EXISTS `twheel`.events
     INDEX by_time time TYPE minmax GRANULARITY 1
 )
 ENGINE = ReplacingMergeTree(inserted)
-PARTITION BY toDate(time)
+PARTITION BY toStartOfQuarter(time)
 ORDER BY (host, instance, seq)
 TTL toDateTime(time) + INTERVAL 90 DAY
-SETTINGS ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1;
+SETTINGS merge_with_ttl_timeout = 86400, materialize_ttl_recalculate_only = 1;
 
 ALTER TABLE `twheel`.events
     ADD COLUMN IF NOT EXISTS schema UInt8,
@@ -154,6 +154,7 @@ CREATE TABLE IF NOT EXISTS `twheel`.refused
     error String CODEC(ZSTD(1))
 )
 ENGINE = ReplacingMergeTree(time)
+PARTITION BY toStartOfQuarter(time)
 ORDER BY (topic, partition, offset)
 TTL toDateTime(time) + INTERVAL 90 DAY;
 
@@ -176,10 +177,10 @@ CREATE TABLE IF NOT EXISTS `twheel`.ends_by_minute
     ends AggregateFunction(groupBitmap, UInt64)
 )
 ENGINE = AggregatingMergeTree()
-PARTITION BY toYYYYMM(minute)
+PARTITION BY toStartOfQuarter(minute)
 ORDER BY (minute, host, instance, proto, service, reason, state)
 TTL minute + INTERVAL 90 DAY
-SETTINGS ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1;
+SETTINGS merge_with_ttl_timeout = 86400, materialize_ttl_recalculate_only = 1;
 
 ALTER TABLE `twheel`.ends_by_minute
     ADD COLUMN IF NOT EXISTS ends AggregateFunction(groupBitmap, UInt64);
@@ -198,10 +199,10 @@ CREATE TABLE IF NOT EXISTS `twheel`.seqs_by_minute
     delay_us SimpleAggregateFunction(max, Int64)
 )
 ENGINE = AggregatingMergeTree()
-PARTITION BY toYYYYMM(minute)
+PARTITION BY toStartOfQuarter(minute)
 ORDER BY (minute, host, instance)
 TTL minute + INTERVAL 90 DAY
-SETTINGS ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1;
+SETTINGS merge_with_ttl_timeout = 86400, materialize_ttl_recalculate_only = 1;
 
 ALTER TABLE `twheel`.seqs_by_minute
     ADD COLUMN IF NOT EXISTS seqs AggregateFunction(groupBitmap, UInt64),

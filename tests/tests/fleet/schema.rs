@@ -1,21 +1,21 @@
 //! The schema: new, again, and from an earlier version; for a cluster, and behind Kafka.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use twheel::fleet::schema::{Schema, Topic, VERSION};
 use twheel_tests::engine::Engine;
 
 use super::{
-    events::{Maker, line},
+    events::{Maker, end, line},
     printed,
 };
 
 fn schema() -> Schema {
     Schema {
         database: "twheel".to_owned(),
-        keep: 90,
+        keep: None,
         cluster: None,
         topic: None,
     }
@@ -133,6 +133,87 @@ fn an_earlier_version_is_migrated_with_its_rows() -> Result<()> {
     Ok(())
 }
 
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The history of a quiet host, which an exporter may send as one block, may span years.
+#[test]
+fn one_insert_may_span_as_long_as_events_are_kept() -> Result<()> {
+    let Some(engine) = Engine::with_schema()? else {
+        return Ok(());
+    };
+    let mut maker = Maker::new(5);
+    let now = SystemTime::now();
+    let days = (1..500).chain((500..3_640).step_by(20));
+    let pasts: Vec<_> = days.map(|days| maker.event(now - days * DAY)).collect();
+    let lines: String = pasts.iter().map(line).collect();
+    engine.server("twheel")?.insert("events", lines.into())?;
+    let ends = pasts.iter().filter(|it| end(it).is_some()).count();
+    let count = |args: &[&str]| -> Result<u64> {
+        let lines = printed(&engine, &[args, &["--since", "3640d", "--json"]].concat())?;
+        let flows = |line: &String| serde_json::from_str::<Value>(line).ok()?["flows"].as_u64();
+        Ok(lines.iter().filter_map(flows).sum())
+    };
+    // Of the tables by minute, and of the events.
+    for filter in ["", "age >= 0s"] {
+        let found = count(&["fleet", "reasons", filter])?;
+        ensure!(found == ends as u64, "{filter}: {found}, not {ends}");
+    }
+    Ok(())
+}
+
+/// The time that each table with data keeps its rows for, in days.
+fn kept(engine: &Engine) -> Result<Vec<Value>> {
+    engine.query(
+        "SELECT DISTINCT extract(create_table_query, 'toIntervalDay\\\\((\\\\d+)\\\\)') AS days \
+         FROM system.tables WHERE database = 'twheel' AND engine LIKE '%MergeTree' \
+         AND name != 'schema_version'",
+    )
+}
+
+#[test]
+fn only_keep_changes_how_long_rows_are_kept() -> Result<()> {
+    let Some(engine) = Engine::start()? else {
+        return Ok(());
+    };
+    let script = |args: &[&str]| -> Result<()> {
+        let script = printed(&engine, &[&["fleet", "schema"], args].concat())?;
+        run(&engine, &script.join("\n"))
+    };
+    script(&["--keep", "3650d"])?;
+    let mut maker = Maker::new(6);
+    let old = SystemTime::now() - 200 * DAY;
+    let lines: String = (0..300).map(|_| line(&maker.event(old))).collect();
+    engine.server("twheel")?.insert("events", lines.into())?;
+    let count = || -> Result<[Value; 2]> {
+        for table in ["events", "seqs_by_minute"] {
+            engine.query(&format!("OPTIMIZE TABLE twheel.{table} FINAL"))?;
+        }
+        Ok([
+            engine.value("SELECT count() FROM twheel.events FINAL")?,
+            engine.value(
+                "SELECT sum(n) FROM (SELECT groupBitmapMerge(seqs) AS n \
+                 FROM twheel.seqs_by_minute GROUP BY host, instance)",
+            )?,
+        ])
+    };
+    script(&[])?;
+    ensure!(count()? == [300, 300], "{:?}", count()?);
+    ensure!(kept(&engine)? == [json!({"days": "3650"})]);
+    // It is this that removes them, and the rows themselves, beside younger ones of the same part.
+    let lines: String = (0..5)
+        .map(|_| line(&maker.event(SystemTime::now())))
+        .collect();
+    engine.server("twheel")?.insert("events", lines.into())?;
+    script(&["--keep", "100d"])?;
+    ensure!(kept(&engine)? == [json!({"days": "100"})]);
+    ensure!(count()? == [5, 5], "{:?}", count()?);
+    // New tables keep their rows for as long as is said to.
+    let new = Engine::start()?.context("no engine")?;
+    run(&new, &schema().script())?;
+    ensure!(kept(&new)? == [json!({"days": "90"})]);
+    Ok(())
+}
+
 fn printed_error(engine: &Engine, args: &[&str]) -> Result<String> {
     let ended = twheel_tests::running::once(engine.twheel(args)?)?;
     ensure!(ended.code() == Some(1), "{args:?}: {ended:?}");
@@ -151,7 +232,7 @@ fn a_later_version_is_left_alone() -> Result<()> {
     ))?;
     let before = definitions(&engine)?;
     let again = Schema {
-        keep: 1,
+        keep: Some(1),
         ..schema()
     };
     let mut refused = None;
@@ -187,6 +268,11 @@ fn the_variant_for_a_cluster_is_valid() -> Result<()> {
         }
         // The same with plain tables, and with the only shard for all of them.
         let mut local = statement.replace(" ON CLUSTER `all`", "");
+        let is_events = statement.contains("CREATE TABLE IF NOT EXISTS `twheel`.events_local");
+        ensure!(
+            statement.contains("replicated_deduplication_window = 0") == is_events,
+            "{statement}"
+        );
         if let Some((head, rest)) = local.split_once("ENGINE = Replicated") {
             let (family, rest) = rest.split_once('(').context("no path")?;
             let (path, rest) = rest.split_once(')').context("no end of path")?;

@@ -18,9 +18,9 @@ use crate::{
     filter::sql::{Parameters, micros_of},
 };
 
-/// Numbers of events that are written out of order may be in the minutes before the time that is
-/// asked for.
-const MARGIN: Duration = Duration::from_secs(300);
+/// Events of one instance may come by several partitions of a topic, or by several servers. So
+/// numbers are judged up to the last one that had come this long ago.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// From when on something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,26 +64,42 @@ pub struct Host {
     pub delay: Duration,
     /// The events that have arrived.
     pub events: u64,
-    /// The numbers between the first and the last event that have not arrived.
+    /// The numbers that have not arrived, between the last one before the time that was asked for and
+    /// the last one that had arrived a minute ago. Of an instance that began in that time, all from
+    /// the first one; of an older one of which nothing earlier is kept, from the first that arrived.
     pub lost: u64,
     /// How many exporters were sending at the same time.
     pub exporters: u64,
     /// The events that the exporters did not find in the history since they began, as they report.
     /// Those between the first and the last event are also in `lost`.
     pub not_sent: u64,
+    /// Whether the host has a newer instance of the same interface and network namespace.
+    pub ended: bool,
 }
 
 impl Host {
-    /// What is wrong.
+    /// The name that the instances have in common that come one after another, and when this one
+    /// was made, in milliseconds since 1970.
+    fn name_and_made(&self) -> (&str, u64) {
+        match self.instance.rsplit_once('.') {
+            Some((name, made)) => (name, made.parse().unwrap_or(0)),
+            None => (&self.instance, 0),
+        }
+    }
+
+    /// What is wrong. An instance that has ended is neither silent nor behind.
     pub fn troubles(&self, now: SystemTime, thresholds: Thresholds) -> Vec<Trouble> {
         let heard = self.last.max(self.alive);
         let since = |time| now.duration_since(time).unwrap_or_default();
         let wrong = [
             (
                 Trouble::Silent,
-                heard.is_none_or(|heard| since(heard) > thresholds.silent),
+                !self.ended && heard.is_none_or(|heard| since(heard) > thresholds.silent),
             ),
-            (Trouble::Behind, self.delay > thresholds.behind),
+            (
+                Trouble::Behind,
+                !self.ended && self.delay > thresholds.behind,
+            ),
             (Trouble::Losing, self.lost >= thresholds.losing),
             (Trouble::TwoExporters, self.exporters > 1),
         ];
@@ -132,6 +148,7 @@ pub fn hosts(server: &Server, question: &Question) -> Result<Vec<Host>> {
         lost: 0,
         exporters: 0,
         not_sent: 0,
+        ended: false,
     };
     for it in counted {
         let name = (it.host, it.instance);
@@ -155,7 +172,27 @@ pub fn hosts(server: &Server, question: &Question) -> Result<Vec<Host>> {
         host.exporters = at_once(&exports);
         host.not_sent = exports.iter().map(|it| it.not_sent).sum();
     }
-    Ok(hosts.into_values().collect())
+    let mut hosts: Vec<_> = hosts.into_values().collect();
+    mark_ended(&mut hosts);
+    Ok(hosts)
+}
+
+/// Of the instances that come one after another, only the newest one runs.
+fn mark_ended(hosts: &mut [Host]) {
+    let mut newest = BTreeMap::new();
+    for it in &*hosts {
+        let (name, made) = it.name_and_made();
+        let newest = newest
+            .entry((it.host.clone(), name.to_owned()))
+            .or_insert(made);
+        *newest = made.max(*newest);
+    }
+    for it in hosts {
+        let (name, made) = it.name_and_made();
+        it.ended = newest
+            .get(&(it.host.clone(), name.to_owned()))
+            .is_some_and(|newest| made < *newest);
+    }
 }
 
 /// The largest number of exporters that were there at the same time. One that is started again
@@ -171,25 +208,36 @@ fn at_once(exports: &[Export]) -> u64 {
     beginnings.max().unwrap_or(0)
 }
 
+/// The numbers of each instance. `before` is the last one before the time that is asked for, or 0:
+/// numbers begin with 1. A row by minute was last added to at `latest + delay_us` at the latest.
 fn counts(question: &Question) -> Sql {
     let mut parameters = Parameters::default();
     let hosts = question.of_hosts(&mut parameters);
-    let from = question.from_minute();
-    let margin = from.checked_sub(MARGIN).unwrap_or(SystemTime::UNIX_EPOCH);
-    let margin = bind_time(margin, &mut parameters);
-    let from = parameters.bind(micros_of(from), "Int64");
-    let from = format!("fromUnixTimestamp64Micro({from}, 'UTC')");
+    let since = micros_of(question.from_minute());
+    let from = bind_time(question.from_minute(), &mut parameters);
+    let began = parameters.bind(since / 1_000, "Int64");
+    let settled = question.now.checked_sub(SETTLED);
+    let settled = parameters.bind(
+        micros_of(settled.unwrap_or(SystemTime::UNIX_EPOCH)),
+        "Int64",
+    );
     let text = format!(
         "SELECT host, instance, last_us, delay_us, events, \
-         high - low + 1 - bitmapCardinality(bitmapSubsetInRange(seen, low, high + 1)) AS lost \
+         multiIf(ifNull(before, 0) > 0, before + 1, made >= {began}, 1, first) AS low, \
+         if(high >= low, \
+         high - low + 1 - bitmapCardinality(bitmapSubsetInRange(seen, low, high + 1)), 0) AS lost \
          FROM (\
          SELECT host, instance, toUnixTimestamp64Micro(max(latest)) AS last_us, \
          argMax(delay_us, (minute, delay_us)) AS delay_us, \
-         groupBitmapMergeIf(seqs, minute >= {from}) AS events, \
-         minIf(first_seq, minute >= {from}) AS low, maxIf(last_seq, minute >= {from}) AS high, \
-         groupBitmapMergeState(seqs) AS seen, max(minute) AS newest \
-         FROM seqs_by_minute WHERE minute >= {margin}{hosts} \
-         GROUP BY host, instance) WHERE newest >= {from} ORDER BY host, instance"
+         groupBitmapMerge(seqs) AS events, groupBitmapMergeState(seqs) AS seen, \
+         min(first_seq) AS first, maxIf(last_seq, \
+         toUnixTimestamp64Micro(latest) + seqs_by_minute.delay_us <= {settled}) AS high, \
+         toInt64OrZero(splitByChar('.', toString(instance))[-1]) AS made \
+         FROM seqs_by_minute WHERE minute >= {from}{hosts} GROUP BY host, instance\
+         ) AS seen_now LEFT JOIN (\
+         SELECT host, instance, max(last_seq) AS before \
+         FROM seqs_by_minute WHERE minute < {from}{hosts} GROUP BY host, instance\
+         ) AS seen_before USING (host, instance) ORDER BY host, instance"
     );
     Sql { text, parameters }
 }
@@ -257,6 +305,7 @@ mod tests {
             lost: 0,
             exporters: 1,
             not_sent: 0,
+            ended: false,
         };
         let check = |host: Host, troubles: &[Trouble]| {
             assert_eq!(host.troubles(now, thresholds), troubles, "{host:?}");
@@ -293,6 +342,15 @@ mod tests {
             },
             &[Trouble::Behind],
         );
+        // Of an instance that is no more, nothing is to come.
+        let over = Host {
+            last,
+            delay,
+            lost: 1,
+            ended: true,
+            ..good.clone()
+        };
+        check(over, &[Trouble::Losing]);
         check(
             Host {
                 lost: 1,

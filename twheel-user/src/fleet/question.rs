@@ -44,7 +44,9 @@ impl Question {
     }
 
     /// The same, at the beginning of a minute. What is answered from sums by minute begins there, and
-    /// so does what is answered from events instead, so that both have the same answer.
+    /// so does what is answered from events instead, so that both have the same answer, as long as
+    /// that minute is not older than rows are kept: older ones are removed within about a day, but
+    /// not from all tables at once.
     pub fn from_minute(&self) -> SystemTime {
         let minute = MINUTE.as_micros() as i64;
         let from = micros_of(self.from());

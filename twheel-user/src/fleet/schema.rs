@@ -12,6 +12,9 @@ pub const VERSION: u32 = 2;
 /// The longest time that events can be kept, in days. (`DateTime` ends in 2106.)
 pub const LONGEST: u32 = 3_650;
 
+/// How long events are kept if nobody has said it, in days.
+pub const KEEP: u32 = 90;
+
 /// A topic of Kafka that ClickHouse reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topic {
@@ -28,8 +31,9 @@ pub struct Topic {
 pub struct Schema {
     /// The database.
     pub database: String,
-    /// How long events are kept, in days.
-    pub keep: u32,
+    /// How long events are kept, in days. `None`: tables that exist keep their time, and new ones get
+    /// [`KEEP`].
+    pub keep: Option<u32>,
     /// The cluster, as the servers' configuration names it; `None`: one server.
     pub cluster: Option<String>,
     /// The topic that is read; `None`: exporters insert by themselves.
@@ -48,15 +52,27 @@ struct Table {
     key: &'static str,
     /// The expression of the time after which a row is kept for as long as asked for.
     age: &'static str,
-    settings: &'static str,
 }
 
 /// Rows of the same event, host and instance are on one shard, where duplicates are found.
 const SHARD: &str = "cityHash64(host, instance)";
 
+/// How all tables with data remove what is older than asked for: the rows themselves, at most once
+/// a day, since that writes the rest of a part anew. Parts of which all rows are that old are just
+/// dropped. A change of the time is no reason to write anything anew.
+const SETTINGS: &str = "merge_with_ttl_timeout = 86400, materialize_ttl_recalculate_only = 1";
+
+/// A row that is inserted again may be in a block of which all rows are known. It must reach the
+/// views all the same, as the insert before may have ended between the table and a view. The engine
+/// and the bitmaps deal with rows that come twice.
+const EACH_BLOCK: &str = ", replicated_deduplication_window = 0";
+
+/// The tables are partitioned by quarter. ClickHouse refuses an insert, and stops to read a topic,
+/// if a block has rows of more than 100 partitions. A quiet host's history, which may be sent as one
+/// block, may span years: 100 quarters are 25 years, more than twice [`LONGEST`]; 100 months would
+/// be less than that.
 fn tables() -> Vec<Table> {
     let with = |columns: &[Column], more: Column| columns.iter().copied().chain([more]).collect();
-    const DROP_PARTS: &str = "ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1";
     vec![
         Table {
             name: "events",
@@ -64,10 +80,9 @@ fn tables() -> Vec<Table> {
             family: "Replacing",
             arguments: "inserted",
             index: "INDEX by_time time TYPE minmax GRANULARITY 1",
-            partition: "toDate(time)",
+            partition: "toStartOfQuarter(time)",
             key: "host, instance, seq",
             age: "toDateTime(time)",
-            settings: DROP_PARTS,
         },
         Table {
             name: "exports",
@@ -75,10 +90,9 @@ fn tables() -> Vec<Table> {
             family: "Replacing",
             arguments: "inserted",
             index: "",
-            partition: "toYYYYMM(time)",
+            partition: "toStartOfQuarter(time)",
             key: "host, instance, exporter, time",
             age: "toDateTime(time)",
-            settings: DROP_PARTS,
         },
         Table {
             name: "refused",
@@ -86,10 +100,9 @@ fn tables() -> Vec<Table> {
             family: "Replacing",
             arguments: "time",
             index: "",
-            partition: "",
+            partition: "toStartOfQuarter(time)",
             key: "topic, partition, offset",
             age: "toDateTime(time)",
-            settings: "",
         },
         Table {
             name: "ends_by_minute",
@@ -97,10 +110,9 @@ fn tables() -> Vec<Table> {
             family: "Aggregating",
             arguments: "",
             index: "",
-            partition: "toYYYYMM(minute)",
+            partition: "toStartOfQuarter(minute)",
             key: "minute, host, instance, proto, service, reason, state",
             age: "minute",
-            settings: DROP_PARTS,
         },
         Table {
             name: "seqs_by_minute",
@@ -108,10 +120,9 @@ fn tables() -> Vec<Table> {
             family: "Aggregating",
             arguments: "",
             index: "",
-            partition: "toYYYYMM(minute)",
+            partition: "toStartOfQuarter(minute)",
             key: "minute, host, instance",
             age: "minute",
-            settings: DROP_PARTS,
         },
     ]
 }
@@ -204,9 +215,15 @@ fn queue_views() -> Vec<View> {
 impl Schema {
     /// The script.
     pub fn script(&self) -> String {
+        let keep = match self.keep {
+            Some(days) => format!("All tables keep their rows for {days} days from now on."),
+            None => format!(
+                "Tables that exist keep their rows for as\n-- long as before; new ones for {KEEP} days."
+            ),
+        };
         let mut script = format!(
-            "-- twheel, schema version {VERSION}. Run it with `clickhouse-client`; running it again, \
-             or on an earlier\n-- version, is safe.\n"
+            "-- twheel, schema version {VERSION}. Run it with `clickhouse-client`, also again, or on an \
+             earlier\n-- version. {keep}\n"
         );
         for statement in self.statements() {
             script += &statement;
@@ -291,22 +308,28 @@ impl Schema {
                 .filter(|it| !it.is_empty())
                 .map(|it| (*it).to_owned()),
         );
-        let ttl = format!("{} + INTERVAL {} DAY", table.age, self.keep);
+        let ttl = |days| format!("{} + INTERVAL {days} DAY", table.age);
         let mut create = format!(
             "CREATE TABLE IF NOT EXISTS {name}{on_cluster}\n(\n    {}\n)\nENGINE = {}\n",
             columns.join(",\n    "),
             self.engine(table),
         );
-        if !table.partition.is_empty() {
-            create += &format!("PARTITION BY {}\n", table.partition);
-        }
-        create += &format!("ORDER BY ({})\nTTL {ttl}", table.key);
-        if !table.settings.is_empty() {
-            create += &format!("\nSETTINGS {}", table.settings);
+        create += &format!(
+            "PARTITION BY {}\nORDER BY ({})\nTTL {}\nSETTINGS {SETTINGS}",
+            table.partition,
+            table.key,
+            ttl(self.keep.unwrap_or(KEEP)),
+        );
+        if self.cluster.is_some() && table.name == "events" {
+            create += EACH_BLOCK;
         }
         let mut all = vec![create];
         all.push(format!("ALTER TABLE {name}{on_cluster}\n    {lacking}"));
-        all.push(format!("ALTER TABLE {name}{on_cluster} MODIFY TTL {ttl}"));
+        // Nobody may lose rows by running the script again.
+        if let Some(days) = self.keep {
+            let ttl = ttl(days);
+            all.push(format!("ALTER TABLE {name}{on_cluster} MODIFY TTL {ttl}"));
+        }
         let Some(cluster) = &self.cluster else {
             return all;
         };
@@ -460,7 +483,7 @@ mod tests {
     fn schema() -> Schema {
         Schema {
             database: "twheel".to_owned(),
-            keep: 90,
+            keep: None,
             cluster: None,
             topic: None,
         }

@@ -133,12 +133,26 @@ pub fn leak_share() -> String {
     )
 }
 
-/// The numbers of each instance, and how many are missing among them.
+/// The numbers of each instance, and how many are missing: counted as `twheel fleet hosts` does. The
+/// first one is the one after the last number before the time range; or 1, if the instance began in
+/// it; or the first that came. The last one is that which had come a minute ago, as events may come
+/// in another order.
 fn missing() -> String {
     format!(
-        "SELECT host, instance, groupBitmapMerge(seqs) AS events,\n    \
-         max(last_seq) - min(first_seq) + 1 - events AS missing\n  FROM seqs_by_minute\n  \
-         WHERE $__timeFilter(minute)\n    AND {HOSTS}\n  GROUP BY host, instance"
+        "SELECT host, instance, events,\n    \
+         multiIf(ifNull(before, 0) > 0, before + 1, made >= toInt64(toUnixTimestamp($__fromTime)) * 1000, 1, first) \
+         AS low,\n    \
+         if(high >= low, high - low + 1 - bitmapCardinality(bitmapSubsetInRange(seen, low, high + 1)), 0) \
+         AS missing\n  FROM (\n    \
+         SELECT host, instance, groupBitmapMerge(seqs) AS events, groupBitmapMergeState(seqs) AS seen,\n      \
+         min(first_seq) AS first, maxIf(last_seq, toUnixTimestamp64Micro(latest) + delay_us\n        \
+         <= toUnixTimestamp64Micro(now64(6)) - 60000000) AS high,\n      \
+         toInt64OrZero(splitByChar('.', toString(instance))[-1]) AS made\n    \
+         FROM seqs_by_minute WHERE $__timeFilter(minute) AND {HOSTS}\n    \
+         GROUP BY host, instance\n  ) AS seen_now LEFT JOIN (\n    \
+         SELECT host, instance, max(last_seq) AS before\n    \
+         FROM seqs_by_minute WHERE minute < $__fromTime AND {HOSTS}\n    \
+         GROUP BY host, instance\n  ) AS seen_before USING (host, instance)"
     )
 }
 
@@ -148,8 +162,9 @@ pub fn missing_count() -> String {
 
 pub fn missing_by_host() -> String {
     format!(
-        "{}\nORDER BY missing DESC, host, instance\nLIMIT 1000",
-        missing().replace("\n  ", "\n")
+        "SELECT host, instance, events, missing\nFROM (\n  {}\n)\n\
+         ORDER BY missing DESC, host, instance\nLIMIT 1000",
+        missing()
     )
 }
 

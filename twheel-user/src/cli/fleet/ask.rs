@@ -19,9 +19,12 @@ pub(super) struct Asked {
     which: Which,
     #[command(flatten)]
     pub(super) place: Place,
+    /// Only what ended, or happened, within this time
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1h")]
+    since: Duration,
 }
 
-/// Which server, which hosts, since when.
+/// Which server, which hosts.
 #[derive(Args)]
 pub(super) struct Place {
     #[command(flatten)]
@@ -29,9 +32,6 @@ pub(super) struct Place {
     /// Only what this host has reported; several can be given
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
-    /// Only what ended, or happened, within this time
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1h")]
-    since: Duration,
     /// Print one JSON object a line
     #[arg(long)]
     pub(super) json: bool,
@@ -46,19 +46,19 @@ impl Asked {
             accounting: true,
             rto: true,
         })?;
-        self.place.open(filter)
+        self.place.open(filter, self.since)
     }
 }
 
 impl Place {
-    /// The same, with this filter.
-    pub(super) fn open(&self, filter: Filter) -> Result<(Server, Question)> {
+    /// The same, with this filter, since so long ago.
+    pub(super) fn open(&self, filter: Filter, since: Duration) -> Result<(Server, Question)> {
         let server = self.server.server()?;
         question::check(&server)?;
         let question = Question {
             filter,
             hosts: self.hosts.clone(),
-            since: self.since,
+            since,
             now: SystemTime::now(),
         };
         Ok((server, question))

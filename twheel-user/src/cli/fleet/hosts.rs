@@ -23,16 +23,21 @@ use crate::{
 
 /// List the hosts of the fleet, and which are silent, behind or losing events
 ///
-/// Hosts that have sent something within --since are known, each with its instances.
+/// Hosts that have sent something within --since are known, each with its instances. An instance of which the host has a
+/// newer one is `ended`: it is neither silent nor behind. What is told is about events and exporters: of a run that was
+/// killed while its exporter lives, only LAST grows. The metrics and their alerts tell of runs.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  twheel fleet hosts --since 1d
-  twheel fleet hosts --since 1d --bad
+  twheel fleet hosts
+  twheel fleet hosts --since 7d --bad
   twheel fleet hosts --host web1 --silent 1h --json")]
 pub(super) struct Hosts {
     #[command(flatten)]
     place: Place,
+    /// Hosts of which anything has come within this time
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1d")]
+    since: Duration,
     /// An instance is silent if neither an event nor a sign of life of its exporter has come for longer than this
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m")]
     silent: Duration,
@@ -63,7 +68,7 @@ struct HostLine {
 
 impl Hosts {
     pub(super) fn execute(self) -> Result<()> {
-        let (server, question) = self.place.open(Filter::default())?;
+        let (server, question) = self.place.open(Filter::default(), self.since)?;
         let thresholds = Thresholds {
             silent: self.silent,
             behind: self.behind,
@@ -108,12 +113,19 @@ fn write_json(host: &Host, troubles: &[Trouble], out: &mut dyn Write) -> Result<
         lost: host.lost,
         exporters: host.exporters,
         not_sent: host.not_sent,
-        status: match troubles {
-            [] => vec!["ok"],
-            troubles => troubles.iter().map(|it| it.name()).collect(),
-        },
+        status: status(host, troubles),
     };
     Ok(json::write_found("fleet_host", &identity, line, out)?)
+}
+
+/// Whether it runs, and what is wrong.
+fn status(host: &Host, troubles: &[Trouble]) -> Vec<&'static str> {
+    let mut names: Vec<_> = host.ended.then_some("ended").into_iter().collect();
+    names.extend(troubles.iter().map(|it| it.name()));
+    if names.is_empty() {
+        names.push("ok");
+    }
+    names
 }
 
 fn write_line(
@@ -126,14 +138,7 @@ fn write_line(
         || "-".to_owned(),
         |last| short(now.duration_since(last).unwrap_or_default()),
     );
-    let names: Vec<_> = troubles
-        .iter()
-        .map(|it| it.name().replace('_', " "))
-        .collect();
-    let status = match troubles {
-        [] => "ok".to_owned(),
-        _ => names.join(", "),
-    };
+    let status = status(host, troubles).join(", ").replace('_', " ");
     Ok(writeln!(
         out,
         "{:<15} {:<31} {last:>8} {:>8} {:>12} {:>9} {:>9} {:>9}  {status}",

@@ -12,7 +12,8 @@ use crate::{
 
 /// Print the SQL that sets up the tables in ClickHouse, or brings them to the present version
 ///
-/// It can be run on an empty server, on a database of any earlier version, and again: data stay. It talks to no server.
+/// It can be run on an empty server, on a database of any earlier version, and again. No data are removed, except by --keep:
+/// what is older than that. The command talks to no server.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,9 +24,9 @@ pub(super) struct SchemaCommand {
     /// Database that the tables are in
     #[arg(long, value_name = "NAME", default_value = "twheel", value_parser = NonEmptyStringValueParser::new())]
     database: String,
-    /// How long events are kept, in whole days
-    #[arg(long, value_name = "DURATION", value_parser = days, default_value = "90d")]
-    keep: u32,
+    /// How long events are kept, in whole days. Without it, tables that exist keep their time, and new ones get 90 days
+    #[arg(long, value_name = "DURATION", value_parser = days)]
+    keep: Option<u32>,
     /// Cluster of servers, as their configuration names it: replicated tables on every server, and tables over all shards
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     cluster: Option<String>,
