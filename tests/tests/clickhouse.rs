@@ -370,3 +370,54 @@ fn what_the_history_dropped_while_the_server_was_away_is_counted() -> Result<()>
     assert_eq!(told, missing);
     exporter.kill()
 }
+
+/// A server that refuses what it gets, and an exporter that is started again meanwhile: what the history
+/// dropped is told once, and counted once, however often it is found.
+#[test]
+fn what_is_missing_counts_once_however_often_it_is_tried() -> Result<()> {
+    require_root();
+    let Some(server) = ClickHouse::start(&Setup::default())? else {
+        return Ok(());
+    };
+    let least = twheel::history::LEAST_BYTES.to_string();
+    let mut sending = Sending::start_with("clickhouse-refused", &least)?;
+    let exporter = export(&sending, "state", &server.url(), &[])?;
+    sending.begin(500)?;
+    until(&server, 500)?;
+    sending.expire()?;
+    exporter.kill()?;
+    server.ask("RENAME TABLE twheel.events TO twheel.away")?;
+    // Eight segments of a thousand events each.
+    for _ in 0..10 {
+        sending.begin(2_000)?;
+        sending.expire()?;
+    }
+    let mut exporter = export(&sending, "state", &server.url(), &[])?;
+    exporter.says("its tables are not at")?;
+    let begun = exporter.said()?;
+    let removed = "segments of the history were removed before they were sent";
+    ensure!(begun.matches(removed).count() == 1, "{begun}");
+    // More attempts, after 250 ms, 500 ms, 1 s and 2 s.
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(exporter.said()?, begun);
+    server.ask("RENAME TABLE twheel.away TO twheel.events")?;
+    let left = sending.told()?;
+    let last = left.keys().map(|it| it.1).max().context("no event")?;
+    let end = Instant::now() + 2 * PATIENCE;
+    let newest = format!("SELECT count() FROM twheel.events WHERE seq = {last}");
+    while server.number(&newest)? == 0 {
+        ensure!(Instant::now() < end, "the last event does not arrive");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let sql = format!("SELECT count() FROM twheel.events FINAL WHERE seq <= {last}");
+    let missing = last - server.number(&sql)?;
+    ensure!(missing > 1_000, "{missing}");
+    let told = "SELECT max(not_sent) FROM twheel.exports";
+    while server.number(told)? == 0 {
+        ensure!(Instant::now() < end, "nothing is told");
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("{missing} events are missing");
+    assert_eq!(server.number(told)?, missing);
+    exporter.kill()
+}

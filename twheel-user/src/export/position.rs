@@ -12,18 +12,40 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     failure::{Failure, Kind},
     history::Position,
 };
+
+/// The last event that has arrived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Last {
+    /// Its instance.
+    pub instance: String,
+    /// The highest number of that instance that has arrived.
+    pub number: u64,
+}
+
+/// What the file holds. An earlier twheel wrote the position alone, and reads it alone.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    #[serde(flatten)]
+    position: Position,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last: Option<Last>,
+}
 
 /// The file that keeps a position.
 pub struct Kept {
     path: PathBuf,
     /// While it is held, no other export uses the file.
     _lock: Flock<File>,
-    /// What it holds.
+    /// Everything before it has arrived.
     pub position: Position,
+    /// The last event before it; `None` if it is not known.
+    pub last: Option<Last>,
 }
 
 impl Kept {
@@ -39,7 +61,7 @@ impl Kept {
                 .with_context(|| format!("cannot create {}", directory.display()))?;
         }
         let lock = lock(path)?;
-        let position = match fs::read(path) {
+        let Stored { position, last } = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
                 Failure::new(
                     Kind::Other,
@@ -50,7 +72,10 @@ impl Kept {
                     ),
                 )
             })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Position::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Stored {
+                position: Position::default(),
+                last: None,
+            },
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));
             }
@@ -59,28 +84,31 @@ impl Kept {
             path: path.to_owned(),
             _lock: lock,
             position,
+            last,
         })
     }
 
-    /// Keeps another position, if it is another one.
+    /// Keeps another position, if it is another one, and the last event before it.
     ///
     /// # Errors
     ///
     /// It cannot be written.
-    pub fn keep(&mut self, position: Position) -> Result<()> {
+    pub fn keep(&mut self, position: Position, last: Option<Last>) -> Result<()> {
         if position == self.position {
             return Ok(());
         }
         let new = beside(&self.path, "new");
+        let stored = Stored { position, last };
         let write = || -> io::Result<()> {
             let mut file = File::create(&new)?;
-            serde_json::to_writer(&mut file, &position)?;
+            serde_json::to_writer(&mut file, &stored)?;
             file.write_all(b"\n")?;
             file.sync_data()?;
             fs::rename(&new, &self.path)
         };
         write().with_context(|| format!("cannot write {}", self.path.display()))?;
         self.position = position;
+        self.last = stored.last;
         Ok(())
     }
 }
@@ -126,11 +154,24 @@ mod tests {
             record: 17,
             checksum: 5,
         };
-        kept.keep(position).unwrap();
+        let last = Some(Last {
+            instance: "eth0@host.5".to_owned(),
+            number: 17,
+        });
+        kept.keep(position, last.clone()).unwrap();
         let other = Kept::open(&path).err().unwrap().to_string();
         assert!(other.contains("another export uses"), "{other}");
         drop(kept);
-        assert_eq!(Kept::open(&path).unwrap().position, position);
+        let kept = Kept::open(&path).unwrap();
+        assert_eq!((kept.position, &kept.last), (position, &last));
+        drop(kept);
+        // As an earlier twheel has written it, and as it reads this one.
+        let earlier: Position = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(earlier, position);
+        fs::write(&path, serde_json::to_vec(&position).unwrap()).unwrap();
+        let kept = Kept::open(&path).unwrap();
+        assert_eq!((kept.position, &kept.last), (position, &None));
+        drop(kept);
         fs::write(&path, "17").unwrap();
         let error = Kept::open(&path).err().unwrap().to_string();
         assert!(
