@@ -212,12 +212,20 @@ fn an_export_says_what_is_wrong_with_the_server_and_goes_on_when_it_is_right() -
     for (args, says) in [
         (&["--url", "localhost"][..], "is no address of ClickHouse"),
         (&["--url", "http://u:p@a:1"], "--password-file"),
+        (&["--url", "http://a:99999"], "from 1 to 65535"),
+        (&["--database", ""], "--database is empty"),
+        (&["--user", "a\u{1}"], "--user has a control character"),
         (&["--password-file", "/nothing"], "cannot read the password"),
         (&["--ca", "/nothing"], "cannot read /nothing"),
     ] {
         let exporter = sending.exporter("usage", &[&["clickhouse"], args].concat())?;
         let said = sending.history.file("usage.said");
-        ensure!(exporter.code()?.is_some_and(|code| code > 0), "{args:?}");
+        let code = if says.starts_with("cannot read") {
+            1
+        } else {
+            2
+        };
+        assert_eq!(exporter.code()?, Some(code), "{args:?}");
         let said = fs::read_to_string(said)?;
         ensure!(said.contains(says), "{args:?}: {said}");
     }
