@@ -57,8 +57,7 @@ impl Kept {
     /// be created.
     pub fn open(path: &Path) -> Result<Self> {
         if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)
-                .with_context(|| format!("cannot create {}", directory.display()))?;
+            fs::create_dir_all(directory).map_err(|error| cannot_create(directory, error))?;
         }
         let lock = lock(path)?;
         let Stored { position, last } = match fs::read(path) {
@@ -121,10 +120,23 @@ fn beside(path: &Path, what: &str) -> PathBuf {
     name.into()
 }
 
+/// What cannot be created, why, and what to do.
+fn cannot_create(path: &Path, error: io::Error) -> anyhow::Error {
+    let what = format!("cannot create {}", path.display());
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return anyhow::Error::from(error).context(what);
+    }
+    let message = format!(
+        "{what}: {error}: make the directory for this user (`install -d -o USER DIRECTORY`), or give \
+         a file for the position elsewhere with --state"
+    );
+    Failure::new(Kind::Other, message).into()
+}
+
 /// Takes the lock of a file that keeps a position.
 fn lock(path: &Path) -> Result<Flock<File>> {
     let at = beside(path, "lock");
-    let file = File::create(&at).with_context(|| format!("cannot create {}", at.display()))?;
+    let file = File::create(&at).map_err(|error| cannot_create(&at, error))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
         Errno::EWOULDBLOCK => Failure::new(
             Kind::Other,
@@ -178,5 +190,16 @@ mod tests {
             error.contains("is not the position of an export"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_told_with_what_to_do() {
+        let denied = io::Error::from(Errno::EACCES);
+        let error = cannot_create(Path::new("/a/b.lock"), denied).to_string();
+        assert!(error.starts_with("cannot create /a/b.lock: "), "{error}");
+        assert!(error.contains("--state"), "{error}");
+        let full = io::Error::from(Errno::ENOSPC);
+        let error = format!("{:#}", cannot_create(Path::new("/a"), full));
+        assert!(!error.contains("--state"), "{error}");
     }
 }
