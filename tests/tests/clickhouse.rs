@@ -212,12 +212,20 @@ fn an_export_says_what_is_wrong_with_the_server_and_goes_on_when_it_is_right() -
     for (args, says) in [
         (&["--url", "localhost"][..], "is no address of ClickHouse"),
         (&["--url", "http://u:p@a:1"], "--password-file"),
+        (&["--url", "http://a:99999"], "from 1 to 65535"),
+        (&["--database", ""], "--database is empty"),
+        (&["--user", "a\u{1}"], "--user has a control character"),
         (&["--password-file", "/nothing"], "cannot read the password"),
         (&["--ca", "/nothing"], "cannot read /nothing"),
     ] {
         let exporter = sending.exporter("usage", &[&["clickhouse"], args].concat())?;
         let said = sending.history.file("usage.said");
-        ensure!(exporter.code()?.is_some_and(|code| code > 0), "{args:?}");
+        let code = if says.starts_with("cannot read") {
+            1
+        } else {
+            2
+        };
+        assert_eq!(exporter.code()?, Some(code), "{args:?}");
         let said = fs::read_to_string(said)?;
         ensure!(said.contains(says), "{args:?}: {said}");
     }
@@ -368,5 +376,56 @@ fn what_the_history_dropped_while_the_server_was_away_is_counted() -> Result<()>
     let missing = last - server.number(&sql)?;
     println!("{missing} events are missing, and {told} are told");
     assert_eq!(told, missing);
+    exporter.kill()
+}
+
+/// A server that refuses what it gets, and an exporter that is started again meanwhile: what the history
+/// dropped is told once, and counted once, however often it is found.
+#[test]
+fn what_is_missing_counts_once_however_often_it_is_tried() -> Result<()> {
+    require_root();
+    let Some(server) = ClickHouse::start(&Setup::default())? else {
+        return Ok(());
+    };
+    let least = twheel::history::LEAST_BYTES.to_string();
+    let mut sending = Sending::start_with("clickhouse-refused", &least)?;
+    let exporter = export(&sending, "state", &server.url(), &[])?;
+    sending.begin(500)?;
+    until(&server, 500)?;
+    sending.expire()?;
+    exporter.kill()?;
+    server.ask("RENAME TABLE twheel.events TO twheel.away")?;
+    // Eight segments of a thousand events each.
+    for _ in 0..10 {
+        sending.begin(2_000)?;
+        sending.expire()?;
+    }
+    let mut exporter = export(&sending, "state", &server.url(), &[])?;
+    exporter.says("its tables are not at")?;
+    let begun = exporter.said()?;
+    let removed = "segments of the history were removed before they were sent";
+    ensure!(begun.matches(removed).count() == 1, "{begun}");
+    // More attempts, after 250 ms, 500 ms, 1 s and 2 s.
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(exporter.said()?, begun);
+    server.ask("RENAME TABLE twheel.away TO twheel.events")?;
+    let left = sending.told()?;
+    let last = left.keys().map(|it| it.1).max().context("no event")?;
+    let end = Instant::now() + 2 * PATIENCE;
+    let newest = format!("SELECT count() FROM twheel.events WHERE seq = {last}");
+    while server.number(&newest)? == 0 {
+        ensure!(Instant::now() < end, "the last event does not arrive");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let sql = format!("SELECT count() FROM twheel.events FINAL WHERE seq <= {last}");
+    let missing = last - server.number(&sql)?;
+    ensure!(missing > 1_000, "{missing}");
+    let told = "SELECT max(not_sent) FROM twheel.exports";
+    while server.number(told)? == 0 {
+        ensure!(Instant::now() < end, "nothing is told");
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("{missing} events are missing");
+    assert_eq!(server.number(told)?, missing);
     exporter.kill()
 }

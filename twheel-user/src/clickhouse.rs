@@ -8,7 +8,7 @@ use std::{fmt, io, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use clickhouse::{Compression, error::Error};
-use hyper::body::Bytes;
+use hyper::{body::Bytes, header::HeaderValue};
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
     rt::TokioExecutor,
@@ -36,6 +36,10 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(2);
 /// Most bytes of a server's own words in a message.
 const WORDS: usize = 300;
+
+/// How the tables are made, or brought to this version.
+const SET_UP: &str = "run `twheel fleet schema | clickhouse-client --multiquery`, with the options \
+    of `fleet schema` with which it was set up, if any (--database, --keep, --cluster, --kafka-...)";
 
 /// Where a server is, and who asks it.
 #[derive(Clone, Debug, Default)]
@@ -101,10 +105,12 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// Of [`Kind::Usage`]: the URL is no address of a server, or the file with certificates holds
-    /// none. Or that file cannot be read.
+    /// Of [`Kind::Usage`]: the URL is no address of a server; the database has no name; the user or
+    /// the password cannot be sent over HTTP; or the file with certificates holds none. Or that file
+    /// cannot be read.
     pub fn new(address: Address) -> Result<Self> {
         check(&address.url)?;
+        check_names(&address)?;
         let tls = tls::Client::new(address.ca.as_deref(), None)?;
         let mut http = HttpConnector::new();
         http.set_connect_timeout(Some(CONNECT));
@@ -260,7 +266,7 @@ impl Server {
         let Address { url, database, .. } = &self.address;
         let what = match found {
             _ if found > wanted => "update this twheel",
-            _ => "run `twheel fleet schema | clickhouse-client --multiquery`",
+            _ => SET_UP,
         };
         Err(Fault {
             refusal: Refusal::Version,
@@ -302,14 +308,20 @@ impl Server {
             }
             Refusal::Missing => format!(
                 "the database {database} or its tables are not at {url}: give the right --database, \
-                 or set it up with `twheel fleet schema | clickhouse-client --multiquery`: {why}"
+                 or {SET_UP}: {why}"
             ),
             Refusal::DiskFull => {
                 // Without the server's words, which name another file each time.
                 format!("the disk of ClickHouse at {url} is full: free space there")
             }
             Refusal::Version | Refusal::Other => {
-                format!("ClickHouse at {url} refuses this: {why}")
+                let what = match error {
+                    Error::BadResponse(said) if code(said).is_some() => {
+                        "mend it at the server, whose log says more"
+                    }
+                    _ => "check that --url is the address of ClickHouse's HTTP interface",
+                };
+                format!("ClickHouse at {url} refuses this: {why}: {what}")
             }
         };
         Fault { refusal, message }
@@ -332,13 +344,46 @@ fn check(url: &str) -> Result<()> {
     if !matches!(uri.scheme_str(), Some("http" | "https")) || authority.host().is_empty() {
         return wrong(example);
     }
+    // (A port that is too large is none for this parser.)
+    let is_ipv6 = authority.host().starts_with('[');
+    let has_port = authority.as_str().matches(':').count()
+        > if is_ipv6 {
+            authority.host().matches(':').count()
+        } else {
+            0
+        };
     if authority.as_str().contains('@') {
         return wrong("give the user with --user, and the password with --password-file");
+    }
+    if has_port && !authority.port_u16().is_some_and(|port| port > 0) {
+        return wrong("its port is not one from 1 to 65535");
     }
     match uri.query() {
         Some(_) => wrong("give it without `?` and what follows"),
         None => Ok(()),
     }
+}
+
+/// Checks what is sent with each question.
+fn check_names(address: &Address) -> Result<()> {
+    let usage = |message: &str| Err(Failure::new(Kind::Usage, message).into());
+    if address.database.is_empty() {
+        return usage("--database is empty: give the name of the database, or leave it out");
+    }
+    let can_be_sent = |text: &Option<String>| {
+        let text = text.as_deref().unwrap_or_default();
+        HeaderValue::from_str(text).is_ok()
+    };
+    if !can_be_sent(&address.user) {
+        return usage("--user has a control character, which HTTP cannot carry: give it without");
+    }
+    if !can_be_sent(&address.password) {
+        return usage(
+            "the first line of --password-file has a control character, which HTTP cannot carry: \
+             give one without",
+        );
+    }
+    Ok(())
 }
 
 /// The kind of a failure.
@@ -438,9 +483,52 @@ mod tests {
             ("http://", "give one like"),
             ("http://u:p@localhost:8123", "--password-file"),
             ("http://localhost:8123/?user=u", "without `?`"),
+            ("http://localhost:99999", "from 1 to 65535"),
+            ("http://localhost:0", "from 1 to 65535"),
+            ("http://[::1]:65536/a", "from 1 to 65535"),
         ] {
             let error = check(url).unwrap_err().to_string();
             assert!(error.contains(said), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused_and_names_its_option() {
+        let address = |database: &str, user: &str, password: &str| Address {
+            url: "http://localhost:8123".to_owned(),
+            database: database.to_owned(),
+            user: Some(user.to_owned()),
+            password: Some(password.to_owned()),
+            ca: None,
+        };
+        check_names(&address("t", "u", "p w!~ä")).unwrap();
+        for (address, said) in [
+            (address("", "u", "p"), "--database"),
+            (address("t", "u\u{1}", "p"), "--user"),
+            (address("t", "u", "p\r"), "--password-file"),
+            (address("t", "u", "p\u{7f}"), "--password-file"),
+        ] {
+            let error = Server::new(address).err().unwrap();
+            assert_eq!(crate::failure::exit_code(&error), Kind::Usage as u8);
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let address = Address {
+            url: "http://localhost:8123".to_owned(),
+            database: "t".to_owned(),
+            ..Address::default()
+        };
+        let server = Server::new(address).unwrap();
+        for (said, wanted) in [
+            ("Code: 252. DB::Exception: Too many parts", "whose log says"),
+            ("404 Not Found", "check that --url"),
+            ("Code: 60. DB::Exception: no table", "--kafka-..."),
+        ] {
+            let fault = server.fault(&Error::BadResponse(said.to_owned()));
+            assert!(fault.to_string().contains(wanted), "{fault}");
         }
     }
 

@@ -299,6 +299,25 @@ fn an_export_says_what_is_wrong_with_the_broker() -> Result<()> {
             "twheel sets this itself",
         ),
         (
+            &["--brokers", "a:1", "--topic", "t", "--set", "retries=3"],
+            "twheel sets this itself",
+        ),
+        (
+            &[
+                "--brokers",
+                "a:1",
+                "--topic",
+                "t",
+                "--set",
+                "sasl.password=p",
+            ],
+            "--password-file",
+        ),
+        (
+            &["--brokers", "a:1", "--topic", ".."],
+            "1 to 249 characters",
+        ),
+        (
             &[
                 "--brokers",
                 "a:1",
@@ -312,7 +331,8 @@ fn an_export_says_what_is_wrong_with_the_broker() -> Result<()> {
         ),
     ] {
         let exporter = sending.exporter("usage", &[&["kafka"], args].concat())?;
-        ensure!(exporter.code()?.is_some_and(|code| code > 0), "{args:?}");
+        let code = if says == "cannot read /nothing" { 1 } else { 2 };
+        assert_eq!(exporter.code()?, Some(code), "{args:?}");
         let said = fs::read_to_string(sending.history.file("usage.said"))?;
         ensure!(said.contains(says), "{args:?}: {said}");
     }

@@ -8,6 +8,7 @@
 //! | how events are written | `json.rs`, `syslog.rs`, `ipfix/` |
 //! | where they go, and what of it has arrived | `target.rs` (files and sockets), `tables.rs` (ClickHouse), `kafka/`, `tls.rs` |
 //! | what has not arrived, and how old it is | `backlog.rs` |
+//! | how many events are missing, by instance | `losses.rs` |
 //! | the position on disk | `position.rs` |
 
 use std::{ffi::OsString, fmt, io, sync::Arc, time::Duration};
@@ -22,6 +23,7 @@ pub mod ipfix;
 pub mod json;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+mod losses;
 pub mod position;
 pub mod send;
 pub mod syslog;
@@ -94,7 +96,8 @@ pub struct Alive {
     pub identity: Arc<Identity>,
     /// How old the oldest event is that has not arrived yet; 0 if all have.
     pub behind: Duration,
-    /// How many events could not be sent so far because the history does not have them; an upper bound.
+    /// How many of its events could not be sent so far because the history does not have them; an upper
+    /// bound.
     pub not_sent: u64,
 }
 

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     io,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -11,7 +12,10 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{Alive, Destination, Format, Sink, backlog::Backlog, position::Kept};
-use crate::history::HistoryReader;
+use crate::{
+    history::{HistoryReader, Past, Position},
+    identity::Identity,
+};
 
 /// The buffer is sent when it is as long as this, in bytes, or when there are no more events.
 const FLUSH: usize = 64 << 10;
@@ -55,7 +59,10 @@ impl Export<'_> {
     /// The history cannot be read, the position cannot be kept, or the target is a file that cannot
     /// be opened or a pipe whose reader has closed it.
     pub fn run(&self, format: &mut dyn Format, kept: &mut Kept) -> Result<()> {
-        let mut said = Said::default();
+        let mut said = Said {
+            backlog: Backlog::new(kept.last.as_ref()),
+            ..Said::default()
+        };
         let mut wait = RETRY.0;
         // What was reported since it last worked.
         let mut told = BTreeSet::new();
@@ -67,8 +74,9 @@ impl Export<'_> {
             }
         };
         loop {
+            let reader = self.reader(kept, &mut said)?;
             match self.to.open(kept.position) {
-                Ok(mut sink) => match self.send(format, sink.as_mut(), kept, &mut said)? {
+                Ok(mut sink) => match said.send(self, (reader, sink.as_mut()), format, kept)? {
                     Sent::All => return Ok(()),
                     Sent::Broken(error) if self.to.ends_with(&error, true) => {
                         return Err(error).with_context(|| format!("cannot write {}", self.to));
@@ -91,54 +99,89 @@ impl Export<'_> {
         }
     }
 
-    /// Sends until the other end closes.
-    fn send(
-        &self,
-        format: &mut dyn Format,
-        sink: &mut dyn Sink,
-        kept: &mut Kept,
-        said: &mut Said,
-    ) -> Result<Sent> {
+    /// A reader that stands at the kept position, or at the beginning if the history no longer has that.
+    fn reader(&self, kept: &mut Kept, said: &mut Said) -> Result<HistoryReader> {
         let mut reader = HistoryReader::open(self.history, self.name, UNIX_EPOCH)?;
         if !reader.go_on(kept.position)? {
             say!(
                 "twheel: the history no longer has the events that were sent last (it was removed, or \
                  cut off after a failure): sending it from its beginning"
             );
+            (said.counted, said.removed) = (Position::default(), 0);
+            kept.keep(Position::default(), None)?;
         }
+        // From now on it counts what is removed.
+        if kept.position == Position::default()
+            && let Some(oldest) = reader.oldest()?
+        {
+            kept.position = oldest;
+            reader.go_on(oldest)?;
+        }
+        reader.was_counted_until(said.counted);
+        Ok(reader)
+    }
+}
+
+/// What has been reported of the history that is being read.
+#[derive(Default)]
+struct Said {
+    /// Segments that were removed before they were read, in this session.
+    missed: u64,
+    /// The newest segment that was reported as removed.
+    removed: u64,
+    /// Segments were removed before the next event.
+    is_cut: bool,
+    lost: u64,
+    damaged: u64,
+    /// What is lost or damaged before this place has been reported.
+    counted: Position,
+    /// What was read and has not arrived, and what is missing.
+    backlog: Backlog,
+    /// When the export last told that it is alive.
+    alive: Option<Instant>,
+}
+
+impl Said {
+    /// Sends until the other end closes.
+    fn send(
+        &mut self,
+        export: &Export<'_>,
+        (mut reader, sink): (HistoryReader, &mut dyn Sink),
+        format: &mut dyn Format,
+        kept: &mut Kept,
+    ) -> Result<Sent> {
         let follow = reader.follow()?;
-        said.begin();
+        self.begin();
         let mut buffer = Vec::with_capacity(2 * FLUSH);
-        format.begin(said.not_sent, &mut buffer);
+        format.begin(self.backlog.losses.all(), &mut buffer);
         let mut saved = Instant::now();
         loop {
             let at = reader.position();
             let past = reader.next()?;
-            let gap = past.as_ref().map_or(0, |past| said.backlog.read(past));
-            said.tell(&mut reader, gap);
-            said.alive(&reader, format, &mut buffer)?;
+            self.tell(&mut reader, past.as_ref());
+            self.alive(&reader, format, &mut buffer)?;
             if let Some(past) = &past {
                 format.event(past, &mut buffer)?;
             }
             let is_end = past.is_none();
             if is_end || buffer.len() >= FLUSH {
-                format.complete(said.not_sent, &mut buffer);
+                format.complete(self.backlog.losses.all(), &mut buffer);
                 let next = if is_end { at } else { reader.position() };
                 // What the format leaves out is behind us, too.
-                if (!buffer.is_empty() || said.backlog.is_unwritten())
+                if (!buffer.is_empty() || self.backlog.is_unwritten())
                     && let Err(error) = sink.write(&buffer, next, format)
                 {
                     return Ok(Sent::Broken(error));
                 }
-                said.backlog.wrote(next);
+                self.backlog.wrote(next);
                 buffer.clear();
             }
             if saved.elapsed() >= KEEP || is_end {
                 saved = Instant::now();
                 match sink.arrived() {
                     Ok(position) => {
-                        said.backlog.arrived(position);
-                        kept.keep(position)?;
+                        self.backlog.arrived(position);
+                        kept.keep(position, self.backlog.last())?;
                     }
                     Err(error) => return Ok(Sent::Broken(error)),
                 }
@@ -148,33 +191,18 @@ impl Export<'_> {
             }
             if is_end {
                 let is_settled = sink.is_settled();
-                if self.once && is_settled {
+                if export.once && is_settled {
                     return Ok(Sent::All);
                 }
                 follow.wait_for(if is_settled { KEEP } else { SETTLE })?;
             }
         }
     }
-}
 
-/// What has been reported of the history that is being read.
-#[derive(Default)]
-struct Said {
-    missed: u64,
-    lost: u64,
-    damaged: u64,
-    /// Events that are missing, in all: an upper bound, since what is sent again counts again.
-    not_sent: u64,
-    /// What was read and has not arrived.
-    backlog: Backlog,
-    /// When the export last told that it is alive, and how many events were missing then.
-    alive: Option<(Instant, u64)>,
-}
-
-impl Said {
     /// The history is read again from the kept position on.
     fn begin(&mut self) {
         (self.missed, self.lost, self.damaged) = (0, 0, 0);
+        self.is_cut = false;
         self.backlog.begin();
     }
 
@@ -186,12 +214,11 @@ impl Said {
         format: &mut dyn Format,
         to: &mut Vec<u8>,
     ) -> io::Result<()> {
-        if let Some((at, not_sent)) = self.alive {
+        if let Some(at) = self.alive {
             // What is missing is told sooner.
-            let wait = if self.not_sent == not_sent {
-                ALIVE
-            } else {
-                KEEP
+            let wait = match self.backlog.losses.has_grown() {
+                true => KEEP,
+                false => ALIVE,
             };
             if at.elapsed() < wait {
                 return Ok(());
@@ -201,46 +228,61 @@ impl Said {
         let Some(identity) = reader.identity() else {
             return Ok(());
         };
-        self.alive = Some((Instant::now(), self.not_sent));
-        let alive = Alive {
-            identity,
-            behind: self.backlog.behind(SystemTime::now()),
-            not_sent: self.not_sent,
-        };
-        format.alive(&alive, to)
+        self.alive = Some(Instant::now());
+        let behind = self.backlog.behind(SystemTime::now());
+        let mut sums = self.backlog.losses.take_grown();
+        if sums.iter().all(|(it, _)| it.instance != identity.instance) {
+            let not_sent = self.backlog.losses.of(&identity);
+            sums.push((identity, not_sent));
+        }
+        for (identity, not_sent) in sums {
+            let alive = Alive {
+                identity,
+                behind,
+                not_sent,
+            };
+            format.alive(&alive, to)?;
+        }
+        Ok(())
     }
 
-    /// Prints what the history does not have (any more). `gap`: how many numbers are missing before the
-    /// event that was read last.
-    fn tell(&mut self, reader: &mut HistoryReader, gap: u64) {
+    /// Notes what was read, and prints what the history does not have (any more), once.
+    fn tell(&mut self, reader: &mut HistoryReader, past: Option<&Past>) {
         for error in reader.refused.drain(..) {
             say!("twheel: {error:#}");
         }
         if reader.missed > self.missed {
-            say!(
-                "twheel: {} segments of the history were removed before they were sent: give \
-                 `twheel run` a larger --history-size",
-                reader.missed - self.missed
-            );
-            self.not_sent += gap;
+            // An earlier session has reported some of them.
+            let new = reader.removed.saturating_sub(self.removed);
+            let new = new.min(reader.missed - self.missed);
+            if new > 0 {
+                say!(
+                    "twheel: {new} segments of the history were removed before they were sent: give \
+                     `twheel run` a larger --history-size"
+                );
+            }
+            self.removed = self.removed.max(reader.removed);
             self.missed = reader.missed;
+            self.is_cut = true;
         }
-        if reader.lost > self.lost {
+        if let Some(past) = past {
+            self.backlog.read(past, self.is_cut);
+            self.is_cut = false;
+        }
+        let (lost, damaged) = (reader.lost - self.lost, reader.damaged - self.damaged);
+        if lost > 0 {
             say!(
-                "twheel: up to {} events are not in the history: the disk was too slow or full, or \
-                 no history was kept",
-                reader.lost - self.lost
+                "twheel: up to {lost} events are not in the history: the disk was too slow or full, or \
+                 no history was kept"
             );
-            self.not_sent += reader.lost - self.lost;
-            self.lost = reader.lost;
         }
-        if reader.damaged > self.damaged {
-            say!(
-                "twheel: {} records of the history are damaged and were skipped",
-                reader.damaged - self.damaged
-            );
-            self.not_sent += reader.damaged - self.damaged;
-            self.damaged = reader.damaged;
+        if damaged > 0 {
+            say!("twheel: {damaged} records of the history are damaged and were skipped");
         }
+        (self.lost, self.damaged) = (reader.lost, reader.damaged);
+        let whose = past.map(|past| past.identity.clone());
+        let whose: Option<Arc<Identity>> = whose.or_else(|| reader.identity());
+        self.backlog.losses.lost(whose, lost + damaged);
+        self.counted = self.counted.max(reader.position());
     }
 }

@@ -101,6 +101,8 @@ pub struct HistoryReader {
     since: SystemTime,
     /// What comes before was read by an earlier reader.
     from: Position,
+    /// What is lost, damaged or refused before this place was counted by an earlier reader.
+    counted: Position,
     /// Damaged records, which were skipped.
     pub damaged: u64,
     /// Events that the history has lost, as its writers recorded; an upper bound if a writer was
@@ -109,6 +111,8 @@ pub struct HistoryReader {
     /// Segments that were removed before they were read, because the history had reached its
     /// maximum size.
     pub missed: u64,
+    /// The newest of them; 0: none.
+    pub removed: u64,
     /// Segments that cannot be read, and were skipped: why, each in a sentence.
     pub refused: Vec<anyhow::Error>,
 }
@@ -154,9 +158,11 @@ impl HistoryReader {
             last: 0,
             since,
             from: Position::default(),
+            counted: Position::default(),
             damaged: 0,
             lost: 0,
             missed: 0,
+            removed: 0,
             refused: Vec::new(),
         })
     }
@@ -188,6 +194,21 @@ impl HistoryReader {
         self.from = from;
         self.last = from.segment - 1;
         Ok(true)
+    }
+
+    /// Counts and refuses only what comes after this place: an earlier reader of the same history has
+    /// come so far.
+    pub fn was_counted_until(&mut self, place: Position) {
+        self.counted = place;
+    }
+
+    /// The place before everything that the history has; `None` if it has nothing.
+    pub fn oldest(&self) -> Result<Option<Position>> {
+        let segments = segments(&self.directory)?;
+        Ok(segments.first().map(|(number, _)| Position {
+            segment: *number,
+            ..Position::default()
+        }))
     }
 
     /// Where this reader stands.
@@ -245,12 +266,14 @@ impl HistoryReader {
             segment.read += 1;
             segment.checksum = u32_at(&record, 0);
             let was_read = (self.last, segment.read) <= (self.from.segment, self.from.record);
+            let counts = !was_read
+                && (self.last, segment.read) > (self.counted.segment, self.counted.record);
             if !is_whole(&record) || u64_at(&record, 8) > LATEST {
-                self.damaged += u64::from(!was_read);
+                self.damaged += u64::from(counts);
                 continue;
             }
             let when = record::time(u64_at(&record, 8));
-            if u32_at(&record, 4) == LOST && when >= self.since && !was_read {
+            if u32_at(&record, 4) == LOST && when >= self.since && counts {
                 self.lost += u64_at(&record, HEAD);
             }
             if let Some(past) = segment.take(&record)
@@ -286,8 +309,9 @@ impl HistoryReader {
                 continue;
             }
             // The first segment that is found: none before it counts as missed.
-            if self.last > 0 || self.from.segment > 0 {
+            if (self.last > 0 || self.from.segment > 0) && number > self.last + 1 {
                 self.missed += number - self.last - 1;
+                self.removed = number - 1;
             }
             self.last = number;
             // Events may still be appended to the newest segment.
@@ -296,13 +320,15 @@ impl HistoryReader {
             }
             if header == [0; HEADER] {
                 // The power failed before the header was written.
-                self.damaged += 1;
+                self.damaged += u64::from(number > self.counted.segment);
                 continue;
             }
             let header = match Header::read(&header, &path) {
                 Ok(header) => header,
                 Err(error) => {
-                    self.refused.push(error);
+                    if number > self.counted.segment {
+                        self.refused.push(error);
+                    }
                     continue;
                 }
             };

@@ -247,6 +247,11 @@ fn what_has_left_the_ring_and_is_not_in_the_history_is_counted_once() {
     assert!(reader.next().unwrap().is_none());
     assert_eq!(reader.lost, 30 + 5 + 20 + 7 + far);
     assert_eq!(reader.lost, counted);
+    let place = reader.position();
+    let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    reader.was_counted_until(place);
+    assert!(reader.next().unwrap().is_none());
+    assert_eq!(reader.lost, 0, "once");
 }
 
 #[test]
@@ -318,6 +323,14 @@ fn a_damaged_record_in_the_middle_costs_itself_and_is_counted() {
     fs::write(&path, bytes).unwrap();
     let (ages, damaged) = read(directory.path());
     assert_eq!((ages.len(), damaged), (9, 1));
+    // Once, if another reader goes on from where one has counted it.
+    let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    while reader.next().unwrap().is_some() {}
+    let counted = reader.position();
+    let mut reader = HistoryReader::open(directory.path(), "it", UNIX_EPOCH).unwrap();
+    reader.was_counted_until(counted);
+    while reader.next().unwrap().is_some() {}
+    assert_eq!(reader.damaged, 0);
 }
 
 #[test]

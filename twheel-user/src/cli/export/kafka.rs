@@ -23,7 +23,7 @@ pub(super) struct KafkaExport {
     #[arg(long, value_name = "BROKERS", value_delimiter = ',', required = true, value_parser = broker)]
     brokers: Vec<String>,
     /// Topic, which must exist
-    #[arg(long, value_name = "TOPIC")]
+    #[arg(long, value_name = "TOPIC", value_parser = topic)]
     topic: String,
     #[command(flatten)]
     source: Source,
@@ -83,6 +83,19 @@ enum Mechanism {
 
 fn broker(text: &str) -> Result<String, String> {
     host_and_port(text, "kafka1.example:9092")
+}
+
+/// The name of a topic, as brokers take them.
+fn topic(text: &str) -> Result<String, String> {
+    let is_good = |it: u8| it.is_ascii_alphanumeric() || b"._-".contains(&it);
+    if (1..=249).contains(&text.len()) && text.bytes().all(is_good) && text != "." && text != ".." {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "give 1 to 249 characters, each a letter from A to Z or a to z, a digit, or one of . _ -; \
+         not `.` or `..`"
+            .to_owned(),
+    )
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -162,6 +175,17 @@ mod tests {
         assert_eq!(setting("a="), pair("a", ""));
         for text in ["", "linger.ms", "=5"] {
             setting(text).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_topic_has_a_name_that_brokers_take() {
+        for name in ["twheel", "a.b_c-9", "...", &"x".repeat(249)] {
+            assert_eq!(topic(name).unwrap(), name);
+        }
+        for name in ["", ".", "..", "a b", "a/b", "é", "a\n", &"x".repeat(250)] {
+            let error = topic(name).unwrap_err();
+            assert!(error.contains("1 to 249 characters"), "{name}: {error}");
         }
     }
 }

@@ -40,19 +40,39 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How often to look meanwhile whether they refuse us.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Settings of librdkafka on which it depends that nothing gets lost, and those that have options of
-/// their own: `--set` cannot change them.
-const OURS: [&str; 10] = [
+/// Settings of librdkafka on which it depends that nothing gets lost and that its queue is bounded, and
+/// those that have options of their own, each with its other names: `--set` cannot change them.
+const OURS: [&str; 20] = [
     "bootstrap.servers",
     "metadata.broker.list",
     "enable.idempotence",
     "acks",
     "request.required.acks",
+    "retries",
+    "message.send.max.retries",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
     "message.timeout.ms",
     "delivery.timeout.ms",
+    "delivery.report.only.error",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "enable.gapless.guarantee",
     "allow.auto.create.topics",
     "transactional.id",
     "compression.type",
+    "compression.codec",
+    // Brokers of its own, which keep nothing.
+    "test.mock.num.brokers",
+];
+/// What the names of settings with a secret contain: all users of the host see a command line.
+const SECRET: [&str; 6] = [
+    "password",
+    "passphrase",
+    "secret",
+    "key.pem",
+    "ssl_key",
+    "oauthbearer.config",
 ];
 
 /// Which brokers and which topic, and how to reach them.
@@ -103,8 +123,8 @@ impl Topic {
     ///
     /// # Errors
     ///
-    /// Of [`Kind::Usage`]: librdkafka does not have such a setting, or not with this value; or it is
-    /// one that `--set` cannot change. Or a file cannot be read.
+    /// Of [`Kind::Usage`]: librdkafka does not have such a setting, or not with this value or with the
+    /// others; or it is one that `--set` cannot change, or a secret. Or a file cannot be read.
     pub fn new(settings: Settings) -> Result<Self> {
         let mut config = ClientConfig::new();
         let protocol = match (&settings.tls, &settings.sasl) {
@@ -152,6 +172,13 @@ impl Topic {
                 let message = format!("--set {name}: twheel sets this itself; leave it out");
                 return Err(Failure::new(Kind::Usage, message).into());
             }
+            if SECRET.iter().any(|secret| name.contains(secret)) {
+                let message = format!(
+                    "--set {name}: a secret on the command line can be seen by all users of this host: \
+                     give --password-file, or --key with a key that has no password"
+                );
+                return Err(Failure::new(Kind::Usage, message).into());
+            }
             config.set(name, value);
         }
         if let Err(error) = config.create_native_config() {
@@ -163,7 +190,17 @@ impl Topic {
             };
             return Err(Failure::new(Kind::Usage, message).into());
         }
-        Ok(Self { settings, config })
+        let topic = Self { settings, config };
+        // Some settings are refused only together, or when they are used.
+        let producer = topic.producer();
+        producer.map_err(|error| Failure::new(Kind::Usage, error.to_string()))?;
+        Ok(topic)
+    }
+
+    /// A producer, which has not asked for the topic yet.
+    fn producer(&self) -> io::Result<BaseProducer<Reports>> {
+        let producer = self.config.create_with_context(Reports::default());
+        producer.map_err(|error| self.named().unusable(&error))
     }
 
     /// The names for messages.
@@ -222,10 +259,7 @@ impl fmt::Display for Topic {
 
 impl Destination for Topic {
     fn open(&self, from: Position) -> io::Result<Box<dyn Sink>> {
-        let producer: BaseProducer<Reports> = self
-            .config
-            .create_with_context(Reports::default())
-            .map_err(|error| self.named().unusable(&error))?;
+        let producer = self.producer()?;
         self.find(&producer)?;
         Ok(Box::new(Producing::new(producer, self.named(), from)))
     }
@@ -273,8 +307,32 @@ mod tests {
             ("batch.size", "many", "does not take the setting batch.size"),
             ("acks", "1", "twheel sets this itself"),
             ("enable.idempotence", "false", "twheel sets this itself"),
+            ("compression.codec", "none", "twheel sets this itself"),
+            ("retries", "0", "twheel sets this itself"),
+            ("max.in.flight", "9", "twheel sets this itself"),
+            (
+                "delivery.report.only.error",
+                "true",
+                "twheel sets this itself",
+            ),
+            (
+                "queue.buffering.max.kbytes",
+                "9999999",
+                "twheel sets this itself",
+            ),
+            ("sasl.password", "p", "--password-file"),
+            ("ssl.key.password", "p", "--password-file"),
+            ("sasl.oauthbearer.client.secret", "p", "--password-file"),
+            // What is refused when a producer is made.
+            ("security.protocol", "ssl", "check --ca"),
         ] {
-            let error = with(&[(name, value)]).err().unwrap().to_string();
+            let others: &[_] = match name {
+                "security.protocol" => &[(name, value), ("ssl.ca.location", "/nothing")],
+                _ => &[(name, value)],
+            };
+            let error = with(others).err().unwrap();
+            assert_eq!(crate::failure::exit_code(&error), Kind::Usage as u8);
+            let error = error.to_string();
             assert!(error.contains(said), "{name}: {error}");
         }
     }
