@@ -355,7 +355,7 @@ fn check(url: &str) -> Result<()> {
     if authority.as_str().contains('@') {
         return wrong("give the user with --user, and the password with --password-file");
     }
-    if has_port && !authority.port_u16().is_some_and(|port| port > 0) {
+    if has_port && authority.port_u16().is_none_or(|port| port == 0) {
         return wrong("its port is not one from 1 to 65535");
     }
     match uri.query() {
