@@ -38,8 +38,8 @@ const IDLE: Duration = Duration::from_secs(2);
 const WORDS: usize = 300;
 
 /// How the tables are made, or brought to this version.
-const SET_UP: &str = "run `twheel fleet schema | clickhouse-client --multiquery`, with the options \
-    of `fleet schema` with which it was set up, if any (--database, --keep, --cluster, --kafka-...)";
+const SET_UP: &str = "`twheel fleet schema | clickhouse-client --multiquery`, with the options of \
+    `fleet schema` that are wanted there (--database, --cluster, --kafka-...)";
 
 /// Where a server is, and who asks it.
 #[derive(Clone, Debug, Default)]
@@ -266,7 +266,7 @@ impl Server {
         let Address { url, database, .. } = &self.address;
         let what = match found {
             _ if found > wanted => "update this twheel",
-            _ => SET_UP,
+            _ => &format!("run {SET_UP}"),
         };
         Err(Fault {
             refusal: Refusal::Version,
@@ -308,7 +308,7 @@ impl Server {
             }
             Refusal::Missing => format!(
                 "the database {database} or its tables are not at {url}: give the right --database, \
-                 or {SET_UP}: {why}"
+                 or set it up with {SET_UP}: {why}"
             ),
             Refusal::DiskFull => {
                 // Without the server's words, which name another file each time.
