@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 use twheel_common::{
     bits,
     config::{RULES, Tick, UNRULED},
-    counter::{COUNT, Counter, Counters, FIRST_INTERFACE, NO_INTERFACE, USERSPACE},
+    counter::{COUNT, Counter, Counters, FIRST_INTERFACE, MAX_INTERFACES, NO_INTERFACE, USERSPACE},
     event::{BEGUN, Birth, Event, Reason, Record, RtoExpired, UPDATED},
     flow::{FlowKey, Word},
     point::Point,
@@ -183,6 +183,11 @@ fn an_answer_is_as_long_as_the_longest_argument() {
     for argument in [size_of::<Step>(), size_of::<Sweep>(), size_of::<Enter>()] {
         assert!(argument <= size_of::<Answer>());
     }
+}
+
+#[test]
+fn the_last_interface_has_the_last_index_of_15_bits() {
+    assert_eq!(FIRST_INTERFACE + MAX_INTERFACES - 1, 0x7fff);
 }
 
 #[test]
