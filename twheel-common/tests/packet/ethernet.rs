@@ -5,10 +5,20 @@ use std::mem::MaybeUninit;
 use etherparse::{PacketBuilder, VlanId};
 use twheel_common::{
     flow::Direction,
-    packet::{Outside, Segment, Skip, Wanted, has_ethernet, parse, parse_any, parse_into, tcp},
+    packet::{
+        Network, Outside, Segment, Skip, Wanted, has_ethernet, parse, parse_any, parse_into, tcp,
+    },
 };
 
 use crate::{A, ANY, B, MAC, icmp, longer, udp, v4, v6};
+
+#[test]
+fn where_the_ip_packet_begins_fits_into_a_number() {
+    for (at, version, vlans) in [(0, 4, 0), (14, 6, 0), (22, 4, 0x00ab_cdef), (0xffff, 6, 7)] {
+        let network = Network { at, version, vlans };
+        assert_eq!(Network::from_packed(network.packed()), network);
+    }
+}
 
 #[test]
 fn both_directions_have_one_key() {
