@@ -10,6 +10,7 @@
 //! | What answers a fleet's queries? | [`engine`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
+//! | What do the units of systemd allow? | [`unit`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
 //! | What is a fleet, and what receives its events? | [`fleet`] |
@@ -43,6 +44,7 @@ pub mod sending;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;
+pub mod unit;
 pub mod wire;
 
 /// Reports what a test leaves out here and why, on the real standard output, which no test harness

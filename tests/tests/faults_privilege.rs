@@ -20,6 +20,7 @@ use twheel_tests::{
     netns::{Namespace, PINS, require_root},
     pair::{Family, Pair, SERVER},
     running::{Ended, Twheel, once, twheel_bin},
+    unit::{Unit, is_installed},
 };
 
 /// User and group `nobody`.
@@ -28,9 +29,6 @@ const NOBODY: &str = "65534";
 const GROUP: u32 = 4242;
 /// The capability's number (`linux/capability.h`).
 const CAP_SYS_NICE: u32 = 23;
-/// The highest exposure that `systemd-analyze security` may find: 2.5 of 10.
-const EXPOSURE: &str = "25";
-const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/twheel@.service");
 
 /// A directory that everybody may enter, with a `twheel` that everybody may execute; removed when
 /// dropped.
@@ -422,67 +420,13 @@ fn what_somebody_has_put_in_the_way_is_not_followed() -> Result<()> {
     pair.server.check_clean(SERVER)
 }
 
-/// The values of a directive of the unit, in order.
-fn directive<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
-    let lines = unit.lines().filter_map(|line| line.split_once('='));
-    lines
-        .filter(|(key, _)| *key == name)
-        .map(|(_, value)| value)
-        .collect()
-}
-
-/// The system calls that the unit allows: systemd expands its own sets.
-fn allowed(unit: &str) -> Result<BTreeSet<String>> {
-    let output = Command::new("systemd-analyze")
-        .arg("syscall-filter")
-        .output()?;
-    let text = String::from_utf8(output.stdout)?;
-    let mut sets: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let mut set = "";
-    for line in text.lines() {
-        match line.trim() {
-            "" => set = "",
-            it if !line.starts_with(' ') => set = it,
-            it if it.starts_with('#') => {}
-            it if !set.is_empty() => sets.entry(set).or_default().push(it),
-            _ => {}
-        }
-    }
-    fn spell(sets: &BTreeMap<&str, Vec<&str>>, name: &str, into: &mut BTreeSet<String>) {
-        match sets.get(name) {
-            Some(members) => members.iter().for_each(|it| spell(sets, it, into)),
-            None => drop(into.insert(name.to_owned())),
-        }
-    }
-    let mut allowed = BTreeSet::new();
-    for filter in directive(unit, "SystemCallFilter") {
-        let mut named = BTreeSet::new();
-        let names = filter.trim_start_matches('~').split_ascii_whitespace();
-        names.for_each(|it| spell(&sets, it, &mut named));
-        match filter.starts_with('~') {
-            true => allowed.retain(|it| !named.contains(it)),
-            false => allowed.extend(named),
-        }
-    }
-    // These are always allowed.
-    spell(&sets, "@default", &mut allowed);
-    Ok(allowed)
-}
-
-fn present(program: &str) -> bool {
-    let is = Command::new(program).arg("--version").output().is_ok();
-    if !is {
-        twheel_tests::skipped(format_args!("there is no {program} here"));
-    }
-    is
-}
-
 #[test]
 fn the_unit_gives_what_a_run_needs() -> Result<()> {
     require_root();
-    let unit = fs::read_to_string(UNIT)?;
+    let unit = Unit::read("twheel@.service")?;
     let directory = Directory::new("unit")?;
-    let given: BTreeSet<_> = directive(&unit, "CapabilityBoundingSet")
+    let given: BTreeSet<_> = unit
+        .directive("CapabilityBoundingSet")
         .into_iter()
         .flat_map(str::split_ascii_whitespace)
         .map(str::to_owned)
@@ -491,27 +435,9 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
         given == NEEDED.iter().map(ToString::to_string).collect(),
         "{given:?}"
     );
-    let has_systemd = present("systemd-analyze");
+    let has_systemd = is_installed("systemd-analyze");
     if has_systemd {
-        let path = directory.0.join("twheel@eth7.service");
-        fs::write(&path, unit.replace("/usr/local/bin", directory.path()))?;
-        for args in [
-            &["verify"][..],
-            &["security", "--offline=true", "--threshold", EXPOSURE],
-        ] {
-            let output = Command::new("systemd-analyze")
-                .args(args)
-                .arg(&path)
-                .output()?;
-            let said = String::from_utf8_lossy(&output.stdout);
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "{args:?}: {said}{stderr}");
-            ensure!(!stderr.contains("twheel@"), "{args:?}: {stderr}");
-            println!(
-                "{args:?}: {}",
-                said.lines().last().unwrap_or("nothing to say")
-            );
-        }
+        unit.verify(&directory.0, &directory.0)?;
     }
 
     // systemd is not used, because it must be process 1. The test gives the process the unit's
@@ -521,7 +447,7 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
     let state = directory.0.join("state");
     let trace = state.join("trace");
     fs::create_dir(&state)?;
-    let strace = match present("strace") {
+    let strace = match is_installed("strace") {
         true => format!("strace -f -qq -o {} ", trace.display()),
         false => String::new(),
     };
@@ -556,19 +482,8 @@ fn the_unit_gives_what_a_run_needs() -> Result<()> {
     let detached = pair.server.twheel_once(&["detach", "--iface", SERVER])?;
     ensure!(detached.code() == Some(0), "{detached:?}");
     if has_systemd && !strace.is_empty() {
-        let trace = fs::read_to_string(&trace)?;
-        let allowed = allowed(&unit)?;
-        let calls = trace
-            .lines()
-            // The system calls of setpriv are not the unit's.
-            .skip_while(|line| !line.contains(&format!("execve(\"{}/twheel\"", directory.path())))
-            .filter_map(|line| line.split_ascii_whitespace().nth(1)?.split_once('('))
-            .map(|(name, _)| name);
-        let called: BTreeSet<_> = calls.filter(|it| !it.is_empty()).collect();
-        println!("{} system calls: {called:?}", called.len());
-        ensure!(called.contains("bpf") && called.len() > 30, "{called:?}");
-        let refused: Vec<_> = called.iter().filter(|it| !allowed.contains(**it)).collect();
-        ensure!(refused.is_empty(), "the unit refuses {refused:?}");
+        let called = unit.check_calls(&trace, &directory.0.join("twheel"))?;
+        ensure!(called.contains("bpf"), "{called:?}");
     }
     pair.server.check_clean(SERVER)
 }
