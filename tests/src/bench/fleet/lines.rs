@@ -30,6 +30,8 @@ const ENDINGS: [(&str, &str, u64); 5] = [
 ];
 /// Ends that each host reports in a second.
 const RATE: u64 = 1000;
+/// How the names of the hosts end.
+const DOMAIN: &str = ".example.net";
 /// The unit of the times of twheel's events.
 const JIFFY_US: u64 = 4000;
 /// The unit in which time passes.
@@ -112,7 +114,7 @@ impl Lines {
         let sport = 32_768 + self.next() % 28_232;
         let _ = writeln!(
             to,
-            "{{\"schema\":1,\"event\":\"end\",\"time\":\"{}\",\"host\":\"gw{}.example.net\",\
+            "{{\"schema\":1,\"event\":\"end\",\"time\":\"{}\",\"host\":\"gw{}{DOMAIN}\",\
              \"instance\":\"eth0@host.17956{:08}\",\"seq\":{},\"flow_id\":\"{flow_id}\",\"start\":\"{}\",\
              \"proto\":\"tcp\",\"src\":\"{src}\",\"sport\":{},\"dst\":\"{dst}\",\"dport\":{},\
              \"state\":\"{state}\",\"iface\":\"eth0\",\"direction\":\"{}\",\"picked_up\":false,\
@@ -129,6 +131,11 @@ impl Lines {
         );
         flow_id
     }
+}
+
+/// Whether a host of this name has generated events.
+pub fn is_generated(host: &str) -> bool {
+    host.ends_with(DOMAIN)
 }
 
 fn stamp(micros: u64) -> humantime::Rfc3339Timestamp {

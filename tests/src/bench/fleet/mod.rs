@@ -21,7 +21,7 @@ use twheel_tests::{
     directory::Directory,
     fleet::{
         hosts::Network,
-        running::{Route, TOPIC},
+        running::{Route, Sums, TOPIC},
         servers::{Broker, Client, Database, Keep, tools},
     },
     netns::PATIENCE,
@@ -71,7 +71,7 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let block = insert(&client, &database, EVENTS, BLOCK)?;
     stored(report, &client, block.bytes)?;
     kafka(report, &network)?;
-    costs(report, &network, [&straight, &block])
+    costs(report, &network, &client, [&straight, &block])
 }
 
 /// What inserts have taken.
@@ -226,7 +226,12 @@ fn produce(compression: &str, is_paced: bool, events: u64) -> Result<f64> {
 
 /// Reports what it costs to send and to insert an event, in units of what it costs to write it as
 /// JSON to a file.
-fn costs(report: &mut Report, network: &Network, inserted: [&Inserted; 2]) -> Result<()> {
+fn costs(
+    report: &mut Report,
+    network: &Network,
+    client: &Client,
+    inserted: [&Inserted; 2],
+) -> Result<()> {
     let host = &network.hosts[0];
     let history = Directory::new("bench-fleet-history")?;
     records::fill(&host.namespace, &history)?;
@@ -274,7 +279,25 @@ fn costs(report: &mut Report, network: &Network, inserted: [&Inserted; 2]) -> Re
         report.say(&format!("{name:<28} {}", Figure::row(&[figure])));
         report.object(&json!({"bench": "fleet", "variant": name, "ratio": figure.median}));
     }
+    // Each round has sent the whole history again.
+    let [table, view] = client.ends()?.map(counts_of_the_run);
+    ensure!(
+        [table, view] == [events as u64; 2],
+        "sent {ROUNDS} times, {events} ends count as {table} in events, as {view} in ends_by_minute"
+    );
+    report.say(&format!(
+        "\nEach round has sent these {events} events to ClickHouse anew. After all of them events FINAL has {table}, and\n\
+         ends_by_minute {view}."
+    ));
     Ok(())
+}
+
+/// How many ends the hosts have whose events were not generated.
+fn counts_of_the_run(sums: Sums) -> u64 {
+    let ran = sums
+        .iter()
+        .filter(|((host, _), _)| !lines::is_generated(host));
+    ran.map(|(_, sum)| sum.count).sum()
 }
 
 /// How many ends a history has.
