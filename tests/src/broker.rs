@@ -4,21 +4,18 @@
 //! (S3, by moto), which outlives it.
 
 use std::{
-    fs::{self, File},
+    fs,
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 
-use crate::{directory::Directory, netns::PATIENCE};
+use crate::{directory::Directory, netns::PATIENCE, process::Process};
 
 /// The directory of a virtual environment of Python with the tools: `TWHEEL_FLEET_TOOLS`.
 pub fn tools() -> Option<PathBuf> {
@@ -42,19 +39,9 @@ pub struct Broker {
     advertised: String,
     engine: String,
     authentication: bool,
-    child: Option<Process>,
+    process: Option<Process>,
     store: Option<(Process, u16)>,
     directory: Directory,
-}
-
-/// A process that is killed when this is dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Broker {
@@ -89,7 +76,7 @@ impl Broker {
                 Keep::Store => format!("s3://{BUCKET}/"),
             },
             authentication,
-            child: None,
+            process: None,
             store,
             directory,
         };
@@ -99,7 +86,6 @@ impl Broker {
 
     /// Starts it again, at the same port.
     pub fn again(&mut self) -> Result<()> {
-        let log = File::options().create(true).append(true).open(self.log())?;
         let mut command = Command::new(&self.tansu);
         command.arg("broker");
         command.args(["--listener-url", &format!("tcp://127.0.0.1:{}", self.port)]);
@@ -117,18 +103,13 @@ impl Broker {
             command.env("AWS_ACCESS_KEY_ID", "twheel");
             command.env("AWS_SECRET_ACCESS_KEY", "twheel");
         }
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let child = command.spawn().context("cannot start tansu")?;
-        self.child = Some(Process(child));
+        self.process = Some(Process::start(command, self.log())?);
         until_open(self.port).with_context(|| self.said())
     }
 
     /// Kills it.
     pub fn kill(&mut self) {
-        self.child = None;
+        self.process = None;
     }
 
     /// Stops it where it stands: it takes connections and answers nothing.
@@ -142,8 +123,8 @@ impl Broker {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
-        Ok(kill(Pid::from_raw(child.0.id() as i32), signal)?)
+        let process = self.process.as_ref().context("it does not run")?;
+        process.signal(signal)
     }
 
     /// Its own address.
@@ -162,8 +143,8 @@ impl Broker {
         Ok(())
     }
 
-    fn log(&self) -> String {
-        self.directory.file("broker.log")
+    fn log(&self) -> PathBuf {
+        self.directory.0.join("broker.log")
     }
 
     /// What it has said.
@@ -177,15 +158,9 @@ const BUCKET: &str = "twheel";
 /// Starts a store of objects, with a bucket.
 fn store(tools: &std::path::Path, directory: &Directory) -> Result<(Process, u16)> {
     let port = free_port()?;
-    let log = File::create(directory.file("store.log"))?;
-    let child = Command::new(tools.join("bin/moto_server"))
-        .args(["-H", "127.0.0.1", "-p", &port.to_string()])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("cannot start moto_server")?;
-    let process = Process(child);
+    let mut command = Command::new(tools.join("bin/moto_server"));
+    command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+    let process = Process::start(command, directory.0.join("store.log"))?;
     until_open(port)?;
     let request = format!(
         "PUT /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | What is a host of a lab, and how are hosts joined? | [`netns`], [`pair`], [`gateway`] |
 //! | What does a running twheel print, and how does it end? | [`running`], [`schema`], [`directory`] |
+//! | What does another program print, and how does it end? | [`process`] |
 //! | What answers a fleet's queries? | [`engine`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
@@ -35,6 +36,7 @@ pub mod others;
 pub mod pair;
 pub mod path;
 pub mod plane;
+pub mod process;
 pub mod recorded;
 mod relay;
 pub mod running;

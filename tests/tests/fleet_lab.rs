@@ -15,12 +15,13 @@ use twheel_tests::{
     directory::Directory,
     fleet::{
         carry::Carrier,
-        hosts::{Host, Network, Process},
+        hosts::{Host, Network},
         running::{Route, Sum, Sums, TOPIC, ends},
         servers::{Broker, Client, Database, Keep, tools},
         traffic::{Load, Traffic},
     },
     netns::require_root,
+    process::Process,
     running::twheel_bin,
 };
 

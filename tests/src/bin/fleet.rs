@@ -22,11 +22,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use twheel_tests::{
     fleet::{
         carry::Carrier,
-        hosts::{Network, Process},
+        hosts::Network,
         running::{Route, Sums, TOPIC, ends},
         servers::{Broker, Client, Database, Keep, tools},
         traffic::{Load, SERVICES, Traffic},
     },
+    process::Process,
     running::twheel_bin,
 };
 

@@ -18,12 +18,13 @@ use serde_json::Value;
 use twheel::clickhouse::{Address, Server};
 
 use super::{
-    hosts::{HUB, Network, Process},
+    hosts::{HUB, Network},
     running::TOPIC,
 };
 use crate::{
     engine::tool,
     netns::{Namespace, PATIENCE},
+    process::Process,
     running::twheel_bin,
 };
 
