@@ -14,6 +14,7 @@
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
 //! | What is a fleet, and what receives its events? | [`fleet`] |
+//! | How does Ctrl-C end a lab? | [`signals`] |
 //! | What does the kernel report? | [`ctnetlink`], [`tcp_info`], [`tracefs`] |
 //! | What do the programs do, without an interface or a clock? | [`plane`], [`order`], [`lru`] |
 
@@ -42,6 +43,7 @@ mod relay;
 pub mod running;
 pub mod schema;
 pub mod sending;
+pub mod signals;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;

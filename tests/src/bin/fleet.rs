@@ -18,7 +18,6 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
 use twheel_tests::{
     fleet::{
         carry::Carrier,
@@ -29,6 +28,7 @@ use twheel_tests::{
     },
     process::Process,
     running::twheel_bin,
+    signals::{self, Interrupted},
 };
 
 /// Longer than the longest timeout of the lab's flows, and a tick.
@@ -37,8 +37,6 @@ const SETTLE: Duration = Duration::from_secs(6);
 const ARRIVE: Duration = Duration::from_secs(120);
 /// How often the lab says how far it is.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// The exit code that shells report for a program ended by Ctrl-C.
-const INTERRUPTED: u8 = 130;
 /// What is asked of the fleet.
 const QUESTIONS: [&[&str]; 6] = [
     &["hosts"],
@@ -71,18 +69,6 @@ struct Options {
     rate: u32,
 }
 
-/// Ctrl-C.
-#[derive(Debug)]
-struct Interrupted;
-
-impl std::fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
 /// The lab's output: standard output, and the page.
 struct Lab {
     options: Options,
@@ -98,10 +84,7 @@ impl Lab {
     }
 
     fn go_on(&self) -> Result<()> {
-        match self.interrupted.load(Relaxed) {
-            true => Err(Interrupted.into()),
-            false => Ok(()),
-        }
+        signals::check(&self.interrupted)
     }
 
     /// Waits, unless it is interrupted.
@@ -302,34 +285,6 @@ fn route(number: usize) -> Route {
     }
 }
 
-/// Returns a flag that is set when a signal asks this program to end, from now on.
-fn on_signal() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let raised = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start tokio")?;
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    drop(guard);
-    thread::spawn(move || {
-        runtime.block_on(async {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                    _ = hangup.recv() => {}
-                }
-                raised.store(true, Relaxed);
-            }
-        })
-    });
-    Ok(flag)
-}
-
 fn lab(options: Options) -> Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
@@ -345,7 +300,7 @@ fn lab(options: Options) -> Result<()> {
         options,
         page: String::new(),
         directory: directory.clone(),
-        interrupted: on_signal()?,
+        interrupted: signals::on_signal()?,
     };
     let ended = lab.run();
     // Of a run that has failed, the logs tell why.
@@ -371,10 +326,7 @@ fn lab(options: Options) -> Result<()> {
 fn main() -> ExitCode {
     match lab(Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<Interrupted>() => {
-            eprintln!("Interrupted. Nothing is left behind.");
-            ExitCode::from(INTERRUPTED)
-        }
+        Err(error) if error.is::<Interrupted>() => Interrupted::exit(),
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
