@@ -10,6 +10,7 @@
 //! | What does another program print, and how does it end? | [`process`] |
 //! | What answers a fleet's queries? | [`engine`] |
 //! | Who sends events, and where do they go? | [`sending`], [`broker`], [`clickhouse_server`] |
+//! | How are a broker and its store started? | `tansu` |
 //! | What is attached to an interface? | [`tc`], [`attached`], [`others`] |
 //! | Which kinds of interface are there? | [`devices`], `relay` |
 //! | What is sent, and through what? | [`wire`], [`forge`], [`path`], [`recorded`] |
@@ -44,6 +45,7 @@ pub mod running;
 pub mod schema;
 pub mod sending;
 pub mod signals;
+mod tansu;
 pub mod tc;
 pub mod tcp_info;
 pub mod tracefs;

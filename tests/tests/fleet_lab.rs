@@ -17,7 +17,7 @@ use twheel_tests::{
         carry::Carrier,
         hosts::{Host, Network},
         running::{Route, Sum, Sums, TOPIC, ends},
-        servers::{Broker, Client, Database, Keep, tools},
+        servers::{Broker, Client, Database, Keep, STORE, tools},
         traffic::{Load, Traffic},
     },
     netns::require_root,
@@ -140,15 +140,10 @@ fn whoever_is_killed_and_whatever_comes_twice_the_sums_are_those_of_the_historie
     let directory = Directory::new("fleet-lab")?;
     let network = Network::new(4, &directory.0, &|| Ok(()))?;
     let log = directory.0.join("broker.log");
-    let mut broker = Broker::start(&network, &tools, log, Keep::Store)?;
+    let mut broker = Broker::start(&network, &tools, log, Keep::Store(STORE))?;
     let mut database = Database::start(&network, &tools, directory.0.join("tables"))?;
     let client = Client::new(&network);
-    client.set_up(&[
-        "--kafka-brokers",
-        &Broker::address(),
-        "--kafka-topic",
-        TOPIC,
-    ])?;
+    client.set_up_with_topic()?;
     let carrier = Carrier::start(&network, TOPIC)?;
     let mut runs = Vec::new();
     for host in &network.hosts {

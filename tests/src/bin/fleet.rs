@@ -112,12 +112,7 @@ impl Lab {
         ));
         let database = Database::start(&network, &tools, self.directory.join("tables"))?;
         let client = Client::new(&network);
-        client.set_up(&[
-            "--kafka-brokers",
-            &Broker::address(),
-            "--kafka-topic",
-            TOPIC,
-        ])?;
+        client.set_up_with_topic()?;
         self.say(&format!(
             "On the hub: ClickHouse's engine ({}), with the tables of `twheel fleet schema`.",
             Database::url()

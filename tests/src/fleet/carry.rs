@@ -17,7 +17,6 @@ use rdkafka::{
     ClientConfig, Message,
     consumer::{BaseConsumer, CommitMode, Consumer},
 };
-use twheel::clickhouse::{Address, Server};
 
 use super::{
     hosts::Network,
@@ -98,11 +97,7 @@ fn carry(topic: &str, stop: &AtomicBool, carried: &AtomicU64) -> Result<()> {
         .set("session.timeout.ms", "6000")
         .create()?;
     consumer.subscribe(&[topic])?;
-    let server = Server::new(Address {
-        url: Database::url(),
-        database: "twheel".to_owned(),
-        ..Address::default()
-    })?;
+    let server = Database::server("twheel")?;
     while !stop.load(Relaxed) {
         let (mut lines, mut count) = (Vec::new(), 0);
         let mut end = Instant::now() + WAIT;
