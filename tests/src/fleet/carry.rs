@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rdkafka::{
     ClientConfig, Message,
     consumer::{BaseConsumer, CommitMode, Consumer},
@@ -47,13 +47,7 @@ impl Carrier {
     pub fn start(network: &Network, topic: &str) -> Result<Self> {
         let (stop, carried) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (told, count, topic) = (stop.clone(), carried.clone(), topic.to_owned());
-        let path = format!("/var/run/netns/{}", network.hub.name());
-        let hub = std::fs::File::open(&path).with_context(|| format!("cannot open {path}"))?;
-        let thread = thread::spawn(move || {
-            nix::sched::setns(&hub, nix::sched::CloneFlags::CLONE_NEWNET)
-                .context("cannot enter the hub")?;
-            carry(&topic, &told, &count)
-        });
+        let thread = network.hub.spawn(move || carry(&topic, &told, &count))?;
         Ok(Self {
             stop,
             carried,
