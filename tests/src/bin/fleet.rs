@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Write as _,
     path::PathBuf,
-    process::{ExitCode, Stdio},
+    process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -27,7 +27,6 @@ use twheel_tests::{
         traffic::{Load, SERVICES, Traffic},
     },
     process::Process,
-    running::twheel_bin,
     signals::{self, Interrupted},
 };
 
@@ -144,7 +143,7 @@ impl Lab {
         }
         let wanted = ends(&network.hosts)?;
         let arrived = client.await_ends(&wanted, ARRIVE);
-        self.report(&network, opened)?;
+        self.report(&client, opened)?;
         self.compare(&wanted, &client)?;
         arrived?;
         for exporter in &mut exporters {
@@ -189,7 +188,7 @@ impl Lab {
     }
 
     /// Asks the fleet, and shows what it answers.
-    fn report(&mut self, network: &Network, opened: u64) -> Result<()> {
+    fn report(&mut self, client: &Client, opened: u64) -> Result<()> {
         let Options {
             hosts,
             seconds,
@@ -202,24 +201,12 @@ impl Lab {
         );
         for question in QUESTIONS {
             self.go_on()?;
-            let output = network
-                .on_hub(twheel_bin()?)?
-                .arg("fleet")
-                .args(question)
-                .env("TWHEEL_CLICKHOUSE_URL", Database::url())
-                .stdin(Stdio::null())
-                .output()?;
+            let text = client.twheel(question)?;
             let shown = question.iter().map(|word| match word.contains(' ') {
                 true => format!("'{word}'"),
                 false => (*word).to_owned(),
             });
             let shown = shown.collect::<Vec<_>>().join(" ");
-            ensure!(
-                output.status.success(),
-                "`twheel fleet {shown}` failed: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-            let text = String::from_utf8(output.stdout)?;
             ensure!(
                 text.lines().count() > 1,
                 "`twheel fleet {shown}` shows nothing"

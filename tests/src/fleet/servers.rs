@@ -3,7 +3,7 @@
 use std::{
     net::{SocketAddr, SocketAddrV4},
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -227,23 +227,36 @@ impl<'a> Client<'a> {
         })
     }
 
+    /// What a command of `twheel fleet` prints.
+    ///
+    /// # Errors
+    ///
+    /// It fails.
+    pub fn twheel(&self, args: &[&str]) -> Result<String> {
+        let output = self
+            .network
+            .on_hub(twheel_bin()?)?
+            .arg("fleet")
+            .args(args)
+            .env("TWHEEL_CLICKHOUSE_URL", Database::url())
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "`twheel fleet {}` failed: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
     /// Sets the tables up with what `twheel fleet schema` prints, with these arguments.
     ///
     /// # Errors
     ///
     /// The command fails, or the engine refuses a statement.
     pub fn set_up(&self, args: &[&str]) -> Result<()> {
-        let output = Command::new(twheel_bin()?)
-            .args(["fleet", "schema"])
-            .args(args)
-            .output()?;
-        ensure!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let script = String::from_utf8(output.stdout)?;
-        self.run(&script)
+        self.run(&self.twheel(&[&["schema"], args].concat())?)
     }
 
     /// The same, for events that come by the topic.
