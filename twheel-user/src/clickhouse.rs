@@ -344,17 +344,11 @@ fn check(url: &str) -> Result<()> {
     if !matches!(uri.scheme_str(), Some("http" | "https")) || authority.host().is_empty() {
         return wrong(example);
     }
-    // (A port that is too large is none for this parser.)
-    let is_ipv6 = authority.host().starts_with('[');
-    let has_port = authority.as_str().matches(':').count()
-        > if is_ipv6 {
-            authority.host().matches(':').count()
-        } else {
-            0
-        };
     if authority.as_str().contains('@') {
         return wrong("give the user with --user, and the password with --password-file");
     }
+    // What follows the host. (A port that is too large is none for this parser.)
+    let has_port = authority.as_str() != authority.host();
     if has_port && authority.port_u16().is_none_or(|port| port == 0) {
         return wrong("its port is not one from 1 to 65535");
     }
