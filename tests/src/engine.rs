@@ -150,14 +150,8 @@ impl Engine {
     ///
     /// The engine refuses it.
     pub fn query(&self, sql: &str) -> Result<Vec<Value>> {
-        let mut rows = Vec::new();
-        let mut take = |row| {
-            rows.push(row);
-            Ok(())
-        };
-        let asked = self.server("default")?.rows(sql, &[], &mut take);
-        asked.with_context(|| format!("in {sql}"))?;
-        Ok(rows)
+        let asked = self.server("default")?.all(sql, &[]);
+        asked.with_context(|| format!("in {sql}"))
     }
 
     /// The only value of a statement's answer.

@@ -217,14 +217,7 @@ impl<'a> Client<'a> {
     ///
     /// The engine refuses the query or is not there.
     pub fn rows(&self, sql: &str) -> Result<Vec<Value>> {
-        self.with(|server| {
-            let mut rows = Vec::new();
-            server.rows(sql, &[], &mut |row| {
-                rows.push(row);
-                Ok(())
-            })?;
-            Ok(rows)
-        })
+        self.with(|server| server.all(sql, &[]))
     }
 
     /// What a command of `twheel fleet` prints.
