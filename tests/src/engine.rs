@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use twheel::{
     clickhouse::{Address, Server},
-    fleet::schema::Schema,
+    fleet::schema::{LONGEST, Schema},
 };
 
 use crate::{directory::Directory, running::twheel_bin, skipped};
@@ -115,10 +115,8 @@ impl Engine {
             return Ok(None);
         };
         let schema = Schema {
-            database: "twheel".to_owned(),
-            keep: Some(3_650),
-            cluster: None,
-            topic: None,
+            keep: Some(LONGEST),
+            ..Schema::new("twheel")
         };
         for statement in schema.statements() {
             engine.query(&statement)?;

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use twheel::{clickhouse::Server, fleet::schema::Schema};
+use twheel::clickhouse::Server;
 use twheel_tests::engine::Engine;
 
 use crate::grafana::{Dashboard, Query, arguments, replaced};
@@ -213,18 +213,9 @@ fn ask(engine: &Server, query: &Query, chosen: &Chosen) -> Result<Vec<Value>> {
 
 #[test]
 fn each_panel_on_clickhouse_shows_something_and_counts_no_event_twice() -> Result<()> {
-    let Some(server) = Engine::start()? else {
+    let Some(server) = Engine::with_schema()? else {
         return Ok(());
     };
-    let schema = Schema {
-        database: "twheel".to_owned(),
-        keep: None,
-        cluster: None,
-        topic: None,
-    };
-    for statement in schema.statements() {
-        server.query(&statement)?;
-    }
     let engine = server.server("twheel")?;
     let dashboard = Dashboard::read("twheel-fleet-clickhouse", "grafana-clickhouse-datasource")?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();

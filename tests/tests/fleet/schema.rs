@@ -13,12 +13,7 @@ use super::{
 };
 
 fn schema() -> Schema {
-    Schema {
-        database: "twheel".to_owned(),
-        keep: None,
-        cluster: None,
-        topic: None,
-    }
+    Schema::new("twheel")
 }
 
 /// The statements of a printed script.
