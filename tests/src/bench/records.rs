@@ -98,8 +98,8 @@ pub fn bench(report: &mut Report) -> Result<()> {
     let seconds = export(&host, &history)?;
     let rate = f64::from(EVENTS * TIMES) / seconds.median;
     report.say(&format!(
-        "\n`twheel export json --once` of such a history, of {} ends, to a file in memory, reading and checksums included: {:.0} events a \
-         second of CPU time.",
+        "\n`twheel export json --once` of such a history, of {} ends, to a file in memory, reading and checksums included:\n\
+         {:.0} events a second of CPU time.",
         EVENTS * TIMES,
         rate
     ));
