@@ -67,6 +67,20 @@ pub fn spawn(
     Ok((child, port.context("ClickHouse's engine does not start")?))
 }
 
+/// The statements of a script. Each ends with a semicolon and a line's end.
+pub fn statements(script: &str) -> Vec<String> {
+    let script: String = script
+        .lines()
+        .filter(|line| !line.starts_with("--"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let statements = script.split(";\n").map(str::trim);
+    statements
+        .filter(|it| !it.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
 /// A running engine; it ends, and its data are removed, when this is dropped.
 pub struct Engine {
     child: Child,

@@ -279,24 +279,21 @@ impl<'a> Client<'a> {
     ///
     /// The engine refuses a statement.
     pub fn run(&self, script: &str) -> Result<()> {
-        let code: Vec<_> = script.lines().filter(|it| !it.starts_with("--")).collect();
-        let code = code.join("\n");
-        let mut statements: Vec<_> = code.split(";\n").map(str::trim).collect();
+        let mut statements = engine::statements(script);
         // This engine reads no topic (`carry`): the table that stands in for it while the views are
         // made stays.
         if let Some(queue) = statements
             .iter()
             .position(|it| it.contains("ENGINE = Kafka"))
         {
-            let (drop, create) = (statements[queue - 1], statements[queue]);
+            let (drop, create) = (&statements[queue - 1], &statements[queue]);
             ensure!(drop.starts_with("DROP TABLE"), "no DROP before {create}");
             statements.drain(queue - 1..=queue);
         }
         self.network.hub.enter(|| {
             // The database may not exist yet.
             let server = Database::server("default")?;
-            for statement in statements.iter().filter(|it| !it.is_empty()) {
-                let statement = statement.trim_end_matches(';');
+            for statement in &statements {
                 server.rows(statement, &[], &mut |_: Value| Ok(()))?;
             }
             Ok(())
